@@ -1,0 +1,270 @@
+/**
+ * What davit is about, in its own words: ids, refs, states, events, and the shapes that
+ * people see over HTTP and in `--json` output. Imports nothing.
+ */
+
+declare const brand: unique symbol;
+type Branded<Name extends string> = string & { readonly [brand]: Name };
+
+export type ProjectId = Branded<'ProjectId'>;
+export type DeploymentId = Branded<'DeploymentId'>;
+export type WebhookId = Branded<'WebhookId'>;
+export type EventId = Branded<'EventId'>;
+export type KeyId = Branded<'KeyId'>;
+export type DeliveryId = Branded<'DeliveryId'>;
+export type RequestId = Branded<'RequestId'>;
+export type Ref = Branded<'Ref'>;
+
+/** Every id is one of these prefixes and an opaque suffix of `[0-9A-Za-z]`. */
+interface IdOfPrefix {
+  prj: ProjectId;
+  dpl: DeploymentId;
+  whk: WebhookId;
+  evt: EventId;
+  key: KeyId;
+  dlv: DeliveryId;
+  req: RequestId;
+}
+
+export type IdPrefix = keyof IdOfPrefix;
+
+const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
+
+/** 22 characters of 62 are 130 bits: two ids never meet, and nobody guesses one. */
+const ID_SUFFIX_LENGTH = 22;
+
+/** A new id. `randomBytes(size)` must come from a CSPRNG. */
+export function newId<P extends IdPrefix>(prefix: P, randomBytes: (size: number) => Uint8Array): IdOfPrefix[P] {
+  return `${prefix}_${randomBase62(ID_SUFFIX_LENGTH, randomBytes)}` as IdOfPrefix[P];
+}
+
+/** `length` characters of `[0-9A-Za-z]`, each equally likely. */
+export function randomBase62(length: number, randomBytes: (size: number) => Uint8Array): string {
+  let text = '';
+  while (text.length < length) {
+    for (const byte of randomBytes(length + 8)) {
+      // 248 = 4 × 62: the bytes above it would make the first eight characters likelier.
+      if (byte < 248 && text.length < length) text += BASE62[byte % 62];
+    }
+  }
+  return text;
+}
+
+/** The id, if `value` has the form of one; undefined otherwise. Says nothing about whether it exists. */
+export function parseId<P extends IdPrefix>(prefix: P, value: unknown): IdOfPrefix[P] | undefined {
+  if (typeof value !== 'string' || value.length > 64 || !value.startsWith(`${prefix}_`)) return undefined;
+  return /^[0-9A-Za-z]+$/.test(value.slice(prefix.length + 1)) ? (value as IdOfPrefix[P]) : undefined;
+}
+
+export type RefResult = { ok: true; ref: Ref } | { ok: false; reason: string };
+
+const REF_MAX_BYTES = 255;
+
+/**
+ * A reference to deploy: what git would accept as a branch, tag or commit, narrowed to characters
+ * that no shell, path or option parser gives a meaning to. Nothing is trimmed or changed.
+ */
+export function parseRef(value: unknown): RefResult {
+  const reason = refProblem(value);
+  return reason === undefined ? { ok: true, ref: value as Ref } : { ok: false, reason };
+}
+
+function refProblem(value: unknown): string | undefined {
+  if (typeof value !== 'string') return 'must be a string';
+  if (value === '') return 'must not be empty';
+  if (value.length > REF_MAX_BYTES) return `must be at most ${REF_MAX_BYTES} bytes`;
+  if (!/^[A-Za-z0-9_]/.test(value)) return 'must begin with a letter, a digit or _';
+  if (!/^[A-Za-z0-9._\-/+@=,#]+$/.test(value)) return 'may hold only letters, digits and . _ - / + @ = , #';
+  if (value === 'HEAD') return 'must name a branch, a tag or a commit, not HEAD';
+  for (const part of ['..', '//', '@{']) {
+    if (value.includes(part)) return `must not contain ${part}`;
+  }
+  if (value.endsWith('/') || value.endsWith('.')) return 'must not end with / or .';
+  for (const part of value.split('/')) {
+    if (part.startsWith('.')) return 'must not have a part that begins with .';
+    if (part.endsWith('.lock')) return 'must not have a part that ends with .lock';
+  }
+  return undefined;
+}
+
+export const SCOPES = [
+  'projects:read',
+  'deployments:read',
+  'deployments:write',
+  'deployments:report',
+  'logs:read',
+  'webhooks:read',
+  'webhooks:write',
+] as const;
+export type Scope = (typeof SCOPES)[number];
+
+export const PROJECT_STATUSES = ['active', 'paused', 'archived'] as const;
+export type ProjectStatus = (typeof PROJECT_STATUSES)[number];
+
+export const QUEUE_POLICIES = ['queue', 'latest'] as const;
+export type QueuePolicy = (typeof QUEUE_POLICIES)[number];
+
+export const DEPLOYMENT_STATUSES = [
+  'queued',
+  'running',
+  'canceling',
+  'succeeded',
+  'failed',
+  'canceled',
+] as const;
+export type DeploymentStatus = (typeof DEPLOYMENT_STATUSES)[number];
+
+export type TerminalStatus = 'succeeded' | 'failed' | 'canceled';
+
+export function isTerminal(status: DeploymentStatus): status is TerminalStatus {
+  return status === 'succeeded' || status === 'failed' || status === 'canceled';
+}
+
+export const REASONS = [
+  'exit_code',
+  'signal',
+  'timeout',
+  'idle_timeout',
+  'spawn_failed',
+  'interrupted',
+  'user',
+  'superseded',
+  'reported',
+  'report_timeout',
+] as const;
+export type Reason = (typeof REASONS)[number];
+
+export const TRIGGERS = ['api', 'redeploy', 'admin'] as const;
+export type Trigger = (typeof TRIGGERS)[number];
+
+export const EVENT_TYPES = [
+  'deployment.succeeded',
+  'deployment.failed',
+  'deployment.created',
+  'deployment.started',
+  'deployment.canceled',
+] as const;
+export type EventType = (typeof EVENT_TYPES)[number];
+
+export const WEBHOOK_STATUSES = ['enabled', 'disabled'] as const;
+export type WebhookStatus = (typeof WEBHOOK_STATUSES)[number];
+
+export const DELIVERY_STATUSES = ['pending', 'delivered', 'exhausted', 'held'] as const;
+export type DeliveryStatus = (typeof DELIVERY_STATUSES)[number];
+
+export const ATTEMPT_TRIGGERS = ['schedule', 'redeliver', 'replay', 'ping'] as const;
+export type AttemptTrigger = (typeof ATTEMPT_TRIGGERS)[number];
+
+/** A moment as people and programs see it: ISO 8601, UTC, milliseconds, `Z`. */
+export type Timestamp = string;
+
+/** `atMs`: milliseconds since 1970, as every clock and column in here counts. */
+export function timestamp(atMs: number): Timestamp {
+  return new Date(atMs).toISOString();
+}
+
+/** The same for a moment that may not have come. */
+export function optionalTimestamp(atMs: number | null): Timestamp | null {
+  return atMs === null ? null : timestamp(atMs);
+}
+
+/*
+ * The shapes below are what the API answers and what `--json` prints, field by field. The store's
+ * row mappers make them, so there is one place for each and nothing to translate on the way.
+ */
+
+export interface Project {
+  id: ProjectId;
+  name: string;
+  created_at: Timestamp;
+  status: ProjectStatus;
+}
+
+export interface Deployment {
+  id: DeploymentId;
+  project_id: ProjectId;
+  ref: Ref;
+  status: DeploymentStatus;
+  reason: Reason | null;
+  message: string | null;
+  created_at: Timestamp;
+  started_at: Timestamp | null;
+  finished_at: Timestamp | null;
+  duration_ms: number | null;
+  exit_code: number | null;
+  signal: string | null;
+  /** 1 is the next of its project; null once it left the queue. */
+  queue_position: number | null;
+  trigger: Trigger;
+  /** Null for deployments made on the machine by `davit admin`. */
+  created_by: { key_id: KeyId; name: string } | null;
+  redeploy_of: DeploymentId | null;
+  superseded_by: DeploymentId | null;
+  outputs: Record<string, string>;
+  /** All bytes that the command printed, also those that were not kept. */
+  log_bytes: number;
+  log_truncated: boolean;
+}
+
+export interface Webhook {
+  id: WebhookId;
+  url: string;
+  events: EventType[];
+  description: string | null;
+  status: WebhookStatus;
+  status_reason: string | null;
+  created_at: Timestamp;
+  last_success_at: Timestamp | null;
+  last_failure_at: Timestamp | null;
+  consecutive_failures: number;
+}
+
+/** What subscribers are sent. Exactly these fields, in this order. */
+export interface DeploymentEvent {
+  id: EventId;
+  type: EventType;
+  created_at: Timestamp;
+  data: { deployment_id: DeploymentId; project_id: ProjectId; ref: Ref };
+}
+
+export interface Delivery {
+  id: DeliveryId;
+  event_id: EventId;
+  event_type: EventType;
+  webhook_id: WebhookId;
+  status: DeliveryStatus;
+  attempt_count: number;
+  next_attempt_at: Timestamp | null;
+  created_at: Timestamp;
+  delivered_at: Timestamp | null;
+}
+
+export interface Attempt {
+  number: number;
+  at: Timestamp;
+  status_code: number | null;
+  error: string | null;
+  duration_ms: number;
+  remote_address: string | null;
+  response_body: string | null;
+  trigger: AttemptTrigger;
+}
+
+export interface Key {
+  id: KeyId;
+  name: string;
+  /** The last four characters of the live secret, to recognise it by. */
+  last4: string;
+  scopes: Scope[];
+  all_projects: boolean;
+  project_ids: ProjectId[];
+  created_at: Timestamp;
+  expires_at: Timestamp | null;
+  revoked_at: Timestamp | null;
+  last_used_at: Timestamp | null;
+}
+
+export interface Page<Item> {
+  data: Item[];
+  next_cursor: string | null;
+}

@@ -1,0 +1,55 @@
+/** Every error that davit answers with, and the HTTP status that goes with it. */
+export const STATUS_OF_CODE = {
+  invalid_request: 400,
+  unauthorized: 401,
+  forbidden: 403,
+  not_found: 404,
+  method_not_allowed: 405,
+  request_timeout: 408,
+  conflict: 409,
+  payload_too_large: 413,
+  unsupported_media_type: 415,
+  idempotency_key_reused: 422,
+  rate_limited: 429,
+  headers_too_large: 431,
+  internal_error: 500,
+  unavailable: 503,
+} as const;
+
+export type ErrorCode = keyof typeof STATUS_OF_CODE;
+
+/** One thing that is wrong with a request. `reason` never repeats the offending value. */
+export interface ErrorDetail {
+  in: 'body' | 'query' | 'path' | 'header';
+  field: string;
+  reason: string;
+}
+
+interface AppErrorOptions {
+  details?: ErrorDetail[];
+  /** Whole seconds, at least 1; only with `rate_limited` and `unavailable`. */
+  retryAfterSeconds?: number;
+  cause?: unknown;
+}
+
+/**
+ * A refusal that somebody outside will read: `message` says what was wrong and what to do, without
+ * secrets or the offending value. Whatever else is thrown is a bug, and becomes `internal_error`.
+ */
+export class AppError extends Error {
+  override readonly name = 'AppError';
+  readonly code: ErrorCode;
+  readonly details: ErrorDetail[];
+  readonly retryAfterSeconds: number | undefined;
+
+  constructor(code: ErrorCode, message: string, options: AppErrorOptions = {}) {
+    super(message, options.cause === undefined ? undefined : { cause: options.cause });
+    this.code = code;
+    this.details = options.details ?? [];
+    this.retryAfterSeconds = options.retryAfterSeconds;
+  }
+}
+
+export function invalid(place: ErrorDetail['in'], field: string, reason: string): AppError {
+  return new AppError('invalid_request', `${field}: ${reason}`, { details: [{ in: place, field, reason }] });
+}
