@@ -169,6 +169,7 @@ CREATE TABLE webhooks (
   status               TEXT    NOT NULL CHECK (status IN ('enabled', 'disabled')),
   status_reason        TEXT,
   created_at           INTEGER NOT NULL,
+  enabled_at           INTEGER NOT NULL, -- when it last became enabled: what was held till then begins its ladder here
   last_success_at      INTEGER,
   last_failure_at      INTEGER,
   failing_since        INTEGER, -- first failure after the last success
@@ -201,7 +202,9 @@ CREATE TABLE deliveries (
   event_id         TEXT    NOT NULL REFERENCES events (id),
   event_type       TEXT    NOT NULL,
   webhook_id       TEXT    NOT NULL REFERENCES webhooks (id),
-  status           TEXT    NOT NULL CHECK (status IN ('pending', 'delivered', 'exhausted', 'held')),
+  -- A pending one of a disabled webhook is shown as held: so disabling and enabling are one row's change,
+  -- however much is waiting.
+  status           TEXT    NOT NULL CHECK (status IN ('pending', 'delivered', 'exhausted')),
   attempt_count    INTEGER NOT NULL DEFAULT 0,
   next_attempt_at  INTEGER, -- for pending ones
   created_at       INTEGER NOT NULL,
@@ -216,7 +219,6 @@ CREATE TABLE deliveries (
 -- What is due, one webhook beside the other: a claim skips from webhook to webhook, so that its cost does not
 -- grow with the backlog of any of them.
 CREATE INDEX deliveries_pending ON deliveries (webhook_id, next_attempt_at, seq) WHERE status = 'pending';
-CREATE INDEX deliveries_held ON deliveries (webhook_id, seq) WHERE status = 'held';
 CREATE INDEX deliveries_of_webhook ON deliveries (webhook_id, seq);
 CREATE INDEX deliveries_of_event ON deliveries (event_id);
 
@@ -240,7 +242,7 @@ CREATE TABLE replays (
   webhook_id      TEXT    NOT NULL REFERENCES webhooks (id),
   since           INTEGER NOT NULL,
   until           INTEGER NOT NULL,
-  delivery_status TEXT    CHECK (delivery_status IN ('pending', 'delivered', 'exhausted', 'held')), -- null: whatever it is
+  delivery_status TEXT    CHECK (delivery_status IN ('pending', 'delivered', 'exhausted')), -- null: whatever it is
   done_seq        INTEGER NOT NULL DEFAULT 0, -- deliveries up to this one are on their new ladder
   created_at      INTEGER NOT NULL,
   finished_at     INTEGER

@@ -1,0 +1,45 @@
+import { createHash } from 'node:crypto';
+import { crc32 } from 'node:zlib';
+import { randomBase62 } from './domain.ts';
+
+type RandomBytes = (size: number) => Uint8Array;
+
+const KEY_PREFIX = 'davit_';
+/** 43 characters of 62 are 256 bits. */
+const KEY_RANDOM_LENGTH = 43;
+const KEY_CHECKSUM_LENGTH = 6;
+const KEY_FORM = new RegExp(`^${KEY_PREFIX}[0-9A-Za-z]{${KEY_RANDOM_LENGTH + KEY_CHECKSUM_LENGTH}}$`);
+
+/** A new API key secret; the checksum lets scanners and people recognise a real one without asking us. */
+export function newKeySecret(random: RandomBytes): string {
+  const body = KEY_PREFIX + randomBase62(KEY_RANDOM_LENGTH, random);
+  return body + checksum(body);
+}
+
+/** Whether `text` can be a key at all: the form and the checksum. Keeps typing errors out of the database. */
+export function isKeySecret(text: string): boolean {
+  if (!KEY_FORM.test(text)) return false;
+  const body = text.slice(0, -KEY_CHECKSUM_LENGTH);
+  return checksum(body) === text.slice(-KEY_CHECKSUM_LENGTH);
+}
+
+/** What is stored of a key. Looking it up by its hash leaks nothing through timing. */
+export function hashKeySecret(secret: string): Buffer {
+  return createHash('sha256').update(secret).digest();
+}
+
+/** A new webhook signing secret, in the form of Standard Webhooks: `whsec_` and base64 of 32 bytes. */
+export function newSigningSecret(random: RandomBytes): string {
+  return `whsec_${Buffer.from(random(32)).toString('base64')}`;
+}
+
+function checksum(body: string): string {
+  const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
+  let rest = crc32(body);
+  let text = '';
+  for (let position = 0; position < KEY_CHECKSUM_LENGTH; position++) {
+    text = digits.charAt(rest % 62) + text;
+    rest = Math.floor(rest / 62);
+  }
+  return text;
+}

@@ -1,0 +1,133 @@
+import { closeSync, existsSync, openSync } from 'node:fs';
+import Sqlite from 'better-sqlite3';
+import { assetText, nativeAddonPath } from '../assets.ts';
+import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
+
+export type Database = Sqlite.Database;
+export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sqlite.Statement<
+  Parameters extends unknown[] ? Parameters : [Parameters],
+  Row
+>;
+
+/** Both stand in schema.sql too, and a test holds them together. */
+export const APPLICATION_ID = 1684108916;
+export const SCHEMA_VERSION = 1;
+
+/** How long a writer waits for another process, an admin command as a rule, to finish its transaction. */
+const BUSY_TIMEOUT_MS = 5_000;
+
+/**
+ * The connection that may write; makes the file (mode 0600) and its tables on first use.
+ * Throws AppError `conflict` for a file that is not davit's or is of a newer davit.
+ */
+export function openForWriting(path: string, effects: Effects): Database {
+  createPrivately(path);
+  const database = open(path, { readonly: false });
+  try {
+    // better-sqlite3 defaults to NORMAL under WAL, which may lose acknowledged commits on power loss.
+    database.pragma('synchronous = FULL');
+    database.pragma('foreign_keys = ON');
+    // Before WAL: a file that is somebody else's stays as it was.
+    prepareSchema(database, path, effects);
+    database.pragma('journal_mode = WAL');
+    return database;
+  } catch (error) {
+    database.close();
+    throw openingProblem(path, error);
+  }
+}
+
+/** A connection that cannot write. The file must exist: whoever reads opens after whoever writes. */
+export function openForReading(path: string): Database {
+  const database = open(path, { readonly: true });
+  database.pragma('query_only = ON');
+  return database;
+}
+
+/** Runs `read` in one snapshot, so that several statements see the same moment. */
+export function inSnapshot<Result>(database: Database, read: () => Result): Result {
+  return database.inTransaction ? read() : database.transaction(read).deferred();
+}
+
+function open(path: string, options: { readonly: boolean }): Database {
+  const nativeBinding = nativeAddonPath();
+  try {
+    const database = new Sqlite(path, {
+      ...options,
+      timeout: BUSY_TIMEOUT_MS,
+      ...(nativeBinding === undefined ? {} : { nativeBinding }),
+    });
+    database.pragma('trusted_schema = OFF');
+    return database;
+  } catch (error) {
+    throw openingProblem(path, error);
+  }
+}
+
+function openingProblem(path: string, error: unknown): unknown {
+  const code = sqliteCode(error);
+  if (code === 'SQLITE_CANTOPEN') {
+    return new AppError(
+      'conflict',
+      `cannot open ${path}: check that it exists and that this user may write there`,
+      {
+        cause: error,
+      },
+    );
+  }
+  if (code === 'SQLITE_NOTADB') return notOurs(path);
+  return error;
+}
+
+/** SQLite would make the file with the umask's mode; secrets deserve better. */
+function createPrivately(path: string): void {
+  if (existsSync(path)) return;
+  try {
+    closeSync(openSync(path, 'wx', 0o600));
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    if (code === 'EEXIST') return;
+    throw new AppError(
+      'conflict',
+      `cannot create ${path} (${String(code)}): choose another place with --db`,
+      {
+        cause: error,
+      },
+    );
+  }
+}
+
+function prepareSchema(database: Database, path: string, effects: Effects): void {
+  database
+    .transaction(() => {
+      const applicationId = database.pragma('application_id', { simple: true });
+      const version = Number(database.pragma('user_version', { simple: true }));
+      const isEmpty = database.prepare('SELECT count(*) FROM sqlite_schema').pluck().get() === 0;
+      if (isEmpty && version === 0) return createSchema(database, effects);
+      if (applicationId !== APPLICATION_ID) throw notOurs(path);
+      if (version > SCHEMA_VERSION) {
+        throw new AppError(
+          'conflict',
+          `${path} was written by a newer davit (schema ${version}, this one knows ${SCHEMA_VERSION}): use that version`,
+        );
+      }
+    })
+    .immediate();
+}
+
+function createSchema(database: Database, effects: Effects): void {
+  database.exec(assetText('schema.sql'));
+  database
+    .prepare('INSERT INTO instance (only_row, created_at, cursor_secret) VALUES (1, ?, ?)')
+    .run(effects.now(), effects.randomBytes(32));
+}
+
+function notOurs(path: string): AppError {
+  return new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
+}
+
+/** `SQLITE_FULL`, `SQLITE_CONSTRAINT_UNIQUE` and so on; undefined for what SQLite did not throw. */
+export function sqliteCode(error: unknown): string | undefined {
+  return error instanceof Sqlite.SqliteError ? error.code : undefined;
+}

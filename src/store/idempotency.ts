@@ -1,0 +1,59 @@
+import type { KeyId } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { WriteContext } from './context.ts';
+
+/** Which answer a repeat of this request is to find. */
+export interface IdempotencyMemory {
+  keyId: KeyId;
+  idempotencyKey: string;
+  /** SHA-256 over method, path and validated body. */
+  requestHash: Uint8Array;
+}
+
+/** What a write answers, ready to be sent. */
+export interface Answer {
+  statusCode: number;
+  location: string | null;
+  body: string;
+  /** True: this is the stored answer to an earlier request. */
+  replayed: boolean;
+}
+
+export function idempotencyWrites({ database, effects }: WriteContext) {
+  const find = database.prepare<
+    { keyId: string; idempotencyKey: string },
+    { request_hash: Buffer; status_code: number; location: string | null; body: string }
+  >(`
+    SELECT request_hash, status_code, location, body FROM idempotency_keys
+     WHERE key_id = :keyId AND idempotency_key = :idempotencyKey`);
+  const remember = database.prepare(`
+    INSERT INTO idempotency_keys (key_id, idempotency_key, request_hash, status_code, location, body, created_at)
+    VALUES (:keyId, :idempotencyKey, :requestHash, :statusCode, :location, :body, :createdAt)`);
+
+  return {
+    /**
+     * Performs a write and remembers its answer, or answers what it answered before. In one transaction:
+     * concurrent repeats find the row. Throws `idempotency_key_reused` for another request with the same key.
+     */
+    once(memory: IdempotencyMemory | null, perform: () => Omit<Answer, 'replayed'>): Answer {
+      if (memory === null) return { ...perform(), replayed: false };
+      const { keyId, idempotencyKey, requestHash } = memory;
+      const found = find.get({ keyId, idempotencyKey });
+      if (found !== undefined) {
+        if (Buffer.compare(found.request_hash, requestHash) !== 0) throw reused();
+        return { statusCode: found.status_code, location: found.location, body: found.body, replayed: true };
+      }
+      const answer = perform();
+      remember.run({ keyId, idempotencyKey, requestHash, createdAt: effects.now(), ...answer });
+      return { ...answer, replayed: false };
+    },
+  };
+}
+
+function reused(): AppError {
+  return new AppError(
+    'idempotency_key_reused',
+    'this Idempotency-Key was used for another request: use a new one for each new request',
+    { details: [{ in: 'header', field: 'Idempotency-Key', reason: 'was used for another request' }] },
+  );
+}

@@ -1,0 +1,167 @@
+import {
+  type Key,
+  type KeyId,
+  newId,
+  optionalTimestamp,
+  type ProjectId,
+  type Scope,
+  timestamp,
+} from '../domain.ts';
+import { AppError } from '../errors.ts';
+import { hashKeySecret, newKeySecret } from '../secrets.ts';
+import type { WriteContext } from './context.ts';
+import type { Database } from './database.ts';
+
+/** Who makes a request: what authentication found. */
+export interface Caller {
+  keyId: KeyId;
+  name: string;
+  scopes: readonly Scope[];
+  allProjects: boolean;
+  lastUsedAtMs: number | null;
+}
+
+export interface NewKey {
+  name: string;
+  scopes: Scope[];
+  allProjects: boolean;
+  projectIds: ProjectId[];
+  expiresAtMs: number | null;
+}
+
+interface KeyRow {
+  seq: number;
+  id: KeyId;
+  name: string;
+  scopes: string;
+  all_projects: number;
+  created_at: number;
+  expires_at: number | null;
+  revoked_at: number | null;
+  last_used_at: number | null;
+  last4: string;
+  project_ids: string;
+}
+
+const KEY_COLUMNS = `
+  k.seq, k.id, k.name, k.scopes, k.all_projects, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
+  (SELECT s.last4 FROM key_secrets s WHERE s.key_id = k.id AND s.expires_at IS NULL) AS last4,
+  (SELECT json_group_array(p.project_id) FROM key_projects p WHERE p.key_id = k.id) AS project_ids`;
+
+export function keyReads(database: Database) {
+  const bySecretHash = database.prepare<
+    { hash: Uint8Array; nowMs: number },
+    { id: KeyId; name: string; scopes: string; all_projects: number; last_used_at: number | null }
+  >(`
+    SELECT k.id, k.name, k.scopes, k.all_projects, k.last_used_at
+      FROM key_secrets s
+      JOIN keys k ON k.id = s.key_id
+     WHERE s.hash = :hash
+       AND k.revoked_at IS NULL
+       AND (k.expires_at IS NULL OR k.expires_at > :nowMs)
+       AND (s.expires_at IS NULL OR s.expires_at > :nowMs)`);
+  const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = ?`);
+  const all = database.prepare<[], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k ORDER BY k.seq`);
+
+  return {
+    /** The caller whose live secret hashes to this; undefined when wrong, expired or revoked. Read anew at every request. */
+    authenticate(secretHash: Uint8Array, nowMs: number): Caller | undefined {
+      const row = bySecretHash.get({ hash: secretHash, nowMs });
+      if (row === undefined) return undefined;
+      return {
+        keyId: row.id,
+        name: row.name,
+        scopes: JSON.parse(row.scopes) as Scope[],
+        allProjects: row.all_projects === 1,
+        lastUsedAtMs: row.last_used_at,
+      };
+    },
+
+    get(id: string): Key | undefined {
+      const row = byId.get(id);
+      return row === undefined ? undefined : toKey(row);
+    },
+
+    /** Oldest first, revoked ones too. */
+    list: (): Key[] => all.all().map(toKey),
+  };
+}
+
+export function keyWrites({ database, effects }: WriteContext) {
+  const reads = keyReads(database);
+  const insertKey = database.prepare(`
+    INSERT INTO keys (id, name, scopes, all_projects, created_at, expires_at)
+    VALUES (:id, :name, :scopes, :allProjects, :createdAt, :expiresAt)`);
+  const insertSecret = database.prepare(`
+    INSERT INTO key_secrets (hash, key_id, last4, created_at) VALUES (:hash, :keyId, :last4, :createdAt)`);
+  const insertProject = database.prepare('INSERT INTO key_projects (key_id, project_id) VALUES (?, ?)');
+  const projectExists = database.prepare('SELECT 1 FROM projects WHERE id = ?').pluck();
+  const markRevoked = database.prepare('UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL');
+  const disableWebhooks = database.prepare(`
+    UPDATE webhooks SET status = 'disabled', status_reason = 'the key that registered it was revoked'
+     WHERE key_id = ? AND deleted_at IS NULL`);
+  const touch = database.prepare(
+    'UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), :atMs) WHERE id = :keyId',
+  );
+
+  return {
+    /** The secret is in this answer and nowhere else. Throws `not_found` for a project that is not there. */
+    create(input: NewKey): { key: Key; secret: string } {
+      const id = newId('key', effects.randomBytes);
+      const secret = newKeySecret(effects.randomBytes);
+      const createdAt = effects.now();
+      insertKey.run({
+        id,
+        name: input.name,
+        scopes: JSON.stringify(input.scopes),
+        allProjects: input.allProjects ? 1 : 0,
+        createdAt,
+        expiresAt: input.expiresAtMs,
+      });
+      insertSecret.run({ hash: hashKeySecret(secret), keyId: id, last4: secret.slice(-4), createdAt });
+      for (const projectId of new Set(input.projectIds)) {
+        if (projectExists.get(projectId) === undefined) {
+          throw new AppError('not_found', `there is no project ${projectId}`);
+        }
+        insertProject.run(id, projectId);
+      }
+      return { key: existing(id), secret };
+    },
+
+    /**
+     * Counts from the next request on. Its webhooks are disabled with it: whoever lost access is sent nothing more.
+     * Revoking twice changes nothing. Throws `not_found`.
+     */
+    revoke({ id }: { id: string }): Key {
+      existing(id);
+      if (markRevoked.run(effects.now(), id).changes > 0) disableWebhooks.run(id);
+      return existing(id);
+    },
+
+    touch(input: { keyId: KeyId; atMs: number }): void {
+      touch.run(input);
+    },
+  };
+
+  function existing(id: string): Key {
+    const key = reads.get(id);
+    if (key === undefined)
+      throw new AppError('not_found', 'there is no such key: `davit admin key list` shows all');
+    return key;
+  }
+}
+
+function toKey(row: KeyRow): Key {
+  return {
+    id: row.id,
+    name: row.name,
+    last4: row.last4,
+    scopes: JSON.parse(row.scopes) as Scope[],
+    all_projects: row.all_projects === 1,
+    project_ids: JSON.parse(row.project_ids) as ProjectId[],
+    created_at: timestamp(row.created_at),
+    expires_at: optionalTimestamp(row.expires_at),
+    revoked_at: optionalTimestamp(row.revoked_at),
+    last_used_at: optionalTimestamp(row.last_used_at),
+  };
+}

@@ -1,0 +1,222 @@
+import {
+  newId,
+  type Project,
+  type ProjectId,
+  type ProjectStatus,
+  type QueuePolicy,
+  timestamp,
+} from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { WriteContext } from './context.ts';
+import type { Database } from './database.ts';
+import type { Caller } from './keys.ts';
+
+/** What the machine's administrator decides about a project, and HTTP never shows. */
+export interface ProjectSettings {
+  name: string;
+  /** The argument vector, not a shell line; null: the work is done elsewhere and reported. */
+  command: [string, ...string[]] | null;
+  directory: string | null;
+  timeoutMs: number | null;
+  idleTimeoutMs: number | null;
+  reportTimeoutMs: number | null;
+  policy: QueuePolicy;
+  variables: Record<string, string>;
+}
+
+/** A project with its settings, as the administrator sees it; of the variables only the names. */
+export interface ProjectDetails extends Project {
+  command: [string, ...string[]] | null;
+  directory: string | null;
+  timeout_ms: number | null;
+  idle_timeout_ms: number | null;
+  report_timeout_ms: number | null;
+  policy: QueuePolicy;
+  variable_names: string[];
+  queued_count: number;
+}
+
+interface ProjectRow {
+  seq: number;
+  id: ProjectId;
+  name: string;
+  created_at: number;
+  status: ProjectStatus;
+}
+
+interface SettingsRow extends ProjectRow {
+  command: string | null;
+  directory: string | null;
+  timeout_ms: number | null;
+  idle_timeout_ms: number | null;
+  report_timeout_ms: number | null;
+  policy: QueuePolicy;
+  queued_count: number;
+  variable_names: string;
+}
+
+/** `:allProjects` and `:keyId` say who looks. One condition for every read that HTTP makes. */
+export const VISIBLE_PROJECT = (projectId: string) => `
+  (:allProjects = 1 OR EXISTS (SELECT 1 FROM key_projects v WHERE v.key_id = :keyId AND v.project_id = ${projectId}))`;
+
+/** The parameters of VISIBLE_PROJECT. */
+export function viewer(caller: Caller): { allProjects: number; keyId: string } {
+  return { allProjects: caller.allProjects ? 1 : 0, keyId: caller.keyId };
+}
+
+export function projectReads(database: Database) {
+  const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, ProjectRow>(`
+    SELECT seq, id, name, created_at, status FROM projects
+     WHERE id = :id AND ${VISIBLE_PROJECT('id')}`);
+  const pageOfAll = database.prepare<{ afterSeq: number; limit: number }, ProjectRow>(`
+    SELECT seq, id, name, created_at, status FROM projects
+     WHERE seq > :afterSeq ORDER BY seq LIMIT :limit`);
+  const pageOfKey = database.prepare<{ afterSeq: number; limit: number; keyId: string }, ProjectRow>(`
+    SELECT p.seq, p.id, p.name, p.created_at, p.status
+      FROM projects p
+     WHERE p.seq > :afterSeq AND p.id IN (SELECT project_id FROM key_projects WHERE key_id = :keyId)
+     ORDER BY p.seq LIMIT :limit`);
+  const details = `
+    SELECT p.*, (SELECT json_group_array(v.name) FROM project_variables v WHERE v.project_id = p.id) AS variable_names
+      FROM projects p`;
+  const byId = database.prepare<[string], SettingsRow>(`${details} WHERE p.id = ?`);
+  const byName = database.prepare<[string], SettingsRow>(
+    `${details} WHERE p.name = ? ORDER BY p.seq LIMIT 2`,
+  );
+  const all = database.prepare<[], SettingsRow>(`${details} ORDER BY p.seq`);
+  const variables = database.prepare<[string], { name: string; value: string }>(
+    'SELECT name, value FROM project_variables WHERE project_id = ? ORDER BY name',
+  );
+
+  return {
+    /** As this caller sees it; undefined if it is not there or not the caller's: the two look the same. */
+    visibleTo(caller: Caller, id: string): Project | undefined {
+      const row = visible.get({ id, ...viewer(caller) });
+      return row === undefined ? undefined : toProject(row);
+    },
+
+    /** The caller's projects after `afterSeq` (0: from the first), oldest first, with the seq to go on from. */
+    page(caller: Caller, afterSeq: number, limit: number): { seq: number; project: Project }[] {
+      const rows = caller.allProjects
+        ? pageOfAll.all({ afterSeq, limit })
+        : pageOfKey.all({ afterSeq, limit, keyId: caller.keyId });
+      return rows.map((row) => ({ seq: row.seq, project: toProject(row) }));
+    },
+
+    /** By id, or by a name that only one project has. Throws `not_found`, and `conflict` for a name that several have. */
+    resolve(idOrName: string): ProjectDetails {
+      const row = byId.get(idOrName);
+      if (row !== undefined) return toDetails(row);
+      const [named, another] = byName.all(idOrName);
+      if (named === undefined) throw noSuchProject();
+      if (another !== undefined)
+        throw new AppError('conflict', 'several projects have this name: use the id');
+      return toDetails(named);
+    },
+
+    /** Oldest first, archived ones too. */
+    list: (): ProjectDetails[] => all.all().map(toDetails),
+
+    /** With their values: for the command's environment, never for output. */
+    variables(id: ProjectId): Record<string, string> {
+      return Object.fromEntries(variables.all(id).map(({ name, value }) => [name, value]));
+    },
+  };
+}
+
+export function projectWrites({ database, effects, changed }: WriteContext) {
+  const reads = projectReads(database);
+  const insert = database.prepare(`
+    INSERT INTO projects (id, name, status, created_at, command, directory, timeout_ms, idle_timeout_ms, report_timeout_ms, policy)
+    VALUES (:id, :name, 'active', :createdAt, :command, :directory, :timeoutMs, :idleTimeoutMs, :reportTimeoutMs, :policy)`);
+  const update = database.prepare(`
+    UPDATE projects
+       SET name = :name, command = :command, directory = :directory, timeout_ms = :timeoutMs,
+           idle_timeout_ms = :idleTimeoutMs, report_timeout_ms = :reportTimeoutMs, policy = :policy
+     WHERE id = :id`);
+  const setVariable = database.prepare(`
+    INSERT INTO project_variables (project_id, name, value) VALUES (?, ?, ?)
+        ON CONFLICT (project_id, name) DO UPDATE SET value = excluded.value`);
+  const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = ? AND name = ?');
+  const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = :id');
+
+  return {
+    create(settings: ProjectSettings): ProjectDetails {
+      const id = newId('prj', effects.randomBytes);
+      insert.run({ id, createdAt: effects.now(), ...columns(settings) });
+      writeVariables(id, settings.variables, []);
+      return reads.resolve(id);
+    },
+
+    /** Changes what `changes` names and leaves the rest. Throws `not_found`. */
+    set(input: {
+      id: ProjectId;
+      changes: Partial<Omit<ProjectSettings, 'variables'>>;
+      variables: Record<string, string>;
+      unsetVariables: string[];
+    }): ProjectDetails {
+      const before = reads.resolve(input.id);
+      update.run({ id: input.id, ...columns({ ...settingsOf(before), ...input.changes }) });
+      writeVariables(input.id, input.variables, input.unsetVariables);
+      return reads.resolve(input.id);
+    },
+
+    /** A paused one goes on queueing and starts nothing; an archived one refuses new deployments. Throws `not_found`. */
+    setStatus({ id, status }: { id: ProjectId; status: ProjectStatus }): ProjectDetails {
+      if (updateStatus.run({ id, status }).changes === 0) throw noSuchProject();
+      changed('queue');
+      return reads.resolve(id);
+    },
+  };
+
+  function writeVariables(id: ProjectId, variables: Record<string, string>, unset: string[]): void {
+    for (const name of unset) unsetVariable.run(id, name);
+    for (const [name, value] of Object.entries(variables)) setVariable.run(id, name, value);
+  }
+}
+
+function noSuchProject(): AppError {
+  return new AppError('not_found', 'there is no such project: `davit admin project list` shows all');
+}
+
+function columns(settings: Omit<ProjectSettings, 'variables'>) {
+  return {
+    name: settings.name,
+    command: settings.command === null ? null : JSON.stringify(settings.command),
+    directory: settings.directory,
+    timeoutMs: settings.timeoutMs,
+    idleTimeoutMs: settings.idleTimeoutMs,
+    reportTimeoutMs: settings.reportTimeoutMs,
+    policy: settings.policy,
+  };
+}
+
+function settingsOf(details: ProjectDetails): Omit<ProjectSettings, 'variables'> {
+  return {
+    name: details.name,
+    command: details.command,
+    directory: details.directory,
+    timeoutMs: details.timeout_ms,
+    idleTimeoutMs: details.idle_timeout_ms,
+    reportTimeoutMs: details.report_timeout_ms,
+    policy: details.policy,
+  };
+}
+
+function toProject(row: ProjectRow): Project {
+  return { id: row.id, name: row.name, created_at: timestamp(row.created_at), status: row.status };
+}
+
+function toDetails(row: SettingsRow): ProjectDetails {
+  return {
+    ...toProject(row),
+    command: row.command === null ? null : (JSON.parse(row.command) as [string, ...string[]]),
+    directory: row.directory,
+    timeout_ms: row.timeout_ms,
+    idle_timeout_ms: row.idle_timeout_ms,
+    report_timeout_ms: row.report_timeout_ms,
+    policy: row.policy,
+    variable_names: JSON.parse(row.variable_names) as string[],
+    queued_count: row.queued_count,
+  };
+}

@@ -1,0 +1,62 @@
+import { statSync } from 'node:fs';
+import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
+import { startThread } from '../assets.ts';
+import { realEffects } from '../effects.ts';
+import { openForWriting } from './database.ts';
+import { createGroupCommit } from './writer.ts';
+import { serveWriter } from './writer-port.ts';
+
+/** What the thread is started with. */
+export interface WriterThreadData {
+  path: string;
+  /** Further doors to the same writer, one for each thread that writes. */
+  ports: MessagePort[];
+}
+
+/** 4 MiB of WAL: small enough to stay in the page cache, large enough that hot pages are copied once. */
+const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
+/** Beyond this the writer itself copies the rest, so that the next write begins the WAL anew. */
+const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
+const LOOK_EVERY_MS = 100;
+
+if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thread');
+
+const { path, ports } = workerData as WriterThreadData;
+const database = openForWriting(path, realEffects);
+// The copying and its fsyncs happen in the checkpoint thread: nobody's commit waits for them.
+database.pragma('wal_autocheckpoint = 0');
+// Once all is copied the file shrinks again, so that its size tells how much there is to copy.
+database.pragma(`journal_size_limit = ${CHECKPOINT_AT_BYTES}`);
+const group = createGroupCommit(database, realEffects);
+const checkpointer = startThread('store/checkpoint-thread', { workerData: { path } });
+let checkpointing = false;
+let lookedAtMs = 0;
+
+checkpointer.on('message', () => {
+  checkpointing = false;
+  // Under steady load the passive copy never meets the end of the WAL. What is left now is little.
+  if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
+});
+group.onCommit(checkpointWhenLarge);
+for (const port of [parentPort, ...ports]) serveWriter(group, port, close);
+parentPort.postMessage({ kind: 'ready' });
+
+function checkpointWhenLarge(): void {
+  const nowMs = realEffects.monotonicMs();
+  if (checkpointing || nowMs - lookedAtMs < LOOK_EVERY_MS) return;
+  lookedAtMs = nowMs;
+  if (walBytes() < CHECKPOINT_AT_BYTES) return;
+  checkpointing = true;
+  checkpointer.postMessage('checkpoint');
+}
+
+function walBytes(): number {
+  return statSync(`${path}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+}
+
+/** Last of all connections, so that the WAL is copied, emptied and removed. */
+async function close(): Promise<void> {
+  await checkpointer.terminate();
+  group.close();
+  for (const port of ports) port.close();
+}

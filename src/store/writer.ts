@@ -1,0 +1,180 @@
+import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
+import type { Change } from './context.ts';
+import { type Database, sqliteCode } from './database.ts';
+import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
+
+/** The one door for writes. Plain values in and out, so that a thread may stand between. */
+export interface Writer {
+  /**
+   * Resolves once the operation's transaction is on the disk. Rejects with the operation's AppError, its
+   * own work undone and nobody else's; with `unavailable` when the disk is full or the queue is.
+   */
+  write<Name extends OperationName>(name: Name, input: InputOf<Name>): Promise<OutputOf<Name>>;
+  /** Calls `listener` after every commit that changed something somebody may wait for. */
+  onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
+  /** Lets what was handed in finish, then closes the connection. */
+  close(): Promise<void>;
+}
+
+export interface QueuedWrite {
+  name: OperationName;
+  input: unknown;
+  settle(result: WriteResult): void;
+}
+
+export type WriteResult = { ok: true; value: unknown } | { ok: false; error: unknown };
+
+/**
+ * Group commit on one connection: all writes that arrived since the last commit share the next one, and
+ * its fsync. With 64 in a group that is 12 times the rate of one commit for each.
+ */
+export interface GroupCommit {
+  enqueue(write: QueuedWrite): void;
+  onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
+  /** Commits what is queued, then closes the connection. */
+  close(): void;
+}
+
+/** Beyond this a commit takes so long that the first in the group waits noticeably for the last. */
+const LARGEST_GROUP = 256;
+
+/** More than a small server can work off in the time a client waits. */
+const LONGEST_QUEUE = 20_000;
+
+export function createWriter(database: Database, effects: Effects): Writer {
+  const group = createGroupCommit(database, effects);
+  return {
+    write: (name, input) =>
+      new Promise((resolve, reject) => {
+        group.enqueue({
+          name,
+          input,
+          settle: (result) => (result.ok ? resolve(result.value as never) : reject(result.error)),
+        });
+      }),
+    onCommit: group.onCommit,
+    close: async () => group.close(),
+  };
+}
+
+export function createGroupCommit(database: Database, effects: Effects): GroupCommit {
+  const changes = new Set<Change>();
+  const operations = makeOperations({ database, effects, changed: (change) => changes.add(change) });
+  const statements = {
+    begin: database.prepare('BEGIN IMMEDIATE'),
+    commit: database.prepare('COMMIT'),
+    rollback: database.prepare('ROLLBACK'),
+    savepoint: database.prepare('SAVEPOINT operation'),
+    release: database.prepare('RELEASE operation'),
+    rollbackTo: database.prepare('ROLLBACK TO operation'),
+  };
+  const listeners = new Set<(changes: ReadonlySet<Change>) => void>();
+  let queue: QueuedWrite[] = [];
+  let scheduled = false;
+  let closed = false;
+
+  return { enqueue, onCommit, close };
+
+  function enqueue(write: QueuedWrite): void {
+    const refusal = closed
+      ? new AppError('unavailable', 'the service is stopping', { retryAfterSeconds: 5 })
+      : queue.length >= LONGEST_QUEUE
+        ? new AppError('unavailable', 'too many writes wait: try again shortly', { retryAfterSeconds: 1 })
+        : undefined;
+    if (refusal !== undefined) {
+      write.settle(failure(refusal));
+      return;
+    }
+    queue.push(write);
+    schedule();
+  }
+
+  function onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void {
+    listeners.add(listener);
+    return () => listeners.delete(listener);
+  }
+
+  function close(): void {
+    while (queue.length > 0) commitGroup();
+    closed = true;
+    database.close();
+  }
+
+  function schedule(): void {
+    if (scheduled || queue.length === 0) return;
+    scheduled = true;
+    setImmediate(() => {
+      scheduled = false;
+      if (closed) return;
+      commitGroup();
+      schedule();
+    });
+  }
+
+  function commitGroup(): void {
+    const group = queue.slice(0, LARGEST_GROUP);
+    queue = queue.slice(LARGEST_GROUP);
+    const results = runInOneTransaction(group);
+    const committed = new Set(changes);
+    changes.clear();
+    group.forEach((write, index) => {
+      write.settle(results[index] ?? failure(new Error('a write without a result')));
+    });
+    if (committed.size > 0) {
+      for (const listener of listeners) listener(committed);
+    }
+  }
+
+  function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
+    try {
+      statements.begin.run();
+      const results = group.map(runInSavepoint);
+      statements.commit.run();
+      return results;
+    } catch (error) {
+      changes.clear();
+      if (database.inTransaction) statements.rollback.run();
+      const cause = failure(storageProblem(error));
+      return group.map(() => cause);
+    }
+  }
+
+  /** An operation's own error is its result; what concerns the whole transaction is thrown. */
+  function runInSavepoint(write: QueuedWrite): WriteResult {
+    const changesBefore = [...changes];
+    statements.savepoint.run();
+    try {
+      const value = operations[write.name](write.input as never);
+      statements.release.run();
+      return { ok: true, value };
+    } catch (error) {
+      // A full disk ends the transaction by itself: then nothing of the group can be kept.
+      if (!database.inTransaction || isStorageProblem(error)) throw error;
+      statements.rollbackTo.run();
+      statements.release.run();
+      changes.clear();
+      for (const change of changesBefore) changes.add(change);
+      return failure(error);
+    }
+  }
+}
+
+function failure(error: unknown): WriteResult {
+  return { ok: false, error };
+}
+
+function isStorageProblem(error: unknown): boolean {
+  return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|CORRUPT|NOTADB)/.test(
+    sqliteCode(error) ?? '',
+  );
+}
+
+/** What a person can do about it; a bug stays the error that it is. */
+function storageProblem(error: unknown): unknown {
+  if (!isStorageProblem(error)) return error;
+  const message = sqliteCode(error)?.startsWith('SQLITE_FULL')
+    ? 'the disk is full: nothing was written; try again once there is room'
+    : 'the database takes no writes at the moment: nothing was written; try again shortly';
+  return new AppError('unavailable', message, { cause: error, retryAfterSeconds: 5 });
+}
