@@ -2,6 +2,9 @@ import type { AttemptTrigger, DeliveryId, EventId, WebhookId } from '../domain.t
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 
+/** A webhook that has only failed for so long is disabled. */
+const DISABLE_AFTER_FAILING_MS = 5 * 24 * 60 * 60 * 1000;
+
 /** A delivery whose time has come, with all that sending it takes. */
 export interface DueDelivery {
   id: DeliveryId;
@@ -98,6 +101,9 @@ export function outboxWrites({ database, changed }: WriteContext) {
        SET last_failure_at = :atMs, consecutive_failures = consecutive_failures + 1,
            failing_since = coalesce(failing_since, :atMs)
      WHERE id = :webhookId`);
+  const disableLongFailing = database.prepare(`
+    UPDATE webhooks SET status = 'disabled', status_reason = 'every delivery failed for 5 days'
+     WHERE id = :webhookId AND status = 'enabled' AND failing_since <= :atMs - ${DISABLE_AFTER_FAILING_MS}`);
   const disable = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = :webhookId AND status = 'enabled'`);
 
@@ -122,7 +128,12 @@ export function outboxWrites({ database, changed }: WriteContext) {
         ladderAttempts,
         ladderStartedAt: ladderStartedAtMs,
       });
-      (next.kind === 'delivered' ? succeeded : failed).run({ webhookId, atMs: endedAtMs });
+      if (next.kind === 'delivered') {
+        succeeded.run({ webhookId, atMs: endedAtMs });
+      } else {
+        failed.run({ webhookId, atMs: endedAtMs });
+        disableLongFailing.run({ webhookId, atMs: endedAtMs });
+      }
       if (disableReason !== null) disable.run({ webhookId, reason: disableReason });
       changed('outbox');
     },

@@ -24,9 +24,13 @@ export interface Store {
   close(): Promise<void>;
 }
 
-/** For one process that does little: the command line, and tests. Both on one connection of this thread. */
+/** For one process that does little: the command line. Reads and writes on one connection of this thread. */
 export function openStore(path: string, effects: Effects): Store {
-  const database = openForWriting(path, effects);
+  return storeOn(openForWriting(path, effects), effects);
+}
+
+/** The same on a connection that is open already. */
+export function storeOn(database: Database, effects: Effects): Store {
   const writer = createWriter(database, effects);
   return { reads: makeReads(database), writer, close: writer.close };
 }

@@ -17,6 +17,28 @@ export interface Writer {
   close(): Promise<void>;
 }
 
+/**
+ * For what has happened already and must be recorded, the end of a command or of an attempt: tries again
+ * for as long as the database takes no writes (a full disk). Rejects with any other error.
+ */
+export async function writePersistently<Name extends OperationName>(
+  writer: Writer,
+  name: Name,
+  input: InputOf<Name>,
+  effects: Effects,
+): Promise<OutputOf<Name>> {
+  for (;;) {
+    try {
+      return await writer.write(name, input);
+    } catch (error) {
+      if (!(error instanceof AppError && error.code === 'unavailable')) throw error;
+      await new Promise<void>((resolve) => effects.after(RETRY_AFTER_MS, resolve));
+    }
+  }
+}
+
+const RETRY_AFTER_MS = 1_000;
+
 export interface QueuedWrite {
   name: OperationName;
   input: unknown;

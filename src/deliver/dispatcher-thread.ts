@@ -1,0 +1,64 @@
+import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
+import { realEffects } from '../effects.ts';
+import { createLogger, type LogLevel } from '../logger.ts';
+import { startLoop } from '../loop.ts';
+import { openReads } from '../store/store.ts';
+import { connectWriter } from '../store/writer-port.ts';
+import { createDispatcher } from './dispatcher.ts';
+import type { RetrySchedule } from './retry.ts';
+import { createSender, type SenderOptions } from './send.ts';
+
+/*
+ * The dispatcher beside the thread that accepts requests, not in it: with both in one, the p99 of accepting
+ * a deployment rises from 13 ms to over 300 ms while deliveries run flat out.
+ */
+
+/** What the thread is started with. */
+export interface DispatcherThreadData {
+  path: string;
+  /** A door to the writer. */
+  port: MessagePort;
+  sender: SenderOptions;
+  schedule: RetrySchedule;
+  logLevel: LogLevel;
+}
+
+/** What other processes wrote is found at the latest after this. */
+const IDLE_MS = 500;
+
+if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
+
+const owner = parentPort;
+const { path, port, sender: senderOptions, schedule, logLevel } = workerData as DispatcherThreadData;
+const logger = createLogger(logLevel);
+const store = openReads(path);
+const writer = connectWriter(port);
+const sender = createSender(senderOptions, realEffects);
+const dispatcher = createDispatcher({
+  reads: store.reads,
+  writer,
+  sender,
+  schedule,
+  effects: realEffects,
+  logger,
+});
+const loop = startLoop(dispatcher.tick, {
+  idleMs: IDLE_MS,
+  effects: realEffects,
+  onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
+});
+
+writer.onCommit((changes) => {
+  if (changes.has('outbox')) loop.wake();
+});
+owner.once('message', () => void stop());
+owner.postMessage('ready');
+
+/** Attempts that are under way are brought to their end, so that nothing is sent twice for a clean stop. */
+async function stop(): Promise<void> {
+  await loop.stop();
+  await dispatcher.settled();
+  await sender.close();
+  store.close();
+  owner.postMessage('stopped');
+}

@@ -1,0 +1,66 @@
+import type { Effects } from './effects.ts';
+
+export interface Loop {
+  /** Something may have changed: look now, or right after the look that is under way. */
+  wake(): void;
+  /** Resolves when the look that is under way has ended; there is none after it. */
+  stop(): Promise<void>;
+}
+
+/**
+ * Looks for work over and over: `await tick()`, then sleep until the moment that it returned (milliseconds
+ * since 1970; null: nothing is known to come), a wake, or `idleMs`, whichever is first. `idleMs` is what
+ * finds the writes of other processes. A tick that throws is a bug: `onError` hears of it, and the loop goes on.
+ */
+export function startLoop(
+  tick: () => Promise<number | null>,
+  options: { idleMs: number; effects: Effects; onError: (error: unknown) => void },
+): Loop {
+  const { idleMs, effects, onError } = options;
+  let stopped = false;
+  let woken = false;
+  let endSleep: (() => void) | undefined;
+  const ended = run();
+
+  return {
+    wake() {
+      woken = true;
+      endSleep?.();
+    },
+    stop() {
+      stopped = true;
+      endSleep?.();
+      return ended;
+    },
+  };
+
+  async function run(): Promise<void> {
+    while (!stopped) {
+      woken = false;
+      const nextAtMs = await tickSafely();
+      if (stopped || woken) continue;
+      const untilNextMs = nextAtMs === null ? idleMs : nextAtMs - effects.now();
+      // Capped, so that a clock that jumps backwards delays nothing for longer than an idle look.
+      await sleep(Math.max(0, Math.min(untilNextMs, idleMs)));
+    }
+  }
+
+  async function tickSafely(): Promise<number | null> {
+    try {
+      return await tick();
+    } catch (error) {
+      onError(error);
+      return null;
+    }
+  }
+
+  function sleep(delayMs: number): Promise<void> {
+    return new Promise((resolve) => {
+      const cancel = effects.after(delayMs, resolve);
+      endSleep = () => {
+        cancel();
+        resolve();
+      };
+    });
+  }
+}

@@ -1,0 +1,110 @@
+import { mkdtempSync, rmSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
+import type { Test } from 'tap';
+import { type KeyId, type ProjectId, parseRef, type Ref, SCOPES } from '../../src/domain.ts';
+import type { Effects } from '../../src/effects.ts';
+import { openForWriting } from '../../src/store/database.ts';
+import type { NewDeployment } from '../../src/store/deployments.ts';
+import type { NewKey } from '../../src/store/keys.ts';
+import type { ProjectSettings } from '../../src/store/projects.ts';
+import { type Store, storeOn } from '../../src/store/store.ts';
+import { fakeEffects } from './effects.ts';
+
+/** A directory of the test's own, gone when the test has ended. */
+export function temporaryDirectory(t: Test): string {
+  const directory = mkdtempSync(join(tmpdir(), 'davit-test-'));
+  t.teardown(() => rmSync(directory, { recursive: true, force: true }));
+  return directory;
+}
+
+export interface TestStore extends Store {
+  path: string;
+  /** What the file holds, asked on a connection of its own. */
+  query<Row = Record<string, unknown>>(sql: string, ...parameters: unknown[]): Row[];
+  /** Breaks the rules of the code, to see that the schema holds. */
+  execute(sql: string): void;
+  /** Every row of every table, to show that a refusal changed nothing. */
+  dump(): Record<string, unknown[]>;
+  /** As a full disk does: no page can be added any more. */
+  limitPages(limited: boolean): void;
+  project(settings?: Partial<ProjectSettings>): Promise<ProjectId>;
+  key(changes?: Partial<NewKey>): Promise<{ keyId: KeyId; secret: string }>;
+}
+
+/** A real file with the whole schema, written in this thread. */
+export function testStore(t: Test, effects: Effects = fakeEffects()): TestStore {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const database = openForWriting(path, effects);
+  const store = storeOn(database, effects);
+  const reader = new Sqlite(path, { readonly: true });
+  t.teardown(async () => {
+    reader.close();
+    await store.close();
+  });
+
+  return {
+    ...store,
+    path,
+    query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
+    execute: (sql) => {
+      database.exec(sql);
+    },
+    dump: () => dumpOf(reader),
+    limitPages(limited) {
+      const pages = limited ? Number(database.pragma('page_count', { simple: true })) + 2 : 1_073_741_823;
+      database.pragma(`max_page_count = ${pages}`);
+    },
+    async project(settings = {}) {
+      const project = await store.writer.write('projects.create', { ...PROJECT, ...settings });
+      return project.id;
+    },
+    async key(changes = {}) {
+      const { key, secret } = await store.writer.write('keys.create', { ...KEY, ...changes });
+      return { keyId: key.id, secret };
+    },
+  };
+}
+
+/** Every row of every table of a file. */
+export function dumpOf(reader: Sqlite.Database): Record<string, unknown[]> {
+  const tables = reader
+    .prepare<[], string>(
+      "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name",
+    )
+    .pluck()
+    .all();
+  return Object.fromEntries(tables.map((table) => [table, reader.prepare(`SELECT * FROM ${table}`).all()]));
+}
+
+export function ref(text: string): Ref {
+  const result = parseRef(text);
+  if (!result.ok) throw new Error(`not a ref: ${text}`);
+  return result.ref;
+}
+
+export function newDeployment(projectId: ProjectId, changes: Partial<NewDeployment> = {}): NewDeployment {
+  return {
+    projectId,
+    ref: ref('main'),
+    trigger: 'api',
+    keyId: null,
+    redeployOf: null,
+    maxQueued: 100,
+    ...changes,
+  };
+}
+
+const PROJECT: ProjectSettings = {
+  name: 'website',
+  command: ['/bin/true'],
+  directory: null,
+  timeoutMs: 30 * 60_000,
+  idleTimeoutMs: null,
+  reportTimeoutMs: null,
+  policy: 'queue',
+  variables: {},
+};
+
+const KEY: NewKey = { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };

@@ -1,0 +1,84 @@
+import { readFileSync, statSync, writeFileSync } from 'node:fs';
+import Sqlite from 'better-sqlite3';
+import t from 'tap';
+import { APPLICATION_ID, openForReading, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
+import { lockForServing } from '../../src/store/lock.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('the file is made on first use, private and durable', (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const database = openForWriting(path, fakeEffects());
+  t.equal(statSync(path).mode & 0o777, 0o600);
+  t.equal(database.pragma('journal_mode', { simple: true }), 'wal');
+  t.equal(database.pragma('synchronous', { simple: true }), 2, 'FULL');
+  t.equal(database.pragma('foreign_keys', { simple: true }), 1);
+  t.equal(database.pragma('application_id', { simple: true }), APPLICATION_ID);
+  t.equal(database.pragma('user_version', { simple: true }), SCHEMA_VERSION);
+  t.strictSame(database.pragma('integrity_check'), [{ integrity_check: 'ok' }]);
+  database.close();
+  t.end();
+});
+
+t.test('SQLite is new enough that two connections under WAL cannot corrupt the file', (t) => {
+  const version = new Sqlite(':memory:').prepare<[], string>('SELECT sqlite_version()').pluck().get() ?? '';
+  const [major = 0, minor = 0, patch = 0] = version.split('.').map(Number);
+  t.ok(major * 1_000_000 + minor * 1000 + patch >= 3_051_003, version);
+  t.end();
+});
+
+t.test('a file of somebody else is refused and left as it was', (t) => {
+  const path = `${temporaryDirectory(t)}/other.db`;
+  const other = new Sqlite(path);
+  other.exec('CREATE TABLE things (name TEXT)');
+  other.close();
+  const before = readFileSync(path);
+  t.throws(() => openForWriting(path, fakeEffects()), { code: 'conflict', message: /not a davit file/ });
+  t.strictSame(readFileSync(path), before);
+
+  const text = `${temporaryDirectory(t)}/notes.txt`;
+  writeFileSync(text, 'nothing that SQLite knows, and longer than a header of a hundred bytes'.repeat(4));
+  t.throws(() => openForWriting(text, fakeEffects()), { code: 'conflict', message: /not a davit file/ });
+  t.end();
+});
+
+t.test('a file of a newer davit is refused and left as it was', (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const database = openForWriting(path, fakeEffects());
+  database.pragma(`user_version = ${SCHEMA_VERSION + 1}`);
+  database.close();
+  const before = readFileSync(path);
+  t.throws(() => openForWriting(path, fakeEffects()), { code: 'conflict', message: /newer davit/ });
+  t.strictSame(readFileSync(path), before);
+  t.end();
+});
+
+t.test('a place that cannot be written is named in the refusal', (t) => {
+  t.throws(() => openForWriting(`${temporaryDirectory(t)}/no/such/davit.db`, fakeEffects()), {
+    code: 'conflict',
+    message: /no\/such\/davit\.db.*--db/,
+  });
+  t.end();
+});
+
+t.test('a connection for reading cannot write', (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const writing = openForWriting(path, fakeEffects());
+  const reading = openForReading(path);
+  t.throws(() => reading.exec('DELETE FROM instance'), /readonly/);
+  reading.close();
+  writing.close();
+  t.end();
+});
+
+t.test('a second server of the same file is refused and told who the first is', (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const release = lockForServing(path, 4711, fakeEffects());
+  t.throws(() => lockForServing(path, 4712, fakeEffects()), {
+    code: 'conflict',
+    message: /served already by process 4711 since 2026-11-21T08:00:00.000Z/,
+  });
+  release();
+  lockForServing(path, 4713, fakeEffects())();
+  t.end();
+});

@@ -1,0 +1,201 @@
+import t from 'tap';
+import type { DeploymentId } from '../../src/domain.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, ref, testStore } from '../helpers/store.ts';
+
+t.test('a deployment is queued with its event, in one transaction', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const { keyId } = await store.key({ name: 'ci' });
+  const deployment = await store.writer.write('deployments.create', newDeployment(projectId, { keyId }));
+
+  t.match(deployment, {
+    project_id: projectId,
+    ref: 'main',
+    status: 'queued',
+    reason: null,
+    created_at: '2026-11-21T08:00:00.000Z',
+    started_at: null,
+    queue_position: 1,
+    trigger: 'api',
+    created_by: { key_id: keyId, name: 'ci' },
+    outputs: {},
+    log_bytes: 0,
+    log_truncated: false,
+  });
+  t.strictSame(store.reads.deployments.get(deployment.id), deployment, 'what was answered is what is stored');
+  t.match(store.query('SELECT type, deployment_id FROM events'), [
+    { type: 'deployment.created', deployment_id: deployment.id },
+  ]);
+});
+
+t.test('the payload of an event is exactly what the specification says', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  const [event] = store.query<{ id: string; payload: string }>('SELECT id, payload FROM events');
+  t.equal(
+    event?.payload,
+    `{"id":"${event?.id}","type":"deployment.created","created_at":"2026-11-21T08:00:00.000Z",` +
+      `"data":{"deployment_id":"${id}","project_id":"${projectId}","ref":"main"}}`,
+  );
+});
+
+t.test('deployments of a project are claimed one at a time, in their order', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const first = await store.writer.write('deployments.create', newDeployment(projectId, { ref: ref('one') }));
+  const second = await store.writer.write(
+    'deployments.create',
+    newDeployment(projectId, { ref: ref('two') }),
+  );
+  t.equal(second.queue_position, 2);
+
+  t.match(await store.writer.write('deployments.claim', undefined), {
+    id: first.id,
+    ref: 'one',
+    previous_ref: null,
+  });
+  t.equal(await store.writer.write('deployments.claim', undefined), null, 'the project runs one already');
+  t.equal(store.reads.deployments.get(second.id)?.queue_position, 1);
+
+  await store.writer.write('deployments.finish', succeeded(first.id));
+  t.match(await store.writer.write('deployments.claim', undefined), { id: second.id, previous_ref: 'one' });
+});
+
+t.test('projects take turns, the one that started the longest ago first', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const busy = await store.project({ name: 'busy' });
+  const quiet = await store.project({ name: 'quiet' });
+  for (const projectId of [busy, busy, busy, quiet]) {
+    await store.writer.write('deployments.create', newDeployment(projectId));
+  }
+  const order: string[] = [];
+  for (let turn = 0; turn < 4; turn++) {
+    effects.advance(1);
+    const claimed = await store.writer.write('deployments.claim', undefined);
+    if (claimed === null) throw new Error('nothing to claim');
+    order.push(claimed.project_name);
+    await store.writer.write('deployments.finish', succeeded(claimed.id));
+  }
+  t.strictSame(order, ['busy', 'quiet', 'busy', 'busy']);
+});
+
+t.test('a paused project queues and starts nothing; an archived one refuses', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  t.equal(await store.writer.write('deployments.claim', undefined), null);
+
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'archived' });
+  const before = store.dump();
+  await t.rejects(store.writer.write('deployments.create', newDeployment(projectId)), { code: 'conflict' });
+  t.strictSame(store.dump(), before);
+
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'active' });
+  t.match(await store.writer.write('deployments.claim', undefined), { project_id: projectId });
+});
+
+t.test('a full queue refuses and changes nothing', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const limited = newDeployment(projectId, { maxQueued: 2 });
+  await store.writer.write('deployments.create', limited);
+  await store.writer.write('deployments.create', limited);
+  const before = store.dump();
+  await t.rejects(store.writer.write('deployments.create', limited), {
+    code: 'rate_limited',
+    retryAfterSeconds: 30,
+  });
+  t.strictSame(store.dump(), before);
+});
+
+t.test(
+  'with the policy latest a new deployment supersedes those that wait, not the one that runs',
+  async (t) => {
+    const store = testStore(t);
+    const projectId = await store.project({ policy: 'latest' });
+    const running = await store.writer.write('deployments.create', newDeployment(projectId));
+    await store.writer.write('deployments.claim', undefined);
+    const waiting = await store.writer.write('deployments.create', newDeployment(projectId));
+    const latest = await store.writer.write('deployments.create', newDeployment(projectId));
+
+    t.match(store.reads.deployments.get(running.id), { status: 'running' });
+    t.match(store.reads.deployments.get(waiting.id), {
+      status: 'canceled',
+      reason: 'superseded',
+      superseded_by: latest.id,
+    });
+    t.equal(latest.queue_position, 1);
+    t.match(store.query("SELECT deployment_id FROM events WHERE type = 'deployment.canceled'"), [
+      { deployment_id: waiting.id },
+    ]);
+  },
+);
+
+t.test('the first end of a deployment stays, with one terminal event', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await store.writer.write('deployments.claim', undefined);
+  await store.writer.write('deployments.finish', {
+    ...succeeded(id),
+    outputs: { url: 'https://example.com' },
+  });
+  const before = store.dump();
+  const second = { ...succeeded(id), status: 'failed' as const, reason: 'interrupted' as const };
+  t.match(await store.writer.write('deployments.finish', second), {
+    status: 'succeeded',
+    exit_code: 0,
+    outputs: { url: 'https://example.com' },
+  });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('the schema itself holds the rules that code must not break', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const one = await store.writer.write('deployments.create', newDeployment(projectId));
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  await store.writer.write('deployments.claim', undefined);
+
+  t.throws(
+    () => store.execute("UPDATE deployments SET status = 'running', started_at = 1 WHERE status = 'queued'"),
+    /UNIQUE constraint failed: deployments.project_id/,
+    'one running deployment per project',
+  );
+  await store.writer.write('deployments.finish', succeeded(one.id));
+  t.throws(
+    () =>
+      store.execute(
+        "UPDATE deployments SET status = 'queued', finished_at = NULL, started_at = NULL WHERE finished_at > 0",
+      ),
+    /a finished deployment changes no more/,
+  );
+  t.throws(
+    () => store.execute("UPDATE deployments SET status = 'lost' WHERE finished_at IS NULL"),
+    /CHECK constraint failed/,
+  );
+});
+
+t.test('a deployment of a project without a command waits for reports, not for the executor', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project({ command: null, reportTimeoutMs: 1000 });
+  const deployment = await store.writer.write('deployments.create', newDeployment(projectId));
+  t.match(deployment, { status: 'queued', queue_position: null });
+  t.equal(await store.writer.write('deployments.claim', undefined), null);
+});
+
+function succeeded(id: DeploymentId) {
+  return {
+    id,
+    status: 'succeeded' as const,
+    reason: null,
+    message: null,
+    exitCode: 0,
+    signal: null,
+    outputs: {},
+  };
+}

@@ -1,0 +1,78 @@
+import t from 'tap';
+import type { ProjectId } from '../../src/domain.ts';
+import type { AnswerRequest } from '../../src/store/operations.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+t.test('fifty concurrent repeats make one deployment and fifty identical answers', async (t) => {
+  const store = testStore(t);
+  const request = await deploymentRequest(store, 'one');
+  const answers = await Promise.all(Array.from({ length: 50 }, () => store.writer.write('answer', request)));
+
+  t.equal(
+    new Set(answers.map(({ body, location, statusCode }) => `${statusCode} ${location} ${body}`)).size,
+    1,
+  );
+  t.equal(answers.filter(({ replayed }) => !replayed).length, 1);
+  t.strictSame(store.query('SELECT count(*) AS deployments FROM deployments'), [{ deployments: 1 }]);
+});
+
+t.test('another request with the same key is refused and changes nothing', async (t) => {
+  const store = testStore(t);
+  const request = await deploymentRequest(store, 'one');
+  await store.writer.write('answer', request);
+  const before = store.dump();
+  await t.rejects(store.writer.write('answer', withHash(request, 2)), { code: 'idempotency_key_reused' });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('a refusal is not remembered: the same key may succeed later', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const request = await deploymentRequest(store, 'one', projectId);
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'archived' });
+  await t.rejects(store.writer.write('answer', request), { code: 'conflict' });
+  t.strictSame(store.query('SELECT * FROM idempotency_keys'), []);
+
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'active' });
+  t.match(await store.writer.write('answer', request), { statusCode: 201, replayed: false });
+});
+
+t.test('a replay comes before the state is judged', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const request = await deploymentRequest(store, 'one', projectId);
+  const first = await store.writer.write('answer', request);
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'archived' });
+  t.strictSame(await store.writer.write('answer', request), { ...first, replayed: true });
+});
+
+t.test('two key holders may use the same idempotency key', async (t) => {
+  const store = testStore(t);
+  const one = await deploymentRequest(store, 'same');
+  const other = await deploymentRequest(store, 'same');
+  const answers = [await store.writer.write('answer', one), await store.writer.write('answer', other)];
+  t.strictSame(
+    answers.map(({ replayed }) => replayed),
+    [false, false],
+  );
+});
+
+async function deploymentRequest(
+  store: TestStore,
+  idempotencyKey: string,
+  projectId?: ProjectId,
+): Promise<AnswerRequest> {
+  const { keyId } = await store.key();
+  return {
+    operation: 'deployments.create',
+    input: newDeployment(projectId ?? (await store.project()), { keyId }),
+    memory: { keyId, idempotencyKey, requestHash: Buffer.alloc(32, 1) },
+    statusCode: 201,
+    locationPrefix: '/v2/deployments/',
+  };
+}
+
+function withHash(request: AnswerRequest, fill: number): AnswerRequest {
+  if (request.memory === null) throw new Error('a request without an idempotency key');
+  return { ...request, memory: { ...request.memory, requestHash: Buffer.alloc(32, fill) } };
+}

@@ -1,0 +1,156 @@
+import { readdirSync, statSync } from 'node:fs';
+import { dirname } from 'node:path';
+import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { AppError } from '../../src/errors.ts';
+import { openStoreWithThreads } from '../../src/store/store.ts';
+import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
+
+t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const archived = await store.project();
+  await store.writer.write('projects.setStatus', { id: archived, status: 'archived' });
+
+  const results = await Promise.allSettled([
+    store.writer.write('deployments.create', newDeployment(projectId)),
+    store.writer.write('deployments.create', newDeployment(archived)),
+    store.writer.write('deployments.create', newDeployment(projectId)),
+  ]);
+
+  t.strictSame(
+    results.map(({ status }) => status),
+    ['fulfilled', 'rejected', 'fulfilled'],
+  );
+  t.match(results[1], { reason: { code: 'conflict' } });
+  t.strictSame(store.query('SELECT project_id FROM deployments'), [
+    { project_id: projectId },
+    { project_id: projectId },
+  ]);
+  t.strictSame(store.query('SELECT count(*) AS events FROM events'), [{ events: 2 }]);
+});
+
+t.test('listeners hear of what was committed, and of nothing else', async (t) => {
+  const store = testStore(t);
+  const archived = await store.project();
+  await store.writer.write('projects.setStatus', { id: archived, status: 'archived' });
+  const heard: unknown[] = [];
+  store.writer.onCommit((changes) => heard.push([...changes]));
+
+  await t.rejects(store.writer.write('deployments.create', newDeployment(archived)), { code: 'conflict' });
+  t.strictSame(heard, []);
+
+  const projectId = await store.project();
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  t.strictSame(heard, [['queue']]);
+});
+
+t.test('a bug in one operation rolls back its own work and is told to its caller only', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const before = store.dump();
+
+  const bad = newDeployment(projectId, { ref: '' as never });
+  await t.rejects(store.writer.write('deployments.create', bad), /CHECK constraint failed/);
+  t.strictSame(store.dump(), before);
+
+  t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
+});
+
+t.test('a full disk refuses with 503, loses nothing, and ends when there is room', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const before = store.dump();
+  store.limitPages(true);
+
+  const results = await Promise.allSettled(
+    Array.from({ length: 100 }, () =>
+      store.writer.write('projects.create', { ...aProject(), variables: { FILLER: 'x'.repeat(100_000) } }),
+    ),
+  );
+  for (const result of results) {
+    t.match(result, { status: 'rejected', reason: { code: 'unavailable', retryAfterSeconds: 5 } });
+  }
+  t.strictSame(store.dump(), before);
+
+  store.limitPages(false);
+  t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
+});
+
+t.test('the writer in its thread answers as it does in place, refusals and bugs too', async (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const project = await store.writer.write('projects.create', aProject());
+  const created = await store.writer.write('deployments.create', newDeployment(project.id));
+  t.match(store.reads.deployments.get(created.id), created, 'what was answered can be read at once');
+
+  const refusal = await store.writer
+    .write('deployments.create', newDeployment('prj_none' as never))
+    .catch((e) => e);
+  t.ok(refusal instanceof AppError);
+  t.equal(refusal.code, 'not_found');
+  await t.rejects(
+    store.writer.write('deployments.create', newDeployment(project.id, { ref: '' as never })),
+    /CHECK constraint failed/,
+  );
+
+  const full = newDeployment(project.id, { maxQueued: 1 });
+  await t.rejects(store.writer.write('deployments.create', full), {
+    code: 'rate_limited',
+    retryAfterSeconds: 30,
+  });
+
+  await store.close();
+  t.strictSame(readdirSync(dirname(path)), ['davit.db'], 'a clean stop leaves one file');
+  t.equal(statSync(path).mode & 0o777, 0o600, 'that only its owner reads');
+});
+
+t.test('writes that were handed in before the end are committed, later ones are refused', async (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const handedIn = store.writer.write('projects.create', aProject());
+  await store.close();
+  const project = await handedIn;
+
+  const again = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  t.match(again.reads.projects.resolve(project.id), project);
+  await again.close();
+});
+
+t.test('what another connection wrote is seen at the next read', async (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const one = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const other = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const versionBefore = one.reads.instance.dataVersion();
+  const project = await other.writer.write('projects.create', aProject());
+  t.not(one.reads.instance.dataVersion(), versionBefore);
+  t.match(one.reads.projects.resolve(project.id), project);
+  await other.close();
+  await one.close();
+});
+
+t.test('many writes from one turn share commits', async (t) => {
+  const store = testStore(t, realEffects);
+  const projectId = await store.project();
+  let commits = 0;
+  store.writer.onCommit(() => {
+    commits += 1;
+  });
+  await Promise.all(
+    Array.from({ length: 100 }, () => store.writer.write('deployments.create', newDeployment(projectId))),
+  );
+  t.equal(commits, 1);
+});
+
+function aProject() {
+  return {
+    name: 'website',
+    command: ['/bin/true'] as [string],
+    directory: null,
+    timeoutMs: null,
+    idleTimeoutMs: null,
+    reportTimeoutMs: null,
+    policy: 'queue' as const,
+    variables: {},
+  };
+}
