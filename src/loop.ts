@@ -3,6 +3,8 @@ import type { Effects } from './effects.ts';
 export interface Loop {
   /** Something may have changed: look now, or right after the look that is under way. */
   wake(): void;
+  /** How long ago the last look began. A loop that turns never lets this grow far beyond `idleMs`. */
+  quietMs(): number;
   /** Resolves when the look that is under way has ended; there is none after it. */
   stop(): Promise<void>;
 }
@@ -20,6 +22,7 @@ export function startLoop(
   let stopped = false;
   let woken = false;
   let endSleep: (() => void) | undefined;
+  let turnedAtMs = effects.monotonicMs();
   const ended = run();
 
   return {
@@ -27,6 +30,7 @@ export function startLoop(
       woken = true;
       endSleep?.();
     },
+    quietMs: () => effects.monotonicMs() - turnedAtMs,
     stop() {
       stopped = true;
       endSleep?.();
@@ -37,6 +41,7 @@ export function startLoop(
   async function run(): Promise<void> {
     while (!stopped) {
       woken = false;
+      turnedAtMs = effects.monotonicMs();
       const nextAtMs = await tickSafely();
       if (stopped || woken) continue;
       const untilNextMs = nextAtMs === null ? idleMs : nextAtMs - effects.now();

@@ -23,7 +23,7 @@ const BUSY_TIMEOUT_MS = 5_000;
  */
 export function openForWriting(path: string, effects: Effects): Database {
   createPrivately(path);
-  const database = open(path, { readonly: false });
+  const database = connect(path);
   try {
     // better-sqlite3 defaults to NORMAL under WAL, which may lose acknowledged commits on power loss.
     database.pragma('synchronous = FULL');
@@ -40,7 +40,7 @@ export function openForWriting(path: string, effects: Effects): Database {
 
 /** A connection that cannot write. The file must exist: whoever reads opens after whoever writes. */
 export function openForReading(path: string): Database {
-  const database = open(path, { readonly: true });
+  const database = connect(path, { readonly: true });
   database.pragma('query_only = ON');
   return database;
 }
@@ -50,12 +50,13 @@ export function inSnapshot<Result>(database: Database, read: () => Result): Resu
   return database.inTransaction ? read() : database.transaction(read).deferred();
 }
 
-function open(path: string, options: { readonly: boolean }): Database {
+/** A connection with the settings that all share. Throws AppError `conflict` where the place is at fault. */
+export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEOUT_MS } = {}): Database {
   const nativeBinding = nativeAddonPath();
   try {
     const database = new Sqlite(path, {
-      ...options,
-      timeout: BUSY_TIMEOUT_MS,
+      readonly,
+      timeout: timeoutMs,
       ...(nativeBinding === undefined ? {} : { nativeBinding }),
     });
     database.pragma('trusted_schema = OFF');

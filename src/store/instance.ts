@@ -1,3 +1,4 @@
+import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 
 export function instanceReads(database: Database) {
@@ -14,5 +15,16 @@ export function instanceReads(database: Database) {
 
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
+  };
+}
+
+export function instanceWrites({ database }: WriteContext) {
+  const touch = database.prepare('UPDATE instance SET created_at = created_at');
+
+  return {
+    /** Writes and changes nothing: whether the disk takes a commit is seen by doing one. */
+    probe(): void {
+      touch.run();
+    },
   };
 }

@@ -1,8 +1,8 @@
-import Sqlite from 'better-sqlite3';
-import { nativeAddonPath } from '../assets.ts';
+import { realpathSync } from 'node:fs';
+import { timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { sqliteCode } from './database.ts';
+import { connect, type Database, sqliteCode } from './database.ts';
 
 /**
  * Makes this process the only server of the file, until the returned function is called or the process
@@ -10,11 +10,7 @@ import { sqliteCode } from './database.ts';
  * `<path>-lock`. Throws AppError `conflict` that names the holder.
  */
 export function lockForServing(path: string, processId: number, effects: Effects): () => void {
-  const nativeBinding = nativeAddonPath();
-  const lock = new Sqlite(`${path}-lock`, {
-    timeout: 0,
-    ...(nativeBinding === undefined ? {} : { nativeBinding }),
-  });
+  const lock = connect(`${realPath(path)}-lock`, { timeoutMs: 0 });
   try {
     // No journal file beside it; what is in it may be lost at any time.
     lock.pragma('journal_mode = MEMORY');
@@ -24,7 +20,7 @@ export function lockForServing(path: string, processId: number, effects: Effects
     lock.exec('DELETE FROM holder');
     lock
       .prepare('INSERT INTO holder (process_id, since) VALUES (?, ?)')
-      .run(processId, new Date(effects.now()).toISOString());
+      .run(processId, timestamp(effects.now()));
     lock.exec('COMMIT');
     // RESERVED, not EXCLUSIVE: who is refused can still read who holds it.
     lock.exec('BEGIN IMMEDIATE');
@@ -44,7 +40,16 @@ export function lockForServing(path: string, processId: number, effects: Effects
   return () => lock.close();
 }
 
-function describeHolder(lock: Sqlite.Database): string {
+/** One file has one lock, by whichever link it is reached. */
+function realPath(path: string): string {
+  try {
+    return realpathSync(path);
+  } catch {
+    return path; // not made yet
+  }
+}
+
+function describeHolder(lock: Database): string {
   try {
     const row = lock
       .prepare<[], { process_id: number; since: string }>('SELECT process_id, since FROM holder')

@@ -1,6 +1,7 @@
 import type { WriteContext } from './context.ts';
 import { deploymentWrites } from './deployments.ts';
 import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempotency.ts';
+import { instanceWrites } from './instance.ts';
 import { keyWrites } from './keys.ts';
 import { logWrites } from './logs.ts';
 import { outboxWrites } from './outbox.ts';
@@ -9,6 +10,7 @@ import { webhookWrites } from './webhooks.ts';
 
 /** Every write there is, by name. Inputs and outputs are plain values: they may cross a thread. */
 export function makeOperations(context: WriteContext) {
+  const instance = instanceWrites(context);
   const keys = keyWrites(context);
   const projects = projectWrites(context);
   const deployments = deploymentWrites(context);
@@ -18,6 +20,7 @@ export function makeOperations(context: WriteContext) {
   const idempotency = idempotencyWrites(context);
 
   const operations = {
+    'instance.probe': instance.probe,
     'keys.create': keys.create,
     'keys.revoke': keys.revoke,
     'keys.touch': keys.touch,

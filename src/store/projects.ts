@@ -96,11 +96,11 @@ export function projectReads(database: Database) {
     },
 
     /** The caller's projects after `afterSeq` (0: from the first), oldest first, with the seq to go on from. */
-    page(caller: Caller, afterSeq: number, limit: number): { seq: number; project: Project }[] {
+    page(caller: Caller, afterSeq: number, limit: number): { seq: number; item: Project }[] {
       const rows = caller.allProjects
         ? pageOfAll.all({ afterSeq, limit })
         : pageOfKey.all({ afterSeq, limit, keyId: caller.keyId });
-      return rows.map((row) => ({ seq: row.seq, project: toProject(row) }));
+      return rows.map((row) => ({ seq: row.seq, item: toProject(row) }));
     },
 
     /** By id, or by a name that only one project has. Throws `not_found`, and `conflict` for a name that several have. */

@@ -1,0 +1,193 @@
+import { readFileSync, statSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { MessageChannel } from 'node:worker_threads';
+import { selfCommand, version } from './assets.ts';
+import type { ServeConfig } from './config.ts';
+import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
+import { createExecutor } from './deploy/executor.ts';
+import { endOrphanedSpawners } from './deploy/processes.ts';
+import { recover } from './deploy/recover.ts';
+import { startSpawner } from './deploy/spawner.ts';
+import type { Effects } from './effects.ts';
+import { authentication } from './http/auth.ts';
+import { deployments } from './http/deployments.ts';
+import { health } from './http/health.ts';
+import { createClientAddress, createFailureLimiter } from './http/limits.ts';
+import { createPages } from './http/pages.ts';
+import { projects } from './http/projects.ts';
+import { createHttpServer } from './http/server.ts';
+import { webhooks } from './http/webhooks.ts';
+import { createLogger, type Logger } from './logger.ts';
+import { type Loop, startLoop } from './loop.ts';
+import { openForWriting } from './store/database.ts';
+import { lockForServing } from './store/lock.ts';
+import { openStoreWithThreads, type Store } from './store/store.ts';
+
+export interface Service {
+  /** Where it listens, with the port that it got. */
+  url: string;
+  /** Lets running commands and attempts end, within their limits, and closes the file. */
+  stop(): Promise<void>;
+}
+
+/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
+const IDLE_MS = 500;
+const KILL_GRACE_MS = 10_000;
+const LAST_REQUESTS_MS = 1_500;
+/** A loop that has not looked for so long hangs. */
+const HANGING_AFTER_MS = 10_000;
+
+/**
+ * Puts davit together and starts it: the file and its lock, the helper that starts commands, the writer, what a
+ * crash left behind, the dispatcher, HTTP, the executor. What was started is stopped in the opposite order.
+ * Throws AppError for what the user can mend; `onFatal` is called when something dies that all stands on.
+ */
+export async function startService(
+  config: ServeConfig,
+  effects: Effects,
+  onFatal: (error: unknown) => void,
+): Promise<Service> {
+  const logger = createLogger(config.logLevel);
+  await using started = new AsyncDisposableStack();
+  const { dbPath } = config;
+
+  openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
+  started.defer(lockForServing(dbPath, process.pid, effects));
+
+  const spawner = await startCommandSpawner(dbPath, effects, logger);
+  started.defer(spawner.close);
+
+  const doorForDispatcher = new MessageChannel();
+  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
+  started.defer(store.close);
+
+  await recover(store, { killGraceMs: KILL_GRACE_MS, effects, logger });
+
+  const dispatcher = await startDispatcherThread(
+    {
+      path: dbPath,
+      port: doorForDispatcher.port2,
+      sender: {
+        version,
+        timeoutMs: config.webhookTimeoutMs,
+        allowHttp: config.webhookAllowHttp,
+        allowedCidrs: config.webhookAllowCidrs,
+        refusedAddresses: [{ address: config.listen.host, port: config.listen.port }],
+        ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
+      },
+      schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
+      logLevel: config.logLevel,
+    },
+    onFatal,
+  );
+  started.defer(dispatcher.stop);
+
+  const executor = createExecutor({
+    store,
+    spawner,
+    effects,
+    logger,
+    maxConcurrent: config.maxConcurrent,
+    killGraceMs: KILL_GRACE_MS,
+    temporaryDirectory: tmpdir(),
+  });
+  const readiness = createReadiness(store, dispatcher, effects);
+  const http = await createHttpServer(
+    {
+      listen: config.listen,
+      tls:
+        config.tls === null
+          ? null
+          : { certificate: readFileSync(config.tls.certPath), key: readFileSync(config.tls.keyPath) },
+      rateLimit: config.rateLimit ?? 'off',
+    },
+    {
+      authentication: authentication(
+        store,
+        createFailureLimiter(effects),
+        createClientAddress(config.trustProxyCidrs),
+        effects,
+        logger,
+      ),
+      resources: [
+        projects(store.reads, createPages(store.reads.instance.cursorSecret(), effects)),
+        deployments(store, config.maxQueued),
+        webhooks(store, { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs }),
+        health(readiness.check),
+      ],
+    },
+    effects,
+    logger,
+  );
+  await http.start();
+  started.defer(() => http.stop({ timeout: LAST_REQUESTS_MS }));
+
+  const loop = startLoop(executor.tick, {
+    idleMs: IDLE_MS,
+    effects,
+    onError: (error) => logger.error({ err: error }, 'the executor stumbled'),
+  });
+  store.writer.onCommit((changes) => {
+    if (changes.has('queue')) loop.wake();
+  });
+  readiness.watch(loop);
+  started.defer(async () => {
+    readiness.stopping();
+    await loop.stop();
+    await executor.stop(config.shutdownGraceMs);
+  });
+
+  const running = started.move();
+  return { url: http.info.uri, stop: () => running.disposeAsync() };
+}
+
+/** The helper of this file, after any that a killed service left: it must not start anything any more. */
+async function startCommandSpawner(dbPath: string, effects: Effects, logger: Logger) {
+  const { dev, ino } = statSync(dbPath);
+  const token = `${dev}-${ino}`;
+  await endOrphanedSpawners(token, effects);
+  return await startSpawner({
+    command: selfCommand(),
+    environment: { PATH: process.env['PATH'] ?? '/usr/bin:/bin' },
+    token,
+    directory: tmpdir(),
+    effects,
+    onProblem: (problem) => logger.error({ problem }, 'the spawner has a problem'),
+  });
+}
+
+/** Whether the database takes writes and the loops turn. One look serves all who ask within a second. */
+function createReadiness(store: Store, dispatcher: DispatcherThread, effects: Effects) {
+  let executorLoop: Loop | undefined;
+  let stopping = false;
+  let last: { atMs: number; problem: Promise<string | null> } | undefined;
+
+  return {
+    watch(loop: Loop) {
+      executorLoop = loop;
+    },
+    stopping() {
+      stopping = true;
+    },
+    check(): Promise<string | null> {
+      if (stopping) return Promise.resolve('the service is stopping');
+      const nowMs = effects.monotonicMs();
+      if (last === undefined || nowMs - last.atMs > 1_000) last = { atMs: nowMs, problem: look() };
+      return last.problem;
+    },
+  };
+
+  async function look(): Promise<string | null> {
+    const timedOut = new Promise<'hangs'>((resolve) =>
+      effects.after(HANGING_AFTER_MS, () => resolve('hangs')),
+    );
+    const wrote = store.writer.write('instance.probe', undefined).then(
+      () => true,
+      () => false,
+    );
+    if ((await Promise.race([wrote, timedOut])) !== true) return 'the database takes no writes';
+    if ((executorLoop?.quietMs() ?? 0) > HANGING_AFTER_MS) return 'the executor hangs';
+    const quietMs = await Promise.race([dispatcher.quietMs(), timedOut]);
+    return quietMs === 'hangs' || quietMs > HANGING_AFTER_MS ? 'the dispatcher hangs' : null;
+  }
+}

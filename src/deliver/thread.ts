@@ -1,0 +1,67 @@
+import type { MessagePort } from 'node:worker_threads';
+import { startThread } from '../assets.ts';
+import type { LogLevel } from '../logger.ts';
+import type { RetrySchedule } from './retry.ts';
+import type { SenderOptions } from './send.ts';
+
+/** What the dispatcher's thread is started with. */
+export interface DispatcherThreadData {
+  path: string;
+  /** A door to the writer. */
+  port: MessagePort;
+  sender: SenderOptions;
+  schedule: RetrySchedule;
+  logLevel: LogLevel;
+}
+
+export type ToDispatcherThread = 'look' | 'stop';
+export type FromDispatcherThread = 'ready' | 'stopped' | { quietMs: number };
+
+export interface DispatcherThread {
+  /** How long ago its loop last looked for work; does not resolve while the thread hangs. */
+  quietMs(): Promise<number>;
+  /** Lets the attempts that are under way end, then the thread. */
+  stop(): Promise<void>;
+}
+
+/** Starts the dispatcher in its thread; `onCrash` is called if that dies. */
+export async function startDispatcherThread(
+  data: DispatcherThreadData,
+  onCrash: (error: unknown) => void,
+): Promise<DispatcherThread> {
+  const thread = startThread('deliver/dispatcher-thread', { workerData: data, transferList: [data.port] });
+  const ready = Promise.withResolvers<void>();
+  const stopped = Promise.withResolvers<void>();
+  let looks: ((quietMs: number) => void)[] = [];
+  let stopping = false;
+
+  thread.on('message', (message: FromDispatcherThread) => {
+    if (message === 'ready') return ready.resolve();
+    if (message === 'stopped') return stopped.resolve();
+    for (const answer of looks) answer(message.quietMs);
+    looks = [];
+  });
+  thread.on('error', (error) => {
+    ready.reject(error);
+    onCrash(error);
+  });
+  thread.on('exit', () => {
+    stopped.resolve();
+    if (!stopping) onCrash(new Error('the dispatcher thread ended'));
+  });
+  await ready.promise;
+
+  return {
+    quietMs: () =>
+      new Promise((resolve) => {
+        looks.push(resolve);
+        thread.postMessage('look' satisfies ToDispatcherThread);
+      }),
+    async stop() {
+      stopping = true;
+      thread.postMessage('stop' satisfies ToDispatcherThread);
+      await stopped.promise;
+      await thread.terminate();
+    },
+  };
+}

@@ -1,0 +1,75 @@
+import type { Plugin, Request } from '@hapi/hapi';
+import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
+import type { Logger } from '../logger.ts';
+import { hashKeySecret, isKeySecret } from '../secrets.ts';
+import type { Caller } from '../store/keys.ts';
+import type { Store } from '../store/store.ts';
+import { addressGroup, applyRateDecision, type ClientAddress, type RateLimiter } from './limits.ts';
+
+const USED_AT_MOST_EVERY_MS = 60_000;
+
+/**
+ * `Authorization: Bearer <API_KEY>`. The key is read from the file at every request, so that a revocation
+ * counts from the next one on, whoever revoked. Failures are counted by address and answered 401, then 429;
+ * a valid key is never held up by them.
+ */
+export function authentication(
+  { reads, writer }: Store,
+  failures: RateLimiter,
+  clientAddress: ClientAddress,
+  effects: Effects,
+  logger: Logger,
+): Plugin<void> {
+  return {
+    name: 'authentication',
+    register(server) {
+      server.auth.scheme('bearer', () => ({
+        authenticate(request, h) {
+          const caller = authenticate(request);
+          noteUse(caller);
+          return h.authenticated({ credentials: { scope: [...caller.scopes], app: caller } });
+        },
+      }));
+      server.auth.strategy('key', 'bearer');
+      server.auth.default('key');
+    },
+  };
+
+  function authenticate(request: Request): Caller {
+    const secret = bearerToken(request.headers['authorization']);
+    const caller =
+      secret !== undefined && isKeySecret(secret)
+        ? reads.keys.authenticate(hashKeySecret(secret), effects.now())
+        : undefined;
+    if (caller !== undefined) return caller;
+    applyRateDecision(failures.take(addressGroup(clientAddress(request))), request);
+    throw new AppError(
+      'unauthorized',
+      secret === undefined
+        ? 'send an API key: Authorization: Bearer <API_KEY>'
+        : 'this API key is wrong, expired or revoked',
+    );
+  }
+
+  function noteUse({ keyId, lastUsedAtMs }: Caller): void {
+    const atMs = effects.now();
+    if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USED_AT_MOST_EVERY_MS) return;
+    writer.write('keys.touch', { keyId, atMs }).catch((error) => {
+      // Nobody's request fails for a note; the next one writes it.
+      logger.warn({ err: error }, 'the use of a key could not be noted');
+    });
+  }
+}
+
+/** Who makes the request. Only for routes that ask for a key. */
+export function callerOf(request: Pick<Request, 'auth'>): Caller {
+  const caller = request.auth.credentials.app;
+  if (caller === undefined) throw new Error('a route without authentication asked for its caller');
+  return caller;
+}
+
+/** RFC 6750, 2.1. The scheme's name is case-insensitive (RFC 9110, 11.1). */
+function bearerToken(header: unknown): string | undefined {
+  return typeof header === 'string' ? /^bearer +([^\s,]+)$/i.exec(header)?.[1] : undefined;
+}

@@ -1,0 +1,41 @@
+import type { Plugin } from '@hapi/hapi';
+import type { Page, Project } from '../domain.ts';
+import type { Reads } from '../store/store.ts';
+import { callerOf } from './auth.ts';
+import { notFound } from './errors.ts';
+import type { Pages } from './pages.ts';
+import { pageParameters, pathId, querySchema } from './validation.ts';
+
+export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
+  return {
+    name: 'projects',
+    register(server) {
+      server.route<{ Query: { limit: number; cursor?: string } }>({
+        method: 'GET',
+        path: '/v2/projects',
+        options: {
+          auth: { scope: 'projects:read' },
+          validate: { query: querySchema(pageParameters) },
+        },
+        handler(request): Page<Project> {
+          const { limit, cursor } = request.query;
+          const caller = callerOf(request);
+          const walk = { list: 'projects', filters: {}, keyId: caller.keyId };
+          const rows = projects.page(caller, pages.position(walk, cursor, 0), limit + 1);
+          return pages.page(walk, rows, limit);
+        },
+      });
+
+      server.route<{ Params: { project_id: string } }>({
+        method: 'GET',
+        path: '/v2/projects/{project_id}',
+        options: { auth: { scope: 'projects:read' } },
+        handler(request): Project {
+          const project = projects.visibleTo(callerOf(request), pathId('prj', request.params.project_id));
+          if (project === undefined) throw notFound();
+          return project;
+        },
+      });
+    },
+  };
+}
