@@ -3,47 +3,17 @@ import {
   type DeploymentId,
   type DeploymentStatus,
   type KeyId,
-  newId,
   optionalTimestamp,
   type ProjectId,
   type Reason,
   type Ref,
-  type TerminalStatus,
   type Trigger,
   timestamp,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { eventWrites } from './events.ts';
 import type { Caller } from './keys.ts';
-import { projectReads, VISIBLE_PROJECT, viewer } from './projects.ts';
-
-export interface NewDeployment {
-  projectId: ProjectId;
-  ref: Ref;
-  trigger: Trigger;
-  /** Null: made on the machine. */
-  keyId: KeyId | null;
-  redeployOf: DeploymentId | null;
-  /** How many may wait in one project; null: any number. */
-  maxQueued: number | null;
-}
-
-/** What the executor needs to carry a deployment out. */
-export interface ClaimedDeployment {
-  id: DeploymentId;
-  ref: Ref;
-  project_id: ProjectId;
-  project_name: string;
-  command: [string, ...string[]];
-  directory: string | null;
-  timeout_ms: number | null;
-  idle_timeout_ms: number | null;
-  variables: Record<string, string>;
-  /** The ref that succeeded last in this project. */
-  previous_ref: Ref | null;
-}
+import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
 /** The three together name one process for ever; a process id alone is reused. */
 export interface StoredProcess {
@@ -53,16 +23,6 @@ export interface StoredProcess {
   bootId: string;
 }
 
-export interface DeploymentEnd {
-  id: DeploymentId;
-  status: TerminalStatus;
-  reason: Reason | null;
-  message: string | null;
-  exitCode: number | null;
-  signal: string | null;
-  outputs: Record<string, string>;
-}
-
 /** What an earlier run of the service left behind. */
 export interface UnfinishedDeployment {
   id: DeploymentId;
@@ -70,7 +30,8 @@ export interface UnfinishedDeployment {
   process: StoredProcess | null;
 }
 
-interface DeploymentRow {
+/** As it stands in the table, with the name of the key that made it. */
+export interface DeploymentRow {
   seq: number;
   id: DeploymentId;
   project_id: ProjectId;
@@ -100,8 +61,14 @@ const DEPLOYMENT_COLUMNS = `
   d.created_at, d.started_at, d.finished_at, d.exit_code, d.signal, d.outputs, d.log_bytes, d.log_truncated`;
 const DEPLOYMENTS = 'deployments d LEFT JOIN keys k ON k.id = d.created_by_key_id';
 
-/** Until the queue moves on: nobody can say better how long a deployment takes. */
-const QUEUE_FULL_RETRY_SECONDS = 30;
+/** What a list shows; what is left out does not narrow it. */
+export interface DeploymentFilter {
+  projectId: string | null;
+  statuses: DeploymentStatus[] | null;
+  ref: string | null;
+  createdAfterMs: number | null;
+  createdBeforeMs: number | null;
+}
 
 export function deploymentReads(database: Database) {
   const byId = database.prepare<[string], DeploymentRow>(
@@ -110,6 +77,21 @@ export function deploymentReads(database: Database) {
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
      WHERE d.id = :id AND ${VISIBLE_PROJECT('d.project_id')}`);
+  const narrowed = (place: string) => `
+    SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
+     WHERE d.seq < :beforeSeq AND ${place}
+       AND ${VISIBLE_PROJECT('d.project_id')}
+       AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
+       AND (:ref IS NULL OR d.ref = :ref)
+       AND (:createdAfterMs IS NULL OR d.created_at > :createdAfterMs)
+       AND (:createdBeforeMs IS NULL OR d.created_at < :createdBeforeMs)
+     ORDER BY d.seq DESC LIMIT :limit`;
+  const page = {
+    all: database.prepare<Record<string, unknown>, DeploymentRow>(narrowed(':projectId IS NULL')),
+    ofProject: database.prepare<Record<string, unknown>, DeploymentRow>(
+      narrowed('d.project_id = :projectId'),
+    ),
+  };
   const queuedBefore = database
     .prepare<{ projectId: ProjectId; seq: number }, number>(`
       SELECT count(*) FROM deployments
@@ -130,15 +112,37 @@ export function deploymentReads(database: Database) {
      ORDER BY seq`);
 
   return {
-    get(id: string): Deployment | undefined {
-      const row = byId.get(id);
-      return row === undefined ? undefined : toDeployment(row, queuePosition(row));
+    get,
+
+    /** Throws `not_found`. */
+    existing(id: string): Deployment {
+      const deployment = get(id);
+      if (deployment === undefined) throw new AppError('not_found', 'there is no such deployment');
+      return deployment;
     },
 
     /** As this caller sees it; undefined if it is not there or its project is not the caller's. */
     visibleTo(caller: Caller, id: string): Deployment | undefined {
       const row = visible.get({ id, ...viewer(caller) });
       return row === undefined ? undefined : toDeployment(row, queuePosition(row));
+    },
+
+    /** The caller's deployments before `beforeSeq`, newest first, with the seq to go on from. */
+    page(
+      caller: Caller,
+      filter: DeploymentFilter,
+      beforeSeq: number,
+      limit: number,
+    ): { seq: number; item: Deployment }[] {
+      const statuses = filter.statuses === null ? null : JSON.stringify(filter.statuses);
+      const rows = (filter.projectId === null ? page.all : page.ofProject).all({
+        ...filter,
+        ...viewer(caller),
+        statuses,
+        beforeSeq,
+        limit,
+      });
+      return rows.map((row) => ({ seq: row.seq, item: toDeployment(row, queuePosition(row)) }));
     },
 
     /** What the executor has begun and not ended, oldest first. After a start that is what a crash interrupted. */
@@ -153,224 +157,19 @@ export function deploymentReads(database: Database) {
       })),
   };
 
+  function get(id: string): Deployment | undefined {
+    const row = byId.get(id);
+    return row === undefined ? undefined : toDeployment(row, queuePosition(row));
+  }
+
   function queuePosition(row: DeploymentRow): number | null {
     if (row.status !== 'queued' || row.reported === 1) return null;
     return (queuedBefore.get({ projectId: row.project_id, seq: row.seq }) ?? 0) + 1;
   }
 }
 
-export function deploymentWrites(context: WriteContext) {
-  const { database, effects, changed } = context;
-  const reads = deploymentReads(database);
-  const projects = projectReads(database);
-  const events = eventWrites(context);
-
-  const projectForNew = database.prepare<
-    [string],
-    {
-      status: string;
-      command: string | null;
-      policy: string;
-      report_timeout_ms: number | null;
-      queued_count: number;
-    }
-  >('SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = ?');
-  const insert = database.prepare(`
-    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
-                             created_at, report_due_at)
-    VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
-  const queuedIds = database
-    .prepare<{ projectId: ProjectId; id: DeploymentId }, DeploymentId>(`
-      SELECT id FROM deployments
-       WHERE project_id = :projectId AND status = 'queued' AND reported = 0 AND id <> :id
-       ORDER BY seq`)
-    .pluck();
-  const keyName = database.prepare<[string], string>('SELECT name FROM keys WHERE id = ?').pluck();
-  const supersede = database.prepare('UPDATE deployments SET superseded_by = :by WHERE id = :id');
-
-  // The project whose turn it is, skipping those that run one already.
-  const nextQueued = database.prepare<
-    [],
-    {
-      seq: number;
-      id: DeploymentId;
-      ref: Ref;
-      project_id: ProjectId;
-      project_name: string;
-      command: string;
-      directory: string | null;
-      timeout_ms: number | null;
-      idle_timeout_ms: number | null;
-    }
-  >(`
-    SELECT d.seq, d.id, d.ref, d.project_id, p.name AS project_name, p.command, p.directory, p.timeout_ms, p.idle_timeout_ms
-      FROM projects p INDEXED BY projects_waiting
-      JOIN deployments d
-        ON d.seq = (SELECT min(q.seq) FROM deployments q
-                     WHERE q.project_id = p.id AND q.status = 'queued' AND q.reported = 0)
-     WHERE p.queued_count > 0 AND p.status = 'active' AND p.command IS NOT NULL
-       AND NOT EXISTS (SELECT 1 FROM deployments r
-                        WHERE r.project_id = p.id AND r.status IN ('running', 'canceling') AND r.reported = 0)
-     ORDER BY p.last_started_at, p.seq
-     LIMIT 1`);
-  const previousRef = database
-    .prepare<{ projectId: ProjectId; seq: number }, Ref>(`
-      SELECT ref FROM deployments
-       WHERE project_id = :projectId AND seq < :seq AND status = 'succeeded'
-       ORDER BY seq DESC LIMIT 1`)
-    .pluck();
-  const markRunning = database.prepare(
-    `UPDATE deployments SET status = 'running', started_at = :at WHERE id = :id AND status = 'queued'`,
-  );
-  const setProcess = database.prepare(`
-    UPDATE deployments SET process_id = :processId, process_started_at = :processStartedAt, boot_id = :bootId
-     WHERE id = :id AND finished_at IS NULL`);
-  const finish = database.prepare(`
-    UPDATE deployments
-       SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,
-           outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :at)
-     WHERE id = :id AND finished_at IS NULL`);
-
-  return {
-    /**
-     * Queues a deployment of `ref`. Throws `not_found` (no such project), `conflict` (archived) and
-     * `rate_limited` (as many wait as may).
-     */
-    create(input: NewDeployment): Deployment {
-      const project = projectForNew.get(input.projectId);
-      if (project === undefined) throw new AppError('not_found', 'there is no such project');
-      if (project.status === 'archived') {
-        throw new AppError('conflict', 'the project is archived and takes no new deployments');
-      }
-      const reported = project.command === null;
-      if (!reported && project.policy === 'queue') refuseFullQueue(project.queued_count, input.maxQueued);
-      const id = newId('dpl', effects.randomBytes);
-      const createdAt = effects.now();
-      const { lastInsertRowid } = insert.run({
-        id,
-        projectId: input.projectId,
-        ref: input.ref,
-        reported: reported ? 1 : 0,
-        trigger: input.trigger,
-        keyId: input.keyId,
-        redeployOf: input.redeployOf,
-        createdAt,
-        reportDueAt:
-          reported && project.report_timeout_ms !== null ? createdAt + project.report_timeout_ms : null,
-      });
-      events.record('deployment.created', { id, project_id: input.projectId, ref: input.ref }, createdAt);
-      const superseded = !reported && project.policy === 'latest' ? supersedeOlder(input.projectId, id) : 0;
-      changed('queue');
-      // What was just written is known: reading it back would cost as much as writing it.
-      return toDeployment(
-        {
-          seq: Number(lastInsertRowid),
-          id,
-          project_id: input.projectId,
-          ref: input.ref,
-          status: 'queued',
-          reason: null,
-          message: null,
-          reported: reported ? 1 : 0,
-          trigger: input.trigger,
-          created_by_key_id: input.keyId,
-          created_by_name: input.keyId === null ? null : (keyName.get(input.keyId) ?? null),
-          redeploy_of: input.redeployOf,
-          superseded_by: null,
-          created_at: createdAt,
-          started_at: null,
-          finished_at: null,
-          exit_code: null,
-          signal: null,
-          outputs: '{}',
-          log_bytes: 0,
-          log_truncated: 0,
-        },
-        reported ? null : project.queued_count - superseded + 1,
-      );
-    },
-
-    /**
-     * Takes the next deployment that may start, or null: of the active projects that run none, the one whose
-     * last start is the longest ago, and of that its oldest. It is `running` once this is committed.
-     */
-    claim(): ClaimedDeployment | null {
-      const next = nextQueued.get();
-      if (next === undefined) return null;
-      const at = effects.now();
-      markRunning.run({ id: next.id, at });
-      events.record('deployment.started', next, at);
-      changed(next.id);
-      return {
-        id: next.id,
-        ref: next.ref,
-        project_id: next.project_id,
-        project_name: next.project_name,
-        command: JSON.parse(next.command) as [string, ...string[]],
-        directory: next.directory,
-        timeout_ms: next.timeout_ms,
-        idle_timeout_ms: next.idle_timeout_ms,
-        variables: projects.variables(next.project_id),
-        previous_ref: previousRef.get({ projectId: next.project_id, seq: next.seq }) ?? null,
-      };
-    },
-
-    setProcess(input: StoredProcess & { id: DeploymentId }): void {
-      setProcess.run(input);
-    },
-
-    /**
-     * Writes the end with its event and outbox rows. The first end stays: a later one changes nothing.
-     * The process tree must be gone.
-     */
-    finish(end: DeploymentEnd): Deployment {
-      finishOnce(end);
-      const deployment = reads.get(end.id);
-      if (deployment === undefined) throw new AppError('not_found', 'there is no such deployment');
-      return deployment;
-    },
-  };
-
-  function refuseFullQueue(queuedCount: number, maxQueued: number | null): void {
-    if (maxQueued === null || queuedCount < maxQueued) return;
-    throw new AppError(
-      'rate_limited',
-      `${queuedCount} deployments of this project wait already: try again when one has finished`,
-      { retryAfterSeconds: QUEUE_FULL_RETRY_SECONDS },
-    );
-  }
-
-  function supersedeOlder(projectId: ProjectId, by: DeploymentId): number {
-    const older = queuedIds.all({ projectId, id: by });
-    for (const id of older) {
-      supersede.run({ id, by });
-      finishOnce({
-        id,
-        status: 'canceled',
-        reason: 'superseded',
-        message: null,
-        exitCode: null,
-        signal: null,
-        outputs: {},
-      });
-    }
-    return older.length;
-  }
-
-  function finishOnce(end: DeploymentEnd): void {
-    const at = effects.now();
-    const { id, status, reason, message, exitCode, signal } = end;
-    const outputs = JSON.stringify(end.outputs);
-    if (finish.run({ id, status, reason, message, exitCode, signal, outputs, at }).changes === 0) return;
-    const deployment = reads.get(id);
-    if (deployment === undefined) throw new Error('a deployment vanished while it was finished');
-    events.record(`deployment.${status}`, deployment, at);
-    changed('queue');
-    changed(id);
-  }
-}
-
-function toDeployment(row: DeploymentRow, queuePosition: number | null): Deployment {
+/** `queuePosition`: 1 is the next of its project; null where none applies. */
+export function toDeployment(row: DeploymentRow, queuePosition: number | null): Deployment {
   return {
     id: row.id,
     project_id: row.project_id,

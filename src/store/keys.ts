@@ -5,6 +5,7 @@ import {
   optionalTimestamp,
   type ProjectId,
   type Scope,
+  type Timestamp,
   timestamp,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
@@ -61,7 +62,11 @@ export function keyReads(database: Database) {
        AND (k.expires_at IS NULL OR k.expires_at > :nowMs)
        AND (s.expires_at IS NULL OR s.expires_at > :nowMs)`);
   const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = ?`);
+  const byName = database.prepare<[string], KeyRow>(`
+    SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = ? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
   const all = database.prepare<[], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k ORDER BY k.seq`);
+  const outgoing = database.prepare<{ keyId: string; nowMs: number }, { last4: string; expires_at: number }>(`
+    SELECT last4, expires_at FROM key_secrets WHERE key_id = :keyId AND expires_at > :nowMs ORDER BY expires_at`);
 
   return {
     /** The caller whose live secret hashes to this; undefined when wrong, expired or revoked. Read anew at every request. */
@@ -82,6 +87,27 @@ export function keyReads(database: Database) {
       return row === undefined ? undefined : toKey(row);
     },
 
+    /**
+     * By id, or by a name that only one key has; revoked ones count only where no other has the name.
+     * Throws `not_found`, and `conflict` for a name that several have.
+     */
+    resolve(idOrName: string): Key {
+      const row = byId.get(idOrName);
+      if (row !== undefined) return toKey(row);
+      const [named, another] = byName.all(idOrName);
+      if (named === undefined) throw noSuchKey();
+      if (another !== undefined && (another.revoked_at === null || named.revoked_at !== null)) {
+        throw new AppError('conflict', 'several keys have this name: use the id');
+      }
+      return toKey(named);
+    },
+
+    /** Secrets that a newer one replaced and that still work, the first to end first. */
+    outgoingSecrets: (keyId: KeyId, nowMs: number): { last4: string; expires_at: Timestamp }[] =>
+      outgoing
+        .all({ keyId, nowMs })
+        .map(({ last4, expires_at }) => ({ last4, expires_at: timestamp(expires_at) })),
+
     /** Oldest first, revoked ones too. */
     list: (): Key[] => all.all().map(toKey),
   };
@@ -100,6 +126,12 @@ export function keyWrites({ database, effects }: WriteContext) {
   const disableWebhooks = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'the key that registered it was revoked'
      WHERE key_id = ? AND deleted_at IS NULL`);
+  const endSecrets = database.prepare(`
+    UPDATE key_secrets SET expires_at = :endsAt
+     WHERE key_id = :keyId AND (expires_at IS NULL OR expires_at > :endsAt)`);
+  const forgetEndedSecrets = database.prepare(
+    'DELETE FROM key_secrets WHERE key_id = :keyId AND expires_at <= :nowMs',
+  );
   const touch = database.prepare(
     'UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), :atMs) WHERE id = :keyId',
   );
@@ -129,6 +161,24 @@ export function keyWrites({ database, effects }: WriteContext) {
     },
 
     /**
+     * Gives the key a new secret, which is in this answer and nowhere else. What worked before goes on for
+     * `overlapMs` at most. Throws `not_found`, and `conflict` for a key that is revoked or has expired.
+     */
+    rotate({ id, overlapMs }: { id: string; overlapMs: number }): { key: Key; secret: string } {
+      const before = existing(id);
+      const now = effects.now();
+      if (before.revoked_at !== null) throw new AppError('conflict', 'the key is revoked: create a new one');
+      if (before.expires_at !== null && Date.parse(before.expires_at) <= now) {
+        throw new AppError('conflict', 'the key has expired: create a new one');
+      }
+      const secret = newKeySecret(effects.randomBytes);
+      endSecrets.run({ keyId: id, endsAt: now + overlapMs });
+      forgetEndedSecrets.run({ keyId: id, nowMs: now });
+      insertSecret.run({ hash: hashKeySecret(secret), keyId: id, last4: secret.slice(-4), createdAt: now });
+      return { key: existing(id), secret };
+    },
+
+    /**
      * Counts from the next request on. Its webhooks are disabled with it: whoever lost access is sent nothing more.
      * Revoking twice changes nothing. Throws `not_found`.
      */
@@ -145,10 +195,13 @@ export function keyWrites({ database, effects }: WriteContext) {
 
   function existing(id: string): Key {
     const key = reads.get(id);
-    if (key === undefined)
-      throw new AppError('not_found', 'there is no such key: `davit admin key list` shows all');
+    if (key === undefined) throw noSuchKey();
     return key;
   }
+}
+
+function noSuchKey(): AppError {
+  return new AppError('not_found', 'there is no such key: `davit admin key list` shows all');
 }
 
 function toKey(row: KeyRow): Key {

@@ -1,11 +1,14 @@
+import type { DeploymentId, ProjectId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
-import { deploymentWrites } from './deployments.ts';
+import { endingWrites } from './endings.ts';
 import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempotency.ts';
 import { instanceWrites } from './instance.ts';
 import { keyWrites } from './keys.ts';
 import { logWrites } from './logs.ts';
 import { outboxWrites } from './outbox.ts';
-import { projectWrites } from './projects.ts';
+import { type ProjectDetails, projectWrites } from './projects.ts';
+import { queueWrites } from './queue.ts';
+import { reportWrites } from './reports.ts';
 import { webhookWrites } from './webhooks.ts';
 
 /** Every write there is, by name. Inputs and outputs are plain values: they may cross a thread. */
@@ -13,7 +16,9 @@ export function makeOperations(context: WriteContext) {
   const instance = instanceWrites(context);
   const keys = keyWrites(context);
   const projects = projectWrites(context);
-  const deployments = deploymentWrites(context);
+  const queue = queueWrites(context);
+  const endings = endingWrites(context);
+  const reports = reportWrites(context);
   const logs = logWrites(context);
   const webhooks = webhookWrites(context);
   const outbox = outboxWrites(context);
@@ -22,19 +27,43 @@ export function makeOperations(context: WriteContext) {
   const operations = {
     'instance.probe': instance.probe,
     'keys.create': keys.create,
+    'keys.rotate': keys.rotate,
     'keys.revoke': keys.revoke,
     'keys.touch': keys.touch,
     'projects.create': projects.create,
     'projects.set': projects.set,
     'projects.setStatus': projects.setStatus,
-    'deployments.create': deployments.create,
-    'deployments.claim': deployments.claim,
-    'deployments.setProcess': deployments.setProcess,
-    'deployments.finish': deployments.finish,
+    'projects.archive': archive,
+    'deployments.create': queue.create,
+    'deployments.redeploy': queue.redeploy,
+    'deployments.cancel': queue.cancel,
+    'deployments.claim': queue.claim,
+    'deployments.setProcess': queue.setProcess,
+    'deployments.finish': endings.finish,
+    'deployments.report': reports.report,
+    'deployments.endOverdue': reports.endOverdue,
     'logs.append': logs.append,
     'webhooks.create': webhooks.create,
     'outbox.settle': outbox.settle,
   };
+
+  /** Archived, nothing would ever start what waits: it is canceled along with that, and its events tell. */
+  function archive({ id }: { id: ProjectId }): { project: ProjectDetails; canceledIds: DeploymentId[] } {
+    const project = projects.setStatus({ id, status: 'archived' });
+    const canceledIds = projects.queued(id);
+    for (const canceledId of canceledIds) {
+      endings.finish({
+        id: canceledId,
+        status: 'canceled',
+        reason: 'user',
+        message: 'its project was archived',
+        exitCode: null,
+        signal: null,
+        outputs: {},
+      });
+    }
+    return { project: { ...project, queued_count: 0 }, canceledIds };
+  }
 
   /** Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. */
   function answer(request: AnswerRequest): Answer {

@@ -1,4 +1,5 @@
 import {
+  type DeploymentId,
   newId,
   type Project,
   type ProjectId,
@@ -139,6 +140,11 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
         ON CONFLICT (project_id, name) DO UPDATE SET value = excluded.value`);
   const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = ? AND name = ?');
   const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = :id');
+  const queued = database
+    .prepare<[string], DeploymentId>(
+      `SELECT id FROM deployments WHERE project_id = ? AND status = 'queued' AND reported = 0 ORDER BY seq`,
+    )
+    .pluck();
 
   return {
     create(settings: ProjectSettings): ProjectDetails {
@@ -148,7 +154,10 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       return reads.resolve(id);
     },
 
-    /** Changes what `changes` names and leaves the rest. Throws `not_found`. */
+    /**
+     * Changes what `changes` names and leaves the rest; what runs goes on as it began. Throws `not_found`, and
+     * `conflict` if the command is taken away from deployments that wait for it.
+     */
     set(input: {
       id: ProjectId;
       changes: Partial<Omit<ProjectSettings, 'variables'>>;
@@ -156,6 +165,7 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       unsetVariables: string[];
     }): ProjectDetails {
       const before = reads.resolve(input.id);
+      if (input.changes.command === null) refuseWhileQueued(before.queued_count);
       update.run({ id: input.id, ...columns({ ...settingsOf(before), ...input.changes }) });
       writeVariables(input.id, input.variables, input.unsetVariables);
       return reads.resolve(input.id);
@@ -167,7 +177,18 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       changed('queue');
       return reads.resolve(id);
     },
+
+    /** The deployments that wait for the executor, oldest first. */
+    queued: (id: ProjectId): DeploymentId[] => queued.all(id),
   };
+
+  function refuseWhileQueued(queuedCount: number): void {
+    if (queuedCount === 0) return;
+    throw new AppError(
+      'conflict',
+      `the project's deployments that wait (${queuedCount}) need its command: cancel them or let them finish first`,
+    );
+  }
 
   function writeVariables(id: ProjectId, variables: Record<string, string>, unset: string[]): void {
     for (const name of unset) unsetVariable.run(id, name);

@@ -6,9 +6,9 @@ import type { Test } from 'tap';
 import { type KeyId, type ProjectId, parseRef, type Ref, SCOPES } from '../../src/domain.ts';
 import type { Effects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import type { NewDeployment } from '../../src/store/deployments.ts';
 import type { NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
+import type { NewDeployment } from '../../src/store/queue.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
 import { fakeEffects } from './effects.ts';
 

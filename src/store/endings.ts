@@ -1,0 +1,50 @@
+import type { DeploymentId, Reason, TerminalStatus } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { WriteContext } from './context.ts';
+import { deploymentReads } from './deployments.ts';
+import { eventWrites } from './events.ts';
+
+/** How a deployment ended. */
+export interface DeploymentEnd {
+  id: DeploymentId;
+  status: TerminalStatus;
+  reason: Reason | null;
+  message: string | null;
+  exitCode: number | null;
+  signal: string | null;
+  outputs: Record<string, string>;
+}
+
+/** The one place that ends deployments: status, event and outbox rows together. */
+export function endingWrites(context: WriteContext) {
+  const { database, effects, changed } = context;
+  const reads = deploymentReads(database);
+  const events = eventWrites(context);
+  const end = database.prepare(`
+    UPDATE deployments
+       SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,
+           outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :at)
+     WHERE id = :id AND finished_at IS NULL`);
+
+  return {
+    /**
+     * Writes the end, once nothing of the deployment runs any more. The first end stays: a later one changes
+     * nothing.
+     */
+    finish({ outputs, ...rest }: DeploymentEnd): void {
+      const at = effects.now();
+      if (end.run({ ...rest, outputs: JSON.stringify(outputs), at }).changes === 0) return;
+      events.record(`deployment.${rest.status}`, reads.existing(rest.id), at);
+      changed('queue');
+      changed(rest.id);
+    },
+  };
+}
+
+/** For whoever asks something of a deployment that is over. */
+export function hasEnded(status: TerminalStatus): AppError {
+  return new AppError(
+    'conflict',
+    `the deployment has ended already: it ${status === 'canceled' ? 'was canceled' : status}`,
+  );
+}

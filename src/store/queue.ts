@@ -1,0 +1,255 @@
+import {
+  type Deployment,
+  type DeploymentId,
+  isTerminal,
+  type KeyId,
+  newId,
+  type ProjectId,
+  type Ref,
+  type Trigger,
+} from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { WriteContext } from './context.ts';
+import { deploymentReads, type StoredProcess, toDeployment } from './deployments.ts';
+import { endingWrites, hasEnded } from './endings.ts';
+import { eventWrites } from './events.ts';
+import { projectReads } from './projects.ts';
+
+export interface NewDeployment {
+  projectId: ProjectId;
+  ref: Ref;
+  trigger: Trigger;
+  /** Null: made on the machine. */
+  keyId: KeyId | null;
+  redeployOf: DeploymentId | null;
+  /** How many may wait in one project; null: any number. */
+  maxQueued: number | null;
+}
+
+/** What the executor needs to carry a deployment out. */
+export interface ClaimedDeployment {
+  id: DeploymentId;
+  ref: Ref;
+  project_id: ProjectId;
+  project_name: string;
+  command: [string, ...string[]];
+  directory: string | null;
+  timeout_ms: number | null;
+  idle_timeout_ms: number | null;
+  variables: Record<string, string>;
+  /** The ref that succeeded last in this project. */
+  previous_ref: Ref | null;
+}
+
+/** Until the queue moves on: nobody can say better how long a deployment takes. */
+const QUEUE_FULL_RETRY_SECONDS = 30;
+
+/** How deployments come into their project's queue and leave it: made, claimed, canceled. */
+export function queueWrites(context: WriteContext) {
+  const { database, effects, changed } = context;
+  const reads = deploymentReads(database);
+  const projects = projectReads(database);
+  const events = eventWrites(context);
+  const endings = endingWrites(context);
+
+  const projectForNew = database.prepare<
+    [string],
+    {
+      status: string;
+      command: string | null;
+      policy: string;
+      report_timeout_ms: number | null;
+      queued_count: number;
+    }
+  >('SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = ?');
+  const insert = database.prepare(`
+    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
+                             created_at, report_due_at)
+    VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
+  const keyName = database.prepare<[string], string>('SELECT name FROM keys WHERE id = ?').pluck();
+  const olderQueued = database
+    .prepare<{ projectId: ProjectId; id: DeploymentId }, DeploymentId>(`
+      SELECT id FROM deployments
+       WHERE project_id = :projectId AND status = 'queued' AND reported = 0 AND id <> :id
+       ORDER BY seq`)
+    .pluck();
+  const supersede = database.prepare('UPDATE deployments SET superseded_by = :by WHERE id = :id');
+  const markCanceling = database.prepare(`UPDATE deployments SET status = 'canceling' WHERE id = ?`);
+
+  // The project whose turn it is, skipping those that run one already.
+  const nextQueued = database.prepare<
+    [],
+    {
+      seq: number;
+      id: DeploymentId;
+      ref: Ref;
+      project_id: ProjectId;
+      project_name: string;
+      command: string;
+      directory: string | null;
+      timeout_ms: number | null;
+      idle_timeout_ms: number | null;
+    }
+  >(`
+    SELECT d.seq, d.id, d.ref, d.project_id, p.name AS project_name, p.command, p.directory, p.timeout_ms, p.idle_timeout_ms
+      FROM projects p INDEXED BY projects_waiting
+      JOIN deployments d
+        ON d.seq = (SELECT min(q.seq) FROM deployments q
+                     WHERE q.project_id = p.id AND q.status = 'queued' AND q.reported = 0)
+     WHERE p.queued_count > 0 AND p.status = 'active' AND p.command IS NOT NULL
+       AND NOT EXISTS (SELECT 1 FROM deployments r
+                        WHERE r.project_id = p.id AND r.status IN ('running', 'canceling') AND r.reported = 0)
+     ORDER BY p.last_started_at, p.seq
+     LIMIT 1`);
+  const previousRef = database
+    .prepare<{ projectId: ProjectId; seq: number }, Ref>(`
+      SELECT ref FROM deployments
+       WHERE project_id = :projectId AND seq < :seq AND status = 'succeeded'
+       ORDER BY seq DESC LIMIT 1`)
+    .pluck();
+  const markRunning = database.prepare(
+    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = :id AND status = 'queued'`,
+  );
+  const setProcess = database.prepare(`
+    UPDATE deployments SET process_id = :processId, process_started_at = :processStartedAt, boot_id = :bootId
+     WHERE id = :id AND finished_at IS NULL`);
+
+  return {
+    create,
+
+    /** The same ref once more, as it is in the project now. Throws what `create` throws, and `not_found`. */
+    redeploy(input: { id: DeploymentId; keyId: KeyId | null; maxQueued: number | null }): Deployment {
+      const { id, project_id: projectId, ref } = reads.existing(input.id);
+      const { keyId, maxQueued } = input;
+      return create({ projectId, ref, trigger: 'redeploy', keyId, redeployOf: id, maxQueued });
+    },
+
+    /**
+     * A queued one is canceled at once; a running one is `canceling` until its command is gone, or until who
+     * does the work elsewhere reports. Throws `not_found`, and `conflict` for one that has ended.
+     */
+    cancel({ id }: { id: DeploymentId }): Deployment {
+      const { status } = reads.existing(id);
+      if (isTerminal(status)) throw hasEnded(status);
+      if (status === 'queued') {
+        endings.finish({ id, status: 'canceled', reason: 'user', ...NOTHING_RAN });
+      } else if (status === 'running') {
+        markCanceling.run(id);
+        changed('queue');
+        changed(id);
+      }
+      return reads.existing(id);
+    },
+
+    /**
+     * Takes the next deployment that may start, or null: of the active projects that run none, the one whose
+     * last start is the longest ago, and of that its oldest. It is `running` once this is committed.
+     */
+    claim(): ClaimedDeployment | null {
+      const next = nextQueued.get();
+      if (next === undefined) return null;
+      const at = effects.now();
+      markRunning.run({ id: next.id, at });
+      events.record('deployment.started', next, at);
+      changed(next.id);
+      return {
+        id: next.id,
+        ref: next.ref,
+        project_id: next.project_id,
+        project_name: next.project_name,
+        command: JSON.parse(next.command) as [string, ...string[]],
+        directory: next.directory,
+        timeout_ms: next.timeout_ms,
+        idle_timeout_ms: next.idle_timeout_ms,
+        variables: projects.variables(next.project_id),
+        previous_ref: previousRef.get({ projectId: next.project_id, seq: next.seq }) ?? null,
+      };
+    },
+
+    /** Which process carries a claimed one out, for whoever comes after a crash. */
+    setProcess(input: StoredProcess & { id: DeploymentId }): void {
+      setProcess.run(input);
+    },
+  };
+
+  /**
+   * Queues a deployment of `ref`. Throws `not_found` (no such project), `conflict` (archived) and
+   * `rate_limited` (as many wait as may).
+   */
+  function create(input: NewDeployment): Deployment {
+    const { projectId, ref, trigger, keyId, redeployOf } = input;
+    const project = projectForNew.get(projectId);
+    if (project === undefined) throw new AppError('not_found', 'there is no such project');
+    if (project.status === 'archived') {
+      throw new AppError('conflict', 'the project is archived and takes no new deployments');
+    }
+    const isReported = project.command === null;
+    if (!isReported && project.policy === 'queue') refuseFullQueue(project.queued_count, input.maxQueued);
+    const id = newId('dpl', effects.randomBytes);
+    const createdAt = effects.now();
+    const reportDueAt =
+      isReported && project.report_timeout_ms !== null ? createdAt + project.report_timeout_ms : null;
+    const reported = isReported ? 1 : 0;
+    const { lastInsertRowid } = insert.run({
+      id,
+      projectId,
+      ref,
+      reported,
+      trigger,
+      keyId,
+      redeployOf,
+      createdAt,
+      reportDueAt,
+    });
+    events.record('deployment.created', { id, project_id: projectId, ref }, createdAt);
+    const superseded = !isReported && project.policy === 'latest' ? supersedeOlder(projectId, id) : 0;
+    changed('queue');
+    // What was just written is known: reading it back would cost as much as writing it.
+    return toDeployment(
+      {
+        seq: Number(lastInsertRowid),
+        id,
+        project_id: projectId,
+        ref,
+        status: 'queued',
+        reason: null,
+        message: null,
+        reported,
+        trigger,
+        created_by_key_id: keyId,
+        created_by_name: keyId === null ? null : (keyName.get(keyId) ?? null),
+        redeploy_of: redeployOf,
+        superseded_by: null,
+        created_at: createdAt,
+        started_at: null,
+        finished_at: null,
+        exit_code: null,
+        signal: null,
+        outputs: '{}',
+        log_bytes: 0,
+        log_truncated: 0,
+      },
+      isReported ? null : project.queued_count - superseded + 1,
+    );
+  }
+
+  function refuseFullQueue(queuedCount: number, maxQueued: number | null): void {
+    if (maxQueued === null || queuedCount < maxQueued) return;
+    throw new AppError(
+      'rate_limited',
+      `${queuedCount} deployments of this project wait already: try again when one has finished`,
+      { retryAfterSeconds: QUEUE_FULL_RETRY_SECONDS },
+    );
+  }
+
+  function supersedeOlder(projectId: ProjectId, by: DeploymentId): number {
+    const older = olderQueued.all({ projectId, id: by });
+    for (const id of older) {
+      supersede.run({ id, by });
+      endings.finish({ id, status: 'canceled', reason: 'superseded', ...NOTHING_RAN });
+    }
+    return older.length;
+  }
+}
+
+const NOTHING_RAN = { message: null, exitCode: null, signal: null, outputs: {} };

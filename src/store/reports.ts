@@ -1,0 +1,101 @@
+import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { WriteContext } from './context.ts';
+import { deploymentReads } from './deployments.ts';
+import { endingWrites, hasEnded } from './endings.ts';
+import { eventWrites } from './events.ts';
+
+/** What the system that does the work says of a deployment. */
+export interface Report {
+  id: DeploymentId;
+  status: 'running' | 'succeeded' | 'failed';
+  message: string | null;
+  outputs: Record<string, string> | null;
+}
+
+/** How many overdue deployments one transaction ends, so that it stays short. */
+const OVERDUE_AT_ONCE = 100;
+
+/** Deployments of projects without a command: their states are what another system reports. */
+export function reportWrites(context: WriteContext) {
+  const { database, effects, changed } = context;
+  const reads = deploymentReads(database);
+  const events = eventWrites(context);
+  const endings = endingWrites(context);
+  const isReported = database
+    .prepare<[string], number>('SELECT reported FROM deployments WHERE id = ?')
+    .pluck();
+  const markRunning = database.prepare(
+    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = :id AND status = 'queued'`,
+  );
+  const note = database.prepare(`
+    UPDATE deployments SET message = coalesce(:message, message), outputs = coalesce(:outputs, outputs)
+     WHERE id = :id AND finished_at IS NULL`);
+  const overdue = database.prepare<{ nowMs: number }, { id: DeploymentId; status: string }>(`
+    SELECT id, status FROM deployments
+     WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= :nowMs
+     ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`);
+
+  return {
+    /**
+     * Takes a report. The same end once more changes nothing and is no error; `failed` for one that was being
+     * canceled is its cancellation. Throws `not_found`, and `conflict` where davit does the work itself or the
+     * deployment ended otherwise.
+     */
+    report({ id, status, message, outputs }: Report): Deployment {
+      const deployment = reads.existing(id);
+      if (isReported.get(id) !== 1) {
+        throw new AppError(
+          'conflict',
+          'davit itself runs the command of this project: nobody reports its end',
+        );
+      }
+      if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
+      const at = effects.now();
+      if (deployment.status === 'queued' && status === 'running') {
+        markRunning.run({ id, at });
+        events.record('deployment.started', deployment, at);
+      }
+      note.run({ id, message, outputs: outputs === null ? null : JSON.stringify(outputs) });
+      if (status !== 'running') {
+        const wasCanceled = status === 'failed' && deployment.status === 'canceling';
+        const noted = reads.existing(id);
+        endings.finish({
+          id,
+          status: wasCanceled ? 'canceled' : status,
+          reason: wasCanceled ? 'user' : status === 'failed' ? 'reported' : null,
+          message: noted.message,
+          exitCode: null,
+          signal: null,
+          outputs: noted.outputs,
+        });
+      }
+      changed(id);
+      return reads.existing(id);
+    },
+
+    /** Ends those whose report did not come in time; gives how many, at most a hundred at once. */
+    endOverdue(): number {
+      const late = overdue.all({ nowMs: effects.now() });
+      for (const { id, status } of late) {
+        const wasCanceled = status === 'canceling';
+        endings.finish({
+          id,
+          status: wasCanceled ? 'canceled' : 'failed',
+          reason: wasCanceled ? 'user' : 'report_timeout',
+          message: 'nobody reported how it went',
+          exitCode: null,
+          signal: null,
+          outputs: reads.existing(id).outputs,
+        });
+      }
+      return late.length;
+    },
+  };
+}
+
+function repeated(deployment: Deployment, ended: TerminalStatus, reported: Report['status']): Deployment {
+  const same = ended === reported || (ended === 'canceled' && reported === 'failed');
+  if (!same) throw hasEnded(ended);
+  return deployment;
+}
