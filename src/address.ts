@@ -1,0 +1,171 @@
+import { isIP } from 'node:net';
+import ipaddr from 'ipaddr.js';
+
+/** A block of addresses: 4 or 16 bytes, of which the first `prefixLength` bits count. A plain value: goes to workers. */
+export interface Cidr {
+  readonly bytes: readonly number[];
+  readonly prefixLength: number;
+}
+
+export type CidrResult = { ok: true; cidr: Cidr } | { ok: false; reason: string };
+
+/** `10.0.0.0/8` or `fd00::/8`; a bare address is the block of that one. Nothing is rounded or guessed. */
+export function parseCidr(value: unknown): CidrResult {
+  if (typeof value !== 'string') return { ok: false, reason: 'must be a string' };
+  const [address = '', prefix, ...rest] = value.split('/');
+  const bytes = bytesOf(address);
+  if (bytes === undefined || address.includes('%') || rest.length > 0) {
+    return { ok: false, reason: 'must be an address or a block such as 10.0.0.0/8 or fd00::/8' };
+  }
+  const bits = bytes.length * 8;
+  if (prefix !== undefined && !(/^(0|[1-9]\d{0,2})$/.test(prefix) && Number(prefix) <= bits)) {
+    return { ok: false, reason: `must end in a prefix length from 0 to ${bits}` };
+  }
+  const prefixLength = prefix === undefined ? bits : Number(prefix);
+  const network = bytes.map((byte, index) => byte & maskOfByte(prefixLength, index));
+  if (network.some((byte, index) => byte !== bytes[index])) {
+    return { ok: false, reason: 'must be the first address of its block: bits after the prefix are set' };
+  }
+  return { ok: true, cidr: { bytes, prefixLength } };
+}
+
+/** Whether one of the blocks holds the address. A mapped address (`::ffff:10.0.0.1`) is IPv6 here, never IPv4. */
+export function isInside(ip: string, cidrs: readonly Cidr[]): boolean {
+  const bytes = bytesOf(ip);
+  return bytes !== undefined && cidrs.some((cidr) => holds(cidr, bytes));
+}
+
+/**
+ * Whether davit may connect there: to public unicast addresses, and to what the self-hoster opened.
+ * Whatever is no address in its standard notation is refused. After the special-purpose registries of
+ * IANA (RFC 6890 and what was registered since), of which also the globally reachable ones are refused:
+ * no receiver lives on an anycast relay.
+ */
+export function judgeAddress(ip: string, allowed: readonly Cidr[]): 'allowed' | 'refused' {
+  const bytes = bytesOf(ip);
+  if (bytes === undefined) return 'refused';
+  if (allowed.some((cidr) => holds(cidr, bytes))) return 'allowed';
+  if (bytes.length === 16 && !holds(GLOBAL_UNICAST, bytes)) return 'refused';
+  return SPECIAL.some((cidr) => holds(cidr, bytes)) ? 'refused' : 'allowed';
+}
+
+/**
+ * Where a `localhost` name leads, undefined for every other name: to those loopback addresses that are
+ * allowed, never through DNS, which may say anything (RFC 6761, section 6.3).
+ */
+export function loopbackOf(hostname: string, allowed: readonly Cidr[]): string[] | undefined {
+  if (!/(^|\.)localhost\.*$/i.test(hostname)) return undefined;
+  return ['127.0.0.1', '::1'].filter((address) => judgeAddress(address, allowed) === 'allowed');
+}
+
+export interface UrlRules {
+  allowHttp: boolean;
+  allowedCidrs: readonly Cidr[];
+}
+
+export type WebhookUrlResult = { ok: true; url: string } | { ok: false; reason: string };
+
+export const URL_MAX_LENGTH = 2048;
+
+/**
+ * A place for deliveries, normalised by `new URL` (WHATWG) once: what is judged is what is sent to.
+ * Names are not resolved here; where they lead is judged on the socket of each attempt. Reasons never
+ * repeat the value.
+ */
+export function parseWebhookUrl(value: unknown, rules: UrlRules): WebhookUrlResult {
+  const text = rawProblem(value);
+  if (!text.ok) return text;
+  const url = URL.parse(text.raw);
+  if (url === null) return { ok: false, reason: 'must be a valid URL' };
+  const reason = urlProblem(url, rules);
+  return reason === undefined ? { ok: true, url: url.href } : { ok: false, reason };
+}
+
+/** What WHATWG parsing would clean up, drop or repair without a word has to be seen before it. */
+function rawProblem(value: unknown): { ok: true; raw: string } | { ok: false; reason: string } {
+  const refuse = (reason: string) => ({ ok: false, reason }) as const;
+  if (typeof value !== 'string') return refuse('must be a string');
+  if (value === '') return refuse('must not be empty');
+  if (value.length > URL_MAX_LENGTH) return refuse(`must be at most ${URL_MAX_LENGTH} characters`);
+  if (/[\s\p{Cc}\p{Cs}\\]/u.test(value)) {
+    return refuse('must not contain white space, control characters or backslashes');
+  }
+  if (!/^https?:\/\/[^/]/i.test(value)) return refuse('must begin with https://');
+  if (value.includes('#')) return refuse('must not have a fragment');
+  const [authority = ''] = value.slice(value.indexOf('//') + 2).split(/[/?]/);
+  if (authority.includes('@')) return refuse('must not contain a user name or password');
+  return { ok: true, raw: value };
+}
+
+function urlProblem(url: URL, { allowHttp, allowedCidrs }: UrlRules): string | undefined {
+  if (url.href.length > URL_MAX_LENGTH) return `must be at most ${URL_MAX_LENGTH} characters`;
+  if (url.protocol !== 'https:' && !allowHttp) return 'must begin with https://';
+  if (url.port === '0') return 'must not use port 0';
+  const hostname = hostnameOf(url);
+  const loopback = loopbackOf(hostname, allowedCidrs);
+  const refused = isIP(hostname) !== 0 && judgeAddress(hostname, allowedCidrs) === 'refused';
+  if (refused || loopback?.length === 0) {
+    return 'must lead to a public address, not to a private, local or reserved one';
+  }
+  return undefined;
+}
+
+/** The name or address that a URL leads to, an IPv6 address without its brackets. */
+export function hostnameOf(url: URL): string {
+  return url.hostname.replace(/^\[|\]$/g, '');
+}
+
+function bytesOf(ip: string): number[] | undefined {
+  // ipaddr.js also reads `127.1` and `0x7f000001`; only what the socket layer takes as an address is one.
+  return isIP(ip) !== 0 && ipaddr.isValid(ip) ? ipaddr.parse(ip).toByteArray() : undefined;
+}
+
+function holds(cidr: Cidr, bytes: readonly number[]): boolean {
+  return (
+    bytes.length === cidr.bytes.length &&
+    bytes.every((byte, index) => (byte & maskOfByte(cidr.prefixLength, index)) === cidr.bytes[index])
+  );
+}
+
+/** The bits of byte `index` that a prefix of that many bits covers. */
+function maskOfByte(prefixLength: number, index: number): number {
+  const covered = Math.min(8, Math.max(0, prefixLength - index * 8));
+  return (0xff << (8 - covered)) & 0xff;
+}
+
+/** All of IPv6 that IANA gives out to the public; what lies outside was never assigned for that. */
+const GLOBAL_UNICAST = block('2000::/3');
+
+const SPECIAL = [
+  '0.0.0.0/8', // "this network", RFC 791
+  '10.0.0.0/8', // private, RFC 1918
+  '100.64.0.0/10', // shared by carriers, RFC 6598; one cloud's metadata is 100.100.100.200
+  '127.0.0.0/8', // loopback, RFC 1122
+  '168.63.129.16/32', // a cloud's host agent, public by its number only
+  '169.254.0.0/16', // link-local, RFC 3927; metadata of most clouds
+  '172.16.0.0/12', // private, RFC 1918
+  '192.0.0.0/24', // protocol assignments, RFC 6890
+  '192.0.2.0/24', // documentation, RFC 5737
+  '192.31.196.0/24', // AS112, RFC 7535
+  '192.52.193.0/24', // AMT relays, RFC 7450
+  '192.88.99.0/24', // 6to4 relays, RFC 7526
+  '192.168.0.0/16', // private, RFC 1918
+  '192.175.48.0/24', // AS112, RFC 7534
+  '198.18.0.0/15', // benchmarks, RFC 2544
+  '198.51.100.0/24', // documentation, RFC 5737
+  '203.0.113.0/24', // documentation, RFC 5737
+  '224.0.0.0/4', // multicast, RFC 5771
+  '240.0.0.0/4', // reserved, RFC 1112; broadcast
+  '2001::/23', // protocol assignments, RFC 2928: Teredo, ORCHID, benchmarks, AS112 and others
+  '2001:db8::/32', // documentation, RFC 3849
+  '2002::/16', // 6to4, RFC 3056: an IPv4 address in disguise
+  '2620:4f:8000::/48', // AS112, RFC 7534
+  '3ffe::/16', // the former 6bone, RFC 3701
+  '3fff::/20', // documentation, RFC 9637
+].map(block);
+
+function block(text: string): Cidr {
+  const parsed = parseCidr(text);
+  if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
+  return parsed.cidr;
+}

@@ -1,0 +1,91 @@
+/** When failed deliveries are tried again. Any numbers do, also none: `delaysMs` is the ladder, `windowMs` its length. */
+export interface RetrySchedule {
+  readonly delaysMs: readonly number[];
+  /** From the start of the ladder to the last attempt, which stands at its very end. */
+  readonly windowMs: number;
+}
+
+const SECOND_MS = 1_000;
+const MINUTE_MS = 60 * SECOND_MS;
+const HOUR_MS = 60 * MINUTE_MS;
+
+/** 5 s, 30 s, 2 min, 6 min, 18 min, 45 min, 1 h 45, 3 h 30 and 7 h after the attempt before; a last one after 24 h. */
+export const RETRY_SCHEDULE: RetrySchedule = {
+  delaysMs: [
+    5 * SECOND_MS,
+    30 * SECOND_MS,
+    2 * MINUTE_MS,
+    6 * MINUTE_MS,
+    18 * MINUTE_MS,
+    45 * MINUTE_MS,
+    105 * MINUTE_MS,
+    210 * MINUTE_MS,
+    7 * HOUR_MS,
+  ],
+  windowMs: 24 * HOUR_MS,
+};
+
+/** So that what failed together does not come back together. */
+const JITTER = 0.1;
+
+const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
+
+export type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
+
+export interface FailedAttempt {
+  /** Milliseconds since 1970, as `nowMs`: when the event happened, or when the ladder was begun anew. */
+  ladderStartedAtMs: number;
+  /** Attempts made on this ladder, the one that failed just now included. */
+  ladderAttempts: number;
+  nowMs: number;
+  /** The header as the receiver sent it. */
+  retryAfter: string | null;
+  /** From 0 to 1. */
+  randomFraction: number;
+  schedule: RetrySchedule;
+}
+
+/**
+ * What follows a failed attempt. A gap that would end beyond the window, and the one after the last delay,
+ * end at the window's end instead; nothing is tried after that. Whatever the clock does, the next attempt
+ * is at most one window away, and a ladder has at most two attempts more than delays.
+ */
+export function nextAttempt(failed: FailedAttempt): NextAttempt {
+  const { ladderAttempts, nowMs, schedule } = failed;
+  // A clock that was set back lies before the ladder's start; its window then counts from now.
+  const lastAtMs = Math.min(failed.ladderStartedAtMs, nowMs) + schedule.windowMs;
+  if (nowMs >= lastAtMs || ladderAttempts > schedule.delaysMs.length + 1) return { kind: 'exhausted' };
+  const delayMs = schedule.delaysMs[ladderAttempts - 1];
+  const atMs = delayMs === undefined ? lastAtMs : nowMs + gapMs(delayMs, failed);
+  return { kind: 'retry', atMs: Math.min(atMs, lastAtMs) };
+}
+
+function gapMs(delayMs: number, { nowMs, retryAfter, randomFraction }: FailedAttempt): number {
+  const ownMs = Math.round(delayMs * (1 + JITTER * randomFraction));
+  const wantedMs = retryAfter === null ? undefined : parseRetryAfter(retryAfter, nowMs);
+  if (wantedMs === undefined || wantedMs <= ownMs) return ownMs;
+  return Math.min(wantedMs, ownMs + RETRY_AFTER_LENGTHENS_AT_MOST_MS);
+}
+
+/**
+ * The wait that a Retry-After header asks for, in milliseconds from `nowMs`, never below 0: seconds or one of
+ * the three forms of an HTTP date (RFC 9110, sections 10.2.3 and 5.6.7). Undefined if it is neither.
+ */
+export function parseRetryAfter(header: string, nowMs: number): number | undefined {
+  const value = header.trim();
+  if (/^\d{1,12}$/.test(value)) return Number(value) * SECOND_MS;
+  const atMs = parseHttpDate(value);
+  return atMs === undefined ? undefined : Math.max(0, atMs - nowMs);
+}
+
+const IMF_FIXDATE = /^[A-Z][a-z]{2}, \d{2} [A-Z][a-z]{2} \d{4} \d{2}:\d{2}:\d{2} GMT$/;
+const RFC_850 = /^[A-Z][a-z]{5,8}, \d{2}-[A-Z][a-z]{2}-\d{2} \d{2}:\d{2}:\d{2} GMT$/;
+const ASCTIME = /^[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d{2}:\d{2}:\d{2} \d{4}$/;
+
+/** Milliseconds since 1970. `Date.parse` reads all three forms, but also much that is no date here. */
+function parseHttpDate(value: string): number | undefined {
+  if (!IMF_FIXDATE.test(value) && !RFC_850.test(value) && !ASCTIME.test(value)) return undefined;
+  // The last form names no zone and means UTC; without one it would be read as local time.
+  const atMs = Date.parse(value.endsWith('GMT') ? value : `${value} GMT`);
+  return Number.isNaN(atMs) ? undefined : atMs;
+}

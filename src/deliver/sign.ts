@@ -1,0 +1,129 @@
+import { createHmac, timingSafeEqual } from 'node:crypto';
+
+export interface Signing {
+  eventId: string;
+  /** The webhook's live secrets: one, or more while a rotation overlaps. */
+  secrets: readonly string[];
+  /** When it is sent, in whole seconds since 1970. */
+  atSeconds: number;
+  /** The very bytes that are sent. */
+  body: string | Uint8Array;
+}
+
+/** The headers that prove where a delivery comes from: the specification's, and those of Standard Webhooks. */
+export function signedHeaders({ eventId, secrets, atSeconds, body }: Signing): Record<string, string> {
+  return {
+    'Service-Signature': serviceSignature(secrets, atSeconds, body),
+    'webhook-id': eventId,
+    'webhook-timestamp': String(atSeconds),
+    'webhook-signature': standardSignature(secrets, eventId, atSeconds, body),
+  };
+}
+
+/** `t=…,v1=…` with one `v1` for each secret, keyed with the whole secret as it was shown, `whsec_` included. */
+export function serviceSignature(
+  secrets: readonly string[],
+  atSeconds: number,
+  body: string | Uint8Array,
+): string {
+  const digests = secrets.map((secret) => `v1=${digest(secret, `${atSeconds}.`, body).toString('hex')}`);
+  return [`t=${atSeconds}`, ...digests].join(',');
+}
+
+/** Standard Webhooks 1.0.0: `v1,…` for each secret, with spaces between, keyed with the bytes that its base64 stands for. */
+export function standardSignature(
+  secrets: readonly string[],
+  eventId: string,
+  atSeconds: number,
+  body: string | Uint8Array,
+): string {
+  return secrets
+    .map((secret) => {
+      const key = Buffer.from(secret.replace(/^whsec_/, ''), 'base64');
+      return `v1,${digest(key, `${eventId}.${atSeconds}.`, body).toString('base64')}`;
+    })
+    .join(' ');
+}
+
+function digest(key: string | Uint8Array, prefix: string, body: string | Uint8Array): Buffer {
+  return createHmac('sha256', key).update(prefix).update(body).digest();
+}
+
+export interface Verification {
+  /** As it was shown when the webhook was registered. */
+  secret: string;
+  /** The Service-Signature header; undefined if the request had none. */
+  header: string | undefined;
+  /** The body as it was received: before any parsing, not parsed and serialised again. */
+  body: string | Uint8Array;
+  nowSeconds: number;
+  toleranceSeconds?: number;
+}
+
+export type VerificationResult = { ok: true } | { ok: false; reason: string };
+
+const TOLERANCE_SECONDS = 300;
+
+/** A real header with a dozen secrets has not a fifth of this. */
+const HEADER_MAX_LENGTH = 4096;
+
+/**
+ * The reference verifier: whether a delivery came from who knows the secret, was not altered on its way, and
+ * was sent no more than the tolerance before or after now. Never throws, whatever the header is. Compares in
+ * constant time. A receiver also has to drop event ids that it has seen: within the tolerance, and beyond
+ * it through retries, the same delivery may come again.
+ */
+export function verify({
+  secret,
+  header,
+  body,
+  nowSeconds,
+  toleranceSeconds = TOLERANCE_SECONDS,
+}: Verification): VerificationResult {
+  // Anybody can sign with a key that is empty, as it is when a variable is not set.
+  if (secret === '') return { ok: false, reason: 'the secret is empty' };
+  const signature = parseHeader(header);
+  if (!signature.ok) return signature;
+  const expected = digest(secret, `${signature.atSeconds}.`, body);
+  let matches = false;
+  for (const candidate of signature.digests) {
+    matches = timingSafeEqual(candidate, expected) || matches;
+  }
+  if (!matches) return { ok: false, reason: 'no signature matches the secret and the body' };
+  // Written so that NaN is refused.
+  if (!(Math.abs(nowSeconds - signature.atSeconds) <= toleranceSeconds)) {
+    return { ok: false, reason: 'the timestamp is outside the tolerance' };
+  }
+  return { ok: true };
+}
+
+type HeaderResult = { ok: true; atSeconds: number; digests: Buffer[] } | { ok: false; reason: string };
+
+/** `t=<seconds>` once and at least one `v1=<64 hex digits>`, in any order; other schemes are for others. */
+function parseHeader(header: string | undefined): HeaderResult {
+  const refuse = (reason: string): HeaderResult => ({ ok: false, reason });
+  if (header === undefined || header === '') return refuse('the header is missing');
+  if (header.length > HEADER_MAX_LENGTH) return refuse('the header is too long');
+  let atSeconds: number | undefined;
+  const digests: Buffer[] = [];
+  for (const element of header.split(',')) {
+    const separator = element.indexOf('=');
+    if (separator < 1) return refuse('the header is not a list of name=value');
+    const value = element.slice(separator + 1);
+    switch (element.slice(0, separator)) {
+      case 't':
+        if (atSeconds !== undefined) return refuse('the header has more than one t');
+        // No sign, no leading zero, no fraction: the text that was signed is the number's only form.
+        if (!/^(0|[1-9]\d{0,14})$/.test(value)) return refuse('t is not a time in whole seconds');
+        atSeconds = Number(value);
+        break;
+      case 'v1':
+        if (!/^[0-9a-f]{64}$/.test(value)) return refuse('v1 is not 64 hexadecimal digits');
+        digests.push(Buffer.from(value, 'hex'));
+        break;
+    }
+  }
+  if (atSeconds === undefined) return refuse('the header has no t');
+  if (digests.length === 0) return refuse('the header has no v1');
+  return { ok: true, atSeconds, digests };
+}

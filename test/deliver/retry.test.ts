@@ -1,0 +1,183 @@
+import fc from 'fast-check';
+import t from 'tap';
+import { type FailedAttempt, nextAttempt, parseRetryAfter, RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
+
+const HOUR_MS = 3_600_000;
+const START_MS = Date.parse('2026-11-21T08:00:00.000Z');
+
+function failed(changes: Partial<FailedAttempt>): FailedAttempt {
+  return {
+    ladderStartedAtMs: START_MS,
+    ladderAttempts: 1,
+    nowMs: START_MS,
+    retryAfter: null,
+    randomFraction: 0,
+    schedule: RETRY_SCHEDULE,
+    ...changes,
+  };
+}
+
+/** When each attempt of a ladder is made, in milliseconds after its start, if every one fails at once. */
+function ladder(changes: Partial<FailedAttempt> = {}): number[] {
+  const attemptsMs = [0];
+  for (;;) {
+    const sinceStartMs = attemptsMs.at(-1) ?? 0;
+    const next = nextAttempt(
+      failed({ ladderAttempts: attemptsMs.length, nowMs: START_MS + sinceStartMs, ...changes }),
+    );
+    if (next.kind === 'exhausted') return attemptsMs;
+    attemptsMs.push(next.atMs - START_MS);
+  }
+}
+
+t.test('the ladder', async (t) => {
+  t.test(
+    'is 5 s, 30 s, 2 min, 6 min, 18 min, 45 min, 1 h 45, 3 h 30, 7 h and a last one after 24 h',
+    async (t) => {
+      const gapsSeconds = [5, 30, 120, 360, 1_080, 2_700, 6_300, 12_600, 25_200];
+      let sinceStartMs = 0;
+      const expected = [0, ...gapsSeconds.map((gap) => (sinceStartMs += gap * 1_000)), 24 * HOUR_MS];
+      t.same(ladder(), expected);
+    },
+  );
+
+  t.test('has each gap up to 10 % longer at random, and the last one still after 24 h', async (t) => {
+    const shortest = ladder();
+    const longest = ladder({ randomFraction: 1 });
+    for (let index = 1; index < 10; index++) {
+      t.equal(longest[index], Math.round((shortest[index] ?? 0) * 1.1), `attempt ${index + 1}`);
+    }
+    t.equal(longest.length, 11);
+    t.equal(longest.at(-1), 24 * HOUR_MS);
+  });
+
+  t.test('goes on from the attempt that was late, and still ends after 24 h', async (t) => {
+    const nowMs = START_MS + 20 * HOUR_MS;
+    t.same(nextAttempt(failed({ ladderAttempts: 2, nowMs })), { kind: 'retry', atMs: nowMs + 30_000 });
+    t.same(nextAttempt(failed({ ladderAttempts: 9, nowMs })), {
+      kind: 'retry',
+      atMs: START_MS + 24 * HOUR_MS,
+    });
+    t.same(nextAttempt(failed({ ladderAttempts: 2, nowMs: START_MS + 24 * HOUR_MS })), { kind: 'exhausted' });
+  });
+
+  t.test('of other delays ends at the end of its own window', async (t) => {
+    const schedule = (delaysMs: number[], windowMs: number) => ({ schedule: { delaysMs, windowMs } });
+    t.same(ladder(schedule([10, 20], 100)), [0, 10, 30, 100], 'room to spare: one more at the end');
+    t.same(ladder(schedule([10, 200, 300], 100)), [0, 10, 100], 'a gap past the window: one last at its end');
+    t.same(ladder(schedule([100], 100)), [0, 100], 'a gap that ends with the window is the last');
+    t.same(ladder(schedule([], 100)), [0, 100], 'no delays: only the last');
+    t.same(ladder(schedule([10, 20], 0)), [0], 'no window: nothing is retried');
+  });
+});
+
+t.test('Retry-After', async (t) => {
+  const after = (retryAfter: string, ladderAttempts = 1) => {
+    const next = nextAttempt(failed({ retryAfter, ladderAttempts }));
+    return next.kind === 'retry' ? next.atMs - START_MS : next.kind;
+  };
+
+  t.test('lengthens a gap, in seconds or with a date', async (t) => {
+    t.equal(after('60'), 60_000);
+    t.equal(after('Sat, 21 Nov 2026 08:02:00 GMT'), 120_000);
+  });
+
+  t.test('never shortens one', async (t) => {
+    t.equal(after('0', 5), 1_080_000);
+    t.equal(after('10', 5), 1_080_000);
+    t.equal(after('Sat, 21 Nov 2020 08:02:00 GMT', 5), 1_080_000);
+  });
+
+  t.test('lengthens it by an hour at most', async (t) => {
+    t.equal(after('3605'), 3_605_000);
+    t.equal(after('3606'), 3_605_000);
+    t.equal(after('999999999999'), 3_605_000);
+    t.equal(after('Fri, 31 Dec 9999 23:59:59 GMT'), 3_605_000);
+  });
+
+  t.test('never leads past the window', async (t) => {
+    const nowMs = START_MS + 23.5 * HOUR_MS;
+    t.same(nextAttempt(failed({ nowMs, ladderAttempts: 3, retryAfter: '3600' })), {
+      kind: 'retry',
+      atMs: START_MS + 24 * HOUR_MS,
+    });
+    t.same(ladder({ retryAfter: '86400', randomFraction: 1 }).length, 11, 'and costs no attempt');
+  });
+
+  t.test('is read in each form that RFC 9110 knows, and in no other', async (t) => {
+    const nowMs = Date.UTC(1994, 10, 6, 8, 49, 0);
+    t.equal(parseRetryAfter('120', nowMs), 120_000);
+    t.equal(parseRetryAfter(' 120 ', nowMs), 120_000);
+    t.equal(parseRetryAfter('Sun, 06 Nov 1994 08:49:37 GMT', nowMs), 37_000);
+    t.equal(parseRetryAfter('Sunday, 06-Nov-94 08:49:37 GMT', nowMs), 37_000);
+    t.equal(parseRetryAfter('Sun Nov  6 08:49:37 1994', nowMs), 37_000);
+    t.equal(parseRetryAfter('Sun, 06 Nov 1994 08:48:00 GMT', nowMs), 0);
+    for (const header of ['', '-1', '1.5', '1e3', '0x10', '1 2', 'soon', '1994-11-06T08:49:37Z', '1, 2']) {
+      t.equal(parseRetryAfter(header, nowMs), undefined, header);
+    }
+    t.equal(parseRetryAfter('Sun, 99 Nov 1994 08:49:37 GMT', nowMs), undefined);
+    t.equal(parseRetryAfter('9'.repeat(400), nowMs), undefined);
+  });
+});
+
+t.test('whatever the clock and the schedule are', async (t) => {
+  const schedule = fc.record({
+    delaysMs: fc.array(fc.integer({ min: 1, max: 30 * HOUR_MS }), { maxLength: 12 }),
+    windowMs: fc.integer({ min: 0, max: 48 * HOUR_MS }),
+  });
+  const anyFailed = fc.record({
+    ladderStartedAtMs: fc.integer({ min: 0, max: 4e12 }),
+    ladderAttempts: fc.integer({ min: 1, max: 20 }),
+    nowMs: fc.integer({ min: 0, max: 4e12 }),
+    retryAfter: fc.oneof(
+      fc.constant(null),
+      fc.string(),
+      fc.nat().map(String),
+      fc.date({ noInvalidDate: true }).map((date) => date.toUTCString()),
+    ),
+    randomFraction: fc.double({ min: 0, max: 1, noNaN: true }),
+    schedule: fc.oneof(fc.constant(RETRY_SCHEDULE), schedule),
+  });
+
+  t.test(
+    'the next attempt is in whole milliseconds, not before now and at most one window away',
+    async () => {
+      fc.assert(
+        fc.property(anyFailed, (attempt) => {
+          const next = nextAttempt(attempt);
+          if (next.kind === 'exhausted') return true;
+          const { nowMs, schedule } = attempt;
+          return Number.isInteger(next.atMs) && next.atMs > nowMs && next.atMs <= nowMs + schedule.windowMs;
+        }),
+      );
+    },
+  );
+
+  t.test('nothing is tried once the window is over', async () => {
+    fc.assert(
+      fc.property(anyFailed, fc.nat(), (attempt, pastMs) => {
+        const nowMs = attempt.ladderStartedAtMs + attempt.schedule.windowMs + pastMs;
+        return nextAttempt({ ...attempt, nowMs }).kind === 'exhausted';
+      }),
+    );
+  });
+
+  t.test(
+    'a ladder ends, with at most two attempts more than delays, also if the clock jumps each time',
+    async () => {
+      fc.assert(
+        fc.property(anyFailed, fc.infiniteStream(fc.integer({ min: -1e11, max: 1e11 })), (first, jumps) => {
+          let { nowMs } = first;
+          let attempts = 1;
+          for (const jumpMs of jumps) {
+            const next = nextAttempt({ ...first, nowMs, ladderAttempts: attempts });
+            if (next.kind === 'exhausted') break;
+            attempts += 1;
+            nowMs = Math.max(0, next.atMs + jumpMs);
+          }
+          return attempts <= first.schedule.delaysMs.length + 2;
+        }),
+      );
+    },
+  );
+});

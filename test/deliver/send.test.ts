@@ -1,0 +1,693 @@
+import { type AddressInfo, createServer, type Socket } from 'node:net';
+import t, { type Test } from 'tap';
+import { type Cidr, parseCidr } from '../../src/address.ts';
+import { createSender, type SenderOptions } from '../../src/deliver/send.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import {
+  CA_PEM,
+  endless,
+  hangUp,
+  held,
+  type Receiver,
+  raw,
+  redirect,
+  reset,
+  silence,
+  startReceiver,
+  status,
+  unfinished,
+} from '../helpers/receiver.ts';
+
+const BODY = '{"id":"evt_1","data":{"ref":"café 🚀"}}';
+const TIMEOUT_MS = 10_000;
+
+function cidr(text: string): Cidr {
+  const parsed = parseCidr(text);
+  if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
+  return parsed.cidr;
+}
+
+const LOOPBACK = [cidr('127.0.0.0/8'), cidr('::1/128')];
+
+/** A sender on a clock that stands, which may reach this machine; closed with the test. */
+function newSender(t: Test, options: Partial<SenderOptions> = {}) {
+  const effects = fakeEffects();
+  const sender = createSender(
+    { version: '1.2.3', allowHttp: true, allowedCidrs: LOOPBACK, caPem: CA_PEM, ...options },
+    effects,
+  );
+  t.teardown(() => sender.close());
+  const send = (url: string, headers: Record<string, string> = {}) =>
+    sender.send({ url, headers, body: BODY });
+  return { sender, send, effects };
+}
+
+/** A resolver that gives these answers one after the other, and counts the questions. */
+function scripted(...answers: string[][]) {
+  const asked: string[] = [];
+  return {
+    asked,
+    resolve: async (hostname: string) => {
+      const addresses = answers[Math.min(asked.length, answers.length - 1)] ?? [];
+      asked.push(hostname);
+      return addresses.map((address) => ({ address, family: address.includes(':') ? 6 : 4 }));
+    },
+  };
+}
+
+/** The same place under a name that a resolver has to answer for. */
+function named(receiver: Receiver, name = 'receiver.example'): string {
+  return receiver.url.replace('127.0.0.1', name);
+}
+
+t.test('a delivery', async (t) => {
+  t.test('is one POST of exactly these bytes', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t);
+    const outcome = await send(`${receiver.url}?a=1&b=%20`, {
+      'Service-Signature': 't=1,v1=00',
+      'webhook-id': 'evt_1',
+    });
+    t.same(outcome, {
+      ok: true,
+      statusCode: 200,
+      error: null,
+      durationMs: 0,
+      remoteAddress: '127.0.0.1',
+      responseBody: '',
+      retryAfter: null,
+    });
+    const { method, path, headers, body } = await receiver.next();
+    t.equal(method, 'POST');
+    t.equal(path, '/hook?a=1&b=%20');
+    t.equal(body.toString(), BODY);
+    t.same(headers, {
+      host: `127.0.0.1:${receiver.port}`,
+      connection: 'keep-alive',
+      'content-type': 'application/json',
+      'content-length': String(Buffer.byteLength(BODY)),
+      'user-agent': 'davit/1.2.3',
+      'service-signature': 't=1,v1=00',
+      'webhook-id': 'evt_1',
+    });
+    t.equal(receiver.requests.length, 1);
+  });
+
+  t.test('may be bytes that are no text', async (t) => {
+    const receiver = await startReceiver(t);
+    const { sender } = newSender(t);
+    const body = Uint8Array.of(0, 255, 13, 10);
+    t.ok((await sender.send({ url: receiver.url, headers: {}, body })).ok);
+    t.same((await receiver.next()).body, Buffer.from(body));
+    t.ok((await sender.send({ url: receiver.url, headers: {}, body: '' })).ok);
+    t.equal((await receiver.next()).headers['content-length'], '0');
+  });
+
+  t.test('succeeds with every 2xx and with nothing else', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t);
+    for (const code of [200, 201, 202, 204, 299, 300, 304, 400, 404, 410, 429, 500, 503, 599]) {
+      receiver.answerWith(status(code));
+      const { ok, statusCode, error } = await send(receiver.url);
+      t.same({ ok, statusCode, error }, { ok: code < 300, statusCode: code, error: null });
+    }
+  });
+
+  t.test('tells how long the receiver took', async (t) => {
+    const later = held(status(200));
+    const receiver = await startReceiver(t, { answers: [later.answer] });
+    const { send, effects } = newSender(t);
+    const outcome = send(receiver.url);
+    await receiver.next();
+    effects.advance(1_234.4);
+    later.release();
+    t.match(await outcome, { ok: true, durationMs: 1_234 });
+  });
+
+  t.test('hands back Retry-After as it came', async (t) => {
+    const receiver = await startReceiver(t, {
+      answers: [status(429, { headers: { 'Retry-After': ' 120 ' } })],
+    });
+    const { send } = newSender(t);
+    t.match(await send(receiver.url), { ok: false, statusCode: 429, retryAfter: '120' });
+  });
+
+  t.test('never follows a redirect', async (t) => {
+    const second = await startReceiver(t);
+    const first = await startReceiver(t, { answers: [redirect(second.url)] });
+    const { send } = newSender(t);
+    t.match(await send(first.url), { ok: false, statusCode: 302, error: null });
+    t.equal(second.connections(), 0, 'the second receiver was never visited');
+  });
+
+  t.test('waits for the answer behind 103 Early Hints', async (t) => {
+    const receiver = await startReceiver(t, {
+      answers: [
+        raw(
+          'HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n',
+        ),
+      ],
+    });
+    const { send } = newSender(t);
+    t.match(await send(receiver.url), { ok: true, statusCode: 202 });
+  });
+});
+
+t.test('of an answer', async (t) => {
+  const bodyOf = async (t: Test, body: string | Uint8Array) => {
+    const receiver = await startReceiver(t, { answers: [status(200, { body })] });
+    return (await newSender(t).send(receiver.url)).responseBody;
+  };
+
+  t.test('the first 4 KiB are kept', async (t) => {
+    t.equal(await bodyOf(t, 'thanks'), 'thanks');
+    t.equal(await bodyOf(t, 'x'.repeat(4_096)), 'x'.repeat(4_096));
+    t.equal(await bodyOf(t, 'x'.repeat(4_097)), 'x'.repeat(4_096));
+    t.equal(await bodyOf(t, `${'x'.repeat(4_094)}🚀y`), 'x'.repeat(4_094), 'no half characters');
+  });
+
+  t.test('invalid UTF-8 and NUL are replaced', async (t) => {
+    t.equal(await bodyOf(t, Buffer.from([0x61, 0xff, 0x00, 0x62])), 'a\ufffd\ufffdb');
+    t.equal(await bodyOf(t, Buffer.from([0x61, 0xf0, 0x9f])), 'a\ufffd');
+  });
+
+  t.test('16 KiB are read, and the connection serves on', async (t) => {
+    const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(16_384) })] });
+    const { send } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    t.ok((await send(receiver.url)).ok);
+    t.equal(receiver.connections(), 1);
+  });
+
+  t.test('more is cut off, and the status counts', async (t) => {
+    const receiver = await startReceiver(t, { answers: [endless(200), endless(500), status(200)] });
+    const { send } = newSender(t);
+    t.match(await send(receiver.url), {
+      ok: true,
+      statusCode: 200,
+      error: null,
+      responseBody: 'x'.repeat(4_096),
+    });
+    t.match(await send(receiver.url), { ok: false, statusCode: 500, error: null });
+    await receiver.deserted();
+    t.ok((await send(receiver.url)).ok);
+    t.equal(receiver.connections(), 3);
+  });
+
+  t.test('what has not come by the deadline is not waited for, and the status counts', async (t) => {
+    const receiver = await startReceiver(t, { answers: [unfinished(201, 'so far'), status(200)] });
+    const { send, effects } = newSender(t);
+    const outcome = send(receiver.url);
+    await receiver.next();
+    await quiet();
+    effects.advance(TIMEOUT_MS);
+    t.match(await outcome, { ok: true, statusCode: 201, error: null, responseBody: 'so far' });
+    await receiver.deserted();
+    t.ok((await send(receiver.url)).ok);
+  });
+
+  t.test('a body that breaks off changes nothing about the status', async (t) => {
+    const receiver = await startReceiver(t, {
+      answers: [raw('HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this')],
+    });
+    const { send } = newSender(t);
+    t.match(await send(receiver.url), { ok: true, statusCode: 200, error: null, responseBody: 'only this' });
+  });
+});
+
+/** A server below HTTP and TLS: `serve` gets each connection with the first bytes that come on it. */
+async function startTcp(t: Test, serve: (socket: Socket) => void) {
+  const accepted = Promise.withResolvers<void>();
+  const server = createServer((socket) => {
+    t.teardown(() => socket.destroy());
+    socket.on('error', () => {}).once('data', () => serve(socket));
+    accepted.resolve();
+  });
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.teardown(() => server.close());
+  return { port: (server.address() as AddressInfo).port, accepted: accepted.promise };
+}
+
+/** Lets what was written be read: on the loopback interface it is there when the write returns, some turns of the event loop away. */
+async function quiet(): Promise<void> {
+  for (let turn = 0; turn < 50; turn++) await new Promise((resolve) => setImmediate(resolve));
+}
+
+t.test('an attempt fails', async (t) => {
+  const errorOf = async (t: Test, answer: Parameters<Receiver['answerWith']>[0]) => {
+    const receiver = await startReceiver(t, { answers: [answer] });
+    const outcome = await newSender(t).send(receiver.url);
+    t.match(outcome, { ok: false, statusCode: null, responseBody: null, retryAfter: null });
+    t.equal(receiver.requests.length, 1, 'and was made once');
+    return outcome.error;
+  };
+
+  t.test('if the receiver is not there', async (t) => {
+    const receiver = await startReceiver(t);
+    await receiver.close();
+    t.match(await newSender(t).send(receiver.url), {
+      ok: false,
+      statusCode: null,
+      error: 'connection_refused',
+      remoteAddress: null,
+    });
+  });
+
+  t.test('if the connection breaks', async (t) => {
+    t.equal(await errorOf(t, reset()), 'connection_reset');
+    t.equal(await errorOf(t, hangUp()), 'connection_closed');
+    t.equal(await errorOf(t, raw('HTTP/1.1 200')), 'connection_closed');
+  });
+
+  t.test('if what comes back is not HTTP', async (t) => {
+    t.equal(await errorOf(t, raw('SSH-2.0-OpenSSH_9.2\r\n')), 'invalid_response');
+    t.equal(await errorOf(t, raw('HTTP/1.1 100 Continue\r\n\r\n')), 'invalid_response');
+    t.equal(
+      await errorOf(t, raw('HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n')),
+      'invalid_response',
+    );
+    t.equal(await errorOf(t, raw(`HTTP/1.1 200 OK\r\nX: ${'x'.repeat(20_000)}\r\n\r\n`)), 'invalid_response');
+    t.equal(
+      await errorOf(t, raw('HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n')),
+      'invalid_response',
+    );
+  });
+
+  t.test('if the name does not resolve', async (t) => {
+    const nowhere = newSender(t, { resolve: () => Promise.reject(new Error('ENOTFOUND')) });
+    t.match(await nowhere.send('https://receiver.example/'), {
+      ok: false,
+      error: 'dns',
+      remoteAddress: null,
+    });
+    const empty = newSender(t, { resolve: () => Promise.resolve([]) });
+    t.match(await empty.send('https://receiver.example/'), { ok: false, error: 'dns', remoteAddress: null });
+    const bySystem = newSender(t);
+    t.match(await bySystem.send('https://receiver.invalid/'), {
+      ok: false,
+      error: 'dns',
+      remoteAddress: null,
+    });
+  });
+
+  t.test('if it cannot be written at all', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t);
+    const outcome = await send(receiver.url, { 'webhook-id': 'evt_1\r\nX-Injected: yes' });
+    t.match(outcome, { ok: false, error: 'connection_failed: UND_ERR_INVALID_ARG' });
+    t.equal(receiver.connections(), 0);
+  });
+
+  t.test('if the URL is none or of another scheme', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t, { allowHttp: false });
+    for (const url of [receiver.url, 'ftp://example.com/', 'receiver.example', '']) {
+      t.match(await send(url), { ok: false, error: 'url_refused', remoteAddress: null }, url);
+    }
+    t.equal(receiver.connections(), 0);
+  });
+});
+
+t.test('the deadline', async (t) => {
+  t.test('ends an attempt that gets no answer, and its connection', async (t) => {
+    const receiver = await startReceiver(t, { answers: [silence(), status(200)] });
+    const { send, effects } = newSender(t, { timeoutMs: TIMEOUT_MS });
+    const outcome = send(receiver.url);
+    await receiver.next();
+    effects.advance(TIMEOUT_MS);
+    t.match(await outcome, {
+      ok: false,
+      statusCode: null,
+      error: 'timeout',
+      durationMs: TIMEOUT_MS,
+      remoteAddress: '127.0.0.1',
+    });
+    await receiver.deserted();
+    t.ok((await send(receiver.url)).ok);
+    t.equal(receiver.connections(), 2);
+  });
+
+  t.test('ends an attempt that has half a head', async (t) => {
+    const receiver = await startReceiver(t, {
+      answers: [(response) => response.socket?.write('HTTP/1.1 200 OK\r\nX-Slow: ')],
+    });
+    const { send, effects } = newSender(t);
+    const outcome = send(receiver.url);
+    await receiver.next();
+    await quiet();
+    effects.advance(TIMEOUT_MS);
+    t.match(await outcome, { ok: false, statusCode: null, error: 'timeout' });
+    await receiver.deserted();
+  });
+
+  t.test('counts while a name is resolved', async (t) => {
+    const receiver = await startReceiver(t);
+    const answer = Promise.withResolvers<{ address: string; family: number }[]>();
+    const { send, effects } = newSender(t, { resolve: () => answer.promise });
+    const outcome = send(named(receiver));
+    effects.advance(TIMEOUT_MS);
+    t.match(await outcome, { error: 'timeout', remoteAddress: null, durationMs: TIMEOUT_MS });
+    answer.resolve([{ address: '127.0.0.1', family: 4 }]);
+    await quiet();
+    t.equal(receiver.connections(), 0, 'an answer that comes later opens nothing');
+  });
+
+  t.test('counts during the TLS handshake', async (t) => {
+    const { port, accepted } = await startTcp(t, () => {});
+    const { send, effects } = newSender(t);
+    const outcome = send(`https://127.0.0.1:${port}/`);
+    await accepted;
+    await quiet();
+    effects.advance(TIMEOUT_MS);
+    t.match(await outcome, { error: 'timeout', remoteAddress: '127.0.0.1' });
+  });
+
+  t.test('is not prolonged by an attempt on a second connection', async (t) => {
+    const receiver = await startReceiver(t, { answers: [status(200), reset(), silence()] });
+    const { send, effects } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    effects.advance(1_000);
+    const outcome = send(receiver.url);
+    for (const _ of [1, 2, 3]) await receiver.next();
+    effects.advance(TIMEOUT_MS);
+    t.match(await outcome, { error: 'timeout', durationMs: TIMEOUT_MS });
+  });
+});
+
+t.test('over TLS', async (t) => {
+  t.test('a certificate of a trusted authority is accepted', async (t) => {
+    const receiver = await startReceiver(t, { tls: 'localhost' });
+    const { send } = newSender(t, { resolve: scripted(['127.0.0.1']).resolve });
+    t.match(await send(receiver.url), { ok: true, remoteAddress: '127.0.0.1' }, 'for an address');
+    t.match(await send(named(receiver)), { ok: true, remoteAddress: '127.0.0.1' }, 'for a name');
+    t.match(await send(named(receiver, 'receiver.example.')), { ok: true }, 'for a name with its final dot');
+  });
+
+  t.test('an unknown authority is refused', async (t) => {
+    const receiver = await startReceiver(t, { tls: 'localhost' });
+    const { caPem: _, ...options } = {
+      caPem: CA_PEM,
+      version: '1',
+      allowHttp: false,
+      allowedCidrs: LOOPBACK,
+    };
+    const sender = createSender(options, fakeEffects());
+    t.teardown(() => sender.close());
+    t.match(await sender.send({ url: receiver.url, headers: {}, body: BODY }), {
+      ok: false,
+      error: 'tls: certificate is from an unknown authority or its chain is incomplete',
+      remoteAddress: '127.0.0.1',
+    });
+    t.equal(receiver.requests.length, 0);
+  });
+
+  t.test('a certificate that is not good is refused by name', async (t) => {
+    for (const [tls, error] of [
+      ['wrong-host', 'tls: certificate is for another host'],
+      ['expired', 'tls: certificate has expired'],
+      ['self-signed', 'tls: certificate is self-signed'],
+    ] as const) {
+      const receiver = await startReceiver(t, { tls });
+      const { send } = newSender(t);
+      t.match(await send(receiver.url), { ok: false, statusCode: null, error, remoteAddress: '127.0.0.1' });
+      t.equal(receiver.requests.length, 0, 'and nothing was sent');
+    }
+  });
+
+  t.test('a receiver that speaks plain HTTP is told apart', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t);
+    const outcome = await send(receiver.url.replace('http:', 'https:'));
+    t.match(outcome, { ok: false, statusCode: null, error: 'tls: the receiver does not speak TLS' });
+    t.equal(receiver.requests.length, 0);
+  });
+
+  t.test('a handshake that fails says why', async (t) => {
+    const { send } = newSender(t);
+    // Record type alert, TLS 1.2, 2 bytes: fatal, handshake_failure (RFC 8446, section 6).
+    const alert = Buffer.from([0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]);
+    const refusing = await startTcp(t, (socket) => socket.end(alert));
+    const { error } = await send(`https://127.0.0.1:${refusing.port}/`);
+    t.match(error, /^tls: .*handshake failure$/);
+    const closing = await startTcp(t, (socket) => socket.destroy());
+    t.match(await send(`https://127.0.0.1:${closing.port}/`), { error: 'connection_reset' });
+  });
+
+  t.test('sessions are resumed on new connections', async (t) => {
+    const receiver = await startReceiver(t, { tls: 'localhost', answers: [hangUpAfter()] });
+    const { send } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    t.ok((await send(receiver.url)).ok);
+    t.same(
+      receiver.requests.map(({ connection, resumed }) => ({ connection, resumed })),
+      [
+        { connection: 1, resumed: false },
+        { connection: 2, resumed: true },
+      ],
+    );
+  });
+});
+
+/** An answer after which the connection may not serve again. */
+function hangUpAfter() {
+  return status(200, { headers: { Connection: 'close' } });
+}
+
+t.test('an address that is not allowed', async (t) => {
+  const refused = { ok: false, statusCode: null, error: 'address_refused', remoteAddress: null };
+
+  t.test('is refused as a literal, at every attempt', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t, { allowedCidrs: [] });
+    for (const host of [
+      '127.0.0.1',
+      '[::1]',
+      '[::ffff:127.0.0.1]',
+      '127.1',
+      '0',
+      'localhost',
+      'a.localhost',
+    ]) {
+      const url = receiver.url.replace('127.0.0.1', host);
+      t.match(await send(url), refused, host);
+      t.match(await send(url), refused, `${host} again`);
+    }
+    t.equal(receiver.connections(), 0);
+  });
+
+  t.test('is refused behind a name', async (t) => {
+    const receiver = await startReceiver(t);
+    const { resolve } = scripted(['127.0.0.1']);
+    const { send } = newSender(t, { allowedCidrs: [], resolve });
+    t.match(await send(named(receiver)), refused);
+    t.equal(receiver.connections(), 0);
+  });
+
+  t.test('spoils a name that also has allowed ones', async (t) => {
+    const receiver = await startReceiver(t);
+    for (const answers of [
+      ['127.0.0.1', '10.0.0.1'],
+      ['10.0.0.1', '127.0.0.1'],
+      ['127.0.0.1', 'fd00::1'],
+      ['127.0.0.1', '::ffff:127.0.0.1'],
+      ['127.0.0.1', '169.254.169.254'],
+    ]) {
+      const { send } = newSender(t, { resolve: scripted(answers).resolve });
+      t.match(await send(named(receiver)), refused, answers.join());
+    }
+    t.equal(receiver.connections(), 0);
+  });
+
+  t.test('is refused when the name comes to lead there later', async (t) => {
+    const receiver = await startReceiver(t, { answers: [hangUpAfter()] });
+    const { resolve, asked } = scripted(['127.0.0.1'], ['10.0.0.1'], ['127.0.0.1']);
+    const { send } = newSender(t, { resolve });
+    t.ok((await send(named(receiver))).ok);
+    await receiver.deserted();
+    t.match(await send(named(receiver)), refused);
+    t.ok((await send(named(receiver))).ok);
+    t.same(
+      asked,
+      ['receiver.example', 'receiver.example', 'receiver.example'],
+      'asked once for each connection',
+    );
+    t.equal(receiver.connections(), 2);
+  });
+
+  t.test('has no way in through a connection that is kept', async (t) => {
+    const receiver = await startReceiver(t);
+    const { resolve, asked } = scripted(['127.0.0.1'], ['10.0.0.1']);
+    const { send } = newSender(t, { resolve });
+    t.ok((await send(named(receiver))).ok);
+    t.match(
+      await send(named(receiver)),
+      { ok: true, remoteAddress: '127.0.0.1' },
+      'still the one that was judged',
+    );
+    t.match(await send(named(receiver, 'other.example')), refused, 'which serves no other name');
+    t.equal(asked.length, 2);
+    t.equal(receiver.connections(), 1);
+  });
+
+  t.test('is refused if it is where davit itself listens, unless it was opened', async (t) => {
+    // Public ones, which a test machine has not: nothing is sent to them, as they are refused.
+    const machineAddresses = () => ['93.184.216.34', '2606:4700:4700::1111'];
+    for (const listening of ['93.184.216.34', '0.0.0.0', '::']) {
+      const { resolve } = scripted(['93.184.216.34']);
+      const refusedAddresses = [{ address: listening, port: 443 }];
+      const { send } = newSender(t, { resolve, refusedAddresses, machineAddresses });
+      t.match(await send('https://receiver.example/'), refused, `${listening}, behind a name`);
+      t.match(await send('https://93.184.216.34/'), refused, `${listening}, as a literal`);
+    }
+    const own = await startReceiver(t);
+    const other = await startReceiver(t);
+    const { send } = newSender(t, { refusedAddresses: [{ address: '127.0.0.1', port: own.port }] });
+    t.match(await send(own.url), { ok: true });
+    t.match(await send(other.url), { ok: true });
+    t.throws(() => newSender(t, { refusedAddresses: [{ address: 'example.com', port: 80 }] }));
+  });
+});
+
+t.test('a name', async (t) => {
+  t.test('of localhost leads to the loopback addresses that are open, without DNS', async (t) => {
+    const receiver = await startReceiver(t);
+    const { resolve, asked } = scripted(['10.0.0.1']);
+    const { send } = newSender(t, { allowedCidrs: [cidr('127.0.0.0/8')], resolve });
+    t.match(await send(named(receiver, 'localhost')), { ok: true, remoteAddress: '127.0.0.1' });
+    t.match(await send(named(receiver, 'hooks.localhost')), { ok: true, remoteAddress: '127.0.0.1' });
+    t.same(asked, []);
+  });
+
+  t.test('with several addresses is reached at the one that answers', async (t) => {
+    const receiver = await startReceiver(t);
+    for (const answers of [
+      ['::1', '127.0.0.1'],
+      ['127.0.0.1', '::1'],
+      ['127.0.0.2', '127.0.0.1'],
+    ]) {
+      const { send } = newSender(t, { resolve: scripted(answers).resolve });
+      t.match(await send(named(receiver)), { ok: true, remoteAddress: '127.0.0.1' }, answers.join());
+    }
+    const { send } = newSender(t, { resolve: scripted(['127.0.0.2', '127.0.0.3']).resolve });
+    t.match(await send(named(receiver)), { ok: false, error: 'connection_refused' });
+  });
+
+  t.test('that is being resolved is not asked for again', async (t) => {
+    const receiver = await startReceiver(t);
+    const answer = Promise.withResolvers<{ address: string; family: number }[]>();
+    let asked = 0;
+    const resolve = () => {
+      asked += 1;
+      return answer.promise;
+    };
+    const { send, effects } = newSender(t, { resolve });
+    const late = send(named(receiver));
+    effects.advance(TIMEOUT_MS);
+    t.match(await late, { error: 'timeout' });
+    const both = [send(named(receiver)), send(named(receiver))];
+    await quiet();
+    t.equal(asked, 1, 'a dead name takes one thread, however often it is tried');
+    answer.resolve([{ address: '127.0.0.1', family: 4 }]);
+    for (const outcome of await Promise.all(both)) t.ok(outcome.ok);
+  });
+});
+
+t.test('connections', async (t) => {
+  t.test('are kept for the next delivery', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t);
+    for (let round = 0; round < 5; round++) t.ok((await send(receiver.url)).ok);
+    t.equal(receiver.connections(), 1);
+  });
+
+  t.test('carry one request at a time', async (t) => {
+    const first = held(status(201));
+    const receiver = await startReceiver(t, { answers: [first.answer, status(202)] });
+    const { send } = newSender(t);
+    const slow = send(receiver.url);
+    await receiver.next();
+    t.match(await send(receiver.url), { statusCode: 202 });
+    first.release();
+    t.match(await slow, { statusCode: 201 });
+    t.equal(receiver.connections(), 2);
+  });
+
+  t.test('are not kept if the receiver says so', async (t) => {
+    const receiver = await startReceiver(t, { answers: [hangUpAfter()] });
+    const { send } = newSender(t);
+    for (let round = 0; round < 3; round++) t.ok((await send(receiver.url)).ok);
+    t.equal(receiver.connections(), 3);
+  });
+
+  t.test('that the receiver closed meanwhile are replaced within the attempt', async (t) => {
+    for (const gone of [reset(), hangUp()]) {
+      const receiver = await startReceiver(t, { answers: [status(200), gone, status(202)] });
+      const { send } = newSender(t);
+      t.ok((await send(receiver.url)).ok);
+      t.match(await send(receiver.url), { ok: true, statusCode: 202, error: null });
+      t.equal(receiver.connections(), 2);
+      receiver.answerWith(gone);
+      t.match(await send(receiver.url), { ok: false }, 'once');
+      t.equal(receiver.requests.length, 5);
+    }
+  });
+
+  t.test('that the receiver closes while they are idle are forgotten', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    await receiver.close();
+    await quiet();
+    t.match(await send(receiver.url), { ok: false, error: 'connection_refused', remoteAddress: null });
+  });
+
+  t.test('that an answer broke off on are not tried again', async (t) => {
+    const receiver = await startReceiver(t, { answers: [status(200), raw('HTTP/1.1 2'), status(200)] });
+    const { send } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    t.match(await send(receiver.url), { ok: false });
+    t.equal(receiver.requests.length, 2);
+  });
+
+  t.test('grow no older than five minutes, so that a receiver may move', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send, effects } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    effects.advance(5 * 60_000 + 1);
+    t.ok((await send(receiver.url)).ok, 'the last one on the old connection');
+    await receiver.deserted();
+    t.ok((await send(receiver.url)).ok);
+    t.equal(receiver.connections(), 2);
+  });
+
+  t.test('that are idle are bounded over all receivers: the one idle for longest goes', async (t) => {
+    const [a, b, c] = [await startReceiver(t), await startReceiver(t), await startReceiver(t)];
+    const { send } = newSender(t, { idleConnectionsMax: 2 });
+    for (const { url } of [a, b, a, c]) t.ok((await send(url)).ok);
+    await b.deserted();
+    for (const { url } of [a, c]) t.ok((await send(url)).ok);
+    t.same(
+      [a, b, c].map((receiver) => receiver.connections()),
+      [1, 1, 1],
+    );
+    t.ok((await send(b.url)).ok);
+    t.equal(b.connections(), 2);
+  });
+});
+
+t.test('closing', async (t) => {
+  t.test('ends what is under way, and every connection', async (t) => {
+    const receiver = await startReceiver(t, { answers: [status(200), silence()] });
+    const { sender, send } = newSender(t);
+    t.ok((await send(receiver.url)).ok);
+    await receiver.next();
+    const outcome = send(receiver.url);
+    await receiver.next();
+    await sender.close();
+    t.match(await outcome, { ok: false, statusCode: null, error: 'stopped' });
+    await receiver.deserted();
+    t.match(await send(receiver.url), { ok: false, error: 'stopped' });
+    t.equal(receiver.requests.length, 2);
+    await sender.close();
+  });
+});
