@@ -138,7 +138,12 @@ export async function startService(
   });
 
   const running = started.move();
-  return { url: http.info.uri, stop: () => running.disposeAsync() };
+  return { url: urlOf(config, Number(http.info.port)), stop: () => running.disposeAsync() };
+}
+
+function urlOf({ listen, tls }: ServeConfig, port: number): string {
+  const host = listen.host.includes(':') ? `[${listen.host}]` : listen.host;
+  return `${tls === null ? 'http' : 'https'}://${host}:${port}`;
 }
 
 /** The helper of this file, after any that a killed service left: it must not start anything any more. */
