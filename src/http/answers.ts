@@ -27,7 +27,7 @@ export async function answerWrite(
   return response;
 }
 
-function idempotencyMemory(request: Request): IdempotencyMemory | null {
+function idempotencyMemory(request: WriteRequest): IdempotencyMemory | null {
   const key = idempotencyKey(request);
   if (key === undefined) return null;
   return { keyId: callerOf(request).keyId, idempotencyKey: key, requestHash: requestHash(request) };

@@ -1,0 +1,289 @@
+import {
+  createServer as createPlainServer,
+  type IncomingHttpHeaders,
+  type Server as Listener,
+} from 'node:http';
+import { createServer as createTlsServer } from 'node:https';
+import { methodNotAllowed } from '@hapi/boom';
+import { type Plugin, type Request, Server } from '@hapi/hapi';
+import type { Logger } from 'pino';
+import { newId, type RequestId } from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import { AppError, invalid } from '../errors.ts';
+import type { Caller } from '../store/keys.ts';
+import { isFromSocket, requestBodies } from './body.ts';
+import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
+import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
+import { routeValidation } from './validation.ts';
+
+declare module '@hapi/hapi' {
+  /** `request.app`: what a request carries from its first moment on. */
+  interface RequestApplicationState {
+    requestId: RequestId;
+    /** Monotonic. */
+    receivedAtMs: number;
+    /** No body came; `payload` is null then, as it is for the body `null`. */
+    bodyIsEmpty: boolean;
+  }
+  /** `request.auth.credentials.app` */
+  interface AppCredentials extends Caller {}
+  /** `request.headers`, as Node has them. */
+  interface ReqRefDefaults {
+    Headers: IncomingHttpHeaders;
+  }
+}
+
+export interface HttpServerOptions {
+  /** Port 0 takes a free one; `server.info` has it once the server has started. */
+  listen: { host: string; port: number };
+  /** PEM; null serves plain HTTP. */
+  tls: { certificate: string | Buffer; key: string | Buffer } | null;
+  rateLimit: RateLimit | 'off';
+  maxConnections?: number;
+  timeouts?: Partial<HttpTimeouts>;
+}
+
+export interface HttpTimeouts {
+  /** For a request's head, from its first byte or from the connection's start. */
+  headersMs: number;
+  /** For a whole request, its body included. */
+  requestMs: number;
+  /** How late both may be noticed. */
+  checkMs: number;
+  /** For a connection's next request. Longer than the minute for which common proxies reuse a connection. */
+  keepAliveMs: number;
+  /** For a connection on which nothing moves in either direction, a client that does not read for instance. */
+  idleMs: number;
+}
+
+const DEFAULT_TIMEOUTS: HttpTimeouts = {
+  headersMs: 10_000,
+  requestMs: 20_000,
+  checkMs: 500,
+  keepAliveMs: 65_000,
+  idleMs: 120_000,
+};
+
+const HEADERS_MAX_BYTES = 16 * 1024;
+
+/** Each costs a file descriptor and, idle after its first request, 29 KiB (measured). */
+const DEFAULT_MAX_CONNECTIONS = 4_096;
+
+/** Beyond the maximum, this many more still hear that there are too many; the rest is dropped unheard. */
+const SPARE_CONNECTIONS = 256;
+
+/**
+ * The HTTP wing, in the order in which a request meets it. `authentication` brings the default strategy,
+ * `resources` the routes. Not listening yet: `await server.start()`, and `server.stop({ timeout })` in the end.
+ */
+export async function createHttpServer(
+  options: HttpServerOptions,
+  plugins: { authentication: Plugin<void>; resources: readonly Plugin<void>[] },
+  effects: Effects,
+  logger: Logger,
+): Promise<Server> {
+  const listener = createListener(options);
+  const server = createHapiServer(listener, options);
+  answerParserErrors(listener, effects, logger);
+
+  await server.register([
+    envelope(effects, logger), // the request's id, what every response carries, and the line in the log
+    errorBodies(effects, logger), // one body for every error
+    admission(listener, options), // no more connections than we can serve
+    routing(), // host, path, query syntax; 404 and 405
+    requestBodies(), // size, type, syntax: 413, 415, 400
+    plugins.authentication, // 401
+    rateLimiting(createRateLimiter(options.rateLimit, effects)), // 429
+    // Then hapi itself: the route's scope (403), and what it validates (400).
+    ...plugins.resources,
+  ]);
+  return server;
+}
+
+/** Node's own listener, because hapi's takes none of these options. */
+function createListener({
+  tls,
+  timeouts,
+  maxConnections = DEFAULT_MAX_CONNECTIONS,
+}: HttpServerOptions): Listener {
+  const { headersMs, requestMs, checkMs, keepAliveMs, idleMs } = { ...DEFAULT_TIMEOUTS, ...timeouts };
+  const httpOptions = {
+    headersTimeout: headersMs,
+    requestTimeout: requestMs,
+    connectionsCheckingInterval: checkMs,
+    keepAliveTimeout: keepAliveMs,
+    maxHeaderSize: HEADERS_MAX_BYTES,
+    // Node would answer these two itself, without a body.
+    requireHostHeader: false,
+    shouldUpgradeCallback: () => false,
+  };
+  const listener =
+    tls === null
+      ? createPlainServer(httpOptions)
+      : createTlsServer({ ...httpOptions, cert: tls.certificate, key: tls.key, handshakeTimeout: headersMs });
+  listener.timeout = idleMs;
+  listener.maxConnections = maxConnections + SPARE_CONNECTIONS;
+  // Any other expectation than 100-continue may be ignored (RFC 9110, 10.1.1); Node would answer a bare 417.
+  listener.on('checkExpectation', (request, response) => listener.emit('request', request, response));
+  return listener;
+}
+
+/** Everything that hapi would add by itself is off: what a response carries is decided here. */
+function createHapiServer(listener: Listener, { listen, tls }: HttpServerOptions): Server {
+  return new Server({
+    listener,
+    tls: tls !== null,
+    address: listen.host,
+    port: listen.port,
+    compression: false,
+    debug: false,
+    routes: {
+      cache: false,
+      cors: false,
+      security: false,
+      response: { ranges: false },
+      state: { parse: false, failAction: 'ignore' },
+      validate: routeValidation,
+    },
+  });
+}
+
+function envelope(effects: Effects, logger: Logger): Plugin<void> {
+  return {
+    name: 'envelope',
+    register(server) {
+      server.ext('onRequest', (request, h) => {
+        const requestId = newId('req', effects.randomBytes);
+        request.app = { requestId, receivedAtMs: effects.monotonicMs(), bodyIsEmpty: false };
+        // Straight onto Node's response, so that they are there however hapi comes to end it.
+        for (const [name, value] of Object.entries(commonHeaders(requestId)))
+          request.raw.res.setHeader(name, value);
+        return h.continue;
+      });
+      server.events.on('response', (request) => {
+        const { requestId, receivedAtMs } = request.app;
+        logger.info(
+          {
+            request_id: requestId,
+            key_id: request.auth.credentials?.app?.keyId ?? null,
+            method: request.method,
+            // The pattern, since the path itself may hold anything; null where none fits.
+            route: request.route.path.endsWith('*}') ? null : request.route.path,
+            status: statusOf(request),
+            duration_ms: Math.round((effects.monotonicMs() - receivedAtMs) * 1000) / 1000,
+          },
+          'request',
+        );
+      });
+    },
+  };
+}
+
+/** hapi's own 499 when the client left before there was an answer. */
+function statusOf({ response }: Request): number {
+  return 'isBoom' in response ? response.output.statusCode : response.statusCode;
+}
+
+function admission(
+  listener: Listener,
+  { tls, maxConnections = DEFAULT_MAX_CONNECTIONS }: HttpServerOptions,
+): Plugin<void> {
+  let connections = 0;
+  listener.on(tls === null ? 'connection' : 'secureConnection', (socket) => {
+    connections++;
+    socket.once('close', () => connections--);
+  });
+  return {
+    name: 'admission',
+    register(server) {
+      server.ext('onRequest', (request, h) => {
+        if (connections <= maxConnections) return h.continue;
+        request.raw.res.setHeader('Connection', 'close');
+        throw new AppError('unavailable', 'there are too many connections: try again', {
+          retryAfterSeconds: 1,
+        });
+      });
+    },
+  };
+}
+
+/** What hapi leaves to the handler or answers in its own way: the request line, and where it leads. */
+function routing(): Plugin<void> {
+  return {
+    name: 'routing',
+    register(server) {
+      server.ext('onRequest', (request, h) => {
+        checkHost(request);
+        checkPath(request);
+        checkQuerySyntax(request);
+        return h.continue;
+      });
+      server.route({
+        method: '*',
+        path: UNKNOWN_ROUTE,
+        options: { auth: false },
+        handler: (request) => refuseRoute(server, request),
+      });
+      // Before its body is looked at: hapi would take in whatever comes to get past it.
+      server.ext('onPreAuth', (request, h) =>
+        request.route.path === UNKNOWN_ROUTE ? refuseRoute(server, request) : h.continue,
+      );
+    },
+  };
+}
+
+/** RFC 9112, 3.2: exactly one in HTTP/1.1. */
+function checkHost({ raw: { req } }: Request): void {
+  if (!isFromSocket(req)) return;
+  let hosts = 0;
+  for (let index = 0; index < req.rawHeaders.length; index += 2) {
+    if (req.rawHeaders[index]?.toLowerCase() === 'host') hosts++;
+  }
+  if (hosts > 1 || (hosts === 0 && req.httpVersion === '1.1'))
+    throw invalid('header', 'Host', 'must be sent once');
+}
+
+/** hapi would answer 400 too, but only after taking in the whole body. */
+function checkPath({ path }: Request): void {
+  if (path.includes('%') && decoded(path) === undefined)
+    throw invalid('path', 'path', 'is not valid percent-encoding');
+}
+
+/** hapi replaces what is no UTF-8, and drops parameters beyond the thousandth. */
+function checkQuerySyntax({ raw: { req } }: Request): void {
+  const start = req.url?.indexOf('?') ?? -1;
+  if (req.url === undefined || start === -1) return;
+  const query = req.url.slice(start + 1);
+  const text = decoded(query);
+  if (text === undefined) throw invalid('query', 'query', 'is not valid percent-encoding');
+  if (text.includes('\0')) throw invalid('query', 'query', 'must not contain NUL');
+  if (query.split('&', QUERY_MAX_PARAMETERS + 1).length > QUERY_MAX_PARAMETERS) {
+    throw invalid('query', 'query', `must have at most ${QUERY_MAX_PARAMETERS} parameters`);
+  }
+}
+
+const UNKNOWN_ROUTE = '/{any*}';
+
+const QUERY_MAX_PARAMETERS = 100;
+
+function decoded(text: string): string | undefined {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return undefined;
+  }
+}
+
+/** 405 with what is allowed, if the path is one of ours with another method; else 404. */
+function refuseRoute(server: Server, { path }: Request): never {
+  const allowed = METHODS.filter((method) => leadsSomewhere(server, method, path));
+  if (allowed.length === 0) throw notFound();
+  throw methodNotAllowed('', null, allowed.includes('GET') ? ['GET', 'HEAD', ...allowed.slice(1)] : allowed);
+}
+
+const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'] as const;
+
+function leadsSomewhere(server: Server, method: (typeof METHODS)[number], path: string): boolean {
+  const route = server.match(method, path);
+  return route !== null && route.path !== UNKNOWN_ROUTE;
+}

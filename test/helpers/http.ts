@@ -1,0 +1,152 @@
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import type { Plugin, Server } from '@hapi/hapi';
+import { pino } from 'pino';
+import type { Test } from 'tap';
+import type { Cidr } from '../../src/address.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
+import { authentication } from '../../src/http/auth.ts';
+import { createClientAddress, createFailureLimiter } from '../../src/http/limits.ts';
+import { createHttpServer, type HttpServerOptions } from '../../src/http/server.ts';
+import { type TestStore, testStore } from './store.ts';
+
+export interface RunningHttp {
+  server: Server;
+  port: number;
+  store: TestStore;
+  /** What the service logged, one object for each line. */
+  log: Record<string, unknown>[];
+}
+
+export interface HttpTestOptions extends Partial<HttpServerOptions> {
+  effects?: Effects;
+  store?: TestStore;
+  resources?: (store: TestStore) => Plugin<void>[];
+  trustedProxies?: Cidr[];
+}
+
+/** The real HTTP wing on a real file and a socket of its own, stopped when the test ends. */
+export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise<RunningHttp> {
+  const { effects = realEffects, resources = () => [], trustedProxies = [], ...httpOptions } = options;
+  const store = options.store ?? testStore(t, effects);
+  const log: Record<string, unknown>[] = [];
+  const logger = pino({ level: 'debug' }, { write: (line) => void log.push(JSON.parse(line)) });
+  const server = await createHttpServer(
+    { listen: { host: '127.0.0.1', port: 0 }, tls: null, rateLimit: 'off', ...httpOptions },
+    {
+      authentication: authentication(
+        store,
+        createFailureLimiter(effects),
+        createClientAddress(trustedProxies),
+        effects,
+        logger,
+      ),
+      resources: resources(store),
+    },
+    effects,
+    logger,
+  );
+  await server.start();
+  t.teardown(() => server.stop({ timeout: 0 }));
+  return { server, port: Number(server.info.port), store, log };
+}
+
+export interface JsonResponse {
+  status: number;
+  headers: Headers;
+  // A test says by its assertions what it expects.
+  body: unknown;
+}
+
+/** One request through `fetch`; `body` is sent as JSON unless it is text already. */
+export async function requestJson(
+  port: number,
+  method: string,
+  path: string,
+  { key, body, headers = {} }: { key?: string; body?: unknown; headers?: Record<string, string> } = {},
+): Promise<JsonResponse> {
+  const response = await fetch(`http://127.0.0.1:${port}${path}`, {
+    method,
+    headers: {
+      ...(key === undefined ? {} : { authorization: `Bearer ${key}` }),
+      ...(body === undefined ? {} : { 'content-type': 'application/json' }),
+      ...headers,
+    },
+    ...(body === undefined ? {} : { body: typeof body === 'string' ? body : JSON.stringify(body) }),
+  });
+  const text = await response.text();
+  return { status: response.status, headers: response.headers, body: text === '' ? null : JSON.parse(text) };
+}
+
+/** Sends `bytes` as they are and gives all that comes back until the server closes. Rejects on a reset. */
+export async function rawRequest(port: number, bytes: string | Uint8Array): Promise<string> {
+  const connection = await connectRaw(port);
+  connection.send(bytes);
+  return connection.closed;
+}
+
+export interface RawConnection {
+  socket: Socket;
+  send(bytes: string | Uint8Array): void;
+  /** All that was received, once `text` is in it. Rejects when the connection closes before. */
+  received(text: string): Promise<string>;
+  /** All that was received, once the server has closed. Rejects on a reset. */
+  closed: Promise<string>;
+}
+
+export async function connectRaw(port: number): Promise<RawConnection> {
+  const socket = connect({ port, host: '127.0.0.1' });
+  let all = '';
+  socket.setEncoding('latin1').on('data', (text: string) => {
+    all += text;
+  });
+  const closed = new Promise<string>((resolve, reject) => {
+    socket.once('error', reject).once('close', () => resolve(all));
+  });
+  closed.catch(() => {});
+  await Promise.race([once(socket, 'connect'), closed]);
+  return {
+    socket,
+    closed,
+    send: (bytes) => void socket.write(bytes),
+    received: (text) =>
+      new Promise((resolve, reject) => {
+        const look = (): void => {
+          if (!all.includes(text)) return;
+          socket.off('data', look);
+          resolve(all);
+        };
+        socket.on('data', look);
+        closed.then(() => reject(new Error(`closed after: ${all}`)), reject);
+        look();
+      }),
+  };
+}
+
+export interface RawResponse {
+  status: number;
+  headers: Record<string, string>;
+  body: string;
+}
+
+/** The responses in what a connection received, in order. Each must say its length, as all of ours do. */
+export function parseResponses(text: string): RawResponse[] {
+  const responses: RawResponse[] = [];
+  let rest = text;
+  while (rest !== '') {
+    const end = rest.indexOf('\r\n\r\n');
+    if (end === -1) throw new Error(`not a response: ${rest}`);
+    const [statusLine = '', ...lines] = rest.slice(0, end).split('\r\n');
+    const headers = Object.fromEntries(
+      lines.map((line) => [
+        line.slice(0, line.indexOf(':')).toLowerCase(),
+        line.slice(line.indexOf(':') + 1).trim(),
+      ]),
+    );
+    const length = Number(headers['content-length'] ?? 0);
+    const status = Number(/^HTTP\/1\.1 (\d{3}) /.exec(statusLine)?.[1]);
+    responses.push({ status, headers, body: rest.slice(end + 4, end + 4 + length) });
+    rest = rest.slice(end + 4 + length);
+  }
+  return responses;
+}

@@ -1,0 +1,279 @@
+import fc from 'fast-check';
+import t from 'tap';
+import { type Cidr, parseCidr } from '../../src/address.ts';
+import {
+  addressGroup,
+  createClientAddress,
+  createFailureLimiter,
+  createRateLimiter,
+  type RateDecision,
+} from '../../src/http/limits.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { requestJson, startHttp } from '../helpers/http.ts';
+
+t.test('as many as the limit go at once, then one for each part of the window', (t) => {
+  const effects = fakeEffects();
+  const limiter = createRateLimiter({ limit: 3, windowMs: 30_000 }, effects);
+  const policy = '"default";q=3;w=30';
+  const allowed = (remaining: number, moreInSeconds: number): RateDecision => ({
+    kind: 'allowed',
+    headers: { 'RateLimit-Policy': policy, RateLimit: `"default";r=${remaining};t=${moreInSeconds}` },
+  });
+  const limited = (retryAfterSeconds: number): RateDecision => ({
+    kind: 'limited',
+    headers: { 'RateLimit-Policy': policy, RateLimit: `"default";r=0;t=${retryAfterSeconds}` },
+    retryAfterSeconds,
+  });
+
+  t.strictSame(limiter.take('a'), allowed(2, 10));
+  t.strictSame(limiter.take('a'), allowed(1, 10));
+  t.strictSame(limiter.take('a'), allowed(0, 10));
+  t.strictSame(limiter.take('a'), limited(10));
+  t.strictSame(limiter.take('b'), allowed(2, 10), 'another caller has its own');
+  effects.advance(9_001);
+  t.strictSame(limiter.take('a'), limited(1), 'what was refused has cost nothing');
+  effects.advance(999);
+  t.strictSame(limiter.take('a'), allowed(0, 10));
+  effects.advance(3_600_000);
+  t.strictSame(limiter.take('a'), allowed(2, 10), 'nobody saves up more than the limit');
+  t.end();
+});
+
+t.test('whoever waits as long as told gets through', (t) => {
+  const limits = fc.record({
+    limit: fc.integer({ min: 1, max: 5_000 }),
+    windowMs: fc.integer({ min: 1, max: 86_400_000 }),
+  });
+  const gaps = fc.array(fc.double({ min: 0, max: 5_000, noNaN: true }), { maxLength: 30 });
+  fc.assert(
+    fc.property(limits, gaps, ({ limit, windowMs }, gapsMs) => {
+      const effects = fakeEffects();
+      const limiter = createRateLimiter({ limit: Math.min(limit, 20), windowMs }, effects);
+      for (const gapMs of gapsMs) {
+        effects.advance(gapMs);
+        const decision = limiter.take('a');
+        if (decision.kind !== 'limited') continue;
+        if (decision.retryAfterSeconds < 1 || !Number.isInteger(decision.retryAfterSeconds)) return false;
+        effects.advance(decision.retryAfterSeconds * 1000);
+        if (limiter.take('a').kind !== 'allowed') return false;
+      }
+      return true;
+    }),
+  );
+  t.end();
+});
+
+t.test('in any window no more go through than twice the limit', (t) => {
+  const effects = fakeEffects();
+  const limiter = createRateLimiter({ limit: 600, windowMs: 60_000 }, effects);
+  let through = 0;
+  for (let ms = 0; ms < 60_000; ms += 10) {
+    if (limiter.take('a').kind === 'allowed') through++;
+    effects.advance(10);
+  }
+  t.ok(through <= 1_200 && through >= 1_199, String(through));
+  t.end();
+});
+
+t.test('a clock that jumps locks nobody out', (t) => {
+  const effects = fakeEffects();
+  const limiter = createRateLimiter({ limit: 1, windowMs: 1_000 }, effects);
+  t.equal(limiter.take('a').kind, 'allowed');
+  effects.jump(-86_400_000);
+  effects.advance(1_000);
+  t.equal(limiter.take('a').kind, 'allowed');
+  t.end();
+});
+
+t.test('callers are remembered up to a number; the quietest is forgiven first', (t) => {
+  const effects = fakeEffects();
+  const limiter = createRateLimiter({ limit: 1, windowMs: 60_000 }, effects, { maxCallers: 2 });
+  t.equal(limiter.take('a').kind, 'allowed');
+  t.equal(limiter.take('b').kind, 'allowed');
+  t.equal(limiter.take('c').kind, 'allowed');
+  t.equal(limiter.take('b').kind, 'limited');
+  t.equal(limiter.take('c').kind, 'limited');
+  t.equal(limiter.take('a').kind, 'allowed', 'forgotten');
+  t.end();
+});
+
+t.test('off is off', (t) => {
+  const limiter = createRateLimiter('off', fakeEffects());
+  for (let count = 0; count < 10_000; count++) limiter.take('a');
+  t.strictSame(limiter.take('a'), { kind: 'unlimited' });
+  t.end();
+});
+
+t.test('a key that asks too often is answered 429 and told when to come again', async (t) => {
+  const effects = fakeEffects();
+  const { port, store } = await startHttp(t, {
+    effects,
+    rateLimit: { limit: 2, windowMs: 60_000 },
+    resources: () => [
+      {
+        name: 'open',
+        register(server) {
+          server.route({ method: 'GET', path: '/v2/open', handler: () => ({}) });
+          server.route({
+            method: 'POST',
+            path: '/v2/scoped',
+            options: { auth: { scope: 'logs:read' } },
+            handler: () => ({}),
+          });
+        },
+      },
+    ],
+  });
+  const { secret: key } = await store.key({ scopes: ['projects:read'] });
+  const other = await store.key();
+
+  const first = await requestJson(port, 'GET', '/v2/open', { key });
+  t.equal(first.headers.get('ratelimit-policy'), '"default";q=2;w=60');
+  t.equal(first.headers.get('ratelimit'), '"default";r=1;t=30');
+  t.equal((await requestJson(port, 'POST', '/v2/scoped', { key })).status, 403, 'a refusal counts too');
+
+  const limited = await requestJson(port, 'POST', '/v2/scoped?unknown=1', { key });
+  t.equal(limited.status, 429, 'before the scope and the query are judged');
+  t.match(limited.body, { error: { code: 'rate_limited' } });
+  t.equal(limited.headers.get('retry-after'), '30');
+  t.equal(limited.headers.get('ratelimit'), '"default";r=0;t=30');
+  t.equal((await requestJson(port, 'GET', '/v2/open', { key: other.secret })).status, 200);
+
+  effects.advance(30_000);
+  t.equal((await requestJson(port, 'GET', '/v2/open', { key })).status, 200);
+});
+
+t.test(
+  'failed authentications are limited by address, and a valid key is let in all the while',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port, store } = await startHttp(t, {
+      effects,
+      resources: () => [
+        {
+          name: 'open',
+          register: (server) => server.route({ method: 'GET', path: '/v2/open', handler: () => ({}) }),
+        },
+      ],
+    });
+    const { secret } = await store.key();
+    const statusOf = async (key?: string) =>
+      (await requestJson(port, 'GET', '/v2/open', key === undefined ? {} : { key })).status;
+
+    const statuses = new Set<number>();
+    for (let attempt = 0; attempt < 60; attempt++) statuses.add(await statusOf('davit_wrong'));
+    t.strictSame([...statuses], [401]);
+    const limited = await requestJson(port, 'GET', '/v2/open');
+    t.match(limited, { status: 429, body: { error: { code: 'rate_limited' } } });
+    t.equal(await statusOf(secret), 200);
+    effects.advance(Number(limited.headers.get('retry-after')) * 1000);
+    t.equal(await statusOf('davit_wrong'), 401);
+  },
+);
+
+t.test('the memory of failures does not grow with the addresses', (t) => {
+  const limiter = createFailureLimiter(fakeEffects());
+  for (let attempt = 0; attempt < 60; attempt++) limiter.take('192.0.2.1');
+  t.equal(limiter.take('192.0.2.1').kind, 'limited');
+  for (let address = 0; address < 10_000; address++) limiter.take(`2001:db8:${address.toString(16)}::/64`);
+  t.equal(limiter.take('192.0.2.1').kind, 'allowed', 'forgotten');
+  t.end();
+});
+
+t.test('an address is counted with those that it cannot be told from', (t) => {
+  const rows: [address: string, group: string][] = [
+    ['192.0.2.1', '192.0.2.1'],
+    ['::ffff:192.0.2.1', '192.0.2.1'],
+    ['::ffff:c000:201', '192.0.2.1'],
+    ['2001:db8:1:2:3:4:5:6', '2001:db8:1:2::/64'],
+    ['2001:0DB8:0001:0002::', '2001:db8:1:2::/64'],
+    ['2001:db8:1:3::1', '2001:db8:1:3::/64'],
+    ['::1', '::/64'],
+    ['unknown', 'unknown'],
+  ];
+  for (const [address, group] of rows) t.equal(addressGroup(address), group, address);
+  t.end();
+});
+
+t.test('the client is who the last proxy that is trusted says', (t) => {
+  const rows: { socket: string; forwardedFor?: string; trusted: string[]; client: string }[] = [
+    { socket: '192.0.2.1', trusted: [], client: '192.0.2.1' },
+    { socket: '::ffff:192.0.2.1', trusted: [], client: '192.0.2.1' },
+    { socket: '192.0.2.1', forwardedFor: '198.51.100.7', trusted: [], client: '192.0.2.1' },
+    { socket: '192.0.2.1', forwardedFor: '198.51.100.7', trusted: ['10.0.0.0/8'], client: '192.0.2.1' },
+    { socket: '10.0.0.1', forwardedFor: '198.51.100.7', trusted: ['10.0.0.0/8'], client: '198.51.100.7' },
+    {
+      socket: '::ffff:10.0.0.1',
+      forwardedFor: '198.51.100.7',
+      trusted: ['10.0.0.0/8'],
+      client: '198.51.100.7',
+    },
+    {
+      socket: '10.0.0.1',
+      forwardedFor: '203.0.113.9, 198.51.100.7',
+      trusted: ['10.0.0.0/8'],
+      client: '198.51.100.7',
+    },
+    {
+      socket: '10.0.0.1',
+      forwardedFor: '198.51.100.7, 10.9.9.9 ,10.0.0.2',
+      trusted: ['10.0.0.0/8'],
+      client: '198.51.100.7',
+    },
+    { socket: '10.0.0.1', forwardedFor: '10.0.0.3, 10.0.0.2', trusted: ['10.0.0.0/8'], client: '10.0.0.3' },
+    {
+      socket: '10.0.0.1',
+      forwardedFor: '198.51.100.7:4711',
+      trusted: ['10.0.0.0/8'],
+      client: '198.51.100.7',
+    },
+    {
+      socket: '10.0.0.1',
+      forwardedFor: '[2001:DB8::7]:4711',
+      trusted: ['10.0.0.0/8'],
+      client: '2001:db8::7',
+    },
+    { socket: '10.0.0.1', forwardedFor: '2001:db8::7', trusted: ['10.0.0.0/8'], client: '2001:db8::7' },
+    { socket: 'fd00::1', forwardedFor: '198.51.100.7', trusted: ['fd00::/8'], client: '198.51.100.7' },
+    { socket: '10.0.0.1', forwardedFor: 'unknown', trusted: ['10.0.0.0/8'], client: '10.0.0.1' },
+    {
+      socket: '10.0.0.1',
+      forwardedFor: '198.51.100.7, 0x0a000002',
+      trusted: ['10.0.0.0/8'],
+      client: '10.0.0.1',
+    },
+    { socket: '10.0.0.1', forwardedFor: '', trusted: ['10.0.0.0/8'], client: '10.0.0.1' },
+    { socket: '10.0.0.1', trusted: ['10.0.0.0/8'], client: '10.0.0.1' },
+  ];
+  for (const { socket, forwardedFor, trusted, client } of rows) {
+    const clientAddress = createClientAddress(trusted.map(cidr));
+    const headers = forwardedFor === undefined ? {} : { 'x-forwarded-for': forwardedFor };
+    const raw = { req: { socket: { remoteAddress: socket }, headers }, res: {} };
+    t.equal(clientAddress({ raw } as never), client, JSON.stringify({ socket, forwardedFor, trusted }));
+  }
+  t.end();
+});
+
+function cidr(text: string): Cidr {
+  const result = parseCidr(text);
+  if (!result.ok) throw new Error(result.reason);
+  return result.cidr;
+}
+
+t.test('behind a trusted proxy failures are counted for each client behind it', async (t) => {
+  const { port } = await startHttp(t, {
+    effects: fakeEffects(),
+    trustedProxies: [cidr('127.0.0.1')],
+    resources: () => [
+      {
+        name: 'open',
+        register: (server) => server.route({ method: 'GET', path: '/v2/open', handler: () => ({}) }),
+      },
+    ],
+  });
+  const statusFrom = async (address: string) =>
+    (await requestJson(port, 'GET', '/v2/open', { headers: { 'x-forwarded-for': address } })).status;
+  for (let attempt = 0; attempt < 60; attempt++) await statusFrom(`2001:db8::${attempt}`);
+  t.equal(await statusFrom('2001:db8::ffff'), 429);
+  t.equal(await statusFrom('2001:db8:0:1::1'), 401);
+});

@@ -1,0 +1,362 @@
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { request as tlsRequest } from 'node:https';
+import type { Plugin } from '@hapi/hapi';
+import t from 'tap';
+import { notFound } from '../../src/http/errors.ts';
+import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
+import { testStore } from '../helpers/store.ts';
+
+/** One route that asks for everything, and remembers who got to it. */
+function resource(): { reached: string[]; plugin: Plugin<void> } {
+  const reached: string[] = [];
+  const plugin: Plugin<void> = {
+    name: 'resource',
+    register(server) {
+      server.route<{ Params: { id: string } }>({
+        method: 'POST',
+        path: '/v2/things/{id}/parts',
+        options: {
+          auth: { scope: 'deployments:write' },
+          validate: { query: querySchema({}), payload: bodySchema({ ref: refSchema.required() }) },
+        },
+        handler(request, h) {
+          if (request.params.id !== 'seen') throw notFound();
+          reached.push(request.params.id);
+          return h.response({ made: true }).code(201).header('Location', '/v2/parts/1');
+        },
+      });
+      server.route({
+        method: 'GET',
+        path: '/v2/things/{id}',
+        options: { auth: { scope: 'projects:read' } },
+        handler: () => ({ thing: true }),
+      });
+      server.route({ method: 'PATCH', path: '/v2/things/{id}', handler: () => ({}) });
+      server.route({
+        method: 'DELETE',
+        path: '/v2/things/{id}',
+        handler: (_request, h) => h.response().code(204),
+      });
+      server.route({
+        method: 'GET',
+        path: '/open',
+        options: { auth: false },
+        handler: () => ({ open: true }),
+      });
+    },
+  };
+  return { reached, plugin };
+}
+
+t.test('checks come in the promised order: each is passed before the next one speaks', async (t) => {
+  const effects = fakeEffects();
+  const { reached, plugin } = resource();
+  const { port, store } = await startHttp(t, {
+    effects,
+    rateLimit: { limit: 1, windowMs: 1_000 },
+    resources: () => [plugin],
+  });
+  const { secret: allowed } = await store.key({ scopes: ['deployments:write'] });
+  const { secret: readOnly } = await store.key({ scopes: ['projects:read'] });
+  const good = { ref: 'main' };
+
+  // From the top, one more thing is right in every row.
+  const rows: [
+    name: string,
+    path: string,
+    key: string | undefined,
+    body: unknown,
+    status: number,
+    says: RegExp,
+  ][] = [
+    ['route', '/v2/nothing?%FF=', undefined, '{', 400, /percent-encoding/],
+    ['route', '/v2/nothing?x=1', undefined, '{', 404, /not_found/],
+    ['syntax of the query', '/v2/things/unseen/parts?x=%FF', undefined, '{', 400, /percent-encoding/],
+    ['syntax of the body', '/v2/things/unseen/parts?x=1', undefined, '{', 400, /not valid JSON/],
+    ['key', '/v2/things/unseen/parts?x=1', undefined, {}, 401, /send an API key/],
+    ['key', '/v2/things/unseen/parts?x=1', 'davit_wrong', {}, 401, /wrong, expired or revoked/],
+    ['scope', '/v2/things/unseen/parts?x=1', readOnly, {}, 403, /deployments:write/],
+    ['rate', '/v2/things/unseen/parts?x=1', readOnly, {}, 429, /rate_limited/],
+    ['query', '/v2/things/unseen/parts?x=1', allowed, {}, 400, /x: is not allowed/],
+    ['body', '/v2/things/unseen/parts', allowed, {}, 400, /ref: required/],
+    ['body', '/v2/things/unseen/parts', allowed, { ref: '..' }, 400, /ref: must begin/],
+    ['visibility', '/v2/things/unseen/parts', allowed, good, 404, /not_found/],
+    ['nothing', '/v2/things/seen/parts', allowed, good, 201, /made/],
+  ];
+  const before = store.query('SELECT * FROM deployments');
+  for (const [name, path, key, body, status, says] of rows) {
+    if (name !== 'rate') effects.advance(1_000);
+    t.strictSame(reached, [], name);
+    const response = await requestJson(port, 'POST', path, { ...(key === undefined ? {} : { key }), body });
+    t.equal(response.status, status, `${name}: ${path}`);
+    t.match(JSON.stringify(response.body), says, name);
+  }
+  t.strictSame(reached, ['seen']);
+  t.strictSame(store.query('SELECT * FROM deployments'), before);
+});
+
+t.test('every response carries the same headers, and none that we did not choose', async (t) => {
+  const { plugin } = resource();
+  const { port, store } = await startHttp(t, { resources: () => [plugin] });
+  const { secret } = await store.key();
+  const always = ['cache-control', 'connection', 'date', 'x-content-type-options', 'x-request-id'];
+  const withBody = ['content-length', 'content-type'];
+  const unauthorized = [...withBody, 'ratelimit', 'ratelimit-policy', 'www-authenticate'];
+  const rows: [method: string, path: string, headers: string, status: number, more: string[]][] = [
+    ['GET', '/open', '', 200, withBody],
+    ['HEAD', '/open', '', 200, withBody],
+    [
+      'GET',
+      '/open',
+      'Origin: https://example.com\r\nAccept-Encoding: gzip\r\nRange: bytes=0-1\r\n',
+      200,
+      withBody,
+    ],
+    ['GET', '/open', 'Cookie: =;;"\x80; a\r\n', 200, withBody],
+    ['GET', '/open', 'Accept: text/html\r\nIf-None-Match: *\r\n', 200, withBody],
+    ['GET', '/open', 'Expect: the-unexpected\r\nUpgrade: h2c\r\nConnection: upgrade\r\n', 200, withBody],
+    ['GET', '/v2/things/1', `Authorization: Bearer ${secret}\r\n`, 200, withBody],
+    ['DELETE', '/v2/things/1', `Authorization: Bearer ${secret}\r\n`, 204, []],
+    ['GET', '/v2/things/1', '', 401, unauthorized],
+    ['HEAD', '/v2/things/1', '', 401, unauthorized],
+    ['GET', '/v2/nothing', '', 404, withBody],
+    ['POST', '/open', '', 405, [...withBody, 'allow']],
+    ['GET', '/%', '', 400, withBody],
+  ];
+  const requestIds = new Set<string | undefined>();
+  for (const [method, path, headers, status, more] of rows) {
+    const name = `${method} ${path} ${headers}`;
+    const text = await rawRequest(
+      port,
+      Buffer.from(`${method} ${path} HTTP/1.1\r\nHost: d\r\nConnection: close\r\n${headers}\r\n`, 'latin1'),
+    );
+    const end = text.indexOf('\r\n\r\n');
+    const lines = text.slice(0, end).split('\r\n').slice(1);
+    const received = Object.fromEntries(lines.map((line) => line.toLowerCase().split(': ')));
+    t.ok(text.startsWith(`HTTP/1.1 ${status} `), name);
+    t.strictSame(Object.keys(received).sort(), [...always, ...more].sort(), name);
+    t.match(received, {
+      'cache-control': 'no-store',
+      'x-content-type-options': 'nosniff',
+      'x-request-id': /^req_/,
+    });
+    if (more.includes('content-type'))
+      t.equal(received['content-type'], 'application/json; charset=utf-8', name);
+    if (method === 'HEAD') t.equal(text.length, end + 4, name);
+    requestIds.add(received['x-request-id']);
+  }
+  t.equal(requestIds.size, rows.length, 'a request id is never used twice');
+});
+
+t.test('a wrong method is told which are right; a wrong path nothing', async (t) => {
+  const { plugin } = resource();
+  const { server } = await startHttp(t, { resources: () => [plugin] });
+  const rows: [method: string, path: string, status: number, allow: string | undefined][] = [
+    ['POST', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
+    ['PUT', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
+    ['OPTIONS', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
+    ['GET', '/v2/things/1/parts', 405, 'POST'],
+    ['HEAD', '/v2/things/1/parts', 405, 'POST'],
+    ['OPTIONS', '/open', 405, 'GET, HEAD'],
+    ['PROPFIND', '/open', 405, 'GET, HEAD'],
+    ['GET', '/', 404, undefined],
+    ['GET', '/v2', 404, undefined],
+    ['GET', '/v1/things/1', 404, undefined],
+    ['GET', '/V2/things/1', 404, undefined],
+    ['GET', '/v2/things', 404, undefined],
+    ['GET', '/v2/things/', 404, undefined],
+    ['GET', '/v2/things/1/', 404, undefined],
+    ['GET', '//v2/things/1', 404, undefined],
+    ['GET', '/v2/things/1/2', 404, undefined],
+    ['OPTIONS', '/v2/nothing', 404, undefined],
+    ['GET', '/open/%2e%2e/x', 404, undefined],
+    ['GET', '/{any*}', 404, undefined],
+    ['GET', '/v2/%FF', 400, undefined],
+    ['GET', '/v2/%zz', 400, undefined],
+    ['POST', '/v2/things/%C0%80', 400, undefined],
+  ];
+  for (const [method, url, status, allow] of rows) {
+    const response = await server.inject({ method, url });
+    t.equal(response.statusCode, status, `${method} ${url}`);
+    t.equal(response.headers['allow'], allow, `${method} ${url}`);
+    t.equal(response.headers['content-type'], 'application/json; charset=utf-8', `${method} ${url}`);
+  }
+});
+
+t.test('the body of a request that leads nowhere is not waited for', async (t) => {
+  const { plugin } = resource();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  for (const line of ['POST /v2/nothing', 'POST /open', 'POST /v2/%FF']) {
+    const connection = await connectRaw(port);
+    connection.send(`${line} HTTP/1.1\r\nHost: d\r\nContent-Length: 1000000000\r\n\r\n{`);
+    await connection.received('"request_id"');
+    connection.socket.end();
+    await connection.closed;
+  }
+});
+
+t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
+  const { plugin } = resource();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const statusOf = async (head: string) =>
+    parseResponses(await rawRequest(port, `${head}\r\nConnection: close\r\n\r\n`)).map(
+      ({ status }) => status,
+    );
+  t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d'), [200]);
+  t.strictSame(await statusOf('GET http://d/open HTTP/1.1\r\nHost: d'), [200]);
+  t.strictSame(await statusOf('GET /open HTTP/1.1'), [400]);
+  t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d\r\nHost: e'), [400]);
+  t.strictSame(await statusOf('GET /open HTTP/1.0'), [200]);
+});
+
+t.test('requests of one connection are answered in their order', async (t) => {
+  const { plugin } = resource();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const answers = await rawRequest(
+    port,
+    'GET /open HTTP/1.1\r\nHost: d\r\n\r\nGET /v2/nothing HTTP/1.1\r\nHost: d\r\n\r\nGET /open HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n',
+  );
+  t.strictSame(
+    parseResponses(answers).map(({ status }) => status),
+    [200, 404, 200],
+  );
+});
+
+t.test('one line in the log for each request says who and what, and no secret', async (t) => {
+  const { plugin } = resource();
+  const { port, store, log } = await startHttp(t, { resources: () => [plugin] });
+  const { keyId, secret } = await store.key();
+  const response = await requestJson(port, 'POST', '/v2/things/seen/parts', {
+    key: secret,
+    body: { ref: 'hunter2' },
+  });
+  t.match(
+    log.filter(({ msg }) => msg === 'request'),
+    [
+      {
+        level: 30,
+        request_id: response.headers.get('x-request-id'),
+        key_id: keyId,
+        method: 'post',
+        route: '/v2/things/{id}/parts',
+        status: 201,
+        duration_ms: Number,
+      },
+    ],
+  );
+  await requestJson(port, 'GET', `/v2/nothing/${secret}?key=${secret}`, { key: secret });
+  t.match(log.at(-1), { key_id: null, method: 'get', route: null, status: 404 });
+  t.notMatch(JSON.stringify(log), new RegExp(`${secret}|hunter2`));
+});
+
+t.test('beyond the connections that it can serve, the service says so', async (t) => {
+  const { plugin } = resource();
+  const { port } = await startHttp(t, { resources: () => [plugin], maxConnections: 2 });
+  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+  const first = await connectRaw(port);
+  const second = await connectRaw(port);
+  for (const connection of [first, second]) {
+    connection.send(get);
+    t.match(await connection.received('open'), /^HTTP\/1\.1 200 /);
+  }
+  t.match(parseResponses(await rawRequest(port, get)), [
+    { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /unavailable/ },
+  ]);
+  first.socket.end();
+  await first.closed;
+  const third = await connectRaw(port);
+  third.send(get);
+  t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
+});
+
+t.test('a client that leaves stops nothing', async (t) => {
+  const { reached, plugin } = resource();
+  const { port, store } = await startHttp(t, { resources: () => [plugin] });
+  const { secret } = await store.key();
+  for (const part of [
+    'POST /v2/things/seen',
+    'POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nContent-Length: 9\r\n\r\n{',
+  ]) {
+    const connection = await connectRaw(port);
+    connection.send(part);
+    connection.socket.resetAndDestroy();
+  }
+  const response = await requestJson(port, 'POST', '/v2/things/seen/parts', {
+    key: secret,
+    body: { ref: 'main' },
+  });
+  t.equal(response.status, 201);
+  t.strictSame(reached, ['seen']);
+});
+
+t.test(
+  'a stop lets a request that is being carried out have its answer, and closes what is idle',
+  async (t) => {
+    let carryOn: () => void = () => {};
+    const slow: Plugin<void> = {
+      name: 'slow',
+      register(server) {
+        server.route({
+          method: 'GET',
+          path: '/slow',
+          options: { auth: false },
+          async handler() {
+            await new Promise<void>((resolve) => {
+              carryOn = resolve;
+              server.events.emit('reached');
+            });
+            return { slow: true };
+          },
+        });
+      },
+    };
+    const { server, port } = await startHttp(t, { resources: () => [slow, resource().plugin] });
+    server.event('reached');
+    const idle = await connectRaw(port);
+    idle.send('GET /open HTTP/1.1\r\nHost: d\r\n\r\n');
+    await idle.received('open');
+    const busy = await connectRaw(port);
+    const reached = server.events.once('reached');
+    busy.send('GET /slow HTTP/1.1\r\nHost: d\r\n\r\n');
+    await reached;
+
+    const stopped = server.stop({ timeout: 10_000 });
+    idle.socket.end();
+    await idle.closed;
+    carryOn();
+    t.match(parseResponses(await busy.closed), [
+      { status: 200, headers: { connection: 'close' }, body: '{"slow":true}' },
+    ]);
+    await stopped;
+    await t.rejects(rawRequest(port, 'GET /open HTTP/1.1\r\n\r\n'), { code: 'ECONNREFUSED' });
+  },
+);
+
+t.test('the same is served over TLS', async (t) => {
+  const fixture = (name: string) => readFileSync(new URL(`../fixtures/tls/${name}`, import.meta.url), 'utf8');
+  const { port } = await startHttp(t, {
+    resources: () => [resource().plugin],
+    tls: { certificate: fixture('localhost.pem'), key: fixture('localhost.key') },
+  });
+  const request = tlsRequest({
+    port,
+    host: 'localhost',
+    path: '/open',
+    ca: fixture('ca.pem'),
+    agent: false,
+  }).end();
+  const [response] = await once(request, 'response');
+  t.equal(response.statusCode, 200);
+  t.match(response.headers['x-request-id'], /^req_/);
+  response.resume();
+  await once(response, 'close');
+});
+
+t.test('a port that is taken is said at start', async (t) => {
+  const store = testStore(t);
+  const { port } = await startHttp(t, { store });
+  await t.rejects(startHttp(t, { store, listen: { host: '127.0.0.1', port } }), { code: 'EADDRINUSE' });
+});

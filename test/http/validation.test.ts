@@ -1,0 +1,402 @@
+import { readFileSync } from 'node:fs';
+import type { Plugin } from '@hapi/hapi';
+import Joi from 'joi';
+import t from 'tap';
+import {
+  bodySchema,
+  idempotencyKey,
+  idSchema,
+  oneOrMoreOf,
+  PAGE_MAX_LIMIT,
+  pageParameters,
+  pathId,
+  querySchema,
+  refSchema,
+  timestampSchema,
+  wholeNumber,
+} from '../../src/http/validation.ts';
+import { rawRequest, startHttp } from '../helpers/http.ts';
+
+const refs = JSON.parse(readFileSync(new URL('../vectors/refs.json', import.meta.url), 'utf8'));
+
+interface Taken {
+  payload?: unknown;
+  query?: unknown;
+}
+
+function routes(): { taken: Taken[]; plugin: Plugin<void> } {
+  const taken: Taken[] = [];
+  const plugin: Plugin<void> = {
+    name: 'routes',
+    register(server) {
+      const take = ({ payload, query }: Taken) => {
+        taken.push({ payload, query: { ...(query as object) } });
+        return {};
+      };
+      server.route({
+        method: 'POST',
+        path: '/v2/write',
+        options: {
+          auth: false,
+          validate: {
+            payload: bodySchema({
+              ref: refSchema.required(),
+              count: Joi.number().integer().min(0).max(9),
+              events: Joi.array().items(Joi.string().valid('a', 'b')).min(1).max(2).unique(),
+              project_id: idSchema('prj'),
+              note: Joi.string().min(2).max(5),
+              on: Joi.boolean(),
+              since: timestampSchema,
+              outputs: Joi.object().pattern(Joi.string().max(3), Joi.string()).max(2),
+            }),
+          },
+        },
+        handler: take,
+      });
+      server.route({ method: 'POST', path: '/v2/plain', options: { auth: false }, handler: take });
+      server.route({
+        method: 'GET',
+        path: '/v2/list',
+        options: {
+          auth: false,
+          validate: {
+            query: querySchema({
+              ...pageParameters,
+              status: oneOrMoreOf(['queued', 'running']),
+              ref: refSchema,
+              wait: wholeNumber({ min: 0, max: 60 }),
+              created_after: timestampSchema,
+            }),
+          },
+        },
+        handler: take,
+      });
+      server.route({
+        method: 'GET',
+        path: '/v2/things/{id}',
+        options: { auth: false },
+        handler: (request) => ({ id: pathId('prj', String(request.params['id'])) }),
+      });
+      server.route({
+        method: 'POST',
+        path: '/v2/key',
+        options: { auth: false },
+        handler: (request) => ({ key: idempotencyKey(request) ?? null }),
+      });
+    },
+  };
+  return { taken, plugin };
+}
+
+const BODIES: { name: string; body: unknown; details: [field: string, reason: string | RegExp][] }[] = [
+  { name: 'a field missing', body: {}, details: [['ref', 'required']] },
+  { name: 'a number for text', body: { ref: 5 }, details: [['ref', 'must be a string']] },
+  { name: 'null for text', body: { ref: null }, details: [['ref', 'must be a string']] },
+  { name: 'empty text', body: { ref: '' }, details: [['ref', 'must not be empty']] },
+  { name: 'a bad ref', body: { ref: 'a..b' }, details: [['ref', 'must not contain ..']] },
+  { name: 'an unknown field', body: { ref: 'main', reff: 1 }, details: [['reff', 'is not allowed']] },
+  {
+    name: 'everything at once',
+    body: { ref: 'HEAD', count: '5', extra: {} },
+    details: [
+      ['ref', /HEAD/],
+      ['count', 'must be a whole number'],
+      ['extra', 'is not allowed'],
+    ],
+  },
+  { name: 'a fraction', body: { ref: 'main', count: 1.5 }, details: [['count', 'must be a whole number']] },
+  { name: 'too small', body: { ref: 'main', count: -1 }, details: [['count', 'must be at least 0']] },
+  { name: 'too large', body: { ref: 'main', count: 10 }, details: [['count', 'must be at most 9']] },
+  {
+    name: 'beyond a double',
+    body: { ref: 'main', count: 2 ** 53 },
+    details: [['count', 'must be a whole number']],
+  },
+  { name: 'text for a list', body: { ref: 'main', events: 'a' }, details: [['events', 'must be a list']] },
+  {
+    name: 'an empty list',
+    body: { ref: 'main', events: [] },
+    details: [['events', 'must have at least 1 items']],
+  },
+  {
+    name: 'a wrong item',
+    body: { ref: 'main', events: ['a', 'c'] },
+    details: [['events.1', 'must be one of a, b']],
+  },
+  {
+    name: 'an item twice',
+    body: { ref: 'main', events: ['a', 'a'] },
+    details: [['events.1', 'must not be there twice']],
+  },
+  {
+    name: 'a bad id',
+    body: { ref: 'main', project_id: 'dpl_1' },
+    details: [['project_id', /^must be an id that begins with prj_$/]],
+  },
+  {
+    name: 'too short',
+    body: { ref: 'main', note: 'a' },
+    details: [['note', 'must be at least 2 characters']],
+  },
+  {
+    name: 'too long',
+    body: { ref: 'main', note: 'abcdef' },
+    details: [['note', 'must be at most 5 characters']],
+  },
+  { name: 'not trimmed', body: { ref: ' main' }, details: [['ref', /^must begin/]] },
+  { name: 'text for a truth', body: { ref: 'main', on: 'true' }, details: [['on', 'must be true or false']] },
+  { name: 'a number for a time', body: { ref: 'main', since: 0 }, details: [['since', 'must be a string']] },
+  {
+    name: 'a list for an object',
+    body: { ref: 'main', outputs: [] },
+    details: [['outputs', 'must be an object']],
+  },
+  {
+    name: 'a name too long',
+    body: { ref: 'main', outputs: { abcd: 'x' } },
+    details: [['outputs.abcd', 'is not allowed']],
+  },
+  {
+    name: 'a value of the wrong type',
+    body: { ref: 'main', outputs: { a: 1 } },
+    details: [['outputs.a', 'must be a string']],
+  },
+  { name: 'a list', body: [], details: [['body', 'must be an object']] },
+  { name: 'text', body: '"main"', details: [['body', 'must be an object']] },
+  { name: 'null', body: 'null', details: [['body', 'must be an object']] },
+  { name: 'no body', body: undefined, details: [['body', 'required']] },
+];
+
+t.test('a body that is wrong is refused field by field, and reaches no handler', async (t) => {
+  const { taken, plugin } = routes();
+  const { server } = await startHttp(t, { resources: () => [plugin] });
+  for (const { name, body, details } of BODIES) {
+    const response = await server.inject({
+      method: 'POST',
+      url: '/v2/write',
+      ...(body === undefined
+        ? {}
+        : {
+            headers: { 'content-type': 'application/json' },
+            payload: typeof body === 'string' ? body : JSON.stringify(body),
+          }),
+    });
+    t.equal(response.statusCode, 400, name);
+    const { error } = JSON.parse(response.payload);
+    t.equal(error.code, 'invalid_request', name);
+    t.equal(error.details.length, details.length, name);
+    for (const [index, [field, reason]] of details.entries()) {
+      t.match(error.details[index], { in: 'body', field, reason }, name);
+    }
+    t.strictSame(taken, [], name);
+  }
+});
+
+t.test(
+  'no value is ever repeated, only names of fields, and those without what could act on a reader',
+  async (t) => {
+    const { plugin } = routes();
+    const { server } = await startHttp(t, { resources: () => [plugin] });
+    const refusal = async (body: object) => {
+      const response = await server.inject({ method: 'POST', url: '/v2/write', payload: body });
+      t.equal(response.statusCode, 400);
+      return response.payload;
+    };
+    const secret = 'hunter2-..-~';
+    for (const field of ['ref', 'count', 'events', 'project_id', 'note', 'on', 'since', 'outputs']) {
+      t.notMatch(await refusal({ ref: 'main', [field]: secret }), /hunter2/, field);
+      t.notMatch(await refusal({ ref: 'main', [field]: { [field]: [secret] } }), /hunter2/, field);
+    }
+
+    const terminal = await refusal({ ref: 'main', 'a\u001b[31m\u202eb': 1 });
+    for (const character of ['\\u001b', '\u001b', '\u202e']) t.notOk(terminal.includes(character));
+    const long = JSON.parse(await refusal({ ref: 'main', ['🚀'.repeat(10_000)]: 1 }));
+    t.equal(long.error.details[0].field, `${'🚀'.repeat(64)}…`);
+    const many = Object.fromEntries(Array.from({ length: 3_000 }, (_, index) => [`field${index}`, 1]));
+    t.equal(JSON.parse(await refusal(many)).error.details.length, 10);
+  },
+);
+
+t.test('a ref is judged as the vectors say', async (t) => {
+  const { taken, plugin } = routes();
+  const { server } = await startHttp(t, { resources: () => [plugin] });
+  for (const ref of refs.valid) {
+    const response = await server.inject({ method: 'POST', url: '/v2/write', payload: { ref } });
+    t.equal(response.statusCode, 200, ref);
+    t.strictSame(taken.pop(), { payload: { ref }, query: {} });
+  }
+  const invalid: { ref: unknown }[] = refs.invalid.map((one: unknown) =>
+    typeof one === 'object' && one !== null ? one : { ref: one },
+  );
+  for (const { ref } of invalid) {
+    const response = await server.inject({ method: 'POST', url: '/v2/write', payload: { ref } });
+    t.equal(response.statusCode, 400, String(ref));
+  }
+  t.strictSame(taken, []);
+});
+
+const QUERIES: { query: string; taken?: object; details?: [field: string, reason: string | RegExp][] }[] = [
+  { query: '', taken: { limit: 50 } },
+  { query: '?', taken: { limit: 50 } },
+  { query: '?limit=1', taken: { limit: 1 } },
+  { query: '?limit=200', taken: { limit: PAGE_MAX_LIMIT } },
+  { query: '?limit=201', taken: { limit: PAGE_MAX_LIMIT } },
+  { query: `?limit=${'9'.repeat(400)}`, taken: { limit: PAGE_MAX_LIMIT } },
+  { query: '?limit=0', details: [['limit', /^must be a whole number from 1 to 200$/]] },
+  { query: '?limit=05', details: [['limit', /whole number/]] },
+  { query: '?limit=1.5', details: [['limit', /whole number/]] },
+  { query: '?limit=-1', details: [['limit', /whole number/]] },
+  { query: '?limit=%2B1', details: [['limit', /whole number/]] },
+  { query: '?limit=1e1', details: [['limit', /whole number/]] },
+  { query: '?limit=0x1', details: [['limit', /whole number/]] },
+  { query: '?limit=%201', details: [['limit', /whole number/]] },
+  { query: '?limit=%D9%A1', details: [['limit', /whole number/]] },
+  { query: '?limit=', details: [['limit', 'must not be empty']] },
+  { query: '?limit', details: [['limit', 'must not be empty']] },
+  { query: '?limit=1&limit=1', details: [['limit', 'must not be repeated']] },
+  { query: '?limit[]=1', details: [['limit[]', 'is not allowed']] },
+  { query: '?cursor=abc', taken: { limit: 50, cursor: 'abc' } },
+  { query: '?cursor=', details: [['cursor', 'must not be empty']] },
+  { query: '?cursor=a&cursor=b', details: [['cursor', 'must not be repeated']] },
+  { query: `?cursor=${'a'.repeat(1025)}`, details: [['cursor', /1024/]] },
+  { query: '?Limit=1', details: [['Limit', 'is not allowed']] },
+  { query: '?limit=1&__proto__=1', details: [['__proto__', 'is not allowed']] },
+  { query: '?status=queued', taken: { limit: 50, status: ['queued'] } },
+  {
+    query: '?status=queued&status=running&status=queued',
+    taken: { limit: 50, status: ['queued', 'running'] },
+  },
+  { query: '?status=queued,running', details: [['status', 'must be one of queued, running']] },
+  { query: '?status=', details: [['status', 'must be one of queued, running']] },
+  { query: '?status=queued&status=gone', details: [['status', 'must be one of queued, running']] },
+  { query: '?ref=release%2F1', taken: { limit: 50, ref: 'release/1' } },
+  { query: '?ref=a b', details: [['ref', /may hold only/]] },
+  { query: '?wait=0', taken: { limit: 50, wait: 0 } },
+  { query: '?wait=60', taken: { limit: 50, wait: 60 } },
+  { query: '?wait=61', details: [['wait', 'must be a whole number from 0 to 60']] },
+  {
+    query: '?created_after=2026-01-31T12:00:00Z',
+    taken: { limit: 50, created_after: Date.UTC(2026, 0, 31, 12) },
+  },
+  {
+    query: '?created_after=2026-01-31T12:00:00.123456789Z',
+    taken: { limit: 50, created_after: Date.UTC(2026, 0, 31, 12, 0, 0, 123) },
+  },
+  {
+    query: '?created_after=2026-01-31T12:00:00%2B02:00',
+    taken: { limit: 50, created_after: Date.UTC(2026, 0, 31, 10) },
+  },
+  {
+    query: '?created_after=2028-02-29T00:00:00Z',
+    taken: { limit: 50, created_after: Date.UTC(2028, 1, 29) },
+  },
+  { query: '?created_after=2026-02-29T00:00:00Z', details: [['created_after', /^must be a time such as/]] },
+  { query: '?created_after=2026-02-30T00:00:00Z', details: [['created_after', /time/]] },
+  { query: '?created_after=2026-01-31T24:00:00Z', details: [['created_after', /time/]] },
+  { query: '?created_after=2026-01-31T12:00:00', details: [['created_after', /time/]] },
+  { query: '?created_after=2026-01-31T12:00:00%2B99:00', details: [['created_after', /time/]] },
+  { query: '?created_after=2026-01-31', details: [['created_after', /time/]] },
+  { query: '?created_after=1769860800', details: [['created_after', /time/]] },
+  { query: '?limit=%', details: [['query', /percent/]] },
+  { query: '?limit=%FF', details: [['query', /percent/]] },
+  { query: '?limit=%00', details: [['query', /NUL/]] },
+  { query: `?${'limit=1&'.repeat(100)}`, details: [['query', /100 parameters/]] },
+];
+
+t.test('query parameters are text, known by name, and there once', async (t) => {
+  const { taken, plugin } = routes();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  for (const { query, taken: expected, details } of QUERIES) {
+    const target = `/v2/list${query.replaceAll(' ', '+')}`;
+    const request = `GET ${target} HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n`;
+    const text = await rawRequest(port, Buffer.from(request));
+    if (details === undefined) {
+      t.match(text, /^HTTP\/1\.1 200 /, query);
+      t.strictSame(taken.pop()?.query, expected, query);
+    } else {
+      t.match(text, /^HTTP\/1\.1 400 /, query);
+      const { error } = JSON.parse(text.slice(text.indexOf('\r\n\r\n')));
+      t.match(
+        error.details,
+        details.map(([field, reason]) => ({ in: 'query', field, reason })),
+        query,
+      );
+    }
+    t.strictSame(taken, [], query);
+  }
+});
+
+t.test('a route that declares nothing takes nothing', async (t) => {
+  const { taken, plugin } = routes();
+  const { server } = await startHttp(t, { resources: () => [plugin] });
+  const statusOf = async (url: string, payload?: string) => {
+    const headers = { 'content-type': 'application/json' };
+    const options = { method: 'POST' as const, url, ...(payload === undefined ? {} : { payload, headers }) };
+    return (await server.inject(options)).statusCode;
+  };
+  t.equal(await statusOf('/v2/plain'), 200);
+  t.equal(await statusOf('/v2/plain', '{}'), 200);
+  t.strictSame(taken.splice(0), [
+    { payload: {}, query: {} },
+    { payload: {}, query: {} },
+  ]);
+  t.equal(await statusOf('/v2/plain', '{"a":1}'), 400);
+  t.equal(await statusOf('/v2/plain', '[]'), 400);
+  t.equal(await statusOf('/v2/plain?a=1'), 400);
+  t.strictSame(taken, []);
+});
+
+t.test('a path that cannot be an id is answered as an id that never was', async (t) => {
+  const { plugin } = routes();
+  const { server } = await startHttp(t, { resources: () => [plugin] });
+  const good = await server.inject('/v2/things/prj_1');
+  t.strictSame(JSON.parse(good.payload), { id: 'prj_1' });
+  const unknownRoute = await server.inject('/v2/nothing');
+  for (const id of ['1', 'dpl_1', 'prj_', 'prj_%00', 'prj_a-b', `prj_${'a'.repeat(100)}`]) {
+    const response = await server.inject(`/v2/things/${id}`);
+    t.equal(response.statusCode, 404, id);
+    t.equal(withoutId(response.payload), withoutId(unknownRoute.payload), id);
+  }
+});
+
+function withoutId(body: string): string {
+  return body.replace(/req_\w+/, 'req_');
+}
+
+t.test('an idempotency key is visible ASCII, quoted or not, and sent once', async (t) => {
+  const { plugin } = routes();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const rows: [headers: string, key: string | null | 'refused'][] = [
+    ['', null],
+    ['Idempotency-Key: abc\r\n', 'abc'],
+    ['Idempotency-Key:   abc  \r\n', 'abc'],
+    ['Idempotency-Key: "abc"\r\n', 'abc'],
+    ['Idempotency-Key: ""abc""\r\n', '"abc"'],
+    ['Idempotency-Key: "abc\r\n', '"abc'],
+    [`Idempotency-Key: ${'a'.repeat(255)}\r\n`, 'a'.repeat(255)],
+    [`Idempotency-Key: "${'a'.repeat(255)}"\r\n`, 'a'.repeat(255)],
+    ['Idempotency-Key: !~\r\n', '!~'],
+    [`Idempotency-Key: ${'a'.repeat(256)}\r\n`, 'refused'],
+    ['Idempotency-Key:\r\n', 'refused'],
+    ['Idempotency-Key: ""\r\n', 'refused'],
+    ['Idempotency-Key: a b\r\n', 'refused'],
+    ['Idempotency-Key: a\tb\r\n', 'refused'],
+    ['Idempotency-Key: sch\xc3\xb6n\r\n', 'refused'],
+    ['Idempotency-Key: a\r\nIdempotency-Key: a\r\n', 'refused'],
+    ['Idempotency-Key: "a\r\nIdempotency-Key: a"\r\n', 'refused'],
+  ];
+  for (const [headers, key] of rows) {
+    const text = await rawRequest(
+      port,
+      `POST /v2/key HTTP/1.1\r\nHost: d\r\nConnection: close\r\n${headers}\r\n`,
+    );
+    const body = JSON.parse(text.slice(text.indexOf('\r\n\r\n')));
+    if (key === 'refused') {
+      t.match(
+        body.error,
+        { code: 'invalid_request', details: [{ in: 'header', field: 'Idempotency-Key' }] },
+        headers,
+      );
+    } else t.strictSame(body, { key }, headers);
+  }
+});
