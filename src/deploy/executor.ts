@@ -84,7 +84,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     const ended = carryOut(claimed, log, stopRequest.promise)
       .catch((error) => {
         logger.fatal(
-          { err: error, deploymentId: claimed.id },
+          { err: error, deployment_id: claimed.id },
           'the end of a deployment could not be recorded',
         );
       })
@@ -98,14 +98,14 @@ export function createExecutor(options: ExecutorOptions): Executor {
     stopRequest: Promise<Parameters<Run['stop']>[0]>,
   ): Promise<void> {
     logger.info(
-      { deploymentId: claimed.id, projectId: claimed.project_id, ref: claimed.ref },
+      { deployment_id: claimed.id, project_id: claimed.project_id, ref: claimed.ref },
       'deployment started',
     );
     const { outcome, outputs } = await runInWorkspace(claimed, log, stopRequest);
     await log.end();
     const end = endOf(claimed.id, outcome, outputs);
     await writePersistently(writer, 'deployments.finish', end, effects);
-    logger.info({ deploymentId: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
+    logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }
 
   async function runInWorkspace(
@@ -161,7 +161,10 @@ export function createExecutor(options: ExecutorOptions): Executor {
           writePersistently(writer, 'deployments.setProcess', { id: claimed.id, ...identity }, effects),
         onOutput: (bytes) => log.append(bytes),
         onStuck: (processIds) =>
-          logger.error({ deploymentId: claimed.id, processIds }, 'processes of a deployment cannot be ended'),
+          logger.error(
+            { deployment_id: claimed.id, process_ids: processIds },
+            'processes of a deployment cannot be ended',
+          ),
       },
     );
   }

@@ -25,7 +25,7 @@ export async function recover(
         effects,
         onStuck: (processIds) =>
           logger.error(
-            { deploymentId: id, processIds },
+            { deployment_id: id, process_ids: processIds },
             'processes of an interrupted deployment cannot be ended',
           ),
       },
@@ -45,6 +45,6 @@ export async function recover(
       },
       effects,
     );
-    logger.warn({ deploymentId: id }, 'a deployment was interrupted by the end of the service');
+    logger.warn({ deployment_id: id }, 'a deployment was interrupted by the end of the service');
   }
 }

@@ -188,29 +188,35 @@ function positionIn(error: unknown): string {
   return position === undefined ? '' : `, at character ${Number(position) + 1}`;
 }
 
-/** Counts the names of all objects in `value`; throws for what no text in this service may hold. */
-function checkedNames(value: unknown, depth: number): number {
+/**
+ * Counts the names of all objects in `value`; throws for what no text in this service may hold. `field` is the
+ * body's own field that it stands in.
+ */
+function checkedNames(value: unknown, depth: number, field = 'body'): number {
   if (typeof value === 'string') {
-    checkText(value);
+    checkText(value, field);
     return 0;
   }
   if (typeof value !== 'object' || value === null) return 0;
   if (depth > BODY_MAX_DEPTH) throw invalidBody(`must not be nested deeper than ${BODY_MAX_DEPTH}`);
   if (Array.isArray(value)) {
-    return value.reduce((names: number, item: unknown) => names + checkedNames(item, depth + 1), 0);
+    return value.reduce((names: number, item: unknown) => names + checkedNames(item, depth + 1, field), 0);
   }
   let names = 0;
   for (const [name, item] of Object.entries(value)) {
-    checkText(name);
+    checkText(name, field);
     if (reachesPrototype(name, item)) throw invalidBody('must not have a name that reaches for a prototype');
-    names += 1 + checkedNames(item, depth + 1);
+    names += 1 + checkedNames(item, depth + 1, depth === 1 && PLAIN_NAME.test(name) ? name : field);
   }
   return names;
 }
 
-function checkText(text: string): void {
-  if (text.includes('\0')) throw invalidBody('must not contain NUL');
-  if (!text.isWellFormed()) throw invalidBody('must not contain half of a surrogate pair');
+/** A field's name is the sender's text: only one that could be ours is repeated. */
+const PLAIN_NAME = /^[a-z_]{1,64}$/;
+
+function checkText(text: string, field: string): void {
+  if (text.includes('\0')) throw invalid('body', field, 'must not contain NUL');
+  if (!text.isWellFormed()) throw invalid('body', field, 'must not contain half of a surrogate pair');
 }
 
 /** The two ways in which a copied object poisons others; see CVE-2018-3728, against which hapi has Bourne. */

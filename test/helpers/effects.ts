@@ -1,4 +1,5 @@
 import { randomBytes } from 'node:crypto';
+import type { Test } from 'tap';
 import type { Effects } from '../../src/effects.ts';
 
 export interface FakeEffects extends Effects {
@@ -40,4 +41,10 @@ export function fakeEffects(startMs = Date.parse('2026-11-21T08:00:00.000Z')): F
       wallMs += byMs;
     },
   };
+}
+
+/** Real timers keep no process alive: for a test that waits for one and for nothing else. */
+export function stayAlive(t: Test): void {
+  const held = setInterval(() => {}, 60_000);
+  t.teardown(() => clearInterval(held));
 }

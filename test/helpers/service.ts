@@ -1,0 +1,120 @@
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { promisify } from 'node:util';
+import type { Test } from 'tap';
+import { executablePath } from './executable.ts';
+import { temporaryDirectory } from './store.ts';
+
+const execute = promisify(execFile);
+
+/** The packaged executable on a file of its own, as a user runs it. */
+export interface Place {
+  directory: string;
+  databasePath: string;
+  /** `davit <words> --json`, parsed. Rejects with the exit code and stderr. */
+  davit<Result = Record<string, string>>(...words: string[]): Promise<Result>;
+  /** `davit serve`, once it listens; killed with the test, if it has not ended before. */
+  serve(...options: string[]): Promise<RunningService>;
+}
+
+export interface RunningService {
+  url: string;
+  process: ChildProcess;
+  /** SIGTERM; gives the exit code. */
+  stop(): Promise<number | null>;
+  /** As a power cut does to a process. */
+  kill(): Promise<void>;
+  request(method: string, path: string, options?: RequestOptions): Promise<ServiceResponse>;
+}
+
+export interface RequestOptions {
+  key?: string;
+  body?: unknown;
+  headers?: Record<string, string>;
+}
+
+export interface ServiceResponse {
+  status: number;
+  headers: Headers;
+  text: string;
+  json(): Record<string, never>;
+}
+
+export function place(t: Test): Place {
+  const directory = temporaryDirectory(t);
+  const databasePath = join(directory, 'davit.db');
+
+  return {
+    directory,
+    databasePath,
+    async davit<Result>(...words: string[]) {
+      const before = words.includes('--') ? words.indexOf('--') : words.length;
+      const all = [...words.slice(0, before), '--json', '--db', databasePath, ...words.slice(before)];
+      const { stdout } = await execute(executablePath(), all);
+      return JSON.parse(stdout) as Result;
+    },
+    async serve(...options) {
+      const words = [
+        'serve',
+        '--db',
+        databasePath,
+        '--listen',
+        '127.0.0.1:0',
+        '--log-level',
+        'warn',
+        ...options,
+      ];
+      const child = spawn(executablePath(), words, { stdio: ['ignore', 'pipe', 'inherit'] });
+      const ended = once(child, 'exit');
+      t.teardown(async () => {
+        child.kill('SIGKILL');
+        await ended;
+      });
+      const url = await listeningUrl(child);
+      return {
+        url,
+        process: child,
+        async stop() {
+          child.kill('SIGTERM');
+          await ended;
+          return child.exitCode;
+        },
+        async kill() {
+          child.kill('SIGKILL');
+          await ended;
+        },
+        request: (method, path, requestOptions) => request(url, method, path, requestOptions),
+      };
+    },
+  };
+}
+
+async function listeningUrl(child: ChildProcess): Promise<string> {
+  if (child.stdout === null) throw new Error('the service has no stdout');
+  for await (const line of createInterface({ input: child.stdout })) {
+    const url = /^davit listening on (\S+)$/.exec(line)?.[1];
+    if (url !== undefined) return url;
+  }
+  throw new Error('the service ended before it listened');
+}
+
+async function request(
+  url: string,
+  method: string,
+  path: string,
+  { key, body, headers = {} }: RequestOptions = {},
+): Promise<ServiceResponse> {
+  const response = await fetch(`${url}${path}`, {
+    method,
+    headers: {
+      ...(key === undefined ? {} : { Authorization: `Bearer ${key}` }),
+      ...(body === undefined ? {} : { 'Content-Type': 'application/json' }),
+      ...headers,
+    },
+    ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+  });
+  const text = await response.text();
+  return { status: response.status, headers: response.headers, text, json: () => JSON.parse(text) };
+}
