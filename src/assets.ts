@@ -1,0 +1,178 @@
+import {
+  accessSync,
+  closeSync,
+  constants,
+  mkdtempSync,
+  openSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { basename, join } from 'node:path';
+import { getAsset, getRawAsset, isSea } from 'node:sea';
+import {
+  getEnvironmentData,
+  isMainThread,
+  setEnvironmentData,
+  Worker,
+  type WorkerOptions,
+} from 'node:worker_threads';
+import packageJson from '../package.json' with { type: 'json' };
+import { AppError } from './errors.ts';
+
+/*
+ * davit runs from three places: from src/ (Node strips the types), from build/bundle/ (one file for the
+ * main thread and one for each other), and as one executable, in which nothing has a path. What differs
+ * between them stands here; scripts/build.ts is its counterpart.
+ */
+
+type Place = 'source' | 'bundle' | 'executable';
+
+const place: Place = isSea() ? 'executable' : import.meta.filename.endsWith('.ts') ? 'source' : 'bundle';
+
+/** Files that go with the program. */
+export type AssetName = 'schema.sql';
+
+/** Modules that run in a thread of their own, by their path in src/. */
+export const THREAD_NAMES = [
+  'store/writer-thread',
+  'store/checkpoint-thread',
+  'deliver/dispatcher-thread',
+] as const;
+export type ThreadName = (typeof THREAD_NAMES)[number];
+
+export const version: string = packageJson.version;
+
+/** The text of a file that goes with the program. */
+export function assetText(name: AssetName): string {
+  switch (place) {
+    case 'source':
+      return readFileSync(join(import.meta.dirname, '..', name), 'utf8');
+    case 'bundle':
+      return readFileSync(join(import.meta.dirname, name), 'utf8');
+    case 'executable':
+      return getAsset(name, 'utf8');
+    default:
+      return place satisfies never;
+  }
+}
+
+/** A thread that runs `name`; takes what `new Worker` takes. */
+export function startThread(name: ThreadName, options: WorkerOptions = {}): Worker {
+  // Before the thread looks for it: see unpackedAddon.
+  nativeAddonPath();
+  switch (place) {
+    case 'source':
+      return new Worker(join(import.meta.dirname, `${name}.ts`), options);
+    case 'bundle':
+      return new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), options);
+    case 'executable':
+      return new Worker(getAsset(`${basename(name)}.cjs`, 'utf8'), { ...options, eval: true });
+    default:
+      return place satisfies never;
+  }
+}
+
+/** How to start davit once more: `arguments` come before those of the command line. */
+export function selfCommand(): { file: string; arguments: string[] } {
+  switch (place) {
+    case 'source':
+      return { file: process.execPath, arguments: [join(import.meta.dirname, 'main.ts')] };
+    case 'bundle':
+      return { file: process.execPath, arguments: [join(import.meta.dirname, 'main.cjs')] };
+    case 'executable':
+      return { file: process.execPath, arguments: [] };
+    default:
+      return place satisfies never;
+  }
+}
+
+const ADDON = 'better_sqlite3.node';
+
+/**
+ * better-sqlite3's native part, for its option `nativeBinding`; undefined where it finds that by itself.
+ * Throws AppError `unavailable` when no directory will take it.
+ */
+export function nativeAddonPath(): string | undefined {
+  switch (place) {
+    case 'source':
+      return undefined;
+    case 'bundle':
+      return join(import.meta.dirname, ADDON);
+    case 'executable':
+      return unpackedAddon();
+    default:
+      return place satisfies never;
+  }
+}
+
+const ADDON_PATH_KEY = 'davit:native-addon-path';
+
+/**
+ * The system loads a library from a file only, so the executable writes one: without a name, so that nobody
+ * can put another in its place and nothing stays behind, however the process ends.
+ *
+ * All threads must load this one file. Two copies of SQLite in a process do not know of each other's locks,
+ * and closing a file in one drops the locks of the other (sqlite.org/howtocorrupt.html, section 2.2.1). The
+ * open descriptor is kept for the life of the process.
+ */
+function unpackedAddon(): string {
+  const known = getEnvironmentData(ADDON_PATH_KEY);
+  if (typeof known === 'string') return known;
+  if (!isMainThread)
+    throw new Error('the main thread unpacks the addon before it starts another: use startThread');
+  const path = unpackAddon(new Uint8Array(getRawAsset(ADDON)), libraryDirectories());
+  setEnvironmentData(ADDON_PATH_KEY, path);
+  return path;
+}
+
+function libraryDirectories(): string[] {
+  const userId = process.getuid?.() ?? 0;
+  return [...new Set([tmpdir(), '/var/tmp', `/run/user/${userId}`, '/dev/shm'])];
+}
+
+/** The path of a nameless file with these bytes, in the first of `directories` from which code may be run. */
+export function unpackAddon(bytes: Uint8Array, directories: string[]): string {
+  const refusals: string[] = [];
+  for (const directory of directories) {
+    try {
+      return writeNameless(bytes, directory);
+    } catch (error) {
+      refusals.push(`${directory} ${errorCode(error)}`);
+    }
+  }
+  throw new AppError(
+    'unavailable',
+    `no directory to load SQLite from (${refusals.join(', ')}): set TMPDIR to one where this user may write and files may be executed`,
+  );
+}
+
+function writeNameless(bytes: Uint8Array, directory: string): string {
+  const descriptor = openNameless(directory);
+  try {
+    writeFileSync(descriptor, bytes);
+    const path = `/proc/self/fd/${descriptor}`;
+    // access(2) refuses a file system that is mounted noexec, where loading would fail.
+    accessSync(path, constants.X_OK);
+    return path;
+  } catch (error) {
+    closeSync(descriptor);
+    throw error;
+  }
+}
+
+/** In a directory that is this user's alone, as the file has a name for a moment. */
+function openNameless(directory: string): number {
+  const folder = mkdtempSync(join(directory, 'davit-'));
+  const path = join(folder, ADDON);
+  try {
+    return openSync(path, 'wx+', 0o700);
+  } finally {
+    rmSync(folder, { recursive: true });
+  }
+}
+
+function errorCode(error: unknown): string {
+  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
+}

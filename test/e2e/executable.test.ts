@@ -1,0 +1,194 @@
+import { type ChildProcess, type SpawnSyncReturns, spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  chmodSync,
+  chownSync,
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+} from 'node:fs';
+import { tmpdir } from 'node:os';
+import { delimiter, join } from 'node:path';
+import { createInterface } from 'node:readline';
+import t, { type Test } from 'tap';
+import { version } from '../../src/assets.ts';
+import { executablePath } from '../helpers/executable.ts';
+
+/*
+ * What a user gets: the one file, on a machine without Node and without anything else of ours, run by a
+ * service account that has no home and nothing in its environment.
+ */
+
+const root = process.getuid?.() === 0;
+/** `nobody` where the tests may become somebody else. */
+const user = root ? { uid: 65534, gid: 65534 } : {};
+const ifMayMount =
+  spawnSync('unshare', ['--mount', 'mount', '-t', 'tmpfs', 'none', tmpdir()]).status === 0
+    ? {}
+    : { skip: 'mounting needs root' };
+
+t.test('--version says the version and writes nothing', async (t) => {
+  const place = emptyPlace(t);
+  t.match(run(place, ['--version']), { status: 0, stdout: `${version}\n`, stderr: '' });
+  t.strictSame(filesIn(place), ['davit']);
+});
+
+t.test('--help lists the commands and writes nothing', async (t) => {
+  const place = emptyPlace(t);
+  const { status, stdout, stderr } = run(place, ['--help']);
+  t.match({ status, stderr }, { status: 0, stderr: '' });
+  for (const command of ['serve', 'deploy', 'verify', 'admin', 'backup', 'restore', 'doctor']) {
+    t.match(stdout, new RegExp(`^ +${command}\\b`, 'm'));
+  }
+  t.strictSame(filesIn(place), ['davit']);
+});
+
+t.test('--version takes less than 150 ms', async (t) => {
+  const place = emptyPlace(t);
+  // The quickest of several: other tests run at the same time.
+  const durationsMs = Array.from({ length: 8 }, () => {
+    const startedAt = performance.now();
+    run(place, ['--version']);
+    return performance.now() - startedAt;
+  });
+  t.ok(Math.min(...durationsMs) < 150, `${Math.round(Math.min(...durationsMs))} ms`);
+});
+
+t.test('it is smaller than 116 MB', isInstalled('strip') ? {} : { skip: 'there is no strip' }, async (t) => {
+  t.ok(statSync(executablePath()).size < 116_000_000, `${statSync(executablePath()).size} bytes`);
+});
+
+t.test('a served file', async (t) => {
+  t.test('answers, and is alone with the executable after a clean stop', async (t) => {
+    const place = emptyPlace(t);
+    const service = await serve(t, place);
+    const response = await fetch(`${service.url}/healthz`);
+    t.equal(response.status, 200);
+    await response.body?.cancel();
+    t.equal(addonsMapped(service.process), 1, 'two copies of SQLite would break each other’s locks');
+
+    t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
+    t.strictSame(
+      filesIn(place).filter((name) => name !== 'davit.db-lock'),
+      ['davit', 'davit.db'],
+    );
+    t.strictSame(filesIn(join(place, 'tmp')), []);
+  });
+
+  t.test('leaves nothing for good in temporary directories when it is killed', async (t) => {
+    const place = emptyPlace(t);
+    const killed = await serve(t, place);
+    t.strictSame(await stop(killed, 'SIGKILL'), [null, 'SIGKILL']);
+    // Pipes for the output of commands have names, and the next start removes them.
+    const left = filesIn(join(place, 'tmp')).filter((name) => !name.startsWith('davit-pipes-'));
+    t.strictSame(left, []);
+    t.strictSame(await stop(await serve(t, place), 'SIGTERM'), [0, null]);
+    t.strictSame(filesIn(join(place, 'tmp')), []);
+  });
+});
+
+t.test('where temporary directories forbid to execute', ifMayMount, async (t) => {
+  const createProject = ['admin', 'project', 'create', '--name', 'site'];
+
+  t.test('it takes one that does not', async (t) => {
+    const place = emptyPlace(t);
+    const { status, stdout } = runWithNoexec(place, [`${place}/tmp`], createProject);
+    t.equal(status, 0);
+    t.match(stdout, /^prj_\w+\n$/);
+    t.strictSame(filesIn(place), ['davit', 'davit.db']);
+  });
+
+  t.test('it says what to do when there is none', async (t) => {
+    const place = emptyPlace(t);
+    const forbidden = [`${place}/tmp`, ...['/var/tmp', '/dev/shm'].filter((path) => existsSync(path))];
+    const { status, stdout, stderr } = runWithNoexec(place, forbidden, createProject);
+    t.match({ status, stdout }, { status: 1, stdout: '' });
+    t.match(stderr, /^[^\n]*no directory to load SQLite from .* set TMPDIR to one [^\n]*\n$/);
+    t.strictSame(filesIn(place), ['davit']);
+  });
+});
+
+/** A directory of the user's own with nothing in it but the executable and an empty `tmp`. */
+function emptyPlace(t: Test): string {
+  const place = join(tmpdir(), `davit-executable-test-${process.pid}-${t.name.replaceAll(/\W/g, '-')}`);
+  mkdirSync(place);
+  t.teardown(() => rmSync(place, { recursive: true }));
+  copyFileSync(executablePath(), join(place, 'davit'));
+  chmodSync(join(place, 'davit'), 0o755);
+  mkdirSync(join(place, 'tmp'));
+  if (root) for (const path of [place, join(place, 'tmp')]) chownSync(path, 65534, 65534);
+  return place;
+}
+
+function filesIn(directory: string): string[] {
+  return readdirSync(directory).filter((name) => name !== 'tmp');
+}
+
+function run(place: string, commandLine: string[]): SpawnSyncReturns<string> {
+  return spawnSync(join(place, 'davit'), commandLine, {
+    cwd: place,
+    env: { TMPDIR: join(place, 'tmp') },
+    encoding: 'utf8',
+    ...user,
+  });
+}
+
+/** `run` with TMPDIR=`<place>/tmp` on a machine where nothing in `directories` may be executed. */
+function runWithNoexec(
+  place: string,
+  directories: string[],
+  commandLine: string[],
+): SpawnSyncReturns<string> {
+  const mounts = directories.map((directory) => `mount -t tmpfs -o noexec,mode=1777 none '${directory}'`);
+  const become = `exec setpriv --reuid=65534 --regid=65534 --clear-groups env -i TMPDIR='${place}/tmp' ./davit "$@"`;
+  return spawnSync(
+    'unshare',
+    ['--mount', 'sh', '-c', [...mounts, become].join(' && '), 'sh', ...commandLine],
+    {
+      cwd: place,
+      encoding: 'utf8',
+    },
+  );
+}
+
+interface RunningService {
+  process: ChildProcess;
+  url: string;
+}
+
+async function serve(t: Test, place: string): Promise<RunningService> {
+  const service = spawn(join(place, 'davit'), ['serve', '--listen', '127.0.0.1:0'], {
+    cwd: place,
+    env: { TMPDIR: join(place, 'tmp') },
+    stdio: ['ignore', 'pipe', 'inherit'],
+    ...user,
+  });
+  t.teardown(() => service.kill('SIGKILL'));
+  for await (const line of createInterface(service.stdout)) {
+    const url = /^davit listening on (http:\/\/\S+)$/.exec(line)?.[1];
+    if (url !== undefined) return { process: service, url };
+  }
+  throw new Error('davit serve ended before it listened');
+}
+
+/** The exit code and the signal that ended it. */
+async function stop(service: RunningService, signal: NodeJS.Signals): Promise<unknown[]> {
+  const ended = once(service.process, 'exit');
+  service.process.kill(signal);
+  return ended;
+}
+
+/** How many copies of better-sqlite3 the process has mapped as code. */
+function addonsMapped(process: ChildProcess): number {
+  const maps = readFileSync(`/proc/${process.pid}/maps`, 'utf8').split('\n');
+  return maps.filter((line) => line.includes('better_sqlite3') && line.includes('r-xp')).length;
+}
+
+function isInstalled(command: string): boolean {
+  const directories = (process.env['PATH'] ?? '').split(delimiter);
+  return directories.some((directory) => existsSync(join(directory, command)));
+}
