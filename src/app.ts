@@ -4,6 +4,7 @@ import { MessageChannel } from 'node:worker_threads';
 import { selfCommand, version } from './assets.ts';
 import type { ServeConfig } from './config.ts';
 import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
+import { COMMAND_PATH } from './deploy/environment.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { endOrphanedSpawners } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
@@ -153,7 +154,7 @@ async function startCommandSpawner(dbPath: string, effects: Effects, logger: Log
   await endOrphanedSpawners(token, effects);
   return await startSpawner({
     command: selfCommand(),
-    environment: { PATH: process.env['PATH'] ?? '/usr/bin:/bin' },
+    environment: { PATH: COMMAND_PATH },
     token,
     directory: tmpdir(),
     effects,

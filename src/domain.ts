@@ -34,7 +34,10 @@ const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 const ID_SUFFIX_LENGTH = 22;
 
 /** A new id. `randomBytes(size)` must come from a CSPRNG. */
-export function newId<P extends IdPrefix>(prefix: P, randomBytes: (size: number) => Uint8Array): IdOfPrefix[P] {
+export function newId<P extends IdPrefix>(
+  prefix: P,
+  randomBytes: (size: number) => Uint8Array,
+): IdOfPrefix[P] {
   return `${prefix}_${randomBase62(ID_SUFFIX_LENGTH, randomBytes)}` as IdOfPrefix[P];
 }
 
@@ -116,6 +119,7 @@ export type DeploymentStatus = (typeof DEPLOYMENT_STATUSES)[number];
 
 export type TerminalStatus = 'succeeded' | 'failed' | 'canceled';
 
+/** Whether a deployment with this status is over, for ever. */
 export function isTerminal(status: DeploymentStatus): status is TerminalStatus {
   return status === 'succeeded' || status === 'failed' || status === 'canceled';
 }

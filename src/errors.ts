@@ -50,6 +50,7 @@ export class AppError extends Error {
   }
 }
 
+/** One thing is wrong with a request: `reason` reads on from the field's name, and never repeats the value. */
 export function invalid(place: ErrorDetail['in'], field: string, reason: string): AppError {
   return new AppError('invalid_request', `${field}: ${reason}`, { details: [{ in: place, field, reason }] });
 }

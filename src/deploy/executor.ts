@@ -6,7 +6,13 @@ import type { DeploymentEnd } from '../store/endings.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
-import { type BaseEnvironment, commandEnvironment, type Outputs, readOutputs } from './environment.ts';
+import {
+  type BaseEnvironment,
+  COMMAND_PATH,
+  commandEnvironment,
+  type Outputs,
+  readOutputs,
+} from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
@@ -36,7 +42,6 @@ export interface Executor {
 
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
-const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
 /** Carries deployments out: claim, run, finish. */
 export function createExecutor(options: ExecutorOptions): Executor {

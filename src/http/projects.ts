@@ -6,6 +6,7 @@ import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
 import { pageParameters, pathId, querySchema } from './validation.ts';
 
+/** What a key sees of projects: all of them, page by page, and one. */
 export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
   return {
     name: 'projects',

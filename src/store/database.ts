@@ -22,6 +22,7 @@ const BUSY_TIMEOUT_MS = 5_000;
  * Throws AppError `conflict` for a file that is not davit's or is of a newer davit.
  */
 export function openForWriting(path: string, effects: Effects): Database {
+  nativeAddonPath(); // first: where it cannot be loaded no file is made
   createPrivately(path);
   const database = connect(path);
   try {

@@ -70,6 +70,7 @@ export interface DeploymentFilter {
   createdBeforeMs: number | null;
 }
 
+/** Deployments as people see them, and as recovery needs them. */
 export function deploymentReads(database: Database) {
   const byId = database.prepare<[string], DeploymentRow>(
     `SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS} WHERE d.id = ?`,

@@ -19,6 +19,7 @@ export interface Answer {
   replayed: boolean;
 }
 
+/** Remembers what a write answered. */
 export function idempotencyWrites({ database, effects }: WriteContext) {
   const find = database.prepare<
     { keyId: string; idempotencyKey: string },

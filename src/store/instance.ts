@@ -1,6 +1,7 @@
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 
+/** What belongs to the file as a whole. */
 export function instanceReads(database: Database) {
   const cursorSecret = database.prepare<[], Buffer>('SELECT cursor_secret FROM instance').pluck();
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
@@ -18,6 +19,7 @@ export function instanceReads(database: Database) {
   };
 }
 
+/** The write of nothing. */
 export function instanceWrites({ database }: WriteContext) {
   const touch = database.prepare('UPDATE instance SET created_at = created_at');
 

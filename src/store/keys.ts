@@ -49,6 +49,7 @@ const KEY_COLUMNS = `
   (SELECT s.last4 FROM key_secrets s WHERE s.key_id = k.id AND s.expires_at IS NULL) AS last4,
   (SELECT json_group_array(p.project_id) FROM key_projects p WHERE p.key_id = k.id) AS project_ids`;
 
+/** Keys, and who a secret belongs to. */
 export function keyReads(database: Database) {
   const bySecretHash = database.prepare<
     { hash: Uint8Array; nowMs: number },
@@ -113,6 +114,7 @@ export function keyReads(database: Database) {
   };
 }
 
+/** Keys are made, given new secrets and revoked; only hashes of secrets are kept. */
 export function keyWrites({ database, effects }: WriteContext) {
   const reads = keyReads(database);
   const insertKey = database.prepare(`

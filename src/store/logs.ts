@@ -21,6 +21,7 @@ export interface LogAppend {
   headBytes: number;
 }
 
+/** Logs, piece by piece. */
 export function logReads(database: Database) {
   const chunksFrom = database.prepare<
     { id: string; from: number; limit: number },
@@ -37,6 +38,7 @@ export function logReads(database: Database) {
   };
 }
 
+/** Logs grow at the end, and lose the oldest of their tail. */
 export function logWrites({ database, changed }: WriteContext) {
   const insert = database.prepare(
     'INSERT INTO log_chunks (deployment_id, start, bytes) VALUES (:id, :start, :bytes)',

@@ -65,6 +65,7 @@ export function viewer(caller: Caller): { allProjects: number; keyId: string } {
   return { allProjects: caller.allProjects ? 1 : 0, keyId: caller.keyId };
 }
 
+/** Projects as a key sees them, and with their settings as the administrator does. */
 export function projectReads(database: Database) {
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, ProjectRow>(`
     SELECT seq, id, name, created_at, status FROM projects
@@ -125,6 +126,7 @@ export function projectReads(database: Database) {
   };
 }
 
+/** Projects are made and changed on the machine only. */
 export function projectWrites({ database, effects, changed }: WriteContext) {
   const reads = projectReads(database);
   const insert = database.prepare(`

@@ -64,6 +64,7 @@ const LARGEST_GROUP = 256;
 /** More than a small server can work off in the time a client waits. */
 const LONGEST_QUEUE = 20_000;
 
+/** Group commit in this thread. */
 export function createWriter(database: Database, effects: Effects): Writer {
   const group = createGroupCommit(database, effects);
   return {
@@ -80,6 +81,7 @@ export function createWriter(database: Database, effects: Effects): Writer {
   };
 }
 
+/** The loop that commits. `database` is its own from now on. */
 export function createGroupCommit(database: Database, effects: Effects): GroupCommit {
   const changes = new Set<Change>();
   const operations = makeOperations({ database, effects, changed: (change) => changes.add(change) });
