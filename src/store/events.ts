@@ -22,7 +22,7 @@ export function eventWrites({ database, effects, changed }: WriteContext) {
       FROM webhook_subscriptions s
       JOIN webhooks w ON w.id = s.webhook_id
       JOIN keys k ON k.id = w.key_id
-     -- Not `= :type`: SQLite, built with STAT4, would plan this anew at every run, 46 µs in place of 7.
+     -- Not a plain :type: SQLite, built with STAT4, would plan this anew at every run, 46 µs in place of 7.
      WHERE s.event_type = (SELECT :type)
        AND w.deleted_at IS NULL
        AND k.revoked_at IS NULL
