@@ -1,0 +1,224 @@
+import { existsSync } from 'node:fs';
+import { Command, CommanderError, Option } from 'commander';
+import { withVariable } from '../config.ts';
+import type { Timestamp } from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
+import type { Store } from '../store/store.ts';
+import { fromNow } from './moments.ts';
+import type { Terminal } from './terminal.ts';
+
+/** What every command is given; main.ts makes it. */
+export interface CommandContext {
+  terminal: Terminal;
+  /** Without the name of the program. */
+  commandLine: readonly string[];
+  environment: Readonly<Record<string, string | undefined>>;
+  effects: Effects;
+  /** Called for each SIGINT and SIGTERM from now on; without this they end davit at once. */
+  onSignal(listener: (signal: 'SIGINT' | 'SIGTERM') => void): void;
+  exit(code: number): void;
+}
+
+/** Adds options, arguments, subcommands and the action to a command that has its name and summary. */
+export type DefineCommand = (command: Command, context: CommandContext) => void;
+
+const WIDEST_HELP = 100;
+
+/** `davit` itself, without its commands. `--db` goes with all of them, before or after their names. */
+export function createProgram(version: string, { terminal, environment }: CommandContext): Command {
+  const width = Math.min(terminal.columns ?? 80, WIDEST_HELP);
+  return new Command('davit')
+    .description('A deployment service: one executable, one SQLite file.')
+    .version(version)
+    .addOption(withVariable(new Option('--db <file>', 'the one file')).default('./davit.db'))
+    .addHelpText('after', '\n$DAVIT_… names the environment variable that sets an option too.')
+    .configureHelp({
+      showGlobalOptions: true,
+      optionDescription,
+      subcommandTerm: (command) => command.name(),
+      visibleGlobalOptions: (command) =>
+        command.parent === null ? [] : rootOf(command).options.filter(isDb),
+    })
+    .configureOutput({
+      writeOut: terminal.print,
+      writeErr: terminal.note,
+      getOutHelpWidth: () => width,
+      getErrHelpWidth: () => width,
+    })
+    .exitOverride()
+    .hook('preAction', (_program, command) => correctFlags(command, environment));
+}
+
+/** Runs the program. Returns the exit code: 0, 1 for a refusal, 2 for wrong usage; everything is said already. */
+export async function runProgram(
+  program: Command,
+  { terminal, commandLine }: CommandContext,
+): Promise<number> {
+  explainErrors(program);
+  try {
+    await program.parseAsync(commandLine, { from: 'user' });
+    return 0;
+  } catch (error) {
+    if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : 2;
+    if (error instanceof Refusal) return 1;
+    terminal.note(errorText(error));
+    return 1;
+  }
+}
+
+/** The command has said on its own what is wrong: exit code 1. */
+export class Refusal extends Error {
+  override readonly name = 'Refusal';
+}
+
+/** An option as all are: with its DAVIT_ variable. */
+export function option(flags: string, description: string): Option {
+  return withVariable(new Option(flags, description));
+}
+
+/** Every command that answers something has it. */
+export function jsonOption(): Option {
+  return option('--json', 'print one JSON value');
+}
+
+/** Ends with exit code 2 and one line that tells how it is used. */
+export function misused(command: Command, message: string): never {
+  return command.error(`error: ${message}`);
+}
+
+/** What a command is for, in a sentence or two, and how it is called. */
+export function explain(command: Command, text: string, examples: readonly string[]): Command {
+  const lines = examples.map((example) => `  $ ${example}`);
+  return command.description(text).addHelpText('after', `\nExamples:\n${lines.join('\n')}`);
+}
+
+/**
+ * Opens the file for `action` and closes it in any case. Only what begins something makes a file that is
+ * not there: elsewhere a wrong name would look like a file with nothing in it. Throws AppError.
+ */
+export async function withStore<Result>(
+  command: Command,
+  { effects }: CommandContext,
+  whenMissing: 'create' | 'refuse',
+  action: (store: Store) => Promise<Result> | Result,
+): Promise<Result> {
+  const path = dbPathOf(command);
+  if (whenMissing === 'refuse' && !existsSync(path)) {
+    throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
+  }
+  // Only here: loading SQLite takes longer than all else that `--help` needs.
+  const { openStore } = await import('../store/store.ts');
+  const store = openStore(path, effects);
+  try {
+    return await action(store);
+  } finally {
+    await store.close();
+  }
+}
+
+/** What `--db` or DAVIT_DB says. SQLite takes two of these texts for databases that vanish with the process. */
+export function dbPathOf(command: Command): string {
+  const path = String(command.optsWithGlobals()['db']);
+  return path === '' || path === ':memory:' ? misused(command, '--db must be the path of a file') : path;
+}
+
+/** One JSON value on stdout, with the API's field names. */
+export function printJson({ terminal }: CommandContext, value: unknown): void {
+  terminal.print(JSON.stringify(value, null, 2));
+}
+
+/**
+ * Returns only after `--yes` or a yes. Else nothing has happened, and the exit code is 1, or 2 where nobody
+ * can be asked.
+ */
+export async function confirm(
+  command: Command,
+  question: string,
+  yes: boolean | undefined,
+  { terminal }: CommandContext,
+): Promise<void> {
+  if (yes === true) return;
+  const answer = await terminal.ask(`${question} [y/N] `);
+  if (answer === null) misused(command, 'nobody is there to confirm this: say --yes if it is meant');
+  if (/^y(es)?$/i.test(answer)) return;
+  terminal.note('nothing was changed');
+  throw new Refusal('not confirmed');
+}
+
+/** For people as they say it, `3h ago`; for programs ISO 8601. */
+export function moment({ terminal, effects }: CommandContext, at: Timestamp): string {
+  return terminal.columns === null ? at : fromNow(at, effects.now());
+}
+
+/** ISO 8601, and for people also how long ago that is. */
+export function exactMoment(context: CommandContext, at: Timestamp): string {
+  return context.terminal.columns === null ? at : `${at} (${moment(context, at)})`;
+}
+
+function optionDescription({
+  description,
+  defaultValue,
+  defaultValueDescription,
+  envVar,
+  required,
+}: Option): string {
+  const preset =
+    required && defaultValue !== undefined
+      ? [`default ${defaultValueDescription ?? String(defaultValue)}`]
+      : [];
+  const variable = envVar === undefined ? [] : [`$${envVar}`];
+  const details = [...preset, ...variable];
+  return details.length === 0 ? description : `${description} (${details.join(', ')})`;
+}
+
+function rootOf(command: Command): Command {
+  return command.parent === null ? command : rootOf(command.parent);
+}
+
+function isDb(candidate: Option): boolean {
+  return candidate.long === '--db';
+}
+
+/** Commander takes a flag as given whenever its variable is set: `DAVIT_YES=0` must not mean yes. */
+function correctFlags(command: Command, environment: CommandContext['environment']): void {
+  for (const flag of command.options) {
+    const name = flag.attributeName();
+    if (flag.envVar === undefined || flag.required || command.getOptionValueSource(name) !== 'env') continue;
+    const value = environment[flag.envVar] ?? '';
+    if (/^(?:1|true|yes|on)$/i.test(value)) continue;
+    if (!/^(?:0|false|no|off|)$/i.test(value)) misused(command, `${flag.envVar} must be 1 or 0`);
+    command.setOptionValueWithSource(name, flag.negate ? true : flag.defaultValue, 'default');
+  }
+}
+
+/** Every error of usage is one line, and says where to look. */
+function explainErrors(command: Command): void {
+  command.configureOutput({
+    outputError(text, write) {
+      const message = text
+        .trim()
+        .replace(/\s*\((Did you mean .*\?)\)$/s, (_, question: string) => `: ${lowerFirst(question)}`);
+      const hint = message.endsWith('?') ? '' : ` (see '${pathOf(command)} --help')`;
+      write(`${message.replace(/\.$/, '').replaceAll(/\s*\n\s*/g, ' ')}${hint}`);
+    },
+  });
+  for (const subcommand of command.commands) explainErrors(subcommand);
+}
+
+function lowerFirst(text: string): string {
+  return text.charAt(0).toLowerCase() + text.slice(1);
+}
+
+function pathOf(command: Command): string {
+  return command.parent === null ? command.name() : `${pathOf(command.parent)} ${command.name()}`;
+}
+
+/** One line for a refusal; a bug also shows where it happened. */
+export function errorText(error: unknown): string {
+  if (error instanceof AppError) return `error: ${error.message}`;
+  if (!(error instanceof Error)) return `error: ${String(error)}`;
+  // What the system refused (a port, a file) is said by its message.
+  if ('syscall' in error) return `error: ${error.message}`;
+  return `error: davit failed, which is a bug: ${error.stack ?? error.message}`;
+}

@@ -1,0 +1,319 @@
+import type { Command } from 'commander';
+import { appending, durationMsOf, durationMsOrNone, repeated } from '../config.ts';
+import { type Key, type ProjectId, SCOPES, type Scope, type Timestamp } from '../domain.ts';
+import { formatDuration } from '../durations.ts';
+import type { Store } from '../store/store.ts';
+import {
+  type CommandContext,
+  confirm,
+  exactMoment,
+  explain,
+  jsonOption,
+  misused,
+  moment,
+  option,
+  printJson,
+  withStore,
+} from './command.ts';
+import { checkName, KEY_ARGUMENT, nameOfKey, resolveKey, resolveProject } from './names.ts';
+import { nearest } from './suggest.ts';
+import { fields, printable, table } from './table.ts';
+
+/** `davit admin key`. */
+export function defineKeys(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'The keys with which the API is called. Each says what it may do, and with which projects.',
+    ['davit admin key create --name ci --scope deployments:write --project website', 'davit admin key list'],
+  );
+  defineCreate(command.command('create'), context);
+  defineList(command.command('list'), context);
+  defineShow(command.command('show'), context);
+  defineRotate(command.command('rotate'), context);
+  defineRevoke(command.command('revoke'), context);
+}
+
+interface CreateOptions {
+  name: string;
+  scope?: string[];
+  allScopes?: boolean;
+  project?: string[];
+  allProjects?: boolean;
+  expiresIn?: number;
+  json?: boolean;
+}
+
+function defineCreate(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('make a key; its secret is shown once'),
+    'Makes a key and prints its secret, this once. What it may do and what it sees is never implied: name the scopes or ' +
+      `say --all-scopes, name the projects or say --all-projects.\n\nScopes: ${SCOPES.join(', ')}`,
+    [
+      'davit admin key create --name ci --scope deployments:write --project website',
+      'davit admin key create --name tv --scope projects:read deployments:read --all-projects',
+      'KEY=$(davit admin key create --name ops --all-scopes --all-projects --expires-in 90d)',
+    ],
+  )
+    .addOption(option('--name <name>', 'to recognise it by').makeOptionMandatory())
+    .addOption(option('--scope <scope...>', 'what it may do; may be repeated').argParser(appending(String)))
+    .addOption(option('--all-scopes', 'it may do everything'))
+    .addOption(
+      option('--project <project...>', 'what it sees, by id or name; may be repeated').argParser(repeated),
+    )
+    .addOption(option('--all-projects', 'it sees every project, later ones too'))
+    .addOption(
+      option('--expires-in <duration>', 'it ends after that; never without it').argParser(durationMsOf),
+    )
+    .addOption(jsonOption())
+    .action((options: CreateOptions) => createKey(command, options, context));
+}
+
+async function createKey(command: Command, options: CreateOptions, context: CommandContext): Promise<void> {
+  const name = checkName(command, options.name);
+  const scopeNames = chosen(command, options.scope, options.allScopes, ['scope', 'what the key may do']);
+  const scopes = scopeNames === 'all' ? [...SCOPES] : scopesOf(command, scopeNames);
+  const projects = chosen(command, options.project, options.allProjects, ['project', 'what the key sees']);
+  const { key, secret } = await withStore(
+    command,
+    context,
+    projects === 'all' ? 'create' : 'refuse',
+    (store) =>
+      store.writer.write('keys.create', {
+        name,
+        scopes,
+        allProjects: projects === 'all',
+        projectIds: projects === 'all' ? [] : projects.map((project) => resolveProject(store, project).id),
+        expiresAtMs: options.expiresIn === undefined ? null : context.effects.now() + options.expiresIn,
+      }),
+  );
+  printSecret(context, options.json, { ...key, secret }, `made ${nameOfKey(key)}`);
+}
+
+/** Exactly one of `--x …` and `--all-xs`. What is typed counts before what the environment says. */
+function chosen(
+  command: Command,
+  some: string[] | undefined,
+  all: boolean | undefined,
+  [name, purpose]: readonly [name: 'scope' | 'project', purpose: string],
+): string[] | 'all' {
+  const allName = name === 'scope' ? 'allScopes' : 'allProjects';
+  const isTyped = (candidate: string) => command.getOptionValueSource(candidate) === 'cli';
+  const counts = (candidate: string) => isTyped(candidate) || !(isTyped(name) || isTyped(allName));
+  const named = counts(name) ? some : undefined;
+  const everything = counts(allName) && all === true;
+  if (named !== undefined && everything) {
+    misused(command, `--${name} and --all-${name}s exclude each other: give one of them`);
+  }
+  if (everything) return 'all';
+  return (
+    named ?? misused(command, `say ${purpose}: --${name} <${name}>, as often as needed, or --all-${name}s`)
+  );
+}
+
+function scopesOf(command: Command, names: readonly string[]): Scope[] {
+  const scopes = names.map((name) => {
+    const scope = SCOPES.find((known) => known === name);
+    if (scope !== undefined) return scope;
+    const meant = nearest(name, SCOPES);
+    const question = meant === undefined ? '' : ` did you mean ${meant}?`;
+    return misused(
+      command,
+      `there is no scope '${printable(name)}':${question} the scopes are ${SCOPES.join(', ')}`,
+    );
+  });
+  return [...new Set(scopes)];
+}
+
+function printSecret(
+  context: CommandContext,
+  json: boolean | undefined,
+  key: Key & { secret: string },
+  done: string,
+): void {
+  if (json === true) {
+    printJson(context, key);
+    return;
+  }
+  // The secret alone on stdout, so that $(…) takes it; the rest is for the person.
+  context.terminal.note(`${done}; this is its secret, shown this once: keep it now`);
+  context.terminal.print(key.secret);
+}
+
+function defineList(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('all keys, revoked ones too'),
+    'Lists all keys, oldest first. Never shows a secret, only its last four characters.',
+    ['davit admin key list', 'davit admin key list --json'],
+  )
+    .addOption(jsonOption())
+    .action((options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', (store) => {
+        const keys = store.reads.keys.list();
+        if (options.json === true) return printJson(context, keys);
+        printKeys(keys, store, context);
+      }),
+    );
+}
+
+function printKeys(keys: readonly Key[], store: Store, context: CommandContext): void {
+  const { terminal } = context;
+  if (keys.length === 0) {
+    terminal.note("there are no keys yet: 'davit admin key create --help' tells how to make one");
+    return;
+  }
+  const names = projectNames(store);
+  terminal.print(
+    table(
+      keys,
+      [
+        { title: 'ID', of: ({ id }) => id },
+        { title: 'NAME', of: ({ name }) => name, shrinks: true },
+        { title: 'SECRET', of: ({ last4 }) => `…${last4}` },
+        { title: 'STATE', of: (key) => stateOf(key, context) },
+        {
+          title: 'USED',
+          of: (key) => (key.last_used_at === null ? 'never' : moment(context, key.last_used_at)),
+        },
+        { title: 'PROJECTS', of: (key) => projectsText(key, names), shrinks: true },
+        { title: 'SCOPES', of: scopesText, shrinks: true },
+      ],
+      terminal.columns,
+    ),
+  );
+}
+
+function stateOf(key: Key, { effects }: CommandContext): string {
+  if (key.revoked_at !== null) return 'revoked';
+  return key.expires_at !== null && Date.parse(key.expires_at) <= effects.now() ? 'expired' : 'live';
+}
+
+function scopesText({ scopes }: Key): string {
+  return scopes.length === SCOPES.length ? 'all' : scopes.join(' ');
+}
+
+function projectsText(key: Key, names: ReadonlyMap<ProjectId, string>): string {
+  return key.all_projects ? 'all' : key.project_ids.map((id) => names.get(id) ?? id).join(', ');
+}
+
+function projectNames(store: Store): Map<ProjectId, string> {
+  return new Map(store.reads.projects.list().map(({ id, name }) => [id, name]));
+}
+
+function defineShow(command: Command, context: CommandContext): void {
+  explain(command.summary('one key'), 'Shows one key: what it may do and see, since when, and until when.', [
+    'davit admin key show ci',
+  ])
+    .argument(...KEY_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', (store) => {
+        const key = resolveKey(store, text);
+        if (options.json === true) return printJson(context, key);
+        context.terminal.print(keyText(key, store, context));
+      }),
+    );
+}
+
+function keyText(key: Key, store: Store, context: CommandContext): string {
+  const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
+  const names = projectNames(store);
+  const outgoing = store.reads.keys.outgoingSecrets(key.id, context.effects.now());
+  return fields(context.terminal, [
+    ['id', key.id],
+    ['name', key.name],
+    ['state', stateOf(key, context)],
+    ['secret', `…${key.last4}`],
+    ...outgoing.map(
+      ({ last4, expires_at }) =>
+        ['old secret', `…${last4}, until ${exactMoment(context, expires_at)}`] as const,
+    ),
+    ['scopes', key.scopes.join(' ')],
+    [
+      'projects',
+      key.all_projects
+        ? 'all, later ones too'
+        : key.project_ids.map((id) => `${names.get(id) ?? ''} (${id})`).join(', '),
+    ],
+    ['created', at(key.created_at)],
+    ['last used', at(key.last_used_at) ?? 'never'],
+    ['expires', at(key.expires_at) ?? 'never'],
+    ['revoked', at(key.revoked_at)],
+  ]);
+}
+
+interface RotateOptions {
+  overlap: number;
+  json?: boolean;
+}
+
+function defineRotate(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('give a key a new secret'),
+    'Gives a key a new secret and prints it, this once. It stays the same key: its id, rights, webhooks and idempotency ' +
+      'memory go on. The old secret ends at once, or after --overlap.',
+    ['davit admin key rotate ci', 'davit admin key rotate ci --overlap 24h'],
+  )
+    .argument(...KEY_ARGUMENT)
+    .addOption(
+      option('--overlap <duration>', 'how long the old secret goes on beside the new one')
+        .argParser(durationMsOrNone)
+        .default(0),
+    )
+    .addOption(jsonOption())
+    .action((text: string, options: RotateOptions) => rotateKey(command, text, options, context));
+}
+
+async function rotateKey(
+  command: Command,
+  text: string,
+  options: RotateOptions,
+  context: CommandContext,
+): Promise<void> {
+  const { key, secret } = await withStore(command, context, 'refuse', (store) =>
+    store.writer.write('keys.rotate', { id: resolveKey(store, text).id, overlapMs: options.overlap }),
+  );
+  const old = options.overlap === 0 ? 'ended' : `ends in ${formatDuration(options.overlap)}`;
+  printSecret(
+    context,
+    options.json,
+    { ...key, secret },
+    `${nameOfKey(key)} has a new secret; the old one ${old}`,
+  );
+}
+
+interface RevokeOptions {
+  yes?: boolean;
+  json?: boolean;
+}
+
+function defineRevoke(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('end a key for ever'),
+    'Ends a key from the next request on, and disables the webhooks that it registered. This cannot be undone.',
+    ['davit admin key revoke ci', 'davit admin key revoke key_… --yes'],
+  )
+    .argument(...KEY_ARGUMENT)
+    .addOption(option('--yes', 'do not ask'))
+    .addOption(jsonOption())
+    .action((text: string, options: RevokeOptions) => revokeKey(command, text, options, context));
+}
+
+async function revokeKey(
+  command: Command,
+  text: string,
+  options: RevokeOptions,
+  context: CommandContext,
+): Promise<void> {
+  const before = await withStore(command, context, 'refuse', (store) => resolveKey(store, text));
+  if (before.revoked_at === null) {
+    const consequence = 'Its webhooks are sent nothing more, and there is no way back.';
+    await confirm(command, `${consequence}\nRevoke ${nameOfKey(before)}?`, options.yes, context);
+  }
+  const key = await withStore(command, context, 'refuse', (store) =>
+    store.writer.write('keys.revoke', { id: before.id }),
+  );
+  if (options.json === true) return printJson(context, key);
+  context.terminal.print(
+    `${nameOfKey(key)} ${before.revoked_at === null ? 'is revoked' : 'was revoked already'}`,
+  );
+}

@@ -1,0 +1,75 @@
+import type { Command } from 'commander';
+import type { Key } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { ProjectDetails } from '../store/projects.ts';
+import type { Store } from '../store/store.ts';
+import { misused } from './command.ts';
+import { nearest } from './suggest.ts';
+import { printable } from './table.ts';
+
+/** For `command.argument`. */
+export const PROJECT_ARGUMENT = ['<project>', 'its id, or a name that only one project has'] as const;
+export const KEY_ARGUMENT = ['<key>', 'its id, or a name that only one key has'] as const;
+
+const NAME_MAX_LENGTH = 100;
+
+/** As messages call it. */
+export function nameOfProject({ name, id }: Pick<ProjectDetails, 'name' | 'id'>): string {
+  return `project ${printable(name)} (${id})`;
+}
+
+/** As messages call it. */
+export function nameOfKey({ name, id }: Pick<Key, 'name' | 'id'>): string {
+  return `key ${printable(name)} (${id})`;
+}
+
+/** The name of a key or a project as it is; what could not be typed again, or taken for something else, is misuse. */
+export function checkName(command: Command, name: string): string {
+  const problem = nameProblem(name);
+  return problem === undefined ? name : misused(command, `the name ${problem}`);
+}
+
+function nameProblem(name: string): string | undefined {
+  if (name === '') return 'must not be empty';
+  if (name.length > NAME_MAX_LENGTH) return `must be at most ${NAME_MAX_LENGTH} characters`;
+  if (name.trim() !== name) return 'must not begin or end with white space';
+  if (name.startsWith('-')) return 'must not begin with -';
+  if (/[\p{Cc}\p{Cs}\u2028\u2029]/u.test(name)) return 'must not hold control characters';
+  if (/^(?:prj|key)_/.test(name)) return 'must not look like an id';
+  return undefined;
+}
+
+/** By id, or by a name that only one project has. Throws AppError `not_found` or `conflict` with what to do. */
+export function resolveProject(store: Store, idOrName: string): ProjectDetails {
+  return resolved('project', idOrName, store.reads.projects);
+}
+
+/** By id, or by a name that only one key has. Throws AppError `not_found` or `conflict` with what to do. */
+export function resolveKey(store: Store, idOrName: string): Key {
+  return resolved('key', idOrName, store.reads.keys);
+}
+
+interface Nouns<Item> {
+  resolve(idOrName: string): Item;
+  list(): { name: string }[];
+}
+
+/** What the store says, with the name in it and the one that was probably meant. */
+function resolved<Item>(noun: 'project' | 'key', idOrName: string, nouns: Nouns<Item>): Item {
+  try {
+    return nouns.resolve(idOrName);
+  } catch (error) {
+    if (!(error instanceof AppError)) throw error;
+    const shown = `'${printable(idOrName)}'`;
+    const list = `'davit admin ${noun} list' shows all`;
+    if (error.code === 'conflict') {
+      throw new AppError('conflict', `several ${noun}s are named ${shown}: use the id; ${list}`);
+    }
+    const meant = nearest(
+      idOrName,
+      nouns.list().map(({ name }) => name),
+    );
+    const question = meant === undefined ? '' : ` did you mean '${printable(meant)}'?`;
+    throw new AppError('not_found', `there is no ${noun} ${shown}:${question} ${list}`);
+  }
+}

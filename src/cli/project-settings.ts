@@ -1,0 +1,293 @@
+import { accessSync, constants, statSync } from 'node:fs';
+import { isAbsolute, resolve } from 'node:path';
+import { type Command, InvalidArgumentError } from 'commander';
+import { durationMsOf, nullIfOff, orOff, repeated } from '../config.ts';
+import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
+import {
+  type CommandContext,
+  explain,
+  jsonOption,
+  misused,
+  option,
+  printJson,
+  withStore,
+} from './command.ts';
+import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { printable } from './table.ts';
+import { readVariables } from './variables.ts';
+
+/*
+ * `davit admin project create` and `set`: the same settings, with defaults in the one, as they were in the other.
+ */
+
+const COMMAND_HELP =
+  'The command comes after --, one word for each argument; no shell reads it. Without one, another system does the work ' +
+  'and reports it. A bare name is looked up in PATH; a path with a slash counts from --dir. Exit code 0 is success. The ' +
+  "command gets DEPLOY_REF, other DEPLOY_ variables and those of --env, and nothing of davit's own environment.";
+
+type Words = [string, ...string[]];
+
+interface CreateOptions {
+  name: string;
+  dir?: string;
+  env?: string[];
+  envFrom?: string;
+  timeout: number | 'off';
+  idleTimeout: number | 'off';
+  reportTimeout: number | 'off';
+  policy: QueuePolicy;
+  json?: boolean;
+}
+
+interface SetOptions extends Partial<Omit<CreateOptions, 'dir'>> {
+  /** False: --no-dir. */
+  dir?: string | false;
+  unsetEnv?: string[];
+  /** False: --no-command. */
+  command: boolean;
+}
+
+/** `davit admin project create`. */
+export function defineCreateProject(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('make a project; prints its id'),
+    `Makes a project and prints its id.\n\n${COMMAND_HELP}`,
+    [
+      'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
+      'davit admin project create --name api --env STAGE=live -- make -C /srv/api deploy',
+      'davit admin project create --name app --report-timeout 2h',
+    ],
+  )
+    .usage('[options] [-- command args...]')
+    .addOption(option('--name <name>', 'how people call it').makeOptionMandatory());
+  addSettings(command, 'with defaults');
+  command
+    .argument('[command...]')
+    .addOption(jsonOption())
+    .action((words: string[], options: CreateOptions) => createProject(command, words, options, context));
+}
+
+/** `davit admin project set`. */
+export function defineSetProject(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('change settings of a project'),
+    `Changes what is given and leaves the rest; what runs goes on as it began.\n\n${COMMAND_HELP}`,
+    [
+      'davit admin project set website --timeout 1h',
+      'davit admin project set website --env STAGE=live --unset-env DEBUG',
+      'davit admin project set website -- ./deploy.sh --fast',
+      'davit admin project set website --no-command',
+    ],
+  )
+    .usage('[options] <project> [-- command args...]')
+    .addOption(option('--name <name>', 'how people call it'));
+  addSettings(command, 'as they are');
+  command
+    .addOption(option('--no-dir', 'run the command in a new, empty directory each time'))
+    .addOption(option('--unset-env <name>', 'take a variable away; may be repeated').argParser(repeated))
+    .addOption(option('--no-command', 'from now on another system does the work and reports it'))
+    .argument(...PROJECT_ARGUMENT)
+    .argument('[command...]', 'the command, after --')
+    .addOption(jsonOption())
+    .action((text: string, words: string[], options: SetOptions) =>
+      setProject(command, text, words, options, context),
+    );
+}
+
+function addSettings(command: Command, defaults: 'with defaults' | 'as they are'): void {
+  command
+    .addOption(
+      option('--dir <directory>', 'where the command runs; else in a new, empty directory each time'),
+    )
+    .addOption(
+      option(
+        '--env <name=value>',
+        'a variable for the command; a name alone takes its value from here',
+      ).argParser(repeated),
+    )
+    // Not --env-file: Node itself looks for that among the arguments, and loads the file into davit's environment.
+    .addOption(option('--env-from <file>', 'such variables, one name=value a line; - for stdin'));
+  addSetting('--timeout <duration>', 'stop the command after that, or off', orOff(durationMsOf), '30m');
+  addSetting(
+    '--idle-timeout <duration>',
+    'stop it when it has printed nothing for so long, or off',
+    orOff(durationMsOf),
+    'off',
+  );
+  addSetting(
+    '--report-timeout <duration>',
+    'without a command: failed if no end is reported by then, or off',
+    orOff(durationMsOf),
+    'off',
+  );
+  addSetting(
+    '--policy <policy>',
+    'queue: deploy all in order; latest: a newer one replaces those that wait',
+    policyOf,
+    'queue',
+  );
+
+  function addSetting(
+    flags: string,
+    description: string,
+    parse: (text: string) => unknown,
+    preset: string,
+  ): void {
+    const setting = option(flags, description).argParser(parse);
+    command.addOption(defaults === 'with defaults' ? setting.default(parse(preset), preset) : setting);
+  }
+}
+
+async function createProject(
+  command: Command,
+  words: string[],
+  options: CreateOptions,
+  context: CommandContext,
+): Promise<void> {
+  const settings: ProjectSettings = {
+    name: checkName(command, options.name),
+    command: commandOf(command, words, context),
+    directory: options.dir === undefined ? null : directoryOf(command, options.dir),
+    timeoutMs: nullIfOff(options.timeout),
+    idleTimeoutMs: nullIfOff(options.idleTimeout),
+    reportTimeoutMs: nullIfOff(options.reportTimeout),
+    policy: options.policy,
+    variables: await readVariables(options, context),
+  };
+  checkPlace(command, settings);
+  const { project, namesakes } = await withStore(command, context, 'create', async (store) => {
+    const made = await store.writer.write('projects.create', settings);
+    return { project: made, namesakes: store.reads.projects.list().filter(({ name }) => name === made.name) };
+  });
+  if (options.json === true) {
+    printJson(context, project);
+  } else {
+    // The id alone on stdout, so that $(…) takes it; the rest is for the person.
+    context.terminal.note(`made ${nameOfProject(project)}`);
+    context.terminal.print(project.id);
+  }
+  warnOfPlace(project, context);
+  if (namesakes.length > 1) {
+    context.terminal.note(`warning: ${namesakes.length} projects have this name now: use their ids`);
+  }
+}
+
+async function setProject(
+  command: Command,
+  text: string,
+  words: string[],
+  options: SetOptions,
+  context: CommandContext,
+): Promise<void> {
+  const changes = changesOf(command, words, options, context);
+  const variables = await readVariables(options, context);
+  const unsetVariables = [...new Set(options.unsetEnv)];
+  const both = unsetVariables.find((name) => Object.hasOwn(variables, name));
+  if (both !== undefined) misused(command, `${printable(both)} is both set and taken away: decide for one`);
+  if (Object.keys(changes).length + Object.keys(variables).length + unsetVariables.length === 0) {
+    misused(command, 'nothing to change: say what');
+  }
+  const project = await withStore(command, context, 'refuse', (store) => {
+    const before = resolveProject(store, text);
+    checkPlace(command, { ...before, ...changes });
+    const unknown = unsetVariables.find((name) => !before.variable_names.includes(name));
+    if (unknown !== undefined) {
+      throw new AppError(
+        'not_found',
+        `${nameOfProject(before)} has no variable ${printable(unknown)}: 'davit admin project show' lists them`,
+      );
+    }
+    return store.writer.write('projects.set', { id: before.id, changes, variables, unsetVariables });
+  });
+  if (options.json === true) printJson(context, project);
+  else context.terminal.print(`${nameOfProject(project)} is changed`);
+  warnOfPlace(project, context);
+}
+
+function changesOf(
+  command: Command,
+  words: string[],
+  options: SetOptions,
+  context: CommandContext,
+): Partial<Omit<ProjectSettings, 'variables'>> {
+  const { name, dir, timeout, idleTimeout, reportTimeout, policy } = options;
+  const newCommand = commandOf(command, words, context);
+  if (newCommand !== null && !options.command)
+    misused(command, '--no-command and a command exclude each other');
+  return {
+    ...(name === undefined ? {} : { name: checkName(command, name) }),
+    ...(newCommand === null ? {} : { command: newCommand }),
+    ...(options.command ? {} : { command: null }),
+    ...(typeof dir === 'string' ? { directory: directoryOf(command, dir) } : {}),
+    ...(dir === false ? { directory: null } : {}),
+    ...(timeout === undefined ? {} : { timeoutMs: nullIfOff(timeout) }),
+    ...(idleTimeout === undefined ? {} : { idleTimeoutMs: nullIfOff(idleTimeout) }),
+    ...(reportTimeout === undefined ? {} : { reportTimeoutMs: nullIfOff(reportTimeout) }),
+    ...(policy === undefined ? {} : { policy }),
+  };
+}
+
+/** The words after `--`, null for none. Without the `--`, a slip such as `--env A=1 B=2` would make a command of `B=2`. */
+function commandOf(
+  command: Command,
+  words: readonly string[],
+  { commandLine }: CommandContext,
+): Words | null {
+  const dashesAt = commandLine.indexOf('--');
+  const count = dashesAt < 0 ? 0 : commandLine.length - dashesAt - 1;
+  if (words.length !== count) {
+    misused(command, `'${printable(words[0] ?? '')}' is not expected here: put -- before the command`);
+  }
+  const [file, ...rest] = words;
+  if (file === undefined)
+    return dashesAt < 0 ? null : misused(command, 'nothing comes after --: put the command there');
+  if (file === '') misused(command, 'the command must not be empty');
+  return [file, ...rest];
+}
+
+/** Absolute: the service runs somewhere else. */
+function directoryOf(command: Command, text: string): string {
+  return text === '' ? misused(command, '--dir must not be empty') : resolve(text);
+}
+
+/** Without a directory of its own there is nothing that a relative path could count from. */
+function checkPlace(command: Command, project: Pick<ProjectSettings, 'command' | 'directory'>): void {
+  const file = project.command?.[0];
+  if (file === undefined || project.directory !== null || !file.includes('/') || isAbsolute(file)) return;
+  misused(command, `'${printable(file)}' counts from --dir: give that too, or the whole path`);
+}
+
+/** It may be made later, or be there only for the service: so it is no reason to refuse. */
+function warnOfPlace({ directory, command }: ProjectDetails, { terminal }: CommandContext): void {
+  if (directory !== null && !isDirectory(directory)) {
+    terminal.note(`warning: ${printable(directory)} is not a directory yet: deployments fail until it is`);
+    return;
+  }
+  const file = command?.[0];
+  if (file === undefined || !file.includes('/')) return;
+  const path = resolve(directory ?? '/', file);
+  if (!isExecutable(path)) {
+    terminal.note(`warning: ${printable(path)} cannot be run yet: deployments fail until it can`);
+  }
+}
+
+function isDirectory(path: string): boolean {
+  return statSync(path, { throwIfNoEntry: false })?.isDirectory() === true;
+}
+
+function isExecutable(path: string): boolean {
+  try {
+    accessSync(path, constants.X_OK);
+    return !isDirectory(path);
+  } catch {
+    return false;
+  }
+}
+
+function policyOf(text: string): QueuePolicy {
+  const policy = QUEUE_POLICIES.find((known) => known === text);
+  if (policy === undefined) throw new InvalidArgumentError(`It must be ${QUEUE_POLICIES.join(' or ')}.`);
+  return policy;
+}

@@ -1,0 +1,187 @@
+import type { Command } from 'commander';
+import { formatDuration } from '../durations.ts';
+import { AppError } from '../errors.ts';
+import type { ProjectDetails } from '../store/projects.ts';
+import {
+  type CommandContext,
+  exactMoment,
+  explain,
+  jsonOption,
+  moment,
+  printJson,
+  withStore,
+} from './command.ts';
+import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { defineCreateProject, defineSetProject } from './project-settings.ts';
+import { fields, table } from './table.ts';
+
+/** `davit admin project`. */
+export function defineProjects(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'The projects that are deployed: each has a command, or another system does the work and reports it.',
+    [
+      'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
+      'davit admin project list',
+    ],
+  );
+  defineCreateProject(command.command('create'), context);
+  defineList(command.command('list'), context);
+  defineShow(command.command('show'), context);
+  defineSetProject(command.command('set'), context);
+  defineStatus(command.command('pause'), context, {
+    status: 'paused',
+    summary: 'go on accepting deployments, start none',
+    text: 'A paused project accepts and queues deployments and starts none. What runs goes on to its end.',
+  });
+  defineStatus(command.command('resume'), context, {
+    status: 'active',
+    summary: 'start deployments again',
+    text: 'Takes a paused or an archived project to work again. What waits is started in its order.',
+  });
+  defineArchive(command.command('archive'), context);
+}
+
+function defineList(command: Command, context: CommandContext): void {
+  explain(command.summary('all projects, archived ones too'), 'Lists all projects, oldest first.', [
+    'davit admin project list',
+    'davit admin project list --json',
+  ])
+    .addOption(jsonOption())
+    .action((options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', (store) => {
+        const projects = store.reads.projects.list();
+        if (options.json === true) return printJson(context, projects);
+        printProjects(projects, context);
+      }),
+    );
+}
+
+function printProjects(projects: readonly ProjectDetails[], context: CommandContext): void {
+  const { terminal } = context;
+  if (projects.length === 0) {
+    terminal.note("there are no projects yet: 'davit admin project create --help' tells how to make one");
+    return;
+  }
+  terminal.print(
+    table(
+      projects,
+      [
+        { title: 'ID', of: ({ id }) => id },
+        { title: 'NAME', of: ({ name }) => name, shrinks: true },
+        { title: 'STATUS', of: ({ status }) => status },
+        { title: 'WAITING', of: ({ queued_count }) => (queued_count === 0 ? '' : String(queued_count)) },
+        { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+        {
+          title: 'COMMAND',
+          of: ({ command }) => (command === null ? 'none' : quoted(command)),
+          shrinks: true,
+        },
+      ],
+      terminal.columns,
+    ),
+  );
+}
+
+function defineShow(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('one project with its settings'),
+    'Shows a project with its settings; of its variables only the names.',
+    ['davit admin project show website'],
+  )
+    .argument(...PROJECT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', (store) => {
+        const project = resolveProject(store, text);
+        if (options.json === true) return printJson(context, project);
+        context.terminal.print(projectText(project, context));
+      }),
+    );
+}
+
+function projectText(project: ProjectDetails, context: CommandContext): string {
+  const limit = (durationMs: number | null) => (durationMs === null ? 'off' : formatDuration(durationMs));
+  const { command } = project;
+  const general = [
+    ['id', project.id],
+    ['name', project.name],
+    ['status', project.status],
+    ['created', exactMoment(context, project.created_at)],
+  ] as const;
+  if (command === null) {
+    return fields(context.terminal, [
+      ...general,
+      ['command', 'none: another system reports'],
+      ['report timeout', limit(project.report_timeout_ms)],
+    ]);
+  }
+  return fields(context.terminal, [
+    ...general,
+    ['command', quoted(command)],
+    ['directory', project.directory ?? 'a new one each time'],
+    ['variables', project.variable_names.join(' ') || 'none'],
+    ['timeout', limit(project.timeout_ms)],
+    ['idle timeout', limit(project.idle_timeout_ms)],
+    ['policy', project.policy],
+    ['waiting', String(project.queued_count)],
+  ]);
+}
+
+function defineStatus(
+  command: Command,
+  context: CommandContext,
+  { status, summary, text }: { status: 'paused' | 'active'; summary: string; text: string },
+): void {
+  explain(command.summary(summary), text, [`davit admin project ${command.name()} website`])
+    .argument(...PROJECT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((idOrName: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', async (store) => {
+        const before = resolveProject(store, idOrName);
+        if (status === 'paused' && before.status === 'archived') {
+          throw new AppError(
+            'conflict',
+            `${nameOfProject(before)} is archived and starts nothing: resume it first`,
+          );
+        }
+        const project = await store.writer.write('projects.setStatus', { id: before.id, status });
+        if (options.json === true) return printJson(context, project);
+        context.terminal.print(
+          `${nameOfProject(project)} is ${before.status === status ? 'already ' : ''}${status}`,
+        );
+      }),
+    );
+}
+
+function defineArchive(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('refuse new deployments, cancel what waits'),
+    'An archived project stays listed and refuses new deployments. What waits is canceled, what runs goes on to its end. ' +
+      "'davit admin project resume' takes it back.",
+    ['davit admin project archive website'],
+  )
+    .argument(...PROJECT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', async (store) => {
+        const before = resolveProject(store, text);
+        const { project, canceledIds } = await store.writer.write('projects.archive', { id: before.id });
+        if (options.json === true) return printJson(context, project);
+        const already = before.status === 'archived' ? 'already ' : '';
+        const count = canceledIds.length;
+        const canceled =
+          count === 0
+            ? ''
+            : `; canceled ${count === 1 ? 'one deployment that' : `${count} deployments that`} waited`;
+        context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
+      }),
+    );
+}
+
+/** As one would type it in a shell. */
+function quoted(words: readonly string[]): string {
+  return words
+    .map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`))
+    .join(' ');
+}

@@ -1,0 +1,24 @@
+/** What was probably meant by `word`: the candidate that fewest edits make of it, if they are few; else undefined. */
+export function nearest(word: string, candidates: Iterable<string>): string | undefined {
+  let best: { candidate: string; edits: number } | undefined;
+  for (const candidate of candidates) {
+    const edits = editDistance(word.toLowerCase(), candidate.toLowerCase());
+    const longest = Math.max(word.length, candidate.length);
+    if (edits / longest < 0.5 && (best === undefined || edits < best.edits)) best = { candidate, edits };
+  }
+  return best?.candidate;
+}
+
+/** Levenshtein's, row by row. */
+function editDistance(from: string, to: string): number {
+  let above = Array.from({ length: to.length + 1 }, (_, column) => column);
+  for (let row = 1; row <= from.length; row++) {
+    const current = [row];
+    for (let column = 1; column <= to.length; column++) {
+      const replaced = (above[column - 1] ?? 0) + (from[row - 1] === to[column - 1] ? 0 : 1);
+      current.push(Math.min(replaced, (above[column] ?? 0) + 1, (current[column - 1] ?? 0) + 1));
+    }
+    above = current;
+  }
+  return above[to.length] ?? 0;
+}

@@ -1,0 +1,130 @@
+export interface Column<Row> {
+  title: string;
+  of(row: Row): string;
+  /** May be cut where the terminal is too narrow. Ids may not: people copy them. */
+  shrinks?: boolean;
+}
+
+const GAP = '  ';
+const SMALLEST_WIDTH = 6;
+
+/**
+ * Aligned columns under their titles; a column in which nothing stands is left out. `width`: columns of the
+ * terminal, to which whatever may shrink is cut; null: nothing is cut.
+ */
+export function table<Row>(
+  rows: readonly Row[],
+  columns: readonly Column<Row>[],
+  width: number | null,
+): string {
+  const filled = columns
+    .map((column) => ({ ...column, cells: rows.map((row) => printable(column.of(row))) }))
+    .filter(({ cells }) => cells.some((cell) => cell !== ''));
+  const widths = fit(
+    filled.map(({ title, cells, shrinks = false }) => ({
+      width: Math.max(...[title, ...cells].map(displayWidth)),
+      shrinks,
+    })),
+    width,
+  );
+  const lines = [
+    filled.map(({ title }) => title),
+    ...rows.map((_, index) => filled.map(({ cells }) => cells[index] ?? '')),
+  ];
+  return lines
+    .map((cells) =>
+      cells
+        .map((cell, index) => pad(cell, widths[index] ?? 0))
+        .join(GAP)
+        .trimEnd(),
+    )
+    .join('\n');
+}
+
+/**
+ * `name  value` lines below each other; null values are left out. On a terminal, values that are too long for a
+ * line go on below themselves.
+ */
+export function fields(
+  { columns }: { columns: number | null },
+  entries: readonly (readonly [name: string, value: string | null])[],
+): string {
+  const shown = entries.filter((entry): entry is readonly [string, string] => entry[1] !== null);
+  const indent = Math.max(...shown.map(([name]) => name.length)) + GAP.length;
+  return shown
+    .flatMap(([name, value]) => {
+      const [first = '', ...more] = wrap(printable(value), columns === null ? null : columns - indent);
+      return [`${name.padEnd(indent)}${first}`.trimEnd(), ...more.map((line) => ' '.repeat(indent) + line)];
+    })
+    .join('\n');
+}
+
+/** Between words; a word that is too long for a line keeps one to itself. */
+function wrap(text: string, width: number | null): string[] {
+  if (width === null || displayWidth(text) <= width) return [text];
+  const lines: string[] = [];
+  for (const word of text.split(' ')) {
+    const last = lines.at(-1);
+    if (last === undefined || displayWidth(`${last} ${word}`) > width) lines.push(word);
+    else lines[lines.length - 1] = `${last} ${word}`;
+  }
+  return lines;
+}
+
+/** The text without what a terminal would obey: control characters are shown as `\x1b`. */
+export function printable(text: string): string {
+  return text.replaceAll(/[\p{Cc}\u2028\u2029]/gu, (character) => {
+    const code = character.codePointAt(0) ?? 0;
+    return code < 256 ? `\\x${code.toString(16).padStart(2, '0')}` : `\\u${code.toString(16)}`;
+  });
+}
+
+/** Takes from the widest that may shrink, again and again, until all fit or nothing more can be taken. */
+function fit(columns: { width: number; shrinks: boolean }[], limit: number | null): number[] {
+  const widths = columns.map(({ width }) => width);
+  if (limit === null) return widths;
+  const total = () => widths.reduce((sum, width) => sum + width, GAP.length * (widths.length - 1));
+  while (total() > limit) {
+    let widest = -1;
+    columns.forEach(({ shrinks }, index) => {
+      if (shrinks && (widths[index] ?? 0) > (widths[widest] ?? SMALLEST_WIDTH)) widest = index;
+    });
+    if (widest < 0) break;
+    widths[widest] = (widths[widest] ?? 0) - 1;
+  }
+  return widths;
+}
+
+function pad(text: string, width: number): string {
+  const cut = displayWidth(text) <= width ? text : `${cutTo(text, width - 1)}…`;
+  return cut + ' '.repeat(Math.max(0, width - displayWidth(cut)));
+}
+
+function cutTo(text: string, width: number): string {
+  let kept = '';
+  let keptWidth = 0;
+  for (const { segment } of graphemes.segment(text)) {
+    keptWidth += graphemeWidth(segment);
+    if (keptWidth > width) break;
+    kept += segment;
+  }
+  return kept;
+}
+
+const graphemes = new Intl.Segmenter('en', { granularity: 'grapheme' });
+
+/** In columns of a terminal. */
+function displayWidth(text: string): number {
+  if (/^[\x20-\x7e]*$/.test(text)) return text.length;
+  let width = 0;
+  for (const { segment } of graphemes.segment(text)) width += graphemeWidth(segment);
+  return width;
+}
+
+/** What terminals draw over two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */
+const WIDE =
+  /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Hangul}|[\u3000-\u303e\uff01-\uff60\uffe0-\uffe6]|\p{Emoji_Presentation}|\ufe0f/u;
+
+function graphemeWidth(grapheme: string): number {
+  return WIDE.test(grapheme) ? 2 : 1;
+}

@@ -1,0 +1,66 @@
+import type { Readable, Writable } from 'node:stream';
+
+/** The input and the outputs of a command. Everything that it reads and writes passes here. */
+export interface Terminal {
+  /** One or more lines of what was asked for, to stdout: what a script reads. */
+  print(text: string): void;
+  /** A line for the person who watches, to stderr: notes, warnings and errors. */
+  note(text: string): void;
+  /** How wide the terminal on stdout is; null: a file or a pipe, and a program reads it. */
+  readonly columns: number | null;
+  /** Whether somebody types what stdin brings. */
+  readonly inputIsTyped: boolean;
+  /** All of stdin, as bytes. */
+  readInput(): Promise<Buffer>;
+  /** Asks on stderr and waits for a line; null where nobody is there to answer. */
+  ask(question: string): Promise<string | null>;
+}
+
+type Input = Readable & { isTTY?: boolean };
+type Output = Writable & { isTTY?: boolean; columns?: number };
+
+const COLUMNS_OF_MOST_TERMINALS = 80;
+
+/**
+ * `onOutputLost` is called when stdout can take no more for another reason than that its reader went away,
+ * as `| head` does: then what was asked for has not arrived.
+ */
+export function createTerminal(
+  streams: { stdin: Input; stdout: Output; stderr: Output },
+  onOutputLost: (error: Error) => void,
+): Terminal {
+  const { stdout, stderr } = streams;
+  stdout.on('error', (error: NodeJS.ErrnoException) => {
+    if (error.code !== 'EPIPE') onOutputLost(error);
+  });
+  // There is nowhere left to say it.
+  stderr.on('error', () => undefined);
+
+  return {
+    print: (text) => stdout.write(line(text)),
+    note: (text) => stderr.write(line(text)),
+    columns: stdout.isTTY === true ? stdout.columns || COLUMNS_OF_MOST_TERMINALS : null,
+    get inputIsTyped() {
+      return streams.stdin.isTTY === true;
+    },
+
+    async readInput() {
+      const chunks: Buffer[] = [];
+      for await (const chunk of streams.stdin) chunks.push(chunk);
+      return Buffer.concat(chunks);
+    },
+
+    async ask(question) {
+      const { stdin } = streams;
+      if (stdin.isTTY !== true || stderr.isTTY !== true) return null;
+      stderr.write(question);
+      // In the terminal's own line mode, so that ^C ends davit as it does everything else.
+      for await (const chunk of stdin) return String(chunk).trim();
+      return '';
+    },
+  };
+}
+
+function line(text: string): string {
+  return text.endsWith('\n') ? text : `${text}\n`;
+}

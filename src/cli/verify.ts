@@ -1,0 +1,66 @@
+import { type Command, InvalidArgumentError } from 'commander';
+import { parseDuration } from '../durations.ts';
+import { type CommandContext, explain, jsonOption, option, printJson, Refusal } from './command.ts';
+
+interface VerifyOptions {
+  secret: string;
+  header: string;
+  /** Seconds. */
+  tolerance: number;
+  json?: boolean;
+}
+
+/** `davit verify`: the reference verifier of the Service-Signature header. The body comes over stdin. */
+export function defineVerify(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'Checks that a delivery came from who knows the secret, was not altered, and is not old. The body comes over ' +
+      'stdin, byte for byte as it was received. Prints ok and exits with 0, or says why not and exits with 1.',
+    [
+      'DAVIT_SIGNING_SECRET=whsec_… davit verify --header "$HTTP_SERVICE_SIGNATURE" < body',
+      'davit verify --secret whsec_… --header t=1795248930,v1=78df… --tolerance 1d < body',
+    ],
+  )
+    .addOption(
+      option('--secret <secret>', 'the signing secret as it was shown')
+        .env('DAVIT_SIGNING_SECRET')
+        .makeOptionMandatory(),
+    )
+    .addOption(option('--header <header>', 'the Service-Signature header').makeOptionMandatory())
+    .addOption(
+      option('--tolerance <seconds>', 'how far its time may be from now, also as a duration')
+        .argParser(parseTolerance)
+        .default(300),
+    )
+    .addOption(jsonOption())
+    .action((options: VerifyOptions) => verifyInput(options, context));
+}
+
+async function verifyInput(options: VerifyOptions, context: CommandContext): Promise<void> {
+  const { terminal, effects } = context;
+  const { verify } = await import('../deliver/sign.ts');
+  if (terminal.inputIsTyped) terminal.note('reading the body from the terminal until ^D');
+  const body = await terminal.readInput();
+  const result = verify({
+    secret: options.secret,
+    // As it stands in a request, it may have been copied with its name.
+    header: options.header.replace(/^service-signature:\s*/i, ''),
+    body,
+    nowSeconds: Math.floor(effects.now() / 1_000),
+    toleranceSeconds: options.tolerance,
+  });
+  if (options.json === true) printJson(context, result);
+  else if (result.ok) terminal.print('ok');
+  if (result.ok) return;
+  if (options.json !== true) terminal.note(`error: ${result.reason}`);
+  throw new Refusal(result.reason);
+}
+
+function parseTolerance(text: string): number {
+  if (/^\d{1,9}$/.test(text)) return Number(text);
+  const durationMs = parseDuration(text);
+  if (durationMs === undefined) {
+    throw new InvalidArgumentError('It must be a number of seconds, or a duration such as 5m.');
+  }
+  return durationMs / 1_000;
+}

@@ -1,0 +1,257 @@
+import { isIP } from 'node:net';
+import { InvalidArgumentError, Option } from 'commander';
+import { type Cidr, parseCidr } from './address.ts';
+import { parseDuration } from './durations.ts';
+import type { LogLevel } from './logger.ts';
+
+/** What `davit serve` is told, checked, with the units in the names. */
+export type ServeConfig = Readonly<
+  Omit<Settings, 'tlsCertPath' | 'tlsKeyPath'> & {
+    dbPath: string;
+    /** PEM files; null: plain HTTP. */
+    tls: { certPath: string; keyPath: string } | null;
+    /** How long running commands may go on when the service is told to stop. */
+    shutdownGraceMs: number;
+  }
+>;
+
+type Settings = { [Name in keyof typeof SETTINGS]: ValueOf<(typeof SETTINGS)[Name]> };
+type ValueOf<S> = S extends Setting<infer Value> ? Value : never;
+
+/** With what is stopped after it, all is over within 30 s. */
+const SHUTDOWN_GRACE_MS = 25_000;
+
+const RETRY_DELAYS = '5s,30s,2m,6m,18m,45m,1h45m,3h30m,7h';
+
+/** logger.ts has the same list, but brings all of the logging library with it. */
+const LOG_LEVELS: Record<LogLevel, LogLevel> = {
+  debug: 'debug',
+  info: 'info',
+  warn: 'warn',
+  error: 'error',
+  silent: 'silent',
+};
+
+/** The options of `davit serve`: one line each, with the default as one would type it. */
+const SETTINGS = {
+  listen: setting(
+    '--listen <host:port>',
+    'where to listen; port 0 takes a free one',
+    '127.0.0.1:8080',
+    parseListen,
+  ),
+  tlsCertPath: optional('--tls-cert <file>', 'certificate chain in PEM, for HTTPS', parsePath),
+  tlsKeyPath: optional('--tls-key <file>', 'its private key in PEM', parsePath),
+  trustProxyCidrs: list(
+    '--trust-proxy <cidr>',
+    'take the client from X-Forwarded-For if a proxy in this block sent it',
+    parseBlock,
+  ),
+  rateLimit: limit(
+    '--rate-limit <n/duration>',
+    'requests of one key in that time, or off',
+    '600/1m',
+    parseRateLimit,
+  ),
+  maxConcurrent: setting(
+    '--max-concurrent <n>',
+    'commands that run at a time, over all projects',
+    '2',
+    parseCount,
+  ),
+  maxQueued: limit('--max-queued <n>', 'deployments that may wait in one project, or off', '100', parseCount),
+  webhookTimeoutMs: setting(
+    '--webhook-timeout <duration>',
+    'how long a receiver may take to answer',
+    '10s',
+    durationMsOf,
+  ),
+  webhookRetryDelaysMs: setting(
+    '--webhook-retry-delays <list>',
+    'waits between attempts of a delivery',
+    RETRY_DELAYS,
+    durationsMsOf,
+  ),
+  webhookRetryWindowMs: setting(
+    '--webhook-retry-window <duration>',
+    'the last attempt is made so long after the event',
+    '24h',
+    durationMsOf,
+  ),
+  webhookAllowCidrs: list(
+    '--webhook-allow-cidr <cidr>',
+    'deliver to this block too, though it is not public',
+    parseBlock,
+  ),
+  webhookAllowHttp: flag('--webhook-allow-http', 'deliver to http:// addresses too'),
+  webhookCaFile: optional(
+    '--webhook-ca-file <file>',
+    'trust these certificates (PEM) of receivers too',
+    parsePath,
+  ),
+  logLevel: setting('--log-level <level>', 'debug, info, warn, error or silent', 'info', parseLogLevel),
+};
+
+/** For commander; each is also read from its variable. */
+export function serveOptions(): Option[] {
+  return Object.values(SETTINGS).map(({ option }) => option);
+}
+
+export type ServeConfigResult = { ok: true; config: ServeConfig } | { ok: false; reason: string };
+
+/** `values`: what commander made of `serveOptions`, defaults included. */
+export function serveConfig(dbPath: string, values: Readonly<Record<string, unknown>>): ServeConfigResult {
+  const entries = Object.entries(SETTINGS).map(([name, { option, take }]) => [
+    name,
+    take(values[option.attributeName()]),
+  ]);
+  const { tlsCertPath, tlsKeyPath, ...settings } = Object.fromEntries(entries) as Settings;
+  if ((tlsCertPath === null) !== (tlsKeyPath === null)) {
+    return { ok: false, reason: '--tls-cert and --tls-key go together: give both or neither' };
+  }
+  const tls =
+    tlsCertPath === null || tlsKeyPath === null ? null : { certPath: tlsCertPath, keyPath: tlsKeyPath };
+  const config = Object.freeze({ dbPath, tls, shutdownGraceMs: SHUTDOWN_GRACE_MS, ...settings });
+  return { ok: true, config };
+}
+
+/** Lets an option be given by the environment too: `--tls-cert` by DAVIT_TLS_CERT. */
+export function withVariable(option: Option): Option {
+  const name = (option.long ?? '').replace(/^--/, '');
+  return option.env(`DAVIT_${name.replaceAll('-', '_').toUpperCase()}`);
+}
+
+interface Setting<Value> {
+  option: Option;
+  /** Takes what commander holds for the option: what its parser returned, or its default. */
+  take(held: unknown): Value;
+}
+
+function setting<Value>(
+  flags: string,
+  description: string,
+  defaultText: string,
+  parse: (text: string) => Value,
+): Setting<Value> {
+  const option = optionOf(flags, description).argParser(parse).default(parse(defaultText), defaultText);
+  return { option, take: (held) => held as Value };
+}
+
+function limit<Value>(
+  flags: string,
+  description: string,
+  defaultText: string,
+  parse: (text: string) => Value,
+): Setting<Value | null> {
+  const { option } = setting(flags, description, defaultText, orOff(parse));
+  return { option, take: (held) => nullIfOff(held as Value | 'off') };
+}
+
+function optional<Value>(
+  flags: string,
+  description: string,
+  parse: (text: string) => Value,
+): Setting<Value | null> {
+  const option = optionOf(flags, description).argParser<Value>(parse);
+  return { option, take: (held) => (held === undefined ? null : (held as Value)) };
+}
+
+function list<Item>(flags: string, description: string, parse: (text: string) => Item): Setting<Item[]> {
+  const option = optionOf(flags, `${description}; may be repeated, or a list with commas`)
+    .argParser<Item[]>(appending(parse))
+    .default([], 'none');
+  return { option, take: (held) => held as Item[] };
+}
+
+function flag(flags: string, description: string): Setting<boolean> {
+  return { option: optionOf(flags, description), take: (held) => held === true };
+}
+
+function optionOf(flags: string, description: string): Option {
+  return withVariable(new Option(flags, description));
+}
+
+/** For an option that may be repeated. */
+export function repeated(text: string, before: string[] = []): string[] {
+  return [...before, text];
+}
+
+/** The same, each a list with commas: so its variable can hold several. */
+export function appending<Item>(parse: (text: string) => Item): (text: string, before?: Item[]) => Item[] {
+  return (text, before = []) => [...before, ...text.split(',').map((item) => parse(item.trim()))];
+}
+
+/** For an option that may be switched off: commander would make an empty text of a parser's null. */
+export function orOff<Value>(parse: (text: string) => Value): (text: string) => Value | 'off' {
+  return (text) => (text === 'off' ? 'off' : parse(text));
+}
+
+/** The value of such an option; null: off. */
+export function nullIfOff<Value>(value: Value | 'off'): Value | null {
+  return value === 'off' ? null : value;
+}
+
+/** As durations.ts reads it, in milliseconds; longer than nothing. Throws InvalidArgumentError. */
+export function durationMsOf(text: string): number {
+  const durationMs = parseDuration(text);
+  if (durationMs === undefined || durationMs === 0) {
+    throw new InvalidArgumentError('It must be a duration such as 10s, 30m, 24h or 5d.');
+  }
+  return durationMs;
+}
+
+/** The same, or 0 for none. */
+export function durationMsOrNone(text: string): number {
+  const durationMs = parseDuration(text);
+  if (durationMs === undefined)
+    throw new InvalidArgumentError('It must be a duration such as 30m or 24h, or 0.');
+  return durationMs;
+}
+
+function durationsMsOf(text: string): number[] {
+  return text.split(',').map((item) => durationMsOf(item.trim()));
+}
+
+function parseListen(text: string): { host: string; port: number } {
+  const [, ipv6, name, digits = ''] = /^(?:\[([\da-fA-F:.]+)\]|([^\s:[\]/]+)):(\d{1,5})$/.exec(text) ?? [];
+  const host = ipv6 ?? name;
+  const port = Number(digits);
+  if (host === undefined || (ipv6 !== undefined && isIP(ipv6) !== 6) || port > 65_535) {
+    throw new InvalidArgumentError(
+      'It must be an address and a port, such as 127.0.0.1:8080, 0.0.0.0:80 or [::1]:0.',
+    );
+  }
+  return { host, port };
+}
+
+function parseRateLimit(text: string): { limit: number; windowMs: number } {
+  const [, limit, duration = ''] = /^([1-9]\d{0,5})\/(.+)$/.exec(text) ?? [];
+  const windowMs = parseDuration(duration);
+  if (limit === undefined || windowMs === undefined || windowMs === 0) {
+    throw new InvalidArgumentError('It must be a number of requests and a duration, such as 600/1m, or off.');
+  }
+  return { limit: Number(limit), windowMs };
+}
+
+function parseCount(text: string): number {
+  if (!/^[1-9]\d{0,5}$/.test(text))
+    throw new InvalidArgumentError('It must be a whole number from 1 to 999999.');
+  return Number(text);
+}
+
+function parseBlock(text: string): Cidr {
+  const result = parseCidr(text);
+  if (!result.ok) throw new InvalidArgumentError(`It ${result.reason}.`);
+  return result.cidr;
+}
+
+function parseLogLevel(text: string): LogLevel {
+  const level = Object.values(LOG_LEVELS).find((known) => known === text);
+  if (level === undefined) throw new InvalidArgumentError('It must be debug, info, warn, error or silent.');
+  return level;
+}
+
+function parsePath(text: string): string {
+  if (text === '') throw new InvalidArgumentError('It must be the path of a file.');
+  return text;
+}

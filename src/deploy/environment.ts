@@ -1,0 +1,200 @@
+import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
+
+/** The PATH of every command whose project says no other; never the service's own. */
+export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
+
+/** What every command gets from the machine; where the values come from is the caller's affair. */
+export interface BaseEnvironment {
+  PATH: string;
+  HOME: string;
+  LANG: string;
+  TMPDIR: string;
+}
+
+export interface DeploymentVariables {
+  deploymentId: string;
+  ref: string;
+  projectId: string;
+  projectName: string;
+  /** What was deployed last with success; null: nothing was. */
+  previousRef: string | null;
+  /** A file that the command may write `name=value` lines to. */
+  outputFile: string;
+}
+
+/**
+ * The whole environment of a command: the base, over it the project's own variables, over these the
+ * deployment's. Nothing of the service's own comes in.
+ */
+export function commandEnvironment(
+  base: BaseEnvironment,
+  variables: Readonly<Record<string, string>>,
+  deployment: DeploymentVariables,
+): Record<string, string> {
+  const { PATH, HOME, LANG, TMPDIR } = base;
+  return {
+    PATH,
+    HOME,
+    LANG,
+    TMPDIR,
+    ...variables,
+    DEPLOY_ID: deployment.deploymentId,
+    DEPLOY_REF: deployment.ref,
+    DEPLOY_PROJECT_ID: deployment.projectId,
+    DEPLOY_PROJECT_NAME: deployment.projectName,
+    DEPLOY_PREVIOUS_REF: deployment.previousRef ?? '',
+    DEPLOY_OUTPUT: deployment.outputFile,
+  };
+}
+
+/**
+ * Why a project may not have this variable; undefined when it may. Refused are names that every program or
+ * interpreter takes orders from before it looks at its arguments (ld.so(8), bash(1), and the manuals of
+ * Python, Perl, Ruby, Node and Java): a command that wants one sets it itself, where it can be seen.
+ */
+export function variableProblem(name: string, value: string): string | undefined {
+  if (!NAME_FORM.test(name)) return 'must be named with letters, digits and _, not beginning with a digit';
+  if (name.length > NAME_MAX_LENGTH) return `must have a name of at most ${NAME_MAX_LENGTH} characters`;
+  if (name.startsWith('DEPLOY_') || name === 'DAVIT_SPAWNER') return 'is reserved for davit';
+  if (!HARMLESS_NAMES.has(name) && LOADER_NAMES.some((form) => form.test(name))) {
+    return 'changes how programs are loaded or interpreted: set it inside the command';
+  }
+  if (value.includes('\0')) return 'must not hold a NUL';
+  if (!value.isWellFormed()) return 'must be valid Unicode';
+  if (Buffer.byteLength(`${name}=${value}`) > VARIABLE_MAX_BYTES) {
+    return `must be at most ${VARIABLE_MAX_BYTES} bytes with its name`;
+  }
+  return undefined;
+}
+
+const NAME_FORM = /^[A-Za-z_][A-Za-z0-9_]*$/;
+const NAME_MAX_LENGTH = 255;
+
+/** MAX_ARG_STRLEN without its final NUL: a longer one would make every start fail with E2BIG, execve(2). */
+const VARIABLE_MAX_BYTES = 131_071;
+
+const LOADER_NAMES = [
+  // the dynamic linker and the C library
+  /^_?LD_/,
+  /^_?RLD/,
+  /^DYLD_/,
+  /^(GCONV_PATH|GETCONF_DIR|GLIBC_TUNABLES|HOSTALIASES|LOCALDOMAIN|LOCPATH|MALLOC_.*|NIS_PATH|NLSPATH|RES_OPTIONS|RESOLV_HOST_CONF)$/,
+  // shells
+  /^(BASH_ENV|BASHOPTS|BASH_FUNC_.*|CDPATH|ENV|GLOBIGNORE|IFS|KSH_ENV|PROMPT_COMMAND|PS4|SHELLOPTS|ZDOTDIR)$/,
+  // interpreters
+  /^(PERL5|PERLLIB|PERLIO)/,
+  /^PYTHON/,
+  /^RUBY(OPT|LIB|SHELL|GEMS_GEMDEPS)/,
+  /^(NODE_OPTIONS|NODE_PATH|NODE_REPL_EXTERNAL_MODULE)$/,
+  /^(JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|JAVA_OPTIONS)$/,
+  /^(LUA_INIT|LUA_PATH|LUA_CPATH)/,
+  /^(PHPRC|PHP_INI_SCAN_DIR|TCLLIBPATH|R_PROFILE|ERL_FLAGS|ERL_AFLAGS|ERL_ZFLAGS)$/,
+];
+
+/** Of a refused family, but only about how something is printed or hashed. */
+const HARMLESS_NAMES = new Set([
+  'PYTHONDONTWRITEBYTECODE',
+  'PYTHONFAULTHANDLER',
+  'PYTHONHASHSEED',
+  'PYTHONIOENCODING',
+  'PYTHONUNBUFFERED',
+  'PYTHONUTF8',
+]);
+
+export interface Outputs {
+  outputs: Record<string, string>;
+  /** What was left out and why, as lines for the log, without values; a dozen at most. */
+  notes: string[];
+}
+
+/** More of DEPLOY_OUTPUT is not read. */
+export const OUTPUT_FILE_MAX_BYTES = 64 * 1024;
+const OUTPUTS_MAX = 100;
+const OUTPUT_NAME_MAX_LENGTH = 64;
+const OUTPUT_VALUE_MAX_BYTES = 4 * 1024;
+const NOTES_MAX = 10;
+
+/**
+ * The outputs in a file of `name=value` lines: names as variables have, 64 characters at most; values of
+ * 4 KiB at most; 100 of them. Of several with one name the last counts. A line that breaks a rule is left out.
+ */
+export function parseOutputs(text: string): Outputs {
+  const outputs = new Map<string, string>();
+  const problems: string[] = [];
+  for (const [index, line] of completeLines(text, problems).entries()) {
+    if (line === '') continue;
+    const equals = line.indexOf('=');
+    const name = line.slice(0, Math.max(0, equals));
+    const value = line.slice(equals + 1);
+    const problem = outputProblem(name, value, equals, outputs);
+    if (problem === undefined) outputs.set(name, value);
+    else problems.push(`line ${index + 1} ${problem}`);
+  }
+  return { outputs: Object.fromEntries(outputs), notes: notesOf(problems) };
+}
+
+/**
+ * The same for the file that DEPLOY_OUTPUT names. The command may have put anything there: what is not a plain
+ * file, or a link to one, is not opened or read, and gives a note. A file that is not there gives nothing.
+ */
+export function readOutputs(path: string): Outputs {
+  let descriptor: number;
+  try {
+    // O_NONBLOCK: opening a named pipe would wait for its writer.
+    descriptor = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
+    return { outputs: {}, notes: code === 'ENOENT' ? [] : notesOf([`it could not be read: ${code}`]) };
+  }
+  try {
+    if (!fstatSync(descriptor).isFile()) return { outputs: {}, notes: notesOf(['it is not a plain file']) };
+    const bytes = Buffer.alloc(OUTPUT_FILE_MAX_BYTES + 1);
+    return parseOutputs(bytes.toString('utf8', 0, readFully(descriptor, bytes)));
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+function readFully(descriptor: number, bytes: Buffer): number {
+  let length = 0;
+  while (length < bytes.length) {
+    const read = readSync(descriptor, bytes, length, bytes.length - length, null);
+    if (read === 0) break;
+    length += read;
+  }
+  return length;
+}
+
+function completeLines(text: string, problems: string[]): string[] {
+  const bytes = Buffer.from(text);
+  if (bytes.length <= OUTPUT_FILE_MAX_BYTES) return text.split(/\r?\n/);
+  problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
+  const lines = bytes.toString('utf8', 0, OUTPUT_FILE_MAX_BYTES).split(/\r?\n/);
+  // Whatever the limit cut in two.
+  lines.pop();
+  return lines;
+}
+
+function outputProblem(
+  name: string,
+  value: string,
+  equals: number,
+  outputs: ReadonlyMap<string, string>,
+): string | undefined {
+  if (equals === -1) return 'is not name=value';
+  if (!NAME_FORM.test(name)) return 'has a name with other characters than letters, digits and _';
+  if (name.length > OUTPUT_NAME_MAX_LENGTH)
+    return `has a name of more than ${OUTPUT_NAME_MAX_LENGTH} characters`;
+  if (value.includes('\0')) return 'holds a NUL';
+  if (Buffer.byteLength(value) > OUTPUT_VALUE_MAX_BYTES) {
+    return `has a value of more than ${OUTPUT_VALUE_MAX_BYTES} bytes`;
+  }
+  if (outputs.size >= OUTPUTS_MAX && !outputs.has(name)) return `would be more than ${OUTPUTS_MAX} outputs`;
+  return undefined;
+}
+
+function notesOf(problems: string[]): string[] {
+  const notes = problems.slice(0, NOTES_MAX).map((problem) => `DEPLOY_OUTPUT: ${problem}`);
+  if (problems.length > NOTES_MAX) notes.push(`DEPLOY_OUTPUT: and ${problems.length - NOTES_MAX} more`);
+  return notes;
+}

@@ -1,0 +1,365 @@
+import { closeSync, openSync, readdirSync, readFileSync, readSync } from 'node:fs';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import type { Effects } from '../effects.ts';
+
+/** One process for ever: an id alone is given to another process later. */
+export interface ProcessIdentity {
+  processId: number;
+  /** Clock ticks since boot: field 22 of /proc/<pid>/stat, proc_pid_stat(5). */
+  processStartedAt: number;
+  /** /proc/sys/kernel/random/boot_id */
+  bootId: string;
+}
+
+/** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
+export interface ProcessTree {
+  deploymentId: string;
+  leader: ProcessIdentity | undefined;
+}
+
+export interface StopOptions {
+  /** From SIGTERM to SIGKILL. */
+  graceMs: number;
+  effects: Effects;
+  /** Signals nobody when the leader exited of its own accord: what it left running is meant to stay. */
+  spareWhenExited?: boolean;
+  /** Hears once which processes SIGKILL has not ended: another user's, or stuck inside the kernel. */
+  onStuck?: (processIds: number[]) => void;
+}
+
+/** What SIGTERM does to a process: `gone` when it has exited already, also when nobody has waited for it yet. */
+export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
+
+/** Every process of a command carries it, as children inherit it: how those that left its group are found. */
+export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
+
+/** The spawner's, so that one which a killed service left behind is found. */
+export const SPAWNER_MARKER = 'DAVIT_SPAWNER';
+
+let knownBootId: string | undefined;
+
+/** Which boot of the machine this is. */
+export function bootId(): string {
+  knownBootId ??= readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
+  return knownBootId;
+}
+
+/** Who has this id now, also when it has exited and nobody has waited for it; undefined when nobody has. */
+export function processIdentity(processId: number): ProcessIdentity | undefined {
+  const stat = readStat(processId);
+  return stat && identityOf(stat);
+}
+
+/** Whether that very process still runs. */
+export function isAlive(identity: ProcessIdentity): boolean {
+  const stat = identity.bootId === bootId() ? readStat(identity.processId) : undefined;
+  return stat !== undefined && stat.startedAt === identity.processStartedAt && !hasExited(stat);
+}
+
+/** What SIGTERM would do to that process now. */
+export function terminationDisposition(identity: ProcessIdentity): TerminationDisposition {
+  if (!isAlive(identity)) return 'gone';
+  const status = readText(`/proc/${identity.processId}/status`) ?? '';
+  if (holdsSignal(status, 'SigIgn', SIGTERM_NUMBER)) return 'ignored';
+  return holdsSignal(status, 'SigCgt', SIGTERM_NUMBER) ? 'caught' : 'default';
+}
+
+/** The processes whose environment, as they were started, has `name` with one of `values`: one pass over /proc. */
+export async function findMarked(
+  name: string,
+  values: ReadonlySet<string>,
+): Promise<Map<string, ProcessIdentity[]>> {
+  const found = new Map<string, ProcessIdentity[]>();
+  await visitProcesses(0, (stat) => {
+    const value = markerOf(stat.processId, name);
+    if (value === undefined || !values.has(value)) return;
+    const identities = found.get(value) ?? [];
+    identities.push(identityOf(stat));
+    found.set(value, identities);
+  });
+  return found;
+}
+
+/**
+ * Ends all of a deployment: SIGTERM, `graceMs`, SIGKILL, again and again until nothing of it lives. Resolves
+ * then, and not before, with what SIGTERM meant to the leader. Besides the leader's process group it reaches
+ * whoever carries the deployment's marker, is in the leader's session, or descends from one of those; a
+ * process that left its group, its session, its parents and its environment behind is out of reach.
+ */
+export async function stopTree(tree: ProcessTree, options: StopOptions): Promise<TerminationDisposition> {
+  const { leader } = tree;
+  const { graceMs, effects } = options;
+  // After another boot nothing of it can live, and the ids of the old one mean somebody else.
+  if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
+
+  // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
+  const members = membersOf(tree);
+  const found = await members.find();
+  const disposition = leader === undefined ? 'gone' : terminationDisposition(leader);
+  if (disposition === 'gone' && options.spareWhenExited === true) return disposition;
+
+  const startedAtMs = effects.monotonicMs();
+  const group = disposition === 'gone' ? undefined : leader?.processId;
+  if (group !== undefined) terminate(-group);
+  for (const stat of found) {
+    if (stat.groupId !== group && isAlive(identityOf(stat))) terminate(stat.processId);
+  }
+  for (let look = 0; effects.monotonicMs() - startedAtMs < graceMs; look++) {
+    // Looking for the leader is one small file, looking for all is a pass over /proc.
+    if (!(leader !== undefined && isAlive(leader)) && (await members.areGone())) return disposition;
+    const restMs = graceMs - (effects.monotonicMs() - startedAtMs);
+    await delay(Math.max(0, Math.min(restMs, 5 * 1.5 ** Math.min(look, 7))), effects);
+  }
+  await killUntilGone(tree, members, options);
+  return disposition;
+}
+
+/**
+ * Ends, with SIGKILL, the spawners with this token whose parent is not this process: a service that was
+ * killed may have left one that was stopped or stuck. Resolves when they are gone, so that none of them
+ * starts anything any more.
+ */
+export async function endOrphanedSpawners(token: string, effects: Effects): Promise<void> {
+  for (;;) {
+    const marked = (await findMarked(SPAWNER_MARKER, new Set([token]))).get(token) ?? [];
+    const orphans = marked.filter(({ processId }) => {
+      const stat = readStat(processId);
+      return processId !== process.pid && stat !== undefined && stat.parentId !== process.pid;
+    });
+    if (orphans.length === 0) return;
+    for (const orphan of orphans) {
+      if (isAlive(orphan)) signal(orphan.processId, 'SIGKILL');
+    }
+    await delay(1, effects);
+  }
+}
+
+const SIGTERM_NUMBER = 15;
+
+/** A mask such as `SigIgn:\t0000000000001000`, proc_pid_status(5). */
+function holdsSignal(status: string, mask: string, signalNumber: number): boolean {
+  const digits = new RegExp(`^${mask}:\\s*([0-9a-f]+)$`, 'm').exec(status)?.[1] ?? '0';
+  return (BigInt(`0x${digits}`) & (1n << BigInt(signalNumber - 1))) !== 0n;
+}
+
+/** SIGKILL to whatever is found, over and over: a process that forks while we look is met in the next round. */
+async function killUntilGone(
+  { leader }: ProcessTree,
+  members: Members,
+  { effects, onStuck }: StopOptions,
+): Promise<void> {
+  for (let round = 0; ; round++) {
+    // One signal to the group reaches all of it at once, whatever forks meanwhile: fork(2) fails for who has a
+    // signal to take. The leader's id names that group as long as it has a member.
+    if (leader !== undefined && (isAlive(leader) || members.groupWasSeen())) {
+      signal(-leader.processId, 'SIGKILL');
+    }
+    const left = await members.find((stat) => signal(stat.processId, 'SIGKILL'));
+    if (left.length === 0 && (await members.areGone())) return;
+    if (round === STUCK_ROUNDS) onStuck?.(left.map(({ processId }) => processId));
+    // At once as long as somebody may be running from us, ever slower for who cannot be ended.
+    if (round >= BRISK_ROUNDS) await delay(Math.min(1000, 2 ** (round - BRISK_ROUNDS)), effects);
+  }
+}
+
+const BRISK_ROUNDS = 20;
+/** About 3 s after the first SIGKILL. */
+const STUCK_ROUNDS = BRISK_ROUNDS + 12;
+
+interface Members {
+  /** Who lives of the tree, newest first; `onFound` hears of most of them at the moment they are met. */
+  find(onFound?: (stat: ProcessStat) => void): Promise<ProcessStat[]>;
+  /** Whether the last `find` met somebody of the leader's group. */
+  groupWasSeen(): boolean;
+  /** Whether nobody is left, looked at so often that nobody can have slipped through. */
+  areGone(): Promise<boolean>;
+}
+
+function membersOf({ deploymentId, leader }: ProcessTree): Members {
+  const known = new Set<string>();
+  // A session's number is its leader's id. It is ours while its leader lives, and after that until the
+  // session was seen empty: only then can another process get the number.
+  let sessionId = leader !== undefined && isAlive(leader) ? leader.processId : undefined;
+  let groupSeen = false;
+
+  return { find, groupWasSeen: () => groupSeen, areGone };
+
+  async function find(onFound: (stat: ProcessStat) => void = () => undefined): Promise<ProcessStat[]> {
+    const members: ProcessStat[] = [];
+    const others: ProcessStat[] = [];
+    await visitProcesses(leader?.processStartedAt ?? 0, (stat) => {
+      const belongs =
+        known.has(keyOf(stat)) ||
+        stat.sessionId === sessionId ||
+        markerOf(stat.processId, DEPLOYMENT_MARKER) === deploymentId;
+      if (belongs) onFound(stat);
+      (belongs ? members : others).push(stat);
+    });
+    for (const stat of descendants(members, others)) {
+      if (isAlive(identityOf(stat))) onFound(stat);
+      members.push(stat);
+    }
+    for (const stat of members) known.add(keyOf(stat));
+    if (!members.some((stat) => stat.sessionId === sessionId)) sessionId = undefined;
+    groupSeen = sessionId !== undefined && members.some((stat) => stat.groupId === sessionId);
+    return members;
+  }
+
+  async function areGone(): Promise<boolean> {
+    for (let empty = 1; empty <= 5; empty++) {
+      const newestBefore = newestProcessId();
+      if ((await find()).length > 0) return false;
+      // A pass misses only who was born meanwhile: one without births is exact.
+      if (empty >= 2 && newestProcessId() === newestBefore) return true;
+    }
+    return true;
+  }
+}
+
+/** Those of `others` whose parent is one of `members`, or one of these again. */
+function descendants(members: ProcessStat[], others: ProcessStat[]): ProcessStat[] {
+  const found: ProcessStat[] = [];
+  const parentIds = new Set(members.map(({ processId }) => processId));
+  let rest = others;
+  for (;;) {
+    const next: ProcessStat[] = [];
+    for (const stat of rest) {
+      if (!parentIds.has(stat.parentId)) {
+        next.push(stat);
+        continue;
+      }
+      parentIds.add(stat.processId);
+      found.push(stat);
+    }
+    if (next.length === rest.length) return found;
+    rest = next;
+  }
+}
+
+function terminate(target: number): void {
+  signal(target, 'SIGTERM');
+  // Who is stopped takes SIGTERM only when it goes on.
+  signal(target, 'SIGCONT');
+}
+
+/** `target` is a process id, or the negative id of a group. Who is gone or belongs to another user is passed over. */
+function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): void {
+  try {
+    process.kill(target, name);
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    if (code !== 'ESRCH' && code !== 'EPERM') throw error;
+  }
+}
+
+function delay(delayMs: number, effects: Effects): Promise<void> {
+  return new Promise((resolve) => {
+    effects.after(delayMs, resolve);
+  });
+}
+
+interface ProcessStat {
+  processId: number;
+  state: string;
+  parentId: number;
+  groupId: number;
+  sessionId: number;
+  flags: number;
+  threadCount: number;
+  startedAt: number;
+}
+
+/** A process costs 12 to 26 µs to read: this many at a time keep the turns of the event loop short. */
+const PROCESSES_PER_TURN = 64;
+
+/**
+ * Visits the processes that started at or after `sinceTicks` and run, newest first: one that forks and leaves
+ * is met before it has left. Not this process, and no kernel threads.
+ */
+async function visitProcesses(sinceTicks: number, visit: (stat: ProcessStat) => void): Promise<void> {
+  const processIds = readdirSync('/proc').map(Number).filter(Number.isInteger);
+  processIds.sort((one, other) => other - one);
+  for (const [index, processId] of processIds.entries()) {
+    if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
+    if (processId === process.pid) continue;
+    const stat = readStat(processId);
+    if (stat === undefined || stat.startedAt < sinceTicks || hasExited(stat) || isKernelThread(stat))
+      continue;
+    visit(stat);
+  }
+}
+
+/** The id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */
+function newestProcessId(): string | undefined {
+  return readText('/proc/loadavg')?.trim().split(' ').at(-1);
+}
+
+function identityOf(stat: ProcessStat): ProcessIdentity {
+  return { processId: stat.processId, processStartedAt: stat.startedAt, bootId: bootId() };
+}
+
+function keyOf(stat: ProcessStat): string {
+  return `${stat.processId} ${stat.startedAt}`;
+}
+
+/** A process whose first thread has ended looks like a zombie while its other threads run. */
+function hasExited({ state, threadCount }: ProcessStat): boolean {
+  return (state === 'Z' && threadCount <= 1) || state === 'X';
+}
+
+const PF_KTHREAD = 0x00200000; // include/linux/sched.h
+
+function isKernelThread({ flags }: ProcessStat): boolean {
+  return (flags & PF_KTHREAD) !== 0;
+}
+
+function readStat(processId: number): ProcessStat | undefined {
+  const text = readText(`/proc/${processId}/stat`);
+  if (text === undefined) return undefined;
+  // The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
+  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ', 20);
+  const number = (field: number) => Number(fields[field - 3]);
+  return {
+    processId,
+    state: fields[0] ?? '',
+    parentId: number(4),
+    groupId: number(5),
+    sessionId: number(6),
+    flags: number(9),
+    threadCount: number(20),
+    startedAt: number(22),
+  };
+}
+
+/** What `name` was when the process was started; undefined when it was not set, or may not be known. */
+function markerOf(processId: number, name: string): string | undefined {
+  const environment = readText(`/proc/${processId}/environ`);
+  if (environment === undefined) return undefined;
+  const entry = `${name}=`;
+  let at = environment.startsWith(entry) ? 0 : environment.indexOf(`\0${entry}`) + 1;
+  if (at === 0 && !environment.startsWith(entry)) return undefined;
+  at += entry.length;
+  const end = environment.indexOf('\0', at);
+  return environment.slice(at, end === -1 ? undefined : end);
+}
+
+const scratch = Buffer.allocUnsafe(64 * 1024);
+
+/** A file of /proc as latin1; undefined when its process is gone or somebody else's. */
+function readText(path: string): string | undefined {
+  let descriptor: number;
+  try {
+    descriptor = openSync(path, 'r');
+  } catch {
+    return undefined;
+  }
+  try {
+    const length = readSync(descriptor, scratch, 0, scratch.length, 0);
+    if (length < scratch.length) return scratch.toString('latin1', 0, length);
+    return readFileSync(path, 'latin1');
+  } catch {
+    return undefined;
+  } finally {
+    closeSync(descriptor);
+  }
+}

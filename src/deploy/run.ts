@@ -1,0 +1,276 @@
+import type { Effects } from '../effects.ts';
+import {
+  DEPLOYMENT_MARKER,
+  type ProcessIdentity,
+  stopTree,
+  type TerminationDisposition,
+} from './processes.ts';
+import type { ProcessEnd, Spawner, StartedProcess } from './spawner.ts';
+
+export interface RunRequest {
+  deploymentId: string;
+  /** Argument vector; the first is a path, relative to `directory`, or a name that the environment's PATH finds. */
+  command: readonly [string, ...string[]];
+  directory: string;
+  /** All that the command gets; the deployment's marker is added. */
+  environment: Record<string, string>;
+  /** From its start; null: it may run for ever. */
+  timeoutMs: number | null;
+  /** Without output; null: it may be silent for ever. */
+  idleTimeoutMs: number | null;
+  /** From SIGTERM to SIGKILL. */
+  killGraceMs: number;
+}
+
+export interface RunContext {
+  spawner: Spawner;
+  effects: Effects;
+  /** Hears once, when it was started, which process it is. */
+  onStarted(identity: ProcessIdentity): Promise<void>;
+  /** Hears what it prints; until it resolves no more is read, and in the end the command waits. */
+  onOutput(bytes: Uint8Array): Promise<void>;
+  /** Hears of processes that cannot be ended, while the run waits for them. */
+  onStuck?(processIds: number[]): void;
+}
+
+export interface Run {
+  /**
+   * Resolves when it is over: all output handed on, and, if it was stopped, nothing of it alive. Rejects, not
+   * sooner, with what `onStarted` or `onOutput` rejected with; the command is stopped then, as nothing of it
+   * can be recorded.
+   */
+  outcome: Promise<RunOutcome>;
+  /** Ends it, at any time, started or not; the first cause counts. */
+  stop(cause: 'user' | 'shutdown'): void;
+}
+
+export type RunOutcome =
+  | { kind: 'exited'; exitCode: number }
+  | { kind: 'signalled'; signal: string }
+  | { kind: 'timedOut' }
+  | { kind: 'idleTimedOut' }
+  | { kind: 'canceled' }
+  /** The service stopped, or lost sight of it: whether it did its work is not known. */
+  | { kind: 'interrupted' }
+  /** `cause` is a sentence for whoever configured the command. */
+  | { kind: 'notStarted'; cause: string };
+
+type StopCause = 'user' | 'shutdown' | 'timeout' | 'idleTimeout' | 'lost' | 'failure';
+
+/**
+ * Runs one command, from its start until it is over. What it leaves running after an end of its own is left
+ * alone: a daemon that was meant to stay.
+ */
+export function run(request: RunRequest, context: RunContext): Run {
+  const stopping = firstOf<StopCause>();
+  return { outcome: carryOut(request, context, stopping), stop: (cause) => stopping.settle(cause) };
+}
+
+async function carryOut(
+  request: RunRequest,
+  context: RunContext,
+  stopping: First<StopCause>,
+): Promise<RunOutcome> {
+  const { deploymentId, command, directory, environment } = request;
+  const { spawner } = context;
+  const marked = { ...environment, [DEPLOYMENT_MARKER]: deploymentId };
+  const isWanted = () => stopping.value() === undefined;
+  const spawned = await spawner.spawn({ command, directory, environment: marked }, isWanted);
+  switch (spawned.kind) {
+    case 'started':
+      return await supervise(spawned, request, context, stopping);
+    case 'notStarted':
+      return isWanted() ? spawned : stoppedOutcome(stopping.value());
+    case 'unwanted':
+      return stoppedOutcome(stopping.value());
+    case 'lost':
+      // It may have been started just before.
+      stopping.settle('lost');
+      await endTree(undefined, request, context, { spareWhenExited: false });
+      return stoppedOutcome(stopping.value());
+    default:
+      return spawned satisfies never;
+  }
+}
+
+async function supervise(
+  started: StartedProcess,
+  request: RunRequest,
+  context: RunContext,
+  stopping: First<StopCause>,
+): Promise<RunOutcome> {
+  const { identity } = started;
+  const failures: unknown[] = [];
+  const fail = (error: unknown) => {
+    failures.push(error);
+    stopping.settle('failure');
+  };
+  const recorded = context.onStarted(identity).catch(fail);
+  const watch = watchClock(request, context.effects, stopping);
+  const output = started.readOutput((bytes) => watch.during(() => context.onOutput(bytes)));
+  const outputEnded = output.ended.catch(fail);
+
+  const outcome = await untilEnd(started, request, context, stopping);
+  watch.end();
+  // What is in the pipe when the command ends is its own; writers that outlive it may take a moment to
+  // say their last, as `tee` in `exec > >(tee file)` does, but a daemon holds the pipe for ever.
+  const cancelFinish = context.effects.after(LAST_OUTPUT_MS, output.finish);
+  await outputEnded;
+  cancelFinish();
+  await recorded;
+  if (failures.length > 0) throw failures[0];
+  return outcome;
+}
+
+const LAST_OUTPUT_MS = 1_000;
+
+async function untilEnd(
+  started: StartedProcess,
+  request: RunRequest,
+  context: RunContext,
+  stopping: First<StopCause>,
+): Promise<RunOutcome> {
+  const first = await Promise.race([started.ended, stopping.settled]);
+  if (typeof first === 'object' && first.kind !== 'lost') return first;
+
+  if (typeof first === 'string') {
+    // It may have exited without its end being told yet: then what would stop it comes too late.
+    const disposition = await endTree(started.identity, request, context, { spareWhenExited: true });
+    const end = await started.ended;
+    if (end.kind !== 'lost') return outcomeOfStopped(first, disposition, end);
+    if (disposition !== 'gone') return stoppedOutcome(first);
+  }
+  // How it ended, or will, cannot be learned any more.
+  stopping.settle('lost');
+  await endTree(started.identity, request, context, { spareWhenExited: false });
+  return stoppedOutcome(stopping.value());
+}
+
+function endTree(
+  leader: ProcessIdentity | undefined,
+  { deploymentId, killGraceMs }: RunRequest,
+  { effects, onStuck }: RunContext,
+  { spareWhenExited }: { spareWhenExited: boolean },
+): Promise<TerminationDisposition> {
+  const options = { graceMs: killGraceMs, effects, spareWhenExited };
+  return stopTree({ deploymentId, leader }, onStuck === undefined ? options : { ...options, onStuck });
+}
+
+/**
+ * Whoever had exited before SIGTERM was sent ended by itself. Of the others, a command that came to a good end
+ * did its work: it ignored SIGTERM, or SIGTERM would have ended it and did not, as it had just exited. One that
+ * caught it and exits with 0 has tidied up, and one that fails was stopped, as its children were with it.
+ */
+function outcomeOfStopped(
+  cause: StopCause,
+  disposition: TerminationDisposition,
+  end: Exclude<ProcessEnd, { kind: 'lost' }>,
+): RunOutcome {
+  const succeeded = end.kind === 'exited' && end.exitCode === 0;
+  switch (disposition) {
+    case 'gone':
+      return end;
+    case 'ignored':
+    case 'default':
+      return succeeded ? end : stoppedOutcome(cause);
+    case 'caught':
+      return stoppedOutcome(cause);
+    default:
+      return disposition satisfies never;
+  }
+}
+
+function stoppedOutcome(cause: StopCause | undefined): RunOutcome {
+  switch (cause) {
+    case 'user':
+      return { kind: 'canceled' };
+    case 'timeout':
+      return { kind: 'timedOut' };
+    case 'idleTimeout':
+      return { kind: 'idleTimedOut' };
+    case 'shutdown':
+    case 'lost':
+    case 'failure':
+    case undefined:
+      return { kind: 'interrupted' };
+    default:
+      return cause satisfies never;
+  }
+}
+
+interface Watch {
+  /** Its output is being taken: it is not idle, even if that takes long. */
+  during<Result>(take: () => Promise<Result>): Promise<Result>;
+  end(): void;
+}
+
+function watchClock(
+  { timeoutMs, idleTimeoutMs }: RunRequest,
+  effects: Effects,
+  stopping: First<StopCause>,
+): Watch {
+  const startedAtMs = effects.monotonicMs();
+  let quietSinceMs = startedAtMs;
+  let taking = 0;
+  const cancelTimeout = whenOver(timeoutMs, effects, {
+    passedMs: () => effects.monotonicMs() - startedAtMs,
+    over: () => stopping.settle('timeout'),
+  });
+  const cancelIdleTimeout = whenOver(idleTimeoutMs, effects, {
+    passedMs: () => (taking > 0 ? 0 : effects.monotonicMs() - quietSinceMs),
+    over: () => stopping.settle('idleTimeout'),
+  });
+  return {
+    async during(take) {
+      taking += 1;
+      try {
+        return await take();
+      } finally {
+        taking -= 1;
+        quietSinceMs = effects.monotonicMs();
+      }
+    },
+    end() {
+      cancelTimeout();
+      cancelIdleTimeout();
+    },
+  };
+}
+
+/** Looks when the limit could be reached, and again as long as it is not: timers come early, and are cut at 25 days. */
+function whenOver(
+  limitMs: number | null,
+  effects: Effects,
+  { passedMs, over }: { passedMs: () => number; over: () => void },
+): () => void {
+  if (limitMs === null) return () => undefined;
+  let cancel = effects.after(limitMs, look);
+  return () => cancel();
+
+  function look(): void {
+    const restMs = (limitMs ?? 0) - passedMs();
+    if (restMs <= 0) over();
+    else cancel = effects.after(restMs, look);
+  }
+}
+
+/** A value that is settled once; later ones are ignored. */
+interface First<Value> {
+  settle(value: Value): void;
+  settled: Promise<Value>;
+  value(): Value | undefined;
+}
+
+function firstOf<Value>(): First<Value> {
+  const { promise, resolve } = Promise.withResolvers<Value>();
+  let first: Value | undefined;
+  return {
+    settle(value) {
+      if (first !== undefined) return;
+      first = value;
+      resolve(value);
+    },
+    settled: promise,
+    value: () => first,
+  };
+}

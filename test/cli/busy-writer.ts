@@ -1,0 +1,31 @@
+import { realEffects } from '../../src/effects.ts';
+import { openStore } from '../../src/store/store.ts';
+
+/*
+ * A process that holds a file open and writes to it, one transaction after the other, until its stdin ends.
+ * Prints a line when it has begun, and how many projects it made in the end.
+ */
+
+const [path = ''] = process.argv.slice(2);
+const store = openStore(path, realEffects);
+let stopped = false;
+let count = 0;
+process.stdin.resume().on('end', () => {
+  stopped = true;
+});
+while (!stopped) {
+  await store.writer.write('projects.create', {
+    name: `busy ${count}`,
+    command: null,
+    directory: null,
+    timeoutMs: null,
+    idleTimeoutMs: null,
+    reportTimeoutMs: null,
+    policy: 'queue',
+    variables: {},
+  });
+  count += 1;
+  if (count === 1) process.stdout.write('begun\n');
+}
+await store.close();
+process.stdout.write(`${count}\n`);

@@ -1,0 +1,251 @@
+import { spawnSync } from 'node:child_process';
+import t from 'tap';
+import { type Key, SCOPES } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { hashKeySecret, isKeySecret } from '../../src/secrets.ts';
+import { openStore } from '../../src/store/store.ts';
+import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
+
+const ALL = ['--all-scopes', '--all-projects'];
+const create = (name: string, ...rest: string[]) => ['admin', 'key', 'create', '--name', name, ...rest];
+
+t.test('a new key prints its secret alone on stdout, and says that this is the only time', async (t) => {
+  const there = place(t);
+  const { stdout, stderr, exitCode } = await there.davit(create('ci', ...ALL));
+  t.equal(exitCode, 0);
+  t.ok(isKeySecret(stdout.trimEnd()));
+  t.match(stderr, /^made key ci \(key_\w+\); this is its secret, shown this once: keep it now\n$/);
+  t.match(holderOf(there, stdout.trimEnd()), { name: 'ci', allProjects: true, scopes: SCOPES });
+  t.notOk(JSON.stringify(there.dump()).includes(stdout.trimEnd()));
+});
+
+t.test('a key has exactly the scopes, projects and end that were given', async (t) => {
+  const there = place(t);
+  const website = await projectOf(there, 'website');
+  const api = await projectOf(there, 'api');
+  await projectOf(there, 'other');
+  const before = realEffects.now();
+  const key = await there.json<Key & { secret: string }>(
+    create(
+      'ci',
+      '--scope',
+      'logs:read',
+      'deployments:write',
+      '--scope',
+      'logs:read',
+      '--project',
+      'website',
+      api,
+      '--expires-in',
+      '90d',
+    ),
+  );
+  t.match(key, {
+    name: 'ci',
+    scopes: ['logs:read', 'deployments:write'],
+    all_projects: false,
+    revoked_at: null,
+    last4: key.secret.slice(-4),
+  });
+  t.strictSame(new Set(key.project_ids), new Set([website, api]));
+  const endsInMs = Date.parse(key.expires_at ?? '') - before;
+  t.ok(endsInMs >= 90 * 86_400_000 && endsInMs < 90 * 86_400_000 + 60_000);
+  t.match(holderOf(there, key.secret), { keyId: key.id });
+});
+
+t.test('nothing is implied: a key that does not say what it may do and see is refused', async (t) => {
+  const there = place(t);
+  await projectOf(there, 'website');
+  await projectOf(there, 'twin');
+  await projectOf(there, 'twin');
+  const cases: [words: string[], exitCode: number, message: RegExp][] = [
+    [
+      ['--all-scopes'],
+      2,
+      /say what the key sees: --project <project>, as often as needed, or --all-projects/,
+    ],
+    [['--all-projects'], 2, /say what the key may do: --scope <scope>, as often as needed, or --all-scopes/],
+    [[...ALL, '--scope', 'logs:read'], 2, /--scope and --all-scopes exclude each other/],
+    [[...ALL, '--project', 'website'], 2, /--project and --all-projects exclude each other/],
+    [
+      ['--all-projects', '--scope', 'deployment:write'],
+      2,
+      /no scope 'deployment:write': did you mean deployments:write\?.*webhooks:write/,
+    ],
+    [['--all-projects', '--scope', ''], 2, /there is no scope ''/],
+    [['--all-scopes', '--project', 'webstie'], 1, /there is no project 'webstie': did you mean 'website'\?/],
+    [['--all-scopes', '--project', 'website', 'prj_0000000000000000000000'], 1, /there is no project 'prj_0/],
+    [['--all-scopes', '--project', 'twin'], 1, /several projects are named 'twin': use the id/],
+    [[...ALL, '--expires-in', '90'], 2, /--expires-in <duration>.*such as 10s/],
+    [[...ALL, '--expires-in', '0'], 2, /--expires-in/],
+  ];
+  await Promise.all(
+    cases.map(async ([words, exitCode, message]) => {
+      t.match(await there.refused(create('ci', ...words)), { exitCode, message }, words.join(' '));
+    }),
+  );
+});
+
+t.test('a name that nobody could type or tell apart is refused', async (t) => {
+  const there = place(t);
+  for (const name of ['', ' ci', 'ci\n', 'a\u001b[2Jb', '-ci', 'key_1', 'x'.repeat(101)]) {
+    const { exitCode, message } = await there.refused(['admin', 'key', 'create', `--name=${name}`, ...ALL]);
+    t.equal(exitCode, 2);
+    t.match(message, /the name must/);
+  }
+});
+
+t.test('what is typed counts before the variables, and a variable that says no is not a yes', async (t) => {
+  const there = place(t);
+  const website = await projectOf(there, 'website');
+  const { stdout } = await there.davit(create('ci', '--project', 'website', '--json'), {
+    env: { DAVIT_ALL_PROJECTS: '1', DAVIT_SCOPE: 'logs:read,projects:read', DAVIT_ALL_SCOPES: '0' },
+  });
+  t.match(JSON.parse(stdout), {
+    all_projects: false,
+    project_ids: [website],
+    scopes: ['logs:read', 'projects:read'],
+  });
+  const refusals = await Promise.all([
+    there.refused(create('ci', '--all-scopes'), { env: { DAVIT_ALL_PROJECTS: 'false' } }),
+    there.refused(create('ci', '--all-scopes'), { env: { DAVIT_ALL_PROJECTS: 'perhaps' } }),
+    there.refused(create('ci', ...ALL), { env: { DAVIT_EXPIRES_IN: 'soon' } }),
+  ]);
+  for (const { exitCode } of refusals) t.equal(exitCode, 2);
+});
+
+t.test('keys are listed and shown without their secrets', async (t) => {
+  const there = place(t);
+  t.strictSame(await there.refused(['admin', 'key', 'list']).then(({ exitCode }) => exitCode), 1);
+  await projectOf(there, 'website');
+  t.match(await there.davit(['admin', 'key', 'list']), {
+    stdout: '',
+    stderr: /there are no keys yet/,
+    exitCode: 0,
+  });
+  const { secret, ...key } = await there.json<Key & { secret: string }>(
+    create('ci', '--scope', 'logs:read', '--project', 'website'),
+  );
+  const [list, listed, show, shown] = await Promise.all([
+    there.davit(['admin', 'key', 'list']),
+    there.json<Key[]>(['admin', 'key', 'list']),
+    there.davit(['admin', 'key', 'show', 'ci']),
+    there.json<Key>(['admin', 'key', 'show', key.id]),
+  ]);
+  t.strictSame(listed, [key]);
+  t.strictSame(shown, key);
+  t.match(
+    list.stdout,
+    new RegExp(`^ID +NAME +SECRET .*\n${key.id} +ci +…${key.last4} +live +never +website +logs:read\n$`),
+  );
+  t.match(show.stdout, new RegExp(`^id +${key.id}$`, 'm'));
+  t.match(show.stdout, new RegExp(`^created +${key.created_at}$`, 'm'), 'ISO 8601 for a program');
+  for (const { stdout } of [list, show]) t.notOk(stdout.includes(secret));
+});
+
+t.test('a rotated key is the same key with another secret', async (t) => {
+  const there = place(t);
+  const first = await there.json<Key & { secret: string }>(create('ci', ...ALL));
+  const second = await there.json<Key & { secret: string }>([
+    'admin',
+    'key',
+    'rotate',
+    'ci',
+    '--overlap',
+    '24h',
+  ]);
+  t.equal(second.id, first.id);
+  for (const { secret } of [first, second]) t.match(holderOf(there, secret), { keyId: first.id });
+  t.match(await there.davit(['admin', 'key', 'show', 'ci']), {
+    stdout: new RegExp(`^old secret +…${first.last4}, until 20`, 'm'),
+  });
+  const third = await there.davit(['admin', 'key', 'rotate', first.id]);
+  t.match(third.stderr, /^key ci \(key_\w+\) has a new secret; the old one ended; this is its secret/);
+  for (const { secret } of [first, second]) t.equal(holderOf(there, secret), undefined);
+  t.match(holderOf(there, third.stdout.trim()), { keyId: first.id });
+});
+
+t.test('a revoked key is revoked for ever, and only after a yes', async (t) => {
+  const there = place(t);
+  const { secret } = await there.json<Key & { secret: string }>(create('ci', ...ALL));
+  t.match(await there.refused(['admin', 'key', 'revoke', 'ci']), {
+    exitCode: 2,
+    message: /say --yes if it is meant/,
+  });
+  t.ok(holderOf(there, secret));
+  t.match(await there.davit(['admin', 'key', 'revoke', 'ci', '--yes']), {
+    stdout: /^key ci .* is revoked\n$/,
+    exitCode: 0,
+  });
+  t.equal(holderOf(there, secret), undefined);
+  t.match(await there.davit(['admin', 'key', 'revoke', 'ci']), {
+    stdout: /was revoked already/,
+    exitCode: 0,
+  });
+  t.match(await there.refused(['admin', 'key', 'rotate', 'ci']), {
+    exitCode: 1,
+    message: /revoked: create a new one/,
+  });
+  t.match(await there.refused(['admin', 'key', 'revoke', 'ic', '--yes']), {
+    exitCode: 1,
+    message: /there is no key 'ic'/,
+  });
+});
+
+t.test('a name leads to the key that still lives', async (t) => {
+  const there = place(t);
+  await there.davit(create('ci', ...ALL));
+  await there.davit(['admin', 'key', 'revoke', 'ci', '--yes']);
+  const living = await there.json<Key>(create('ci', ...ALL));
+  t.equal((await there.json<Key>(['admin', 'key', 'show', 'ci'])).id, living.id);
+  await there.davit(create('ci', ...ALL));
+  t.match(await there.refused(['admin', 'key', 'revoke', 'ci', '--yes']), {
+    exitCode: 1,
+    message: /several keys are named 'ci'/,
+  });
+});
+
+t.test(
+  'on a terminal it asks, and only a yes revokes',
+  hasScript() ? {} : { skip: 'needs script(1)' },
+  async (t) => {
+    const there = place(t);
+    await there.davit(create('ci', ...ALL));
+    const before = there.dump();
+    const no = onTerminal(there, 'admin key revoke ci', 'n\n');
+    t.match(no, { status: 1, stdout: /Revoke key ci \(key_\w+\)\? \[y\/N\] .*nothing was changed/s });
+    t.strictSame(there.dump(), before);
+    const yes = onTerminal(there, 'admin key revoke ci', 'y\n');
+    t.match(yes, { status: 0, stdout: /is revoked/ });
+    t.match(onTerminal(there, 'admin key list', ''), { status: 0, stdout: /ci +…\w{4} +revoked +never/ });
+  },
+);
+
+/** Whom the file knows by this secret, at this moment. */
+function holderOf({ dbPath }: Place, secret: string) {
+  const store = openStore(dbPath, realEffects);
+  try {
+    return store.reads.keys.authenticate(hashKeySecret(secret), realEffects.now());
+  } finally {
+    void store.close();
+  }
+}
+
+async function projectOf({ davit }: Place, name: string): Promise<string> {
+  const { stdout } = await davit(['admin', 'project', 'create', '--name', name]);
+  return stdout.trim();
+}
+
+function hasScript(): boolean {
+  return spawnSync('script', ['--version']).status === 0;
+}
+
+/** script(1) gives the command a terminal of its own, types `typed` there, and returns what stood on it. */
+function onTerminal({ directory }: Place, line: string, typed: string) {
+  return spawnSync('script', ['-qec', `stty cols 80; '${process.execPath}' '${MAIN}' ${line}`, '/dev/null'], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm' },
+    input: typed,
+    encoding: 'utf8',
+  });
+}

@@ -1,0 +1,267 @@
+import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import type { ProjectDetails } from '../../src/store/projects.ts';
+import { openStore } from '../../src/store/store.ts';
+import { type Place, place } from '../helpers/cli.ts';
+import { newDeployment } from '../helpers/store.ts';
+
+const create = (name: string, ...rest: string[]) => ['admin', 'project', 'create', '--name', name, ...rest];
+const set = (...words: string[]) => ['admin', 'project', 'set', 'website', ...words];
+
+t.test('a new project prints its id alone on stdout', async (t) => {
+  const { davit, dump } = place(t);
+  const { stdout, stderr, exitCode } = await davit(create('website', '--', 'make', 'deploy'));
+  t.equal(exitCode, 0);
+  t.match(stdout, /^prj_\w{22}\n$/);
+  t.equal(stderr, `made project website (${stdout.trim()})\n`);
+  t.match(dump()['projects'], [{ id: stdout.trim(), name: 'website', status: 'active' }]);
+});
+
+t.test('a project has what was given, and the defaults for the rest', async (t) => {
+  const { json, directory } = place(t);
+  const [bare, full] = await Promise.all([
+    json<ProjectDetails>(create('bare')),
+    json<ProjectDetails>(
+      create(
+        'full',
+        '--dir',
+        'site',
+        '--timeout',
+        'off',
+        '--idle-timeout',
+        '5m',
+        '--report-timeout',
+        '2h',
+        '--policy',
+        'latest',
+      ),
+    ),
+  ]);
+  t.match(bare, {
+    command: null,
+    directory: null,
+    timeout_ms: 1_800_000,
+    idle_timeout_ms: null,
+    report_timeout_ms: null,
+    policy: 'queue',
+    variable_names: [],
+  });
+  t.match(full, {
+    directory: join(directory, 'site'),
+    timeout_ms: null,
+    idle_timeout_ms: 300_000,
+    report_timeout_ms: 7_200_000,
+    policy: 'latest',
+  });
+});
+
+t.test('the command is every word after --, untouched', async (t) => {
+  const { davit, dump } = place(t);
+  const words = ['/bin/sh', '-c', 'echo "$1" --db', '--db', '--json', '', '--', '-h', 'ü\n'];
+  const { stdout, exitCode } = await davit(create('website', '--', ...words));
+  t.equal(exitCode, 0);
+  t.match(dump()['projects'], [{ command: JSON.stringify(words) }]);
+  await davit(['admin', 'project', 'set', stdout.trim(), '--', '/bin/true', '--version']);
+  t.match(dump()['projects'], [{ command: '["/bin/true","--version"]' }]);
+});
+
+t.test('values of variables are stored and never shown', async (t) => {
+  const { davit, dump, directory } = place(t);
+  writeFileSync(join(directory, 'site.env'), '# secrets\nTOKEN="from file"\nexport STAGE=test\nEMPTY=\n');
+  const made = await davit(
+    create(
+      'website',
+      '--env-from',
+      'site.env',
+      '--env',
+      'STAGE=live=really',
+      '--env',
+      'CI_TOKEN',
+      '--',
+      '/bin/true',
+    ),
+    { env: { CI_TOKEN: 'from here' } },
+  );
+  t.equal(made.exitCode, 0);
+  const changed = await davit(set('--env-from', '-', '--unset-env', 'EMPTY'), { stdin: 'PIPED=from stdin' });
+  t.equal(changed.exitCode, 0);
+  t.strictSame(
+    Object.fromEntries(
+      (dump()['project_variables'] as { name: string; value: string }[]).map(({ name, value }) => [
+        name,
+        value,
+      ]),
+    ),
+    {
+      CI_TOKEN: 'from here',
+      PIPED: 'from stdin',
+      STAGE: 'live=really',
+      TOKEN: 'from file',
+    },
+  );
+  const shown = await Promise.all([
+    davit(['admin', 'project', 'show', 'website']),
+    davit(['admin', 'project', 'show', 'website', '--json']),
+    davit(['admin', 'project', 'list', '--json']),
+  ]);
+  for (const { stdout, stderr } of [made, changed, ...shown]) t.notMatch(stdout + stderr, /from |really/);
+  t.match(shown[0].stdout, /^variables +CI_TOKEN PIPED STAGE TOKEN$/m);
+});
+
+t.test('what cannot be meant is refused, and nothing is made of it', async (t) => {
+  const { refused, davit, directory } = place(t);
+  await davit(create('website', '--dir', '.', '--env', 'A=1', '--', './deploy.sh'));
+  writeFileSync(join(directory, 'empty.env'), '# nothing\n');
+  const cases: [words: string[], exitCode: number, message: RegExp][] = [
+    [create('x', '--env', 'A=1', 'B=2'), 2, /'B=2' is not expected here: put -- before the command/],
+    [create('x', '--env', 'A=1', 'B=2', '--', 'make'), 2, /'B=2' is not expected here/],
+    [create('x', '--'), 2, /nothing comes after --/],
+    [create('x', '--', ''), 2, /the command must not be empty/],
+    [create('x', '--', './deploy.sh'), 2, /'\.\/deploy\.sh' counts from --dir: give that too/],
+    [create('x', '--dir', ''), 2, /--dir must not be empty/],
+    [create('x', '--timeout', '30'), 2, /--timeout <duration>.*such as 10s/],
+    [create('x', '--timeout', '0'), 2, /--timeout/],
+    [create('x', '--policy', 'lifo'), 2, /It must be queue or latest/],
+    [create('prj_x'), 2, /the name must not look like an id/],
+    [
+      create('x', '--env', 'LD_PRELOAD=/evil.so'),
+      1,
+      /the variable LD_PRELOAD changes how programs are loaded/,
+    ],
+    [create('x', '--env', 'DEPLOY_REF=main'), 1, /DEPLOY_REF is reserved for davit/],
+    [create('x', '--env', '1A=secret'), 1, /must be named with letters/],
+    [create('x', '--env', '=secret'), 1, /--env needs a name before the =/],
+    [create('x', '--env', 'NOT_SET_HERE'), 1, /NOT_SET_HERE: no such variable is set here/],
+    [create('x', '--env-from', 'none.env'), 1, /--env-from: ENOENT/],
+    [create('x', '--env-from', 'empty.env'), 1, /empty\.env holds no name=value lines/],
+    [set(), 2, /nothing to change/],
+    [set('--no-command', '--', 'make'), 2, /--no-command and a command exclude each other/],
+    [set('--no-dir'), 2, /'\.\/deploy\.sh' counts from --dir/],
+    [set('--env', 'A=2', '--unset-env', 'A'), 2, /A is both set and taken away/],
+    [set('--timeout', '1h', '--unset-env', 'B'), 1, /has no variable B/],
+    [
+      ['admin', 'project', 'set', 'webiste', '--timeout', '1h'],
+      1,
+      /there is no project 'webiste': did you mean 'website'\?/,
+    ],
+    [
+      ['admin', 'project', 'pause', 'nothing-like-it'],
+      1,
+      /there is no project 'nothing-like-it': 'davit admin project list' shows all/,
+    ],
+  ];
+  await Promise.all(
+    cases.map(async ([words, exitCode, message]) => {
+      const refusal = await refused(words);
+      t.match(refusal, { exitCode, message }, words.join(' '));
+      t.notMatch(refusal.message, /secret|evil/);
+    }),
+  );
+});
+
+t.test('set changes what is given and nothing else', async (t) => {
+  const { davit, json, directory } = place(t);
+  const before = await json<ProjectDetails>(
+    create('website', '--dir', directory, '--env', 'A=1', '--idle-timeout', '1m'),
+  );
+  const steps: [words: string[], changes: Partial<ProjectDetails>][] = [
+    [['--timeout', 'off'], { timeout_ms: null }],
+    [['--idle-timeout', '90s', '--policy', 'latest'], { idle_timeout_ms: 90_000, policy: 'latest' }],
+    [['--env', 'B=2', '--unset-env', 'A'], { variable_names: ['B'] }],
+    [['--no-dir', '--name', 'website'], { directory: null }],
+  ];
+  let expected = before;
+  for (const [words, changes] of steps) {
+    expected = { ...expected, ...changes };
+    t.strictSame(await json<ProjectDetails>(set(...words)), expected, words.join(' '));
+  }
+  await davit(set('--', 'make'));
+  const shown = await json<ProjectDetails>(['admin', 'project', 'show', 'website']);
+  t.strictSame(shown, { ...expected, command: ['make'] });
+  t.strictSame(await json<ProjectDetails>(set('--no-command')), expected);
+});
+
+t.test('it warns of what is not there yet, and of a second project of that name', async (t) => {
+  const { davit, directory } = place(t);
+  mkdirSync(join(directory, 'site'));
+  const script = join(directory, 'site/deploy.sh');
+  t.match(await davit(create('website', '--dir', 'missing', '--', './x')), {
+    stderr: /warning: .*\/missing is not a directory yet/,
+    exitCode: 0,
+  });
+  writeFileSync(script, '#!/bin/sh\n', { mode: 0o644 });
+  t.match(await davit(create('website', '--dir', 'site', '--', './deploy.sh')), {
+    stderr: /warning: .*\/site\/deploy\.sh cannot be run yet.*warning: 2 projects have this name now/s,
+    exitCode: 0,
+  });
+  chmodSync(script, 0o755);
+  t.match(await davit(create('third', '--dir', 'site', '--', './deploy.sh')), {
+    stderr: /^made project third \(\w+\)\n$/,
+  });
+});
+
+t.test('paused, resumed and archived', async (t) => {
+  const there = place(t);
+  await there.davit(create('website', '--', '/bin/true'));
+  const say = async (word: string) => (await there.davit(['admin', 'project', word, 'website'])).stdout;
+  t.match(await say('pause'), /^project website \(prj_\w+\) is paused\n$/);
+  t.match(await say('pause'), /is already paused/);
+  t.match(await say('resume'), /is active/);
+  await queue(there, 'website', 2);
+  t.match(await there.davit(['admin', 'project', 'list']), { stdout: /WAITING.*\n.* active +2 / });
+  t.match(await there.refused(set('--no-command')), {
+    exitCode: 1,
+    message: /wait \(2\) need its command: cancel them/,
+  });
+  t.match(await say('archive'), /is archived; canceled 2 deployments that waited\n$/);
+  t.match(await say('archive'), /is already archived\n$/);
+  t.match(await there.refused(['admin', 'project', 'pause', 'website']), {
+    exitCode: 1,
+    message: /resume it first/,
+  });
+  t.match(there.dump()['deployments'], [
+    { status: 'canceled', reason: 'user' },
+    { status: 'canceled', reason: 'user' },
+  ]);
+  t.match(await there.json<ProjectDetails>(['admin', 'project', 'resume', 'website']), {
+    status: 'active',
+    queued_count: 0,
+  });
+});
+
+t.test('a list is readable as it is and as JSON', async (t) => {
+  const { davit, json } = place(t);
+  const first = (await davit(create('website', '--', 'make', "it's", 'a b'))).stdout.trim();
+  t.match(await davit(['admin', 'project', 'archive', 'website']), { exitCode: 0 });
+  const second = (await davit(create('a\u00fc b'))).stdout.trim();
+  const [list, listed] = await Promise.all([
+    davit(['admin', 'project', 'list']),
+    json<ProjectDetails[]>(['admin', 'project', 'list']),
+  ]);
+  t.strictSame(
+    listed.map(({ id, name, status }) => [id, name, status]),
+    [
+      [first, 'website', 'archived'],
+      [second, 'a\u00fc b', 'active'],
+    ],
+  );
+  t.equal(
+    list.stdout,
+    [
+      'ID                          NAME     STATUS    CREATED                   COMMAND',
+      `${first}  website  archived  ${listed[0]?.created_at}  make 'it'\\''s' 'a b'`,
+      `${second}  a\u00fc b     active    ${listed[1]?.created_at}  none`,
+      '',
+    ].join('\n'),
+  );
+});
+
+/** As the API would; the project's queue then holds `count`. */
+async function queue({ dbPath }: Place, name: string, count: number): Promise<void> {
+  const store = openStore(dbPath, realEffects);
+  const { id } = store.reads.projects.resolve(name);
+  for (let made = 0; made < count; made++) await store.writer.write('deployments.create', newDeployment(id));
+  await store.close();
+}

@@ -1,0 +1,146 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, writeFileSync } from 'node:fs';
+import { watch } from 'node:fs/promises';
+import { join } from 'node:path';
+import t, { type Test } from 'tap';
+import type { Key } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { openStore } from '../../src/store/store.ts';
+import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
+import { newDeployment } from '../helpers/store.ts';
+
+const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
+
+t.test('says where it listens, and stops cleanly on either signal', async (t) => {
+  for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+    const { directory, dbPath } = place(t);
+    const service = await serve(t, directory);
+    const { status, body } = await fetch(`${service.url}/healthz`);
+    await body?.cancel();
+    t.equal(status, 200);
+    service.kill(signal);
+    t.match(await service.ended, {
+      exitCode: 0,
+      signal: null,
+      stdout: `davit listening on ${service.url}\n`,
+    });
+    t.ok(existsSync(dbPath));
+    t.notOk(existsSync(`${dbPath}-wal`), 'a clean stop leaves no WAL');
+  }
+});
+
+t.test('what admin changes counts from the next request on', async (t) => {
+  const { directory, json, davit } = place(t);
+  const service = await serve(t, directory);
+  const key = await json<Key & { secret: string }>([
+    'admin',
+    'key',
+    'create',
+    '--name',
+    'ci',
+    '--all-scopes',
+    '--all-projects',
+  ]);
+  const made = await davit(['admin', 'project', 'create', '--name', 'website']);
+  const projects = (secret: string) =>
+    fetch(`${service.url}/v2/projects`, { headers: { authorization: `Bearer ${secret}` } });
+
+  const seen = await projects(key.secret);
+  t.equal(seen.status, 200);
+  t.match(await seen.json(), { data: [{ id: made.stdout.trim(), name: 'website', status: 'active' }] });
+  const { secret } = await json<{ secret: string }>(['admin', 'key', 'rotate', 'ci']);
+  t.equal((await projects(key.secret)).status, 401);
+  t.equal((await projects(secret)).status, 200);
+  await davit(['admin', 'key', 'revoke', 'ci', '--yes']);
+  t.equal((await projects(secret)).status, 401);
+});
+
+t.test('options come from the variables too, TLS among them', async (t) => {
+  const { directory } = place(t);
+  const service = await serve(t, directory, {
+    DAVIT_TLS_CERT: join(FIXTURES, 'localhost.pem'),
+    DAVIT_TLS_KEY: join(FIXTURES, 'localhost.key'),
+  });
+  t.match(service.url, /^https:\/\/127\.0\.0\.1:\d+$/);
+});
+
+t.test('a second signal ends it at once', async (t) => {
+  const { directory, dbPath, davit } = place(t);
+  const service = await serve(t, directory);
+  // A service that is told to stop waits for it; alone, it ends by itself.
+  const command = ['sh', '-c', 'touch started; exec sleep 5'];
+  const made = await davit(['admin', 'project', 'create', '--name', 'slow', '--dir', '.', '--', ...command]);
+  const started = untilFile(directory, 'started');
+  await queue(dbPath, made.stdout.trim());
+  await started;
+  service.kill('SIGTERM');
+  service.kill('SIGINT');
+  t.match(await service.ended, { exitCode: 130, signal: null });
+});
+
+t.test('what keeps it from starting is one line that says what to do', async (t) => {
+  const { refused, directory } = place(t);
+  const other = place(t);
+  writeFileSync(join(other.directory, 'garbage.pem'), 'garbage');
+  const service = await serve(t, directory);
+  const { port } = new URL(service.url);
+  const cert = join(FIXTURES, 'localhost.pem');
+  const refusals = await Promise.all([
+    refused(['serve', '--listen', '127.0.0.1:0']),
+    other.davit(['serve', '--listen', `127.0.0.1:${port}`]),
+    other.davit(['serve', '--listen', '203.0.113.7:8080', '--db', 'another.db']),
+    other.davit(['serve', '--tls-cert', cert, '--tls-key', join(FIXTURES, 'wrong-host.key')]),
+    other.davit(['serve', '--tls-cert', 'garbage.pem', '--tls-key', 'garbage.pem']),
+    other.davit(['serve', '--webhook-ca-file', 'missing.pem']),
+  ]);
+  t.match(refusals, [
+    { exitCode: 1, message: /davit\.db is served already by process \d+ since .*stop that one first/ },
+    {
+      exitCode: 1,
+      stderr: new RegExp(
+        `^error: cannot listen on 127\\.0\\.0\\.1:${port} \\(EADDRINUSE\\): choose another place with --listen\n$`,
+      ),
+    },
+    { exitCode: 1, stderr: /^error: cannot listen on 203\.0\.113\.7:8080 \(EADDRNOTAVAIL\).*--listen\n$/ },
+    { exitCode: 1, stderr: /^error: --tls-cert and --tls-key cannot be used together .*\n$/ },
+    { exitCode: 1, stderr: /^error: --tls-cert and --tls-key cannot be used together .*\n$/ },
+    { exitCode: 1, stderr: /^error: --webhook-ca-file: ENOENT.*\n$/ },
+  ]);
+});
+
+/** `davit serve` in this directory, ready. */
+async function serve(t: Test, directory: string, env: Record<string, string> = {}) {
+  const child = spawn(process.execPath, [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'silent'], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...env },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  let stdout = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    stdout += text;
+  });
+  const ended = once(child, 'close').then(([exitCode, signal]) => ({ exitCode, signal, stdout }));
+  while (!stdout.includes('\n')) {
+    if (child.exitCode !== null) throw new Error('davit serve ended before it listened');
+    await Promise.race([once(child.stdout, 'data'), ended]);
+  }
+  const url = /^davit listening on (\S+)\n/.exec(stdout)?.[1];
+  if (url === undefined) throw new Error(`this is not where it listens: ${stdout}`);
+  return { url, ended, kill: (signal: NodeJS.Signals) => child.kill(signal) };
+}
+
+/** As the API would. */
+async function queue(dbPath: string, projectId: string): Promise<void> {
+  const store = openStore(dbPath, realEffects);
+  const { id } = store.reads.projects.resolve(projectId);
+  await store.writer.write('deployments.create', newDeployment(id));
+  await store.close();
+}
+
+async function untilFile(directory: string, name: string): Promise<void> {
+  for await (const { filename } of watch(directory)) {
+    if (filename === name) return;
+  }
+}

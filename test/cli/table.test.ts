@@ -1,0 +1,65 @@
+import t from 'tap';
+import { type Column, fields, printable, table } from '../../src/cli/table.ts';
+
+interface Row {
+  id: string;
+  name: string;
+  note: string;
+}
+
+const COLUMNS: Column<Row>[] = [
+  { title: 'ID', of: ({ id }) => id },
+  { title: 'NAME', of: ({ name }) => name, shrinks: true },
+  { title: 'NOTE', of: ({ note }) => note, shrinks: true },
+];
+
+t.test('columns are aligned under their titles', async (t) => {
+  const rows = [
+    { id: 'a', name: 'website', note: 'x' },
+    { id: 'bcd', name: 'api', note: '' },
+  ];
+  t.equal(table(rows, COLUMNS, null), 'ID   NAME     NOTE\na    website  x\nbcd  api');
+});
+
+t.test('a column with nothing in it is left out', async (t) => {
+  t.equal(table([{ id: 'a', name: 'website', note: '' }], COLUMNS, 80), 'ID  NAME\na   website');
+});
+
+t.test('on a narrow terminal the widest that may shrink is cut, ids never', async (t) => {
+  const rows = [{ id: 'x'.repeat(20), name: 'n'.repeat(30), note: 'short one' }];
+  const lines = table(rows, COLUMNS, 50).split('\n');
+  t.equal(lines[1], `${'x'.repeat(20)}  ${'n'.repeat(16)}…  short one`);
+  t.ok(lines.every((line) => line.length <= 50));
+  t.ok(table(rows, COLUMNS, 10).includes('x'.repeat(20)));
+  t.ok(table(rows, COLUMNS, null).includes('n'.repeat(30)), 'nothing is cut for a program');
+});
+
+t.test('letters of two columns count as two', async (t) => {
+  const rows = [
+    { id: '1', name: '日本語', note: 'x' },
+    { id: '2', name: 'abcdef', note: 'y' },
+    { id: '3', name: '🚢 é', note: 'z' },
+  ];
+  t.equal(table(rows, COLUMNS, 80), 'ID  NAME    NOTE\n1   日本語  x\n2   abcdef  y\n3   🚢 é    z');
+  t.equal(table([{ id: '1', name: '日本語日本語', note: '' }], COLUMNS, 12).split('\n')[1], '1   日本語…');
+});
+
+t.test('what a terminal would obey is shown instead', async (t) => {
+  t.equal(printable('a\u001b[2Jb\nc\u009bd\u2028'), 'a\\x1b[2Jb\\x0ac\\x9bd\\u2028');
+  t.equal(printable('日本語 é 🚢'), '日本語 é 🚢');
+  t.equal(table([{ id: '\u001b[31m', name: 'x', note: '' }], COLUMNS, 80), 'ID        NAME\n\\x1b[31m  x');
+  t.equal(fields({ columns: 80 }, [['name', '\u0007']]), 'name  \\x07');
+});
+
+t.test('fields stand below each other, and long ones go on below themselves', async (t) => {
+  const entries = [
+    ['id', 'prj_1'],
+    ['gone', null],
+    ['variables', 'ALPHA BETA GAMMA DELTA'],
+  ] as const;
+  t.equal(fields({ columns: null }, entries), 'id         prj_1\nvariables  ALPHA BETA GAMMA DELTA');
+  t.equal(
+    fields({ columns: 24 }, entries),
+    'id         prj_1\nvariables  ALPHA BETA\n           GAMMA DELTA',
+  );
+});

@@ -1,0 +1,74 @@
+import { PassThrough } from 'node:stream';
+import t from 'tap';
+import { createTerminal } from '../../src/cli/terminal.ts';
+
+t.test('results and notes go their own ways, each line ended once', async (t) => {
+  const { terminal, written } = streams({});
+  terminal.print('result');
+  terminal.print('lines\n');
+  terminal.note('note');
+  t.equal(written.stdout(), 'result\nlines\n');
+  t.equal(written.stderr(), 'note\n');
+});
+
+t.test('a file or a pipe has no columns, a terminal always has some', async (t) => {
+  t.equal(streams({}).terminal.columns, null);
+  t.equal(streams({ isTTY: true, columns: 132 }).terminal.columns, 132);
+  t.equal(streams({ isTTY: true, columns: 0 }).terminal.columns, 80);
+});
+
+t.test('a question waits for one line', async (t) => {
+  const { terminal, stdin, written } = streams({ isTTY: true });
+  const answer = terminal.ask('Sure? ');
+  stdin.write(' yes \n');
+  t.equal(await answer, 'yes');
+  t.equal(written.stderr(), 'Sure? ');
+  t.equal(written.stdout(), '');
+});
+
+t.test('an end of input is no answer', async (t) => {
+  const { terminal, stdin } = streams({ isTTY: true });
+  stdin.end();
+  t.equal(await terminal.ask('Sure? '), '');
+});
+
+t.test('where nobody is there, nothing is asked', async (t) => {
+  const { terminal, stdin, written } = streams({});
+  stdin.write('yes\n');
+  t.equal(await terminal.ask('Sure? '), null);
+  t.equal(written.stderr(), '');
+});
+
+t.test('input is taken byte for byte', async (t) => {
+  const { terminal, stdin } = streams({});
+  const bytes = Buffer.from([0xff, 0x00, 0x0d, 0x0a, 0xc3]);
+  stdin.write(bytes.subarray(0, 2));
+  stdin.end(bytes.subarray(2));
+  t.strictSame(await terminal.readInput(), bytes);
+});
+
+t.test('a reader that goes away is no failure, a full disk is', async (t) => {
+  const { stdout, stderr, lost } = streams({});
+  stdout.emit('error', Object.assign(new Error('write EPIPE'), { code: 'EPIPE' }));
+  stderr.emit('error', new Error('gone'));
+  t.strictSame(lost, []);
+  stdout.emit('error', Object.assign(new Error('write ENOSPC'), { code: 'ENOSPC' }));
+  t.strictSame(lost, ['write ENOSPC']);
+});
+
+/** A terminal on streams in memory; `kind` is what makes a stream one of a terminal. */
+function streams(kind: { isTTY?: boolean; columns?: number }) {
+  const make = () => Object.assign(new PassThrough(), kind);
+  const [stdin, stdout, stderr] = [make(), make(), make()];
+  const lost: string[] = [];
+  const terminal = createTerminal({ stdin, stdout, stderr }, ({ message }) => lost.push(message));
+  const textOf = (stream: PassThrough) => () => String(stream.read() ?? '');
+  return {
+    terminal,
+    stdin,
+    stdout,
+    stderr,
+    lost,
+    written: { stdout: textOf(stdout), stderr: textOf(stderr) },
+  };
+}

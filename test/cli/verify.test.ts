@@ -1,0 +1,68 @@
+import t from 'tap';
+import { serviceSignature } from '../../src/deliver/sign.ts';
+import { realEffects } from '../../src/effects.ts';
+import { run } from '../helpers/cli.ts';
+
+const SECRET = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
+/** Not UTF-8, and with what text reading would change. */
+const BODY = Buffer.from([0xff, 0x00, 0x0d, 0x0a, 0x7b, 0x7d, 0xc3, 0x0a]);
+
+const nowSeconds = () => Math.floor(realEffects.now() / 1_000);
+const header = (atSeconds = nowSeconds()) => serviceSignature([SECRET], atSeconds, BODY);
+const verify = (words: string[], env: Record<string, string> = {}, stdin: Uint8Array = BODY) =>
+  run(['verify', ...words], { env, stdin });
+
+t.test('a delivery as it was sent is ok', async (t) => {
+  const results = await Promise.all([
+    verify(['--secret', SECRET, '--header', header()]),
+    verify(['--secret', SECRET, '--header', `Service-Signature: ${header()}`]),
+    verify(['--header', header()], { DAVIT_SIGNING_SECRET: SECRET }),
+  ]);
+  for (const result of results) t.strictSame(result, { stdout: 'ok\n', stderr: '', exitCode: 0 });
+});
+
+t.test('whatever is altered, old or foreign is not', async (t) => {
+  const altered = Buffer.concat([BODY, Buffer.from('\n')]);
+  const results = await Promise.all([
+    verify(['--secret', SECRET, '--header', header()], {}, altered),
+    verify(['--secret', SECRET, '--header', header(nowSeconds() - 310)]),
+    verify(['--secret', SECRET, '--header', header(nowSeconds() + 310)]),
+    verify(['--secret', `${SECRET}x`, '--header', header()]),
+    verify(['--secret', SECRET, '--header', 'nonsense']),
+    verify(['--secret', '', '--header', header()]),
+  ]);
+  t.strictSame(
+    results.map(({ stderr }) => stderr),
+    [
+      'error: no signature matches the secret and the body\n',
+      'error: the timestamp is outside the tolerance\n',
+      'error: the timestamp is outside the tolerance\n',
+      'error: no signature matches the secret and the body\n',
+      'error: the header is not a list of name=value\n',
+      'error: the secret is empty\n',
+    ],
+  );
+  for (const { stdout, exitCode } of results) t.strictSame([stdout, exitCode], ['', 1]);
+});
+
+t.test('the tolerance is in seconds, or a duration', async (t) => {
+  const old = ['--secret', SECRET, '--header', header(nowSeconds() - 3_000)];
+  const results = await Promise.all([
+    verify([...old, '--tolerance', '3600']),
+    verify([...old, '--tolerance', '1h']),
+    verify([...old, '--tolerance', '10m']),
+    verify([...old, '--tolerance', 'ten']),
+  ]);
+  t.strictSame(
+    results.map(({ exitCode }) => exitCode),
+    [0, 0, 1, 2],
+  );
+});
+
+t.test('--json says the same', async (t) => {
+  const good = await verify(['--secret', SECRET, '--header', header(), '--json']);
+  t.strictSame([JSON.parse(good.stdout), good.exitCode], [{ ok: true }, 0]);
+  const bad = await verify(['--secret', SECRET, '--header', 'x', '--json']);
+  t.match(JSON.parse(bad.stdout), { ok: false, reason: /header/ });
+  t.strictSame([bad.stderr, bad.exitCode], ['', 1]);
+});

@@ -1,0 +1,154 @@
+import { Command, CommanderError } from 'commander';
+import t from 'tap';
+import { parseCidr } from '../src/address.ts';
+import { type ServeConfig, serveConfig, serveOptions } from '../src/config.ts';
+import { RETRY_SCHEDULE } from '../src/deliver/retry.ts';
+import { LOG_LEVELS } from '../src/logger.ts';
+
+t.test('without options it is as the contract says', async (t) => {
+  t.strictSame(configOf([]), {
+    dbPath: 'davit.db',
+    tls: null,
+    shutdownGraceMs: 25_000,
+    listen: { host: '127.0.0.1', port: 8080 },
+    trustProxyCidrs: [],
+    rateLimit: { limit: 600, windowMs: 60_000 },
+    maxConcurrent: 2,
+    maxQueued: 100,
+    webhookTimeoutMs: 10_000,
+    webhookRetryDelaysMs: RETRY_SCHEDULE.delaysMs,
+    webhookRetryWindowMs: RETRY_SCHEDULE.windowMs,
+    webhookAllowCidrs: [],
+    webhookAllowHttp: false,
+    webhookCaFile: null,
+    logLevel: 'info',
+  });
+  t.ok(Object.isFrozen(configOf([])));
+});
+
+t.test('every option is taken over', async (t) => {
+  const config = configOf([
+    ...['--listen', '[::1]:0', '--tls-cert', 'c.pem', '--tls-key', 'k.pem'],
+    ...['--trust-proxy', '10.0.0.0/8,fd00::/8', '--trust-proxy', '192.168.1.1'],
+    ...['--rate-limit', '5/1s', '--max-concurrent', '8', '--max-queued', '1'],
+    ...['--webhook-timeout', '3s', '--webhook-retry-delays', '1s, 1m', '--webhook-retry-window', '1h30m'],
+    ...['--webhook-allow-cidr', '127.0.0.0/8', '--webhook-allow-http', '--webhook-ca-file', 'ca.pem'],
+    ...['--log-level', 'silent'],
+  ]);
+  t.strictSame(config, {
+    dbPath: 'davit.db',
+    tls: { certPath: 'c.pem', keyPath: 'k.pem' },
+    shutdownGraceMs: 25_000,
+    listen: { host: '::1', port: 0 },
+    trustProxyCidrs: ['10.0.0.0/8', 'fd00::/8', '192.168.1.1'].map(cidr),
+    rateLimit: { limit: 5, windowMs: 1_000 },
+    maxConcurrent: 8,
+    maxQueued: 1,
+    webhookTimeoutMs: 3_000,
+    webhookRetryDelaysMs: [1_000, 60_000],
+    webhookRetryWindowMs: 5_400_000,
+    webhookAllowCidrs: [cidr('127.0.0.0/8')],
+    webhookAllowHttp: true,
+    webhookCaFile: 'ca.pem',
+    logLevel: 'silent',
+  });
+});
+
+t.test('what may be off is null', async (t) => {
+  t.match(configOf(['--rate-limit', 'off', '--max-queued', 'off']), { rateLimit: null, maxQueued: null });
+  t.match(configOf(['--webhook-ca-file', 'off']), { webhookCaFile: 'off' }, 'a file may have that name');
+});
+
+t.test('repeats start anew with every command line', async (t) => {
+  t.equal(configOf(['--trust-proxy', '10.0.0.1']).trustProxyCidrs.length, 1);
+  t.equal(configOf(['--trust-proxy', '10.0.0.1']).trustProxyCidrs.length, 1);
+  t.strictSame(configOf([]).trustProxyCidrs, []);
+});
+
+t.test('every option has its variable', async (t) => {
+  t.strictSame(
+    serveOptions().map(({ long, envVar }) => [long, envVar]),
+    serveOptions().map(({ long }) => [
+      long,
+      `DAVIT_${String(long).slice(2).replaceAll('-', '_').toUpperCase()}`,
+    ]),
+  );
+});
+
+t.test('every level that the logger knows can be chosen', async (t) => {
+  for (const level of LOG_LEVELS) t.equal(configOf(['--log-level', level]).logLevel, level);
+});
+
+t.test('what is wrong is refused, with the name of the option and an example', async (t) => {
+  const wrong: [option: string, example: string, values: string[]][] = [
+    [
+      '--listen',
+      '127.0.0.1:8080',
+      [
+        '',
+        '8080',
+        ':8080',
+        'localhost',
+        '127.0.0.1:65536',
+        '::1:80',
+        '[::1',
+        '[127.0.0.1]:80',
+        'a b:80',
+        'http://x:80',
+        '127.0.0.1:-1',
+      ],
+    ],
+    ['--rate-limit', '600/1m', ['', '600', '600/', '/1m', '600/1m/2', '1.5/1m', '600/0s', '600/m', 'OFF']],
+    ['--max-concurrent', '1 to 999999', ['0', '-1', '1.5', '1e3', '', 'off', '1000000', ' 2']],
+    ['--max-queued', '1 to 999999', ['0', 'x']],
+    ['--webhook-timeout', '10s', ['0', '0s', '10', '10ms', 'off']],
+    ['--webhook-retry-delays', '10s', ['', '5s,', '5s;30s', '5s,0s']],
+    ['--webhook-retry-window', '24h', ['forever']],
+    ['--trust-proxy', '10.0.0.0/8', ['', 'localhost', '10.0.0.0/8,', '10.0.0.0/8/9']],
+    ['--webhook-allow-cidr', 'from 0 to 32', ['10.0.0.0/33']],
+    ['--log-level', 'info', ['', 'INFO', 'verbose']],
+    ['--tls-cert', 'path', ['']],
+  ];
+  for (const [option, example, values] of wrong) {
+    for (const value of values) {
+      const message = refusalOf([`${option}=${value}`]);
+      t.ok(message.includes(option) && message.includes(example), `${option}=${value}: ${message}`);
+    }
+  }
+});
+
+t.test('half of TLS is refused', async (t) => {
+  for (const half of [
+    ['--tls-cert', 'c.pem'],
+    ['--tls-key', 'k.pem'],
+  ]) {
+    t.match(serveConfig('davit.db', valuesOf(half)), { ok: false, reason: /--tls-cert and --tls-key/ });
+  }
+});
+
+function configOf(words: string[]): ServeConfig {
+  const result = serveConfig('davit.db', valuesOf(words));
+  if (!result.ok) throw new Error(result.reason);
+  return result.config;
+}
+
+function valuesOf(words: string[]): Record<string, unknown> {
+  const command = new Command().exitOverride().configureOutput({ writeErr: () => undefined });
+  for (const option of serveOptions()) command.addOption(option);
+  return command.parse(words, { from: 'user' }).opts();
+}
+
+function refusalOf(words: string[]): string {
+  try {
+    valuesOf(words);
+  } catch (error) {
+    if (error instanceof CommanderError) return error.message;
+  }
+  throw new Error(`${words.join(' ')} was accepted`);
+}
+
+function cidr(text: string) {
+  const result = parseCidr(text);
+  if (!result.ok) throw new Error(result.reason);
+  return result.cidr;
+}

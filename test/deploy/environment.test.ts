@@ -1,0 +1,223 @@
+import assert from 'node:assert/strict';
+import { execFileSync } from 'node:child_process';
+import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import fc from 'fast-check';
+import t from 'tap';
+import {
+  commandEnvironment,
+  OUTPUT_FILE_MAX_BYTES,
+  parseOutputs,
+  readOutputs,
+  variableProblem,
+} from '../../src/deploy/environment.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+const BASE = { PATH: '/usr/bin:/bin', HOME: '/var/lib/davit', LANG: 'C.UTF-8', TMPDIR: '/tmp/run' };
+
+const DEPLOYMENT = {
+  deploymentId: 'dpl_1',
+  ref: 'v1.2.3',
+  projectId: 'prj_1',
+  projectName: 'The website',
+  previousRef: null,
+  outputFile: '/tmp/run/output',
+};
+
+const DEPLOYMENT_VARIABLES = {
+  DEPLOY_ID: 'dpl_1',
+  DEPLOY_REF: 'v1.2.3',
+  DEPLOY_PROJECT_ID: 'prj_1',
+  DEPLOY_PROJECT_NAME: 'The website',
+  DEPLOY_PREVIOUS_REF: '',
+  DEPLOY_OUTPUT: '/tmp/run/output',
+};
+
+t.test('a command gets the base, its own variables and the deployment, and nothing else', async (t) => {
+  t.strictSame(commandEnvironment(BASE, { TOKEN: 'abc' }, DEPLOYMENT), {
+    ...BASE,
+    TOKEN: 'abc',
+    ...DEPLOYMENT_VARIABLES,
+  });
+});
+
+t.test('a project may set PATH, not what tells of the deployment', async (t) => {
+  const variables = { PATH: '/opt/bin', DEPLOY_ID: 'dpl_other', DEPLOY_REF: 'other' };
+  t.strictSame(commandEnvironment(BASE, variables, DEPLOYMENT), {
+    ...BASE,
+    PATH: '/opt/bin',
+    ...DEPLOYMENT_VARIABLES,
+  });
+});
+
+t.test('what was deployed before is told', async (t) => {
+  const environment = commandEnvironment(BASE, {}, { ...DEPLOYMENT, previousRef: 'v1.2.2' });
+  t.equal(environment['DEPLOY_PREVIOUS_REF'], 'v1.2.2');
+});
+
+t.test('ordinary variables are allowed', async (t) => {
+  const names = [
+    'TOKEN',
+    '_x',
+    'a1',
+    'PATH',
+    'HOME',
+    'LANG',
+    'TMPDIR',
+    'DATABASE_URL',
+    'DAVIT_URL',
+    'GIT_SSH_COMMAND',
+  ];
+  for (const name of [
+    ...names,
+    'PYTHONUNBUFFERED',
+    'PYTHONDONTWRITEBYTECODE',
+    'ENVIRONMENT',
+    '__proto__',
+    'DEPLOY',
+  ]) {
+    t.equal(variableProblem(name, 'value\nof two lines'), undefined, name);
+  }
+});
+
+t.test('variables that change how programs are loaded are refused', async (t) => {
+  const names = [
+    ...[
+      'LD_PRELOAD',
+      'LD_LIBRARY_PATH',
+      'LD_AUDIT',
+      'DYLD_INSERT_LIBRARIES',
+      'GCONV_PATH',
+      'GLIBC_TUNABLES',
+      'LOCPATH',
+    ],
+    ...['BASH_ENV', 'ENV', 'SHELLOPTS', 'BASHOPTS', 'IFS', 'PS4', 'PROMPT_COMMAND', 'CDPATH', 'ZDOTDIR'],
+    ...['NODE_OPTIONS', 'NODE_PATH', 'PYTHONPATH', 'PYTHONHOME', 'PYTHONSTARTUP', 'PYTHONWARNINGS'],
+    ...[
+      'PERL5LIB',
+      'PERL5OPT',
+      'PERLLIB',
+      'RUBYOPT',
+      'RUBYLIB',
+      'JAVA_TOOL_OPTIONS',
+      '_JAVA_OPTIONS',
+      'LUA_INIT',
+    ],
+  ];
+  for (const name of names) {
+    t.equal(
+      variableProblem(name, 'x'),
+      'changes how programs are loaded or interpreted: set it inside the command',
+      name,
+    );
+  }
+});
+
+t.test('names that are none, and names that are ours, are refused', async (t) => {
+  for (const name of ['', '1A', 'A-B', 'A B', 'A=B', 'BASH_FUNC_x%%', 'Ä', 'A\0']) {
+    t.match(variableProblem(name, 'x'), 'must be named with letters', name);
+  }
+  t.match(variableProblem('A'.repeat(256), 'x'), 'at most 255 characters');
+  for (const name of ['DEPLOY_ID', 'DEPLOY_ANYTHING', 'DAVIT_SPAWNER']) {
+    t.equal(variableProblem(name, 'x'), 'is reserved for davit');
+  }
+});
+
+t.test('values that no environment can hold are refused', async (t) => {
+  t.equal(variableProblem('A', 'a\0b'), 'must not hold a NUL');
+  t.equal(variableProblem('A', '\ud800'), 'must be valid Unicode');
+  t.equal(variableProblem('A', 'x'.repeat(131_069)), undefined);
+  t.match(variableProblem('A', 'x'.repeat(131_070)), 'at most 131071 bytes');
+  // The system's own opinion about the limit.
+  t.doesNotThrow(() => execFileSync('true', { env: { A: 'x'.repeat(131_069) } }));
+  t.throws(() => execFileSync('true', { env: { A: 'x'.repeat(131_070) } }), { code: 'E2BIG' });
+});
+
+t.test('outputs are lines of name=value', async (t) => {
+  t.strictSame(parseOutputs('url=https://example.com/?a=b\n\nempty=\r\n_x1= spaces stay \nlast=no newline'), {
+    outputs: { url: 'https://example.com/?a=b', empty: '', _x1: ' spaces stay ', last: 'no newline' },
+    notes: [],
+  });
+  t.strictSame(parseOutputs(''), { outputs: {}, notes: [] });
+  t.strictSame(parseOutputs('a=1\na=2\n'), { outputs: { a: '2' }, notes: [] });
+  t.strictSame(Object.entries(parseOutputs('__proto__=x').outputs), [['__proto__', 'x']]);
+});
+
+t.test('a line that breaks a rule is left out, and told without its value', async (t) => {
+  const lines = [
+    'hello world',
+    '=nameless',
+    'a-b=c',
+    `${'n'.repeat(65)}=x`,
+    `nul=a\0b`,
+    `long=${'x'.repeat(4097)}`,
+    `${'n'.repeat(64)}=${'x'.repeat(4096)}`,
+    'good=yes',
+  ];
+  t.strictSame(parseOutputs(lines.join('\n')), {
+    outputs: { ['n'.repeat(64)]: 'x'.repeat(4096), good: 'yes' },
+    notes: [
+      'DEPLOY_OUTPUT: line 1 is not name=value',
+      'DEPLOY_OUTPUT: line 2 has a name with other characters than letters, digits and _',
+      'DEPLOY_OUTPUT: line 3 has a name with other characters than letters, digits and _',
+      'DEPLOY_OUTPUT: line 4 has a name of more than 64 characters',
+      'DEPLOY_OUTPUT: line 5 holds a NUL',
+      'DEPLOY_OUTPUT: line 6 has a value of more than 4096 bytes',
+    ],
+  });
+});
+
+t.test('there are at most 100 outputs, and few notes', async (t) => {
+  const text = Array.from({ length: 1000 }, (_, number) => `n${number}=${number}\n`).join('');
+  const { outputs, notes } = parseOutputs(`${text}n0=again\n`);
+  t.equal(Object.keys(outputs).length, 100);
+  t.equal(outputs['n0'], 'again', 'one that is there already may change');
+  t.equal(notes.length, 11);
+  t.equal(notes[0], 'DEPLOY_OUTPUT: line 101 would be more than 100 outputs');
+  t.equal(notes[10], 'DEPLOY_OUTPUT: and 890 more');
+});
+
+t.test('a file that is too long counts as far as it was read, without the line that was cut', async (t) => {
+  const line = `${'x'.repeat(50)}\n`;
+  const text = `first=1\n${line.repeat(2000)}`;
+  const cutInside = `first=1\nsecond=${'x'.repeat(4000)}\n${'='.repeat(OUTPUT_FILE_MAX_BYTES - 4100)}\nlast=${'y'.repeat(4000)}`;
+  t.strictSame(parseOutputs(text).outputs, { first: '1' });
+  t.match(parseOutputs(text).notes[0], 'longer than 65536 bytes');
+  t.strictSame(Object.keys(parseOutputs(cutInside).outputs), ['first', 'second']);
+});
+
+t.test('whatever the text, outputs keep the rules', async (t) => {
+  const pieces = ['a', 'B', '_', '=', '\n', '\r\n', '\0', ' ', '-', 'é', '\ud800', 'name=value\n'];
+  const property = fc.property(fc.array(fc.constantFrom(...pieces), { maxLength: 60 }), (text) => {
+    const { outputs, notes } = parseOutputs(text.join(''));
+    for (const [name, value] of Object.entries(outputs)) {
+      assert.match(name, /^[A-Za-z_][A-Za-z0-9_]{0,63}$/);
+      assert.doesNotMatch(value, /[\0\n]/);
+    }
+    assert.ok(notes.length <= 11);
+  });
+  t.doesNotThrow(() => fc.assert(property));
+});
+
+t.test('the outputs of a file', async (t) => {
+  const directory = temporaryDirectory(t);
+  const path = (name: string) => join(directory, name);
+  writeFileSync(path('plain'), Buffer.from('a=1\nb=\xff\n', 'latin1'));
+  writeFileSync(path('long'), `a=1\n${'x'.repeat(100)}\n`.repeat(100_000));
+  symlinkSync(path('plain'), path('link'));
+  mkdirSync(path('directory'));
+  execFileSync('mkfifo', [path('pipe')]);
+
+  t.strictSame(readOutputs(path('plain')), { outputs: { a: '1', b: '\ufffd' }, notes: [] });
+  t.strictSame(readOutputs(path('long')).outputs, { a: '1' });
+  t.strictSame(readOutputs(path('missing')), { outputs: {}, notes: [] });
+  t.strictSame(readOutputs(path('link')), {
+    outputs: {},
+    notes: ['DEPLOY_OUTPUT: it could not be read: ELOOP'],
+  });
+  t.strictSame(readOutputs(path('directory')), {
+    outputs: {},
+    notes: ['DEPLOY_OUTPUT: it is not a plain file'],
+  });
+  t.strictSame(readOutputs(path('pipe')), { outputs: {}, notes: ['DEPLOY_OUTPUT: it is not a plain file'] });
+});

@@ -1,0 +1,298 @@
+import assert from 'node:assert/strict';
+import fc from 'fast-check';
+import t from 'tap';
+import { createLogKeeper, type LogKeeper, maskFor, maskText } from '../../src/deploy/log.ts';
+import type { LogAppend } from '../../src/store/logs.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, testStore } from '../helpers/store.ts';
+
+const KIB = 1024;
+
+t.test('a secret is hidden, however the output was cut', async (t) => {
+  const mask = maskFor(['hunter2hunter2']);
+  const pieces = ['the password is hunt', 'er2hun', 'ter2, and hunter2 is ', 'not, hunter'].map((text) =>
+    mask.push(Buffer.from(text)).toString(),
+  );
+  t.strictSame(pieces, ['the password is ', '', '***, and hunter2 is ', 'not, ']);
+  t.equal(mask.end().toString(), 'hunter');
+});
+
+t.test('only what may be the beginning of a secret is kept back', async (t) => {
+  const mask = maskFor(['secret-value']);
+  t.equal(mask.push(Buffer.from('a line\n')).toString(), 'a line\n');
+  t.equal(mask.push(Buffer.from('a line secret-va')).toString(), 'a line ');
+  t.equal(mask.push(Buffer.from('se, no\n')).toString(), 'secret-vase, no\n');
+});
+
+t.test('values of less than 8 characters are not hidden', async (t) => {
+  t.equal(
+    maskText('the region is eu-west, true', ['eu-west', 'true', '', 'is']),
+    'the region is eu-west, true',
+  );
+});
+
+t.test('of secrets that begin alike the longest is hidden', async (t) => {
+  t.equal(maskText('12345678 123456789 1234567', ['12345678', '123456789']), '*** *** 1234567');
+});
+
+t.test('a secret of several lines is hidden as a whole and line by line', async (t) => {
+  const secret = '-----BEGIN KEY-----\nMIIEpAIBAAKC\nshort\n-----END KEY-----\n';
+  t.equal(maskText(`key: ${secret}!`, [secret]), 'key: ***!');
+  t.equal(maskText('2: MIIEpAIBAAKC\n3: short\n', [secret]), '2: ***\n3: short\n');
+});
+
+t.test('bytes that are no UTF-8 pass', async (t) => {
+  const mask = maskFor(['pässwörd']);
+  const bytes = Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('pässwörd'), Buffer.from([0xc3])]);
+  t.strictSame(
+    Buffer.concat([mask.push(bytes), mask.end()]),
+    Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('***'), Buffer.from([0xc3])]),
+  );
+});
+
+t.test('what is hidden does not depend on how the output was cut', async (t) => {
+  // Few letters and much repetition, so that secrets overlap, begin alike and begin again inside themselves.
+  const text = fc.constantFrom('a', 'b', 'ab', 'aab', 'abababab', 'aabaabaab');
+  const secret = fc
+    .tuple(fc.constantFrom('abababababab', 'babababababa', 'aabaabaabaab'), fc.integer({ min: 7, max: 12 }))
+    .map(([whole, length]) => whole.slice(0, length));
+  const property = fc.property(
+    fc.array(text, { maxLength: 20 }),
+    fc.array(secret, { maxLength: 4 }),
+    (pieces, secrets) => {
+      const mask = maskFor(secrets);
+      const cut = [...pieces.map((piece) => mask.push(Buffer.from(piece))), mask.end()];
+      assert.equal(Buffer.concat(cut).toString(), plainlyMasked(pieces.join(''), secrets));
+    },
+  );
+  t.doesNotThrow(() => fc.assert(property, { numRuns: 2000 }));
+});
+
+t.test('small writes are gathered for 200 ms', async (t) => {
+  const { keeper, appends, effects } = keeperFor();
+  await keeper.append(Buffer.from('one '));
+  effects.advance(150);
+  await keeper.append(Buffer.from('two '));
+  t.strictSame(appends, []);
+  effects.advance(50);
+  t.strictSame(texts(appends), [['one two ']]);
+  await settled();
+  await keeper.append(Buffer.from('three'));
+  await keeper.end();
+  t.strictSame(texts(appends), [['one two '], ['three']]);
+  t.match(appends[1], { logBytes: 13, truncated: false, dropTailBefore: null });
+  effects.advance(10_000);
+  t.equal(appends.length, 2);
+});
+
+t.test('a full chunk does not wait', async (t) => {
+  const { keeper, appends } = keeperFor();
+  await keeper.append(Buffer.alloc(64 * KIB, 'x'));
+  t.strictSame(shapes(appends), [[[0, 64 * KIB]]]);
+  await keeper.end();
+});
+
+t.test('a log is cut into chunks, and exactly where the head ends', async (t) => {
+  const { keeper, appends } = keeperFor({ headBytes: 100_000 });
+  await keeper.append(Buffer.alloc(200_000, 'x'));
+  await keeper.end();
+  t.strictSame(shapes(appends), [
+    [
+      [0, 65_536],
+      [65_536, 34_464],
+      [100_000, 65_536],
+      [165_536, 34_464],
+    ],
+  ]);
+});
+
+t.test('no chunk is kept that the tail does not need', async (t) => {
+  const { keeper, appends, effects } = keeperFor({ headBytes: 10, tailBytes: 20 });
+  for (let number = 0; number < 5; number++) {
+    await keeper.append(Buffer.alloc(10, 'x'));
+    effects.advance(200);
+    await settled();
+  }
+  t.strictSame(
+    appends.map(({ truncated, dropTailBefore }) => ({ truncated, dropTailBefore })),
+    [null, null, null, 20, 30].map((dropTailBefore) => ({
+      truncated: dropTailBefore !== null,
+      dropTailBefore,
+    })),
+  );
+  t.strictSame(
+    keptOf(appends).map(({ start }) => start),
+    [0, 30, 40],
+  );
+});
+
+t.test('a writer that is slow is waited for, with 1 MiB in hand', async (t) => {
+  const written = Promise.withResolvers<void>();
+  const { keeper, appends } = keeperFor({ write: () => written.promise });
+  const appended: number[] = [];
+  const all = Promise.all(
+    Array.from({ length: 40 }, async (_, number) => {
+      await keeper.append(Buffer.alloc(64 * KIB, 'x'));
+      appended.push(number);
+    }),
+  );
+  await settled();
+  t.equal(appends.length, 1);
+  t.equal(
+    appended.length,
+    16,
+    'one chunk is being written, 15 wait; the next fills the MiB, and its writer waits',
+  );
+  written.resolve();
+  await all;
+  await keeper.end();
+  t.match(appends.at(-1), { logBytes: 40 * 64 * KIB });
+});
+
+t.test('when writing fails, whoever appends hears of it', async (t) => {
+  const failure = new Error('the disk is full');
+  const { keeper, appends } = keeperFor({ write: () => Promise.reject(failure) });
+  await keeper.append(Buffer.alloc(64 * KIB, 'x'));
+  await settled();
+  await t.rejects(keeper.append(Buffer.from('more')), failure);
+  await t.rejects(keeper.end(), failure);
+  t.equal(appends.length, 1);
+});
+
+t.test('of any log the head and the tail are kept, and the positions are true', async (t) => {
+  const property = fc.asyncProperty(
+    fc.array(fc.record({ size: fc.nat(3000), isGathered: fc.boolean() }), { maxLength: 60 }),
+    fc.integer({ min: 1, max: 5000 }),
+    fc.integer({ min: 1, max: 20_000 }),
+    async (writes, headBytes, tailBytes) => {
+      const { keeper, appends, effects } = keeperFor({ headBytes, tailBytes });
+      const printed: Buffer[] = [];
+      for (const { size, isGathered } of writes) {
+        printed.push(Buffer.alloc(size, String(printed.length)));
+        await keeper.append(printed.at(-1) ?? Buffer.alloc(0));
+        if (isGathered) effects.advance(200);
+        await settled();
+      }
+      await keeper.end();
+
+      const whole = Buffer.concat(printed);
+      const kept = keptOf(appends);
+      const head = kept.filter(({ start }) => start < headBytes);
+      const tail = kept.filter(({ start }) => start >= headBytes);
+      const tailStart = tail[0]?.start ?? whole.length;
+      assert.deepEqual(joined(head), whole.subarray(0, headBytes));
+      assert.deepEqual(joined(tail), whole.subarray(tailStart));
+      assert.ok(whole.length <= headBytes || tailStart <= Math.max(headBytes, whole.length - tailBytes));
+      assert.ok(tailStart + (tail[0]?.bytes.length ?? 1) > whole.length - tailBytes, 'no chunk too many');
+      assert.equal(appends.at(-1)?.logBytes ?? 0, whole.length);
+      assert.equal(appends.at(-1)?.truncated ?? false, tailStart > headBytes);
+    },
+  );
+  await t.resolves(fc.assert(property, { numRuns: 300 }));
+});
+
+t.test('in the file of the service a long log has its first 256 KiB and its last 5 MiB', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const projectId = await store.project();
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  const [headBytes, tailBytes] = [256 * KIB, 5 * 1024 * KIB];
+  const keeper = createLogKeeper({
+    headBytes,
+    tailBytes,
+    secrets: ['top-secret-token'],
+    effects,
+    write: (append) => store.writer.write('logs.append', { id, ...append }),
+  });
+  const line = Buffer.from(`${'.'.repeat(83)} top-secret-token\n`);
+  const lines = 200_000;
+  for (let number = 0; number < lines; number++) await keeper.append(line);
+  await keeper.end();
+
+  const keptLine = Buffer.from(`${'.'.repeat(83)} ***\n`);
+  const total = lines * keptLine.length;
+  t.strictSame(store.query('SELECT log_bytes, log_truncated FROM deployments'), [
+    { log_bytes: total, log_truncated: 1 },
+  ]);
+  const chunks = store.query<{ start: number; bytes: Buffer }>(
+    'SELECT start, bytes FROM log_chunks ORDER BY start',
+  );
+  const whole = Buffer.alloc(total, keptLine);
+  for (const { start, bytes } of chunks) {
+    if (!bytes.equals(whole.subarray(start, start + bytes.length))) t.fail(`chunk at ${start}`);
+  }
+  const size = (from: number, to: number) =>
+    chunks
+      .filter(({ start }) => start >= from && start < to)
+      .reduce((sum, { bytes }) => sum + bytes.length, 0);
+  t.equal(size(0, headBytes), headBytes);
+  const tailSize = size(headBytes, total);
+  t.ok(tailSize >= tailBytes && tailSize < tailBytes + 64 * KIB, `the tail has ${tailSize} bytes`);
+});
+
+interface Kept {
+  keeper: LogKeeper;
+  appends: Omit<LogAppend, 'id'>[];
+  effects: ReturnType<typeof fakeEffects>;
+}
+
+function keeperFor(
+  options: { headBytes?: number; tailBytes?: number; write?: () => Promise<void> } = {},
+): Kept {
+  const { headBytes = 256 * KIB, tailBytes = 5 * 1024 * KIB, write = async () => undefined } = options;
+  const effects = fakeEffects();
+  const appends: Omit<LogAppend, 'id'>[] = [];
+  const keeper = createLogKeeper({
+    headBytes,
+    tailBytes,
+    secrets: [],
+    effects,
+    write(append) {
+      appends.push(append);
+      return write();
+    },
+  });
+  return { keeper, appends, effects };
+}
+
+/** What the store holds after these, as LogAppend describes it. */
+function keptOf(appends: Omit<LogAppend, 'id'>[]): LogAppend['chunks'] {
+  let kept: LogAppend['chunks'] = [];
+  for (const { chunks, dropTailBefore, headBytes } of appends) {
+    kept = [...kept, ...chunks].filter(
+      ({ start, bytes }) =>
+        start < headBytes || dropTailBefore === null || start + bytes.length > dropTailBefore,
+    );
+  }
+  return kept;
+}
+
+function joined(chunks: LogAppend['chunks']): Buffer {
+  return Buffer.concat(chunks.map(({ bytes }) => bytes));
+}
+
+function plainlyMasked(text: string, secrets: string[]): string {
+  const longestFirst = secrets
+    .filter(({ length }) => length >= 8)
+    .sort((one, other) => other.length - one.length);
+  let masked = '';
+  for (let at = 0; at < text.length; ) {
+    const secret = longestFirst.find((candidate) => text.startsWith(candidate, at));
+    masked += secret === undefined ? text[at] : '***';
+    at += secret?.length ?? 1;
+  }
+  return masked;
+}
+
+function texts(appends: Omit<LogAppend, 'id'>[]): string[][] {
+  return appends.map(({ chunks }) => chunks.map(({ bytes }) => Buffer.from(bytes).toString()));
+}
+
+function shapes(appends: Omit<LogAppend, 'id'>[]): number[][][] {
+  return appends.map(({ chunks }) => chunks.map(({ start, bytes }) => [start, bytes.length]));
+}
+
+/** Lets what waits for promises go on. */
+async function settled(): Promise<void> {
+  for (let turn = 0; turn < 10; turn++) await Promise.resolve();
+}

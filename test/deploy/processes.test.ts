@@ -1,0 +1,199 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { copyFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t, { type Test } from 'tap';
+import {
+  bootId,
+  findMarked,
+  isAlive,
+  type ProcessIdentity,
+  processIdentity,
+  stopTree,
+  terminationDisposition,
+} from '../../src/deploy/processes.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
+import { fixture, PATH, stateOf, until } from '../helpers/commands.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+/** The real ones, whose timers keep this process alive, as a service's sockets do. */
+const effects: Effects = {
+  ...realEffects,
+  after(delayMs, action) {
+    const timer = setTimeout(action, delayMs);
+    return () => clearTimeout(timer);
+  },
+};
+
+t.test('a process is known by its id, its start and the boot', async (t) => {
+  const { child, identity } = await start(t, ['sleep', '1000']);
+  t.equal(identity.processId, child.pid);
+  t.equal(identity.bootId, bootId());
+  t.ok(isAlive(identity));
+  t.notOk(
+    isAlive({ ...identity, processStartedAt: identity.processStartedAt - 1 }),
+    'an id that was given again',
+  );
+  t.notOk(isAlive({ ...identity, bootId: 'b7e3bd5c-0000-4000-8000-000000000000' }), 'an id of another boot');
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  t.notOk(isAlive(identity));
+  t.equal(processIdentity(identity.processId), undefined);
+});
+
+t.test('a process that nobody has waited for has exited', async (t) => {
+  const parent = spawn('sh', ['-c', 'sleep 0 & echo $!; exec sleep 1000'], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => parent.kill('SIGKILL'));
+  const [line] = await once(parent.stdout, 'data');
+  const processId = Number(line);
+  await until(() => stateOf(processId) === 'Z');
+  const identity = processIdentity(processId);
+  t.ok(identity);
+  t.notOk(identity && isAlive(identity));
+  t.equal(identity && terminationDisposition(identity), 'gone');
+});
+
+t.test('a program may be called anything', async (t) => {
+  const file = join(temporaryDirectory(t), 'a) R 1 (b c');
+  copyFileSync('/bin/sleep', file);
+  const { identity } = await start(t, [file, '1000']);
+  const { identity: later } = await start(t, ['sleep', '1000']);
+  t.ok(identity.processStartedAt > 0);
+  t.ok(identity.processStartedAt <= later.processStartedAt);
+  t.ok(isAlive(identity));
+});
+
+t.test('what SIGTERM would do is known', async (t) => {
+  const deploymentId = newDeploymentId();
+  const plain = await start(t, ['sleep', '1000'], deploymentId);
+  t.equal(terminationDisposition(plain.identity), 'default');
+  const ignoring = await start(t, [fixture('ignores-sigterm')], deploymentId);
+  await once(ignoring.output, 'data');
+  t.equal(terminationDisposition(ignoring.identity), 'ignored');
+  const catching = await start(t, [fixture('tidies-up')], deploymentId);
+  await once(catching.output, 'data');
+  t.equal(terminationDisposition(catching.identity), 'caught');
+  t.equal(terminationDisposition({ ...plain.identity, processStartedAt: 1 }), 'gone');
+  await stopTree({ deploymentId, leader: undefined }, { graceMs: 0, effects });
+});
+
+t.test('one pass finds the processes of many deployments, and no others', async (t) => {
+  const [one, two, three] = [newDeploymentId(), newDeploymentId(), newDeploymentId()];
+  const first = await start(t, ['sleep', '1000'], one);
+  const second = await start(t, ['sleep', '1000'], two);
+  const again = await start(t, ['sleep', '1000'], two);
+  await start(t, ['sleep', '1000'], `${one}0`);
+  await start(t, ['sleep', '1000'], undefined, { MY_DEPLOY_ID: one, NOTE: `DEPLOY_ID=${one}` });
+  const found = await findMarked('DEPLOY_ID', new Set([one, two, three]));
+  t.strictSame([...found.keys()].sort(), [one, two].sort());
+  t.strictSame(found.get(one), [first.identity]);
+  t.strictSame(found.get(two), [again.identity, second.identity]);
+});
+
+t.test('a marker is found in a large environment', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { identity } = await start(t, ['sleep', '1000'], undefined, {
+    LARGE: 'x'.repeat(100_000),
+    DEPLOY_ID: deploymentId,
+  });
+  t.strictSame((await findMarked('DEPLOY_ID', new Set([deploymentId]))).get(deploymentId), [identity]);
+});
+
+t.test('stopping without a leader ends whatever carries the marker', async (t) => {
+  const deploymentId = newDeploymentId();
+  const one = await start(t, ['sleep', '1000'], deploymentId);
+  const other = await start(t, [fixture('ignores-sigterm')], deploymentId);
+  await once(other.output, 'data');
+  const stranger = await start(t, ['sleep', '1000'], newDeploymentId());
+  t.equal(await stopTree({ deploymentId, leader: undefined }, { graceMs: 50, effects }), 'gone');
+  t.notOk(isAlive(one.identity));
+  t.notOk(isAlive(other.identity));
+  t.ok(isAlive(stranger.identity));
+});
+
+t.test('stopping a leader ends its session and its descendants, marked or not', async (t) => {
+  const script = 'setsid sleep 1000 & sleep 1000 & echo ready; wait';
+  const leader = await start(t, ['sh', '-c', script]);
+  await once(leader.output, 'data');
+  const children = await descendantsOf(leader.identity);
+  t.equal(children.length, 2);
+  const disposition = await stopTree(
+    { deploymentId: newDeploymentId(), leader: leader.identity },
+    { graceMs: 10_000, effects },
+  );
+  t.equal(disposition, 'default');
+  t.notOk(isAlive(leader.identity));
+  t.notOk(children.some(isAlive));
+});
+
+t.test('a stranger who was given the id of a leader is left alone', async (t) => {
+  const stranger = await start(t, ['sleep', '1000']);
+  const leader = { ...stranger.identity, processStartedAt: stranger.identity.processStartedAt - 1 };
+  t.equal(await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: 0, effects }), 'gone');
+  t.ok(isAlive(stranger.identity));
+});
+
+t.test('what ran before the machine was booted again is not looked for', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { identity } = await start(t, ['sleep', '1000'], deploymentId);
+  const leader = { ...identity, bootId: 'b7e3bd5c-0000-4000-8000-000000000000' };
+  t.equal(await stopTree({ deploymentId, leader }, { graceMs: 0, effects }), 'gone');
+  t.ok(isAlive(identity));
+});
+
+t.test('what a leader left that exited by itself may be spared', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { child, identity: leader } = await start(t, ['sleep', '0'], deploymentId);
+  const daemon = await start(t, ['sleep', '1000'], deploymentId);
+  if (child.exitCode === null) await once(child, 'exit');
+  const tree = { deploymentId, leader };
+  t.equal(await stopTree(tree, { graceMs: 0, effects, spareWhenExited: true }), 'gone');
+  t.ok(isAlive(daemon.identity));
+  t.equal(await stopTree(tree, { graceMs: 0, effects }), 'gone');
+  t.notOk(isAlive(daemon.identity));
+});
+
+let lastDeployment = 0;
+
+function newDeploymentId(): string {
+  lastDeployment += 1;
+  return `dpl_process${process.pid}x${lastDeployment}`;
+}
+
+interface Started {
+  child: ChildProcess;
+  identity: ProcessIdentity;
+  output: NodeJS.ReadableStream;
+}
+
+/** A process in a session of its own, as the spawner starts them; ended with the test. */
+async function start(
+  t: Test,
+  [file, ...rest]: [string, ...string[]],
+  deploymentId?: string,
+  variables: Record<string, string> = {},
+): Promise<Started> {
+  const child = spawn(file, rest, {
+    env: { PATH, ...variables, ...(deploymentId === undefined ? {} : { DEPLOY_ID: deploymentId }) },
+    stdio: ['ignore', 'pipe', 'inherit'],
+    detached: true,
+  });
+  const identity = processIdentity(child.pid ?? 0);
+  if (identity === undefined) throw new Error(`${file} was not started`);
+  t.teardown(() => child.kill('SIGKILL'));
+  return { child, identity, output: child.stdout };
+}
+
+/** As ps tells it, so that the code under test does not judge itself. */
+async function descendantsOf({ processId }: ProcessIdentity): Promise<ProcessIdentity[]> {
+  const ps = spawn('ps', ['-o', 'pid=', '--ppid', String(processId)], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const text = (await ps.stdout.toArray()).join('');
+  return text
+    .split('\n')
+    .map((line) => processIdentity(Number(line)))
+    .filter((identity) => identity !== undefined);
+}

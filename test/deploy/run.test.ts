@@ -1,0 +1,460 @@
+import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import { readFile, writeFile } from 'node:fs/promises';
+import t from 'tap';
+import { readOutputs } from '../../src/deploy/environment.ts';
+import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
+import { run } from '../../src/deploy/run.ts';
+import type { Spawner } from '../../src/deploy/spawner.ts';
+import { realEffects } from '../../src/effects.ts';
+import {
+  fixture,
+  marked,
+  namedPipe,
+  PATH,
+  startRun,
+  stateOf,
+  testSpawner,
+  until,
+} from '../helpers/commands.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+const spawner = await testSpawner(t);
+
+t.test('a command that exits tells its exit code', async (t) => {
+  t.strictSame(await startRun(t, spawner, ['true']).outcome, { kind: 'exited', exitCode: 0 });
+  t.strictSame(await startRun(t, spawner, ['sh', '-c', 'exit 143']).outcome, {
+    kind: 'exited',
+    exitCode: 143,
+  });
+});
+
+t.test('a command that a signal ends tells the signal', async (t) => {
+  t.strictSame(await startRun(t, spawner, ['sh', '-c', 'kill -SEGV $$']).outcome, {
+    kind: 'signalled',
+    signal: 'SIGSEGV',
+  });
+  t.strictSame(await startRun(t, spawner, ['sh', '-c', 'kill -TERM $$']).outcome, {
+    kind: 'signalled',
+    signal: 'SIGTERM',
+  });
+});
+
+t.test('stdout and stderr come in their true order', async (t) => {
+  const command = startRun(t, spawner, [fixture('alternates')]);
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  const expected = Array.from({ length: 500 }, (_, number) => `out ${number}\nerr ${number}\n`).join('');
+  t.equal(command.output(), expected);
+});
+
+t.test('/dev/stdout, /dev/stderr and tee work', async (t) => {
+  const command = startRun(t, spawner, [fixture('reopens')]);
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  t.equal(command.output(), 'one\ntwo\nthree\nfour\n');
+});
+
+t.test('they work for a command that became another user', { skip: process.getuid?.() !== 0 }, async (t) => {
+  const script = 'echo one >/dev/stdout; echo two >/dev/stderr';
+  const command = startRun(t, spawner, [
+    'setpriv',
+    '--reuid=65534',
+    '--regid=65534',
+    '--clear-groups',
+    'sh',
+    '-c',
+    script,
+  ]);
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  t.equal(command.output(), 'one\ntwo\n');
+});
+
+t.test('bytes arrive as they were printed: no newline, no UTF-8', async (t) => {
+  const command = startRun(t, spawner, ['printf', String.raw`\377\376\000end`]);
+  await command.outcome;
+  t.strictSame(command.outputBytes(), Buffer.from([0xff, 0xfe, 0, 0x65, 0x6e, 0x64]));
+});
+
+t.test('a command has its own session and group, no input, and the environment it was given', async (t) => {
+  const variables = { PATH, GREETING: 'a "b"\n$c' };
+  const command = startRun(t, spawner, ['cat', '-', '/proc/self/stat', '/proc/self/environ'], {
+    environment: Object.fromEntries([...Object.entries(variables), ['__proto__', 'own']]),
+  });
+  const { processId } = await command.started;
+  await command.outcome;
+  const [stat = '', ...rest] = command.output().split(/(?<=\n)/);
+  t.match(stat, new RegExp(`^${processId} \\(cat\\) R \\d+ ${processId} ${processId} `));
+  t.strictSame(
+    rest.join('').split('\0').sort(),
+    ['', `DEPLOY_ID=${command.deploymentId}`, 'GREETING=a "b"\n$c', `PATH=${PATH}`, '__proto__=own'].sort(),
+  );
+});
+
+t.test('a command that cannot be started says why', async (t) => {
+  const outcomes = [];
+  const file = fixture('alternates');
+  const cases: { command: [string]; directory?: string }[] = [
+    { command: ['/no/such/command'] },
+    { command: ['no-such-command'] },
+    { command: ['./alternates'], directory: '/' },
+    { command: [fixture('not-executable')] },
+    { command: [fixture('without-its-interpreter')] },
+    { command: ['/usr'] },
+    { command: ['true'], directory: '/no/such/directory' },
+    { command: ['true'], directory: file },
+  ];
+  for (const { command, directory = '/' } of cases) {
+    const attempt = startRun(t, spawner, command, { directory, environment: { PATH: '/usr/bin:/bin' } });
+    outcomes.push(await attempt.outcome);
+    t.equal(attempt.output(), '');
+  }
+  t.strictSame(
+    outcomes,
+    [
+      'the command /no/such/command does not exist',
+      'the command no-such-command was not found in PATH (/usr/bin:/bin)',
+      'the command /alternates does not exist',
+      `the command ${fixture('not-executable')} is not executable`,
+      `the command ${fixture('without-its-interpreter')} begins with #!/no/such/interpreter, which does not exist or is not executable`,
+      'the command /usr is a directory',
+      'the directory /no/such/directory does not exist',
+      `${file} is not a directory`,
+    ].map((cause) => ({ kind: 'notStarted', cause })),
+  );
+});
+
+t.test('a command that is too large for the system is not started, and the next one is', async (t) => {
+  const large = { PATH, LARGE: 'x'.repeat(200_000) };
+  t.strictSame(await startRun(t, spawner, ['true'], { environment: large }).outcome, {
+    kind: 'notStarted',
+    cause: 'the arguments and the environment of the command are larger than the system allows',
+  });
+  t.strictSame(await startRun(t, spawner, ['true']).outcome, { kind: 'exited', exitCode: 0 });
+});
+
+t.test('a relative path counts from the directory', async (t) => {
+  const command = startRun(t, spawner, ['./without-first-line', 'a  b'], { directory: fixture('.') });
+  await command.outcome;
+  t.equal(command.output(), 'run by sh: a  b\n');
+});
+
+t.test('stopped by a user, a command is canceled', async (t) => {
+  const command = startRun(t, spawner, ['sleep', '1000']);
+  await command.started;
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+});
+
+t.test('the first cause counts', async (t) => {
+  const command = startRun(t, spawner, [fixture('tidies-up')], { timeoutMs: 60_000 });
+  await command.printed('ready');
+  command.stop('shutdown');
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'interrupted' });
+});
+
+t.test('stopped before it is started, nothing is started', async (t) => {
+  const command = startRun(t, spawner, ['sh', '-c', 'echo started']);
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.equal(command.output(), '');
+
+  const missing = startRun(t, spawner, ['/no/such/command']);
+  missing.stop('user');
+  t.strictSame(await missing.outcome, { kind: 'canceled' });
+});
+
+t.test('stopped while it is being started, it is stopped', async (t) => {
+  const asked = Promise.withResolvers<void>();
+  const answered = Promise.withResolvers<void>();
+  const slow: Spawner = {
+    ...spawner,
+    async spawn(request, isWanted) {
+      const spawned = await spawner.spawn(request, isWanted);
+      asked.resolve();
+      await answered.promise;
+      return spawned;
+    },
+  };
+  const command = startRun(t, slow, ['sleep', '1000']);
+  await asked.promise;
+  command.stop('user');
+  answered.resolve();
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+});
+
+t.test('a command that runs too long is stopped', async (t) => {
+  const command = startRun(t, spawner, ['sleep', '1000'], { timeoutMs: 20 });
+  t.strictSame(await command.outcome, { kind: 'timedOut' });
+});
+
+t.test('a command that is silent too long is stopped, one that prints is not', async (t) => {
+  const silent = startRun(t, spawner, ['sh', '-c', 'echo one; sleep 1000'], { idleTimeoutMs: 50 });
+  t.strictSame(await silent.outcome, { kind: 'idleTimedOut' });
+  t.equal(silent.output(), 'one\n');
+
+  const talking = startRun(
+    t,
+    spawner,
+    ['sh', '-c', 'for i in 1 2 3 4 5 6 7 8; do sleep 0.2; echo $i; done'],
+    {
+      idleTimeoutMs: 1_400,
+    },
+  );
+  t.strictSame(await talking.outcome, { kind: 'exited', exitCode: 0 });
+});
+
+t.test('a command whose output is not taken is not idle', async (t) => {
+  const taken = Promise.withResolvers<void>();
+  const command = startRun(t, spawner, ['echo', 'one'], { idleTimeoutMs: 20, onOutput: () => taken.promise });
+  const { processId } = await command.started;
+  await until(() => processIdentity(processId) === undefined);
+  taken.resolve();
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+});
+
+t.test('a command that ignores SIGTERM gets SIGKILL after the grace', async (t) => {
+  const command = startRun(t, spawner, [fixture('ignores-sigterm')], { killGraceMs: 100 });
+  const leader = await command.started;
+  await command.printed('ready');
+  const stoppedAtMs = realEffects.monotonicMs();
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.ok(realEffects.monotonicMs() - stoppedAtMs >= 100);
+  t.notOk(isAlive(leader));
+});
+
+t.test('a command that ignores SIGTERM and finishes its work has succeeded', async (t) => {
+  const gate = namedPipe(t);
+  const command = startRun(t, spawner, [fixture('finishes-anyway')], { environment: { PATH, GATE: gate } });
+  await command.printed('ready');
+  command.stop('user');
+  await writeFile(gate, 'well\n');
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  t.equal(command.output(), 'ready\nfinished well\n');
+});
+
+t.test('a command that catches SIGTERM may tidy up, and is canceled all the same', async (t) => {
+  const command = startRun(t, spawner, [fixture('tidies-up')]);
+  await command.printed('ready');
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.equal(command.output(), 'ready\ntidied up\n');
+});
+
+t.test('a command that has ended is not canceled any more', async (t) => {
+  const held = Promise.withResolvers<void>();
+  const command = startRun(t, spawner, ['sh', '-c', 'echo done'], { onOutput: () => held.promise });
+  const { processId } = await command.started;
+  await until(() => processIdentity(processId) === undefined);
+  command.stop('user');
+  held.resolve();
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+});
+
+t.test('a command whose end is not told yet is not canceled either, and its daemon lives on', async (t) => {
+  const own = await testSpawner(t);
+  const command = startRun(t, own, ['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!']);
+  const { processId } = await command.started;
+  process.kill(own.processId() ?? 0, 'SIGSTOP');
+  await until(() => stateOf(processId) === 'Z' || stateOf(processId) === undefined);
+  command.stop('user');
+  process.kill(own.processId() ?? 0, 'SIGCONT');
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  const [daemon] = await marked(command.deploymentId);
+  t.equal(command.output(), `${daemon?.processId}\n`);
+  process.kill(Number(command.output()), 'SIGKILL');
+  await until(() => daemon !== undefined && !isAlive(daemon));
+});
+
+t.test('a stopped command that was suspended takes its SIGTERM', async (t) => {
+  const command = startRun(t, spawner, [
+    'sh',
+    '-c',
+    `trap 'echo woken; exit 1' TERM; echo ready; kill -STOP $$`,
+  ]);
+  await command.printed('ready');
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.equal(command.output(), 'ready\nwoken\n');
+});
+
+t.test('stopping ends what left the group, the session and the environment behind', async (t) => {
+  // How long they sleep is what they are known by.
+  const seconds = `1000.${process.pid}`;
+  const command = startRun(t, spawner, [fixture('scatters')], {
+    environment: { PATH, SECONDS_TO_SLEEP: seconds },
+    killGraceMs: 500,
+  });
+  await until(() => sleepers(seconds).length === 8);
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.strictSame(sleepers(seconds), []);
+});
+
+t.test('stopping ends processes that run away from it', async (t) => {
+  const command = startRun(t, spawner, [fixture('runs-away')], { killGraceMs: 0 });
+  await command.printed('ready');
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.strictSame(await marked(command.deploymentId), []);
+});
+
+t.test('a daemon that a command leaves lives on, also when it prints', async (t) => {
+  const gate = namedPipe(t);
+  const report = namedPipe(t);
+  const command = startRun(t, spawner, [fixture('leaves-a-daemon')], {
+    environment: { PATH, GATE: gate, REPORT: report },
+  });
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  const [daemon] = await marked(command.deploymentId);
+  t.equal(command.output(), `daemon ${daemon?.processId}\n`);
+  const told = readFile(report, 'utf8');
+  await writeFile(gate, 'line\n');
+  t.equal(await told, 'survived\n');
+  t.equal(
+    command.output(),
+    `daemon ${daemon?.processId}\n`,
+    'but not into the log of a command that is over',
+  );
+  await until(() => daemon !== undefined && !isAlive(daemon));
+});
+
+t.test('the last words of what a command started still belong to its log', async (t) => {
+  const gate = namedPipe(t);
+  const report = namedPipe(t);
+  const command = startRun(t, spawner, [fixture('leaves-a-daemon')], {
+    environment: { PATH, GATE: gate, REPORT: report },
+  });
+  const { processId } = await command.started;
+  await until(() => processIdentity(processId) === undefined);
+  const told = readFile(report, 'utf8');
+  await writeFile(gate, 'line\n');
+  t.equal(await told, 'survived\n');
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  t.match(command.output(), /^daemon \d+\nlate line\nlater line\n$/);
+});
+
+t.test('a command that floods is slowed down, and costs little memory', async (t) => {
+  const bytes = 200_000_000;
+  let received = 0;
+  let largest = 0;
+  const before = process.memoryUsage().rss;
+  let peak = before;
+  const command = startRun(t, spawner, ['head', '-c', String(bytes), '/dev/zero'], {
+    async onOutput(piece) {
+      received += piece.length;
+      largest = Math.max(largest, piece.length);
+      peak = Math.max(peak, process.memoryUsage.rss());
+    },
+  });
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  t.equal(received, bytes);
+  t.ok(largest <= 128 * 1024, `largest piece ${largest}`);
+  t.ok(peak - before < 100_000_000, `grew by ${peak - before}`);
+});
+
+t.test('a command waits while its output is not taken', async (t) => {
+  const taken = Promise.withResolvers<void>();
+  let pieces = 0;
+  const command = startRun(t, spawner, ['yes'], {
+    onOutput() {
+      pieces += 1;
+      return taken.promise;
+    },
+  });
+  const { processId } = await command.started;
+  await until(() => pieces > 0 && readFileSync(`/proc/${processId}/wchan`, 'latin1').includes('pipe'));
+  t.equal(pieces, 1);
+  command.stop('user');
+  taken.resolve();
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+});
+
+t.test('10,000 outputs are bounded', async (t) => {
+  const file = `${temporaryDirectory(t)}/outputs`;
+  const command = startRun(t, spawner, [fixture('writes-outputs')], {
+    environment: { PATH, DEPLOY_OUTPUT: file },
+  });
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  const { outputs, notes } = readOutputs(file);
+  t.equal(Object.keys(outputs).length, 100);
+  t.equal(outputs['name_99'], 'value 99');
+  t.ok(notes.length <= 11);
+});
+
+t.test('when what it tells cannot be recorded, the command is stopped and the run fails', async (t) => {
+  const deploymentId = `dpl_full${process.pid}`;
+  const { outcome } = run(
+    { ...REQUEST, deploymentId, command: ['yes'] },
+    {
+      spawner,
+      effects: realEffects,
+      onStarted: async () => undefined,
+      onOutput: async () => {
+        throw new Error('the disk is full');
+      },
+    },
+  );
+  await t.rejects(outcome, { message: 'the disk is full' });
+  t.strictSame(await marked(deploymentId), []);
+});
+
+t.test(
+  'when the spawner dies, its commands are stopped and interrupted, and the next one runs',
+  async (t) => {
+    const own = await testSpawner(t);
+    const command = startRun(t, own, [fixture('tidies-up')]);
+    const leader = await command.started;
+    await command.printed('ready');
+    process.kill(own.processId() ?? 0, 'SIGKILL');
+    t.strictSame(await command.outcome, { kind: 'interrupted' });
+    t.notOk(isAlive(leader));
+    t.equal(command.output(), 'ready\ntidied up\n');
+    t.strictSame(await startRun(t, own, ['true']).outcome, { kind: 'exited', exitCode: 0 });
+    t.match(own.problems, ['the process that starts commands is gone: it ended with SIGKILL']);
+  },
+);
+
+t.test('when the spawner dies while it starts a command, that is interrupted', async (t) => {
+  const own = await testSpawner(t);
+  process.kill(own.processId() ?? 0, 'SIGSTOP');
+  const command = startRun(t, own, ['sleep', '1000']);
+  process.kill(own.processId() ?? 0, 'SIGKILL');
+  t.strictSame(await command.outcome, { kind: 'interrupted' });
+  t.strictSame(await marked(command.deploymentId), []);
+});
+
+t.test('no pipe stays open', async (t) => {
+  const before = openPipes();
+  for (let number = 0; number < 40; number++) await startRun(t, spawner, ['true']).outcome;
+  t.equal(openPipes(), before);
+});
+
+const REQUEST = {
+  directory: '/',
+  environment: { PATH },
+  timeoutMs: null,
+  idleTimeoutMs: null,
+  killGraceMs: 10_000,
+};
+
+function sleepers(seconds: string): string[] {
+  return readdirSync('/proc').filter((name) => commandLineOf(name) === `sleep\0${seconds}\0`);
+}
+
+function commandLineOf(processId: string): string {
+  try {
+    return readFileSync(`/proc/${processId}/cmdline`, 'latin1');
+  } catch {
+    return '';
+  }
+}
+
+function openPipes(): number {
+  return readdirSync('/proc/self/fd').filter((name) => {
+    try {
+      return readlinkSync(`/proc/self/fd/${name}`).includes('davit-pipes-');
+    } catch {
+      return false;
+    }
+  }).length;
+}

@@ -1,0 +1,103 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import { buffer } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
+import type { Test } from 'tap';
+import { dumpOf, temporaryDirectory } from './store.ts';
+
+export const MAIN = join(import.meta.dirname, '../../src/main.ts');
+
+/** Node keeps there what it made of the sources: a third of the time of a run that has to read them anew. */
+export const COMPILE_CACHE = {
+  NODE_COMPILE_CACHE: join(import.meta.dirname, '../../node_modules/.cache/compiled'),
+};
+
+export interface CliResult {
+  stdout: string;
+  stderr: string;
+  exitCode: number | null;
+}
+
+export interface CliOptions {
+  env?: Record<string, string>;
+  stdin?: string | Uint8Array;
+  /** Where it runs; `./davit.db` is there. */
+  cwd?: string;
+}
+
+/** Runs `davit` with these words, as a process of its own, in an environment with nothing of ours in it but `env`. */
+export async function run(
+  words: readonly string[],
+  { env = {}, stdin = '', cwd }: CliOptions = {},
+): Promise<CliResult> {
+  const child = spawn(process.execPath, [MAIN, ...words], {
+    env: { ...COMPILE_CACHE, ...env },
+    cwd,
+    stdio: 'pipe',
+  });
+  child.stdin.on('error', () => undefined); // it may end without having read all
+  child.stdin.end(stdin);
+  const [stdout, stderr, [exitCode]] = await Promise.all([
+    buffer(child.stdout),
+    buffer(child.stderr),
+    once(child, 'close') as Promise<[number | null]>,
+  ]);
+  return { stdout: stdout.toString(), stderr: stderr.toString(), exitCode };
+}
+
+export interface Place {
+  directory: string;
+  dbPath: string;
+  /** `run` in this directory. */
+  davit(words: readonly string[], options?: Omit<CliOptions, 'cwd'>): Promise<CliResult>;
+  /** The same, and the JSON value that it printed; throws if it did not exit with 0. */
+  json<Value>(words: readonly string[]): Promise<Value>;
+  /** Every row of every table; no table where there is no file. */
+  dump(): Record<string, unknown[]>;
+  /** `davit` with these words is refused: nothing on stdout, one line on stderr, nothing changed in the file. */
+  refused(
+    words: readonly string[],
+    options?: Omit<CliOptions, 'cwd'>,
+  ): Promise<{ message: string; exitCode: number | null }>;
+}
+
+/** A directory for `./davit.db`, gone when the test has ended. */
+export function place(t: Test): Place {
+  const directory = temporaryDirectory(t);
+  const dbPath = join(directory, 'davit.db');
+  const davit: Place['davit'] = (words, options) => run(words, { ...options, cwd: directory });
+
+  return {
+    directory,
+    dbPath,
+    davit,
+    dump,
+    async json(words) {
+      const { stdout, stderr, exitCode } = await davit([...words, '--json']);
+      if (exitCode !== 0) throw new Error(`davit ${words.join(' ')} exited with ${exitCode}: ${stderr}`);
+      return JSON.parse(stdout);
+    },
+    async refused(words, options) {
+      const before = dump();
+      const { stdout, stderr, exitCode } = await davit(words, options);
+      const after = dump();
+      if (stdout !== '') throw new Error(`a refusal printed ${stdout}`);
+      if (!/^error: [^\n]+\n$/.test(stderr))
+        throw new Error(`not one line that begins with error: ${stderr}`);
+      if (JSON.stringify(before) !== JSON.stringify(after)) throw new Error('a refusal changed the file');
+      return { message: stderr.trim(), exitCode };
+    },
+  };
+
+  function dump(): Record<string, unknown[]> {
+    if (!existsSync(dbPath)) return {};
+    const reader = new Sqlite(dbPath);
+    try {
+      return dumpOf(reader);
+    } finally {
+      reader.close();
+    }
+  }
+}

@@ -1,0 +1,140 @@
+import { execFileSync } from 'node:child_process';
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import type { Test } from 'tap';
+import { findMarked, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
+import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
+import { type Spawner, type SpawnerOptions, startSpawner } from '../../src/deploy/spawner.ts';
+import { realEffects } from '../../src/effects.ts';
+import { temporaryDirectory } from './store.ts';
+
+/** The path of a program of test/fixtures/commands. */
+export function fixture(name: string): string {
+  return join(import.meta.dirname, '../fixtures/commands', name);
+}
+
+export const PATH = process.env['PATH'] ?? '/usr/bin:/bin';
+
+/** What davit starts itself as, in tests of the deploy wing alone. */
+export const SPAWNER_COMMAND = { file: process.execPath, arguments: [fixture('spawner.ts')] };
+
+export interface TestSpawner extends Spawner {
+  problems: string[];
+  directory: string;
+}
+
+/** A real spawner; closed, and looked after, when the test has ended. */
+export async function testSpawner(t: Test, changes: Partial<SpawnerOptions> = {}): Promise<TestSpawner> {
+  const problems: string[] = [];
+  const directory = temporaryDirectory(t);
+  const spawner = await startSpawner({
+    command: SPAWNER_COMMAND,
+    environment: { PATH },
+    token: `test-${process.pid}`,
+    directory,
+    effects: realEffects,
+    onProblem: (problem) => problems.push(problem),
+    ...changes,
+  });
+  t.teardown(() => spawner.close());
+  return { ...spawner, problems, directory };
+}
+
+export interface TestRun extends Run {
+  deploymentId: string;
+  started: Promise<ProcessIdentity>;
+  output(): string;
+  outputBytes(): Buffer;
+  /** Resolves when it has printed `text`. */
+  printed(text: string): Promise<void>;
+}
+
+let lastDeployment = 0;
+
+/**
+ * Runs a command for real. When the test has ended, whatever carries its marker must be gone: what a test leaves
+ * on purpose it ends itself.
+ */
+export function startRun(
+  t: Test,
+  spawner: Spawner,
+  command: readonly [string, ...string[]],
+  changes: Partial<RunRequest> & { onOutput?: (bytes: Uint8Array) => Promise<void> } = {},
+): TestRun {
+  lastDeployment += 1;
+  const deploymentId = `dpl_test${process.pid}x${lastDeployment}`;
+  const started = Promise.withResolvers<ProcessIdentity>();
+  const waiting = new Set<() => void>();
+  let bytes = Buffer.alloc(0);
+  const { onOutput, ...request } = changes;
+  const running = run(
+    {
+      deploymentId,
+      command,
+      directory: '/',
+      environment: { PATH },
+      timeoutMs: null,
+      idleTimeoutMs: null,
+      killGraceMs: 10_000,
+      ...request,
+    },
+    {
+      spawner,
+      effects: realEffects,
+      onStarted: async (identity) => started.resolve(identity),
+      async onOutput(piece) {
+        if (onOutput !== undefined) return await onOutput(piece);
+        bytes = Buffer.concat([bytes, piece]);
+        for (const look of waiting) look();
+      },
+    },
+  );
+  t.teardown(async () => {
+    running.stop('shutdown');
+    await running.outcome.catch(() => undefined);
+    const left = await marked(deploymentId);
+    if (left.length > 0) throw new Error(`left running: ${JSON.stringify(left)}`);
+  });
+  return {
+    ...running,
+    deploymentId,
+    started: started.promise,
+    output: () => bytes.toString(),
+    outputBytes: () => bytes,
+    printed: (text) =>
+      new Promise((resolve) => {
+        const look = () => {
+          if (bytes.includes(text)) resolve();
+        };
+        waiting.add(look);
+        look();
+      }),
+  };
+}
+
+export async function marked(deploymentId: string): Promise<ProcessIdentity[]> {
+  return (await findMarked('DEPLOY_ID', new Set([deploymentId]))).get(deploymentId) ?? [];
+}
+
+/** Resolves when `condition` holds: for what happens in another process and tells nobody. */
+export async function until(condition: () => boolean): Promise<void> {
+  while (!condition()) await nextTurn();
+}
+
+/** Named pipes, to let a command wait for the test and the test for a command. */
+export function namedPipe(t: Test): string {
+  const path = join(temporaryDirectory(t), 'pipe');
+  execFileSync('mkfifo', [path]);
+  return path;
+}
+
+/** One letter, proc_pid_stat(5); undefined when there is no such process. */
+export function stateOf(processId: number): string | undefined {
+  if (processIdentity(processId) === undefined) return undefined;
+  try {
+    return /\) (.)/.exec(readFileSync(`/proc/${processId}/stat`, 'latin1'))?.[1];
+  } catch {
+    return undefined;
+  }
+}
