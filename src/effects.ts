@@ -13,6 +13,8 @@ export interface Effects {
   randomBytes(size: number): Uint8Array;
   /** Calls `action` once, `delayMs` from now; the returned function calls it off. Keeps no process alive. */
   after(delayMs: number, action: () => void): () => void;
+  /** Holds up this thread, and everything in it. */
+  block(durationMs: number): void;
 }
 
 /** Node's timers wrap to 1 ms beyond this; a longer wait is cut, and whoever waits looks again. */
@@ -26,6 +28,9 @@ export const realEffects: Effects = {
     const timer = setTimeout(action, Math.min(delayMs, LONGEST_TIMER_MS));
     timer.unref();
     return () => clearTimeout(timer);
+  },
+  block(durationMs) {
+    Atomics.wait(new Int32Array(new SharedArrayBuffer(4)), 0, 0, durationMs);
   },
 };
 

@@ -103,7 +103,7 @@ function pad(text: string, width: number): string {
 function cutTo(text: string, width: number): string {
   let kept = '';
   let keptWidth = 0;
-  for (const { segment } of graphemes.segment(text)) {
+  for (const segment of graphemesOf(text)) {
     keptWidth += graphemeWidth(segment);
     if (keptWidth > width) break;
     kept += segment;
@@ -111,14 +111,18 @@ function cutTo(text: string, width: number): string {
   return kept;
 }
 
-const graphemes = new Intl.Segmenter('en', { granularity: 'grapheme' });
-
 /** In columns of a terminal. */
 function displayWidth(text: string): number {
-  if (/^[\x20-\x7e]*$/.test(text)) return text.length;
-  let width = 0;
-  for (const { segment } of graphemes.segment(text)) width += graphemeWidth(segment);
-  return width;
+  if (/^[\x20-\x7e…]*$/.test(text)) return text.length;
+  return graphemesOf(text).reduce((width, grapheme) => width + graphemeWidth(grapheme), 0);
+}
+
+let segmenter: Intl.Segmenter | undefined;
+
+/** What a reader takes for one letter. Made on first use: it takes longer than all the rest of a list. */
+function graphemesOf(text: string): string[] {
+  segmenter ??= new Intl.Segmenter('en', { granularity: 'grapheme' });
+  return Array.from(segmenter.segment(text), ({ segment }) => segment);
 }
 
 /** What terminals draw over two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */

@@ -13,7 +13,7 @@ import {
   type Outputs,
   readOutputs,
 } from './environment.ts';
-import { createLogKeeper, type LogKeeper } from './log.ts';
+import { createLogKeeper, type LogKeeper, maskText } from './log.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
 import { makeWorkspace, type Workspace } from './workspace.ts';
@@ -133,7 +133,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       const outcome = await running.outcome;
       const { outputs, notes } = readOutputs(workspace.outputFile);
       for (const note of notes) await log.append(Buffer.from(`davit: ${note}\n`));
-      return { outcome, outputs };
+      return { outcome, outputs: masked(outputs, Object.values(claimed.variables)) };
     } finally {
       await workspace
         .remove()
@@ -173,6 +173,11 @@ export function createExecutor(options: ExecutorOptions): Executor {
       },
     );
   }
+}
+
+/** Whoever may read outputs need not be allowed to read logs, and neither shows a secret. */
+function masked(outputs: Outputs['outputs'], secrets: string[]): Outputs['outputs'] {
+  return Object.fromEntries(Object.entries(outputs).map(([name, value]) => [name, maskText(value, secrets)]));
 }
 
 function baseEnvironment(temporaryDirectory: string): BaseEnvironment {

@@ -115,23 +115,27 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
 }
 
 /**
- * Ends, with SIGKILL, the spawners with this token whose parent is not this process: a service that was
- * killed may have left one that was stopped or stuck. Resolves when they are gone, so that none of them
- * starts anything any more.
+ * Ends, with SIGKILL, the spawners with this token that are not this process's own: a service that was killed
+ * may have left one that was stopped or stuck, and one that died may have left a child that is about to become
+ * a command. Resolves when they are gone, so that none of them starts anything any more.
  */
 export async function endOrphanedSpawners(token: string, effects: Effects): Promise<void> {
-  for (;;) {
-    const marked = (await findMarked(SPAWNER_MARKER, new Set([token]))).get(token) ?? [];
-    const orphans = marked.filter(({ processId }) => {
-      const stat = readStat(processId);
-      return processId !== process.pid && stat !== undefined && stat.parentId !== process.pid;
-    });
-    if (orphans.length === 0) return;
-    for (const orphan of orphans) {
-      if (isAlive(orphan)) signal(orphan.processId, 'SIGKILL');
-    }
-    await delay(1, effects);
-  }
+  let orphans: ProcessIdentity[] = [];
+  do {
+    // Who is about to end has no environment any more, and is still there for a moment.
+    orphans = [...orphans, ...(await findOrphanedSpawners(token))].filter(isAlive);
+    for (const { processId } of orphans) signal(processId, 'SIGKILL');
+    if (orphans.length > 0) await delay(1, effects);
+  } while (orphans.length > 0);
+}
+
+async function findOrphanedSpawners(token: string): Promise<ProcessIdentity[]> {
+  const marked = (await findMarked(SPAWNER_MARKER, new Set([token]))).get(token) ?? [];
+  const parentIds = new Map(marked.map(({ processId }) => [processId, readStat(processId)?.parentId]));
+  const isOwn = (processId: number | undefined) =>
+    processId !== undefined && parentIds.get(processId) === process.pid;
+  // What a spawner has forked looks like the spawner until it becomes the command.
+  return marked.filter(({ processId }) => !isOwn(processId) && !isOwn(parentIds.get(processId)));
 }
 
 const SIGTERM_NUMBER = 15;

@@ -86,7 +86,7 @@ async function carryOut(
     case 'lost':
       // It may have been started just before.
       stopping.settle('lost');
-      await endTree(undefined, request, context, { spareWhenExited: false });
+      await endTree(undefined, request, context, { spareWhenExited: false, cause: 'lost' });
       return stoppedOutcome(stopping.value());
     default:
       return spawned satisfies never;
@@ -135,24 +135,31 @@ async function untilEnd(
 
   if (typeof first === 'string') {
     // It may have exited without its end being told yet: then what would stop it comes too late.
-    const disposition = await endTree(started.identity, request, context, { spareWhenExited: true });
+    const disposition = await endTree(started.identity, request, context, {
+      spareWhenExited: true,
+      cause: first,
+    });
     const end = await started.ended;
     if (end.kind !== 'lost') return outcomeOfStopped(first, disposition, end);
     if (disposition !== 'gone') return stoppedOutcome(first);
   }
   // How it ended, or will, cannot be learned any more.
   stopping.settle('lost');
-  await endTree(started.identity, request, context, { spareWhenExited: false });
+  await endTree(started.identity, request, context, { spareWhenExited: false, cause: 'lost' });
   return stoppedOutcome(stopping.value());
 }
+
+/** After the grace of a clean stop, so that all of it is over within 30 s. */
+const SHUTDOWN_KILL_GRACE_MS = 3_000;
 
 function endTree(
   leader: ProcessIdentity | undefined,
   { deploymentId, killGraceMs }: RunRequest,
   { effects, onStuck }: RunContext,
-  { spareWhenExited }: { spareWhenExited: boolean },
+  { spareWhenExited, cause }: { spareWhenExited: boolean; cause: StopCause },
 ): Promise<TerminationDisposition> {
-  const options = { graceMs: killGraceMs, effects, spareWhenExited };
+  const graceMs = cause === 'shutdown' ? Math.min(killGraceMs, SHUTDOWN_KILL_GRACE_MS) : killGraceMs;
+  const options = { graceMs, effects, spareWhenExited };
   return stopTree({ deploymentId, leader }, onStuck === undefined ? options : { ...options, onStuck });
 }
 

@@ -4,7 +4,7 @@ import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { whyNotStarted } from './not-started.ts';
 import { createPipePool, createPipeReader, type PipeReading } from './pipes.ts';
-import { type ProcessIdentity, SPAWNER_MARKER } from './processes.ts';
+import { endOrphanedSpawners, type ProcessIdentity, SPAWNER_MARKER } from './processes.ts';
 import {
   readMessages,
   SPAWNER_ARGUMENT,
@@ -102,7 +102,11 @@ export async function startSpawner(options: SpawnerOptions): Promise<Spawner> {
         };
       }
       closeSync(pipe.descriptor);
-      if (answer.kind === 'lost') return { kind: 'lost' };
+      if (answer.kind === 'lost') {
+        // What it may have forked would become the command after everybody looked for that.
+        await endOrphanedSpawners(options.token, effects);
+        return { kind: 'lost' };
+      }
       if (answer.kind === 'notStarted')
         return { kind: 'notStarted', cause: whyNotStarted(answer.code, request) };
       throw new Error(`the spawner answered with ${answer.kind}`);

@@ -15,7 +15,7 @@ export const APPLICATION_ID = 1684108916;
 export const SCHEMA_VERSION = 1;
 
 /** How long a writer waits for another process, an admin command as a rule, to finish its transaction. */
-const BUSY_TIMEOUT_MS = 5_000;
+export const BUSY_TIMEOUT_MS = 5_000;
 
 /**
  * The connection that may write; makes the file (mode 0600) and its tables on first use.
@@ -101,10 +101,11 @@ function createPrivately(path: string): void {
 }
 
 function prepareSchema(database: Database, path: string, effects: Effects): void {
+  // As a rule it is ours and of this version, and then nobody's writing is waited for.
+  if (identityOf(database).isCurrent) return;
   database
     .transaction(() => {
-      const applicationId = database.pragma('application_id', { simple: true });
-      const version = Number(database.pragma('user_version', { simple: true }));
+      const { applicationId, version } = identityOf(database);
       const isEmpty = database.prepare('SELECT count(*) FROM sqlite_schema').pluck().get() === 0;
       if (isEmpty && version === 0) return createSchema(database, effects);
       if (applicationId !== APPLICATION_ID) throw notOurs(path);
@@ -116,6 +117,16 @@ function prepareSchema(database: Database, path: string, effects: Effects): void
       }
     })
     .immediate();
+}
+
+function identityOf(database: Database) {
+  const applicationId = database.pragma('application_id', { simple: true });
+  const version = Number(database.pragma('user_version', { simple: true }));
+  return {
+    applicationId,
+    version,
+    isCurrent: applicationId === APPLICATION_ID && version === SCHEMA_VERSION,
+  };
 }
 
 function createSchema(database: Database, effects: Effects): void {

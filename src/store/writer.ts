@@ -1,7 +1,7 @@
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Change } from './context.ts';
-import { type Database, sqliteCode } from './database.ts';
+import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
 
 /** The one door for writes. Plain values in and out, so that a thread may stand between. */
@@ -152,7 +152,7 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
 
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
     try {
-      statements.begin.run();
+      beginPatiently(database, statements.begin, effects);
       const results = group.map(runInSavepoint);
       statements.commit.run();
       return results;
@@ -181,6 +181,29 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
       for (const change of changesBefore) changes.add(change);
       return failure(error);
     }
+  }
+}
+
+/**
+ * Another process that commits without pause leaves the file free for microseconds only. SQLite's own patience
+ * sleeps up to 100 ms between two looks, and 2 of 8 admin commands gave up after 5 s; with a look every
+ * millisecond none waits for half a second.
+ */
+function beginPatiently(database: Database, begin: Statement<[]>, effects: Effects): void {
+  const untilMs = effects.monotonicMs() + BUSY_TIMEOUT_MS;
+  database.pragma('busy_timeout = 0');
+  try {
+    for (;;) {
+      try {
+        begin.run();
+        return;
+      } catch (error) {
+        if (sqliteCode(error) !== 'SQLITE_BUSY' || effects.monotonicMs() >= untilMs) throw error;
+        effects.block(1);
+      }
+    }
+  } finally {
+    database.pragma(`busy_timeout = ${BUSY_TIMEOUT_MS}`);
   }
 }
 

@@ -1,9 +1,10 @@
+import { setTimeout as pause } from 'node:timers/promises';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
 
 /*
- * A process that holds a file open and writes to it, one transaction after the other, until its stdin ends.
- * Prints a line when it has begun, and how many projects it made in the end.
+ * A process that holds a file open and writes to it some hundred times a second, until its stdin ends. Prints
+ * a line when it has begun, and how many projects it made in the end.
  */
 
 const [path = ''] = process.argv.slice(2);
@@ -25,6 +26,7 @@ while (!stopped) {
     variables: {},
   });
   count += 1;
+  await pause(2);
   if (count === 1) process.stdout.write('begun\n');
 }
 await store.close();

@@ -75,6 +75,7 @@ t.test('a second signal ends it at once', async (t) => {
   await queue(dbPath, made.stdout.trim());
   await started;
   service.kill('SIGTERM');
+  await untilStopping(service.url);
   service.kill('SIGINT');
   t.match(await service.ended, { exitCode: 130, signal: null });
 });
@@ -137,6 +138,14 @@ async function queue(dbPath: string, projectId: string): Promise<void> {
   const { id } = store.reads.projects.resolve(projectId);
   await store.writer.write('deployments.create', newDeployment(id));
   await store.close();
+}
+
+async function untilStopping(url: string): Promise<void> {
+  for (;;) {
+    const { status, body } = await fetch(`${url}/readyz`);
+    await body?.cancel();
+    if (status === 503) return;
+  }
 }
 
 async function untilFile(directory: string, name: string): Promise<void> {

@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { join } from 'node:path';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { COMPILE_CACHE, place } from '../helpers/cli.ts';
@@ -10,7 +10,7 @@ t.test(
   'commands go on working while another process writes all the time, and neither loses anything',
   async (t) => {
     const { davit, json, dump, dbPath } = place(t);
-    const busy = await busyWriter(dbPath);
+    const busy = await busyWriter(t, dbPath);
     const names = ['one', 'two', 'three', 'four'];
     const made = await Promise.all(
       names.map((name) => davit(['admin', 'project', 'create', '--name', name, '--env', `NAME=${name}`])),
@@ -38,11 +38,12 @@ t.test(
   },
 );
 
-async function busyWriter(dbPath: string): Promise<{ stop(): Promise<number> }> {
+async function busyWriter(t: Test, dbPath: string): Promise<{ stop(): Promise<number> }> {
   const child = spawn(process.execPath, [join(import.meta.dirname, 'busy-writer.ts'), dbPath], {
     env: COMPILE_CACHE,
     stdio: ['pipe', 'pipe', 'inherit'],
   });
+  t.teardown(() => child.kill());
   let stdout = '';
   child.stdout.setEncoding('utf8').on('data', (text: string) => {
     stdout += text;

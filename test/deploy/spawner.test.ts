@@ -203,6 +203,24 @@ t.test('a spawner that a killed service left is ended, the living service keeps 
   t.strictSame(own.problems, []);
 });
 
+t.test('what a dead spawner forked is ended with it, what a living one forked is not', async (t) => {
+  const token = `token-of-forks-${process.pid}`;
+  const own = await testSpawner(t, { token });
+  // Until it becomes the command, what was forked has the spawner's environment.
+  const forked = {
+    ...REQUEST,
+    command: ['sleep', '1000'] as const,
+    environment: { PATH, DAVIT_SPAWNER: token },
+  };
+  const { identity } = await startedOf(own.spawn(forked));
+  await endOrphanedSpawners(token, realEffects);
+  t.ok(isAlive(identity));
+  process.kill(own.processId() ?? 0, 'SIGKILL');
+  await until(() => own.problems.length > 0);
+  await endOrphanedSpawners(token, realEffects);
+  t.notOk(isAlive(identity));
+});
+
 const REQUEST = { directory: '/', environment: { PATH } };
 
 async function startedOf(spawned: Promise<{ kind: string }>): Promise<StartedProcess> {

@@ -37,6 +37,10 @@ export function fakeEffects(startMs = Date.parse('2026-11-21T08:00:00.000Z')): F
       wallMs += untilMs - monotonicMs;
       monotonicMs = untilMs;
     },
+    block(durationMs) {
+      wallMs += durationMs;
+      monotonicMs += durationMs;
+    },
     jump(byMs) {
       wallMs += byMs;
     },
