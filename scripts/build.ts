@@ -1,7 +1,7 @@
 import { copyFile, mkdir, rm } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { build, type Plugin } from 'esbuild';
-import { THREAD_NAMES } from '../src/assets.ts';
+import { ASSET_SOURCES, THREAD_NAMES } from '../src/assets.ts';
 
 /*
  * Makes build/bundle/: one CommonJS file for the main thread and one for each other thread, with what they
@@ -16,7 +16,7 @@ const MAIN = 'src/main.ts';
 
 /** What is read as it is: from where, and under which name src/assets.ts asks for it. */
 const ASSETS = [
-  { from: 'schema.sql', name: 'schema.sql' },
+  ...Object.entries(ASSET_SOURCES).map(([name, from]) => ({ from, name })),
   {
     from: `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
     name: 'better_sqlite3.node',

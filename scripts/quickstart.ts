@@ -157,7 +157,13 @@ echo "done: $(cat current/message.txt)"
 
 function admin(...words: string[]): Resource {
   shown(['davit', 'admin', ...words]);
-  const output = execFileSync(DAVIT, ['admin', ...words, '--json', '--db', DATABASE], { encoding: 'utf8' });
+  const output = execFileSync(
+    DAVIT,
+    ['admin', '--db', DATABASE, ...words.slice(0, 2), '--json', ...words.slice(2)],
+    {
+      encoding: 'utf8',
+    },
+  );
   const made = JSON.parse(output) as Resource;
   say(made.id);
   return made;
@@ -243,12 +249,22 @@ async function followLog(url: string, key: string, deploymentId: string): Promis
   if (!response.ok || response.body === null) throw new Error(`the log answered ${response.status}`);
   const { Readable } = await import('node:stream');
   let event = 'log';
+  let data: string[] = [];
   for await (const line of createInterface({ input: Readable.fromWeb(response.body) })) {
     if (line.startsWith('event: ')) event = line.slice('event: '.length);
-    else if (line.startsWith('data: ') && event === 'end') say(`ended: ${line.slice('data: '.length)}`);
-    else if (line.startsWith('data: ')) say(`| ${line.slice('data: '.length)}`);
-    else if (line === '') event = 'log';
+    else if (line.startsWith('data: ')) data.push(line.slice('data: '.length));
+    else if (line === '') {
+      show(event, data);
+      event = 'log';
+      data = [];
+    }
   }
+}
+
+function show(event: string, data: string[]): void {
+  if (event === 'end') return say(`ended: ${data.join('')}`);
+  // The text ends with a line break as a rule, and that shows as an empty last line.
+  for (const line of data.at(-1) === '' ? data.slice(0, -1) : data) say(`| ${line}`);
 }
 
 function verify(secret: string, header: string | undefined, body: string): void {
