@@ -262,7 +262,10 @@ async function followLog(url: string, key: string, deploymentId: string): Promis
 }
 
 function show(event: string, data: string[]): void {
-  if (event === 'end') return say(`ended: ${data.join('')}`);
+  if (event === 'end') {
+    say(`ended: ${data.join('')}`);
+    return;
+  }
   // The text ends with a line break as a rule, and that shows as an empty last line.
   for (const line of data.at(-1) === '' ? data.slice(0, -1) : data) say(`| ${line}`);
 }
