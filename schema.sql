@@ -105,6 +105,7 @@ CREATE TABLE deployments (
   CHECK (status <> 'failed' OR reason IS NOT NULL)
 ) STRICT;
 CREATE INDEX deployments_of_project ON deployments (project_id, seq);
+CREATE INDEX deployments_unfinished ON deployments (seq) WHERE finished_at IS NULL; -- what is queued and running now
 CREATE INDEX deployments_queued ON deployments (project_id, seq) WHERE status = 'queued' AND reported = 0;
 CREATE UNIQUE INDEX one_running_deployment_per_project ON deployments (project_id)
   WHERE status IN ('running', 'canceling') AND reported = 0;
@@ -243,6 +244,7 @@ CREATE TABLE replays (
   since           INTEGER NOT NULL,
   until           INTEGER NOT NULL,
   delivery_status TEXT    CHECK (delivery_status IN ('pending', 'delivered', 'exhausted')), -- null: whatever it is
+  last_seq        INTEGER NOT NULL, -- the last delivery that there was when it was asked for
   done_seq        INTEGER NOT NULL DEFAULT 0, -- deliveries up to this one are on their new ladder
   created_at      INTEGER NOT NULL,
   finished_at     INTEGER

@@ -6,17 +6,23 @@ import type { ServeConfig } from './config.ts';
 import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
 import { COMMAND_PATH } from './deploy/environment.ts';
 import { createExecutor } from './deploy/executor.ts';
+import { endOverdueReports } from './deploy/overdue.ts';
 import { endOrphanedSpawners } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { startSpawner } from './deploy/spawner.ts';
 import type { Effects } from './effects.ts';
 import { authentication } from './http/auth.ts';
+import { deliveries } from './http/deliveries.ts';
 import { deployments } from './http/deployments.ts';
+import { docs } from './http/docs.ts';
 import { health } from './http/health.ts';
 import { createClientAddress, createFailureLimiter } from './http/limits.ts';
+import { logs } from './http/logs.ts';
+import { openapi } from './http/openapi.ts';
 import { createPages } from './http/pages.ts';
 import { projects } from './http/projects.ts';
 import { createHttpServer } from './http/server.ts';
+import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
 import { createLogger, type Logger } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
@@ -93,6 +99,10 @@ export async function startService(
     temporaryDirectory: tmpdir(),
   });
   const readiness = createReadiness(store, dispatcher, effects);
+  const pages = createPages(store.reads.instance.cursorSecret(), effects);
+  const watches = createWatches(store, effects);
+  started.defer(watches.close);
+  const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
   const http = await createHttpServer(
     {
       listen: config.listen,
@@ -111,10 +121,14 @@ export async function startService(
         logger,
       ),
       resources: [
-        projects(store.reads, createPages(store.reads.instance.cursorSecret(), effects)),
-        deployments(store, config.maxQueued),
-        webhooks(store, { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs }),
+        projects(store.reads, pages),
+        deployments(store, pages, watches, effects, { maxQueued: config.maxQueued }),
+        logs(store, watches, effects),
+        webhooks(store, pages, webhookUrlRules, dispatcher.ping),
+        deliveries(store, pages, effects),
         health(readiness.check),
+        openapi(version),
+        docs(version),
       ],
     },
     effects,
@@ -131,9 +145,15 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
+  const reportsLoop = startLoop(() => endOverdueReports(store, effects), {
+    idleMs: IDLE_MS,
+    effects,
+    onError: (error) => logger.error({ err: error }, 'overdue reports could not be ended'),
+  });
   readiness.watch(loop);
   started.defer(async () => {
     readiness.stopping();
+    await reportsLoop.stop();
     await loop.stop();
     await executor.stop(config.shutdownGraceMs);
   });

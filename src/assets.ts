@@ -31,8 +31,9 @@ type Place = 'source' | 'bundle' | 'executable';
 
 const place: Place = isSea() ? 'executable' : import.meta.filename.endsWith('.ts') ? 'source' : 'bundle';
 
-/** Files that go with the program. */
-export type AssetName = 'schema.sql';
+/** Files that go with the program, by name: where they lie in the sources. */
+export const ASSET_SOURCES = { 'schema.sql': 'schema.sql', 'docs.css': 'src/http/docs.css' } as const;
+export type AssetName = keyof typeof ASSET_SOURCES;
 
 /** Modules that run in a thread of their own, by their path in src/. */
 export const THREAD_NAMES = [
@@ -48,7 +49,7 @@ export const version: string = packageJson.version;
 export function assetText(name: AssetName): string {
   switch (place) {
     case 'source':
-      return readFileSync(join(import.meta.dirname, '..', name), 'utf8');
+      return readFileSync(join(import.meta.dirname, '..', ASSET_SOURCES[name]), 'utf8');
     case 'bundle':
       return readFileSync(join(import.meta.dirname, name), 'utf8');
     case 'executable':

@@ -1,10 +1,13 @@
 import { parentPort, workerData } from 'node:worker_threads';
+import type { WebhookId } from '../domain.ts';
 import { realEffects } from '../effects.ts';
 import { createLogger } from '../logger.ts';
 import { startLoop } from '../loop.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
+import { createPinger } from './ping.ts';
+import { createReplayer } from './replays.ts';
 import { createSender } from './send.ts';
 import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } from './thread.ts';
 
@@ -37,11 +40,21 @@ const loop = startLoop(dispatcher.tick, {
   effects: realEffects,
   onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
 });
+const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
+const replays = startLoop(replayer.tick, {
+  idleMs: IDLE_MS,
+  effects: realEffects,
+  onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
+});
+const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
 
 writer.onCommit((changes) => {
-  if (changes.has('outbox')) loop.wake();
+  if (!changes.has('outbox')) return;
+  loop.wake();
+  replays.wake();
 });
 owner.on('message', (message: ToDispatcherThread) => {
+  if (typeof message === 'object') return void ping(message);
   switch (message) {
     case 'look':
       return owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
@@ -53,9 +66,17 @@ owner.on('message', (message: ToDispatcherThread) => {
 });
 owner.postMessage('ready' satisfies FromDispatcherThread);
 
+async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
+  const result = await pinger.ping(ping).catch((error) => {
+    logger.error({ err: error, webhookId: ping }, 'a ping went wrong');
+    return null;
+  });
+  owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
+}
+
 /** Attempts that are under way are brought to their end, so that nothing is sent twice for a clean stop. */
 async function stop(): Promise<void> {
-  await loop.stop();
+  await Promise.all([loop.stop(), replays.stop()]);
   await dispatcher.settled();
   await sender.close();
   store.close();

@@ -1,6 +1,8 @@
 import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
+import type { WebhookId } from '../domain.ts';
 import type { LogLevel } from '../logger.ts';
+import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
 
@@ -14,12 +16,19 @@ export interface DispatcherThreadData {
   logLevel: LogLevel;
 }
 
-export type ToDispatcherThread = 'look' | 'stop';
-export type FromDispatcherThread = 'ready' | 'stopped' | { quietMs: number };
+export type ToDispatcherThread = 'look' | 'stop' | { ping: WebhookId; pingId: number };
+export type FromDispatcherThread =
+  | 'ready'
+  | 'stopped'
+  | { quietMs: number }
+  /** Null: it went wrong inside, and the log says how. */
+  | { pingId: number; result: PingResult | null };
 
 export interface DispatcherThread {
   /** How long ago its loop last looked for work; does not resolve while the thread hangs. */
   quietMs(): Promise<number>;
+  /** Sends one ping now and tells what came of it. */
+  ping(webhookId: WebhookId): Promise<PingResult>;
   /** Lets the attempts that are under way end, then the thread. */
   stop(): Promise<void>;
 }
@@ -33,11 +42,14 @@ export async function startDispatcherThread(
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
   let looks: ((quietMs: number) => void)[] = [];
+  const pings = new Map<number, PromiseWithResolvers<PingResult>>();
+  let lastPingId = 0;
   let stopping = false;
 
   thread.on('message', (message: FromDispatcherThread) => {
     if (message === 'ready') return ready.resolve();
     if (message === 'stopped') return stopped.resolve();
+    if ('pingId' in message) return settlePing(message);
     for (const answer of looks) answer(message.quietMs);
     looks = [];
   });
@@ -57,6 +69,13 @@ export async function startDispatcherThread(
         looks.push(resolve);
         thread.postMessage('look' satisfies ToDispatcherThread);
       }),
+    ping(webhookId) {
+      lastPingId += 1;
+      const ping = Promise.withResolvers<PingResult>();
+      pings.set(lastPingId, ping);
+      thread.postMessage({ ping: webhookId, pingId: lastPingId } satisfies ToDispatcherThread);
+      return ping.promise;
+    },
     async stop() {
       stopping = true;
       thread.postMessage('stop' satisfies ToDispatcherThread);
@@ -64,4 +83,11 @@ export async function startDispatcherThread(
       await thread.terminate();
     },
   };
+
+  function settlePing({ pingId, result }: { pingId: number; result: PingResult | null }): void {
+    const ping = pings.get(pingId);
+    pings.delete(pingId);
+    if (result === null) ping?.reject(new Error('a ping went wrong inside the dispatcher thread'));
+    else ping?.resolve(result);
+  }
 }

@@ -1,6 +1,7 @@
 import { createHash } from 'node:crypto';
 import type { Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
-import type { IdempotencyMemory } from '../store/idempotency.ts';
+import type { Attempt } from '../domain.ts';
+import { type Answer, type IdempotencyMemory, keyReused } from '../store/idempotency.ts';
 import type { AnswerRequest } from '../store/operations.ts';
 import type { Writer } from '../store/writer.ts';
 import { callerOf } from './auth.ts';
@@ -9,21 +10,72 @@ import { idempotencyKey } from './validation.ts';
 /** What of a request decides whether another repeats it. */
 type WriteRequest = Pick<Request, 'auth' | 'headers' | 'method' | 'path' | 'payload'>;
 
+type Toolkit = Pick<ResponseToolkit, 'response'>;
+
 /**
  * Performs a write and answers with what it made, in one transaction with the request's Idempotency-Key:
  * a repeat is answered with the same bytes and `Idempotent-Replayed: true`.
  */
 export async function answerWrite(
   request: WriteRequest,
-  h: Pick<ResponseToolkit, 'response'>,
+  h: Toolkit,
   writer: Writer,
   write: Omit<AnswerRequest, 'memory'>,
 ): Promise<ResponseObject> {
   const memory = idempotencyMemory(request);
-  const answer = await writer.write('answer', { ...write, memory } as AnswerRequest);
-  const response = h.response(answer.body).code(answer.statusCode).type('application/json');
-  if (answer.location !== null) response.header('Location', answer.location);
-  if (answer.replayed) response.header('Idempotent-Replayed', 'true');
+  return respond(h, await writer.write('answer', { ...write, memory } as AnswerRequest));
+}
+
+/** As `answerWrite`, for an attempt that is made right now and that no transaction can hold. */
+export type AnswerAttempt = (
+  request: WriteRequest,
+  h: Toolkit,
+  perform: () => Promise<Attempt>,
+) => Promise<ResponseObject>;
+
+/**
+ * The answer to an attempt is remembered after it. Repeats that come meanwhile wait for it; only a crash in
+ * between lets one be made a second time.
+ */
+export function createAttemptAnswers(writer: Writer): AnswerAttempt {
+  const underWay = new Map<string, { requestHash: Uint8Array; answer: Promise<Answer> }>();
+
+  return async (request, h, perform) => {
+    const memory = idempotencyMemory(request);
+    if (memory === null) return h.response(await perform());
+    const name = `${memory.keyId} ${memory.idempotencyKey}`;
+    const first = underWay.get(name);
+    if (first !== undefined) {
+      if (Buffer.compare(first.requestHash, memory.requestHash) !== 0) throw keyReused();
+      return respond(h, { ...(await first.answer), replayed: true });
+    }
+    const answer = recallOrPerform(memory, perform).finally(() => underWay.delete(name));
+    underWay.set(name, { requestHash: memory.requestHash, answer });
+    return respond(h, await answer);
+  };
+
+  async function recallOrPerform(
+    memory: IdempotencyMemory,
+    perform: () => Promise<Attempt>,
+  ): Promise<Answer> {
+    const remembered = await writer.write('idempotency.recall', memory);
+    if (remembered !== undefined) return remembered;
+    const attempt = await perform();
+    return await writer.write('answer', {
+      operation: 'pings.keep',
+      input: attempt,
+      memory,
+      statusCode: 200,
+      locationPrefix: null,
+    });
+  }
+}
+
+function respond(h: Toolkit, { statusCode, location, body, replayed }: Answer): ResponseObject {
+  const response = body === '' ? h.response() : h.response(body).type('application/json');
+  response.code(statusCode);
+  if (location !== null) response.header('Location', location);
+  if (replayed) response.header('Idempotent-Replayed', 'true');
   return response;
 }
 
@@ -40,8 +92,10 @@ function requestHash({ method, path, payload }: WriteRequest): Uint8Array {
     .digest();
 }
 
-/** Our bodies are objects of plain values and lists. */
-function sorted(payload: unknown): unknown {
-  if (typeof payload !== 'object' || payload === null) return payload;
-  return Object.entries(payload).sort(([a], [b]) => (a < b ? -1 : 1));
+/** Our bodies are plain values, lists of them, and objects. */
+function sorted(value: unknown): unknown {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) return value;
+  return Object.entries(value)
+    .sort(([a], [b]) => (a < b ? -1 : 1))
+    .map(([name, item]) => [name, sorted(item)]);
 }

@@ -4,7 +4,7 @@ import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
-import type { Store } from '../store/store.ts';
+import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, applyRateDecision, type ClientAddress, type RateLimiter } from './limits.ts';
 
 const USED_AT_MOST_EVERY_MS = 60_000;
@@ -37,16 +37,12 @@ export function authentication(
   };
 
   function authenticate(request: Request): Caller {
-    const secret = bearerToken(request.headers['authorization']);
-    const caller =
-      secret !== undefined && isKeySecret(secret)
-        ? reads.keys.authenticate(hashKeySecret(secret), effects.now())
-        : undefined;
+    const caller = currentCaller(request, reads, effects.now());
     if (caller !== undefined) return caller;
     applyRateDecision(failures.take(addressGroup(clientAddress(request))), request);
     throw new AppError(
       'unauthorized',
-      secret === undefined
+      bearerToken(request) === undefined
         ? 'send an API key: Authorization: Bearer <API_KEY>'
         : 'this API key is wrong, expired or revoked',
     );
@@ -69,7 +65,23 @@ export function callerOf(request: Pick<Request, 'auth'>): Caller {
   return caller;
 }
 
+/**
+ * Who makes the request, as the file has it now: undefined once the key was revoked, has ended, or goes by another
+ * secret. A request that lasts asks again and again.
+ */
+export function currentCaller(
+  request: Pick<Request, 'headers'>,
+  { keys }: Pick<Reads, 'keys'>,
+  nowMs: number,
+): Caller | undefined {
+  const secret = bearerToken(request);
+  return secret !== undefined && isKeySecret(secret)
+    ? keys.authenticate(hashKeySecret(secret), nowMs)
+    : undefined;
+}
+
 /** RFC 6750, 2.1. The scheme's name is case-insensitive (RFC 9110, 11.1). */
-function bearerToken(header: unknown): string | undefined {
+function bearerToken({ headers }: Pick<Request, 'headers'>): string | undefined {
+  const header: unknown = headers['authorization'];
   return typeof header === 'string' ? /^bearer +([^\s,]+)$/i.exec(header)?.[1] : undefined;
 }

@@ -1,31 +1,93 @@
-import type { Plugin } from '@hapi/hapi';
-import type { Deployment, Ref } from '../domain.ts';
+import type { Plugin, Request } from '@hapi/hapi';
+import Joi from 'joi';
+import {
+  DEPLOYMENT_STATUSES,
+  type Deployment,
+  type DeploymentStatus,
+  isTerminal,
+  type Page,
+  type ProjectId,
+  type Ref,
+} from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import type { DeploymentFilter } from '../store/deployment-pages.ts';
+import type { Report } from '../store/reports.ts';
 import type { Store } from '../store/store.ts';
 import { answerWrite } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
-import { bodySchema, pathId, refSchema } from './validation.ts';
+import type { Pages } from './pages.ts';
+import {
+  bodySchema,
+  idSchema,
+  oneOrMoreOf,
+  pageParameters,
+  pathId,
+  querySchema,
+  refSchema,
+  timestampSchema,
+  wholeNumber,
+} from './validation.ts';
+import type { Watches } from './watches.ts';
 
-/** `maxQueued`: how many may wait in one project; null: any number. */
-export function deployments({ reads, writer }: Store, maxQueued: number | null): Plugin<void> {
+interface DeploymentListQuery {
+  limit: number;
+  cursor?: string;
+  status?: DeploymentStatus[];
+  ref?: Ref;
+  project_id?: ProjectId;
+  created_after?: number;
+  created_before?: number;
+}
+
+interface DeploymentRefs {
+  Params: { deployment_id: string };
+}
+
+export interface DeploymentsOptions {
+  /** How many may wait in one project; null: any number. */
+  maxQueued: number | null;
+}
+
+/** Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. */
+export function deployments(
+  { reads, writer }: Store,
+  pages: Pages,
+  watches: Watches,
+  effects: Effects,
+  { maxQueued }: DeploymentsOptions,
+): Plugin<void> {
   return {
     name: 'deployments',
     register(server) {
+      server.ext('onPreStop', watches.close);
+
       server.route<{ Params: { project_id: string }; Payload: { ref: Ref } }>({
         method: 'POST',
         path: '/v2/projects/{project_id}/deployments',
         options: {
           auth: { scope: 'deployments:write' },
           validate: { payload: bodySchema({ ref: refSchema.required() }) },
+          plugins: {
+            openapi: {
+              operationId: 'createDeployment',
+              summary: 'Deploy a ref',
+              description:
+                'The deployment waits for those that are before it in its project, and is carried out then.',
+              responses: { 201: { description: 'The deployment, queued.', resource: 'Deployment' } },
+              errors: {
+                conflict: 'The project is archived.',
+                rate_limited: 'Too many requests, or too many deployments of this project wait already.',
+              },
+            },
+          },
         },
         handler(request, h) {
           const caller = callerOf(request);
-          const project = reads.projects.visibleTo(caller, pathId('prj', request.params.project_id));
-          if (project === undefined) throw notFound();
           return answerWrite(request, h, writer, {
             operation: 'deployments.create',
             input: {
-              projectId: project.id,
+              projectId: visibleProject(request, request.params.project_id),
               ref: request.payload.ref,
               trigger: 'api',
               keyId: caller.keyId,
@@ -38,17 +100,247 @@ export function deployments({ reads, writer }: Store, maxQueued: number | null):
         },
       });
 
-      server.route<{ Params: { deployment_id: string } }>({
+      server.route<{ Params: { project_id: string }; Query: DeploymentListQuery }>({
+        method: 'GET',
+        path: '/v2/projects/{project_id}/deployments',
+        options: {
+          auth: { scope: 'deployments:read' },
+          validate: { query: querySchema(narrowing) },
+          plugins: {
+            openapi: {
+              operationId: 'listProjectDeployments',
+              summary: 'List deployments of a project',
+              description: 'Newest first.',
+              responses: { 200: { description: 'A page of them.', pageOf: 'Deployment' } },
+            },
+          },
+        },
+        handler: (request) => page(request, visibleProject(request, request.params.project_id)),
+      });
+
+      server.route<{ Query: DeploymentListQuery }>({
+        method: 'GET',
+        path: '/v2/deployments',
+        options: {
+          auth: { scope: 'deployments:read' },
+          validate: { query: querySchema({ ...narrowing, project_id: idSchema('prj') }) },
+          plugins: {
+            openapi: {
+              operationId: 'listDeployments',
+              summary: 'List deployments of all projects',
+              description: 'Newest first.',
+              responses: { 200: { description: 'A page of them.', pageOf: 'Deployment' } },
+            },
+          },
+        },
+        // A project that the key does not see has no deployments for it, as one that is not there.
+        handler: (request) => page(request, request.query.project_id ?? null),
+      });
+
+      server.route<DeploymentRefs & { Query: { wait: number } }>({
         method: 'GET',
         path: '/v2/deployments/{deployment_id}',
-        options: { auth: { scope: 'deployments:read' } },
-        handler(request): Deployment {
-          const id = pathId('dpl', request.params.deployment_id);
-          const deployment = reads.deployments.visibleTo(callerOf(request), id);
-          if (deployment === undefined) throw notFound();
-          return deployment;
+        options: {
+          auth: { scope: 'deployments:read' },
+          validate: {
+            query: querySchema({ wait: waitSeconds }),
+          },
+          plugins: {
+            openapi: {
+              operationId: 'getDeployment',
+              summary: 'Get a deployment',
+              description:
+                'With `wait`, the answer comes when it has ended, or after so many seconds as it is then.',
+              responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
+              errors: { rate_limited: 'Too many requests, or too many of this key wait already.' },
+            },
+          },
+        },
+        handler: (request) => finished(request, request.params.deployment_id, request.query.wait * 1000),
+      });
+
+      server.route<DeploymentRefs>({
+        method: 'POST',
+        path: '/v2/deployments/{deployment_id}/cancel',
+        options: {
+          auth: { scope: 'deployments:write' },
+          plugins: {
+            openapi: {
+              operationId: 'cancelDeployment',
+              summary: 'Cancel a deployment',
+              description:
+                'A queued one is canceled at once. A running one is `canceling` until its command is gone, and may still succeed or fail.',
+              responses: {
+                202: { description: 'The deployment, `canceled` or `canceling`.', resource: 'Deployment' },
+              },
+              errors: { conflict: 'It has ended already.' },
+            },
+          },
+        },
+        handler(request, h) {
+          return answerWrite(request, h, writer, {
+            operation: 'deployments.cancel',
+            input: { id: visibleDeployment(request, request.params.deployment_id).id },
+            statusCode: 202,
+            locationPrefix: null,
+          });
+        },
+      });
+
+      server.route<DeploymentRefs>({
+        method: 'POST',
+        path: '/v2/deployments/{deployment_id}/redeploy',
+        options: {
+          auth: { scope: 'deployments:write' },
+          plugins: {
+            openapi: {
+              operationId: 'redeploy',
+              summary: 'Deploy the same ref again',
+              responses: {
+                201: { description: 'A new deployment, with `redeploy_of` set.', resource: 'Deployment' },
+              },
+              errors: {
+                conflict: 'The project is archived.',
+                rate_limited: 'Too many requests, or too many deployments of this project wait already.',
+              },
+            },
+          },
+        },
+        handler(request, h) {
+          const { id } = visibleDeployment(request, request.params.deployment_id);
+          return answerWrite(request, h, writer, {
+            operation: 'deployments.redeploy',
+            input: { id, keyId: callerOf(request).keyId, maxQueued },
+            statusCode: 201,
+            locationPrefix: '/v2/deployments/',
+          });
+        },
+      });
+
+      server.route<DeploymentRefs & { Payload: ReportBody }>({
+        method: 'POST',
+        path: '/v2/deployments/{deployment_id}/report',
+        options: {
+          auth: { scope: 'deployments:report' },
+          validate: { payload: reportBody },
+          plugins: {
+            openapi: {
+              operationId: 'reportDeployment',
+              summary: 'Report how a deployment goes',
+              description: 'For projects without a command, whose deployments another system carries out.',
+              responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
+              errors: { conflict: 'It ended otherwise already, or its project has a command.' },
+            },
+          },
+        },
+        handler(request, h) {
+          const { id } = visibleDeployment(request, request.params.deployment_id);
+          const { status, message = null, outputs = null } = request.payload;
+          return answerWrite(request, h, writer, {
+            operation: 'deployments.report',
+            input: { id, status, message: message === '' ? null : message, outputs },
+            statusCode: 200,
+            locationPrefix: null,
+          });
         },
       });
     },
   };
+
+  function visibleProject(request: Pick<Request, 'auth'>, pathText: string): ProjectId {
+    const project = reads.projects.visibleTo(callerOf(request), pathId('prj', pathText));
+    if (project === undefined) throw notFound();
+    return project.id;
+  }
+
+  function visibleDeployment(request: Pick<Request, 'auth'>, pathText: string): Deployment {
+    const deployment = reads.deployments.visibleTo(callerOf(request), pathId('dpl', pathText));
+    if (deployment === undefined) throw notFound();
+    return deployment;
+  }
+
+  function page(
+    request: Pick<Request<{ Query: DeploymentListQuery }>, 'auth' | 'query'>,
+    projectId: ProjectId | null,
+  ): Page<Deployment> {
+    const { limit, cursor, status, ref, created_after, created_before } = request.query;
+    const filter: DeploymentFilter = {
+      projectId,
+      statuses: status?.toSorted() ?? null,
+      ref: ref ?? null,
+      createdAfterMs: created_after ?? null,
+      createdBeforeMs: created_before ?? null,
+    };
+    const caller = callerOf(request);
+    const walk = { list: 'deployments', filters: { ...filter }, keyId: caller.keyId };
+    const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
+    const { items, goOnBefore } = reads.deployments.page(caller, filter, beforeSeq, limit);
+    return pages.stretch(walk, items, goOnBefore);
+  }
+
+  /** The deployment once it has finished, or as it is after `waitMs`, when the client leaves or the service stops. */
+  async function finished(
+    request: Pick<Request, 'auth' | 'raw'>,
+    pathText: string,
+    waitMs: number,
+  ): Promise<Deployment> {
+    const untilMs = effects.monotonicMs() + waitMs;
+    const first = visibleDeployment(request, pathText);
+    if (waitMs === 0 || isTerminal(first.status)) return first;
+    const watch = watches.open([first.id], callerOf(request).keyId);
+    request.raw.res.once('close', watch.close);
+    try {
+      for (;;) {
+        // Again, as it may have finished before the watch was there.
+        const deployment = visibleDeployment(request, first.id);
+        const leftMs = untilMs - effects.monotonicMs();
+        if (leftMs <= 0 || isTerminal(deployment.status)) return deployment;
+        if ((await watch.next(leftMs)) === 'closed') return deployment;
+      }
+    } finally {
+      watch.close();
+    }
+  }
 }
+
+const WAIT_MAX_SECONDS = 60;
+
+const waitSeconds = wholeNumber({ min: 0, max: WAIT_MAX_SECONDS })
+  .default(0)
+  .description('How many seconds to wait for its end.');
+
+const narrowing = {
+  ...pageParameters,
+  status: oneOrMoreOf(DEPLOYMENT_STATUSES).description('May be repeated.'),
+  ref: refSchema,
+  created_after: timestampSchema.description('Only those that were made later.'),
+  created_before: timestampSchema.description('Only those that were made earlier.'),
+};
+
+interface ReportBody {
+  status: Report['status'];
+  message?: string | null;
+  outputs?: Record<string, string>;
+}
+
+const MESSAGE_MAX_LENGTH = 4096;
+
+/** The bounds of what a command may write into DEPLOY_OUTPUT. */
+const OUTPUTS_MAX = 100;
+const OUTPUT_NAME = /^[A-Za-z_][A-Za-z0-9_]{0,63}$/;
+const OUTPUT_VALUE_MAX_BYTES = 4 * 1024;
+
+const outputValue = Joi.string()
+  .allow('')
+  .custom((value: string, helpers) =>
+    Buffer.byteLength(value) <= OUTPUT_VALUE_MAX_BYTES
+      ? value
+      : helpers.error('any.invalid', { reason: `must be at most ${OUTPUT_VALUE_MAX_BYTES} bytes` }),
+  )
+  .meta({ jsonSchema: { type: 'string', maxLength: OUTPUT_VALUE_MAX_BYTES } });
+
+const reportBody = bodySchema({
+  status: Joi.string().valid('running', 'succeeded', 'failed').required(),
+  message: Joi.string().max(MESSAGE_MAX_LENGTH).allow(null, ''),
+  outputs: Joi.object().pattern(OUTPUT_NAME, outputValue).max(OUTPUTS_MAX),
+}).example({ status: 'succeeded', outputs: { url: 'https://example.org' } });

@@ -15,6 +15,8 @@ export interface Pages {
   position(walk: Walk, cursor: string | undefined, start: number): number;
   /** `rows` holds one more than `limit` where the list goes on. */
   page<Item>(walk: Walk, rows: { seq: number; item: Item }[], limit: number): Page<Item>;
+  /** For a list that knows itself where it goes on; null: it has ended. */
+  stretch<Item>(walk: Walk, items: Item[], goOnAt: number | null): Page<Item>;
 }
 
 const NONCE_BYTES = 12;
@@ -39,6 +41,10 @@ export function createPages(secret: Buffer, effects: Effects): Pages {
         data: shown.map(({ item }) => item),
         next_cursor: rows.length > limit && last !== undefined ? seal(walk, last.seq) : null,
       };
+    },
+
+    stretch(walk, items, goOnAt) {
+      return { data: items, next_cursor: goOnAt === null ? null : seal(walk, goOnAt) };
     },
   };
 

@@ -17,6 +17,14 @@ export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
         options: {
           auth: { scope: 'projects:read' },
           validate: { query: querySchema(pageParameters) },
+          plugins: {
+            openapi: {
+              operationId: 'listProjects',
+              summary: 'List projects',
+              description: 'Those that the key sees, oldest first.',
+              responses: { 200: { description: 'A page of them.', pageOf: 'Project' } },
+            },
+          },
         },
         handler(request): Page<Project> {
           const { limit, cursor } = request.query;
@@ -30,7 +38,16 @@ export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
       server.route<{ Params: { project_id: string } }>({
         method: 'GET',
         path: '/v2/projects/{project_id}',
-        options: { auth: { scope: 'projects:read' } },
+        options: {
+          auth: { scope: 'projects:read' },
+          plugins: {
+            openapi: {
+              operationId: 'getProject',
+              summary: 'Get a project',
+              responses: { 200: { description: 'The project.', resource: 'Project' } },
+            },
+          },
+        },
         handler(request): Project {
           const project = projects.visibleTo(callerOf(request), pathId('prj', request.params.project_id));
           if (project === undefined) throw notFound();

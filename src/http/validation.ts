@@ -3,6 +3,7 @@ import Joi from 'joi';
 import { type IdPrefix, parseId, parseRef } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
 import { notFound } from './errors.ts';
+import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
 
 /** For a write that says everything with its path: no body, or an empty object. */
 export const noBody = Joi.object({}).empty(null).default({});
@@ -29,18 +30,22 @@ export const routeValidation: RouteOptionsValidate = {
 };
 
 /** See `parseRef`. */
-export const refSchema = Joi.string().custom((value: unknown, helpers) => {
-  const result = parseRef(value);
-  return result.ok ? result.ref : helpers.error('any.invalid', { reason: result.reason });
-});
+export const refSchema = Joi.string()
+  .custom((value: unknown, helpers) => {
+    const result = parseRef(value);
+    return result.ok ? result.ref : helpers.error('any.invalid', { reason: result.reason });
+  })
+  .meta({ jsonSchema: REF_JSON_SCHEMA });
 
 /** An id in a body or a query. One in a path is `pathId`'s. */
 export function idSchema(prefix: IdPrefix): Joi.StringSchema {
-  return Joi.string().custom(
-    (value: unknown, helpers) =>
-      parseId(prefix, value) ??
-      helpers.error('any.invalid', { reason: `must be an id that begins with ${prefix}_` }),
-  );
+  return Joi.string()
+    .custom(
+      (value: unknown, helpers) =>
+        parseId(prefix, value) ??
+        helpers.error('any.invalid', { reason: `must be an id that begins with ${prefix}_` }),
+    )
+    .meta({ jsonSchema: idJsonSchema(prefix) });
 }
 
 /**
@@ -61,8 +66,10 @@ export const PAGE_MAX_LIMIT = 200;
 
 /** `?limit=` and `?cursor=`. The cursor is opaque here; src/http/pages.ts judges it. */
 export const pageParameters = {
-  limit: wholeNumber({ min: 1, max: PAGE_MAX_LIMIT, clamp: true }).default(PAGE_DEFAULT_LIMIT),
-  cursor: Joi.string().max(1024),
+  limit: wholeNumber({ min: 1, max: PAGE_MAX_LIMIT, clamp: true })
+    .default(PAGE_DEFAULT_LIMIT)
+    .description(`How many items; more than ${PAGE_MAX_LIMIT} are taken as ${PAGE_MAX_LIMIT}.`),
+  cursor: Joi.string().max(1024).description('`next_cursor` of the page before.'),
 };
 
 /** A number as it stands in a query: digits, no sign, no leading zero. With `clamp`, a larger one becomes `max`. */
@@ -75,27 +82,42 @@ export function wholeNumber({
   max: number;
   clamp?: boolean;
 }): Joi.StringSchema {
-  return Joi.string().custom((value: string, helpers) => {
-    const number = /^(0|[1-9]\d*)$/.test(value) ? Number(value) : Number.NaN;
-    if (number >= min && (number <= max || clamp)) return Math.min(number, max);
-    return helpers.error('any.invalid', { reason: `must be a whole number from ${min} to ${max}` });
-  });
+  return Joi.string()
+    .custom((value: string, helpers) => {
+      const number = /^(0|[1-9]\d*)$/.test(value) ? Number(value) : Number.NaN;
+      if (number >= min && (number <= max || clamp)) return Math.min(number, max);
+      return helpers.error('any.invalid', { reason: `must be a whole number from ${min} to ${max}` });
+    })
+    .meta({ jsonSchema: { type: 'integer', minimum: min, ...(clamp ? {} : { maximum: max }) } });
 }
 
+const TIMESTAMP = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
+
 /** A moment, RFC 3339 with seconds and an offset; becomes milliseconds since 1970, parts of them dropped. */
-export const timestampSchema = Joi.string().custom(
-  (value: string, helpers) =>
-    parseTimestamp(value) ??
-    helpers.error('any.invalid', { reason: 'must be a time such as 2026-01-31T12:00:00.000Z' }),
-);
+export const timestampSchema = Joi.string()
+  .custom(
+    (value: string, helpers) =>
+      parseTimestamp(value) ??
+      helpers.error('any.invalid', { reason: 'must be a time such as 2026-01-31T12:00:00.000Z' }),
+  )
+  .meta({
+    jsonSchema: {
+      type: 'string',
+      format: 'date-time',
+      pattern: TIMESTAMP.source,
+      examples: ['2026-01-31T12:00:00Z'],
+    },
+  });
 
 /** A query parameter that may be repeated, each time with one of `values`; becomes a list without doubles. */
 export function oneOrMoreOf(values: readonly string[]): Joi.AnySchema {
-  return Joi.any().custom((value: unknown, helpers) => {
-    const given = [...new Set(Array.isArray(value) ? value : [value])];
-    if (given.every((one) => values.includes(one))) return given;
-    return helpers.error('any.invalid', { reason: mustBeOneOf(values) });
-  });
+  return Joi.any()
+    .custom((value: unknown, helpers) => {
+      const given = [...new Set(Array.isArray(value) ? value : [value])];
+      if (given.every((one) => values.includes(one))) return given;
+      return helpers.error('any.invalid', { reason: mustBeOneOf(values) });
+    })
+    .meta({ jsonSchema: { type: 'array', items: { type: 'string', enum: values } } });
 }
 
 /**
@@ -205,8 +227,6 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
 function mustBeOneOf(values: unknown): string {
   return `must be one of ${Array.isArray(values) ? values.join(', ') : ''}`;
 }
-
-const TIMESTAMP = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
 
 function parseTimestamp(text: string): number | undefined {
   const [, local = '', , offset = ''] = TIMESTAMP.exec(text) ?? [];

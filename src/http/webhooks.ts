@@ -1,25 +1,57 @@
-import type { Plugin } from '@hapi/hapi';
+import type { Plugin, Request } from '@hapi/hapi';
 import Joi from 'joi';
 import { parseWebhookUrl, type UrlRules } from '../address.ts';
-import { EVENT_TYPES, type EventType } from '../domain.ts';
-import type { Store } from '../store/store.ts';
-import { answerWrite } from './answers.ts';
+import {
+  type Attempt,
+  EVENT_TYPES,
+  type EventType,
+  type Page,
+  WEBHOOK_STATUSES,
+  type Webhook,
+  type WebhookId,
+  type WebhookStatus,
+} from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { Reads, Store } from '../store/store.ts';
+import { answerWrite, createAttemptAnswers } from './answers.ts';
 import { callerOf } from './auth.ts';
-import { bodySchema } from './validation.ts';
+import { notFound } from './errors.ts';
+import type { Pages } from './pages.ts';
+import { bodySchema, pageParameters, pathId, querySchema } from './validation.ts';
+
+/** Sends a ping now and tells what came of it; `busy`: too many are under way. */
+export type Ping = (
+  webhookId: WebhookId,
+) => Promise<{ kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' }>;
 
 const DESCRIPTION_MAX_LENGTH = 256;
 
-/** `rules`: where deliveries may go beyond public addresses over HTTPS. */
-export function webhooks({ writer }: Store, rules: UrlRules): Plugin<void> {
-  const url = Joi.string().custom((value: unknown, helpers) => {
-    const result = parseWebhookUrl(value, rules);
-    return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
-  });
+const EXAMPLE = {
+  url: 'https://hooks.example.org/davit',
+  events: ['deployment.succeeded', 'deployment.failed'],
+  description: 'the status page',
+};
+
+/** As with Stripe and Svix: a day for all receivers to learn the new secret. */
+const OVERLAP_DEFAULT_SECONDS = 24 * 60 * 60;
+const OVERLAP_MAX_SECONDS = 7 * 24 * 60 * 60;
+
+/** Webhooks of the key that registered them. `rules`: where deliveries may go beyond public addresses over HTTPS. */
+export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules, ping: Ping): Plugin<void> {
+  const answerAttempt = createAttemptAnswers(writer);
+  const url = Joi.string()
+    .custom((value: unknown, helpers) => {
+      const result = parseWebhookUrl(value, rules);
+      return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
+    })
+    .description('Where to: `https`, a public address, no user info and no fragment.')
+    .meta({ jsonSchema: { type: 'string', format: 'uri', maxLength: 2048 } });
   const events = Joi.array()
     .items(Joi.string().valid(...EVENT_TYPES))
     .min(1)
     .unique();
   const description = Joi.string().max(DESCRIPTION_MAX_LENGTH).allow(null, '');
+  const status = Joi.string().valid(...WEBHOOK_STATUSES);
 
   return {
     name: 'webhooks',
@@ -30,7 +62,20 @@ export function webhooks({ writer }: Store, rules: UrlRules): Plugin<void> {
         options: {
           auth: { scope: 'webhooks:write' },
           validate: {
-            payload: bodySchema({ url: url.required(), events: events.required(), description }),
+            payload: bodySchema({ url: url.required(), events: events.required(), description }).example(
+              EXAMPLE,
+            ),
+          },
+          plugins: {
+            openapi: {
+              operationId: 'createWebhook',
+              summary: 'Register a webhook',
+              description:
+                'It is sent the events of the projects that the key sees. The address must be `https` and public.',
+              responses: {
+                201: { description: 'The webhook, with its secret.', resource: 'WebhookWithSecret' },
+              },
+            },
           },
         },
         handler(request, h) {
@@ -43,6 +88,190 @@ export function webhooks({ writer }: Store, rules: UrlRules): Plugin<void> {
           });
         },
       });
+
+      server.route<{ Query: { limit: number; cursor?: string } }>({
+        method: 'GET',
+        path: '/v2/webhooks',
+        options: {
+          auth: { scope: 'webhooks:read' },
+          validate: { query: querySchema(pageParameters) },
+          plugins: {
+            openapi: {
+              operationId: 'listWebhooks',
+              summary: 'List webhooks',
+              description: 'Those that the key registered, newest first.',
+              responses: { 200: { description: 'A page of them.', pageOf: 'Webhook' } },
+            },
+          },
+        },
+        handler(request): Page<Webhook> {
+          const { limit, cursor } = request.query;
+          const caller = callerOf(request);
+          const walk = { list: 'webhooks', filters: {}, keyId: caller.keyId };
+          const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
+          return pages.page(walk, reads.webhooks.page(caller, beforeSeq, limit + 1), limit);
+        },
+      });
+
+      server.route<{ Params: { webhook_id: string } }>({
+        method: 'GET',
+        path: '/v2/webhooks/{webhook_id}',
+        options: {
+          auth: { scope: 'webhooks:read' },
+          plugins: {
+            openapi: {
+              operationId: 'getWebhook',
+              summary: 'Get a webhook',
+              responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
+            },
+          },
+        },
+        handler: (request): Webhook => visibleWebhook(reads, request),
+      });
+
+      server.route<{
+        Params: { webhook_id: string };
+        Payload: { url?: string; events?: EventType[]; description?: string | null; status?: WebhookStatus };
+      }>({
+        method: 'PATCH',
+        path: '/v2/webhooks/{webhook_id}',
+        options: {
+          auth: { scope: 'webhooks:write' },
+          validate: {
+            payload: bodySchema({ url, events, description, status }).min(1).example({ status: 'enabled' }),
+          },
+          plugins: {
+            openapi: {
+              operationId: 'updateWebhook',
+              summary: 'Change a webhook',
+              description: 'What is not in the body stays. `enabled` sends what was held meanwhile.',
+              responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
+            },
+          },
+        },
+        handler(request, h) {
+          const { id } = visibleWebhook(reads, request);
+          return answerWrite(request, h, writer, {
+            operation: 'webhooks.update',
+            input: { id, ...request.payload, disableReason: 'disabled through the API' },
+            statusCode: 200,
+            locationPrefix: null,
+          });
+        },
+      });
+
+      server.route<{ Params: { webhook_id: string } }>({
+        method: 'DELETE',
+        path: '/v2/webhooks/{webhook_id}',
+        options: {
+          auth: { scope: 'webhooks:write' },
+          plugins: {
+            openapi: {
+              operationId: 'deleteWebhook',
+              summary: 'Delete a webhook',
+              description: 'Nothing is sent to it any more.',
+              responses: { 204: { description: 'It is gone.' } },
+            },
+          },
+        },
+        handler(request, h) {
+          const id = pathId('whk', request.params.webhook_id);
+          // Deleted ones too: a repeat with the same Idempotency-Key is answered as the deletion was.
+          if (!reads.webhooks.wasRegisteredBy(callerOf(request), id)) throw notFound();
+          return answerWrite(request, h, writer, {
+            operation: 'webhooks.remove',
+            input: { id },
+            statusCode: 204,
+            locationPrefix: null,
+          });
+        },
+      });
+
+      server.route<{ Params: { webhook_id: string }; Payload: { overlap_seconds: number } }>({
+        method: 'POST',
+        path: '/v2/webhooks/{webhook_id}/rotate',
+        options: {
+          auth: { scope: 'webhooks:write' },
+          validate: { payload: rotation },
+          plugins: {
+            openapi: {
+              operationId: 'rotateWebhookSecret',
+              summary: 'Replace a signing secret',
+              description:
+                'While the old secret overlaps with the new one, deliveries are signed with both: `Service-Signature` has a `v1` for each.',
+              responses: {
+                200: { description: 'The webhook, with its new secret.', resource: 'WebhookWithSecret' },
+              },
+            },
+          },
+        },
+        handler(request, h) {
+          const { id } = visibleWebhook(reads, request);
+          return answerWrite(request, h, writer, {
+            operation: 'webhooks.rotate',
+            input: { id, overlapMs: request.payload.overlap_seconds * 1000 },
+            statusCode: 200,
+            locationPrefix: null,
+          });
+        },
+      });
+
+      server.route<{ Params: { webhook_id: string } }>({
+        method: 'POST',
+        path: '/v2/webhooks/{webhook_id}/ping',
+        options: {
+          auth: { scope: 'webhooks:write' },
+          plugins: {
+            openapi: {
+              operationId: 'pingWebhook',
+              summary: 'Try a webhook out',
+              description: 'Sends an event of type `ping` now, once, and answers with what came of it.',
+              responses: { 200: { description: 'The attempt.', resource: 'Attempt' } },
+              errors: { rate_limited: 'Too many requests, or too many pings are under way.' },
+            },
+          },
+        },
+        handler(request, h) {
+          const { id } = visibleWebhook(reads, request);
+          return answerAttempt(request, h, () => pinged(id));
+        },
+      });
     },
   };
+
+  async function pinged(id: WebhookId): Promise<Attempt> {
+    const result = await ping(id);
+    switch (result.kind) {
+      case 'attempted':
+        return result.attempt;
+      case 'busy':
+        throw new AppError('rate_limited', 'too many pings are under way: wait for their answers', {
+          retryAfterSeconds: 1,
+        });
+      case 'gone':
+        throw notFound();
+      default:
+        return result satisfies never;
+    }
+  }
 }
+
+/** The webhook that the path names; throws `not_found` if the caller did not register it. */
+export function visibleWebhook({ webhooks }: Reads, request: Pick<Request, 'auth' | 'params'>): Webhook {
+  const webhook = webhooks.visibleTo(callerOf(request), pathId('whk', String(request.params['webhook_id'])));
+  if (webhook === undefined) throw notFound();
+  return webhook;
+}
+
+/** No body is an empty one. */
+const rotation = Joi.object({
+  overlap_seconds: Joi.number()
+    .integer()
+    .min(0)
+    .max(OVERLAP_MAX_SECONDS)
+    .default(OVERLAP_DEFAULT_SECONDS)
+    .description('For how long the old secret lives on.'),
+})
+  .empty(null)
+  .default({ overlap_seconds: OVERLAP_DEFAULT_SECONDS })
+  .example({ overlap_seconds: 3600 });

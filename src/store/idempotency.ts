@@ -38,20 +38,28 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
      */
     once(memory: IdempotencyMemory | null, perform: () => Omit<Answer, 'replayed'>): Answer {
       if (memory === null) return { ...perform(), replayed: false };
-      const { keyId, idempotencyKey, requestHash } = memory;
-      const found = find.get({ keyId, idempotencyKey });
-      if (found !== undefined) {
-        if (Buffer.compare(found.request_hash, requestHash) !== 0) throw reused();
-        return { statusCode: found.status_code, location: found.location, body: found.body, replayed: true };
-      }
+      const remembered = recall(memory);
+      if (remembered !== undefined) return remembered;
       const answer = perform();
+      const { keyId, idempotencyKey, requestHash } = memory;
       remember.run({ keyId, idempotencyKey, requestHash, createdAt: effects.now(), ...answer });
       return { ...answer, replayed: false };
     },
+
+    recall,
   };
+
+  /** What the request was answered before; undefined: it is new. Throws `idempotency_key_reused`. */
+  function recall({ keyId, idempotencyKey, requestHash }: IdempotencyMemory): Answer | undefined {
+    const found = find.get({ keyId, idempotencyKey });
+    if (found === undefined) return undefined;
+    if (Buffer.compare(found.request_hash, requestHash) !== 0) throw keyReused();
+    return { statusCode: found.status_code, location: found.location, body: found.body, replayed: true };
+  }
 }
 
-function reused(): AppError {
+/** For an Idempotency-Key that came with another request before. */
+export function keyReused(): AppError {
   return new AppError(
     'idempotency_key_reused',
     'this Idempotency-Key was used for another request: use a new one for each new request',

@@ -1,8 +1,17 @@
-import { realpathSync } from 'node:fs';
-import { timestamp } from '../domain.ts';
+import { existsSync, realpathSync } from 'node:fs';
+import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { connect, type Database, sqliteCode } from './database.ts';
+
+/** A service that has the file; what is null could not be read at that moment. */
+export interface Serving {
+  process_id: number | null;
+  since: Timestamp | null;
+}
+
+/** Others hold the lock only to look who has it, for less than a millisecond: that is no reason to refuse. */
+const LOOKS_TIMEOUT_MS = 250;
 
 /**
  * Makes this process the only server of the file, until the returned function is called or the process
@@ -10,7 +19,7 @@ import { connect, type Database, sqliteCode } from './database.ts';
  * `<path>-lock`. Throws AppError `conflict` that names the holder.
  */
 export function lockForServing(path: string, processId: number, effects: Effects): () => void {
-  const lock = connect(`${realPath(path)}-lock`, { timeoutMs: 0 });
+  const lock = connect(lockPath(path), { timeoutMs: LOOKS_TIMEOUT_MS });
   try {
     // No journal file beside it; what is in it may be lost at any time.
     lock.pragma('journal_mode = MEMORY');
@@ -26,18 +35,40 @@ export function lockForServing(path: string, processId: number, effects: Effects
     lock.exec('BEGIN IMMEDIATE');
   } catch (error) {
     const busy = sqliteCode(error) === 'SQLITE_BUSY';
-    const holder = busy ? describeHolder(lock) : '';
+    const holder = busy ? readHolder(lock) : undefined;
     lock.close();
     if (!busy) throw error;
     throw new AppError(
       'conflict',
-      `${path} is served already${holder}: stop that one first, or serve another file`,
+      `${path} is served already${describe(holder)}: stop that one first, or serve another file`,
       {
         cause: error,
       },
     );
   }
   return () => lock.close();
+}
+
+/**
+ * The service that has the file at this moment; null when none has. Asks the operating system, as what a service
+ * wrote outlives it, and never makes a lock.
+ */
+export function servedBy(path: string): Serving | null {
+  if (!existsSync(lockPath(path))) return null;
+  const lock = connect(lockPath(path), { timeoutMs: LOOKS_TIMEOUT_MS / 10 });
+  try {
+    lock.exec('BEGIN IMMEDIATE');
+    return null;
+  } catch (error) {
+    if (sqliteCode(error) !== 'SQLITE_BUSY') throw error;
+    return readHolder(lock) ?? { process_id: null, since: null };
+  } finally {
+    lock.close();
+  }
+}
+
+function lockPath(path: string): string {
+  return `${realPath(path)}-lock`;
 }
 
 /** One file has one lock, by whichever link it is reached. */
@@ -49,14 +80,15 @@ function realPath(path: string): string {
   }
 }
 
-function describeHolder(lock: Database): string {
+function readHolder(lock: Database): Serving | undefined {
   try {
-    const row = lock
-      .prepare<[], { process_id: number; since: string }>('SELECT process_id, since FROM holder')
-      .get();
-    return row === undefined ? '' : ` by process ${row.process_id} since ${row.since}`;
+    return lock.prepare<[], Serving>('SELECT process_id, since FROM holder').get();
   } catch {
     // It is being written this very moment: that somebody holds it is all there is to say.
-    return '';
+    return undefined;
   }
+}
+
+function describe(holder: Serving | undefined): string {
+  return holder === undefined ? '' : ` by process ${holder.process_id} since ${holder.since}`;
 }

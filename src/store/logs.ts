@@ -1,5 +1,5 @@
 import type { DeploymentId } from '../domain.ts';
-import type { WriteContext } from './context.ts';
+import type { LogChange, WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 
 /** A piece of a log; `start` counts the bytes that were printed before it. */
@@ -21,6 +21,25 @@ export interface LogAppend {
   headBytes: number;
 }
 
+/** What a log has at some place. Both reach to `end`, counted in bytes that were printed. */
+export type LogPiece =
+  | { kind: 'bytes'; end: number; bytes: Buffer }
+  /** Not kept. `midLine`: the byte before it is kept, and no line ends with it. */
+  | { kind: 'leftOut'; end: number; midLine: boolean };
+
+/** What stands where bytes were left out, on a line of its own. Counted in no offset. */
+export function leftOutMarker(byteCount: number, midLine: boolean): string {
+  return `${midLine ? '\n' : ''}[davit: ${byteCount} bytes left out]\n`;
+}
+
+/** What a commit tells of a log that grew. */
+export function logChange(id: DeploymentId): LogChange {
+  return `log:${id}`;
+}
+
+/** How much of a log is held in memory at a time for each who reads it. */
+const PIECE_MAX_BYTES = 16 * 1024;
+
 /** Logs, piece by piece. */
 export function logReads(database: Database) {
   const chunksFrom = database.prepare<
@@ -31,12 +50,65 @@ export function logReads(database: Database) {
      WHERE deployment_id = :id
        AND start >= coalesce((SELECT max(start) FROM log_chunks WHERE deployment_id = :id AND start <= :from), 0)
      ORDER BY start LIMIT :limit`);
+  // A chunk is loaded whole, 64 KiB at most, and only what is asked for leaves SQLite.
+  const chunkAt = database.prepare<
+    { id: string; from: number; maxBytes: number },
+    { end: number; bytes: Buffer; endsLine: number }
+  >(`
+    SELECT start + length(bytes) AS end, substr(bytes, :from - start + 1, :maxBytes) AS bytes,
+           substr(bytes, -1) = x'0a' AS endsLine
+      FROM log_chunks
+     WHERE deployment_id = :id AND start <= :from
+     ORDER BY start DESC LIMIT 1`);
+  const nextStart = database
+    .prepare<{ id: string; from: number }, number | null>(
+      'SELECT min(start) FROM log_chunks WHERE deployment_id = :id AND start > :from',
+    )
+    .pluck();
 
   return {
     /** Up to `limit` pieces, beginning with the one that holds byte `from` or is the last before it. */
     chunksFrom: (id: string, from: number, limit: number): LogChunk[] => chunksFrom.all({ id, from, limit }),
+    pieceAt,
+    text,
   };
+
+  /** What is at byte `from`, which must be before `end`: 16 KiB at most, and nothing from `end` on. */
+  function pieceAt(id: string, from: number, end: number): LogPiece {
+    const chunk = chunkAt.get({ id, from, maxBytes: Math.min(PIECE_MAX_BYTES, end - from) });
+    if (chunk !== undefined && chunk.bytes.length > 0) {
+      return { kind: 'bytes', end: from + chunk.bytes.length, bytes: chunk.bytes };
+    }
+    return {
+      kind: 'leftOut',
+      end: Math.min(end, nextStart.get({ id, from }) ?? end),
+      midLine: chunk !== undefined && chunk.end === from && chunk.endsLine === 0,
+    };
+  }
+
+  /** The bytes as they were printed, from `from` up to `end`, with a marker for those that were not kept. */
+  function* text(id: string, from: number, end: number): Generator<Buffer, void, undefined> {
+    let midLine = false;
+    for (let at = from; at < end; ) {
+      const piece = pieceAt(id, at, end);
+      switch (piece.kind) {
+        case 'bytes':
+          yield piece.bytes;
+          midLine = piece.bytes.at(-1) !== LINE_FEED;
+          break;
+        case 'leftOut':
+          yield Buffer.from(leftOutMarker(piece.end - at, midLine || piece.midLine));
+          midLine = false;
+          break;
+        default:
+          piece satisfies never;
+      }
+      at = piece.end;
+    }
+  }
 }
+
+const LINE_FEED = 0x0a;
 
 /** Logs grow at the end, and lose the oldest of their tail. */
 export function logWrites({ database, changed }: WriteContext) {
@@ -55,7 +127,7 @@ export function logWrites({ database, changed }: WriteContext) {
       for (const { start, bytes } of chunks) insert.run({ id, start, bytes });
       if (dropTailBefore !== null) drop.run({ id, headBytes, dropTailBefore });
       count.run({ id, logBytes, truncated: truncated ? 1 : 0 });
-      changed(id);
+      changed(logChange(id));
     },
   };
 }

@@ -1,5 +1,6 @@
-import type { DeploymentId, ProjectId } from '../domain.ts';
+import type { Attempt, DeploymentId, ProjectId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
+import { deliveryWrites } from './deliveries.ts';
 import { endingWrites } from './endings.ts';
 import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempotency.ts';
 import { instanceWrites } from './instance.ts';
@@ -8,6 +9,7 @@ import { logWrites } from './logs.ts';
 import { outboxWrites } from './outbox.ts';
 import { type ProjectDetails, projectWrites } from './projects.ts';
 import { queueWrites } from './queue.ts';
+import { replayWrites } from './replays.ts';
 import { reportWrites } from './reports.ts';
 import { webhookWrites } from './webhooks.ts';
 
@@ -21,6 +23,8 @@ export function makeOperations(context: WriteContext) {
   const reports = reportWrites(context);
   const logs = logWrites(context);
   const webhooks = webhookWrites(context);
+  const deliveries = deliveryWrites(context);
+  const replays = replayWrites(context);
   const outbox = outboxWrites(context);
   const idempotency = idempotencyWrites(context);
 
@@ -44,7 +48,16 @@ export function makeOperations(context: WriteContext) {
     'deployments.endOverdue': reports.endOverdue,
     'logs.append': logs.append,
     'webhooks.create': webhooks.create,
+    'webhooks.update': webhooks.update,
+    'webhooks.rotate': webhooks.rotate,
+    'webhooks.remove': webhooks.remove,
+    'deliveries.redeliver': deliveries.redeliver,
+    'replays.create': replays.create,
+    'replays.step': replays.step,
+    // Nothing of a ping is stored: this lets its answer be remembered as one of a write.
+    'pings.keep': (attempt: Attempt): Attempt => attempt,
     'outbox.settle': outbox.settle,
+    'idempotency.recall': idempotency.recall,
   };
 
   /** Archived, nothing would ever start what waits: it is canceled along with that, and its events tell. */
@@ -68,11 +81,11 @@ export function makeOperations(context: WriteContext) {
   /** Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. */
   function answer(request: AnswerRequest): Answer {
     return idempotency.once(request.memory, () => {
-      const result = operations[request.operation](request.input as never) as { id: string };
+      const result = operations[request.operation](request.input as never) as { id: string } | undefined;
       return {
         statusCode: request.statusCode,
-        location: request.locationPrefix === null ? null : `${request.locationPrefix}${result.id}`,
-        body: JSON.stringify(result),
+        location: request.locationPrefix === null ? null : `${request.locationPrefix}${result?.id}`,
+        body: result === undefined ? '' : JSON.stringify(result),
       };
     });
   }
@@ -80,9 +93,22 @@ export function makeOperations(context: WriteContext) {
   return { ...operations, answer };
 }
 
-/** The writes that HTTP performs; what they return is the body of the answer. */
+/** The writes that HTTP performs; what they return is the body of the answer, if they return something. */
+type AnsweringOperation =
+  | 'deployments.create'
+  | 'deployments.redeploy'
+  | 'deployments.cancel'
+  | 'deployments.report'
+  | 'webhooks.create'
+  | 'webhooks.update'
+  | 'webhooks.rotate'
+  | 'webhooks.remove'
+  | 'deliveries.redeliver'
+  | 'replays.create'
+  | 'pings.keep';
+
 export type AnswerRequest = {
-  [Name in 'deployments.create' | 'webhooks.create']: {
+  [Name in AnsweringOperation]: {
     operation: Name;
     input: InputOf<Name>;
     memory: IdempotencyMemory | null;
@@ -90,7 +116,7 @@ export type AnswerRequest = {
     /** `Location` is this and the new resource's id; null: no such header. */
     locationPrefix: string | null;
   };
-}['deployments.create' | 'webhooks.create'];
+}[AnsweringOperation];
 
 export type Operations = ReturnType<typeof makeOperations>;
 export type OperationName = keyof Operations;

@@ -93,7 +93,10 @@ export function outboxWrites({ database, changed }: WriteContext) {
     UPDATE deliveries
        SET status = :status, next_attempt_at = :nextAttemptAt, delivered_at = :deliveredAt,
            attempt_count = attempt_count + 1, ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAt
-     WHERE id = :deliveryId`);
+     WHERE id = :deliveryId AND (:status = 'delivered' OR ladder_started_at <= :ladderStartedAt)`);
+  const countAttempt = database.prepare(
+    'UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = :deliveryId',
+  );
   const succeeded = database.prepare(`
     UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE id = :webhookId`);
   const failed = database.prepare(`
@@ -120,7 +123,7 @@ export function outboxWrites({ database, changed }: WriteContext) {
     }: Settlement): void {
       if (insertAttempt.run({ deliveryId, ...attempt }).changes === 0) return; // pruned meanwhile
       const endedAtMs = attempt.atMs + attempt.durationMs;
-      updateDelivery.run({
+      const { changes } = updateDelivery.run({
         deliveryId,
         status: next.kind === 'retry' ? 'pending' : next.kind,
         nextAttemptAt: next.kind === 'retry' ? next.atMs : null,
@@ -128,6 +131,8 @@ export function outboxWrites({ database, changed }: WriteContext) {
         ladderAttempts,
         ladderStartedAt: ladderStartedAtMs,
       });
+      // A redelivery or replay was asked for while it was under way: its failure does not end the new ladder.
+      if (changes === 0) countAttempt.run({ deliveryId });
       if (next.kind === 'delivered') {
         succeeded.run({ webhookId, atMs: endedAtMs });
       } else {

@@ -10,7 +10,8 @@ import {
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
-import { deploymentReads, type StoredProcess, toDeployment } from './deployments.ts';
+import { toDeployment } from './deployment-rows.ts';
+import { deploymentReads, type StoredProcess } from './deployments.ts';
 import { endingWrites, hasEnded } from './endings.ts';
 import { eventWrites } from './events.ts';
 import { projectReads } from './projects.ts';

@@ -1,13 +1,16 @@
 import type { MessagePort, Worker } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { Effects } from '../effects.ts';
+import { backlogReads } from './backlog.ts';
 import { type Database, openForReading, openForWriting } from './database.ts';
+import { deliveryReads } from './deliveries.ts';
 import { deploymentReads } from './deployments.ts';
 import { instanceReads } from './instance.ts';
 import { keyReads } from './keys.ts';
 import { logReads } from './logs.ts';
 import { outboxReads } from './outbox.ts';
 import { projectReads } from './projects.ts';
+import { replayReads } from './replays.ts';
 import { webhookReads } from './webhooks.ts';
 import { createWriter, type Writer } from './writer.ts';
 import { connectWriter } from './writer-port.ts';
@@ -83,7 +86,10 @@ function makeReads(database: Database) {
     deployments: deploymentReads(database),
     logs: logReads(database),
     webhooks: webhookReads(database),
+    deliveries: deliveryReads(database),
+    replays: replayReads(database),
     outbox: outboxReads(database),
+    backlog: backlogReads(database),
   };
 }
 

@@ -14,6 +14,12 @@ import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
 
+/** So many secrets of one webhook work at a time: each costs every delivery a signature. */
+const LIVE_SECRETS_MAX = 5;
+
+/** So many retries begin at once when a webhook is enabled; enabling must not take long. */
+const HURRIED_MAX = 1_000;
+
 export interface NewWebhook {
   keyId: KeyId;
   /** As parseWebhookUrl normalised it. */
@@ -21,6 +27,20 @@ export interface NewWebhook {
   events: EventType[];
   description: string | null;
 }
+
+/** What is left out stays as it is. */
+export interface WebhookUpdate {
+  id: WebhookId;
+  url?: string;
+  events?: EventType[];
+  description?: string | null;
+  status?: WebhookStatus;
+  /** The `status_reason` of one that becomes disabled by this. */
+  disableReason: string;
+}
+
+/** The secret is in this answer and never shown again. */
+export type WebhookWithSecret = Webhook & { signing_secret: string };
 
 interface WebhookRow {
   seq: number;
@@ -40,6 +60,7 @@ const WEBHOOK_COLUMNS = `
   seq, id, url, events, description, status, status_reason, created_at, last_success_at, last_failure_at,
   consecutive_failures`;
 
+/** Webhooks as their keys see them, and the secrets that sign for them. */
 export function webhookReads(database: Database) {
   const byId = database.prepare<[string], WebhookRow>(
     `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE id = ? AND deleted_at IS NULL`,
@@ -47,10 +68,20 @@ export function webhookReads(database: Database) {
   const ofKey = database.prepare<{ id: string; keyId: string }, WebhookRow>(
     `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE id = :id AND key_id = :keyId AND deleted_at IS NULL`,
   );
+  const everOfKey = database
+    .prepare<{ id: string; keyId: string }, number>(
+      'SELECT 1 FROM webhooks WHERE id = :id AND key_id = :keyId',
+    )
+    .pluck();
+  const page = database.prepare<{ keyId: string; beforeSeq: number; limit: number }, WebhookRow>(`
+    SELECT ${WEBHOOK_COLUMNS} FROM webhooks
+     WHERE key_id = :keyId AND deleted_at IS NULL AND seq < :beforeSeq
+     ORDER BY seq DESC LIMIT :limit`);
+  // Not `= :webhookId`: SQLite, built with STAT4, would plan this anew at every run, 14 µs in place of 5.
   const liveSecrets = database
     .prepare<{ webhookId: string; nowMs: number }, string>(`
       SELECT secret FROM webhook_secrets
-       WHERE webhook_id = :webhookId AND (expires_at IS NULL OR expires_at > :nowMs)
+       WHERE webhook_id = (SELECT :webhookId) AND (expires_at IS NULL OR expires_at > :nowMs)
        ORDER BY expires_at IS NOT NULL, created_at DESC`)
     .pluck();
 
@@ -66,38 +97,156 @@ export function webhookReads(database: Database) {
       return row === undefined ? undefined : toWebhook(row);
     },
 
+    /** Whether this caller registered it, even if it is deleted: so that a repeated deletion finds its answer. */
+    wasRegisteredBy: (caller: Caller, id: string): boolean =>
+      everOfKey.get({ id, keyId: caller.keyId }) !== undefined,
+
+    /** The caller's webhooks before `beforeSeq`, newest first, with the seq to go on from. */
+    page: (caller: Caller, beforeSeq: number, limit: number): { seq: number; item: Webhook }[] =>
+      page
+        .all({ keyId: caller.keyId, beforeSeq, limit })
+        .map((row) => ({ seq: row.seq, item: toWebhook(row) })),
+
     /** What to sign with, the newest first; more than one while a rotation overlaps. */
     liveSecrets: (webhookId: WebhookId, nowMs: number): string[] => liveSecrets.all({ webhookId, nowMs }),
   };
 }
 
-export function webhookWrites({ database, effects }: WriteContext) {
+/** Webhooks are registered, changed, given new secrets and deleted. */
+export function webhookWrites({ database, effects, changed }: WriteContext) {
   const reads = webhookReads(database);
   const insert = database.prepare(`
     INSERT INTO webhooks (id, key_id, url, events, description, status, created_at, enabled_at)
     VALUES (:id, :keyId, :url, :events, :description, 'enabled', :at, :at)`);
   const insertSecret = database.prepare(
-    'INSERT INTO webhook_secrets (webhook_id, secret, created_at) VALUES (:webhookId, :secret, :at)',
+    'INSERT INTO webhook_secrets (webhook_id, secret, created_at) VALUES (:id, :secret, :at)',
   );
   const subscribe = database.prepare(
     'INSERT OR IGNORE INTO webhook_subscriptions (event_type, webhook_id) VALUES (?, ?)',
   );
+  const unsubscribe = database.prepare('DELETE FROM webhook_subscriptions WHERE webhook_id = ?');
+  const change = database.prepare(
+    'UPDATE webhooks SET url = :url, events = :events, description = :description WHERE id = :id',
+  );
+  const forgiveFailures = database.prepare(
+    'UPDATE webhooks SET consecutive_failures = 0, failing_since = NULL WHERE id = ?',
+  );
+  const keyIsRevoked = database
+    .prepare<[string], number>(`
+      SELECT 1 FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = ? AND k.revoked_at IS NOT NULL`)
+    .pluck();
+  const enable = database.prepare(
+    "UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = :at WHERE id = :id",
+  );
+  const hurry = database.prepare(`
+    UPDATE deliveries SET next_attempt_at = :at
+     WHERE seq IN (SELECT seq FROM deliveries
+                    WHERE webhook_id = :id AND status = 'pending' AND next_attempt_at > :at
+                    ORDER BY next_attempt_at LIMIT ${HURRIED_MAX})`);
+  const disable = database.prepare(
+    "UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = :id",
+  );
+  const endSecrets = database.prepare(`
+    UPDATE webhook_secrets SET expires_at = :endsAt
+     WHERE webhook_id = :id AND (expires_at IS NULL OR expires_at > :endsAt)`);
+  const forgetSecrets = database.prepare(`
+    DELETE FROM webhook_secrets
+     WHERE webhook_id = :id
+       AND (expires_at <= :at
+            OR secret NOT IN (SELECT secret FROM webhook_secrets WHERE webhook_id = :id
+                               ORDER BY created_at DESC LIMIT :keep))`);
+  const markDeleted = database.prepare('UPDATE webhooks SET deleted_at = :at WHERE id = :id');
+  const endReplays = database.prepare(
+    'UPDATE replays SET finished_at = :at WHERE webhook_id = :id AND finished_at IS NULL',
+  );
 
   return {
-    /** The secret is in this answer and never shown again. */
-    create(input: NewWebhook): Webhook & { signing_secret: string } {
+    create(input: NewWebhook): WebhookWithSecret {
       const id = newId('whk', effects.randomBytes);
       const secret = newSigningSecret(effects.randomBytes);
       const at = effects.now();
       const { keyId, url, description } = input;
       insert.run({ id, keyId, url, description, events: JSON.stringify(input.events), at });
-      insertSecret.run({ webhookId: id, secret, at });
+      insertSecret.run({ id, secret, at });
       for (const type of input.events) subscribe.run(type, id);
-      const webhook = reads.get(id);
-      if (webhook === undefined) throw new AppError('internal_error', 'a webhook vanished while it was made');
+      return { ...existing(id), signing_secret: secret };
+    },
+
+    /**
+     * Changes what is given. What is pending goes to a new url, too. Throws `not_found`, and `conflict`
+     * for enabling one whose key was revoked.
+     */
+    update({ id, url, events, description, status, disableReason }: WebhookUpdate): Webhook {
+      const before = existing(id);
+      change.run({
+        id,
+        url: url ?? before.url,
+        events: JSON.stringify(events ?? before.events),
+        description: description === undefined ? before.description : description,
+      });
+      // Another receiver: what the one before did wrong does not count against it.
+      if (url !== undefined && url !== before.url) forgiveFailures.run(id);
+      if (events !== undefined) {
+        unsubscribe.run(id);
+        for (const type of events) subscribe.run(type, id);
+      }
+      if (status !== undefined && status !== before.status) setStatus(id, status, disableReason);
+      return existing(id);
+    },
+
+    /**
+     * Gives it a new secret. Those before it go on for `overlapMs` at most; beyond five the oldest end now.
+     * Throws `not_found`.
+     */
+    rotate({ id, overlapMs }: { id: WebhookId; overlapMs: number }): WebhookWithSecret {
+      const webhook = existing(id);
+      const secret = newSigningSecret(effects.randomBytes);
+      const at = effects.now();
+      endSecrets.run({ id, endsAt: at + overlapMs });
+      forgetSecrets.run({ id, at, keep: LIVE_SECRETS_MAX - 1 });
+      insertSecret.run({ id, secret, at });
       return { ...webhook, signing_secret: secret };
     },
+
+    /** For everyone it is gone, its deliveries with it, and nothing more is sent. Throws `not_found`. */
+    remove({ id }: { id: WebhookId }): void {
+      existing(id);
+      const at = effects.now();
+      markDeleted.run({ id, at });
+      unsubscribe.run(id);
+      endSecrets.run({ id, endsAt: at });
+      forgetSecrets.run({ id, at, keep: 0 });
+      endReplays.run({ id, at });
+    },
   };
+
+  function existing(id: string): Webhook {
+    const webhook = reads.get(id);
+    if (webhook === undefined) throw new AppError('not_found', 'there is no such webhook');
+    return webhook;
+  }
+
+  function setStatus(id: WebhookId, status: WebhookStatus, disableReason: string): void {
+    switch (status) {
+      case 'disabled':
+        disable.run({ id, reason: disableReason });
+        return;
+      case 'enabled': {
+        if (keyIsRevoked.get(id) !== undefined) {
+          throw new AppError('conflict', 'the key that registered this webhook is revoked: register another');
+        }
+        const at = effects.now();
+        enable.run({ id, at });
+        forgiveFailures.run(id);
+        // What waits for a retry was held as well; what arose meanwhile is due already.
+        hurry.run({ id, at });
+        changed('outbox');
+        return;
+      }
+      default:
+        status satisfies never;
+    }
+  }
 }
 
 function toWebhook(row: WebhookRow): Webhook {

@@ -7,7 +7,9 @@ import type { Cidr } from '../../src/address.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { authentication } from '../../src/http/auth.ts';
 import { createClientAddress, createFailureLimiter } from '../../src/http/limits.ts';
+import { describeApi } from '../../src/http/openapi.ts';
 import { createHttpServer, type HttpServerOptions } from '../../src/http/server.ts';
+import { assertContract, type Contract, createContract } from './contract.ts';
 import { type TestStore, testStore } from './store.ts';
 
 export interface RunningHttp {
@@ -47,8 +49,10 @@ export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise
     logger,
   );
   await server.start();
+  const port = Number(server.info.port);
+  contracts.set(port, () => createContract(describeApi(server, 'test')));
   t.teardown(() => server.stop({ timeout: 0 }));
-  return { server, port: Number(server.info.port), store, log };
+  return { server, port, store, log };
 }
 
 export interface JsonResponse {
@@ -58,7 +62,19 @@ export interface JsonResponse {
   body: unknown;
 }
 
-/** One request through `fetch`; `body` is sent as JSON unless it is text already. */
+/** What the server on each port promises; made when the first of its answers is held against it. */
+const contracts = new Map<number, () => Contract>();
+
+function contractOf(port: number): Contract | undefined {
+  const contract = contracts.get(port)?.();
+  if (contract !== undefined) contracts.set(port, () => contract);
+  return contract;
+}
+
+/**
+ * One request through `fetch`; `body` is sent as JSON unless it is text already. Throws if the answer is not what
+ * the server's own description says.
+ */
 export async function requestJson(
   port: number,
   method: string,
@@ -75,7 +91,12 @@ export async function requestJson(
     ...(body === undefined ? {} : { body: typeof body === 'string' ? body : JSON.stringify(body) }),
   });
   const text = await response.text();
-  return { status: response.status, headers: response.headers, body: text === '' ? null : JSON.parse(text) };
+  const { status } = response;
+  const contract = contractOf(port);
+  if (contract !== undefined) {
+    assertContract(contract, { method, path, status, headers: response.headers, body: text });
+  }
+  return { status, headers: response.headers, body: text === '' ? null : JSON.parse(text) };
 }
 
 /** Sends `bytes` as they are and gives all that comes back until the server closes. Rejects on a reset. */

@@ -1,0 +1,75 @@
+import { type Attempt, newId, timestamp, type WebhookId } from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import type { Reads } from '../store/store.ts';
+import type { Sender } from './send.ts';
+import { signedHeaders } from './sign.ts';
+
+/** `busy`: as many pings are under way as may be; `gone`: there is no such webhook any more. */
+export type PingResult = { kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' };
+
+export interface Pinger {
+  /** Sends one ping now and tells what came of it. */
+  ping(webhookId: WebhookId): Promise<PingResult>;
+}
+
+/** Each may take as long as an attempt; deliveries keep their own slots beside these. */
+const PER_WEBHOOK = 2;
+const TOTAL = 16;
+
+/**
+ * Pings: one request, judged, signed and sent like a delivery, but never stored, never repeated, and without
+ * consequence for the webhook. Also of one that is disabled, so that it can be tried before it is enabled.
+ */
+export function createPinger({
+  reads,
+  sender,
+  effects,
+}: {
+  reads: Reads;
+  sender: Sender;
+  effects: Effects;
+}): Pinger {
+  const underWay: WebhookId[] = [];
+
+  return {
+    async ping(webhookId) {
+      const own = underWay.filter((id) => id === webhookId).length;
+      if (own >= PER_WEBHOOK || underWay.length >= TOTAL) return { kind: 'busy' };
+      underWay.push(webhookId);
+      try {
+        return await attempt(webhookId);
+      } finally {
+        underWay.splice(underWay.indexOf(webhookId), 1);
+      }
+    },
+  };
+
+  async function attempt(webhookId: WebhookId): Promise<PingResult> {
+    const atMs = effects.now();
+    const webhook = reads.webhooks.get(webhookId);
+    const secrets = reads.webhooks.liveSecrets(webhookId, atMs);
+    if (webhook === undefined || secrets.length === 0) return { kind: 'gone' };
+    const eventId = newId('evt', effects.randomBytes);
+    const body = JSON.stringify({
+      id: eventId,
+      type: 'ping',
+      created_at: timestamp(atMs),
+      data: { webhook_id: webhookId },
+    });
+    const headers = signedHeaders({ eventId, secrets, atSeconds: Math.floor(atMs / 1000), body });
+    const outcome = await sender.send({ url: webhook.url, headers, body });
+    return {
+      kind: 'attempted',
+      attempt: {
+        number: 1,
+        at: timestamp(atMs),
+        status_code: outcome.statusCode,
+        error: outcome.error,
+        duration_ms: outcome.durationMs,
+        remote_address: outcome.remoteAddress,
+        response_body: outcome.responseBody,
+        trigger: 'ping',
+      },
+    };
+  }
+}

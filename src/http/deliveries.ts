@@ -1,0 +1,185 @@
+import type { Plugin } from '@hapi/hapi';
+import Joi from 'joi';
+import {
+  DELIVERY_STATUSES,
+  type Delivery,
+  type DeliveryStatus,
+  EVENT_TYPES,
+  type EventType,
+  type Page,
+} from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import { invalid } from '../errors.ts';
+import { type DeliveryDetails, storedStatuses } from '../store/deliveries.ts';
+import type { Store } from '../store/store.ts';
+import { answerWrite } from './answers.ts';
+import { callerOf } from './auth.ts';
+import { notFound } from './errors.ts';
+import type { Pages } from './pages.ts';
+import {
+  bodySchema,
+  oneOrMoreOf,
+  pageParameters,
+  pathId,
+  querySchema,
+  timestampSchema,
+} from './validation.ts';
+import { visibleWebhook } from './webhooks.ts';
+
+interface ListQuery {
+  limit: number;
+  cursor?: string;
+  status?: DeliveryStatus[];
+  event_type?: EventType[];
+  created_after?: number;
+  created_before?: number;
+}
+
+/** What became of each event on its way to a webhook, and sending it again. A key sees those of its own webhooks. */
+export function deliveries({ reads, writer }: Store, pages: Pages, effects: Effects): Plugin<void> {
+  return {
+    name: 'deliveries',
+    register(server) {
+      server.route<{ Params: { webhook_id: string }; Query: ListQuery }>({
+        method: 'GET',
+        path: '/v2/webhooks/{webhook_id}/deliveries',
+        options: {
+          auth: { scope: 'webhooks:read' },
+          validate: {
+            query: querySchema({
+              ...pageParameters,
+              status: oneOrMoreOf(DELIVERY_STATUSES).description('May be repeated.'),
+              event_type: oneOrMoreOf(EVENT_TYPES).description('May be repeated.'),
+              created_after: timestampSchema.description('Only those that were made later.'),
+              created_before: timestampSchema.description('Only those that were made earlier.'),
+            }),
+          },
+          plugins: {
+            openapi: {
+              operationId: 'listDeliveries',
+              summary: 'List deliveries of a webhook',
+              description: 'Newest first.',
+              responses: { 200: { description: 'A page of them.', pageOf: 'Delivery' } },
+            },
+          },
+        },
+        async handler(request): Promise<Page<Delivery>> {
+          const { limit, cursor, status, event_type, created_after, created_before } = request.query;
+          const webhook = visibleWebhook(reads, request);
+          const filter = {
+            statuses: status?.toSorted() ?? null,
+            eventTypes: event_type?.toSorted() ?? null,
+            createdAfterMs: created_after ?? null,
+            createdBeforeMs: created_before ?? null,
+          };
+          const walk = {
+            list: 'deliveries',
+            filters: { webhookId: webhook.id, ...filter },
+            keyId: callerOf(request).keyId,
+          };
+          const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
+          return pages.page(walk, await reads.deliveries.page(webhook, filter, beforeSeq, limit + 1), limit);
+        },
+      });
+
+      server.route<{ Params: { delivery_id: string } }>({
+        method: 'GET',
+        path: '/v2/deliveries/{delivery_id}',
+        options: {
+          auth: { scope: 'webhooks:read' },
+          plugins: {
+            openapi: {
+              operationId: 'getDelivery',
+              summary: 'Get a delivery',
+              responses: {
+                200: { description: 'The delivery, with every attempt.', resource: 'DeliveryDetails' },
+              },
+            },
+          },
+        },
+        handler(request): DeliveryDetails {
+          const id = pathId('dlv', request.params.delivery_id);
+          const delivery = reads.deliveries.detailsVisibleTo(callerOf(request), id);
+          if (delivery === undefined) throw notFound();
+          return delivery;
+        },
+      });
+
+      server.route<{ Params: { delivery_id: string } }>({
+        method: 'POST',
+        path: '/v2/deliveries/{delivery_id}/redeliver',
+        options: {
+          auth: { scope: 'webhooks:write' },
+          plugins: {
+            openapi: {
+              operationId: 'redeliver',
+              summary: 'Send a delivery again',
+              description:
+                'Now, and with all its attempts again, however it stands. While its webhook is disabled it is held.',
+              responses: { 202: { description: 'The delivery, pending or held.', resource: 'Delivery' } },
+            },
+          },
+        },
+        handler(request, h) {
+          const id = pathId('dlv', request.params.delivery_id);
+          if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) throw notFound();
+          return answerWrite(request, h, writer, {
+            operation: 'deliveries.redeliver',
+            input: { id },
+            statusCode: 202,
+            locationPrefix: null,
+          });
+        },
+      });
+
+      server.route<{
+        Params: { webhook_id: string };
+        Payload: { since: number; until?: number; status?: DeliveryStatus };
+      }>({
+        method: 'POST',
+        path: '/v2/webhooks/{webhook_id}/replay',
+        options: {
+          auth: { scope: 'webhooks:write' },
+          validate: {
+            payload: bodySchema({
+              since: timestampSchema.required(),
+              until: timestampSchema.description('Now, if it is left out or later than that.'),
+              status: Joi.string()
+                .valid(...DELIVERY_STATUSES)
+                .description('Only those that are so now.'),
+            }).example({ since: '2026-11-20T08:00:00Z', status: 'exhausted' }),
+          },
+          plugins: {
+            openapi: {
+              operationId: 'replayDeliveries',
+              summary: 'Send past deliveries again',
+              description:
+                'Those that were made from `since` to `until`, both included, each with all its attempts again. It is done in the background, as fast as the receiver takes them.',
+              responses: { 202: { description: 'How many there are.', resource: 'Replay' } },
+            },
+          },
+        },
+        async handler(request, h) {
+          const { since, until, status = null } = request.payload;
+          if (until !== undefined && until < since) {
+            throw invalid('body', 'until', 'must not be before since');
+          }
+          const webhook = visibleWebhook(reads, request);
+          // What happens from now on is sent anyway.
+          const untilMs = Math.min(until ?? Number.POSITIVE_INFINITY, effects.now());
+          const [storedStatus = null] = status === null ? [] : storedStatuses([status], webhook.status);
+          const lastSeq = reads.replays.lastSeq(webhook.id);
+          const selection = { webhookId: webhook.id, sinceMs: since, untilMs, storedStatus, lastSeq };
+          const fitsNothing = status !== null && storedStatus === null;
+          const count = fitsNothing ? 0 : await reads.replays.count(selection);
+          return answerWrite(request, h, writer, {
+            operation: 'replays.create',
+            input: { ...selection, status, count },
+            statusCode: 202,
+            locationPrefix: null,
+          });
+        },
+      });
+    },
+  };
+}

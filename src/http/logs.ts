@@ -1,0 +1,161 @@
+import { Readable } from 'node:stream';
+import type { Plugin, Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
+import type { Deployment, DeploymentId } from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import { invalid } from '../errors.ts';
+import { logChange } from '../store/logs.ts';
+import type { Store } from '../store/store.ts';
+import { callerOf, currentCaller } from './auth.ts';
+import { notFound } from './errors.ts';
+import { createLogEvents } from './log-events.ts';
+import type { ResponseDescription } from './openapi-route.ts';
+import { pathId, querySchema, wholeNumber } from './validation.ts';
+import type { Watches } from './watches.ts';
+
+interface LogQuery {
+  offset?: number;
+  tail?: number;
+}
+
+type LogRequest = Request<{ Params: { deployment_id: string }; Query: LogQuery }>;
+type Toolkit = Pick<ResponseToolkit, 'response'>;
+
+/** What a response reads ahead of its socket. */
+const READ_AHEAD_BYTES = 16 * 1024;
+
+const byteCount = wholeNumber({ min: 0, max: Number.MAX_SAFE_INTEGER });
+
+const LOGS_DESCRIPTION = `
+As text: what the command printed so far. Of a long log the middle is left out; a line says so.
+
+With \`Accept: text/event-stream\`: the same, and then what is printed from now on, until the deployment has ended. The
+\`id\` of an event is the byte at which to go on, so a client that connects again with \`Last-Event-ID\` misses
+nothing and sees nothing twice. The last event is of type \`end\`.
+`.trim();
+
+const LOGS_RESPONSE: ResponseDescription = {
+  description: 'The log, or its events.',
+  content: {
+    'text/plain': { schema: { type: 'string' }, example: 'release.sh: deploying main\n' },
+    'text/event-stream': {
+      schema: { type: 'string' },
+      example:
+        'id: 27\ndata: release.sh: deploying main\ndata:\n\nid: 27\nevent: end\ndata: {"status":"succeeded"}\n\n',
+    },
+  },
+  headers: {
+    'Log-Next-Offset': {
+      description: 'With text: the `offset` for what comes after this.',
+      schema: { type: 'integer', minimum: 0 },
+    },
+    'X-Accel-Buffering': {
+      description: 'With events: tells nginx not to keep them back.',
+      schema: { type: 'string', const: 'no' },
+    },
+  },
+};
+
+/** What a deployment printed: as it is now, or followed to its end. */
+export function logs({ reads }: Store, watches: Watches, effects: Effects): Plugin<void> {
+  const logEvents = createLogEvents(reads, watches, effects);
+
+  return {
+    name: 'logs',
+    register(server) {
+      server.ext('onPreStop', watches.close);
+      server.route<{ Params: { deployment_id: string }; Query: LogQuery }>({
+        method: 'GET',
+        path: '/v2/deployments/{deployment_id}/logs',
+        options: {
+          auth: { scope: 'logs:read' },
+          validate: {
+            query: querySchema({
+              offset: byteCount.description('Only from this byte on.'),
+              tail: byteCount.description('Only so many bytes at the end; not together with `offset`.'),
+            }),
+          },
+          plugins: {
+            openapi: {
+              operationId: 'getLogs',
+              summary: 'Read or follow a log',
+              description: LOGS_DESCRIPTION,
+              responses: { 200: LOGS_RESPONSE },
+              errors: {
+                rate_limited: 'Too many requests, or too many of this key follow or wait already.',
+              },
+              headers: {
+                'Last-Event-ID': {
+                  description:
+                    'With `Accept: text/event-stream`: the id of the last event that was received.',
+                  schema: { type: 'string', pattern: '^(0|[1-9]\\d{0,14})$' },
+                },
+              },
+            },
+          },
+        },
+        handler(request, h) {
+          const follows = wantsEvents(request);
+          const lastEventId = follows ? lastEventIdOf(request) : undefined;
+          refuseOffsetWithTail(request.query);
+          const id = pathId('dpl', request.params.deployment_id);
+          const deployment = reads.deployments.visibleTo(callerOf(request), id);
+          if (deployment === undefined) throw notFound();
+          const from = lastEventId ?? firstByte(request.query, deployment);
+          return follows ? respondWithEvents(request, h, id, from) : respondWithText(h, deployment, from);
+        },
+      });
+    },
+  };
+
+  function respondWithText(h: Toolkit, { id, log_bytes }: Deployment, from: number): ResponseObject {
+    return h
+      .response(Readable.from(reads.logs.text(id, from, log_bytes), streamOptions))
+      .type('text/plain')
+      .header('Log-Next-Offset', String(Math.max(from, log_bytes)));
+  }
+
+  function respondWithEvents(
+    request: LogRequest,
+    h: Toolkit,
+    id: DeploymentId,
+    from: number,
+  ): ResponseObject {
+    const watch = watches.open([id, logChange(id)], callerOf(request).keyId);
+    // A generator that waits is not ended by the end of its stream: the watch ends it.
+    request.raw.res.once('close', watch.close);
+    const mayFollow = () => {
+      const caller = currentCaller(request, reads, effects.now());
+      return caller !== undefined && reads.deployments.visibleTo(caller, id) !== undefined;
+    };
+    return h
+      .response(Readable.from(logEvents({ id, from, watch, mayFollow }), streamOptions))
+      .type('text/event-stream')
+      .header('X-Accel-Buffering', 'no'); // nginx would keep events back until it has a few pages of them
+  }
+}
+
+const streamOptions = { objectMode: false, highWaterMark: READ_AHEAD_BYTES };
+
+/** Any other Accept, or none, gets the text. */
+function wantsEvents({ headers }: LogRequest): boolean {
+  return (headers.accept ?? '').split(',').some((range) => /^\s*text\/event-stream\s*(;|$)/i.test(range));
+}
+
+function lastEventIdOf({ headers }: LogRequest): number | undefined {
+  const value: unknown = headers['last-event-id'];
+  if (value === undefined) return undefined;
+  const offset = typeof value === 'string' && /^(0|[1-9]\d*)$/.test(value) ? Number(value) : Number.NaN;
+  if (Number.isSafeInteger(offset)) return offset;
+  throw invalid('header', 'Last-Event-ID', 'must be the id of an event of this log');
+}
+
+function refuseOffsetWithTail({ offset, tail }: LogQuery): void {
+  if (offset !== undefined && tail !== undefined) {
+    throw invalid('query', 'tail', 'must not be sent together with offset');
+  }
+}
+
+function firstByte({ offset, tail }: LogQuery, { log_bytes }: Deployment): number {
+  if (tail !== undefined) return Math.max(0, log_bytes - tail);
+  return offset ?? 0;
+}

@@ -1,0 +1,251 @@
+import type { RequestRoute } from '@hapi/hapi';
+import Joi from 'joi';
+import type { IdPrefix, Scope } from '../domain.ts';
+import { STATUS_OF_CODE } from '../errors.ts';
+import type { HEADERS, RouteError } from './openapi-text.ts';
+import type { Header, MediaType, Operation, Parameter, Reference, Response } from './openapi-types.ts';
+import {
+  EXAMPLE_IDS,
+  exampleOf,
+  idJsonSchema,
+  type JsonSchema,
+  type ResourceName,
+  schemaReference,
+} from './resources.ts';
+
+declare module '@hapi/hapi' {
+  interface PluginSpecificConfiguration {
+    openapi?: RouteDescription;
+  }
+}
+
+/**
+ * What a route says of itself where it is declared, beside what hapi knows already: its path, scope, and the joi
+ * schemas that validate. What all routes of a kind have in common is not repeated: errors, paging, idempotency.
+ */
+export interface RouteDescription {
+  /** What a generated client calls it. Never changes once it is out. */
+  operationId: string;
+  summary: string;
+  description?: string;
+  /** The answers that are no errors, by status. */
+  responses: Record<number, ResponseDescription>;
+  /** Errors that only some routes have, or that mean something special here: when they come. */
+  errors?: Partial<Record<RouteError, string>>;
+  /** Headers that the handler reads itself. */
+  headers?: Record<string, { description: string; schema: JsonSchema }>;
+}
+
+export interface ResponseDescription {
+  description: string;
+  /** The body is one of these, or a page of them, or else `content`; none of the three for no body. */
+  resource?: ResourceName;
+  pageOf?: ResourceName;
+  content?: Record<string, MediaType>;
+  headers?: Record<string, Header>;
+}
+
+/** The operation that a route is, with what hapi knows of it and what all routes of its kind have in common. */
+export function operationOf(
+  route: RequestRoute,
+  { operationId, summary, description, responses, errors = {}, headers = {} }: RouteDescription,
+  tag: string,
+): Operation {
+  const scopes = scopesOf(route);
+  const isWrite = route.method !== 'get';
+  const { query, payload } = route.settings.validate ?? {};
+  const body = isWrite ? requestBody(payload) : undefined;
+  const parameters = [
+    ...pathParameters(route.path),
+    ...queryParameters(query),
+    ...(isWrite ? [IDEMPOTENCY_KEY] : []),
+    ...Object.entries(headers).map(([name, header]): Parameter => ({ name, in: 'header', ...header })),
+  ];
+  const needs = scopes?.map((scope) => `Needs the scope \`${scope}\`.`) ?? [];
+  const text = [description, ...needs].filter(Boolean).join('\n\n');
+  const codes: RouteError[] = [
+    'invalid_request',
+    ...(scopes === undefined ? [] : (['unauthorized', 'forbidden', 'rate_limited'] as const)),
+    ...(route.path.includes('{') ? (['not_found'] as const) : []),
+    ...(isWrite ? (['unsupported_media_type', 'idempotency_key_reused'] as const) : []),
+    'request_timeout',
+    'payload_too_large',
+    'headers_too_large',
+    'internal_error',
+    'unavailable',
+    ...errorCodes(errors),
+  ];
+  return {
+    operationId,
+    summary,
+    ...(text === '' ? {} : { description: text }),
+    tags: [tag],
+    security: scopes === undefined ? [] : [{ key: scopes }],
+    ...(parameters.length === 0 ? {} : { parameters }),
+    ...(body === undefined ? {} : { requestBody: body }),
+    responses: Object.fromEntries([
+      ...Object.entries(responses).map(([status, response]) => [
+        status,
+        success(response, { isLimited: scopes !== undefined, isWrite, isCreated: status === '201' }),
+      ]),
+      ...codes.map((code) => [
+        STATUS_OF_CODE[code],
+        {
+          $ref: `#/components/responses/${code}`,
+          ...(errors[code] === undefined ? {} : { description: errors[code] }),
+        } satisfies Reference,
+      ]),
+    ]),
+  };
+}
+
+function errorCodes(errors: Partial<Record<RouteError, string>>): RouteError[] {
+  return Object.keys(errors) as RouteError[];
+}
+
+/** Undefined for a route that asks for no key. */
+function scopesOf({ settings }: RequestRoute): Scope[] | undefined {
+  // hapi's types tell what goes in; this is what it makes of `auth: { scope: 'projects:read' }`.
+  const auth = settings.auth as unknown as
+    | false
+    | { access?: { scope?: { selection?: Scope[] } }[] }
+    | undefined;
+  if (auth === false) return undefined;
+  return (auth?.access ?? []).flatMap(({ scope }) => scope?.selection ?? []);
+}
+
+/** Whose id each parameter in a path is. */
+const PATH_IDS: Record<string, IdPrefix> = {
+  project_id: 'prj',
+  deployment_id: 'dpl',
+  webhook_id: 'whk',
+  delivery_id: 'dlv',
+};
+
+function pathParameters(path: string): Parameter[] {
+  return [...path.matchAll(/\{(\w+)\}/g)].map(([, name = '']) => {
+    const prefix = PATH_IDS[name];
+    if (prefix === undefined) return { name, in: 'path', required: true, schema: { type: 'string' } };
+    return { name, in: 'path', required: true, schema: idJsonSchema(prefix), example: EXAMPLE_IDS[prefix] };
+  });
+}
+
+function queryParameters(query: unknown): Parameter[] {
+  if (!Joi.isSchema(query)) return [];
+  const { properties = {}, required = [] } = inputSchema(query);
+  return Object.entries(properties).map(([name, { description, ...schema }]) => ({
+    name,
+    in: 'query',
+    ...(required.includes(name) ? { required: true } : {}),
+    ...(description === undefined ? {} : { description }),
+    schema,
+  }));
+}
+
+/** Undefined where no body is expected. */
+function requestBody(payload: unknown): Operation['requestBody'] {
+  if (!Joi.isSchema(payload)) return undefined;
+  const { examples, ...schema } = inputSchema(payload);
+  const { properties = {} } = schema;
+  if (Object.keys(properties).length === 0) return undefined;
+  const example = examples?.[0] ?? exampleOfFields(properties);
+  return {
+    required: (payload.describe() as JoiDescription).flags?.presence === 'required',
+    content: { 'application/json': { schema, example } },
+  };
+}
+
+/** From those fields that have an example. */
+function exampleOfFields(properties: Record<string, JsonSchema>): Record<string, unknown> {
+  return Object.fromEntries(
+    Object.entries(properties).flatMap(([name, { examples = [] }]) =>
+      examples.length === 0 ? [] : [[name, examples[0]]],
+    ),
+  );
+}
+
+/**
+ * What a joi schema takes, in JSON Schema: as joi itself says it, and where a rule of ours checks in code, as
+ * its `.meta({ jsonSchema })` says it. joi leaves out examples; they are added.
+ */
+function inputSchema(schema: Joi.Schema): JsonSchema {
+  return annotated(schema['~standard'].jsonSchema.input({ target: 'draft-2020-12' }), schema.describe());
+}
+
+/** Which parts of joi's own description matter here. */
+interface JoiDescription {
+  flags?: { presence?: string };
+  metas?: { jsonSchema?: JsonSchema }[];
+  examples?: unknown[];
+  keys?: Record<string, JoiDescription>;
+  items?: JoiDescription[];
+}
+
+function annotated(generated: JsonSchema, { metas = [], examples, keys, items }: JoiDescription): JsonSchema {
+  const ours = metas.find(({ jsonSchema }) => jsonSchema !== undefined)?.jsonSchema;
+  const { description, default: defaultValue } = generated;
+  const schema: JsonSchema =
+    ours === undefined
+      ? { ...generated }
+      : {
+          ...ours,
+          ...(description === undefined ? {} : { description }),
+          ...(defaultValue === undefined ? {} : { default: defaultValue }),
+        };
+  if (examples !== undefined) schema.examples = examples;
+  const { properties } = schema;
+  if (properties !== undefined && keys !== undefined) {
+    schema.properties = Object.fromEntries(
+      Object.entries(properties).map(([name, property]) => [name, annotated(property, keys[name] ?? {})]),
+    );
+  }
+  if (schema.items !== undefined && items?.[0] !== undefined) {
+    schema.items = annotated(schema.items, items[0]);
+  }
+  return schema;
+}
+
+function success(
+  { description, resource, pageOf, content, headers }: ResponseDescription,
+  { isLimited, isWrite, isCreated }: { isLimited: boolean; isWrite: boolean; isCreated: boolean },
+): Response {
+  const body =
+    resource !== undefined
+      ? { 'application/json': { schema: schemaReference(resource), example: exampleOf(resource) } }
+      : pageOf !== undefined
+        ? {
+            'application/json': {
+              schema: schemaReference(`${pageOf}Page`),
+              example: { data: [exampleOf(pageOf)], next_cursor: null },
+            },
+          }
+        : content;
+  return {
+    description,
+    headers: {
+      ...headerReferences([
+        'X-Request-Id',
+        ...(isLimited ? (['RateLimit-Policy', 'RateLimit'] as const) : []),
+        ...(isWrite ? (['Idempotent-Replayed'] as const) : []),
+        ...(isCreated ? (['Location'] as const) : []),
+      ]),
+      ...headers,
+    },
+    ...(body === undefined ? {} : { content: body }),
+  };
+}
+
+const IDEMPOTENCY_KEY: Parameter = {
+  name: 'Idempotency-Key',
+  in: 'header',
+  description:
+    'A value of your own, new for each new write: a repeat with it is answered, and not done again.',
+  // A pair of quotes around it does not count.
+  schema: { type: 'string', pattern: '^(?:"[!-~]{1,255}"|(?!"[!-~]*"$)[!-~]{1,255})$' },
+  example: '1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed',
+};
+
+/** Headers by reference: each is described once, for all answers. */
+export function headerReferences(names: readonly (keyof typeof HEADERS)[]): Record<string, Reference> {
+  return Object.fromEntries(names.map((name) => [name, { $ref: `#/components/headers/${name}` }]));
+}

@@ -1,0 +1,195 @@
+import type { EventType } from '../domain.ts';
+import type { ErrorCode, ErrorDetail } from '../errors.ts';
+import type { Header } from './openapi-types.ts';
+import { idJsonSchema } from './resources.ts';
+
+/* What the description says in words, and what holds for every route. */
+
+export const API_DESCRIPTION = `
+davit deploys refs of projects: one at a time and in order within a project, by a command on its machine or
+by another system that reports how it goes. Who registered a webhook is sent a signed event at every change.
+
+## Keys
+
+Every request under \`/v2\` but the one for this description carries an API key: \`Authorization: Bearer <API_KEY>\`.
+A key has scopes, and sees only its projects; what it does not see is answered as if it were not there.
+
+## Requests and answers
+
+JSON in UTF-8, at most 64 KiB. Unknown fields and parameters are refused by name, nothing is converted
+(\`"5"\` is not \`5\`). Times are ISO 8601 in UTC with milliseconds. Ids are opaque. New fields may be added to answers, new
+values to what says how something stands, and new types of events: ignore what you do not know.
+
+Every answer carries \`X-Request-Id\`, \`Cache-Control: no-store\` and \`X-Content-Type-Options: nosniff\`.
+
+## Errors
+
+Every error has the same body, and one status goes with each code. The checks come in this order: syntax, key, rate,
+scope, parameters and body, visibility, state. A wrong method is 405 with \`Allow\`, an unknown path is 404.
+
+## Pages
+
+Lists come in pages of \`limit\` items. Send \`next_cursor\` back as \`cursor\` with the same filters until it is null:
+what was there when you began is seen exactly once, whatever is added meanwhile. A cursor does not age.
+
+## Repeating a write
+
+After a lost connection nobody knows whether a write was done. Send an \`Idempotency-Key\` with every write, and repeat it
+with the same key and the same body: it is done once, and the repeat gets the first answer byte for byte, with
+\`Idempotent-Replayed: true\`. Only successes are remembered, for 24 hours at least. The same key with another
+request is 422.
+
+## Rates
+
+\`RateLimit\` tells what is left. After 429, \`Retry-After\` tells in how many seconds a request gets through.
+`.trim();
+
+/** By the name of the plugin whose routes they hold, in reading order. */
+export const TAGS: { name: string; description: string }[] = [
+  { name: 'projects', description: 'What can be deployed.' },
+  { name: 'deployments', description: 'Deploying a ref, and how that goes.' },
+  { name: 'logs', description: 'What the commands of deployments print.' },
+  { name: 'webhooks', description: 'Where events are sent.' },
+  { name: 'deliveries', description: 'How the sending goes, and sending again.' },
+  { name: 'events', description: 'What webhooks are sent.' },
+  { name: 'health', description: 'For load balancers and supervisors.' },
+  { name: 'description', description: 'This very description.' },
+];
+
+interface ErrorText {
+  /** When it comes. */
+  when: string;
+  /** One of the messages that go with it. */
+  message: string;
+  details?: ErrorDetail[];
+  headers?: (keyof typeof HEADERS)[];
+}
+
+/** What answers carry, besides what every answer of every server has. */
+export const HEADERS = {
+  'X-Request-Id': {
+    description: 'Names this request in the log of the service.',
+    required: true,
+    schema: idJsonSchema('req'),
+  },
+  'RateLimit-Policy': {
+    description: 'How many requests (`q`) in how many seconds (`w`). Missing where there is no limit.',
+    schema: { type: 'string', pattern: '^"[a-z-]+";q=\\d+;w=\\d+$', examples: ['"default";q=600;w=60'] },
+  },
+  RateLimit: {
+    description: 'How many requests are left (`r`), and in how many seconds there will be more (`t`).',
+    schema: { type: 'string', pattern: '^"[a-z-]+";r=\\d+;t=\\d+$', examples: ['"default";r=599;t=1'] },
+  },
+  'Retry-After': {
+    description: 'In so many seconds the request may be sent again.',
+    required: true,
+    schema: { type: 'integer', minimum: 1 },
+  },
+  'WWW-Authenticate': { required: true, schema: { type: 'string', const: 'Bearer' } },
+  Location: {
+    description: 'The path of what was made.',
+    required: true,
+    schema: { type: 'string', format: 'uri-reference' },
+  },
+  'Idempotent-Replayed': {
+    description: '`true` when this is the stored answer to an earlier request with the same Idempotency-Key.',
+    schema: { type: 'string', const: 'true' },
+  },
+} satisfies Record<string, Header>;
+
+const LIMITED = ['RateLimit-Policy', 'RateLimit'] as const;
+
+/** An error that a route can answer with. 405 is none: it is what comes where there is no route. */
+export type RouteError = Exclude<ErrorCode, 'method_not_allowed'>;
+
+export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
+  invalid_request: {
+    when: 'A parameter, header or the body is missing or malformed.',
+    message: 'limit: must be a whole number from 1 to 200',
+    details: [{ in: 'query', field: 'limit', reason: 'must be a whole number from 1 to 200' }],
+    headers: [...LIMITED],
+  },
+  unauthorized: {
+    when: 'The key is missing, malformed, wrong, expired or revoked.',
+    message: 'this API key is wrong, expired or revoked',
+    headers: ['WWW-Authenticate', ...LIMITED],
+  },
+  forbidden: {
+    when: 'The key lacks the scope; the message names it.',
+    message: 'this key lacks the scope deployments:write: use a key that has it, or have one made',
+    headers: [...LIMITED],
+  },
+  not_found: {
+    when: 'There is no such resource, or this key does not see it.',
+    message: 'there is no such resource, or this key does not see it',
+    headers: [...LIMITED],
+  },
+  request_timeout: {
+    when: 'The request did not arrive in time.',
+    message: 'the request did not arrive in time: send it again',
+  },
+  conflict: {
+    when: 'The state of the resource forbids it.',
+    message: 'this deployment has ended',
+    headers: [...LIMITED],
+  },
+  payload_too_large: {
+    when: 'The body is larger than 64 KiB.',
+    message: 'the body must be at most 65536 bytes',
+  },
+  unsupported_media_type: {
+    when: 'The body is not JSON, or is compressed.',
+    message: 'the body must be JSON: Content-Type: application/json',
+  },
+  idempotency_key_reused: {
+    when: 'This Idempotency-Key was used for another request.',
+    message: 'this Idempotency-Key was used for another request: use a new one for each new request',
+    details: [{ in: 'header', field: 'Idempotency-Key', reason: 'was used for another request' }],
+    headers: [...LIMITED],
+  },
+  rate_limited: {
+    when: 'Too many requests.',
+    message: 'too many requests: wait 1 s',
+    headers: ['Retry-After', ...LIMITED],
+  },
+  headers_too_large: {
+    when: 'The headers and the path are larger than 16 KiB together.',
+    message: 'the headers and the path are too large: at most 16 KiB together',
+  },
+  internal_error: {
+    when: 'A bug in the service.',
+    message:
+      'something went wrong inside; whoever runs this service finds more under the request id in its log',
+  },
+  unavailable: {
+    when: 'The disk is full, or the service is overloaded or stopping.',
+    message: 'the service is overloaded or stopping: try again',
+    headers: ['Retry-After'],
+  },
+};
+
+/** When each type of event is sent. */
+export const EVENT_MEANINGS: Record<EventType | 'ping', string> = {
+  'deployment.succeeded': 'A deployment has succeeded',
+  'deployment.failed': 'A deployment has failed',
+  'deployment.created': 'A deployment was created',
+  'deployment.started': 'A deployment has started',
+  'deployment.canceled': 'A deployment was canceled',
+  ping: 'A webhook is tried out',
+};
+
+/** What comes with every event. src/deliver/sign.ts makes them. */
+export const EVENT_HEADERS: Record<string, { description: string; example: string }> = {
+  'Service-Signature': {
+    description:
+      '`t=<unix time>,v1=<hex digest>`: the HMAC-SHA256 of `<t>.<raw body>`, keyed with the whole `signing_secret`. One `v1` for each live secret while a rotation overlaps. Refuse what is older or newer than 300 seconds.',
+    example: 't=1795248070,v1=5257a869e7ecebeda32affa62cdca3fa51cad7e77a0e56ff536d0ce8e108d8bd',
+  },
+  'webhook-id': { description: 'The id of the event.', example: 'evt_7zXcVbN1mAsDfGhJkLqWeR' },
+  'webhook-timestamp': { description: 'When it was sent, in seconds since 1970.', example: '1795248070' },
+  'webhook-signature': {
+    description:
+      '`v1,<base64>`, for libraries of Standard Webhooks; with spaces between while a rotation overlaps.',
+    example: 'v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=',
+  },
+};

@@ -1,0 +1,234 @@
+import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
+import { headerReferences, operationOf, type RouteDescription } from './openapi-route.ts';
+import {
+  API_DESCRIPTION,
+  EVENT_HEADERS,
+  EVENT_MEANINGS,
+  HEADERS,
+  ROUTE_ERRORS,
+  TAGS,
+} from './openapi-text.ts';
+import {
+  METHODS,
+  type OpenApiDocument,
+  type Operation,
+  type PathItem,
+  type Response,
+} from './openapi-types.ts';
+import {
+  EXAMPLE_IDS,
+  exampleOf,
+  type JsonSchema,
+  pageSchema,
+  RESOURCES,
+  type ResourceName,
+  schemaReference,
+} from './resources.ts';
+
+/** `GET /v2/openapi.json`: made at the first request, as nobody may ever ask. `version`: the program's. */
+export function openapi(version: string): Plugin<void> {
+  return {
+    name: 'description',
+    register(server) {
+      let text: string | undefined;
+      server.route({
+        method: 'GET',
+        path: '/v2/openapi.json',
+        options: {
+          auth: false,
+          plugins: {
+            openapi: {
+              operationId: 'getOpenapi',
+              summary: 'This description',
+              description: 'OpenAPI 3.1. For people, the same is at `/docs`.',
+              responses: {
+                200: {
+                  description: 'The description.',
+                  content: { 'application/json': { schema: OPENAPI_SCHEMA } },
+                },
+              },
+            },
+          },
+        },
+        handler(_request, h) {
+          text ??= JSON.stringify(describeApi(server, version));
+          return h.response(text).type('application/json');
+        },
+      });
+    },
+  };
+}
+
+const OPENAPI_SCHEMA: JsonSchema = {
+  type: 'object',
+  properties: { openapi: { type: 'string', pattern: '^3\\.1\\.' } },
+  required: ['openapi'],
+  additionalProperties: true,
+};
+
+/**
+ * The OpenAPI 3.1 description of every route of `server` below /v2, and of those beside it that say something of
+ * themselves.
+ */
+export function describeApi(server: Server, version: string): OpenApiDocument {
+  const routes = describedRoutes(server);
+  const operations = routes.map(({ operation }) => operation);
+  const paths: Record<string, PathItem> = {};
+  for (const { path, method, operation } of routes) {
+    paths[path] = { ...paths[path], [method]: operation };
+  }
+  return {
+    openapi: '3.1.1',
+    info: {
+      title: 'davit',
+      version,
+      summary: 'Deploys refs of projects, and tells who wants to know.',
+      description: API_DESCRIPTION,
+      license: { name: 'MIT', identifier: 'MIT' },
+    },
+    servers: [{ url: '/', description: 'where this description comes from' }],
+    tags: TAGS.filter(({ name }) => name === EVENTS_TAG || routes.some(({ tag }) => tag === name)),
+    paths,
+    webhooks: Object.fromEntries(
+      Object.entries(EVENT_MEANINGS).map(([type, text]) => [type, event(type, text)]),
+    ),
+    components: {
+      schemas: usedSchemas(operations),
+      responses: usedResponses(operations),
+      headers: HEADERS,
+      securitySchemes: {
+        key: {
+          type: 'http',
+          scheme: 'bearer',
+          description: 'An API key: `Authorization: Bearer <API_KEY>`.',
+        },
+      },
+    },
+  };
+}
+
+interface DescribedRoute {
+  path: string;
+  method: (typeof METHODS)[number];
+  tag: string;
+  operation: Operation;
+}
+
+function describedRoutes(server: Server): DescribedRoute[] {
+  return server
+    .table()
+    .flatMap((route) => {
+      const description = route.settings.plugins?.openapi ?? (isOfApi(route) ? UNDESCRIBED : undefined);
+      const method = METHODS.find((method) => method === route.method);
+      if (description === undefined || method === undefined) return [];
+      const tag = route.realm.plugin ?? '';
+      return [{ path: route.path, method, tag, operation: operationOf(route, description, tag) }];
+    })
+    .sort(inReadingOrder);
+}
+
+function isOfApi({ path }: RequestRoute): boolean {
+  return path.startsWith('/v2/');
+}
+
+/** For a route that says nothing: it is there all the same, and a test that reads its summary fails. */
+const UNDESCRIBED: RouteDescription = { operationId: '', summary: '', responses: {} };
+
+/** Tag by tag, in each what makes one, the lists, and then what can be done with one. */
+function inReadingOrder(a: DescribedRoute, b: DescribedRoute): number {
+  const position = ({ tag }: DescribedRoute): number => TAGS.findIndex(({ name }) => name === tag);
+  const rank = ({ path, method, tag }: DescribedRoute): number =>
+    !path.endsWith(`/${tag}`) ? 2 : method === 'post' ? 0 : 1;
+  return (
+    position(a) - position(b) ||
+    rank(a) - rank(b) ||
+    compare(a.path, b.path) ||
+    METHODS.indexOf(a.method) - METHODS.indexOf(b.method)
+  );
+}
+
+function compare(a: string, b: string): number {
+  return a < b ? -1 : a > b ? 1 : 0;
+}
+
+/** Those schemas that something refers to. */
+function usedSchemas(operations: Operation[]): Record<string, JsonSchema> {
+  const pages = Object.fromEntries(resourceNames().map((name) => [`${name}Page`, pageSchema(name)]));
+  const text = JSON.stringify(operations);
+  const used = Object.entries(pages).filter(([name]) => text.includes(`/schemas/${name}"`));
+  return { ...RESOURCES, ...Object.fromEntries(used) };
+}
+
+function resourceNames(): ResourceName[] {
+  return Object.keys(RESOURCES) as ResourceName[];
+}
+
+/** Each error once, under its code. */
+function usedResponses(operations: Operation[]): Record<string, Response> {
+  const text = JSON.stringify(operations);
+  return Object.fromEntries(
+    Object.entries(ROUTE_ERRORS)
+      .filter(([code]) => text.includes(`/responses/${code}"`))
+      .map(([code, { when, message, details, headers = [] }]) => [
+        code,
+        {
+          description: when,
+          headers: headerReferences(['X-Request-Id', ...headers]),
+          content: {
+            'application/json': {
+              schema: schemaReference('Error'),
+              example: {
+                error: {
+                  code,
+                  message,
+                  request_id: EXAMPLE_IDS.req,
+                  ...(details === undefined ? {} : { details }),
+                },
+              },
+            },
+          },
+        },
+      ]),
+  );
+}
+
+const EVENTS_TAG = 'events';
+
+/** What receivers are sent, described as the request that they get. */
+function event(type: string, summary: string): PathItem {
+  const name = type.replaceAll(/(^|\.)([a-z])/g, (_match, _dot, letter: string) => letter.toUpperCase());
+  const resource = type === 'ping' ? 'Ping' : 'Event';
+  return {
+    post: {
+      operationId: `on${name}`,
+      summary,
+      tags: [EVENTS_TAG],
+      security: [],
+      parameters: Object.entries(EVENT_HEADERS).map(([name, { description, example }]) => ({
+        name,
+        in: 'header',
+        required: true,
+        description,
+        schema: { type: 'string' },
+        example,
+      })),
+      requestBody: {
+        required: true,
+        content: {
+          'application/json': {
+            schema: schemaReference(resource),
+            example: { ...Object(exampleOf(resource)), type },
+          },
+        },
+      },
+      responses: {
+        '2XX': { description: 'Received, if it came within 10 seconds of the start of the attempt.' },
+        '410': { description: 'Nobody is there any more: the webhook is disabled.' },
+        default: {
+          description:
+            'Not received, redirects included: it is sent again with growing delays, for 24 hours.',
+        },
+      },
+    },
+  };
+}

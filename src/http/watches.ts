@@ -1,0 +1,163 @@
+import type { KeyId } from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
+import { startLoop } from '../loop.ts';
+import type { Change } from '../store/context.ts';
+import type { Store } from '../store/store.ts';
+
+/** Somebody who waits for commits. */
+export interface Watch {
+  /**
+   * Resolves once something may have changed since the watch was opened or this last resolved, or after
+   * `timeoutMs`. `closed`, now and ever after: whoever waits is to end.
+   */
+  next(timeoutMs: number): Promise<'changed' | 'timedOut' | 'closed'>;
+  close(): void;
+}
+
+export interface Watches {
+  /**
+   * Opened before the first look at what is waited for, a watch misses nothing. Throws `rate_limited` if the key
+   * has as many as it may, `unavailable` if all together have or the service stops.
+   */
+  open(changes: readonly Change[], keyId: KeyId): Watch;
+  /** How many are open. */
+  size(): number;
+  /** Grows with every commit that is heard of: what was read at one number holds as long as that stays. */
+  commits(): number;
+  /** The service stops: closes them all, and opens none any more. */
+  close(): Promise<void>;
+}
+
+/** Each may hold a connection, and some 100 KiB of a log that its client is slow to read. */
+const WATCHES_MAX = 1_000;
+const WATCHES_OF_KEY_MAX = 500;
+const REFUSED_RETRY_SECONDS = 5;
+
+/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
+const LOOK_OUTSIDE_EVERY_MS = 500;
+
+/** Lets requests wait for commits, whoever makes them: one subscription to the writer for all. */
+export function createWatches({ reads, writer }: Store, effects: Effects): Watches {
+  const watches = new Set<OpenWatch>();
+  const watchesOf = new Map<Change, Set<OpenWatch>>();
+  const countOf = new Map<KeyId, number>();
+  let commits = 0;
+  let closed = false;
+
+  const unsubscribe = writer.onCommit((changes) => {
+    commits += 1;
+    for (const change of changes) wake(change === 'everything' ? watches : watchesOf.get(change));
+  });
+  let seenVersion = reads.instance.dataVersion();
+  // Our own commits count too: a look for nothing, at most twice a second.
+  const lookout = startLoop(
+    async () => {
+      const version = reads.instance.dataVersion();
+      if (version !== seenVersion) {
+        commits += 1;
+        wake(watches);
+      }
+      seenVersion = version;
+      return null;
+    },
+    {
+      idleMs: LOOK_OUTSIDE_EVERY_MS,
+      effects,
+      // A read that fails now fails whoever waits at their next look, and that is logged as theirs.
+      onError: () => wake(watches),
+    },
+  );
+
+  return { open, size: () => watches.size, commits: () => commits, close };
+
+  function open(changes: readonly Change[], keyId: KeyId): Watch {
+    refuseIfMany(keyId);
+    const watch = createWatch(effects, () => remove(watch));
+    watches.add(watch);
+    countOf.set(keyId, (countOf.get(keyId) ?? 0) + 1);
+    for (const change of changes) {
+      const same = watchesOf.get(change) ?? new Set();
+      watchesOf.set(change, same.add(watch));
+    }
+    return watch;
+
+    function remove(watch: OpenWatch): void {
+      watches.delete(watch);
+      const left = (countOf.get(keyId) ?? 0) - 1;
+      if (left > 0) countOf.set(keyId, left);
+      else countOf.delete(keyId);
+      for (const change of changes) {
+        const same = watchesOf.get(change);
+        same?.delete(watch);
+        if (same?.size === 0) watchesOf.delete(change);
+      }
+    }
+  }
+
+  function refuseIfMany(keyId: KeyId): void {
+    const retryAfterSeconds = REFUSED_RETRY_SECONDS;
+    if (closed) throw new AppError('unavailable', 'the service is stopping', { retryAfterSeconds });
+    if ((countOf.get(keyId) ?? 0) >= WATCHES_OF_KEY_MAX) {
+      throw new AppError('rate_limited', 'too many requests of this key wait already', { retryAfterSeconds });
+    }
+    if (watches.size >= WATCHES_MAX) {
+      throw new AppError('unavailable', 'too many requests wait already', { retryAfterSeconds });
+    }
+  }
+
+  async function close(): Promise<void> {
+    if (closed) return;
+    closed = true;
+    unsubscribe();
+    for (const watch of [...watches]) watch.close();
+    await lookout.stop();
+  }
+}
+
+function wake(watches: ReadonlySet<OpenWatch> = new Set()): void {
+  for (const watch of watches) watch.wake();
+}
+
+interface OpenWatch extends Watch {
+  wake(): void;
+}
+
+function createWatch(effects: Effects, onClose: () => void): OpenWatch {
+  let state: 'quiet' | 'changed' | 'closed' = 'quiet';
+  let endWait: (() => void) | undefined;
+
+  return {
+    async next(timeoutMs) {
+      if (state === 'quiet' && timeoutMs > 0) await wait(timeoutMs);
+      if (state === 'closed') return 'closed';
+      const result = state === 'changed' ? 'changed' : 'timedOut';
+      state = 'quiet';
+      return result;
+    },
+    wake() {
+      if (state === 'closed') return;
+      state = 'changed';
+      endWait?.();
+    },
+    close() {
+      if (state === 'closed') return;
+      state = 'closed';
+      onClose();
+      endWait?.();
+    },
+  };
+
+  function wait(timeoutMs: number): Promise<void> {
+    return new Promise((resolve) => {
+      const cancelTimer = effects.after(timeoutMs, end);
+      endWait = end;
+
+      function end(): void {
+        cancelTimer();
+        endWait = undefined;
+        resolve();
+      }
+    });
+  }
+}

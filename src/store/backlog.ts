@@ -1,0 +1,245 @@
+import {
+  type Deployment,
+  type DeploymentId,
+  type KeyId,
+  optionalTimestamp,
+  type ProjectId,
+  type ProjectStatus,
+  type Timestamp,
+  timestamp,
+  type Webhook,
+  type WebhookId,
+} from '../domain.ts';
+import { type Database, inSnapshot } from './database.ts';
+import { deploymentReads } from './deployments.ts';
+import { webhookReads } from './webhooks.ts';
+
+/** Everything that is not over, all of one moment. */
+export interface Backlog {
+  running: Stretch<Deployment & { project_name: string }>;
+  /** In the order in which they start, as far as it can be told; those of paused projects last. */
+  waiting: Stretch<WaitingDeployment>;
+  /** What another system carries out and has not reported the end of, oldest first. */
+  reported: Stretch<ReportedDeployment>;
+  /** Webhooks that something waits for, the next attempt first; those that are disabled last. */
+  webhooks: Stretch<WebhookBacklog>;
+  replays: Stretch<ReplayBacklog>;
+}
+
+/** The first of them, and how many there are. */
+export interface Stretch<Item> {
+  count: number;
+  items: Item[];
+}
+
+export interface WaitingDeployment extends Deployment {
+  project_name: string;
+  project_status: ProjectStatus;
+  /** What runs in its project at the moment. */
+  project_runs: DeploymentId | null;
+}
+
+export interface ReportedDeployment extends Deployment {
+  project_name: string;
+  report_due_at: Timestamp | null;
+}
+
+/** A webhook as the administrator sees it. */
+export interface WebhookBacklog extends Webhook {
+  created_by: { key_id: KeyId; name: string };
+  failing_since: Timestamp | null;
+  /** Deliveries that are under way or will be tried. */
+  pending_count: number;
+  /** Those of them whose time has come. */
+  due_count: number;
+  /** Deliveries that wait until the webhook is enabled. */
+  held_count: number;
+  /** May be past: then it is under way, or nobody is there to make it. */
+  next_attempt_at: Timestamp | null;
+  /** How the last attempt of what waits failed: a status code, or one of the words of an attempt's `error`. */
+  last_error: string | null;
+}
+
+export interface ReplayBacklog {
+  webhook_id: WebhookId;
+  since: Timestamp;
+  until: Timestamp;
+  created_at: Timestamp;
+}
+
+/** So many deliveries that wait are looked at for one that was tried. */
+const TRIED_AMONG_MAX = 1_000;
+
+/** What runs, waits and is retried in the whole file, for whoever looks after the machine. */
+export function backlogReads(database: Database) {
+  const deployments = deploymentReads(database);
+  const webhooks = webhookReads(database);
+
+  const projectOf = database.prepare<[string], { name: string; status: ProjectStatus }>(
+    'SELECT name, status FROM projects WHERE id = ?',
+  );
+  const runningIn = database
+    .prepare<[string], DeploymentId>(`
+      SELECT id FROM deployments
+       WHERE project_id = ? AND status IN ('running', 'canceling') AND reported = 0`)
+    .pluck();
+  const countWaiting = database.prepare<[], number>('SELECT total(queued_count) FROM projects').pluck();
+  // Projects take turns, so the first of each come before the second ones. No more than can be shown are looked at.
+  const waiting = database
+    .prepare<{ limit: number }, DeploymentId>(`
+      SELECT d.id
+        FROM projects p
+        JOIN deployments d
+          ON d.seq IN (SELECT q.seq FROM deployments q
+                        WHERE q.project_id = p.id AND q.status = 'queued' AND q.reported = 0
+                        ORDER BY q.seq LIMIT :limit)
+       WHERE p.queued_count > 0
+       ORDER BY p.status <> 'active', row_number() OVER (PARTITION BY p.id ORDER BY d.seq),
+                p.last_started_at, p.seq
+       LIMIT :limit`)
+    .pluck();
+  const openReports =
+    'FROM deployments INDEXED BY deployments_unfinished WHERE finished_at IS NULL AND reported = 1';
+  const countReported = database.prepare<[], number>(`SELECT count(*) ${openReports}`).pluck();
+  const reported = database.prepare<{ limit: number }, { id: DeploymentId; report_due_at: number | null }>(
+    `SELECT id, report_due_at ${openReports} ORDER BY seq LIMIT :limit`,
+  );
+
+  const webhookIds = database
+    .prepare<[], WebhookId>('SELECT id FROM webhooks WHERE deleted_at IS NULL ORDER BY seq')
+    .pluck();
+  const registration = database.prepare<
+    [string],
+    { key_id: KeyId; name: string; failing_since: number | null }
+  >('SELECT w.key_id, k.name, w.failing_since FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = ?');
+  const unsettled = database.prepare<
+    { id: string; nowMs: number },
+    { count: number; due: number; next_attempt_at: number | null }
+  >(`
+    SELECT count(*) AS count, total(next_attempt_at <= :nowMs) AS due, min(next_attempt_at) AS next_attempt_at
+      FROM deliveries WHERE webhook_id = :id AND status = 'pending'`);
+  const lastError = database
+    .prepare<[string], string>(`
+      SELECT coalesce(a.error, a.status_code)
+        FROM (SELECT id, attempt_count FROM deliveries
+               WHERE webhook_id = ? AND status = 'pending'
+               ORDER BY next_attempt_at DESC LIMIT ${TRIED_AMONG_MAX}) d
+        JOIN attempts a ON a.delivery_id = d.id AND a.number = d.attempt_count
+       ORDER BY a.at DESC LIMIT 1`)
+    .pluck();
+  const countReplays = database
+    .prepare<[], number>('SELECT count(*) FROM replays WHERE finished_at IS NULL')
+    .pluck();
+  const replays = database.prepare<
+    { limit: number },
+    { webhook_id: WebhookId; since: number; until: number; created_at: number }
+  >(
+    'SELECT webhook_id, since, until, created_at FROM replays WHERE finished_at IS NULL ORDER BY seq LIMIT :limit',
+  );
+
+  return {
+    /** Everything that is not over; of each kind the first `limit`. */
+    all: (nowMs: number, limit: number): Backlog => inSnapshot(database, () => backlog(nowMs, limit)),
+
+    /** All webhooks that are not deleted, oldest first. */
+    webhooks: (nowMs: number): WebhookBacklog[] => inSnapshot(database, () => everyWebhook(nowMs)),
+
+    /** Undefined if it is not there, or deleted. */
+    webhook: (id: string, nowMs: number): WebhookBacklog | undefined =>
+      inSnapshot(database, () => {
+        const webhook = webhooks.get(id);
+        return webhook === undefined ? undefined : withBacklog(webhook, nowMs);
+      }),
+  };
+
+  function backlog(nowMs: number, limit: number): Backlog {
+    const running = deployments.unfinished().map(({ id }) => deployments.existing(id));
+    const unsettledWebhooks = everyWebhook(nowMs)
+      .filter(({ pending_count, held_count }) => pending_count + held_count > 0)
+      .sort(byNextAttempt);
+    return {
+      running: {
+        count: running.length,
+        items: running
+          .slice(0, limit)
+          .map((deployment) => ({ ...deployment, project_name: nameOf(deployment) })),
+      },
+      waiting: {
+        count: countWaiting.get() ?? 0,
+        items: waiting.all({ limit }).map((id) => waitingDeployment(deployments.existing(id))),
+      },
+      reported: {
+        count: countReported.get() ?? 0,
+        items: reported.all({ limit }).map(({ id, report_due_at }) => {
+          const deployment = deployments.existing(id);
+          return {
+            ...deployment,
+            project_name: nameOf(deployment),
+            report_due_at: optionalTimestamp(report_due_at),
+          };
+        }),
+      },
+      webhooks: { count: unsettledWebhooks.length, items: unsettledWebhooks.slice(0, limit) },
+      replays: {
+        count: countReplays.get() ?? 0,
+        items: replays.all({ limit }).map(({ webhook_id, since, until, created_at }) => ({
+          webhook_id,
+          since: timestamp(since),
+          until: timestamp(until),
+          created_at: timestamp(created_at),
+        })),
+      },
+    };
+  }
+
+  function waitingDeployment(deployment: Deployment): WaitingDeployment {
+    const { name, status } = existingProject(deployment.project_id);
+    return {
+      ...deployment,
+      project_name: name,
+      project_status: status,
+      project_runs: runningIn.get(deployment.project_id) ?? null,
+    };
+  }
+
+  function nameOf({ project_id }: Deployment): string {
+    return existingProject(project_id).name;
+  }
+
+  function existingProject(id: ProjectId): { name: string; status: ProjectStatus } {
+    const project = projectOf.get(id);
+    if (project === undefined) throw new Error(`a deployment of no project: ${id}`);
+    return project;
+  }
+
+  function everyWebhook(nowMs: number): WebhookBacklog[] {
+    return webhookIds.all().flatMap((id) => {
+      const webhook = webhooks.get(id);
+      return webhook === undefined ? [] : [withBacklog(webhook, nowMs)];
+    });
+  }
+
+  function withBacklog(webhook: Webhook, nowMs: number): WebhookBacklog {
+    const { id } = webhook;
+    const made = registration.get(id);
+    if (made === undefined) throw new Error(`a webhook of no key: ${id}`);
+    const { count = 0, due = 0, next_attempt_at = null } = unsettled.get({ id, nowMs }) ?? {};
+    const isHeld = webhook.status === 'disabled';
+    return {
+      ...webhook,
+      created_by: { key_id: made.key_id, name: made.name },
+      failing_since: optionalTimestamp(made.failing_since),
+      pending_count: isHeld ? 0 : count,
+      due_count: isHeld ? 0 : due,
+      held_count: isHeld ? count : 0,
+      next_attempt_at: isHeld ? null : optionalTimestamp(next_attempt_at),
+      last_error: count === 0 ? null : String(lastError.get(id) ?? '') || null,
+    };
+  }
+}
+
+function byNextAttempt(one: WebhookBacklog, other: WebhookBacklog): number {
+  const atMs = ({ next_attempt_at }: WebhookBacklog) =>
+    next_attempt_at === null ? Number.POSITIVE_INFINITY : Date.parse(next_attempt_at);
+  return atMs(one) === atMs(other) ? 0 : atMs(one) - atMs(other);
+}

@@ -1,0 +1,150 @@
+import { type Timestamp, timestamp } from '../domain.ts';
+import { APPLICATION_ID, connect, type Database, SCHEMA_VERSION, sqliteCode } from './database.ts';
+
+/** What is in a davit file, to tell one from another. */
+export interface FileFacts {
+  schema_version: number;
+  bytes: number;
+  /** The file's first day; a copy has that of the file that it was copied from. */
+  created_at: Timestamp;
+  /** The last that happened in it, as far as its rows tell. */
+  last_event_at: Timestamp;
+  projects: number;
+  keys: number;
+  deployments: number;
+  /** The next service on the file records these as interrupted. */
+  running_deployments: number;
+  /** The next service on the file starts these. */
+  waiting_deployments: number;
+  pending_deliveries: number;
+}
+
+export type FileCheck =
+  | { kind: 'good'; facts: FileFacts }
+  | { kind: 'foreign' }
+  | { kind: 'newer'; schemaVersion: number }
+  | { kind: 'damaged'; problem: string };
+
+/**
+ * Copies what is committed at this moment into the empty file `to`, compact, and without a WAL; then checks the
+ * copy. Nobody who writes meanwhile waits, and nobody's writes disturb it: SQLite's backup API begins anew
+ * whenever another process commits, and at 500 commits a second it never ends. Blocks the thread.
+ */
+export function copyDatabase(from: string, to: string, onCopied: () => void): FileCheck {
+  const problem = withDatabase(from, (database) => {
+    const found = identify(database);
+    if (found !== undefined) return found;
+    database.prepare('VACUUM INTO ?').run(to);
+    return undefined;
+  });
+  if (problem !== undefined) return problem;
+  onCopied();
+  return checkDatabase(to);
+}
+
+/**
+ * Whether the file is davit's, of a version that this davit knows, and whole: every page, index and reference.
+ * Takes a WAL beside it in, so that it is one file afterwards. Blocks the thread.
+ */
+export function checkDatabase(path: string): FileCheck {
+  return withDatabase(path, (database): FileCheck => {
+    const found = identify(database);
+    if (found !== undefined) return found;
+    database.pragma('journal_mode = DELETE');
+    const problem = firstProblem(database);
+    return problem === undefined
+      ? { kind: 'good', facts: factsOf(database) }
+      : { kind: 'damaged', problem };
+  });
+}
+
+/** How many bytes a compact copy of it has, about. Throws AppError where it cannot be opened. */
+export function copyBytes(path: string): number {
+  const database = connect(path);
+  try {
+    const number = (name: string) => Number(database.pragma(name, { simple: true }));
+    return (number('page_count') - number('freelist_count')) * number('page_size');
+  } finally {
+    database.close();
+  }
+}
+
+/** The first thing that SQLite finds wrong with it; undefined for a whole file. Reads all of it. */
+export function firstProblem(database: Database): string | undefined {
+  const [damage] = integrityProblems(database, 1);
+  return damage ?? foreignKeyProblems(database, 1)[0] ?? instanceProblem(database);
+}
+
+/** What is wrong with pages, indexes and constraints, `limit` sentences at most. */
+export function integrityProblems(database: Database, limit: number): string[] {
+  const sentences = database.prepare<[], string>(`PRAGMA integrity_check(${limit})`).pluck().all();
+  return sentences.filter((sentence) => sentence !== 'ok');
+}
+
+/** Rows that refer to rows that are not there, `limit` sentences at most. */
+export function foreignKeyProblems(database: Database, limit: number): string[] {
+  const rows = database
+    .prepare<[number], { table: string; parent: string; count: number }>(
+      'SELECT "table", parent, count(*) AS count FROM pragma_foreign_key_check GROUP BY 1, 2 LIMIT ?',
+    )
+    .all(limit);
+  return rows.map(({ table, parent, count }) => `${count} of ${table} refer to ${parent} that are not there`);
+}
+
+function instanceProblem(database: Database): string | undefined {
+  const count = database.prepare<[], number>('SELECT count(*) FROM instance').pluck().get();
+  return count === 1 ? undefined : 'what belongs to the file as a whole is missing';
+}
+
+function withDatabase<Result>(
+  path: string,
+  action: (database: Database) => Result,
+): Result | Extract<FileCheck, { kind: 'foreign' | 'damaged' }> {
+  const database = connect(path);
+  try {
+    return action(database);
+  } catch (error) {
+    const code = sqliteCode(error);
+    if (code === 'SQLITE_NOTADB') return { kind: 'foreign' };
+    // SQLITE_ERROR: a table that is not there.
+    if (code !== undefined && /^SQLITE_(CORRUPT|ERROR)/.test(code)) {
+      return { kind: 'damaged', problem: error instanceof Error ? error.message : code };
+    }
+    throw error;
+  } finally {
+    database.close();
+  }
+}
+
+/** What keeps this davit from using it at all; undefined if nothing does. */
+function identify(database: Database): FileCheck | undefined {
+  if (database.pragma('application_id', { simple: true }) !== APPLICATION_ID) return { kind: 'foreign' };
+  const schemaVersion = Number(database.pragma('user_version', { simple: true }));
+  return schemaVersion > SCHEMA_VERSION ? { kind: 'newer', schemaVersion } : undefined;
+}
+
+function factsOf(database: Database): FileFacts {
+  const number = (sql: string) => Number(database.prepare<[], number>(sql).pluck().get());
+  return {
+    schema_version: number('PRAGMA user_version'),
+    bytes: number('PRAGMA page_count') * number('PRAGMA page_size'),
+    created_at: timestamp(number('SELECT created_at FROM instance')),
+    last_event_at: timestamp(
+      number(`
+        SELECT max(at) FROM (
+          SELECT max(created_at) AS at FROM instance
+          UNION ALL SELECT max(created_at) FROM projects
+          UNION ALL SELECT max(created_at) FROM keys
+          UNION ALL SELECT max(last_used_at) FROM keys
+          UNION ALL SELECT max(created_at) FROM events)`),
+    ),
+    projects: number('SELECT count(*) FROM projects'),
+    keys: number('SELECT count(*) FROM keys'),
+    deployments: number('SELECT count(*) FROM deployments'),
+    running_deployments: number(
+      "SELECT count(*) FROM deployments WHERE status IN ('running', 'canceling') AND reported = 0",
+    ),
+    waiting_deployments: number("SELECT count(*) FROM deployments WHERE status = 'queued' AND reported = 0"),
+    pending_deliveries: number("SELECT count(*) FROM deliveries WHERE status = 'pending'"),
+  };
+}

@@ -1,0 +1,191 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { type DeliveryStatus, type Timestamp, timestamp, type WebhookId } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { WriteContext } from './context.ts';
+import type { Database } from './database.ts';
+import { REARM, SLICE_ROWS, type StoredStatus } from './deliveries.ts';
+import { webhookReads } from './webhooks.ts';
+
+/** What of a webhook's past is sent once more: what was created from `sinceMs` to `untilMs`, both included. */
+export interface ReplaySelection {
+  webhookId: WebhookId;
+  sinceMs: number;
+  untilMs: number;
+  /** Null: whatever became of it. */
+  storedStatus: StoredStatus | null;
+  /** The last delivery that there was when it was asked for: see `lastSeq`. */
+  lastSeq: number;
+}
+
+export interface NewReplay extends ReplaySelection {
+  /** As it was asked for; shown, not used. */
+  status: DeliveryStatus | null;
+  /** How many deliveries it fits: see `count`. */
+  count: number;
+}
+
+/** What whoever asked for a replay is told. */
+export interface Replay {
+  webhook_id: WebhookId;
+  since: Timestamp;
+  until: Timestamp;
+  status: DeliveryStatus | null;
+  /** How many deliveries fitted when it was asked for. */
+  count: number;
+}
+
+/** A replay that goes on: of its webhook the one that was asked for first. */
+export interface OpenReplay extends ReplaySelection {
+  seq: number;
+  /** Deliveries up to this one are on their new ladder. */
+  doneSeq: number;
+}
+
+/** A piece of a webhook's deliveries, in their order. */
+export interface ReplaySlice {
+  /** Those that fit. */
+  seqs: number[];
+  /** The last one that was looked at; null: there are none after these. */
+  endSeq: number | null;
+}
+
+/** So many replays of one webhook may be open at a time. */
+const OPEN_REPLAYS_MAX = 10;
+
+/** Replays that are not finished, and what they are to send. */
+export function replayReads(database: Database) {
+  const fits = `
+    created_at BETWEEN :sinceMs AND :untilMs AND (:storedStatus IS NULL OR status = :storedStatus)`;
+  const lastSeq = database
+    .prepare<[string], number | null>('SELECT max(seq) FROM deliveries WHERE webhook_id = ?')
+    .pluck();
+  const sliceEnd = database
+    .prepare<{ webhookId: WebhookId; afterSeq: number; lastSeq: number }, number>(`
+      SELECT seq FROM deliveries
+       WHERE webhook_id = :webhookId AND seq > :afterSeq AND seq < :lastSeq
+       ORDER BY seq LIMIT 1 OFFSET ${SLICE_ROWS - 1}`)
+    .pluck();
+  const within = 'webhook_id = :webhookId AND seq > :afterSeq AND seq <= :endSeq';
+  type Within = ReplaySelection & { afterSeq: number; endSeq: number };
+  const countWithin = database
+    .prepare<Within, number>(`SELECT count(*) FROM deliveries WHERE ${within} AND ${fits}`)
+    .pluck();
+  const seqsWithin = database
+    .prepare<Within & { limit: number }, number>(`
+      SELECT seq FROM deliveries WHERE ${within} AND ${fits} ORDER BY seq LIMIT :limit`)
+    .pluck();
+  const openOnes = database.prepare<[], OpenReplay>(`
+    SELECT r.seq, r.webhook_id AS webhookId, r.since AS sinceMs, r.until AS untilMs,
+           r.delivery_status AS storedStatus, r.last_seq AS lastSeq, r.done_seq AS doneSeq
+      FROM (SELECT min(seq) AS seq FROM replays WHERE finished_at IS NULL GROUP BY webhook_id) AS first
+      JOIN replays r ON r.seq = first.seq
+      JOIN webhooks w ON w.id = r.webhook_id
+     WHERE w.status = 'enabled' AND w.deleted_at IS NULL
+     ORDER BY r.seq`);
+  const dueAtPosition = database
+    .prepare<{ webhookId: WebhookId; nowMs: number; offset: number }, number>(`
+      SELECT 1 FROM deliveries
+       WHERE webhook_id = :webhookId AND status = 'pending' AND next_attempt_at <= :nowMs
+       LIMIT 1 OFFSET :offset`)
+    .pluck();
+
+  return {
+    /** The webhook's last delivery at this moment; 0: it has none. */
+    lastSeq: (webhookId: WebhookId): number => lastSeq.get(webhookId) ?? 0,
+
+    /** How many deliveries fit. Looks at all of the webhook's, in slices; a million take a third of a second. */
+    async count(selection: ReplaySelection): Promise<number> {
+      let count = 0;
+      for (let afterSeq = 0; ; ) {
+        const endSeq = endOfSlice(selection, afterSeq);
+        count += countWithin.get({ ...selection, afterSeq, endSeq }) ?? 0;
+        if (endSeq === selection.lastSeq) return count;
+        afterSeq = endSeq;
+        await nextTurn();
+      }
+    },
+
+    /** The next of a replay, of each enabled webhook, the first asked for first. One of a disabled webhook waits. */
+    open: (): OpenReplay[] => openOnes.all(),
+
+    /** At most `limit` that fit, of those after `afterSeq`. */
+    slice(replay: OpenReplay, afterSeq: number, limit: number): ReplaySlice {
+      const endSeq = endOfSlice(replay, afterSeq);
+      const seqs = seqsWithin.all({ ...replay, afterSeq, endSeq, limit });
+      const lastLookedAt = seqs.length === limit ? (seqs.at(-1) ?? endSeq) : endSeq;
+      return { seqs, endSeq: lastLookedAt >= replay.lastSeq ? null : lastLookedAt };
+    },
+
+    /** Whether at least `count` deliveries of the webhook are due. */
+    isBusy: (webhookId: WebhookId, nowMs: number, count: number): boolean =>
+      dueAtPosition.get({ webhookId, nowMs, offset: count - 1 }) !== undefined,
+  };
+
+  function endOfSlice({ webhookId, lastSeq }: ReplaySelection, afterSeq: number): number {
+    return sliceEnd.get({ webhookId, afterSeq, lastSeq }) ?? lastSeq;
+  }
+}
+
+/** Replays are asked for once and worked off in steps. */
+export function replayWrites({ database, effects, changed }: WriteContext) {
+  const webhooks = webhookReads(database);
+  const countOpen = database
+    .prepare<[string], number>('SELECT count(*) FROM replays WHERE webhook_id = ? AND finished_at IS NULL')
+    .pluck();
+  const insert = database.prepare(`
+    INSERT INTO replays (webhook_id, since, until, delivery_status, last_seq, created_at)
+    VALUES (:webhookId, :sinceMs, :untilMs, :storedStatus, :lastSeq, :at)`);
+  const openReplay = database.prepare<
+    [number],
+    { webhook_id: WebhookId; delivery_status: StoredStatus | null }
+  >('SELECT webhook_id, delivery_status FROM replays WHERE seq = ? AND finished_at IS NULL');
+  const rearm = database.prepare(`
+    UPDATE deliveries SET ${REARM}, ladder_trigger = 'replay'
+     WHERE seq IN (SELECT value FROM json_each(:seqs)) AND webhook_id = :webhookId
+       AND (:storedStatus IS NULL OR status = :storedStatus)`);
+  const advance = database.prepare(
+    'UPDATE replays SET done_seq = max(done_seq, :doneSeq), finished_at = :finishedAt WHERE seq = :seq',
+  );
+
+  return {
+    /**
+     * Has the deliveries that fit sent again, each with the whole ladder ahead. Throws `not_found`, and
+     * `rate_limited` while ten replays of the webhook are open.
+     */
+    create({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, status, count }: NewReplay): Replay {
+      if (webhooks.get(webhookId) === undefined) {
+        throw new AppError('not_found', 'there is no such webhook');
+      }
+      if (count > 0) {
+        if ((countOpen.get(webhookId) ?? 0) >= OPEN_REPLAYS_MAX) {
+          throw new AppError('rate_limited', 'too many replays of this webhook are open: wait for them', {
+            retryAfterSeconds: RETRY_AFTER_SECONDS,
+          });
+        }
+        insert.run({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, at: effects.now() });
+        changed('outbox');
+      }
+      return { webhook_id: webhookId, since: timestamp(sinceMs), until: timestamp(untilMs), status, count };
+    },
+
+    /**
+     * Puts these deliveries on a new ladder and notes how far the replay is; null: to its end. What is no longer
+     * as the replay asks is left alone. Does nothing for one that was ended meanwhile.
+     */
+    step({ seq, seqs, doneSeq }: { seq: number; seqs: number[]; doneSeq: number | null }): void {
+      const replay = openReplay.get(seq);
+      if (replay === undefined) return;
+      const at = effects.now();
+      rearm.run({
+        seqs: JSON.stringify(seqs),
+        webhookId: replay.webhook_id,
+        storedStatus: replay.delivery_status,
+        at,
+      });
+      advance.run({ seq, doneSeq: doneSeq ?? 0, finishedAt: doneSeq === null ? at : null });
+      changed('outbox');
+    },
+  };
+}
+
+const RETRY_AFTER_SECONDS = 30;

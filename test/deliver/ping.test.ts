@@ -1,0 +1,158 @@
+import { Webhook as StandardWebhook } from 'standardwebhooks';
+import Stripe from 'stripe';
+import t, { type Test } from 'tap';
+import { createPinger, type Pinger } from '../../src/deliver/ping.ts';
+import { createSender } from '../../src/deliver/send.ts';
+import type { WebhookId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
+import { newWebhook, testSender } from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { type Answer, hangUp, held, redirect, startReceiver, status } from '../helpers/receiver.ts';
+import { type TestStore, testStore } from '../helpers/store.ts';
+
+t.test('a ping arrives signed in both ways, as every library expects it', async (t) => {
+  const { pinger, webhook, receiver } = await service(t);
+  const result = await pinger.ping(webhook.id);
+  const { method, headers, body } = await receiver.next();
+  const text = body.toString();
+
+  t.equal(method, 'POST');
+  t.strictSame(JSON.parse(text), {
+    id: headers['webhook-id'],
+    type: 'ping',
+    created_at: '2026-11-21T08:00:00.000Z',
+    data: { webhook_id: webhook.id },
+  });
+  t.match(headers['webhook-id'], /^evt_/);
+  const seconds = Date.parse('2026-11-21T08:00:00Z') / 1000;
+  t.match(headers['service-signature'], new RegExp(`^t=${seconds},v1=[0-9a-f]{64}$`));
+  t.match(
+    new Stripe('sk_test_nothing').webhooks.constructEvent(
+      text,
+      String(headers['service-signature']),
+      webhook.signing_secret,
+      undefined,
+      undefined,
+      seconds * 1000,
+    ),
+    { type: 'ping' },
+  );
+  t.match(result, {
+    kind: 'attempted',
+    attempt: {
+      number: 1,
+      at: '2026-11-21T08:00:00.000Z',
+      status_code: 200,
+      error: null,
+      duration_ms: Number,
+      remote_address: '127.0.0.1',
+      response_body: 'pong',
+      trigger: 'ping',
+    },
+  });
+});
+
+t.test('while a rotation overlaps a ping is signed with both secrets, after it with one', async (t) => {
+  const effects = fakeEffects(Date.now());
+  const { store, pinger, webhook, receiver } = await service(t, status(200), effects);
+  const rotated = await store.writer.write('webhooks.rotate', { id: webhook.id, overlapMs: 60_000 });
+  const secrets = [webhook.signing_secret, rotated.signing_secret];
+  const accepted = async () => {
+    await pinger.ping(webhook.id);
+    const { headers, body } = await receiver.next();
+    return secrets.map((secret) => {
+      try {
+        return (
+          new StandardWebhook(secret).verify(body.toString(), headers as Record<string, string>) !== null
+        );
+      } catch {
+        return false;
+      }
+    });
+  };
+  t.strictSame(await accepted(), [true, true]);
+  effects.advance(60_000);
+  t.strictSame(await accepted(), [false, true]);
+});
+
+const OUTCOMES: { name: string; answer: Answer; expected: Record<string, unknown> }[] = [
+  { name: 'an error of the receiver', answer: status(503), expected: { status_code: 503 } },
+  { name: 'a redirect', answer: redirect('http://127.0.0.1:1/'), expected: { status_code: 302 } },
+  { name: '410', answer: status(410), expected: { status_code: 410 } },
+  {
+    name: 'a hang-up',
+    answer: hangUp(),
+    expected: { status_code: null, error: 'connection_closed' },
+  },
+];
+for (const { name, answer, expected } of OUTCOMES) {
+  t.test(`${name} is told, and has no consequence for the webhook`, async (t) => {
+    const { store, pinger, webhook, receiver } = await service(t, answer);
+    const before = store.dump();
+    t.match(await pinger.ping(webhook.id), { kind: 'attempted', attempt: expected });
+    t.equal(receiver.requests.length, 1, 'and it is not repeated');
+    t.strictSame(store.dump(), before);
+  });
+}
+
+t.test('a ping goes nowhere that a delivery may not go', async (t) => {
+  const { store, webhook, receiver } = await service(t);
+  const sender = createSender({ version: 'test', allowHttp: true, allowedCidrs: [] }, realEffects);
+  t.teardown(() => sender.close());
+  const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
+  t.match(await pinger.ping(webhook.id), {
+    kind: 'attempted',
+    attempt: { status_code: null, error: 'address_refused' },
+  });
+  t.equal(receiver.connections(), 0);
+});
+
+t.test('a disabled webhook can be pinged, a deleted one cannot', async (t) => {
+  const { store, pinger, webhook, receiver } = await service(t);
+  const { id } = webhook;
+  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'by a test' });
+  t.match(await pinger.ping(id), { kind: 'attempted', attempt: { status_code: 200 } });
+  await store.writer.write('webhooks.remove', { id });
+  t.strictSame(await pinger.ping(id), { kind: 'gone' });
+  t.equal(receiver.requests.length, 1);
+});
+
+t.test('a third ping of a webhook at the same time is refused, one of another webhook is not', async (t) => {
+  const { answer, release } = held(status(200));
+  const { store, pinger, webhook, receiver } = await service(t, answer);
+  const quick = await startReceiver(t);
+  const other = await newWebhook(store, (await store.key()).keyId, { url: quick.url });
+
+  const first = [pinger.ping(webhook.id), pinger.ping(webhook.id)];
+  t.strictSame(await pinger.ping(webhook.id), { kind: 'busy' });
+  t.match(await pinger.ping(other.id), { kind: 'attempted' });
+  await receiver.next();
+  await receiver.next();
+  release();
+  await Promise.all(first);
+  t.match(await pinger.ping(webhook.id), { kind: 'attempted' });
+  t.equal(receiver.requests.length, 3);
+});
+
+async function service(
+  t: Test,
+  answer: Answer = status(200, { body: 'pong' }),
+  effects = fakeEffects(),
+): Promise<{
+  store: TestStore;
+  pinger: Pinger;
+  webhook: WebhookWithSecret & { id: WebhookId };
+  receiver: Awaited<ReturnType<typeof startReceiver>>;
+}> {
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t, { answers: [answer] });
+  const { keyId } = await store.key();
+  const webhook = await newWebhook(store, keyId, { url: receiver.url });
+  return {
+    store,
+    pinger: createPinger({ reads: store.reads, sender: testSender(t), effects }),
+    webhook,
+    receiver,
+  };
+}

@@ -1,0 +1,101 @@
+import { join } from 'node:path';
+import { MessageChannel } from 'node:worker_threads';
+import t, { type Test } from 'tap';
+import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
+import { startDispatcherThread } from '../../src/deliver/thread.ts';
+import { realEffects } from '../../src/effects.ts';
+import { openForWriting } from '../../src/store/database.ts';
+import { openStoreWithThreads, type Store } from '../../src/store/store.ts';
+import { LOOPBACK_RULES } from '../helpers/deliveries.ts';
+import { startReceiver, status } from '../helpers/receiver.ts';
+import { newDeployment, temporaryDirectory } from '../helpers/store.ts';
+
+t.test('pings, deliveries and replays all leave from the thread', async (t) => {
+  const { store, dispatcher } = await threads(t);
+  const receiver = await startReceiver(t, { answers: [status(200, { body: 'pong' })] });
+  const { key } = await store.writer.write('keys.create', {
+    name: 'ci',
+    scopes: ['webhooks:write'],
+    allProjects: true,
+    projectIds: [],
+    expiresAtMs: null,
+  });
+  const webhook = await store.writer.write('webhooks.create', {
+    keyId: key.id,
+    url: receiver.url,
+    events: ['deployment.created'],
+    description: null,
+  });
+
+  t.match(await dispatcher.ping(webhook.id), {
+    kind: 'attempted',
+    attempt: { status_code: 200, response_body: 'pong', trigger: 'ping' },
+  });
+  t.match(JSON.parse((await receiver.next()).body.toString()), { type: 'ping' });
+
+  const project = await store.writer.write('projects.create', {
+    name: 'website',
+    command: null,
+    directory: null,
+    timeoutMs: null,
+    idleTimeoutMs: null,
+    reportTimeoutMs: null,
+    policy: 'queue',
+    variables: {},
+  });
+  const settled = untilCommit(store, () => store.reads.webhooks.get(webhook.id)?.last_success_at !== null);
+  await store.writer.write('deployments.create', newDeployment(project.id));
+  const first = await receiver.next();
+  await settled;
+  await store.writer.write('replays.create', {
+    webhookId: webhook.id,
+    sinceMs: 0,
+    untilMs: realEffects.now(),
+    storedStatus: null,
+    lastSeq: store.reads.replays.lastSeq(webhook.id),
+    status: null,
+    count: 1,
+  });
+  const again = await receiver.next();
+  t.equal(again.body.toString(), first.body.toString());
+  t.equal(again.headers['webhook-id'], first.headers['webhook-id']);
+});
+
+t.test('a ping of what is not there is told as gone', async (t) => {
+  const { dispatcher } = await threads(t);
+  t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
+});
+
+async function threads(t: Test) {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  openForWriting(path, realEffects).close();
+  const crashed = (error: unknown) => t.fail('a thread crashed', { error });
+  const door = new MessageChannel();
+  const store = await openStoreWithThreads(path, [door.port1], crashed);
+  const dispatcher = await startDispatcherThread(
+    {
+      path,
+      port: door.port2,
+      sender: { version: 'test', ...LOOPBACK_RULES },
+      schedule: RETRY_SCHEDULE,
+      logLevel: 'silent',
+    },
+    crashed,
+  );
+  t.teardown(async () => {
+    await dispatcher.stop();
+    await store.close();
+  });
+  return { store, dispatcher };
+}
+
+/** Resolves after the first commit with which `condition` holds. */
+function untilCommit(store: Store, condition: () => boolean): Promise<void> {
+  return new Promise((resolve) => {
+    const stop = store.writer.onCommit(() => {
+      if (!condition()) return;
+      stop();
+      resolve();
+    });
+  });
+}

@@ -1,0 +1,78 @@
+import type { Test } from 'tap';
+import { parseCidr, type UrlRules } from '../../src/address.ts';
+import { createSender, type Sender } from '../../src/deliver/send.ts';
+import type { DeliveryId, EventType, KeyId, WebhookId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
+import { newDeployment, type TestStore } from './store.ts';
+
+/** Receivers of tests listen on the loopback, over plain HTTP. */
+export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [loopback()] };
+
+/** The real sender; closed when the test has ended. */
+export function testSender(t: Test): Sender {
+  const sender = createSender({ version: 'test', ...LOOPBACK_RULES }, realEffects);
+  t.teardown(() => sender.close());
+  return sender;
+}
+
+export async function newWebhook(
+  store: TestStore,
+  keyId: KeyId,
+  { url = 'https://example.com/hook', events = ['deployment.created'] as EventType[] } = {},
+): Promise<WebhookWithSecret> {
+  return await store.writer.write('webhooks.create', { keyId, url, events, description: null });
+}
+
+/** Lets `count` deployments happen, and gives the webhook's deliveries of them, oldest first. */
+export async function newDeliveries(
+  store: TestStore,
+  webhookId: WebhookId,
+  count: number,
+): Promise<DeliveryId[]> {
+  const projectId = await store.project();
+  const deployment = newDeployment(projectId, { maxQueued: null });
+  await Promise.all(
+    Array.from({ length: count }, () => store.writer.write('deployments.create', deployment)),
+  );
+  return store
+    .query<{ id: DeliveryId }>(
+      'SELECT id FROM deliveries WHERE webhook_id = ? ORDER BY seq DESC LIMIT ?',
+      webhookId,
+      count,
+    )
+    .map(({ id }) => id)
+    .reverse();
+}
+
+/** As the dispatcher leaves them after their last attempt. */
+export function endDeliveries(
+  store: TestStore,
+  ids: readonly DeliveryId[],
+  status: 'delivered' | 'exhausted',
+): void {
+  for (const id of ids) {
+    store.execute(`
+      UPDATE deliveries
+         SET status = '${status}', next_attempt_at = NULL, attempt_count = 1, ladder_attempts = 1,
+             delivered_at = ${status === 'delivered' ? 'created_at + 20' : 'NULL'}
+       WHERE id = '${id}'`);
+  }
+}
+
+/** `count` more deliveries as the last one, of the same event, delivered: what a busy month leaves. */
+export function copyDeliveries(store: TestStore, count: number): void {
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < ${count})
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, attempt_count, created_at, delivered_at,
+                            ladder_started_at, ladder_trigger)
+    SELECT 'dlv_copy' || number, event_id, event_type, webhook_id, 'delivered', 1, created_at, created_at,
+           ladder_started_at, ladder_trigger
+      FROM numbers, (SELECT * FROM deliveries ORDER BY seq DESC LIMIT 1)`);
+}
+
+function loopback() {
+  const result = parseCidr('127.0.0.0/8');
+  if (!result.ok) throw new Error(result.reason);
+  return result.cidr;
+}

@@ -1,0 +1,96 @@
+import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
+import type { Test } from 'tap';
+import { parseCidr } from '../../src/address.ts';
+import { startService } from '../../src/app.ts';
+import type { ServeConfig } from '../../src/config.ts';
+import { type KeyId, type ProjectId, SCOPES } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
+import { openForWriting } from '../../src/store/database.ts';
+import type { NewKey } from '../../src/store/keys.ts';
+import type { ProjectSettings } from '../../src/store/projects.ts';
+import { type Store, storeOn } from '../../src/store/store.ts';
+import { type Contract, createContract } from './contract.ts';
+import { temporaryDirectory } from './store.ts';
+
+export interface WholeService {
+  url: string;
+  /** What it promises at `/v2/openapi.json`. */
+  contract: Contract;
+  /** Another connection to its file, as `davit admin` has. */
+  admin: Store;
+  /** What the file holds, asked on a connection of its own. */
+  query<Row = Record<string, unknown>>(sql: string, ...parameters: unknown[]): Row[];
+  project(settings?: Partial<ProjectSettings>): Promise<ProjectId>;
+  key(changes?: Partial<NewKey>): Promise<{ keyId: KeyId; secret: string }>;
+}
+
+/**
+ * All of davit in this process and its threads: HTTP, writer, executor with its spawner, dispatcher. Its webhooks
+ * may lead to receivers on this machine. Stopped when the test ends; fails the test if a part of it dies.
+ */
+export async function startWholeService(t: Test, changes: Partial<ServeConfig> = {}): Promise<WholeService> {
+  const dbPath = join(temporaryDirectory(t), 'davit.db');
+  const service = await startService({ ...CONFIG, dbPath, ...changes }, realEffects, (error) =>
+    t.fail('the service died', { error }),
+  );
+  const admin = storeOn(openForWriting(dbPath, realEffects), realEffects);
+  const reader = new Sqlite(dbPath, { readonly: true });
+  t.teardown(async () => {
+    reader.close();
+    await service.stop();
+    await admin.close();
+  });
+  const description = await fetch(`${service.url}/v2/openapi.json`);
+  return {
+    url: service.url,
+    contract: createContract((await description.json()) as OpenApiDocument),
+    admin,
+    query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
+    async project(settings = {}) {
+      const project = await admin.writer.write('projects.create', { ...PROJECT, ...settings });
+      return project.id;
+    },
+    async key(changes = {}) {
+      const { key, secret } = await admin.writer.write('keys.create', { ...KEY, ...changes });
+      return { keyId: key.id, secret };
+    },
+  };
+}
+
+const CONFIG: Omit<ServeConfig, 'dbPath'> = {
+  listen: { host: '127.0.0.1', port: 0 },
+  tls: null,
+  trustProxyCidrs: [],
+  rateLimit: null,
+  maxConcurrent: 2,
+  maxQueued: 100,
+  webhookTimeoutMs: 10_000,
+  webhookRetryDelaysMs: [5_000, 30_000],
+  webhookRetryWindowMs: 24 * 60 * 60_000,
+  webhookAllowCidrs: [loopback()],
+  webhookAllowHttp: true,
+  webhookCaFile: null,
+  logLevel: 'silent',
+  shutdownGraceMs: 1_000,
+};
+
+const PROJECT: ProjectSettings = {
+  name: 'website',
+  command: ['/bin/true'],
+  directory: null,
+  timeoutMs: 60_000,
+  idleTimeoutMs: null,
+  reportTimeoutMs: null,
+  policy: 'queue',
+  variables: {},
+};
+
+const KEY: NewKey = { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
+
+function loopback() {
+  const result = parseCidr('127.0.0.0/8');
+  if (!result.ok) throw new Error(result.reason);
+  return result.cidr;
+}

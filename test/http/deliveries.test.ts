@@ -1,0 +1,583 @@
+import { pino } from 'pino';
+import t, { type Test } from 'tap';
+import { createDispatcher } from '../../src/deliver/dispatcher.ts';
+import { createReplayer } from '../../src/deliver/replays.ts';
+import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
+import type { Delivery, DeliveryId, KeyId, Page, WebhookId } from '../../src/domain.ts';
+import { deliveries } from '../../src/http/deliveries.ts';
+import { createPages } from '../../src/http/pages.ts';
+import {
+  copyDeliveries,
+  endDeliveries,
+  newDeliveries,
+  newWebhook,
+  testSender,
+} from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { type JsonResponse, requestJson, startHttp } from '../helpers/http.ts';
+import { startReceiver, status } from '../helpers/receiver.ts';
+import { testStore } from '../helpers/store.ts';
+
+const list = ({ webhook }: Place) => `/v2/webhooks/${webhook}/deliveries`;
+const one = ({ delivery }: Place) => `/v2/deliveries/${delivery}`;
+const redeliver = ({ delivery }: Place) => `/v2/deliveries/${delivery}/redeliver`;
+const replay = ({ webhook }: Place) => `/v2/webhooks/${webhook}/replay`;
+const SINCE = '2026-11-21T00:00:00Z';
+const NOWHERE = { webhook: 'whk_0000000000000000000000', delivery: 'dlv_0000000000000000000000' } as Place;
+
+interface Place {
+  webhook: WebhookId;
+  delivery: DeliveryId;
+}
+
+interface Refusal {
+  name: string;
+  method: string;
+  path: (place: Place) => string;
+  body?: unknown;
+  key?: 'owner' | 'reader' | 'unscoped' | 'stranger' | 'nobody';
+  expected: { status: number; code: string; details?: [field: string, reason: string | RegExp][] };
+}
+
+const malformed = (...details: [string, string | RegExp][]) => ({
+  status: 400,
+  code: 'invalid_request',
+  details,
+});
+const forbidden = { status: 403, code: 'forbidden' };
+const missing = { status: 404, code: 'not_found' };
+
+const REFUSALS: Refusal[] = [
+  {
+    name: 'a list without a key',
+    method: 'GET',
+    path: list,
+    key: 'nobody',
+    expected: { status: 401, code: 'unauthorized' },
+  },
+  { name: 'a list without the scope', method: 'GET', path: list, key: 'unscoped', expected: forbidden },
+  { name: 'a list of another key’s webhook', method: 'GET', path: list, key: 'stranger', expected: missing },
+  { name: 'a list of a webhook that never was', method: 'GET', path: () => list(NOWHERE), expected: missing },
+  {
+    name: 'a list with a status that is none',
+    method: 'GET',
+    path: (place) => `${list(place)}?status=failed`,
+    expected: malformed(['status', 'must be one of pending, delivered, exhausted, held']),
+  },
+  {
+    name: 'a list with one good status and one bad',
+    method: 'GET',
+    path: (place) => `${list(place)}?status=held&status=`,
+    expected: malformed(['status', /must be one of/]),
+  },
+  {
+    name: 'a list with an event type that is none',
+    method: 'GET',
+    path: (place) => `${list(place)}?event_type=ping`,
+    expected: malformed(['event_type', /must be one of/]),
+  },
+  {
+    name: 'a list with a date for a time',
+    method: 'GET',
+    path: (place) => `${list(place)}?created_after=2026-11-21`,
+    expected: malformed(['created_after', /must be a time/]),
+  },
+  {
+    name: 'a list with two of one time',
+    method: 'GET',
+    path: (place) => `${list(place)}?created_before=${SINCE}&created_before=${SINCE}`,
+    expected: malformed(['created_before', 'must not be repeated']),
+  },
+  {
+    name: 'a list with an unknown parameter',
+    method: 'GET',
+    path: (place) => `${list(place)}?type=x`,
+    expected: malformed(['type', 'is not allowed']),
+  },
+  {
+    name: 'a wrong list of another key’s webhook',
+    method: 'GET',
+    path: (place) => `${list(place)}?limit=0`,
+    key: 'stranger',
+    expected: malformed(['limit', /from 1 to 200/]),
+  },
+
+  { name: 'a delivery without the scope', method: 'GET', path: one, key: 'unscoped', expected: forbidden },
+  {
+    name: 'a delivery of another key’s webhook',
+    method: 'GET',
+    path: one,
+    key: 'stranger',
+    expected: missing,
+  },
+  { name: 'a delivery that never was', method: 'GET', path: () => one(NOWHERE), expected: missing },
+  { name: 'what is no id', method: 'GET', path: () => '/v2/deliveries/1', expected: missing },
+
+  {
+    name: 'a redelivery without the scope',
+    method: 'POST',
+    path: redeliver,
+    key: 'reader',
+    expected: forbidden,
+  },
+  {
+    name: 'a redelivery by another key',
+    method: 'POST',
+    path: redeliver,
+    key: 'stranger',
+    expected: missing,
+  },
+  {
+    name: 'a redelivery with a body',
+    method: 'POST',
+    path: redeliver,
+    body: { url: 'https://example.com/' },
+    expected: malformed(['url', 'is not allowed']),
+  },
+
+  {
+    name: 'a replay without the scope',
+    method: 'POST',
+    path: replay,
+    body: { since: SINCE },
+    key: 'reader',
+    expected: forbidden,
+  },
+  {
+    name: 'a replay by another key',
+    method: 'POST',
+    path: replay,
+    body: { since: SINCE },
+    key: 'stranger',
+    expected: missing,
+  },
+  {
+    name: 'a replay without a body',
+    method: 'POST',
+    path: replay,
+    expected: malformed(['body', 'required']),
+  },
+  {
+    name: 'a replay without a beginning',
+    method: 'POST',
+    path: replay,
+    body: {},
+    expected: malformed(['since', 'required']),
+  },
+  {
+    name: 'a replay that ends before it begins',
+    method: 'POST',
+    path: replay,
+    body: { since: SINCE, until: '2026-11-20T23:59:59.999Z' },
+    expected: malformed(['until', 'must not be before since']),
+  },
+  {
+    name: 'a replay from a number on',
+    method: 'POST',
+    path: replay,
+    body: { since: 0 },
+    expected: malformed(['since', /must be a string|must be a time/]),
+  },
+  {
+    name: 'a replay of a status that is none',
+    method: 'POST',
+    path: replay,
+    body: { since: SINCE, status: 'failed' },
+    expected: malformed(['status', /must be one of/]),
+  },
+  {
+    name: 'a replay of several statuses',
+    method: 'POST',
+    path: replay,
+    body: { since: SINCE, status: ['exhausted'] },
+    expected: malformed(['status', /must be one of/]),
+  },
+  {
+    name: 'a wrong replay by another key',
+    method: 'POST',
+    path: replay,
+    body: {},
+    key: 'stranger',
+    expected: malformed(['since', 'required']),
+  },
+];
+
+t.test('refused, and nothing changed', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id: webhook } = await newWebhook(store, keys.owner.keyId);
+  const [delivery = noDelivery()] = await newDeliveries(store, webhook, 1);
+  endDeliveries(store, [delivery], 'exhausted');
+  for (const { secret } of Object.values(keys)) await call(http, 'GET', '/v2/deliveries/x', secret);
+  const before = store.dump();
+
+  for (const { name, method, path, body, key = 'owner', expected } of REFUSALS) {
+    await t.test(name, async (t) => {
+      const response = await requestJson(http, method, path({ webhook, delivery }), {
+        ...(key === 'nobody' ? {} : { key: keys[key].secret }),
+        ...(body === undefined ? {} : { body }),
+      });
+      t.equal(response.status, expected.status);
+      const details = expected.details?.map(([field, reason]) => ({ field, reason }));
+      t.match(response.body, {
+        error: { code: expected.code, ...(details === undefined ? {} : { details }) },
+      });
+      t.strictSame(store.dump(), before);
+    });
+  }
+});
+
+t.test('a list walks all deliveries of one webhook, newest first and once each', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  const ids = await newDeliveries(store, id, 7);
+  const other = await newWebhook(store, keys.owner.keyId);
+  await newDeliveries(store, other.id, 1);
+
+  const seen: DeliveryId[] = [];
+  for (let cursor: string | null = ''; cursor !== null; ) {
+    const query: string = cursor === '' ? '' : `&cursor=${cursor}`;
+    const { body } = await call(
+      http,
+      'GET',
+      `/v2/webhooks/${id}/deliveries?limit=3${query}`,
+      keys.owner.secret,
+    );
+    const page = body as Page<Delivery>;
+    seen.push(...page.data.map((delivery) => delivery.id));
+    cursor = page.next_cursor;
+  }
+  // The other webhook's deployment arose for this one, too, before the walk began.
+  t.strictSame(seen.slice(1), ids.toReversed());
+  t.equal(new Set(seen).size, 8);
+});
+
+t.test('a list is narrowed by statuses, types and times', async (t) => {
+  const { http, store, effects, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  const created: DeliveryId[] = [];
+  for (let minute = 0; minute < 4; minute++) {
+    created.push(...(await newDeliveries(store, id, 1)));
+    effects.advance(60_000);
+  }
+  const [first = noDelivery(), second = noDelivery(), third = noDelivery(), fourth = noDelivery()] = created;
+  endDeliveries(store, [first], 'delivered');
+  endDeliveries(store, [second], 'exhausted');
+
+  const cases: [query: string, expected: DeliveryId[]][] = [
+    ['', [fourth, third, second, first]],
+    ['status=delivered', [first]],
+    ['status=delivered&status=exhausted', [second, first]],
+    ['status=pending', [fourth, third]],
+    ['status=held', []],
+    ['event_type=deployment.created', [fourth, third, second, first]],
+    ['event_type=deployment.failed&event_type=deployment.canceled', []],
+    ['created_after=2026-11-21T08:01:00Z', [fourth, third]],
+    ['created_before=2026-11-21T09:01:00%2B01:00', [first]],
+    ['created_after=2026-11-21T08:00:00Z&created_before=2026-11-21T08:03:00Z&status=pending', [third]],
+  ];
+  for (const [query, expected] of cases) {
+    const { status, body } = await call(
+      http,
+      'GET',
+      `/v2/webhooks/${id}/deliveries?${query}`,
+      keys.owner.secret,
+    );
+    t.equal(status, 200);
+    t.strictSame(
+      (body as Page<Delivery>).data.map((delivery) => delivery.id),
+      expected,
+      query,
+    );
+  }
+
+  store.execute("UPDATE webhooks SET status = 'disabled'");
+  const held = await call(http, 'GET', `/v2/webhooks/${id}/deliveries?status=held`, keys.owner.secret);
+  t.match((held.body as Page<Delivery>).data, [
+    { id: fourth, status: 'held', next_attempt_at: null },
+    { id: third, status: 'held', next_attempt_at: null },
+  ]);
+  const pending = await call(http, 'GET', `/v2/webhooks/${id}/deliveries?status=pending`, keys.owner.secret);
+  t.strictSame((pending.body as Page<Delivery>).data, []);
+});
+
+t.test(
+  'a cursor goes on with the same webhook and the same filters, in whatever order they come',
+  async (t) => {
+    const { http, store, keys } = await service(t);
+    const { id } = await newWebhook(store, keys.owner.keyId);
+    const other = await newWebhook(store, keys.owner.keyId);
+    await newDeliveries(store, id, 3);
+    const path = `/v2/webhooks/${id}/deliveries`;
+    const { body } = await call(http, 'GET', `${path}?limit=1&status=pending&status=held`, keys.owner.secret);
+    const { next_cursor: cursor } = body as Page<Delivery>;
+    const statusOf = async (place: string) => (await call(http, 'GET', place, keys.owner.secret)).status;
+
+    t.equal(await statusOf(`${path}?status=held&status=pending&cursor=${cursor}`), 200);
+    t.equal(await statusOf(`${path}?status=pending&cursor=${cursor}`), 400);
+    t.equal(await statusOf(`${path}?cursor=${cursor}`), 400);
+    t.equal(
+      await statusOf(`${path}?status=held&status=pending&created_after=${SINCE}&cursor=${cursor}`),
+      400,
+    );
+    t.equal(
+      await statusOf(`/v2/webhooks/${other.id}/deliveries?status=held&status=pending&cursor=${cursor}`),
+      400,
+    );
+    t.equal(await statusOf(`${path}?status=held&status=pending&cursor=${cursor}x`), 400);
+  },
+);
+
+t.test('a delivery alone has the event as it was sent, and what came of each attempt', async (t) => {
+  const { http, store, effects, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t, {
+    answers: [status(500, { body: 'no' }), status(200, { body: 'yes' })],
+  });
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  await deliver();
+  effects.advance(6_000);
+  await deliver();
+
+  const { status: code, body } = await call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret);
+  t.equal(code, 200);
+  t.match(body, {
+    id: delivery,
+    webhook_id: id,
+    event_type: 'deployment.created',
+    status: 'delivered',
+    attempt_count: 2,
+    next_attempt_at: null,
+    attempts: [
+      { number: 1, status_code: 500, response_body: 'no', trigger: 'schedule', remote_address: '127.0.0.1' },
+      { number: 2, status_code: 200, response_body: 'yes', trigger: 'schedule' },
+    ],
+  });
+  const { payload } = body as { payload: unknown };
+  t.equal(JSON.stringify(payload), receiver.requests[0]?.body.toString());
+});
+
+t.test('a redelivery is sent once more and its attempt says why', async (t) => {
+  const { http, store, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  await deliver();
+  const asked = await call(http, 'POST', `/v2/deliveries/${delivery}/redeliver`, keys.owner.secret);
+  t.match(asked, {
+    status: 202,
+    body: { id: delivery, status: 'pending', next_attempt_at: '2026-11-21T08:00:00.000Z' },
+  });
+  await deliver();
+  t.equal(receiver.requests.length, 2);
+  t.equal(receiver.requests[0]?.headers['webhook-id'], receiver.requests[1]?.headers['webhook-id']);
+  t.match(await call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret), {
+    body: { status: 'delivered', attempts: [{ trigger: 'schedule' }, { trigger: 'redeliver' }] },
+  });
+});
+
+t.test('a repeated redelivery is one', async (t) => {
+  const { http, store, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  await deliver();
+  const path = `/v2/deliveries/${delivery}/redeliver`;
+  const first = await call(http, 'POST', path, keys.owner.secret, undefined, 'again');
+  await deliver();
+  const repeat = await call(http, 'POST', path, keys.owner.secret, undefined, 'again');
+  await deliver();
+  t.strictSame(repeat.body, first.body);
+  t.equal(repeat.headers.get('idempotent-replayed'), 'true');
+  t.equal(receiver.requests.length, 2);
+});
+
+t.test('of a disabled webhook, what is sent again is held and goes out when it is enabled', async (t) => {
+  const { http, store, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  endDeliveries(store, [delivery], 'exhausted');
+  const setStatus = (status: 'enabled' | 'disabled') =>
+    store.writer.write('webhooks.update', { id, status, disableReason: 'by a test' });
+  await setStatus('disabled');
+  const asked = await call(http, 'POST', `/v2/deliveries/${delivery}/redeliver`, keys.owner.secret);
+  t.match(asked, { status: 202, body: { status: 'held', next_attempt_at: null } });
+  await deliver();
+  t.equal(receiver.requests.length, 0);
+  await setStatus('enabled');
+  await deliver();
+  t.equal(receiver.requests.length, 1);
+});
+
+t.test('a replay says how many, and each of them is sent once more', async (t) => {
+  const { http, store, effects, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const old = await newDeliveries(store, id, 2);
+  effects.advance(60_000);
+  const recent = await newDeliveries(store, id, 3);
+  endDeliveries(store, [...old, ...recent.slice(1)], 'exhausted');
+  endDeliveries(store, recent.slice(0, 1), 'delivered');
+
+  const asked = await call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, {
+    since: '2026-11-21T08:01:00Z',
+    status: 'exhausted',
+  });
+  t.match(asked, { status: 202 });
+  t.strictSame(asked.body, {
+    webhook_id: id,
+    since: '2026-11-21T08:01:00.000Z',
+    until: '2026-11-21T08:01:00.000Z',
+    status: 'exhausted',
+    count: 2,
+  });
+  await deliver();
+  t.strictSame(
+    receiver.requests.map(({ headers }) => headers['webhook-id']),
+    recent.slice(1).map((delivery) => eventOf(store.reads.deliveries.get(delivery))),
+  );
+  t.match(store.query('SELECT trigger FROM attempts'), [{ trigger: 'replay' }, { trigger: 'replay' }]);
+  t.strictSame(store.reads.outbox.pendingWebhooks(), []);
+});
+
+const COUNTS: { name: string; body: Record<string, string>; webhook?: 'disabled'; count: number }[] = [
+  { name: 'all since then', body: { since: SINCE }, count: 5 },
+  { name: 'nothing yet', body: { since: '2026-11-21T08:00:00.001Z' }, count: 0 },
+  {
+    name: 'nothing any more',
+    body: { since: '2026-11-20T00:00:00Z', until: '2026-11-21T07:59:59.999Z' },
+    count: 0,
+  },
+  {
+    name: 'times to the millisecond, both included',
+    body: { since: '2026-11-21T08:00:00.000Z', until: '2026-11-21T08:00:00.000Z' },
+    count: 5,
+  },
+  { name: 'what was delivered', body: { since: SINCE, status: 'delivered' }, count: 2 },
+  { name: 'what is pending', body: { since: SINCE, status: 'pending' }, count: 2 },
+  { name: 'what is held, while nothing is', body: { since: SINCE, status: 'held' }, count: 0 },
+  { name: 'what is held', body: { since: SINCE, status: 'held' }, webhook: 'disabled', count: 2 },
+  {
+    name: 'what is pending, while all that is held',
+    body: { since: SINCE, status: 'pending' },
+    webhook: 'disabled',
+    count: 0,
+  },
+];
+for (const { name, body, webhook, count } of COUNTS) {
+  t.test(`a replay counts ${name}`, async (t) => {
+    const { http, store, keys } = await service(t);
+    const { id } = await newWebhook(store, keys.owner.keyId);
+    const ids = await newDeliveries(store, id, 5);
+    endDeliveries(store, ids.slice(0, 2), 'delivered');
+    endDeliveries(store, ids.slice(2, 3), 'exhausted');
+    if (webhook === 'disabled') {
+      await store.writer.write('webhooks.update', { id, status: webhook, disableReason: 'by a test' });
+    }
+    const asked = await call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, body);
+    t.match(asked, { status: 202, body: { count, status: body['status'] ?? null } });
+    t.equal(store.query('SELECT * FROM replays').length, count === 0 ? 0 : 1);
+  });
+}
+
+t.test('a repeated replay is one, and answered with the count of the first', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  endDeliveries(store, await newDeliveries(store, id, 2), 'delivered');
+  const path = `/v2/webhooks/${id}/replay`;
+  const first = await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'again');
+  await newDeliveries(store, id, 1);
+  const repeat = await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'again');
+  t.strictSame([repeat.status, repeat.body], [202, first.body]);
+  t.equal(repeat.headers.get('idempotent-replayed'), 'true');
+  t.equal(store.query('SELECT * FROM replays').length, 1);
+});
+
+t.test('an eleventh open replay is 429 and changes nothing', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  await newDeliveries(store, id, 1);
+  const ask = () => call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, { since: SINCE });
+  for (let count = 0; count < 10; count++) t.equal((await ask()).status, 202);
+  const before = store.dump();
+  const refused = await ask();
+  t.match(refused, { status: 429, body: { error: { code: 'rate_limited' } } });
+  t.equal(refused.headers.get('retry-after'), '30');
+  t.strictSame(store.dump(), before);
+});
+
+t.test('while a long past is counted, others are answered', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  copyDeliveries(store, 100_000);
+  let counted = false;
+  const counting = call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, { since: SINCE }).then(
+    (asked) => {
+      counted = true;
+      return asked;
+    },
+  );
+  let answered = 0;
+  while (!counted) {
+    await call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret);
+    if (!counted) answered += 1;
+  }
+  t.match(await counting, { status: 202, body: { count: 100_001 } });
+  t.ok(answered > 0);
+});
+
+async function service(t: Test) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { port } = await startHttp(t, {
+    store,
+    effects,
+    resources: () => [deliveries(store, createPages(store.reads.instance.cursorSecret(), effects), effects)],
+  });
+  const keys: Record<'owner' | 'reader' | 'unscoped' | 'stranger', { keyId: KeyId; secret: string }> = {
+    owner: await store.key({ scopes: ['webhooks:read', 'webhooks:write'] }),
+    reader: await store.key({ scopes: ['webhooks:read'] }),
+    unscoped: await store.key({ scopes: ['deployments:read'] }),
+    stranger: await store.key(),
+  };
+  const dispatcher = createDispatcher({
+    reads: store.reads,
+    writer: store.writer,
+    sender: testSender(t),
+    schedule: RETRY_SCHEDULE,
+    effects,
+    logger: pino({ level: 'silent' }),
+  });
+  const replayer = createReplayer({ reads: store.reads, writer: store.writer, effects });
+  /** All that is to be done now is done. */
+  const deliver = async () => {
+    while ((await replayer.tick()) !== null);
+    await dispatcher.tick();
+    await dispatcher.settled();
+  };
+  return { http: port, store, effects, keys, deliver };
+}
+
+async function call(
+  port: number,
+  method: string,
+  path: string,
+  key: string,
+  body?: unknown,
+  idempotencyKey?: string,
+): Promise<JsonResponse> {
+  return await requestJson(port, method, path, {
+    key,
+    ...(body === undefined ? {} : { body }),
+    ...(idempotencyKey === undefined ? {} : { headers: { 'idempotency-key': idempotencyKey } }),
+  });
+}
+
+function eventOf(delivery: Delivery | undefined): string | undefined {
+  return delivery?.event_id;
+}
+
+function noDelivery(): never {
+  throw new Error('no delivery arose');
+}

@@ -1,0 +1,520 @@
+import { once } from 'node:events';
+import { createServer, request as httpRequest } from 'node:http';
+import type { Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import fc from 'fast-check';
+import t, { type Test } from 'tap';
+import { Agent, EventSource } from 'undici';
+import type { DeploymentId, KeyId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { createLogEvents } from '../../src/http/log-events.ts';
+import { createWatches } from '../../src/http/watches.ts';
+import { logChange } from '../../src/store/logs.ts';
+import { until } from '../helpers/commands.ts';
+import { type DeploymentsHttp, startDeploymentsHttp, startExecutor } from '../helpers/deploying.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { openEvents, parseEvents, textOf } from '../helpers/events.ts';
+import { connectRaw, requestJson } from '../helpers/http.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+t.test('a log is text, byte by byte as it was printed', async (t) => {
+  const { http, id, key } = await running(t);
+  const bytes = Buffer.from(Array.from({ length: 200_000 }, (_, index) => (index * 7) % 256));
+  await print(http.store, id, bytes);
+  const rows: [query: string, from: number][] = [
+    ['', 0],
+    ['?offset=0', 0],
+    ['?offset=65536', 65_536],
+    ['?offset=199999', 199_999],
+    ['?offset=200000', 200_000],
+    ['?offset=200001', 200_001],
+    ['?offset=9007199254740991', 9_007_199_254_740_991],
+    ['?tail=0', 200_000],
+    ['?tail=1', 199_999],
+    ['?tail=200000', 0],
+    ['?tail=200001', 0],
+    ['?tail=9007199254740991', 0],
+  ];
+  for (const [query, from] of rows) {
+    const response = await getLog(http, id, key, query);
+    t.equal(response.status, 200, query);
+    t.equal(response.headers.get('content-type'), 'text/plain; charset=utf-8');
+    t.equal(response.headers.get('log-next-offset'), String(Math.max(from, 200_000)), query);
+    t.ok(Buffer.from(await response.arrayBuffer()).equals(bytes.subarray(from)), query);
+  }
+});
+
+t.test('a running log is read on from where the last answer ended', async (t) => {
+  const { http, id, key } = await running(t);
+  let read = '';
+  let offset = '0';
+  for (const text of ['', 'one\n', 'tw', 'o\n', '']) {
+    if (text !== '') await print(http.store, id, text);
+    const response = await getLog(http, id, key, `?offset=${offset}`);
+    read += await response.text();
+    offset = response.headers.get('log-next-offset') ?? 'none';
+  }
+  t.equal(read, 'one\ntwo\n');
+  t.equal(offset, '8');
+});
+
+t.test('a line tells what was left out of the middle, and offsets count it', async (t) => {
+  const { http, id, key } = await running(t);
+  for (const [start, text] of [
+    [0, 'head\n'],
+    [100_005, 'tail\n'],
+  ] as const) {
+    await append(http.store, id, start, Buffer.from(text), start + text.length);
+  }
+  t.equal(await textAt(http, id, key, ''), 'head\n[davit: 100000 bytes left out]\ntail\n');
+  t.equal(await textAt(http, id, key, '?offset=50005'), '[davit: 50000 bytes left out]\ntail\n');
+  t.equal(await textAt(http, id, key, '?tail=7'), '[davit: 2 bytes left out]\ntail\n');
+  t.equal((await getLog(http, id, key, '')).headers.get('log-next-offset'), '100010');
+});
+
+t.test('what is wrong with a request is said before anything is looked up', async (t) => {
+  const { http, id, key } = await running(t);
+  const events = { accept: 'text/event-stream' };
+  const rows: [query: string, headers: Record<string, string>, says: RegExp | null][] = [
+    ['?offset=1&tail=1', {}, /tail: must not be sent together with offset/],
+    ['?offset=-1', {}, /offset: must be a whole number/],
+    ['?offset=1.5', {}, /offset: must be a whole number/],
+    ['?offset=9007199254740992', {}, /offset: must be a whole number/],
+    ['?tail=', {}, /tail: must not be empty/],
+    ['?tail=1&tail=2', {}, /tail: must not be repeated/],
+    ['?follow=1', {}, /follow: is not allowed/],
+    ['', { ...events, 'last-event-id': 'x' }, /Last-Event-ID: must be the id of an event/],
+    ['', { ...events, 'last-event-id': '' }, /Last-Event-ID/],
+    ['', { ...events, 'last-event-id': '01' }, /Last-Event-ID/],
+    ['', { ...events, 'last-event-id': '9007199254740992' }, /Last-Event-ID/],
+    ['', { 'last-event-id': 'x' }, null],
+  ];
+  for (const [query, headers, says] of rows) {
+    for (const [one, status] of [
+      [id, 200],
+      ['dpl_unknown', 404],
+    ] as const) {
+      const response = await getLog(http, one, key, query, headers);
+      t.equal(response.status, says === null ? status : 400, `${query} ${JSON.stringify(headers)}`);
+      if (says !== null) t.match(await response.text(), says);
+      else await response.text();
+    }
+  }
+  t.equal(http.watches.size(), 0);
+});
+
+t.test('only who may read logs, and sees the project, gets one', async (t) => {
+  const { http, id } = await running(t);
+  await print(http.store, id, 'secret\n');
+  const { secret: withoutScope } = await http.store.key({ scopes: ['deployments:read'] });
+  const { secret: withoutProject } = await http.store.key({ allProjects: false });
+  for (const accept of ['text/plain', 'text/event-stream']) {
+    const refused = await getLog(http, id, withoutScope, '', { accept });
+    t.equal(refused.status, 403);
+    t.match(await refused.text(), /logs:read/);
+    const unseen = await (await getLog(http, id, withoutProject, '', { accept })).text();
+    const unknown = await (await getLog(http, 'dpl_unknown', withoutProject, '', { accept })).text();
+    t.match(unseen, /not_found/);
+    t.equal(withoutRequestId(unseen), withoutRequestId(unknown));
+  }
+  t.equal(http.watches.size(), 0);
+});
+
+t.test('an Accept that names text/event-stream gets events, any other the text', async (t) => {
+  const { http, id, key } = await running(t);
+  await finish(http.store, id);
+  const rows: [accept: string | undefined, type: string][] = [
+    [undefined, 'text/plain; charset=utf-8'],
+    ['*/*', 'text/plain; charset=utf-8'],
+    ['text/plain', 'text/plain; charset=utf-8'],
+    ['application/json', 'text/plain; charset=utf-8'],
+    ['text/event-streams', 'text/plain; charset=utf-8'],
+    ['text/event-stream', 'text/event-stream; charset=utf-8'],
+    ['TEXT/Event-Stream;q=0.9', 'text/event-stream; charset=utf-8'],
+    ['text/html, text/event-stream', 'text/event-stream; charset=utf-8'],
+  ];
+  for (const [accept, type] of rows) {
+    const asked = httpRequest({
+      port: http.port,
+      path: `/v2/deployments/${id}/logs`,
+      headers: { authorization: `Bearer ${key}`, ...(accept === undefined ? {} : { accept }) },
+    }).end();
+    const [response] = await once(asked, 'response');
+    response.resume();
+    t.equal(response.headers['content-type'], type, accept ?? 'none');
+  }
+});
+
+t.test('HEAD tells how far a log is, and follows nothing', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, 'hello\n');
+  for (const accept of ['text/plain', 'text/event-stream']) {
+    const response = await fetch(`http://127.0.0.1:${http.port}/v2/deployments/${id}/logs`, {
+      method: 'HEAD',
+      headers: { authorization: `Bearer ${key}`, accept },
+    });
+    t.equal(response.status, 200);
+    t.equal(await response.text(), '');
+    if (accept === 'text/plain') t.equal(response.headers.get('log-next-offset'), '6');
+  }
+  await until(() => http.watches.size() === 0);
+});
+
+t.test('events follow a real command from before its start to its end', async (t) => {
+  const store = testStore(t, realEffects);
+  const http = await startDeploymentsHttp(t, { store });
+  const projectId = await store.project({
+    command: ['/bin/sh', '-c', 'echo begin; echo; printf "  é\\r\\n50%%\\r100%%"; sleep 0.3; exit 3'],
+  });
+  const { secret: key } = await store.key();
+  const { body } = await requestJson(http.port, 'POST', `/v2/projects/${projectId}/deployments`, {
+    key,
+    body: { ref: 'main' },
+  });
+  const { id } = body as { id: DeploymentId };
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  t.equal(stream.status, 200);
+  t.match(stream.headers, { 'content-type': 'text/event-stream; charset=utf-8', 'x-accel-buffering': 'no' });
+  t.equal(http.store.reads.deployments.get(id)?.status, 'queued');
+
+  await startExecutor(t, store);
+  const events = await stream.rest();
+  t.equal(textOf(events), 'begin\n\n  é\n50%\n100%', 'every line end is one line feed');
+  t.strictSame(events.at(-1), { type: 'end', data: '{"status":"failed"}', id: '21' });
+  t.equal(await textAt(http, id, key, ''), 'begin\n\n  é\r\n50%\r100%');
+  t.equal(http.watches.size(), 0);
+});
+
+t.test('a follower that comes back misses nothing and gets nothing twice', async (t) => {
+  const { http, id, key } = await running(t);
+  const path = `/v2/deployments/${id}/logs`;
+  await print(http.store, id, 'one\ntwo\n');
+  const first = await openEvents(t, http.port, path, key);
+  const seen = await first.next();
+  t.strictSame(seen, { type: 'message', data: 'one\ntwo\n', id: '8' });
+  first.leave();
+  await print(http.store, id, 'three\n');
+  const headers = { 'last-event-id': seen?.id ?? '' };
+  const second = await openEvents(t, http.port, `${path}?offset=0`, key, headers);
+  t.strictSame(
+    await second.next(),
+    { type: 'message', data: 'three\n', id: '14' },
+    'whatever the address says',
+  );
+  await finish(http.store, id);
+  t.strictSame(await second.rest(), [{ type: 'end', data: '{"status":"succeeded"}', id: '14' }]);
+  const third = await openEvents(t, http.port, path, key, { 'last-event-id': '14' });
+  t.match(await third.rest(), [{ type: 'end' }], 'and after the end hears of the end');
+});
+
+t.test('an event stream begins where it is told to', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, 'one\ntwo\n');
+  const rows = [
+    ['?offset=4', 'two\nthree\n'],
+    ['?tail=4', 'two\nthree\n'],
+    ['?tail=0', 'three\n'],
+    ['?offset=10', 'ree\n'],
+    ['?offset=100', ''],
+  ] as const;
+  const streams = await Promise.all(
+    rows.map(([query]) => openEvents(t, http.port, `/v2/deployments/${id}/logs${query}`, key)),
+  );
+  await print(http.store, id, 'three\n');
+  await finish(http.store, id);
+  const texts = await Promise.all(streams.map(async (stream) => textOf(await stream.rest())));
+  t.strictSame(
+    texts,
+    rows.map(([, text]) => text),
+  );
+});
+
+t.test('whatever was printed, and however it came, its events say the same', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const projectId = await store.project();
+  const { keyId } = await store.key();
+  const watches = createWatches(store, effects);
+  t.teardown(watches.close);
+  const logEvents = createLogEvents(store.reads, watches, effects);
+  const mayFollow = () => true;
+
+  // What breaks easily: line ends, characters of each length, broken ones, and bytes that are none.
+  const piece = fc.oneof(
+    fc
+      .constantFrom('\r', '\n', '\r\n', 'ä', '€', '😀', '\ufeff', '\0', ' data: x', 'a', '')
+      .map((text) => Buffer.from(text)),
+    fc.uint8Array({ maxLength: 3 }).map((bytes) => Buffer.from(bytes)),
+    fc
+      .constantFrom(
+        [0xf0, 0x9f],
+        [0x98, 0x80],
+        [0xe2, 0x82],
+        [0xac],
+        [0xc3],
+        [0xe0, 0x80],
+        [0xed, 0xa0, 0x80],
+      )
+      .map((bytes) => Buffer.from(bytes)),
+  );
+  await fc.assert(
+    fc.asyncProperty(fc.array(piece, { maxLength: 20 }), fc.nat({ max: 20 }), async (pieces, early) => {
+      const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+      for (const bytes of pieces.slice(0, early)) await print(store, id, bytes);
+      const watch = watches.open([id, logChange(id)], keyId);
+      const following = all(parseEvents(logEvents({ id, from: 0, watch, mayFollow })));
+      for (const bytes of pieces.slice(early)) {
+        await nextTurn();
+        await print(store, id, bytes);
+      }
+      await finish(store, id);
+      const events = await following;
+
+      const printed = Buffer.concat(pieces);
+      const normalised = (bytes: Buffer) =>
+        new TextDecoder('utf-8', { ignoreBOM: true }).decode(bytes).replaceAll(/\r\n?/g, '\n');
+      const said = textOf(events);
+      if (said !== normalised(printed)) throw new Error(`${JSON.stringify(said)} was said`);
+      for (const [index, { id: offset }] of events.entries()) {
+        const rest = textOf(events.slice(index + 1));
+        if (rest !== normalised(printed.subarray(Number(offset))))
+          throw new Error(`an event was cut at ${offset}`);
+      }
+      watch.close();
+      return events.at(-1)?.type === 'end';
+    }),
+    { numRuns: 100 },
+  );
+  t.equal(watches.size(), 0);
+});
+
+t.test('the log of a command that prints faster than a follower reads', async (t) => {
+  const { http, id, key } = await running(t);
+  await append(http.store, id, 0, Buffer.from('head\nmid'), 8);
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  t.match(await stream.next(), { data: 'head\nmid', id: '8' });
+  await append(http.store, id, 108, Buffer.from('tail\n'), 113);
+  t.match(await stream.next(), { data: '\n[davit: 100 bytes left out]\n', id: '108' });
+  t.match(await stream.next(), { data: 'tail\n', id: '113' });
+});
+
+t.test('a silent stream says now and then that it is there, and that its key still is', async (t) => {
+  const effects = fakeEffects();
+  const { http, id, key, keyId } = await running(t, effects);
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  const next = stream.next();
+  for (const count of [1, 2, 3]) {
+    await until(() => {
+      effects.advance(15_000);
+      return stream.comments.length >= count;
+    });
+  }
+  t.equal(stream.comments[0], 'still here');
+  await http.store.writer.write('keys.revoke', { id: keyId });
+  effects.advance(15_000);
+  t.equal(await next, undefined, 'a revoked key follows no longer, and hears of no end');
+  await until(() => http.watches.size() === 0);
+});
+
+t.test('followers end with the service, and take up again with the next one', async (t) => {
+  const store = testStore(t, realEffects);
+  const { http, id, key } = await running(t, realEffects, store);
+  await print(store, id, 'one\n');
+  const streams = await Promise.all(
+    Array.from({ length: 5 }, () => openEvents(t, http.port, `/v2/deployments/${id}/logs`, key)),
+  );
+  for (const stream of streams) t.match(await stream.next(), { data: 'one\n' });
+  await http.server.stop({ timeout: 10_000 });
+  for (const stream of streams) t.strictSame(await stream.rest(), [], 'no end is told that there was not');
+  t.equal(http.watches.size(), 0);
+});
+
+t.test('an EventSource that is cut off goes on by itself where it was', async (t) => {
+  const store = testStore(t, realEffects);
+  const { http, id, key } = await running(t, realEffects, store);
+  // Between the two, a proxy that cuts the first connection.
+  let connections = 0;
+  const proxy = createServer((request, response) => {
+    connections += 1;
+    const isFirst = connections === 1;
+    const onward = httpRequest({ port: http.port, path: request.url, headers: request.headers }, (answer) => {
+      response.writeHead(answer.statusCode ?? 0, answer.headers);
+      answer.on('data', (bytes) => {
+        response.write(bytes);
+        if (isFirst && String(bytes).includes('data')) response.destroy();
+      });
+      answer.on('end', () => response.end());
+    });
+    onward.on('error', () => {});
+    response.on('close', () => onward.destroy());
+    onward.end();
+  });
+  await once(proxy.listen(0, '127.0.0.1'), 'listening');
+  t.teardown(() => proxy.close());
+  const address = proxy.address();
+  if (address === null || typeof address === 'string') throw new Error('the proxy has no port');
+
+  const agent = new Agent().compose(
+    (dispatch) => (options, handler) =>
+      dispatch({ ...options, headers: { ...options.headers, authorization: `Bearer ${key}` } }, handler),
+  );
+  t.teardown(() => agent.close());
+  await print(store, id, 'one\n');
+  const source = new EventSource(`http://127.0.0.1:${address.port}/v2/deployments/${id}/logs`, {
+    node: { dispatcher: agent },
+  });
+  t.teardown(() => source.close());
+  let text = '';
+  source.addEventListener('message', (event) => {
+    text += event.data;
+  });
+  const ended = new Promise<string>((resolve) =>
+    source.addEventListener('end', (event) => resolve((event as MessageEvent).data)),
+  );
+  await until(() => connections >= 1 && text !== '');
+  await print(store, id, 'two\n');
+  await until(() => connections >= 2);
+  await print(store, id, 'three\n');
+  await finish(store, id);
+  t.equal(await ended, '{"status":"succeeded"}');
+  source.close();
+  t.equal(text, 'one\ntwo\nthree\n');
+});
+
+t.test('two hundred follow one deployment, and nothing of them is left', async (t) => {
+  const { http, id, key } = await running(t);
+  const streams = await Promise.all(
+    Array.from({ length: 200 }, () => openEvents(t, http.port, `/v2/deployments/${id}/logs`, key)),
+  );
+  t.equal(http.watches.size(), 200);
+  const texts = streams.map(async (stream) => textOf(await stream.rest()));
+  const lines = Array.from({ length: 20 }, (_, index) => `line ${index} ${'x'.repeat(1_000)}\n`);
+  for (const line of lines) await print(http.store, id, line);
+  await finish(http.store, id);
+  t.strictSame(new Set(await Promise.all(texts)), new Set([lines.join('')]));
+  t.equal(http.watches.size(), 0);
+});
+
+t.test('whoever leaves is forgotten, wherever the log is', async (t) => {
+  const { http, id, key } = await running(t);
+  const silent = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  await print(http.store, id, Buffer.alloc(8 * 1024 * 1024, 'x'));
+  const inTheMiddle = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  t.equal(http.watches.size(), 2);
+  await inTheMiddle.next();
+  inTheMiddle.leave();
+  silent.leave();
+  await until(() => http.watches.size() === 0);
+  t.pass();
+});
+
+t.test('a client that does not read costs little', async (t) => {
+  const { http, id, key } = await running(t);
+  const sockets = new Set<Socket>();
+  http.server.listener.on('connection', (socket) => sockets.add(socket));
+  const total = 48 * 1024 * 1024;
+  await print(http.store, id, Buffer.alloc(total, 'ä\n'));
+  for (const accept of ['text/plain', 'text/event-stream']) {
+    sockets.clear();
+    const client = await connectRaw(http.port);
+    client.socket.pause();
+    client.send(
+      `GET /v2/deployments/${id}/logs HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${key}\r\nAccept: ${accept}\r\n\r\n`,
+    );
+    await until(() => sockets.size === 1);
+    const [socket] = sockets;
+    if (socket === undefined) throw new Error('nobody connected');
+    // Until the system takes no more of it: what comes then is held by us.
+    await until(() => socket.writableNeedDrain);
+    let before = -1;
+    while (before !== socket.bytesWritten) {
+      before = socket.bytesWritten;
+      for (let turn = 0; turn < 200; turn++) await nextTurn();
+    }
+    t.ok(socket.bytesWritten < total / 2, 'it is not all read at once');
+    t.ok(socket.writableLength < 256 * 1024, `${accept}: ${socket.writableLength} bytes wait in memory`);
+    client.socket.destroy();
+  }
+  await until(() => http.watches.size() === 0);
+});
+
+interface Running {
+  http: DeploymentsHttp;
+  id: DeploymentId;
+  key: string;
+  keyId: KeyId;
+}
+
+/** A deployment that runs as far as anybody can see; the test prints for it. */
+async function running(t: Test, effects = realEffects, store = testStore(t, effects)): Promise<Running> {
+  const http = await startDeploymentsHttp(t, { effects, store });
+  const { secret: key, keyId } = await store.key();
+  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await store.writer.write('deployments.claim', undefined);
+  return { http, id, key, keyId };
+}
+
+async function print(store: TestStore, id: DeploymentId, text: string | Buffer): Promise<void> {
+  const bytes = Buffer.from(text);
+  const start = store.reads.deployments.existing(id).log_bytes;
+  await append(store, id, start, bytes, start + bytes.length);
+}
+
+async function append(
+  store: TestStore,
+  id: DeploymentId,
+  start: number,
+  bytes: Buffer,
+  logBytes: number,
+): Promise<void> {
+  const chunks = [];
+  for (let at = 0; at < bytes.length; at += 65_536) {
+    chunks.push({ start: start + at, bytes: bytes.subarray(at, at + 65_536) });
+  }
+  await store.writer.write('logs.append', {
+    id,
+    chunks,
+    logBytes,
+    truncated: false,
+    dropTailBefore: null,
+    headBytes: 0,
+  });
+}
+
+async function finish(store: TestStore, id: DeploymentId): Promise<void> {
+  await store.writer.write('deployments.finish', {
+    id,
+    status: 'succeeded',
+    reason: null,
+    message: null,
+    exitCode: 0,
+    signal: null,
+    outputs: {},
+  });
+}
+
+function getLog(
+  { port }: DeploymentsHttp,
+  id: string,
+  key: string,
+  query: string,
+  headers: Record<string, string> = {},
+): Promise<Response> {
+  return fetch(`http://127.0.0.1:${port}/v2/deployments/${id}/logs${query}`, {
+    headers: { authorization: `Bearer ${key}`, ...headers },
+  });
+}
+
+async function textAt(http: DeploymentsHttp, id: string, key: string, query: string): Promise<string> {
+  return await (await getLog(http, id, key, query)).text();
+}
+
+function withoutRequestId(body: string): string {
+  return body.replace(/req_\w+/, '');
+}
+
+async function all<Item>(items: AsyncIterable<Item>): Promise<Item[]> {
+  const list: Item[] = [];
+  for await (const item of items) list.push(item);
+  return list;
+}

@@ -1,0 +1,277 @@
+import { createConfig, lintFromString } from '@redocly/openapi-core';
+import fc from 'fast-check';
+import t from 'tap';
+import { EVENT_TYPES, type Page, type Project, parseRef, SCOPES } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { STATUS_OF_CODE } from '../../src/errors.ts';
+import { describeApi } from '../../src/http/openapi.ts';
+import { METHODS, type OpenApiDocument, type Operation } from '../../src/http/openapi-types.ts';
+import { createPages } from '../../src/http/pages.ts';
+import { projects } from '../../src/http/projects.ts';
+import { EXAMPLE_IDS, REF_JSON_SCHEMA } from '../../src/http/resources.ts';
+import { createContract, type Exchange } from '../helpers/contract.ts';
+import { requestJson, startHttp } from '../helpers/http.ts';
+import { startWholeService } from '../helpers/whole-service.ts';
+import refs from '../vectors/refs.json' with { type: 'json' };
+
+const PAGES = createPages(Buffer.alloc(32), realEffects);
+
+/** Section 5 of the contract, and what is beside it. */
+const ENDPOINTS = [
+  'DELETE /v2/webhooks/{webhook_id}',
+  'GET /healthz',
+  'GET /readyz',
+  'GET /v2/deliveries/{delivery_id}',
+  'GET /v2/deployments',
+  'GET /v2/deployments/{deployment_id}',
+  'GET /v2/deployments/{deployment_id}/logs',
+  'GET /v2/openapi.json',
+  'GET /v2/projects',
+  'GET /v2/projects/{project_id}',
+  'GET /v2/projects/{project_id}/deployments',
+  'GET /v2/webhooks',
+  'GET /v2/webhooks/{webhook_id}',
+  'GET /v2/webhooks/{webhook_id}/deliveries',
+  'PATCH /v2/webhooks/{webhook_id}',
+  'POST /v2/deliveries/{delivery_id}/redeliver',
+  'POST /v2/deployments/{deployment_id}/cancel',
+  'POST /v2/deployments/{deployment_id}/redeploy',
+  'POST /v2/deployments/{deployment_id}/report',
+  'POST /v2/projects/{project_id}/deployments',
+  'POST /v2/webhooks',
+  'POST /v2/webhooks/{webhook_id}/ping',
+  'POST /v2/webhooks/{webhook_id}/replay',
+  'POST /v2/webhooks/{webhook_id}/rotate',
+];
+
+t.test('the description of the whole service', async (t) => {
+  const { contract, url } = await startWholeService(t);
+  const { document } = contract;
+  const operations = operationsOf(document);
+
+  t.test('has every endpoint', async (t) => {
+    t.strictSame(operations.map(({ name }) => name).sort(), ENDPOINTS);
+  });
+
+  t.test('says of every route what it is: one without `plugins.openapi` fails here', async (t) => {
+    t.strictSame(
+      operations.filter(({ operation }) => operation.summary === '').map(({ name }) => name),
+      [],
+    );
+  });
+
+  t.test('passes the recommended rules of Redocly, warnings included', async (t) => {
+    const config = await createConfig({ extends: ['recommended'] });
+    const problems = await lintFromString({
+      source: JSON.stringify(document),
+      absoluteRef: '/openapi.json',
+      config,
+    });
+    t.strictSame(
+      problems.map(({ ruleId, message, location }) => `${ruleId}: ${message} ${location[0]?.pointer}`),
+      [],
+    );
+  });
+
+  t.test('tells the scope of each operation, and of a few that they need no key', async (t) => {
+    const open = operations.filter(({ operation }) => operation.security.length === 0);
+    t.strictSame(
+      open.map(({ name }) => name),
+      ['GET /healthz', 'GET /readyz', 'GET /v2/openapi.json'],
+    );
+    const scopes = operations.flatMap(({ operation }) => operation.security.flatMap(({ key = [] }) => key));
+    t.strictSame([...new Set(scopes)].sort(), [...SCOPES].sort());
+    for (const { name, operation } of operations.filter((one) => !open.includes(one))) {
+      t.equal(operation.security[0]?.['key']?.length, 1, name);
+      t.match(operation.description, /Needs the scope `[a-z:]+`\.$/, name);
+    }
+  });
+
+  t.test('names every error: what all routes have, and those of its kind', async (t) => {
+    for (const { name, operation } of operations) {
+      const always = ['400', '408', '413', '431', '500', '503'];
+      const withKey = operation.security.length === 0 ? [] : ['401', '403', '429'];
+      const ofWrites = name.startsWith('GET') ? [] : ['415', '422'];
+      const ofOne = name.includes('{') ? ['404'] : [];
+      t.strictSame(
+        [...always, ...withKey, ...ofWrites, ...ofOne].filter((status) => !(status in operation.responses)),
+        [],
+        name,
+      );
+    }
+    const answered = new Set(operations.flatMap(({ operation }) => Object.keys(operation.responses)));
+    const statuses = new Set(Object.values(STATUS_OF_CODE).map(String));
+    // No route answers 405: it says that there is none.
+    t.strictSame(
+      [...statuses].filter((status) => !answered.has(status)),
+      ['405'],
+    );
+  });
+
+  t.test('lets every write be repeated safely, and nothing else', async (t) => {
+    for (const { name, operation } of operations) {
+      const names = operation.parameters?.map(({ name }) => name) ?? [];
+      t.equal(names.includes('Idempotency-Key'), !name.startsWith('GET'), name);
+    }
+  });
+
+  t.test('has every event with its signatures', async (t) => {
+    t.strictSame(Object.keys(document.webhooks).sort(), [...EVENT_TYPES, 'ping'].sort());
+    for (const [type, { post }] of Object.entries(document.webhooks)) {
+      t.strictSame(
+        post?.parameters?.map(({ name }) => name),
+        ['Service-Signature', 'webhook-id', 'webhook-timestamp', 'webhook-signature'],
+        type,
+      );
+      t.match(post?.requestBody?.content['application/json']?.example, { type });
+    }
+  });
+
+  t.test('is JSON that needs no key and refuses what it does not know', async (t) => {
+    const response = await fetch(`${url}/v2/openapi.json`);
+    t.equal(response.headers.get('content-type'), 'application/json; charset=utf-8');
+    t.strictSame(await response.json(), document);
+    const refused = await fetch(`${url}/v2/openapi.json?format=yaml`);
+    t.equal(refused.status, 400);
+    t.match(await refused.json(), { error: { details: [{ in: 'query', field: 'format' }] } });
+  });
+});
+
+t.test('a route that says nothing of itself is served, and stands out in the description', async (t) => {
+  const { port, server, store } = await startHttp(t, {
+    resources: () => [
+      {
+        name: 'things',
+        register: (server) =>
+          server.route({ method: 'GET', path: '/v2/things/{id}', handler: () => ({ thing: true }) }),
+      },
+    ],
+  });
+  const { secret } = await store.key();
+  t.match(await requestJson(port, 'GET', '/v2/things/1', { key: secret }), { status: 200 });
+  t.match(describeApi(server, 'test').paths['/v2/things/{id}']?.get, { summary: '', responses: {} });
+});
+
+t.test('the contract of the tests', async (t) => {
+  const { port, server, store } = await startHttp(t, { resources: ({ reads }) => [projects(reads, PAGES)] });
+  const contract = createContract(describeApi(server, 'test'));
+  const { secret } = await store.key();
+  await store.project();
+  const { headers, body } = await requestJson(port, 'GET', '/v2/projects', { key: secret });
+  const page = body as Page<Project>;
+  const good = {
+    method: 'GET',
+    path: '/v2/projects?limit=9',
+    status: 200,
+    headers,
+    body: JSON.stringify(page),
+  };
+  const problems = (changes: Partial<Exchange>): string[] => contract.problems({ ...good, ...changes });
+  const changed = (change: (project: Record<string, unknown>) => void): string => {
+    const copy = structuredClone(page);
+    for (const project of copy.data) change(Object(project));
+    return JSON.stringify(copy);
+  };
+  const withHeader = (name: string, value: string | null): Headers => {
+    const copy = new Headers(headers);
+    if (value === null) copy.delete(name);
+    else copy.set(name, value);
+    return copy;
+  };
+
+  t.test('holds for an answer as it is', async (t) => {
+    t.strictSame(problems({}), []);
+    t.strictSame(problems({ method: 'HEAD', body: '' }), []);
+  });
+
+  const wrong: [what: string, changes: Partial<Exchange>, says: RegExp][] = [
+    ['a status that is not described', { status: 202 }, /202 is not described/],
+    [
+      'a field that is not described',
+      { body: changed((project) => Object.assign(project, { x: 1 })) },
+      /"x"/,
+    ],
+    ['a field that is missing', { body: changed((project) => delete project['name']) }, /'name'/],
+    [
+      'another type',
+      { body: changed((project) => Object.assign(project, { name: 1 })) },
+      /name must be string/,
+    ],
+    [
+      'another form',
+      { body: changed((project) => Object.assign(project, { id: 'prj-1' })) },
+      /id must match/,
+    ],
+    ['another value', { body: changed((project) => Object.assign(project, { status: 'gone' })) }, /status/],
+    ['no JSON', { body: 'oops' }, /the body must be object/],
+    ['no body', { body: '' }, /the body must be object/],
+    [
+      'another media type',
+      { headers: withHeader('content-type', 'text/html') },
+      /text\/html is not described/,
+    ],
+    ['another charset', { headers: withHeader('content-type', 'application/json') }, /charset/],
+    ['a header that is not described', { headers: withHeader('server', 'x') }, /server is not described/],
+    ['a header that is missing', { headers: withHeader('x-request-id', null) }, /X-Request-Id is missing/],
+    ['a header of another form', { headers: withHeader('x-request-id', '7') }, /X-Request-Id must match/],
+    ['an answer that may be kept', { headers: withHeader('cache-control', 'public') }, /cache-control/],
+    ['an error of another code', { status: 403, body: error('conflict') }, /conflict, not forbidden/],
+    ['an error of another shape', { status: 403, body: '{"error":"forbidden"}' }, /must be object/],
+    ['an error where nothing is', { path: '/v2/nothing', status: 404, body: '{}' }, /'error'/],
+    ['405 without Allow', { method: 'PUT', status: 405, body: error('method_not_allowed') }, /Allow/],
+  ];
+  for (const [what, changes, says] of wrong) {
+    t.test(`refuses ${what}`, async (t) => {
+      t.match(problems(changes).join('; '), says);
+    });
+  }
+});
+
+t.test('the pattern of a ref takes what parseRef takes', async (t) => {
+  const pattern = new RegExp(REF_JSON_SCHEMA.pattern ?? '', 'u');
+  const isRef = (text: string): boolean =>
+    text.length <= (REF_JSON_SCHEMA.maxLength ?? 0) && pattern.test(text);
+  for (const text of [...refs.valid, ...refs.invalid.map(({ ref }) => ref)]) {
+    t.equal(isRef(text), parseRef(text).ok, JSON.stringify(text));
+  }
+  const part = fc.constantFrom(
+    'a',
+    'Z',
+    '9',
+    '_',
+    '.',
+    '/',
+    '-',
+    '+',
+    '@',
+    '=',
+    ',',
+    '#',
+    '{',
+    ' ',
+    '\n',
+    'é',
+    '.lock',
+    'HEAD',
+  );
+  fc.assert(
+    fc.property(fc.array(part, { maxLength: 8 }), (parts) => {
+      const text = parts.join('');
+      return isRef(text) === parseRef(text).ok;
+    }),
+    { numRuns: 20_000 },
+  );
+});
+
+function operationsOf({ paths }: OpenApiDocument): { name: string; operation: Operation }[] {
+  return Object.entries(paths).flatMap(([path, item]) =>
+    METHODS.flatMap((method) => {
+      const operation = item[method];
+      return operation === undefined ? [] : [{ name: `${method.toUpperCase()} ${path}`, operation }];
+    }),
+  );
+}
+
+function error(code: string): string {
+  return JSON.stringify({ error: { code, message: 'm', request_id: EXAMPLE_IDS.req } });
+}

@@ -1,0 +1,86 @@
+import { randomBytes } from 'node:crypto';
+import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { createPages, type Walk } from '../../src/http/pages.ts';
+
+const SECRET = randomBytes(32);
+const WALK: Walk = { list: 'deployments', filters: { ref: 'main', statuses: ['failed'] }, keyId: 'key_a' };
+
+t.test('a cursor leads back to where its page ended', async (t) => {
+  const pages = createPages(SECRET, realEffects);
+  for (const seq of [0, 1, 255, 2 ** 40, Number.MAX_SAFE_INTEGER]) {
+    const { next_cursor: cursor } = pages.stretch(WALK, [], seq);
+    t.equal(pages.position(WALK, cursor ?? undefined, -1), seq);
+  }
+  t.equal(pages.position(WALK, undefined, 7), 7, 'without one a walk begins at its start');
+});
+
+t.test('a page that was filled and has more behind it has a cursor', async (t) => {
+  const pages = createPages(SECRET, realEffects);
+  const rows = [4, 5, 6].map((seq) => ({ seq, item: `item ${seq}` }));
+  t.strictSame(pages.page(WALK, rows, 3), { data: ['item 4', 'item 5', 'item 6'], next_cursor: null });
+  const page = pages.page(WALK, rows, 2);
+  t.strictSame(page.data, ['item 4', 'item 5']);
+  t.equal(pages.position(WALK, page.next_cursor ?? undefined, 0), 5);
+  t.strictSame(pages.page(WALK, [], 2), { data: [], next_cursor: null });
+  t.strictSame(pages.stretch(WALK, ['a'], null), { data: ['a'], next_cursor: null });
+});
+
+t.test('a cursor holds for its list, its filters and its key, and after a restart', async (t) => {
+  const cursor = createPages(SECRET, realEffects).stretch(WALK, [], 42).next_cursor ?? '';
+  const pages = createPages(SECRET, realEffects);
+  t.equal(pages.position(WALK, cursor, 0), 42);
+  t.equal(
+    pages.position({ ...WALK, filters: { statuses: ['failed'], ref: 'main' } }, cursor, 0),
+    42,
+    'in whatever order filters are named',
+  );
+  const others: [string, Walk][] = [
+    ['another list', { ...WALK, list: 'projects' }],
+    ['another key', { ...WALK, keyId: 'key_b' }],
+    ['another value', { ...WALK, filters: { ...WALK.filters, ref: 'v1' } }],
+    ['one filter more', { ...WALK, filters: { ...WALK.filters, projectId: 'prj_a' } }],
+    ['one filter less', { ...WALK, filters: { ref: 'main' } }],
+  ];
+  for (const [name, walk] of others) t.throws(() => pages.position(walk, cursor, 0), REFUSAL, name);
+  t.throws(
+    () => createPages(randomBytes(32), realEffects).position(WALK, cursor, 0),
+    REFUSAL,
+    'another file',
+  );
+});
+
+t.test('whatever else is sent as a cursor is refused', async (t) => {
+  const pages = createPages(SECRET, realEffects);
+  const cursor = pages.stretch(WALK, [], 42).next_cursor ?? '';
+  const altered = Array.from(cursor, (letter, index) => {
+    const other = letter === 'A' ? 'B' : 'A';
+    return cursor.slice(0, index) + other + cursor.slice(index + 1);
+  });
+  const made = [
+    '',
+    'x',
+    '42',
+    cursor.slice(1),
+    cursor.slice(0, -1),
+    `${cursor}=`,
+    `${cursor}A`,
+    ` ${cursor}`,
+    cursor + cursor,
+    Buffer.from(cursor, 'base64url').toString('hex'),
+    randomBytes(36).toString('base64url'),
+    Buffer.alloc(36).toString('base64url'),
+  ];
+  for (const one of [...altered, ...made]) {
+    t.throws(() => pages.position(WALK, one, 0), REFUSAL, one);
+  }
+});
+
+t.test('a cursor does not show how many rows there are', async (t) => {
+  const pages = createPages(SECRET, realEffects);
+  const [first, second] = [1, 1].map((seq) => pages.stretch(WALK, [], seq).next_cursor ?? '');
+  t.not(first, second, 'the same place looks another way each time');
+  t.match(first, /^[\w-]{48}$/);
+});
+
+const REFUSAL = { code: 'invalid_request', details: [{ in: 'query', field: 'cursor' }] };

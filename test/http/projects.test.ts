@@ -1,0 +1,133 @@
+import t, { type Test } from 'tap';
+import { newId, type Page, type Project, type ProjectId, SCOPES } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { createPages } from '../../src/http/pages.ts';
+import { projects } from '../../src/http/projects.ts';
+import { type RunningHttp, requestJson, startHttp } from '../helpers/http.ts';
+import type { TestStore } from '../helpers/store.ts';
+
+t.test('a project is shown as everybody may see it', async (t) => {
+  const http = await start(t);
+  const id = await http.store.project({ name: 'website', directory: '/srv', variables: { TOKEN: 'secret' } });
+  const { secret: key } = await http.store.key();
+  const shown = { id, name: 'website', created_at: /^\d{4}-.*Z$/, status: 'active' };
+  const { status, body } = await requestJson(http.port, 'GET', `/v2/projects/${id}`, { key });
+  t.equal(status, 200);
+  t.match(body, shown);
+  t.strictSame(Object.keys(body as Project), ['id', 'name', 'created_at', 'status']);
+  t.strictSame((await requestJson(http.port, 'GET', '/v2/projects', { key })).body, {
+    data: [body],
+    next_cursor: null,
+  });
+  for (const status of ['paused', 'archived', 'active'] as const) {
+    await http.store.writer.write('projects.setStatus', { id, status });
+    t.match((await requestJson(http.port, 'GET', `/v2/projects/${id}`, { key })).body, { status });
+  }
+});
+
+t.test('a key sees its projects, and of the others not whether they are', async (t) => {
+  const http = await start(t);
+  const [first, hidden, third] = [
+    await http.store.project(),
+    await http.store.project(),
+    await http.store.project(),
+  ];
+  const { secret: key } = await http.store.key({ allProjects: false, projectIds: [third, first] });
+  const { body } = await requestJson(http.port, 'GET', '/v2/projects', { key });
+  t.match(body, { data: [{ id: first }, { id: third }], next_cursor: null });
+  const answers = await Promise.all(
+    [hidden, 'prj_none', 'website', 'dpl_x', 'prj_'].map((id) =>
+      requestJson(http.port, 'GET', `/v2/projects/${id}`, { key }),
+    ),
+  );
+  t.strictSame(new Set(answers.map(({ status }) => status)), new Set([404]));
+  t.equal(new Set(answers.map(({ body }) => JSON.stringify(body).replace(/req_\w+/, ''))).size, 1);
+
+  const { secret: blind } = await http.store.key({ allProjects: false });
+  t.strictSame((await requestJson(http.port, 'GET', '/v2/projects', { key: blind })).body, {
+    data: [],
+    next_cursor: null,
+  });
+  const { secret: without } = await http.store.key({
+    scopes: SCOPES.filter((one) => one !== 'projects:read'),
+  });
+  for (const path of ['/v2/projects', `/v2/projects/${first}`]) {
+    const refused = await requestJson(http.port, 'GET', path, { key: without });
+    t.equal(refused.status, 403);
+    t.match(refused.body, { error: { message: /projects:read/ } });
+  }
+});
+
+t.test('a page holds as many as asked for, 50 unless told, 200 at most', async (t) => {
+  const http = await start(t);
+  insert(http.store, 201);
+  const { secret: key } = await http.store.key();
+  const rows: [query: string, count: number | 400][] = [
+    ['', 50],
+    ['?limit=1', 1],
+    ['?limit=200', 200],
+    ['?limit=201', 200],
+    ['?limit=99999999999999999999', 200],
+    ['?limit=0', 400],
+    ['?limit=-1', 400],
+    ['?limit=1.5', 400],
+    ['?limit=', 400],
+    ['?limit=ten', 400],
+    ['?limit=1&limit=2', 400],
+    ['?cursor=', 400],
+    ['?page=2', 400],
+  ];
+  for (const [query, count] of rows) {
+    const { status, body } = await requestJson(http.port, 'GET', `/v2/projects${query}`, { key });
+    t.equal(status, count === 400 ? 400 : 200, query);
+    if (count === 400) t.match(body, { error: { code: 'invalid_request', details: [{ in: 'query' }] } });
+    else {
+      const page = body as Page<Project>;
+      t.equal(page.data.length, count, query);
+      t.type(page.next_cursor, 'string');
+    }
+  }
+});
+
+t.test('a walk over 5,000 projects meets each once, whatever is made meanwhile', async (t) => {
+  const http = await start(t);
+  const ids = insert(http.store, 5_000);
+  const everyOther = ids.filter((_, index) => index % 2 === 0);
+  const all = await http.store.key();
+  const some = await http.store.key({ allProjects: false, projectIds: everyOther });
+  for (const [key, expected] of [
+    [all.secret, ids],
+    [some.secret, everyOther],
+  ] as const) {
+    const walked: string[] = [];
+    let cursor: string | null = '';
+    while (cursor !== null) {
+      const { body } = await requestJson(http.port, 'GET', `/v2/projects?limit=200${cursor}`, { key });
+      const { data, next_cursor: next } = body as Page<Project>;
+      walked.push(...data.map(({ id }) => id));
+      insert(http.store, 3);
+      cursor = next === null ? null : `&cursor=${next}`;
+    }
+    const known = new Set<string>(expected);
+    t.strictSame(
+      walked.filter((id) => known.has(id)),
+      expected,
+      'oldest first, each once',
+    );
+    t.equal(new Set(walked).size, walked.length);
+  }
+});
+
+async function start(t: Test): Promise<RunningHttp> {
+  return await startHttp(t, {
+    resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), realEffects))],
+  });
+}
+
+/** In one transaction, as 5,000 one after the other would take half a minute. */
+function insert(store: TestStore, count: number): ProjectId[] {
+  const ids = Array.from({ length: count }, () => newId('prj', realEffects.randomBytes));
+  const rows = ids.map((id) => `('${id}', 'project', 'active', 0, 'queue')`);
+  store.execute(`INSERT INTO projects (id, name, status, created_at, policy) VALUES ${rows.join()}`);
+  return ids;
+}

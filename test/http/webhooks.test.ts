@@ -1,0 +1,556 @@
+import { Webhook as StandardWebhook } from 'standardwebhooks';
+import Stripe from 'stripe';
+import t, { type Test } from 'tap';
+import { createPinger } from '../../src/deliver/ping.ts';
+import type { KeyId, Webhook, WebhookId } from '../../src/domain.ts';
+import { createPages } from '../../src/http/pages.ts';
+import { webhooks } from '../../src/http/webhooks.ts';
+import { LOOPBACK_RULES, newWebhook, testSender } from '../helpers/deliveries.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { type JsonResponse, requestJson, startHttp } from '../helpers/http.ts';
+import { held, type Receiver, startReceiver, status } from '../helpers/receiver.ts';
+import { type TestStore, testStore } from '../helpers/store.ts';
+
+const NEW = { url: 'https://example.com/hook', events: ['deployment.failed'] };
+
+interface Refusal {
+  name: string;
+  method: string;
+  path: (id: WebhookId) => string;
+  body?: unknown;
+  key?: 'owner' | 'reader' | 'stranger' | 'nobody';
+  expected: { status: number; code: string; details?: [field: string, reason: string | RegExp][] };
+}
+
+const one = (id: WebhookId) => `/v2/webhooks/${id}`;
+const rotate = (id: WebhookId) => `/v2/webhooks/${id}/rotate`;
+const ping = (id: WebhookId) => `/v2/webhooks/${id}/ping`;
+const malformed = (...details: [string, string | RegExp][]) => ({
+  status: 400,
+  code: 'invalid_request',
+  details,
+});
+const forbidden = { status: 403, code: 'forbidden' };
+const missing = { status: 404, code: 'not_found' };
+
+const REFUSALS: Refusal[] = [
+  {
+    name: 'a list without a key',
+    method: 'GET',
+    path: () => '/v2/webhooks',
+    key: 'nobody',
+    expected: { status: 401, code: 'unauthorized' },
+  },
+  {
+    name: 'a list with an unknown parameter',
+    method: 'GET',
+    path: () => '/v2/webhooks?status=enabled',
+    expected: malformed(['status', 'is not allowed']),
+  },
+  {
+    name: 'a list with a cursor that nobody made',
+    method: 'GET',
+    path: () => '/v2/webhooks?cursor=abc',
+    expected: malformed(['cursor', /begin without one/]),
+  },
+  {
+    name: 'a webhook without the scope',
+    method: 'POST',
+    path: () => '/v2/webhooks',
+    body: NEW,
+    key: 'reader',
+    expected: forbidden,
+  },
+  {
+    name: 'an event twice',
+    method: 'POST',
+    path: () => '/v2/webhooks',
+    body: { ...NEW, events: ['deployment.failed', 'deployment.failed'] },
+    expected: malformed(['events.1', 'must not be there twice']),
+  },
+  {
+    name: 'a description that is too long',
+    method: 'POST',
+    path: () => '/v2/webhooks',
+    body: { ...NEW, description: 'x'.repeat(257) },
+    expected: malformed(['description', 'must be at most 256 characters']),
+  },
+
+  { name: 'a webhook of another key', method: 'GET', path: one, key: 'stranger', expected: missing },
+  {
+    name: 'a webhook that never was',
+    method: 'GET',
+    path: () => one('whk_0000000000000000000000' as WebhookId),
+    expected: missing,
+  },
+  { name: 'what is no id', method: 'GET', path: () => '/v2/webhooks/whk_', expected: missing },
+
+  {
+    name: 'a change without the scope',
+    method: 'PATCH',
+    path: one,
+    body: { status: 'disabled' },
+    key: 'reader',
+    expected: forbidden,
+  },
+  { name: 'a change without a body', method: 'PATCH', path: one, expected: malformed(['body', 'required']) },
+  {
+    name: 'a change of nothing',
+    method: 'PATCH',
+    path: one,
+    body: {},
+    expected: malformed(['body', 'must have at least one field']),
+  },
+  {
+    name: 'a change of an unknown field',
+    method: 'PATCH',
+    path: one,
+    body: { secret: 'x' },
+    expected: malformed(['secret', 'is not allowed']),
+  },
+  {
+    name: 'a change to another scheme',
+    method: 'PATCH',
+    path: one,
+    body: { url: 'ftp://example.com/' },
+    expected: malformed(['url', /https/]),
+  },
+  {
+    name: 'a change to a private address',
+    method: 'PATCH',
+    path: one,
+    body: { url: 'https://10.0.0.1/' },
+    expected: malformed(['url', /public address/]),
+  },
+  {
+    name: 'a change to no events',
+    method: 'PATCH',
+    path: one,
+    body: { events: [] },
+    expected: malformed(['events', /at least 1/]),
+  },
+  {
+    name: 'a change to an unknown event',
+    method: 'PATCH',
+    path: one,
+    body: { events: ['ping'] },
+    expected: malformed(['events.0', /must be one of/]),
+  },
+  {
+    name: 'a change to an event twice',
+    method: 'PATCH',
+    path: one,
+    body: { events: ['deployment.failed', 'deployment.failed'] },
+    expected: malformed(['events.1', 'must not be there twice']),
+  },
+  {
+    name: 'a change to a status that is none',
+    method: 'PATCH',
+    path: one,
+    body: { status: 'paused' },
+    expected: malformed(['status', 'must be one of enabled, disabled']),
+  },
+  {
+    name: 'a change of another key’s webhook',
+    method: 'PATCH',
+    path: one,
+    body: { status: 'disabled' },
+    key: 'stranger',
+    expected: missing,
+  },
+  {
+    name: 'a wrong change of another key’s webhook',
+    method: 'PATCH',
+    path: one,
+    body: { status: 1 },
+    key: 'stranger',
+    expected: malformed(['status', /must be one of/], ['status', 'must be a string']),
+  },
+
+  { name: 'a deletion without the scope', method: 'DELETE', path: one, key: 'reader', expected: forbidden },
+  { name: 'a deletion by another key', method: 'DELETE', path: one, key: 'stranger', expected: missing },
+
+  { name: 'a rotation without the scope', method: 'POST', path: rotate, key: 'reader', expected: forbidden },
+  {
+    name: 'a rotation with too long an overlap',
+    method: 'POST',
+    path: rotate,
+    body: { overlap_seconds: 604_801 },
+    expected: malformed(['overlap_seconds', 'must be at most 604800']),
+  },
+  {
+    name: 'a rotation with a negative overlap',
+    method: 'POST',
+    path: rotate,
+    body: { overlap_seconds: -1 },
+    expected: malformed(['overlap_seconds', 'must be at least 0']),
+  },
+  {
+    name: 'a rotation with text for a number',
+    method: 'POST',
+    path: rotate,
+    body: { overlap_seconds: '60' },
+    expected: malformed(['overlap_seconds', 'must be a whole number']),
+  },
+  { name: 'a rotation by another key', method: 'POST', path: rotate, key: 'stranger', expected: missing },
+
+  { name: 'a ping without the scope', method: 'POST', path: ping, key: 'reader', expected: forbidden },
+  {
+    name: 'a ping with a body',
+    method: 'POST',
+    path: ping,
+    body: { url: 'https://example.com' },
+    expected: malformed(['url', 'is not allowed']),
+  },
+  { name: 'a ping by another key', method: 'POST', path: ping, key: 'stranger', expected: missing },
+];
+
+t.test('refused, and nothing changed and nothing sent', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  for (const { secret } of Object.values(keys)) await call(http, 'GET', '/v2/webhooks', secret);
+  const before = store.dump();
+
+  for (const { name, method, path, body, key = 'owner', expected } of REFUSALS) {
+    await t.test(name, async (t) => {
+      const secret = key === 'nobody' ? undefined : keys[key].secret;
+      const response = await requestJson(http, method, path(id), {
+        ...(secret === undefined ? {} : { key: secret }),
+        ...(body === undefined ? {} : { body }),
+      });
+      t.equal(response.status, expected.status);
+      const details = expected.details?.map(([field, reason]) => ({ field, reason }));
+      t.match(response.body, {
+        error: { code: expected.code, ...(details === undefined ? {} : { details }) },
+      });
+      t.strictSame(store.dump(), before);
+      t.equal(receiver.requests.length, 0);
+    });
+  }
+});
+
+t.test('a webhook of another key, a deleted one and one that never was are answered alike', async (t) => {
+  const { http, store, keys } = await service(t);
+  const foreign = await newWebhook(store, keys.stranger.keyId);
+  const deleted = await newWebhook(store, keys.owner.keyId);
+  await call(http, 'DELETE', one(deleted.id), keys.owner.secret);
+  const ids = [foreign.id, deleted.id, 'whk_0000000000000000000000' as WebhookId];
+  for (const [method, suffix] of [
+    ['GET', ''],
+    ['DELETE', ''],
+    ['POST', '/rotate'],
+    ['POST', '/ping'],
+  ] as const) {
+    const answers = [];
+    for (const id of ids) answers.push(await call(http, method, `${one(id)}${suffix}`, keys.owner.secret));
+    const texts = answers.map(({ status, body, headers }) => [
+      status,
+      JSON.stringify(body).replaceAll(headers.get('x-request-id') ?? '', ''),
+    ]);
+    t.strictSame(new Set(texts.map((text) => JSON.stringify(text))).size, 1, `${method} ${suffix}`);
+    t.equal(answers[0]?.status, 404);
+  }
+});
+
+t.test('a list shows the caller’s webhooks, newest first, once each, and never a secret', async (t) => {
+  const { http, store, keys } = await service(t);
+  const ids: WebhookId[] = [];
+  for (let count = 0; count < 5; count++) ids.push((await newWebhook(store, keys.owner.keyId)).id);
+  await newWebhook(store, keys.stranger.keyId);
+
+  const seen: Webhook[] = [];
+  let cursor: string | null = null;
+  do {
+    const query: string = cursor === null ? '' : `&cursor=${cursor}`;
+    const { status, body } = await call(http, 'GET', `/v2/webhooks?limit=2${query}`, keys.owner.secret);
+    t.equal(status, 200);
+    const page = body as { data: Webhook[]; next_cursor: string | null };
+    seen.push(...page.data);
+    cursor = page.next_cursor;
+    // Registered while the walk goes on: it comes before where the walk began.
+    await newWebhook(store, keys.owner.keyId);
+  } while (cursor !== null);
+  t.strictSame(
+    seen.map(({ id }) => id),
+    ids.toReversed(),
+  );
+  t.notMatch(JSON.stringify(seen), /whsec_|secret/);
+});
+
+t.test('a cursor is the caller’s, of this list, and as it was given', async (t) => {
+  const { http, store, keys } = await service(t);
+  for (const { keyId } of [keys.owner, keys.owner, keys.stranger, keys.stranger])
+    await newWebhook(store, keyId);
+  const { body } = await call(http, 'GET', '/v2/webhooks?limit=1', keys.owner.secret);
+  const { next_cursor: cursor } = body as { next_cursor: string };
+  const altered = `${cursor.startsWith('A') ? 'B' : 'A'}${cursor.slice(1)}`;
+  t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${altered}`, keys.owner.secret)).status, 400);
+  t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${cursor}`, keys.stranger.secret)).status, 400);
+  t.equal(
+    (await call(http, 'GET', `/v2/webhooks?cursor=${cursor}&cursor=${cursor}`, keys.owner.secret)).status,
+    400,
+  );
+  t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${cursor}`, keys.owner.secret)).status, 200);
+});
+
+t.test('a webhook alone is as it was made, without its secret', async (t) => {
+  const { http, keys } = await service(t);
+  const made = await call(http, 'POST', '/v2/webhooks', keys.owner.secret, { ...NEW, description: 'mine' });
+  const { signing_secret, ...webhook } = made.body as Webhook & { signing_secret: string };
+  t.match(signing_secret, /^whsec_[A-Za-z0-9+/]{43}=$/);
+  const { status, body } = await call(http, 'GET', made.headers.get('location') ?? '', keys.owner.secret);
+  t.equal(status, 200);
+  t.strictSame(body, webhook);
+  t.strictSame(Object.keys(webhook), [
+    'id',
+    'url',
+    'events',
+    'description',
+    'status',
+    'status_reason',
+    'created_at',
+    'last_success_at',
+    'last_failure_at',
+    'consecutive_failures',
+  ]);
+});
+
+const CHANGES: { body: Record<string, unknown>; expected: Partial<Webhook> }[] = [
+  { body: { url: 'HTTPS://Example.COM:443/a/../b' }, expected: { url: 'https://example.com/b' } },
+  {
+    body: { events: ['deployment.started', 'deployment.created'] },
+    expected: { events: ['deployment.started', 'deployment.created'] },
+  },
+  { body: { description: 'the status page' }, expected: { description: 'the status page' } },
+  { body: { description: null }, expected: { description: null } },
+  {
+    body: { status: 'disabled' },
+    expected: { status: 'disabled', status_reason: 'disabled through the API' },
+  },
+  { body: { status: 'enabled' }, expected: { status: 'enabled', status_reason: null } },
+];
+
+t.test('a change answers with the webhook as it is from then on', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { signing_secret: _, ...made } = await newWebhook(store, keys.owner.keyId);
+  let expected: Webhook = made;
+  for (const change of CHANGES) {
+    expected = { ...expected, ...change.expected };
+    const { status, body } = await call(http, 'PATCH', one(made.id), keys.owner.secret, change.body);
+    t.equal(status, 200);
+    t.strictSame(body, expected, JSON.stringify(change.body));
+    t.strictSame((await call(http, 'GET', one(made.id), keys.owner.secret)).body, expected);
+  }
+});
+
+t.test('a deletion answers 204 without a body, and its repeat with the same key does so again', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  const first = await call(http, 'DELETE', one(id), keys.owner.secret, undefined, 'once');
+  t.strictSame([first.status, first.body, first.headers.get('content-type')], [204, null, null]);
+  const repeat = await call(http, 'DELETE', one(id), keys.owner.secret, undefined, 'once');
+  t.strictSame([repeat.status, repeat.body, repeat.headers.get('idempotent-replayed')], [204, null, 'true']);
+  t.equal((await call(http, 'DELETE', one(id), keys.owner.secret)).status, 404);
+  t.equal((await call(http, 'DELETE', one(id), keys.stranger.secret, undefined, 'once')).status, 404);
+});
+
+t.test('a repeated write is answered with the same bytes and done once', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  const rotations = await Promise.all(
+    Array.from({ length: 5 }, () => call(http, 'POST', rotate(id), keys.owner.secret, undefined, 'rotate')),
+  );
+  t.equal(new Set(rotations.map(({ body }) => JSON.stringify(body))).size, 1);
+  t.equal(rotations.filter(({ headers }) => headers.get('idempotent-replayed') === 'true').length, 4);
+  t.equal(store.query('SELECT * FROM webhook_secrets').length, 2);
+
+  const before = store.dump();
+  const other = await call(http, 'POST', rotate(id), keys.owner.secret, { overlap_seconds: 5 }, 'rotate');
+  t.match(other, { status: 422, body: { error: { code: 'idempotency_key_reused' } } });
+  const patch = await call(http, 'PATCH', one(id), keys.owner.secret, { status: 'disabled' }, 'rotate');
+  t.equal(patch.status, 422);
+  t.strictSame(store.dump(), before);
+  const theDefault = await call(
+    http,
+    'POST',
+    rotate(id),
+    keys.owner.secret,
+    { overlap_seconds: 86_400 },
+    'rotate',
+  );
+  t.equal(
+    theDefault.headers.get('idempotent-replayed'),
+    'true',
+    'the default said aloud is the same request',
+  );
+});
+
+t.test(
+  'after a rotation a ping verifies with both secrets, and without the old one once that is over',
+  async (t) => {
+    const effects = fakeEffects(Date.now());
+    const { http, store, receiver, keys } = await service(t, effects);
+    const { id, signing_secret: old } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+    const rotation = await call(http, 'POST', rotate(id), keys.owner.secret);
+    t.match(rotation, { status: 200, body: { id, signing_secret: /^whsec_/ } });
+    const { signing_secret: fresh } = rotation.body as { signing_secret: string };
+
+    t.strictSame(await verifiedBy(http, id, keys.owner.secret, receiver, [old, fresh]), [true, true]);
+    effects.advance(86_400_000 - 1);
+    t.strictSame(await verifiedBy(http, id, keys.owner.secret, receiver, [old, fresh]), [true, true]);
+    effects.advance(1);
+    t.strictSame(await verifiedBy(http, id, keys.owner.secret, receiver, [old, fresh]), [false, true]);
+
+    const early = await call(http, 'POST', rotate(id), keys.owner.secret, { overlap_seconds: 0 });
+    const { signing_secret: last } = early.body as { signing_secret: string };
+    t.strictSame(await verifiedBy(http, id, keys.owner.secret, receiver, [fresh, last]), [false, true]);
+  },
+);
+
+t.test('a ping answers 200 with the attempt, whatever the receiver makes of it', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  receiver.answerWith(status(500, { body: 'no' }), status(204));
+  t.match(await call(http, 'POST', ping(id), keys.owner.secret), {
+    status: 200,
+    body: {
+      number: 1,
+      status_code: 500,
+      error: null,
+      response_body: 'no',
+      trigger: 'ping',
+      duration_ms: Number,
+    },
+  });
+  t.match(await call(http, 'POST', ping(id), keys.owner.secret), { status: 200, body: { status_code: 204 } });
+  t.strictSame(store.query('SELECT * FROM attempts'), []);
+  t.match(store.query('SELECT last_failure_at, last_success_at, consecutive_failures FROM webhooks'), [
+    { last_failure_at: null, last_success_at: null, consecutive_failures: 0 },
+  ]);
+});
+
+t.test('a repeated ping is sent once: while it is under way, and after', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const other = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const { answer, release } = held(status(200));
+  receiver.answerWith(answer);
+  const pings = Array.from({ length: 5 }, () =>
+    call(http, 'POST', ping(id), keys.owner.secret, undefined, 'p'),
+  );
+  await receiver.next();
+  const reused = await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p');
+  t.equal(reused.status, 422, 'another request with the key of one that is under way');
+  release();
+  const answers = [
+    ...(await Promise.all(pings)),
+    await call(http, 'POST', ping(id), keys.owner.secret, undefined, 'p'),
+  ];
+  t.equal(new Set(answers.map(({ body }) => JSON.stringify(body))).size, 1);
+  t.equal(answers.filter(({ headers }) => headers.get('idempotent-replayed') === null).length, 1);
+  t.equal(receiver.requests.length, 1);
+  t.equal((await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p')).status, 422);
+});
+
+t.test('too many pings at once are 429, which is not remembered', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const { answer, release } = held(status(200));
+  receiver.answerWith(answer);
+  const first = [
+    call(http, 'POST', ping(id), keys.owner.secret),
+    call(http, 'POST', ping(id), keys.owner.secret),
+  ];
+  await receiver.next();
+  await receiver.next();
+  const refused = await call(http, 'POST', ping(id), keys.owner.secret, undefined, 'again');
+  t.match(refused, { status: 429, body: { error: { code: 'rate_limited' } } });
+  t.equal(refused.headers.get('retry-after'), '1');
+  release();
+  await Promise.all(first);
+  t.equal((await call(http, 'POST', ping(id), keys.owner.secret, undefined, 'again')).status, 200);
+  t.equal(receiver.requests.length, 3);
+});
+
+interface TestKey {
+  keyId: KeyId;
+  secret: string;
+}
+
+async function service(t: Test, effects: FakeEffects = fakeEffects()) {
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t);
+  const { port } = await startHttp(t, {
+    store,
+    effects,
+    resources: () => [
+      webhooks(
+        store,
+        createPages(store.reads.instance.cursorSecret(), effects),
+        LOOPBACK_RULES,
+        createPinger({ reads: store.reads, sender: testSender(t), effects }).ping,
+      ),
+    ],
+  });
+  const keys: Record<'owner' | 'reader' | 'stranger', TestKey> = {
+    owner: await store.key({ scopes: ['webhooks:read', 'webhooks:write'] }),
+    reader: await store.key({ scopes: ['webhooks:read'] }),
+    stranger: await store.key(),
+  };
+  return { http: port, store, receiver, keys } satisfies { store: TestStore } & Record<string, unknown>;
+}
+
+async function call(
+  port: number,
+  method: string,
+  path: string,
+  key: string,
+  body?: unknown,
+  idempotencyKey?: string,
+): Promise<JsonResponse> {
+  return await requestJson(port, method, path, {
+    key,
+    ...(body === undefined ? {} : { body }),
+    ...(idempotencyKey === undefined ? {} : { headers: { 'idempotency-key': idempotencyKey } }),
+  });
+}
+
+/** Which of the secrets make two independent libraries accept a ping that is sent now. */
+async function verifiedBy(
+  port: number,
+  id: WebhookId,
+  key: string,
+  receiver: Receiver,
+  secrets: string[],
+): Promise<boolean[]> {
+  await call(port, 'POST', ping(id), key);
+  const { headers, body } = await receiver.next();
+  const atMs = Number(headers['webhook-timestamp']) * 1000;
+  return secrets.map((secret) => {
+    const standard = accepts(() =>
+      // It knows no other clock than the machine's: the time is given back to it.
+      new StandardWebhook(secret).sign(String(headers['webhook-id']), new Date(atMs), body.toString()),
+    );
+    const inHeader = String(headers['webhook-signature']).split(' ').includes(String(standard));
+    const byStripe = accepts(() =>
+      new Stripe('sk_test_nothing').webhooks.constructEvent(
+        body.toString(),
+        String(headers['service-signature']),
+        secret,
+        undefined,
+        undefined,
+        atMs,
+      ),
+    );
+    if (inHeader !== (byStripe !== undefined)) throw new Error('the two signatures do not agree');
+    return inHeader;
+  });
+}
+
+function accepts<Value>(verify: () => Value): Value | undefined {
+  try {
+    return verify();
+  } catch {
+    return undefined;
+  }
+}

@@ -1,0 +1,210 @@
+import { deepEqual } from 'node:assert/strict';
+import fc from 'fast-check';
+import t from 'tap';
+import { DEPLOYMENT_STATUSES, type DeploymentStatus, type KeyId } from '../../src/domain.ts';
+import { openForReading } from '../../src/store/database.ts';
+import { type DeploymentFilter, deploymentPages } from '../../src/store/deployment-pages.ts';
+import { deploymentReads } from '../../src/store/deployments.ts';
+import type { Caller } from '../../src/store/keys.ts';
+import { type TestStore, testStore } from '../helpers/store.ts';
+
+const EVERYTHING: DeploymentFilter = {
+  projectId: null,
+  statuses: null,
+  ref: null,
+  createdAfterMs: null,
+  createdBeforeMs: null,
+};
+
+t.test(
+  'whatever narrows a list, a walk through it meets each once, newest first, and no other',
+  async (t) => {
+    const store = testStore(t);
+    const projectIds = await Promise.all([1, 2, 3, 4].map((number) => store.project({ name: `p${number}` })));
+    const restricted = await store.key({ allProjects: false, projectIds: projectIds.slice(0, 2) });
+    const blind = await store.key({ allProjects: false, projectIds: [] });
+    const callers = [caller(await store.key(), true), caller(restricted, false), caller(blind, false)];
+    const sees = [projectIds, projectIds.slice(0, 2), []];
+    const database = openForReading(store.path);
+    t.teardown(() => database.close());
+
+    const row = fc.record({
+      project: fc.nat({ max: 2 }), // the last project never has any
+      status: fc.constantFrom(...DEPLOYMENT_STATUSES),
+      ref: fc.constantFrom('main', 'v1'),
+      createdAt: fc.nat({ max: 9 }), // not in the order of seq: clocks jump
+      gap: fc.nat({ max: 3 }), // others were pruned
+    });
+    const filter = fc.record({
+      projectId: fc.option(fc.constantFrom(...projectIds, 'prj_nobodys')),
+      statuses: fc.option(fc.subarray([...DEPLOYMENT_STATUSES], { minLength: 1 })),
+      ref: fc.option(fc.constantFrom('main', 'v1', 'v2')),
+      createdAfterMs: fc.option(fc.nat({ max: 9 })),
+      createdBeforeMs: fc.option(fc.nat({ max: 9 })),
+    });
+    fc.assert(
+      fc.property(
+        fc.array(row, { maxLength: 40 }),
+        filter,
+        fc.nat({ max: 2 }),
+        fc.integer({ min: 1, max: 7 }), // limit
+        fc.integer({ min: 1, max: 12 }), // looked at
+        fc.nat({ max: 3 }), // projects that are read one by one
+        (rows, filter, viewer, limit, lookedAtMax, separateProjectsMax) => {
+          const caller = callers[viewer];
+          if (caller === undefined) throw new Error('no such caller');
+          store.execute('DELETE FROM deployments');
+          const stored = insert(
+            store,
+            rows.map((one) => ({ ...one, projectId: projectIds[one.project] ?? '' })),
+          );
+          const expected = stored
+            .filter(({ projectId }) => sees[viewer]?.some((id) => id === projectId))
+            .filter((one) => matches(one, filter))
+            .map(({ seq }) => seq)
+            .reverse();
+
+          const pages = deploymentPages(database, { lookedAtMax, separateProjectsMax });
+          const walked: number[] = [];
+          let before: number | null = Number.MAX_SAFE_INTEGER;
+          for (let page = 0; before !== null; page++) {
+            if (page > 200) throw new Error('the walk does not end');
+            const { rows, goOnBefore } = pages(caller, filter, before, limit);
+            if (rows.length > limit) throw new Error('more than asked for');
+            if (goOnBefore !== null && goOnBefore >= before) throw new Error('the walk does not go on');
+            walked.push(...rows.map(({ seq }) => seq));
+            before = goOnBefore;
+          }
+          deepEqual(walked, expected);
+        },
+      ),
+      { numRuns: 300 },
+    );
+  },
+);
+
+t.test('a page without filters is full as long as there are more', async (t) => {
+  const store = testStore(t);
+  const [busy, quiet] = [await store.project(), await store.project()];
+  insert(
+    store,
+    Array.from({ length: 60 }, (_, index) => row(index % 20 === 0 ? quiet : busy)),
+  );
+  const narrow = caller(await store.key({ allProjects: false, projectIds: [quiet] }), false);
+  const wide = caller(await store.key(), true);
+  for (const [who, filter, count] of [
+    [wide, EVERYTHING, 60],
+    [wide, { ...EVERYTHING, projectId: busy }, 57],
+    [narrow, EVERYTHING, 3],
+  ] as const) {
+    const first = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 2);
+    t.equal(first.items.length, 2);
+    t.not(first.goOnBefore, null);
+    const all = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, count);
+    t.equal(all.items.length, count);
+    t.equal(all.goOnBefore, null, 'and the last page says that it is the last');
+  }
+});
+
+t.test('no page looks at more than it may, however rare what it is asked for', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const [first] = insert(store, [row(projectId, 'failed')]);
+  insert(
+    store,
+    Array.from({ length: 100 }, () => row(projectId, 'succeeded')),
+  );
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const pages = deploymentPages(database, { lookedAtMax: 30 });
+  const who = caller(await store.key(), true);
+  const filter: DeploymentFilter = { ...EVERYTHING, statuses: ['failed'] };
+  const found: number[][] = [];
+  let before: number | null = Number.MAX_SAFE_INTEGER;
+  while (before !== null) {
+    const page = pages(who, filter, before, 10);
+    found.push(page.rows.map(({ seq }) => seq));
+    before = page.goOnBefore;
+  }
+  t.strictSame(found, [[], [], [], [first?.seq]]);
+  t.match(
+    pages(who, { ...EVERYTHING, statuses: ['queued', 'running', 'canceling'] }, Number.MAX_SAFE_INTEGER, 10),
+    { rows: [], goOnBefore: null },
+    'what has not ended is found without looking at what has',
+  );
+});
+
+t.test('no list reads the deployments from end to end', async (t) => {
+  const store = testStore(t);
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const plans: string[] = [];
+  const explaining = new Proxy(database, {
+    get(target, name) {
+      if (name !== 'prepare') return Reflect.get(target, name);
+      return (sql: string) => {
+        const named = Object.fromEntries([...sql.matchAll(/:(\w+)/g)].map(([, name]) => [name, null]));
+        const others = [...sql.matchAll(/\?/g)].map(() => null);
+        const steps = target
+          .prepare<unknown[], { detail: string }>(`EXPLAIN QUERY PLAN ${sql}`)
+          .all(...others, named);
+        plans.push(...steps.map(({ detail }) => detail));
+        return target.prepare(sql);
+      };
+    },
+  });
+  deploymentReads(explaining);
+  t.ok(plans.length > 10);
+  t.strictSame(
+    plans.filter((step) => /^SCAN (d|n|deployments)\b(?!.* INDEX )/.test(step)),
+    [],
+  );
+  t.ok(plans.some((step) => step.includes('deployments_unfinished (seq>? AND seq<?)')));
+  t.ok(plans.some((step) => step.includes('deployments_of_project (project_id=? AND seq>? AND seq<?)')));
+});
+
+interface StoredDeployment {
+  seq: number;
+  projectId: string;
+  status: DeploymentStatus;
+  ref: string;
+  createdAt: number;
+}
+
+function row(projectId: string, status: DeploymentStatus = 'succeeded') {
+  return { projectId, status, ref: 'main', createdAt: 1, gap: 0 };
+}
+
+/** As pruning, clocks and time leave them; the rules of their ends are not what is tested here. */
+function insert(
+  store: TestStore,
+  rows: (Omit<StoredDeployment, 'seq'> & { gap: number })[],
+): StoredDeployment[] {
+  let [{ seq } = { seq: 0 }] = store.query<{ seq: number }>(
+    'SELECT coalesce(max(seq), 0) AS seq FROM deployments',
+  );
+  return rows.map((one) => {
+    seq += 1 + one.gap;
+    const { projectId, status, ref, createdAt } = one;
+    const ended = ['succeeded', 'failed', 'canceled'].includes(status);
+    store.execute(`
+      INSERT INTO deployments (seq, id, project_id, ref, status, reason, reported, trigger, created_at, started_at, finished_at)
+      VALUES (${seq}, 'dpl_${seq}', '${projectId}', '${ref}', '${status}', 'reported', 1, 'api', ${createdAt},
+              ${status === 'queued' ? 'NULL' : createdAt}, ${ended ? createdAt : 'NULL'})`);
+    return { seq, projectId, status, ref, createdAt };
+  });
+}
+
+function matches(one: StoredDeployment, filter: DeploymentFilter): boolean {
+  return (
+    (filter.projectId === null || one.projectId === filter.projectId) &&
+    (filter.statuses === null || filter.statuses.includes(one.status)) &&
+    (filter.ref === null || one.ref === filter.ref) &&
+    (filter.createdAfterMs === null || one.createdAt > filter.createdAfterMs) &&
+    (filter.createdBeforeMs === null || one.createdAt < filter.createdBeforeMs)
+  );
+}
+
+function caller({ keyId }: { keyId: KeyId }, allProjects: boolean): Caller {
+  return { keyId, name: 'test', scopes: [], allProjects, lastUsedAtMs: null };
+}

@@ -1,0 +1,89 @@
+import t from 'tap';
+import { hashKeySecret } from '../../src/secrets.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { testStore } from '../helpers/store.ts';
+
+const HOUR_MS = 3_600_000;
+
+t.test('without an overlap the old secret ends at once', async (t) => {
+  const { store, holder } = setup(t);
+  const { keyId, secret } = await store.key();
+  const rotated = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 0 });
+  t.match(rotated.key, { id: keyId, last4: rotated.secret.slice(-4) });
+  t.equal(holder(secret), undefined);
+  t.equal(holder(rotated.secret), keyId);
+  t.equal(store.query('SELECT 1 FROM key_secrets').length, 1, 'what has ended is forgotten');
+});
+
+t.test('with an overlap both work until it is over', async (t) => {
+  const { store, effects, holder } = setup(t);
+  const { keyId, secret } = await store.key();
+  const rotated = await store.writer.write('keys.rotate', { id: keyId, overlapMs: HOUR_MS });
+  t.strictSame(store.reads.keys.outgoingSecrets(keyId, effects.now()), [
+    { last4: secret.slice(-4), expires_at: new Date(effects.now() + HOUR_MS).toISOString() },
+  ]);
+  effects.advance(HOUR_MS - 1);
+  t.strictSame([holder(secret), holder(rotated.secret)], [keyId, keyId]);
+  effects.advance(1);
+  t.strictSame([holder(secret), holder(rotated.secret)], [undefined, keyId]);
+  t.strictSame(store.reads.keys.outgoingSecrets(keyId, effects.now()), []);
+});
+
+t.test('another rotation ends what overlaps no later than it says', async (t) => {
+  const { store, effects, holder } = setup(t);
+  const { keyId, secret: first } = await store.key();
+  const { secret: second } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 10 * HOUR_MS });
+  const { secret: third } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 20 * HOUR_MS });
+  effects.advance(10 * HOUR_MS);
+  t.strictSame(
+    [first, second, third].map(holder),
+    [undefined, keyId, keyId],
+    'an overlap is never made longer',
+  );
+  await store.writer.write('keys.rotate', { id: keyId, overlapMs: 0 });
+  t.strictSame(
+    [first, second, third].map(holder),
+    [undefined, undefined, undefined],
+    'a leak can be ended at once',
+  );
+});
+
+t.test('a key that is gone, revoked or expired is not rotated', async (t) => {
+  const { store, effects } = setup(t);
+  const revoked = await store.key();
+  await store.writer.write('keys.revoke', { id: revoked.keyId });
+  const expired = await store.key({ expiresAtMs: effects.now() + 1 });
+  effects.advance(1);
+  const before = store.dump();
+  const rotate = (id: string) => store.writer.write('keys.rotate', { id, overlapMs: 0 });
+  await t.rejects(rotate(revoked.keyId), { code: 'conflict' });
+  await t.rejects(rotate(expired.keyId), { code: 'conflict' });
+  await t.rejects(rotate('key_none'), { code: 'not_found' });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('a name leads to the one key that has it, revoked ones last', async (t) => {
+  const { store } = setup(t);
+  const resolve = (idOrName: string) => store.reads.keys.resolve(idOrName).id;
+  const first = await store.key({ name: 'ci' });
+  t.equal(resolve('ci'), first.keyId);
+  await store.writer.write('keys.revoke', { id: first.keyId });
+  t.equal(resolve('ci'), first.keyId);
+  const second = await store.key({ name: 'ci' });
+  t.equal(resolve('ci'), second.keyId);
+  t.equal(resolve(first.keyId), first.keyId);
+  const third = await store.key({ name: 'ci' });
+  t.throws(() => resolve('ci'), { code: 'conflict' });
+  await store.writer.write('keys.revoke', { id: second.keyId });
+  await store.writer.write('keys.revoke', { id: third.keyId });
+  t.throws(() => resolve('ci'), { code: 'conflict' });
+  t.throws(() => resolve('nobody'), { code: 'not_found' });
+});
+
+function setup(t: Parameters<typeof testStore>[0]) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const holder = (secret: string) =>
+    store.reads.keys.authenticate(hashKeySecret(secret), effects.now())?.keyId;
+  return { effects, store, holder };
+}

@@ -1,0 +1,160 @@
+import t from 'tap';
+import type { DeploymentId, ProjectId } from '../../src/domain.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+
+t.test('a queued deployment is canceled at once, and the others move up', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const [first, second, third] = await create(store, projectId, 3);
+
+  const canceled = await store.writer.write('deployments.cancel', { id: second });
+  t.match(canceled, {
+    id: second,
+    status: 'canceled',
+    reason: 'user',
+    started_at: null,
+    queue_position: null,
+    duration_ms: null,
+  });
+  t.equal(store.reads.deployments.get(first)?.queue_position, 1);
+  t.equal(store.reads.deployments.get(third)?.queue_position, 2);
+  t.match(store.query('SELECT queued_count FROM projects'), [{ queued_count: 2 }]);
+  t.strictSame(eventsOf(store, second), ['deployment.created', 'deployment.canceled']);
+});
+
+t.test('a running deployment is canceling until its command is gone', async (t) => {
+  const store = testStore(t);
+  const [id] = await create(store, await store.project(), 1);
+  await store.writer.write('deployments.claim', undefined);
+  t.match(await store.writer.write('deployments.cancel', { id }), { status: 'canceling', finished_at: null });
+  t.strictSame(eventsOf(store, id), ['deployment.created', 'deployment.started'], 'which nobody is told of');
+
+  const before = store.dump();
+  t.match(await store.writer.write('deployments.cancel', { id }), { status: 'canceling' });
+  t.strictSame(store.dump(), before, 'a second time changes nothing');
+  t.equal(await store.writer.write('deployments.claim', undefined), null, 'and nothing starts beside it');
+});
+
+t.test('a command that was to be canceled may still have done its work', async (t) => {
+  for (const [status, reason] of [
+    ['succeeded', null],
+    ['failed', 'exit_code'],
+    ['canceled', 'user'],
+  ] as const) {
+    const store = testStore(t);
+    const [id] = await create(store, await store.project(), 1);
+    await store.writer.write('deployments.claim', undefined);
+    await store.writer.write('deployments.cancel', { id });
+    await store.writer.write('deployments.finish', { ...NOTHING, id, status, reason });
+    t.match(store.reads.deployments.get(id), { status, reason });
+    t.equal(eventsOf(store, id).at(-1), `deployment.${status}`);
+  }
+});
+
+t.test('what has ended, or never was, cannot be canceled', async (t) => {
+  const store = testStore(t);
+  const [id] = await create(store, await store.project(), 1);
+  await store.writer.write('deployments.cancel', { id });
+  const before = store.dump();
+  await t.rejects(store.writer.write('deployments.cancel', { id }), {
+    code: 'conflict',
+    message: /was canceled/,
+  });
+  await t.rejects(store.writer.write('deployments.cancel', { id: 'dpl_none' as DeploymentId }), {
+    code: 'not_found',
+  });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('a redeployment is a new deployment of the same ref, whatever became of the first', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const projectId = await store.project();
+  const { keyId } = await store.key({ name: 'night shift' });
+  const old = await store.writer.write(
+    'deployments.create',
+    newDeployment(projectId, { ref: ref('v1.2.3') }),
+  );
+  await store.writer.write('deployments.cancel', { id: old.id });
+  effects.advance(1_000);
+  const again = await store.writer.write('deployments.redeploy', { id: old.id, keyId, maxQueued: 100 });
+  t.match(again, {
+    project_id: projectId,
+    ref: 'v1.2.3',
+    status: 'queued',
+    trigger: 'redeploy',
+    redeploy_of: old.id,
+    created_by: { key_id: keyId, name: 'night shift' },
+    created_at: '2026-11-21T08:00:01.000Z',
+    queue_position: 1,
+  });
+  t.not(again.id, old.id);
+  t.match(store.reads.deployments.get(old.id), { status: 'canceled' });
+});
+
+t.test('a redeployment is refused as a deployment would be, and changes nothing', async (t) => {
+  const store = testStore(t);
+  const archived = await store.project({ name: 'archived' });
+  const [ofArchived] = await create(store, archived, 1);
+  await store.writer.write('projects.archive', { id: archived });
+  const full = await store.project({ name: 'full' });
+  const [ofFull] = await create(store, full, 2);
+  const before = store.dump();
+  const redeploy = (id: DeploymentId) =>
+    store.writer.write('deployments.redeploy', { id, keyId: null, maxQueued: 2 });
+  await t.rejects(redeploy(ofArchived), { code: 'conflict' });
+  await t.rejects(redeploy(ofFull), { code: 'rate_limited', retryAfterSeconds: 30 });
+  await t.rejects(redeploy('dpl_none' as DeploymentId), { code: 'not_found' });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('whoever waits hears of what changed, and of nothing else', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const heard: string[][] = [];
+  store.writer.onCommit((changes) => heard.push([...changes].sort()));
+  const [id] = await create(store, projectId, 1);
+  t.strictSame(heard.splice(0), [['queue']]);
+  await store.writer.write('deployments.claim', undefined);
+  t.strictSame(heard.splice(0), [[id]]);
+  await store.writer.write('logs.append', { ...LOG, id });
+  t.strictSame(heard.splice(0), [[`log:${id}`]], 'a log is no change of state');
+  await store.writer.write('deployments.cancel', { id });
+  t.strictSame(heard.splice(0), [[id, 'queue']], 'the executor hears of a cancellation');
+  await store.writer.write('deployments.finish', { ...NOTHING, id, status: 'canceled', reason: 'user' });
+  t.strictSame(heard.splice(0), [[id, 'queue']]);
+  await t.rejects(store.writer.write('deployments.cancel', { id }));
+  t.strictSame(heard, []);
+});
+
+const NOTHING = { message: null, exitCode: null, signal: null, outputs: {} };
+
+const LOG = {
+  chunks: [{ start: 0, bytes: Buffer.from('hello\n') }],
+  logBytes: 6,
+  truncated: false,
+  dropTailBefore: null,
+  headBytes: 100,
+};
+
+/** Typed as many as anybody here takes. */
+async function create(
+  store: TestStore,
+  projectId: ProjectId,
+  count: number,
+): Promise<[DeploymentId, DeploymentId, DeploymentId]> {
+  const ids: DeploymentId[] = [];
+  while (ids.length < count) {
+    ids.push((await store.writer.write('deployments.create', newDeployment(projectId))).id);
+  }
+  const [first, second = first, third = first] = ids;
+  if (first === undefined || second === undefined || third === undefined) throw new Error('none was made');
+  return [first, second, third];
+}
+
+function eventsOf(store: TestStore, id: DeploymentId): string[] {
+  return store
+    .query<{ type: string }>('SELECT type FROM events WHERE deployment_id = ? ORDER BY seq', id)
+    .map(({ type }) => type);
+}

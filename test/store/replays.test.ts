@@ -1,0 +1,231 @@
+import t from 'tap';
+import type { DeliveryId, WebhookId } from '../../src/domain.ts';
+import { SLICE_ROWS } from '../../src/store/deliveries.ts';
+import type { NewReplay, OpenReplay, ReplaySelection } from '../../src/store/replays.ts';
+import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { type TestStore, testStore } from '../helpers/store.ts';
+
+t.test('a replay counts what was created within its times, both included, and stands as asked', async (t) => {
+  const { store, effects, id } = await service(t);
+  const startMs = effects.now();
+  const deliveries: DeliveryId[] = [];
+  for (let second = 0; second < 5; second++) {
+    deliveries.push(...(await newDeliveries(store, id, 1)));
+    effects.advance(1_000);
+  }
+  endDeliveries(store, deliveries.slice(0, 2), 'delivered');
+  endDeliveries(store, deliveries.slice(2, 4), 'exhausted');
+
+  const cases: [Partial<ReplaySelection>, number][] = [
+    [{}, 5],
+    [{ sinceMs: startMs + 1 }, 4],
+    [{ sinceMs: startMs + 1_000, untilMs: startMs + 2_000 }, 2],
+    [{ untilMs: startMs - 1 }, 0],
+    [{ storedStatus: 'delivered' }, 2],
+    [{ storedStatus: 'exhausted' }, 2],
+    [{ storedStatus: 'pending' }, 1],
+    [{ storedStatus: 'exhausted', sinceMs: startMs + 3_000 }, 1],
+    [{ webhookId: 'whk_0000000000000000000000' as WebhookId, lastSeq: 0 }, 0],
+  ];
+  for (const [changes, expected] of cases) {
+    const selection = { ...everything(store, id, effects), ...changes };
+    t.equal(await store.reads.replays.count(selection), expected, JSON.stringify(changes));
+  }
+});
+
+t.test('a long past is counted exactly, and others have their turn meanwhile', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 1);
+  copyDeliveries(store, 3 * SLICE_ROWS + 7);
+  const other = await newWebhook(store, (await store.key()).keyId);
+  await newDeliveries(store, other.id, 1);
+  let turns = 0;
+  const counting = setImmediate(function count() {
+    turns += 1;
+    setImmediate(count).unref();
+  });
+  t.equal(
+    await store.reads.replays.count(everything(store, id, effects)),
+    3 * SLICE_ROWS + 9,
+    'its own only',
+  );
+  clearImmediate(counting);
+  t.ok(turns >= 3);
+  for (const extra of [0, 1, SLICE_ROWS - 1, SLICE_ROWS]) {
+    const lastSeq = SLICE_ROWS + extra;
+    t.equal(await store.reads.replays.count({ ...everything(store, id, effects), lastSeq }), lastSeq);
+  }
+});
+
+t.test('a step begins new ladders and notes how far it is; the last one ends the replay', async (t) => {
+  const { store, effects, id } = await service(t);
+  const deliveries = await newDeliveries(store, id, 5);
+  endDeliveries(store, deliveries, 'exhausted');
+  await replay(store, effects, id, { storedStatus: 'exhausted' });
+  effects.advance(60_000);
+
+  const [open] = store.reads.replays.open();
+  if (open === undefined) throw new Error('no replay is open');
+  const first = store.reads.replays.slice(open, open.doneSeq, 3);
+  t.equal(first.seqs.length, 3);
+  await store.writer.write('replays.step', { seq: open.seq, seqs: first.seqs, doneSeq: first.endSeq });
+  t.match(
+    store.query(
+      'SELECT status, next_attempt_at, ladder_attempts, ladder_started_at, ladder_trigger FROM deliveries',
+    ),
+    [
+      ...Array(3).fill({
+        status: 'pending',
+        next_attempt_at: effects.now(),
+        ladder_attempts: 0,
+        ladder_started_at: effects.now(),
+        ladder_trigger: 'replay',
+      }),
+      ...Array(2).fill({ status: 'exhausted', next_attempt_at: null }),
+    ],
+  );
+
+  const [later] = store.reads.replays.open();
+  t.equal(later?.doneSeq, first.endSeq, 'a restart goes on here');
+  const rest = store.reads.replays.slice(later as OpenReplay, later?.doneSeq ?? 0, 3);
+  t.match(rest, { endSeq: null });
+  await store.writer.write('replays.step', { seq: open.seq, seqs: rest.seqs, doneSeq: rest.endSeq });
+  t.strictSame(store.reads.replays.open(), []);
+  t.match(store.query("SELECT count(*) AS pending FROM deliveries WHERE status = 'pending'"), [
+    { pending: 5 },
+  ]);
+  t.match(store.query('SELECT finished_at FROM replays'), [{ finished_at: effects.now() }]);
+});
+
+t.test('what came after the replay was asked for is none of its business', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 2);
+  await replay(store, effects, id);
+  effects.jump(-3_600_000);
+  await newDeliveries(store, id, 3);
+  const [open] = store.reads.replays.open();
+  if (open === undefined) throw new Error('no replay is open');
+  t.match(store.reads.replays.slice(open, 0, 10), { seqs: { length: 2 }, endSeq: null });
+});
+
+t.test('what is no longer as the replay asks is left alone', async (t) => {
+  const { store, effects, id } = await service(t);
+  const [one = noDelivery(), other = noDelivery()] = await newDeliveries(store, id, 2);
+  endDeliveries(store, [one, other], 'exhausted');
+  await replay(store, effects, id, { storedStatus: 'exhausted' });
+  const [open] = store.reads.replays.open();
+  if (open === undefined) throw new Error('no replay is open');
+  const { seqs, endSeq } = store.reads.replays.slice(open, 0, 10);
+  endDeliveries(store, [one], 'delivered');
+  await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: endSeq });
+  t.match(store.query('SELECT id, status FROM deliveries'), [
+    { id: one, status: 'delivered' },
+    { id: other, status: 'pending' },
+  ]);
+});
+
+t.test('a replay never touches the deliveries of another webhook', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 1);
+  const other = await newWebhook(store, (await store.key()).keyId);
+  const [foreign = noDelivery()] = await newDeliveries(store, other.id, 1);
+  endDeliveries(store, [foreign], 'delivered');
+  await replay(store, effects, id);
+  const [open] = store.reads.replays.open();
+  const seqs = store.query<{ seq: number }>('SELECT seq FROM deliveries').map(({ seq }) => seq);
+  await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs, doneSeq: null });
+  t.match(store.reads.deliveries.get(foreign), { status: 'delivered' });
+});
+
+t.test('a replay of a disabled webhook waits until it is enabled', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 1);
+  await setStatus(store, id, 'disabled');
+  await replay(store, effects, id);
+  t.strictSame(store.reads.replays.open(), []);
+  await setStatus(store, id, 'enabled');
+  t.match(store.reads.replays.open(), [{ webhookId: id }]);
+});
+
+t.test('replays of a webhook go one after the other, those of several side by side', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 1);
+  const other = await newWebhook(store, (await store.key()).keyId);
+  await newDeliveries(store, other.id, 1);
+  await replay(store, effects, id);
+  await replay(store, effects, id);
+  await replay(store, effects, other.id);
+  const [first, second] = store.reads.replays.open();
+  t.match([first, second], [{ webhookId: id }, { webhookId: other.id }]);
+  await store.writer.write('replays.step', { seq: first?.seq ?? 0, seqs: [], doneSeq: null });
+  t.match(store.reads.replays.open(), [{ webhookId: id }, { webhookId: other.id }]);
+});
+
+t.test(
+  'an eleventh open replay is refused and changes nothing; one that fits nothing opens none',
+  async (t) => {
+    const { store, effects, id } = await service(t);
+    await newDeliveries(store, id, 1);
+    t.match(await replay(store, effects, id, { count: 0 }), { count: 0 });
+    t.strictSame(store.query('SELECT * FROM replays'), []);
+    for (let count = 0; count < 10; count++) await replay(store, effects, id);
+    const before = store.dump();
+    await t.rejects(replay(store, effects, id), { code: 'rate_limited', retryAfterSeconds: 30 });
+    t.strictSame(store.dump(), before);
+  },
+);
+
+t.test(
+  'a replay of a webhook that is gone is refused, and a step of one that was ended does nothing',
+  async (t) => {
+    const { store, effects, id } = await service(t);
+    const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+    endDeliveries(store, [delivery], 'exhausted');
+    await replay(store, effects, id);
+    const [open] = store.reads.replays.open();
+    await store.writer.write('webhooks.remove', { id });
+    const before = store.dump();
+    await t.rejects(replay(store, effects, id), { code: 'not_found' });
+    await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs: [1], doneSeq: 1 });
+    t.strictSame(store.dump(), before);
+  },
+);
+
+t.test('a webhook is busy from so many due deliveries on', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 3);
+  t.equal(store.reads.replays.isBusy(id, effects.now(), 3), true);
+  t.equal(store.reads.replays.isBusy(id, effects.now(), 4), false);
+  t.equal(
+    store.reads.replays.isBusy(id, effects.now() - 1, 1),
+    false,
+    'what waits for a retry does not count',
+  );
+});
+
+async function service(t: Parameters<typeof testStore>[0]) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  return { store, effects, id };
+}
+
+function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects): ReplaySelection {
+  const lastSeq = store.reads.replays.lastSeq(webhookId);
+  return { webhookId, sinceMs: 0, untilMs: effects.now(), storedStatus: null, lastSeq };
+}
+
+function replay(store: TestStore, effects: FakeEffects, id: WebhookId, changes: Partial<NewReplay> = {}) {
+  const input = { ...everything(store, id, effects), status: null, count: 1, ...changes };
+  return store.writer.write('replays.create', input);
+}
+
+function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disabled') {
+  return store.writer.write('webhooks.update', { id, status, disableReason: 'disabled by a test' });
+}
+
+function noDelivery(): never {
+  throw new Error('no delivery arose');
+}

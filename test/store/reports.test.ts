@@ -1,0 +1,193 @@
+import t, { type Test } from 'tap';
+import type { Deployment, DeploymentId } from '../../src/domain.ts';
+import type { Report } from '../../src/store/reports.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+t.test('another system reports that it runs, and how it went', async (t) => {
+  const effects = fakeEffects();
+  const { store, id } = await reported(t, effects);
+  effects.advance(1_000);
+  t.match(await report(store, id, { status: 'running', message: 'building' }), {
+    status: 'running',
+    started_at: '2026-11-21T08:00:01.000Z',
+    message: 'building',
+    reason: null,
+  });
+  effects.advance(2_500);
+  const end = await report(store, id, { status: 'succeeded', outputs: { url: 'https://example.com' } });
+  t.match(end, {
+    status: 'succeeded',
+    reason: null,
+    message: 'building',
+    outputs: { url: 'https://example.com' },
+    finished_at: '2026-11-21T08:00:03.500Z',
+    duration_ms: 2_500,
+    exit_code: null,
+  });
+  t.strictSame(eventsOf(store, id), ['deployment.created', 'deployment.started', 'deployment.succeeded']);
+});
+
+t.test('what is reported, and what becomes of it', async (t) => {
+  const canceled = { reason: 'user' } as const;
+  type Row = [
+    before: (Report['status'] | 'cancel')[],
+    reported: Report['status'],
+    after: Partial<Deployment> | 'conflict',
+    events: string[],
+  ];
+  const rows: Row[] = [
+    [[], 'running', { status: 'running' }, ['started']],
+    [[], 'succeeded', { status: 'succeeded', started_at: null, duration_ms: null }, ['succeeded']],
+    [[], 'failed', { status: 'failed', reason: 'reported' }, ['failed']],
+    [['running'], 'running', { status: 'running' }, ['started']],
+    [['running'], 'failed', { status: 'failed', reason: 'reported' }, ['started', 'failed']],
+    [['running', 'cancel'], 'running', { status: 'canceling' }, ['started']],
+    [['running', 'cancel'], 'succeeded', { status: 'succeeded', reason: null }, ['started', 'succeeded']],
+    [['running', 'cancel'], 'failed', { status: 'canceled', ...canceled }, ['started', 'canceled']],
+    [['succeeded'], 'succeeded', { status: 'succeeded' }, ['succeeded']],
+    [['succeeded'], 'failed', 'conflict', ['succeeded']],
+    [['succeeded'], 'running', 'conflict', ['succeeded']],
+    [['failed'], 'failed', { status: 'failed' }, ['failed']],
+    [['failed'], 'succeeded', 'conflict', ['failed']],
+    [['cancel'], 'failed', { status: 'canceled', ...canceled }, ['canceled']],
+    [['cancel'], 'succeeded', 'conflict', ['canceled']],
+    [['cancel'], 'running', 'conflict', ['canceled']],
+  ];
+  for (const [before, status, after, events] of rows) {
+    const { store, id } = await reported(t);
+    for (const step of before) {
+      if (step === 'cancel') await store.writer.write('deployments.cancel', { id });
+      else await report(store, id, { status: step, message: 'first' });
+    }
+    const name = `${before.join(', ') || 'queued'}, then ${status}`;
+    const stored = store.dump();
+    if (after === 'conflict') {
+      await t.rejects(report(store, id, { status }), { code: 'conflict' }, name);
+    } else {
+      t.match(await report(store, id, { status }), after, name);
+    }
+    const hadEnded = after === 'conflict' || before.some((step) => step === status && step !== 'running');
+    if (hadEnded) t.strictSame(store.dump(), stored, `${name}: nothing changed`);
+    t.strictSame(
+      eventsOf(store, id).slice(1),
+      events.map((event) => `deployment.${event}`),
+      name,
+    );
+  }
+});
+
+t.test('a repeated end keeps what the first one said', async (t) => {
+  const { store, id } = await reported(t);
+  await report(store, id, { status: 'failed', message: 'no space left', outputs: { node: 'a' } });
+  t.match(await report(store, id, { status: 'failed', message: 'never mind', outputs: {} }), {
+    message: 'no space left',
+    outputs: { node: 'a' },
+  });
+});
+
+t.test('nobody reports on what davit carries out itself', async (t) => {
+  const store = testStore(t);
+  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const before = store.dump();
+  await t.rejects(report(store, id, { status: 'succeeded' }), {
+    code: 'conflict',
+    message: /davit itself runs/,
+  });
+  await t.rejects(report(store, 'dpl_none' as DeploymentId, { status: 'succeeded' }), { code: 'not_found' });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('how a deployment is carried out was decided when it was made', async (t) => {
+  const { store, id } = await reported(t);
+  const { project_id: projectId } = store.reads.deployments.existing(id);
+  await store.writer.write('projects.set', {
+    id: projectId,
+    changes: { command: ['/bin/true'] },
+    variables: {},
+    unsetVariables: [],
+  });
+  t.equal(await store.writer.write('deployments.claim', undefined), null);
+  t.match(await report(store, id, { status: 'succeeded' }), { status: 'succeeded' });
+});
+
+t.test('without a report in time a deployment failed, and later ones find it so', async (t) => {
+  const effects = fakeEffects();
+  const { store, id } = await reported(t, effects, 60_000);
+  const dueAtMs = effects.now() + 60_000;
+  await report(store, id, { status: 'running', outputs: { node: 'a' } });
+  t.equal(store.reads.deployments.nextReportDueAt(), dueAtMs, 'that it runs is not its end');
+
+  effects.advance(59_999);
+  t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
+  effects.advance(1);
+  t.equal(await store.writer.write('deployments.endOverdue', undefined), 1);
+  t.match(store.reads.deployments.get(id), {
+    status: 'failed',
+    reason: 'report_timeout',
+    message: 'nobody reported how it went',
+    outputs: { node: 'a' },
+    finished_at: '2026-11-21T08:01:00.000Z',
+  });
+  t.equal(store.reads.deployments.nextReportDueAt(), null);
+  t.strictSame(eventsOf(store, id).at(-1), 'deployment.failed');
+
+  const before = store.dump();
+  t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
+  t.match(await report(store, id, { status: 'failed' }), { reason: 'report_timeout' });
+  await t.rejects(report(store, id, { status: 'succeeded' }), { code: 'conflict' });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('an overdue one that was being canceled is canceled', async (t) => {
+  const effects = fakeEffects();
+  const { store, id } = await reported(t, effects, 1_000);
+  await report(store, id, { status: 'running' });
+  await store.writer.write('deployments.cancel', { id });
+  effects.advance(1_000);
+  await store.writer.write('deployments.endOverdue', undefined);
+  t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
+});
+
+t.test('without a limit nothing is ever due, and a hundred at most are ended at once', async (t) => {
+  const effects = fakeEffects();
+  const { store } = await reported(t, effects);
+  t.equal(store.reads.deployments.nextReportDueAt(), null);
+  const limited = await store.project({ name: 'limited', command: null, reportTimeoutMs: 1_000 });
+  await Promise.all(
+    Array.from({ length: 101 }, () => store.writer.write('deployments.create', newDeployment(limited))),
+  );
+  effects.advance(1_000_000_000);
+  t.equal(await store.writer.write('deployments.endOverdue', undefined), 100);
+  t.equal(await store.writer.write('deployments.endOverdue', undefined), 1);
+  t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
+  t.match(store.query("SELECT count(*) AS open FROM deployments WHERE status = 'queued'"), [{ open: 1 }]);
+});
+
+/** A deployment of a project without a command. */
+async function reported(
+  t: Test,
+  effects = fakeEffects(),
+  reportTimeoutMs: number | null = null,
+): Promise<{ store: TestStore; id: DeploymentId }> {
+  const store = testStore(t, effects);
+  const projectId = await store.project({ command: null, reportTimeoutMs });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  return { store, id };
+}
+
+function report(store: TestStore, id: DeploymentId, changes: Partial<Report>): Promise<Deployment> {
+  return store.writer.write('deployments.report', {
+    id,
+    status: 'running',
+    message: null,
+    outputs: null,
+    ...changes,
+  });
+}
+
+function eventsOf(store: TestStore, id: DeploymentId): string[] {
+  return store
+    .query<{ type: string }>('SELECT type FROM events WHERE deployment_id = ? ORDER BY seq', id)
+    .map(({ type }) => type);
+}

@@ -1,0 +1,268 @@
+import t from 'tap';
+import type { KeyId, WebhookId } from '../../src/domain.ts';
+import type { Caller } from '../../src/store/keys.ts';
+import type { WebhookUpdate } from '../../src/store/webhooks.ts';
+import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+const DAY_MS = 86_400_000;
+
+t.test('a key sees the webhooks that it registered and no others', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const stranger = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await newWebhook(store, stranger.keyId);
+
+  t.match(store.reads.webhooks.visibleTo(caller(keyId), id), { id });
+  t.equal(store.reads.webhooks.visibleTo(caller(stranger.keyId), id), undefined);
+  t.strictSame(idsOf(store, keyId), [id]);
+});
+
+t.test('a page begins with the newest and goes on before a seq', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const ids: WebhookId[] = [];
+  for (let count = 0; count < 5; count++) ids.push((await newWebhook(store, keyId)).id);
+  const first = store.reads.webhooks.page(caller(keyId), Number.MAX_SAFE_INTEGER, 3);
+  const rest = store.reads.webhooks.page(caller(keyId), first.at(-1)?.seq ?? 0, 3);
+  t.strictSame(
+    [...first, ...rest].map(({ item }) => item.id),
+    ids.toReversed(),
+  );
+});
+
+t.test('an update changes what is given and nothing else', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id, signing_secret: _, ...before } = await newWebhook(store, keyId);
+  const changes: Omit<WebhookUpdate, 'id' | 'disableReason'>[] = [
+    { url: 'https://example.net/other' },
+    { events: ['deployment.failed', 'deployment.started'] },
+    { description: 'for the status page' },
+    { description: null },
+  ];
+  let expected = before;
+  for (const change of changes) {
+    const after = await update(store, id, change);
+    expected = { ...expected, ...change } as typeof expected;
+    t.strictSame(after, { id, ...expected });
+    t.strictSame(store.reads.webhooks.get(id), after);
+  }
+});
+
+t.test('new events count from the next thing that happens; what is pending still goes out', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId, { events: ['deployment.created'] });
+  await newDeliveries(store, id, 2);
+  await update(store, id, { events: ['deployment.canceled'] });
+  await newDeliveries(store, id, 2);
+  t.strictSame(store.query('SELECT event_type, status FROM deliveries'), [
+    { event_type: 'deployment.created', status: 'pending' },
+    { event_type: 'deployment.created', status: 'pending' },
+  ]);
+  t.strictSame(store.query('SELECT event_type FROM webhook_subscriptions'), [
+    { event_type: 'deployment.canceled' },
+  ]);
+});
+
+t.test('disabling by hand says so, and does not hide an earlier reason', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  t.match(await update(store, id, { status: 'disabled' }), {
+    status: 'disabled',
+    status_reason: 'disabled by a test',
+  });
+  store.execute("UPDATE webhooks SET status_reason = 'the receiver answered 410 Gone'");
+  t.match(await update(store, id, { status: 'disabled' }), { status_reason: /410/ });
+});
+
+t.test('enabling forgives the failures, and what was held begins its ladder then', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [waiting] = await newDeliveries(store, id, 1);
+  store.execute(`
+    UPDATE deliveries SET next_attempt_at = next_attempt_at + ${DAY_MS / 2}, attempt_count = 8, ladder_attempts = 8;
+    UPDATE webhooks SET consecutive_failures = 8, failing_since = created_at`);
+  await update(store, id, { status: 'disabled' });
+  const [arisen] = await newDeliveries(store, id, 1);
+  t.strictSame(store.reads.outbox.pendingWebhooks(), []);
+
+  effects.advance(60_000);
+  t.match(await update(store, id, { status: 'enabled' }), {
+    status: 'enabled',
+    status_reason: null,
+    consecutive_failures: 0,
+  });
+  t.match(store.query('SELECT failing_since, enabled_at FROM webhooks'), [
+    { failing_since: null, enabled_at: effects.now() },
+  ]);
+  t.match(
+    store.reads.outbox
+      .dueOf(id, effects.now(), 10)
+      .map((due) => [due.id, due.ladder_attempts, due.ladder_started_at]),
+    [
+      [arisen, 0, effects.now()],
+      [waiting, 0, effects.now()],
+    ],
+    'what waited for a retry goes out now, too',
+  );
+});
+
+t.test('enabling what is enabled changes nothing', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await newDeliveries(store, id, 1);
+  store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
+  effects.advance(1_000);
+  const before = store.dump();
+  await update(store, id, { status: 'enabled' });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('a webhook whose key was revoked cannot be enabled', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await store.writer.write('keys.revoke', { id: keyId });
+  const before = store.dump();
+  await t.rejects(update(store, id, { status: 'enabled', url: 'https://example.net/' }), {
+    code: 'conflict',
+  });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('another url begins without the failures of the one before, the same url does not', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id, url } = await newWebhook(store, keyId);
+  store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
+  t.match(await update(store, id, { url }), { consecutive_failures: 2 });
+  t.match(await update(store, id, { url: 'https://example.net/' }), { consecutive_failures: 0 });
+  t.match(store.query('SELECT failing_since FROM webhooks'), [{ failing_since: null }]);
+});
+
+t.test('after a rotation both secrets sign until the overlap is over', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id, signing_secret: first } = await newWebhook(store, keyId);
+  effects.advance(1_000);
+  const { signing_secret: second } = await rotate(store, id, DAY_MS);
+  const live = () => store.reads.webhooks.liveSecrets(id, effects.now());
+
+  t.not(second, first);
+  t.strictSame(live(), [second, first], 'the newest first');
+  effects.advance(DAY_MS - 1);
+  t.strictSame(live(), [second, first]);
+  effects.advance(1);
+  t.strictSame(live(), [second]);
+});
+
+t.test('an overlap of nothing ends the old secrets at once, and their rows', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await rotate(store, id, DAY_MS);
+  const { signing_secret: last } = await rotate(store, id, 0);
+  t.strictSame(store.query('SELECT secret, expires_at FROM webhook_secrets'), [
+    { secret: last, expires_at: null },
+  ]);
+});
+
+t.test('a later rotation may shorten the life of a secret and never lengthens it', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id, signing_secret: first } = await newWebhook(store, keyId);
+  effects.advance(1);
+  const { signing_secret: second } = await rotate(store, id, 1_000);
+  effects.advance(1);
+  const { signing_secret: third } = await rotate(store, id, DAY_MS);
+  effects.advance(1_000);
+  t.strictSame(
+    store.reads.webhooks.liveSecrets(id, effects.now()),
+    [third, second],
+    'the first had its second',
+  );
+  t.notOk(store.reads.webhooks.liveSecrets(id, effects.now()).includes(first));
+});
+
+t.test('at most five secrets live: a sixth ends the oldest', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id, signing_secret } = await newWebhook(store, keyId);
+  const secrets = [signing_secret];
+  for (let count = 0; count < 6; count++) {
+    effects.advance(1);
+    secrets.push((await rotate(store, id, DAY_MS)).signing_secret);
+  }
+  t.strictSame(store.reads.webhooks.liveSecrets(id, effects.now()), secrets.slice(-5).reverse());
+});
+
+t.test('a deleted webhook is told nothing, sends nothing and keeps no secret', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [delivery] = await newDeliveries(store, id, 1);
+  await store.writer.write('replays.create', {
+    webhookId: id,
+    sinceMs: 0,
+    untilMs: DAY_MS * 100_000,
+    storedStatus: null,
+    lastSeq: store.reads.replays.lastSeq(id),
+    status: null,
+    count: 1,
+  });
+  await store.writer.write('webhooks.remove', { id });
+
+  t.equal(store.reads.webhooks.get(id), undefined);
+  t.strictSame(idsOf(store, keyId), []);
+  t.equal(store.reads.deliveries.get(delivery ?? ''), undefined);
+  t.strictSame(store.reads.outbox.pendingWebhooks(), []);
+  t.strictSame(store.reads.replays.open(), []);
+  t.strictSame(store.query('SELECT * FROM webhook_secrets'), []);
+  t.strictSame(store.query('SELECT * FROM webhook_subscriptions'), []);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  t.equal(store.query('SELECT * FROM deliveries').length, 1, 'nothing new arises for it');
+});
+
+t.test('what is not there, or was deleted, is not found, and nothing changes', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const deleted = await newWebhook(store, keyId);
+  await store.writer.write('webhooks.remove', { id: deleted.id });
+  const before = store.dump();
+  for (const id of [deleted.id, 'whk_0000000000000000000000' as WebhookId]) {
+    await t.rejects(update(store, id, { description: 'x' }), { code: 'not_found' });
+    await t.rejects(rotate(store, id, 0), { code: 'not_found' });
+    await t.rejects(store.writer.write('webhooks.remove', { id }), { code: 'not_found' });
+  }
+  t.strictSame(store.dump(), before);
+  t.equal(store.reads.webhooks.wasRegisteredBy(caller(keyId), deleted.id), true);
+});
+
+function update(store: TestStore, id: WebhookId, changes: Omit<WebhookUpdate, 'id' | 'disableReason'>) {
+  return store.writer.write('webhooks.update', { id, ...changes, disableReason: 'disabled by a test' });
+}
+
+function rotate(store: TestStore, id: WebhookId, overlapMs: number) {
+  return store.writer.write('webhooks.rotate', { id, overlapMs });
+}
+
+function idsOf(store: TestStore, keyId: KeyId): WebhookId[] {
+  return store.reads.webhooks.page(caller(keyId), Number.MAX_SAFE_INTEGER, 10).map(({ item }) => item.id);
+}
+
+function caller(keyId: KeyId): Caller {
+  return { keyId, name: 'ci', scopes: [], allProjects: true, lastUsedAtMs: null };
+}
