@@ -1,4 +1,3 @@
-import { userInfo } from 'node:os';
 import type { DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
@@ -10,6 +9,7 @@ import {
   type BaseEnvironment,
   COMMAND_PATH,
   commandEnvironment,
+  homeDirectory,
   type Outputs,
   readOutputs,
 } from './environment.ts';
@@ -43,41 +43,81 @@ export interface Executor {
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
 
-/** Carries deployments out: claim, run, finish. */
+/**
+ * Carries deployments out: claim, run, finish. The end of one and the claim of the next are handed to the writer
+ * together, so that one commit serves both: with 1,000 deployments of /bin/true that is most of the time.
+ */
 export function createExecutor(options: ExecutorOptions): Executor {
   const { store, spawner, effects, logger, maxConcurrent, killGraceMs, temporaryDirectory } = options;
   const { reads, writer } = store;
-  const underWay = new Map<DeploymentId, { stop: Run['stop']; ended: Promise<void> }>();
+  const underWay = new Map<DeploymentId, Run['stop']>();
+  /** Whatever must be over before the file may close: runs, claims, records. */
+  const pending = new Set<Promise<unknown>>();
+  let claiming = 0;
   let stopping = false;
 
   return { tick, settled, stop };
 
   async function tick(): Promise<null> {
     for (const { id, status } of reads.deployments.unfinished()) {
-      if (status === 'canceling') underWay.get(id)?.stop('user');
+      if (status === 'canceling') underWay.get(id)?.('user');
     }
-    while (!stopping && underWay.size < maxConcurrent) {
-      const claimed = await writer.write('deployments.claim', undefined);
-      if (claimed === null) break;
-      begin(claimed);
-    }
+    await claimAll();
     return null;
   }
 
   async function settled(): Promise<void> {
-    await Promise.all([...underWay.values()].map(({ ended }) => ended));
+    while (pending.size > 0) await Promise.allSettled(pending);
   }
 
   async function stop(graceMs: number): Promise<void> {
     stopping = true;
     const cancelStop = effects.after(graceMs, () => {
-      for (const { stop } of underWay.values()) stop('shutdown');
+      for (const stopRun of underWay.values()) stopRun('shutdown');
     });
     await settled();
     cancelStop();
   }
 
+  /** A claim for every free place, all in one commit. */
+  async function claimAll(): Promise<void> {
+    const claims: Promise<boolean>[] = [];
+    while (!stopping && underWay.size + claiming < maxConcurrent) claims.push(claim());
+    await Promise.all(claims);
+  }
+
+  /** Claims and begins the next deployment, if there is one. */
+  async function claim(): Promise<boolean> {
+    claiming += 1;
+    try {
+      const claimed = await track(writer.write('deployments.claim', undefined));
+      if (claimed !== null) begin(claimed);
+      return claimed !== null;
+    } finally {
+      claiming -= 1;
+    }
+  }
+
   function begin(claimed: ClaimedDeployment): void {
+    const { promise: stopRequest, resolve: requestStop } =
+      Promise.withResolvers<Parameters<Run['stop']>[0]>();
+    underWay.set(claimed.id, requestStop);
+    logger.info(
+      { deployment_id: claimed.id, project_id: claimed.project_id, ref: claimed.ref },
+      'deployment started',
+    );
+    track(carryOut(claimed, stopRequest)).catch((error) => {
+      logger.fatal(
+        { err: error, deployment_id: claimed.id },
+        'the end of a deployment could not be recorded',
+      );
+    });
+  }
+
+  async function carryOut(
+    claimed: ClaimedDeployment,
+    stopRequest: Promise<Parameters<Run['stop']>[0]>,
+  ): Promise<void> {
     const log = createLogKeeper({
       headBytes: LOG_HEAD_BYTES,
       tailBytes: LOG_TAIL_BYTES,
@@ -85,31 +125,14 @@ export function createExecutor(options: ExecutorOptions): Executor {
       effects,
       write: (append) => writePersistently(writer, 'logs.append', { id: claimed.id, ...append }, effects),
     });
-    const stopRequest = Promise.withResolvers<Parameters<Run['stop']>[0]>();
-    const ended = carryOut(claimed, log, stopRequest.promise)
-      .catch((error) => {
-        logger.fatal(
-          { err: error, deployment_id: claimed.id },
-          'the end of a deployment could not be recorded',
-        );
-      })
-      .finally(() => underWay.delete(claimed.id));
-    underWay.set(claimed.id, { stop: stopRequest.resolve, ended });
-  }
-
-  async function carryOut(
-    claimed: ClaimedDeployment,
-    log: LogKeeper,
-    stopRequest: Promise<Parameters<Run['stop']>[0]>,
-  ): Promise<void> {
-    logger.info(
-      { deployment_id: claimed.id, project_id: claimed.project_id, ref: claimed.ref },
-      'deployment started',
-    );
     const { outcome, outputs } = await runInWorkspace(claimed, log, stopRequest);
     await log.end();
     const end = endOf(claimed.id, outcome, outputs);
-    await writePersistently(writer, 'deployments.finish', end, effects);
+    const recorded = writePersistently(writer, 'deployments.finish', end, effects);
+    underWay.delete(claimed.id);
+    // What cannot be claimed now, on a full disk for instance, the loop tries again.
+    claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
+    await recorded;
     logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }
 
@@ -120,7 +143,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
     let workspace: Workspace;
     try {
-      workspace = await makeWorkspace(temporaryDirectory);
+      workspace = makeWorkspace(temporaryDirectory);
     } catch (error) {
       return {
         outcome: { kind: 'notStarted', cause: `no directory for this run: ${messageOf(error)}` },
@@ -135,10 +158,17 @@ export function createExecutor(options: ExecutorOptions): Executor {
       for (const note of notes) await log.append(Buffer.from(`davit: ${note}\n`));
       return { outcome, outputs: masked(outputs, Object.values(claimed.variables)) };
     } finally {
-      await workspace
-        .remove()
-        .catch((error) => logger.warn({ err: error }, 'a directory of a run is left behind'));
+      track(workspace.remove()).catch((error) =>
+        logger.warn({ err: error }, 'a directory of a run is left behind'),
+      );
     }
+  }
+
+  function track<Value>(promise: Promise<Value>): Promise<Value> {
+    pending.add(promise);
+    const forget = () => pending.delete(promise);
+    promise.then(forget, forget);
+    return promise;
   }
 
   function start(claimed: ClaimedDeployment, workspace: Workspace, log: LogKeeper): Run {
@@ -162,8 +192,21 @@ export function createExecutor(options: ExecutorOptions): Executor {
       {
         spawner,
         effects,
-        onStarted: (identity) =>
-          writePersistently(writer, 'deployments.setProcess', { id: claimed.id, ...identity }, effects),
+        // Not waited for: the writer keeps the order, so that a short command's end shares its commit.
+        onStarted: async (identity) => {
+          const noted = writePersistently(
+            writer,
+            'deployments.setProcess',
+            { id: claimed.id, ...identity },
+            effects,
+          );
+          track(noted).catch((error) =>
+            logger.error(
+              { err: error, deployment_id: claimed.id },
+              'the process of a deployment is not recorded',
+            ),
+          );
+        },
         onOutput: (bytes) => log.append(bytes),
         onStuck: (processIds) =>
           logger.error(
@@ -182,15 +225,6 @@ function masked(outputs: Outputs['outputs'], secrets: string[]): Outputs['output
 
 function baseEnvironment(temporaryDirectory: string): BaseEnvironment {
   return { PATH: COMMAND_PATH, HOME: homeDirectory(), LANG: 'C.UTF-8', TMPDIR: temporaryDirectory };
-}
-
-/** From the password database: the service's own HOME may be anybody's. */
-function homeDirectory(): string {
-  try {
-    return userInfo().homedir || '/';
-  } catch {
-    return '/'; // a user without an entry, in a container as a rule
-  }
 }
 
 function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs']): DeploymentEnd {
