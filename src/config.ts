@@ -115,6 +115,21 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
   return { ok: true, config };
 }
 
+/** Some of these options for a command that does a part of what serve does, and what they are set to. */
+export function someSettings<Name extends keyof Settings>(...names: Name[]) {
+  return {
+    options: (): Option[] => names.map((name) => SETTINGS[name].option),
+    /** `values`: what commander made of the options, defaults included. */
+    take(values: Readonly<Record<string, unknown>>): Pick<Settings, Name> {
+      const entries = names.map((name) => {
+        const { option, take } = SETTINGS[name];
+        return [name, take(values[option.attributeName()])];
+      });
+      return Object.fromEntries(entries) as Pick<Settings, Name>;
+    },
+  };
+}
+
 /** Lets an option be given by the environment too: `--tls-cert` by DAVIT_TLS_CERT. */
 export function withVariable(option: Option): Option {
   const name = (option.long ?? '').replace(/^--/, '');
@@ -233,7 +248,8 @@ function parseRateLimit(text: string): { limit: number; windowMs: number } {
   return { limit: Number(limit), windowMs };
 }
 
-function parseCount(text: string): number {
+/** A whole number from 1. Throws InvalidArgumentError. */
+export function parseCount(text: string): number {
   if (!/^[1-9]\d{0,5}$/.test(text))
     throw new InvalidArgumentError('It must be a whole number from 1 to 999999.');
   return Number(text);

@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import type { CommandContext, DefineCommand } from './cli/command.ts';
+import type { FILE_PROCESS } from './cli/file-process.ts';
 import type { SPAWNER_ARGUMENT } from './deploy/spawner-process.ts';
 
 /*
@@ -10,6 +11,8 @@ import type { SPAWNER_ARGUMENT } from './deploy/spawner-process.ts';
 interface Entry {
   name: string;
   summary: string;
+  /** Davit itself calls it. */
+  hidden?: true;
   load(): Promise<DefineCommand>;
 }
 
@@ -24,6 +27,22 @@ const COMMANDS: Entry[] = [
     summary: 'check the signature of a delivery',
     load: async () => (await import('./cli/verify.ts')).defineVerify,
   },
+  {
+    name: 'backup',
+    summary: 'copy the file of a running service',
+    load: async () => (await import('./cli/backup.ts')).defineBackup,
+  },
+  {
+    name: 'restore',
+    summary: 'take such a copy back',
+    load: async () => (await import('./cli/restore.ts')).defineRestore,
+  },
+  {
+    name: '__file' satisfies typeof FILE_PROCESS,
+    summary: '',
+    hidden: true,
+    load: async () => (await import('./cli/file-process.ts')).defineFileProcess,
+  },
 ];
 
 const ADMIN_COMMANDS: Entry[] = [
@@ -36,6 +55,21 @@ const ADMIN_COMMANDS: Entry[] = [
     name: 'key',
     summary: 'who may call the API',
     load: async () => (await import('./cli/keys.ts')).defineKeys,
+  },
+  {
+    name: 'deployment',
+    summary: 'make, list, follow and cancel deployments',
+    load: async () => (await import('./cli/deployments.ts')).defineDeployments,
+  },
+  {
+    name: 'webhook',
+    summary: 'who is told of deployments, and how that goes',
+    load: async () => (await import('./cli/webhooks.ts')).defineWebhooks,
+  },
+  {
+    name: 'queue',
+    summary: 'what runs, waits and is retried',
+    load: async () => (await import('./cli/queue.ts')).defineQueue,
   },
 ];
 
@@ -76,8 +110,8 @@ async function addCommands(
   entries: readonly Entry[],
   context: CommandContext,
 ): Promise<void> {
-  for (const { name, summary, load } of entries) {
-    const command = parent.command(name).summary(summary).helpCommand(false);
+  for (const { name, summary, hidden = false, load } of entries) {
+    const command = parent.command(name, { hidden }).summary(summary).helpCommand(false);
     if (context.commandLine.includes(name)) (await load())(command, context);
   }
 }

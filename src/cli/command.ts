@@ -20,6 +20,9 @@ export interface CommandContext {
   exit(code: number): void;
 }
 
+/** Of a process that a signal ended, as shells count it. */
+export const EXIT_CODE_OF_SIGNAL = { SIGINT: 130, SIGTERM: 143 } as const;
+
 /** Adds options, arguments, subcommands and the action to a command that has its name and summary. */
 export type DefineCommand = (command: Command, context: CommandContext) => void;
 
@@ -103,10 +106,7 @@ export async function withStore<Result>(
   whenMissing: 'create' | 'refuse',
   action: (store: Store) => Promise<Result> | Result,
 ): Promise<Result> {
-  const path = dbPathOf(command);
-  if (whenMissing === 'refuse' && !existsSync(path)) {
-    throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
-  }
+  const path = whenMissing === 'refuse' ? existingDbPathOf(command) : dbPathOf(command);
   // Only here: loading SQLite takes longer than all else that `--help` needs.
   const { openStore } = await import('../store/store.ts');
   const store = openStore(path, effects);
@@ -121,6 +121,13 @@ export async function withStore<Result>(
 export function dbPathOf(command: Command): string {
   const path = String(command.optsWithGlobals()['db']);
   return path === '' || path === ':memory:' ? misused(command, '--db must be the path of a file') : path;
+}
+
+/** The same; throws AppError `not_found` where there is no such file. */
+export function existingDbPathOf(command: Command): string {
+  const path = dbPathOf(command);
+  if (existsSync(path)) return path;
+  throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
 }
 
 /** One JSON value on stdout, with the API's field names. */

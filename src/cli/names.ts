@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
-import type { Key } from '../domain.ts';
+import type { Deployment, Key, Webhook } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import type { WebhookBacklog } from '../store/backlog.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
 import { misused } from './command.ts';
@@ -9,6 +10,8 @@ import { printable } from './table.ts';
 
 /** For `command.argument`. */
 export const PROJECT_ARGUMENT = ['<project>', 'its id, or a name that only one project has'] as const;
+export const DEPLOYMENT_ARGUMENT = ['<deployment>', 'its id'] as const;
+export const WEBHOOK_ARGUMENT = ['<webhook>', 'its id, or a URL that only one webhook has'] as const;
 export const KEY_ARGUMENT = ['<key>', 'its id, or a name that only one key has'] as const;
 
 const NAME_MAX_LENGTH = 100;
@@ -21,6 +24,11 @@ export function nameOfProject({ name, id }: Pick<ProjectDetails, 'name' | 'id'>)
 /** As messages call it. */
 export function nameOfKey({ name, id }: Pick<Key, 'name' | 'id'>): string {
   return `key ${printable(name)} (${id})`;
+}
+
+/** As messages call it. */
+export function nameOfWebhook({ id, url }: Pick<Webhook, 'id' | 'url'>): string {
+  return `webhook ${id} (${printable(url)})`;
 }
 
 /** The name of a key or a project as it is; what could not be typed again, or taken for something else, is misuse. */
@@ -47,6 +55,31 @@ export function resolveProject(store: Store, idOrName: string): ProjectDetails {
 /** By id, or by a name that only one key has. Throws AppError `not_found` or `conflict` with what to do. */
 export function resolveKey(store: Store, idOrName: string): Key {
   return resolved('key', idOrName, store.reads.keys);
+}
+
+/** By id. Throws AppError `not_found` with what to do. */
+export function resolveDeployment(store: Store, id: string): Deployment {
+  const deployment = store.reads.deployments.get(id);
+  if (deployment !== undefined) return deployment;
+  throw new AppError(
+    'not_found',
+    `there is no deployment '${printable(id)}': 'davit admin deployment list' shows the latest`,
+  );
+}
+
+/** By id, or by a URL that only one webhook has. Throws AppError `not_found` or `conflict` with what to do. */
+export function resolveWebhook(store: Store, idOrUrl: string, nowMs: number): WebhookBacklog {
+  const webhook = store.reads.backlog.webhook(idOrUrl, nowMs);
+  if (webhook !== undefined) return webhook;
+  const list = "'davit admin webhook list' shows all";
+  const [found, another] = store.reads.backlog.webhooks(nowMs).filter(({ url }) => url === idOrUrl);
+  if (another !== undefined) {
+    throw new AppError('conflict', `several webhooks have this URL: use the id; ${list}`);
+  }
+  if (found === undefined) {
+    throw new AppError('not_found', `there is no webhook '${printable(idOrUrl)}': ${list}`);
+  }
+  return found;
 }
 
 interface Nouns<Item> {

@@ -12,6 +12,7 @@ import {
   withStore,
 } from './command.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { defineCheckProject } from './project-check.ts';
 import { defineCreateProject, defineSetProject } from './project-settings.ts';
 import { fields, table } from './table.ts';
 
@@ -40,6 +41,7 @@ export function defineProjects(command: Command, context: CommandContext): void 
     text: 'Takes a paused or an archived project to work again. What waits is started in its order.',
   });
   defineArchive(command.command('archive'), context);
+  defineCheckProject(command.command('check'), context);
 }
 
 function defineList(command: Command, context: CommandContext): void {

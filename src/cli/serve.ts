@@ -3,13 +3,17 @@ import { createSecureContext } from 'node:tls';
 import type { Command } from 'commander';
 import { type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { AppError } from '../errors.ts';
-import { type CommandContext, dbPathOf, errorText, explain, misused } from './command.ts';
+import {
+  type CommandContext,
+  dbPathOf,
+  EXIT_CODE_OF_SIGNAL,
+  errorText,
+  explain,
+  misused,
+} from './command.ts';
 
 /** The promise is 30 s: whoever started davit may kill it then. */
 const STOP_MAX_MS = 29_000;
-
-/** Of a process that a signal ended, as shells count it. */
-const EXIT_CODE_OF_SIGNAL = { SIGINT: 130, SIGTERM: 143 } as const;
 
 /** `davit serve`: the service, until SIGTERM or SIGINT. */
 export function defineServe(command: Command, context: CommandContext): void {
@@ -91,7 +95,8 @@ function checkFiles({ tls, webhookCaFile }: ServeConfig): void {
   }
 }
 
-function readPem(optionName: string, path: string): Buffer {
+/** The file that an option names. Throws AppError `invalid_request` with the option's name. */
+export function readPem(optionName: string, path: string): Buffer {
   try {
     return readFileSync(path);
   } catch (error) {

@@ -1,6 +1,12 @@
+import { styleText } from 'node:util';
+
+export type Colour = 'red' | 'green' | 'yellow' | 'gray';
+
 export interface Column<Row> {
   title: string;
   of(row: Row): string;
+  /** Only ever says once more what the text says. */
+  colour?(row: Row): Colour | undefined;
   /** May be cut where the terminal is too narrow. Ids may not: people copy them. */
   shrinks?: boolean;
 }
@@ -10,12 +16,13 @@ const SMALLEST_WIDTH = 6;
 
 /**
  * Aligned columns under their titles; a column in which nothing stands is left out. `width`: columns of the
- * terminal, to which whatever may shrink is cut; null: nothing is cut.
+ * terminal, to which whatever may shrink is cut; null: nothing is cut. `colours`: whether it is one that shows them.
  */
 export function table<Row>(
   rows: readonly Row[],
   columns: readonly Column<Row>[],
   width: number | null,
+  colours = false,
 ): string {
   const filled = columns
     .map((column) => ({ ...column, cells: rows.map((row) => printable(column.of(row))) }))
@@ -28,13 +35,18 @@ export function table<Row>(
     width,
   );
   const lines = [
-    filled.map(({ title }) => title),
-    ...rows.map((_, index) => filled.map(({ cells }) => cells[index] ?? '')),
+    filled.map(({ title }) => ({ text: title, colour: undefined })),
+    ...rows.map((row, index) =>
+      filled.map(({ cells, colour }) => ({
+        text: cells[index] ?? '',
+        colour: colours ? colour?.(row) : undefined,
+      })),
+    ),
   ];
   return lines
     .map((cells) =>
       cells
-        .map((cell, index) => pad(cell, widths[index] ?? 0))
+        .map(({ text, colour }, index) => pad(text, widths[index] ?? 0, colour))
         .join(GAP)
         .trimEnd(),
     )
@@ -95,9 +107,10 @@ function fit(columns: { width: number; shrinks: boolean }[], limit: number | nul
   return widths;
 }
 
-function pad(text: string, width: number): string {
+function pad(text: string, width: number, colour: Colour | undefined): string {
   const cut = displayWidth(text) <= width ? text : `${cutTo(text, width - 1)}…`;
-  return cut + ' '.repeat(Math.max(0, width - displayWidth(cut)));
+  const shown = colour === undefined || cut === '' ? cut : styleText(colour, cut, { validateStream: false });
+  return shown + ' '.repeat(Math.max(0, width - displayWidth(cut)));
 }
 
 function cutTo(text: string, width: number): string {

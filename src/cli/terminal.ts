@@ -4,10 +4,19 @@ import type { Readable, Writable } from 'node:stream';
 export interface Terminal {
   /** One or more lines of what was asked for, to stdout: what a script reads. */
   print(text: string): void;
+  /**
+   * The same byte for byte. Resolves when stdout has taken them; to false if it takes no more, and there is
+   * nobody to go on for.
+   */
+  write(bytes: Uint8Array): Promise<boolean>;
   /** A line for the person who watches, to stderr: notes, warnings and errors. */
   note(text: string): void;
+  /** What is going on, in a line on stderr that the next one takes the place of; nothing where nobody watches. */
+  progress(text: string): void;
   /** How wide the terminal on stdout is; null: a file or a pipe, and a program reads it. */
   readonly columns: number | null;
+  /** Whether stdout is a terminal that shows colours, and nobody said NO_COLOR. */
+  readonly colours: boolean;
   /** Whether somebody types what stdin brings. */
   readonly inputIsTyped: boolean;
   /** All of stdin, as bytes. */
@@ -17,7 +26,7 @@ export interface Terminal {
 }
 
 type Input = Readable & { isTTY?: boolean };
-type Output = Writable & { isTTY?: boolean; columns?: number };
+type Output = Writable & { isTTY?: boolean; columns?: number; hasColors?(): boolean };
 
 const COLUMNS_OF_MOST_TERMINALS = 80;
 
@@ -35,11 +44,30 @@ export function createTerminal(
   });
   // There is nowhere left to say it.
   stderr.on('error', () => undefined);
+  let progressShown = false;
 
   return {
-    print: (text) => stdout.write(line(text)),
-    note: (text) => stderr.write(line(text)),
+    print(text) {
+      wipeProgress();
+      stdout.write(line(text));
+    },
+    write: (bytes) =>
+      new Promise((resolve) => {
+        stdout.write(bytes, (error) => resolve(error === null || error === undefined));
+      }),
+    note(text) {
+      wipeProgress();
+      stderr.write(line(text));
+    },
+    progress(text) {
+      if (stderr.isTTY !== true) return;
+      const columns = stderr.columns || COLUMNS_OF_MOST_TERMINALS;
+      wipeProgress();
+      stderr.write(text.slice(0, columns - 1));
+      progressShown = true;
+    },
     columns: stdout.isTTY === true ? stdout.columns || COLUMNS_OF_MOST_TERMINALS : null,
+    colours: stdout.isTTY === true && stdout.hasColors?.() === true,
     get inputIsTyped() {
       return streams.stdin.isTTY === true;
     },
@@ -53,13 +81,23 @@ export function createTerminal(
     async ask(question) {
       const { stdin } = streams;
       if (stdin.isTTY !== true || stderr.isTTY !== true) return null;
+      wipeProgress();
       stderr.write(question);
       // In the terminal's own line mode, so that ^C ends davit as it does everything else.
       for await (const chunk of stdin) return String(chunk).trim();
       return '';
     },
   };
+
+  function wipeProgress(): void {
+    if (!progressShown) return;
+    stderr.write(WIPE_LINE);
+    progressShown = false;
+  }
 }
+
+/** To the beginning of the line, and nothing in it any more: ECMA-48, EL. */
+const WIPE_LINE = '\r\x1b[K';
 
 function line(text: string): string {
   return text.endsWith('\n') ? text : `${text}\n`;

@@ -1,4 +1,5 @@
 import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
+import { userInfo } from 'node:os';
 
 /** The PATH of every command whose project says no other; never the service's own. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -9,6 +10,15 @@ export interface BaseEnvironment {
   HOME: string;
   LANG: string;
   TMPDIR: string;
+}
+
+/** HOME of every command, from the password database: the service's own HOME may be anybody's. */
+export function homeDirectory(): string {
+  try {
+    return userInfo().homedir || '/';
+  } catch {
+    return '/'; // a user without an entry, in a container as a rule
+  }
 }
 
 export interface DeploymentVariables {

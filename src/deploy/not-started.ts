@@ -2,6 +2,14 @@ import { accessSync, closeSync, constants, openSync, readSync, type Stats, statS
 import { delimiter, resolve } from 'node:path';
 import type { SpawnRequest } from './spawner-process.ts';
 
+/** What of a command's files keeps it from being started. */
+export type StartProblem =
+  | { kind: 'directoryMissing' | 'notADirectory' | 'directoryClosed'; path: string }
+  /** `word` is in none of the directories of `searchPath`. */
+  | { kind: 'notFound'; word: string; searchPath: string }
+  | { kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable'; path: string }
+  | { kind: 'noInterpreter'; path: string; interpreter: string };
+
 /**
  * Why a command could not be started, for whoever configured it. `code` is the system's, execve(2); it says
  * ENOENT alike for a missing directory, command or interpreter, so the files are looked at again. Names
@@ -19,50 +27,94 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       return 'the system allows no more open files';
     case 'ENOMEM':
       return 'there is not enough memory to start the command';
+    default: {
+      const problem = directoryProblem(request.directory) ?? commandProblem(request);
+      return problem === undefined
+        ? `the command ${word} could not be started: ${code}`
+        : problemText(problem);
+    }
+  }
+}
+
+/** The problem as a sentence. */
+export function problemText(problem: StartProblem): string {
+  switch (problem.kind) {
+    case 'directoryMissing':
+      return `the directory ${problem.path} does not exist`;
+    case 'notADirectory':
+      return `${problem.path} is not a directory`;
+    case 'directoryClosed':
+      return `the directory ${problem.path} may not be entered by this user`;
+    case 'notFound':
+      return `the command ${problem.word} was not found in PATH (${problem.searchPath})`;
+    case 'commandMissing':
+      return `the command ${problem.path} does not exist`;
+    case 'commandHidden':
+      return `the command ${problem.path} may not be reached by this user`;
+    case 'commandIsDirectory':
+      return `the command ${problem.path} is a directory`;
+    case 'notExecutable':
+      return `the command ${problem.path} is not executable`;
+    case 'noInterpreter':
+      return `the command ${problem.path} begins with #!${problem.interpreter}, which does not exist or is not executable`;
     default:
-      return (
-        directoryProblem(request.directory) ??
-        commandProblem(request) ??
-        `the command ${word} could not be started: ${code}`
-      );
+      return problem satisfies never;
   }
 }
 
-function directoryProblem(directory: string): string | undefined {
-  const stat = statOf(directory);
-  if (stat === undefined) return `the directory ${directory} does not exist`;
-  if (!stat.isDirectory()) return `${directory} is not a directory`;
-  if (!mayExecute(directory)) return `the directory ${directory} may not be entered by this user`;
-  return undefined;
-}
-
-function commandProblem({ command: [word], directory, environment }: SpawnRequest): string | undefined {
-  const searchPath = environment['PATH'] ?? '';
-  const path = word.includes('/') ? resolve(directory, word) : search(word, searchPath, directory);
-  if (path === undefined) return `the command ${word} was not found in PATH (${searchPath})`;
+/** What keeps this user from working in a directory; undefined: nothing. */
+export function directoryProblem(path: string): StartProblem | undefined {
   const stat = statOf(path);
-  if (stat === undefined) return `the command ${path} does not exist`;
-  if (stat.isDirectory()) return `the command ${path} is a directory`;
-  if (!mayExecute(path)) return `the command ${path} is not executable`;
-  const interpreter = interpreterOf(path);
-  if (interpreter !== undefined && !mayExecute(interpreter)) {
-    return `the command ${path} begins with #!${interpreter}, which does not exist or is not executable`;
+  if (stat === 'hidden') return { kind: 'directoryClosed', path };
+  if (stat === undefined) return { kind: 'directoryMissing', path };
+  if (!stat.isDirectory()) return { kind: 'notADirectory', path };
+  return mayExecute(path) ? undefined : { kind: 'directoryClosed', path };
+}
+
+/** What keeps this user from running a command; undefined: nothing that its files tell. */
+export function commandProblem(request: SpawnRequest): StartProblem | undefined {
+  const path = commandPath(request);
+  if (path === undefined) {
+    return { kind: 'notFound', word: request.command[0], searchPath: searchPathOf(request) };
   }
-  return undefined;
+  const stat = statOf(path);
+  if (stat === 'hidden') return { kind: 'commandHidden', path };
+  if (stat === undefined) return { kind: 'commandMissing', path };
+  if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
+  if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
+  const [interpreter] = interpreterOf(path);
+  return interpreter === undefined || mayExecute(interpreter)
+    ? undefined
+    : { kind: 'noInterpreter', path, interpreter };
+}
+
+/** The file that is run: a path with a slash counts from the directory, a bare name is looked up; undefined: not found. */
+export function commandPath(request: SpawnRequest): string | undefined {
+  const { command, directory } = request;
+  const [word] = command;
+  return word.includes('/') ? resolve(directory, word) : search(word, searchPathOf(request), directory);
+}
+
+function searchPathOf({ environment }: SpawnRequest): string {
+  return environment['PATH'] ?? '';
 }
 
 /** As execvp(3) does: the first that may be executed, else the first that is there. */
 function search(word: string, searchPath: string, directory: string): string | undefined {
   const paths = searchPath.split(delimiter).map((folder) => resolve(directory, folder, word));
-  const files = paths.filter((path) => statOf(path)?.isFile());
+  const files = paths.filter((path) => {
+    const stat = statOf(path);
+    return stat !== undefined && stat !== 'hidden' && stat.isFile();
+  });
   return files.find(mayExecute) ?? files[0];
 }
 
-function statOf(path: string): Stats | undefined {
+/** Undefined where nothing is; `hidden` where this user may not even look. */
+function statOf(path: string): Stats | 'hidden' | undefined {
   try {
     return statSync(path);
-  } catch {
-    return undefined;
+  } catch (error) {
+    return error instanceof Error && 'code' in error && error.code === 'EACCES' ? 'hidden' : undefined;
   }
 }
 
@@ -78,7 +130,11 @@ function mayExecute(path: string): boolean {
 /** The kernel reads no more of a first line than this: BINPRM_BUF_SIZE, execve(2). */
 const FIRST_LINE_MAX_BYTES = 256;
 
-function interpreterOf(path: string): string | undefined {
+/**
+ * The words of the `#!` line of a script, the interpreter first; none for any other file, or one that this user
+ * may not read. A carriage return belongs to its word, as it does for the kernel.
+ */
+export function interpreterOf(path: string): string[] {
   const bytes = Buffer.alloc(FIRST_LINE_MAX_BYTES);
   try {
     const descriptor = openSync(path, 'r');
@@ -88,7 +144,8 @@ function interpreterOf(path: string): string | undefined {
       closeSync(descriptor);
     }
   } catch {
-    return undefined;
+    return [];
   }
-  return /^#![ \t]*([^ \t\r\n\0]+)/.exec(bytes.toString())?.[1];
+  const line = /^#!([^\n\0]*)/.exec(bytes.toString())?.[1] ?? '';
+  return line.split(/[ \t]+/).filter((word) => word !== '');
 }

@@ -25,10 +25,11 @@ import {
   pathId,
   querySchema,
   refSchema,
+  textSchema,
   timestampSchema,
   wholeNumber,
 } from './validation.ts';
-import type { Watches } from './watches.ts';
+import { closeWithResponse, type Watches } from './watches.ts';
 
 interface DeploymentListQuery {
   limit: number;
@@ -48,6 +49,11 @@ export interface DeploymentsOptions {
   /** How many may wait in one project; null: any number. */
   maxQueued: number | null;
 }
+
+const LIST_DESCRIPTION = `
+Newest first. When what is asked for is rare among very many, a page may have fewer items than \`limit\`, or none, and
+still a \`next_cursor\` to go on with.
+`.trim();
 
 /** Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. */
 export function deployments(
@@ -110,7 +116,7 @@ export function deployments(
             openapi: {
               operationId: 'listProjectDeployments',
               summary: 'List deployments of a project',
-              description: 'Newest first.',
+              description: LIST_DESCRIPTION,
               responses: { 200: { description: 'A page of them.', pageOf: 'Deployment' } },
             },
           },
@@ -128,7 +134,7 @@ export function deployments(
             openapi: {
               operationId: 'listDeployments',
               summary: 'List deployments of all projects',
-              description: 'Newest first.',
+              description: LIST_DESCRIPTION,
               responses: { 200: { description: 'A page of them.', pageOf: 'Deployment' } },
             },
           },
@@ -288,17 +294,13 @@ export function deployments(
     const first = visibleDeployment(request, pathText);
     if (waitMs === 0 || isTerminal(first.status)) return first;
     const watch = watches.open([first.id], callerOf(request).keyId);
-    request.raw.res.once('close', watch.close);
-    try {
-      for (;;) {
-        // Again, as it may have finished before the watch was there.
-        const deployment = visibleDeployment(request, first.id);
-        const leftMs = untilMs - effects.monotonicMs();
-        if (leftMs <= 0 || isTerminal(deployment.status)) return deployment;
-        if ((await watch.next(leftMs)) === 'closed') return deployment;
-      }
-    } finally {
-      watch.close();
+    closeWithResponse(watch, request);
+    for (;;) {
+      // Again, as it may have finished before the watch was there.
+      const deployment = visibleDeployment(request, first.id);
+      const leftMs = untilMs - effects.monotonicMs();
+      if (leftMs <= 0 || isTerminal(deployment.status)) return deployment;
+      if ((await watch.next(leftMs)) === 'closed') return deployment;
     }
   }
 }
@@ -341,6 +343,6 @@ const outputValue = Joi.string()
 
 const reportBody = bodySchema({
   status: Joi.string().valid('running', 'succeeded', 'failed').required(),
-  message: Joi.string().max(MESSAGE_MAX_LENGTH).allow(null, ''),
+  message: textSchema(MESSAGE_MAX_LENGTH).allow(null, ''),
   outputs: Joi.object().pattern(OUTPUT_NAME, outputValue).max(OUTPUTS_MAX),
 }).example({ status: 'succeeded', outputs: { url: 'https://example.org' } });

@@ -1,15 +1,14 @@
 import type { Plugin, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import { assetText } from '../assets.ts';
 import { describeApi } from './openapi.ts';
-import {
-  METHODS,
-  type MediaType,
-  type OpenApiDocument,
-  type Operation,
-  type Parameter,
-  type PathItem,
-  type Reference,
-  type Response,
+import type {
+  MediaType,
+  OpenApiDocument,
+  Operation,
+  Parameter,
+  PathItem,
+  Reference,
+  Response,
 } from './openapi-types.ts';
 import type { JsonSchema } from './resources.ts';
 
@@ -107,12 +106,10 @@ function sectionsOf({ tags, paths, webhooks }: OpenApiDocument): Section[] {
   }));
 }
 
+/** In the order of the description. */
 function operationsOf(paths: Record<string, PathItem>, isEvent: boolean): Section['operations'] {
   return Object.entries(paths).flatMap(([path, item]) =>
-    METHODS.flatMap((method) => {
-      const operation = item[method];
-      return operation === undefined ? [] : [{ method, path, isEvent, operation }];
-    }),
+    Object.entries(item).map(([method, operation]) => ({ method, path, isEvent, operation })),
   );
 }
 
@@ -204,7 +201,7 @@ function typeOf(schema: JsonSchema): Html {
   const words = types.filter((one) => one !== 'null').join(' or ');
   const shown =
     values !== undefined
-      ? html`${values.filter((value) => value !== null).map((value) => html`<code>${String(value)}</code> `)}`
+      ? html`${values.filter((value) => value !== null).map((value, index) => html`${index === 0 ? '' : ' '}<code>${String(value)}</code>`)}`
       : items !== undefined
         ? html`list of ${typeOf(items)}`
         : html`${format ?? words}`;
@@ -226,7 +223,7 @@ function limits({
   return [
     range(minimum, maximum === Number.MAX_SAFE_INTEGER ? undefined : maximum, ''),
     range(minLength, maxLength, ' characters'),
-    range(minItems, maxItems, ' items'),
+    minItems === 1 && maxItems === undefined ? 'not empty' : range(minItems, maxItems, ' items'),
   ]
     .map((text) => (text === '' ? '' : `, ${text}`))
     .join('');

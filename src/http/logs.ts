@@ -10,7 +10,7 @@ import { notFound } from './errors.ts';
 import { createLogEvents } from './log-events.ts';
 import type { ResponseDescription } from './openapi-route.ts';
 import { pathId, querySchema, wholeNumber } from './validation.ts';
-import type { Watches } from './watches.ts';
+import { closeWithResponse, type Watches } from './watches.ts';
 
 interface LogQuery {
   offset?: number;
@@ -122,7 +122,7 @@ export function logs({ reads }: Store, watches: Watches, effects: Effects): Plug
   ): ResponseObject {
     const watch = watches.open([id, logChange(id)], callerOf(request).keyId);
     // A generator that waits is not ended by the end of its stream: the watch ends it.
-    request.raw.res.once('close', watch.close);
+    closeWithResponse(watch, request);
     const mayFollow = () => {
       const caller = currentCaller(request, reads, effects.now());
       return caller !== undefined && reads.deployments.visibleTo(caller, id) !== undefined;

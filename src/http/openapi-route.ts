@@ -189,6 +189,8 @@ function annotated(generated: JsonSchema, { metas = [], examples, keys, items }:
       ? { ...generated }
       : {
           ...ours,
+          // `.allow(null)` is joi's own word, whatever we say of the rest.
+          ...([generated.type].flat().includes('null') ? { type: [ours.type ?? [], 'null'].flat() } : {}),
           ...(description === undefined ? {} : { description }),
           ...(defaultValue === undefined ? {} : { default: defaultValue }),
         };

@@ -17,8 +17,9 @@ A key has scopes, and sees only its projects; what it does not see is answered a
 ## Requests and answers
 
 JSON in UTF-8, at most 64 KiB. Unknown fields and parameters are refused by name, nothing is converted
-(\`"5"\` is not \`5\`). Times are ISO 8601 in UTC with milliseconds. Ids are opaque. New fields may be added to answers, new
-values to what says how something stands, and new types of events: ignore what you do not know.
+(\`"5"\` is not \`5\`), and texts hold no NUL and no half of a surrogate pair. Times are ISO 8601 in UTC with
+milliseconds. Ids are opaque. New fields may be added to answers, new values to what says how something stands,
+and new types of events: ignore what you do not know.
 
 Every answer carries \`X-Request-Id\`, \`Cache-Control: no-store\` and \`X-Content-Type-Options: nosniff\`.
 

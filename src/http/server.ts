@@ -14,7 +14,7 @@ import type { Caller } from '../store/keys.ts';
 import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
 import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
-import { routeValidation } from './validation.ts';
+import { idempotencyKeys, routeValidation } from './validation.ts';
 
 declare module '@hapi/hapi' {
   /** `request.app`: what a request carries from its first moment on. */
@@ -95,6 +95,7 @@ export async function createHttpServer(
     plugins.authentication, // 401
     rateLimiting(createRateLimiter(options.rateLimit, effects)), // 429
     // Then hapi itself: the route's scope (403), and what it validates (400).
+    idempotencyKeys(), // 400
     ...plugins.resources,
   ]);
   return server;

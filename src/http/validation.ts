@@ -1,4 +1,4 @@
-import type { Lifecycle, Request, RouteOptionsValidate } from '@hapi/hapi';
+import type { Lifecycle, Plugin, Request, RouteOptionsValidate } from '@hapi/hapi';
 import Joi from 'joi';
 import { type IdPrefix, parseId, parseRef } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
@@ -36,6 +36,19 @@ export const refSchema = Joi.string()
     return result.ok ? result.ref : helpers.error('any.invalid', { reason: result.reason });
   })
   .meta({ jsonSchema: REF_JSON_SCHEMA });
+
+/** Text for people, without bounds on what it says. Counted as the description counts: an emoji is one character. */
+export function textSchema(maxCharacters: number): Joi.StringSchema {
+  return Joi.string()
+    .custom((value: string, helpers) =>
+      // What is short in UTF-16 needs no counting, and what is long is refused before it is counted.
+      value.length <= maxCharacters ||
+      (value.length <= 2 * maxCharacters && [...value].length <= maxCharacters)
+        ? value
+        : helpers.error('string.max', { limit: maxCharacters }),
+    )
+    .meta({ jsonSchema: { type: 'string', maxLength: maxCharacters } });
+}
 
 /** An id in a body or a query. One in a path is `pathId`'s. */
 export function idSchema(prefix: IdPrefix): Joi.StringSchema {
@@ -132,6 +145,19 @@ export function idempotencyKey({ headers }: Pick<Request, 'headers'>): string | 
     throw invalid('header', 'Idempotency-Key', 'must be 1 to 255 visible ASCII characters, and sent once');
   }
   return key;
+}
+
+/** Judges it for every write where the rest is validated too: before a handler looks anything up. */
+export function idempotencyKeys(): Plugin<void> {
+  return {
+    name: 'idempotencyKeys',
+    register(server) {
+      server.ext('onPreHandler', (request, h) => {
+        if (request.route.method !== 'get') idempotencyKey(request);
+        return h.continue;
+      });
+    },
+  };
 }
 
 /** hapi calls this with joi's error, or with whatever a schema threw. */

@@ -1,3 +1,4 @@
+import type { Request } from '@hapi/hapi';
 import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
@@ -113,6 +114,12 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     for (const watch of [...watches]) watch.close();
     await lookout.stop();
   }
+}
+
+/** Closes the watch when the request is over: answered, or its client has left, even before. */
+export function closeWithResponse(watch: Watch, { raw: { res } }: Pick<Request, 'raw'>): void {
+  if (res.closed) watch.close();
+  else res.once('close', watch.close);
 }
 
 function wake(watches: ReadonlySet<OpenWatch> = new Set()): void {

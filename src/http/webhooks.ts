@@ -17,7 +17,7 @@ import { answerWrite, createAttemptAnswers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
-import { bodySchema, pageParameters, pathId, querySchema } from './validation.ts';
+import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 
 /** Sends a ping now and tells what came of it; `busy`: too many are under way. */
 export type Ping = (
@@ -50,7 +50,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
     .items(Joi.string().valid(...EVENT_TYPES))
     .min(1)
     .unique();
-  const description = Joi.string().max(DESCRIPTION_MAX_LENGTH).allow(null, '');
+  const description = textSchema(DESCRIPTION_MAX_LENGTH).allow(null, '');
   const status = Joi.string().valid(...WEBHOOK_STATUSES);
 
   return {

@@ -1,4 +1,5 @@
 import {
+  type DeliveryId,
   type Deployment,
   type DeploymentId,
   type KeyId,
@@ -21,7 +22,8 @@ export interface Backlog {
   waiting: Stretch<WaitingDeployment>;
   /** What another system carries out and has not reported the end of, oldest first. */
   reported: Stretch<ReportedDeployment>;
-  /** Webhooks that something waits for, the next attempt first; those that are disabled last. */
+  deliveries: { pending_count: number; due_count: number; held_count: number };
+  /** Webhooks with deliveries that wait, the next attempt first; those that are disabled last. */
   webhooks: Stretch<WebhookBacklog>;
   replays: Stretch<ReplayBacklog>;
 }
@@ -127,6 +129,11 @@ export function backlogReads(database: Database) {
         JOIN attempts a ON a.delivery_id = d.id AND a.number = d.attempt_count
        ORDER BY a.at DESC LIMIT 1`)
     .pluck();
+  const lastResult = database
+    .prepare<[string], string | number>(
+      'SELECT coalesce(error, status_code) FROM attempts WHERE delivery_id = ? ORDER BY number DESC LIMIT 1',
+    )
+    .pluck();
   const countReplays = database
     .prepare<[], number>('SELECT count(*) FROM replays WHERE finished_at IS NULL')
     .pluck();
@@ -143,6 +150,12 @@ export function backlogReads(database: Database) {
 
     /** All webhooks that are not deleted, oldest first. */
     webhooks: (nowMs: number): WebhookBacklog[] => inSnapshot(database, () => everyWebhook(nowMs)),
+
+    /** What came of the last attempt of a delivery: a status code or an error; null before the first. */
+    lastResult(id: DeliveryId): string | null {
+      const result = lastResult.get(id);
+      return result === undefined ? null : String(result);
+    },
 
     /** Undefined if it is not there, or deleted. */
     webhook: (id: string, nowMs: number): WebhookBacklog | undefined =>
@@ -178,6 +191,11 @@ export function backlogReads(database: Database) {
             report_due_at: optionalTimestamp(report_due_at),
           };
         }),
+      },
+      deliveries: {
+        pending_count: sumOf(unsettledWebhooks, 'pending_count'),
+        due_count: sumOf(unsettledWebhooks, 'due_count'),
+        held_count: sumOf(unsettledWebhooks, 'held_count'),
       },
       webhooks: { count: unsettledWebhooks.length, items: unsettledWebhooks.slice(0, limit) },
       replays: {
@@ -242,4 +260,11 @@ function byNextAttempt(one: WebhookBacklog, other: WebhookBacklog): number {
   const atMs = ({ next_attempt_at }: WebhookBacklog) =>
     next_attempt_at === null ? Number.POSITIVE_INFINITY : Date.parse(next_attempt_at);
   return atMs(one) === atMs(other) ? 0 : atMs(one) - atMs(other);
+}
+
+function sumOf(
+  webhooks: readonly WebhookBacklog[],
+  column: 'pending_count' | 'due_count' | 'held_count',
+): number {
+  return webhooks.reduce((sum, webhook) => sum + webhook[column], 0);
 }

@@ -30,10 +30,15 @@ export type FileCheck =
  * copy. Nobody who writes meanwhile waits, and nobody's writes disturb it: SQLite's backup API begins anew
  * whenever another process commits, and at 500 commits a second it never ends. Blocks the thread.
  */
-export function copyDatabase(from: string, to: string, onCopied: () => void): FileCheck {
+export function copyDatabase(
+  from: string,
+  to: string,
+  { onBegin, onCopied }: { onBegin(bytes: number): void; onCopied(): void },
+): FileCheck {
   const problem = withDatabase(from, (database) => {
     const found = identify(database);
     if (found !== undefined) return found;
+    onBegin(compactBytes(database));
     database.prepare('VACUUM INTO ?').run(to);
     return undefined;
   });
@@ -52,21 +57,8 @@ export function checkDatabase(path: string): FileCheck {
     if (found !== undefined) return found;
     database.pragma('journal_mode = DELETE');
     const problem = firstProblem(database);
-    return problem === undefined
-      ? { kind: 'good', facts: factsOf(database) }
-      : { kind: 'damaged', problem };
+    return problem === undefined ? { kind: 'good', facts: factsOf(database) } : { kind: 'damaged', problem };
   });
-}
-
-/** How many bytes a compact copy of it has, about. Throws AppError where it cannot be opened. */
-export function copyBytes(path: string): number {
-  const database = connect(path);
-  try {
-    const number = (name: string) => Number(database.pragma(name, { simple: true }));
-    return (number('page_count') - number('freelist_count')) * number('page_size');
-  } finally {
-    database.close();
-  }
 }
 
 /** The first thing that SQLite finds wrong with it; undefined for a whole file. Reads all of it. */
@@ -78,7 +70,10 @@ export function firstProblem(database: Database): string | undefined {
 /** What is wrong with pages, indexes and constraints, `limit` sentences at most. */
 export function integrityProblems(database: Database, limit: number): string[] {
   const sentences = database.prepare<[], string>(`PRAGMA integrity_check(${limit})`).pluck().all();
-  return sentences.filter((sentence) => sentence !== 'ok');
+  // A sentence about pages begins with a line that says in which file, of which there is one.
+  return sentences
+    .filter((sentence) => sentence !== 'ok')
+    .map((sentence) => sentence.replace(/^\*\*\* in database main \*\*\*\n/, '').replaceAll('\n', '; '));
 }
 
 /** Rows that refer to rows that are not there, `limit` sentences at most. */
@@ -89,6 +84,12 @@ export function foreignKeyProblems(database: Database, limit: number): string[] 
     )
     .all(limit);
   return rows.map(({ table, parent, count }) => `${count} of ${table} refer to ${parent} that are not there`);
+}
+
+/** What a copy without gaps takes, about. */
+function compactBytes(database: Database): number {
+  const number = (name: string) => Number(database.pragma(name, { simple: true }));
+  return (number('page_count') - number('freelist_count')) * number('page_size');
 }
 
 function instanceProblem(database: Database): string | undefined {

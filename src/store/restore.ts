@@ -2,19 +2,20 @@ import {
   chownSync,
   closeSync,
   existsSync,
-  fsyncSync,
   linkSync,
   openSync,
-  realpathSync,
+  readSync,
   renameSync,
   rmSync,
   type Stats,
   statSync,
+  writeSync,
 } from 'node:fs';
 import { dirname } from 'node:path';
 import { AppError } from '../errors.ts';
-import { connect, sqliteCode } from './database.ts';
-import { type UnfinishedDeployment, deploymentReads } from './deployments.ts';
+import { APPLICATION_ID, connect, type Database, sqliteCode } from './database.ts';
+import { deploymentReads, type UnfinishedDeployment } from './deployments.ts';
+import { syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
 const SIDE_FILES = ['-wal', '-journal'] as const;
@@ -24,27 +25,42 @@ const SIDE_FILES = ['-wal', '-journal'] as const;
  * moment there is the old file or the new one there. The old one is kept at `asidePath`, with all that its WAL
  * held. No WAL of the old one is ever beside the new one, where SQLite would read it as that one's. The caller
  * holds `lockForServing`. Returns whether there was anything to keep. Throws AppError `conflict`, and nothing has
- * changed, while another process has the old one open.
+ * changed, while another process has the old one open. `path` is no link.
  */
 export function replaceDatabase(path: string, replacement: string, asidePath: string): boolean {
-  const target = realPath(path);
-  const before = statSync(target, { throwIfNoEntry: false });
-  const release = before === undefined ? () => undefined : holdAlone(target);
+  const before = statSync(path, { throwIfNoEntry: false });
+  const release = before === undefined ? () => undefined : holdAlone(path);
   try {
-    giveToOwner([replacement, `${target}-lock`], before ?? statSync(dirname(target)));
-    const sides = SIDE_FILES.filter((side) => existsSync(target + side));
-    if (before !== undefined) linkSync(target, asidePath);
-    for (const side of sides) renameSync(target + side, asidePath + side);
-    rmSync(`${target}-shm`, { force: true });
+    syncFile(replacement);
+    giveToOwner([replacement, `${path}-lock`], before ?? statSync(dirname(path)));
+    const sides = SIDE_FILES.filter((side) => existsSync(path + side));
+    if (before !== undefined) linkSync(path, asidePath);
+    for (const side of sides) renameSync(path + side, asidePath + side);
+    rmSync(`${path}-shm`, { force: true });
     // First that nothing is left beside it, then the new one: a power cut must not turn that around.
-    syncDirectory(dirname(target));
-    if (before === undefined) linkSync(replacement, target);
-    else renameSync(replacement, target);
-    syncDirectory(dirname(target));
+    syncDirectory(dirname(path));
+    if (before === undefined) linkSync(replacement, path);
+    else renameSync(replacement, path);
+    syncDirectory(dirname(path));
     return before !== undefined || sides.length > 0;
   } finally {
     release();
   }
+}
+
+/** Copies a file that somebody kept, with a WAL that is beside it, into the empty file `to`. Blocks the thread. */
+export function adoptFile(from: string, to: string): void {
+  appendBytes(from, to);
+  for (const side of SIDE_FILES) {
+    if (existsSync(from + side)) appendBytes(from + side, to + side);
+  }
+}
+
+/** How many bytes that copies. Throws AppError `not_found` where there is no such file. */
+export function adoptedBytes(from: string): number {
+  const stats = statSync(from, { throwIfNoEntry: false });
+  if (stats?.isFile() === true) return stats.size;
+  throw new AppError('not_found', `there is no file ${from}`);
 }
 
 /** What a file says is still running; nothing of a file that cannot be read. */
@@ -61,18 +77,22 @@ export function unfinishedIn(path: string): UnfinishedDeployment[] {
   }
 }
 
-/** So that what was renamed or linked is so after a power cut, too. */
-export function syncDirectory(path: string): void {
-  const descriptor = openSync(path, 'r');
-  try {
-    fsyncSync(descriptor);
-  } finally {
-    closeSync(descriptor);
-  }
-}
+const PIECE_BYTES = 1024 * 1024;
 
-function realPath(path: string): string {
-  return existsSync(path) ? realpathSync(path) : path;
+/** Not `copyFileSync`: it gives the copy the mode of the original, in which others may be allowed to read. */
+function appendBytes(from: string, to: string): void {
+  const source = openSync(from, 'r');
+  const target = openSync(to, 'a', 0o600);
+  try {
+    const piece = Buffer.alloc(PIECE_BYTES);
+    for (let length = readSync(source, piece); length > 0; length = readSync(source, piece)) {
+      for (let written = 0; written < length; )
+        written += writeSync(target, piece, written, length - written);
+    }
+  } finally {
+    closeSync(source);
+    closeSync(target);
+  }
 }
 
 /**
@@ -82,10 +102,15 @@ function realPath(path: string): string {
 function holdAlone(path: string): () => void {
   const database = connect(path);
   try {
-    database.pragma('locking_mode = EXCLUSIVE');
-    // Refused as long as anybody else has the file open in WAL mode, even if only to read now and then.
-    database.pragma('journal_mode = DELETE');
-    database.exec('BEGIN EXCLUSIVE');
+    refuseForeign(path, database);
+    // Not by locking_mode: under it SQLite would keep a journal beside the file.
+    do {
+      if (database.inTransaction) database.exec('ROLLBACK');
+      // Refused as long as anybody else has the file open in WAL mode, even if only to read now and then.
+      database.pragma('journal_mode = DELETE');
+      database.exec('BEGIN EXCLUSIVE');
+      // Whoever opened it between the two has made it a WAL file again, of which this transaction shuts out no reader.
+    } while (database.pragma('journal_mode', { simple: true }) !== 'delete');
     return () => database.close();
   } catch (error) {
     database.close();
@@ -98,6 +123,13 @@ function holdAlone(path: string): () => void {
       { cause: error },
     );
   }
+}
+
+/** Somebody else's database is as sound a file as ours: it was not meant. */
+function refuseForeign(path: string, database: Database): void {
+  const isEmpty = database.pragma('page_count', { simple: true }) === 0;
+  if (isEmpty || database.pragma('application_id', { simple: true }) === APPLICATION_ID) return;
+  throw new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
 }
 
 /** What root restores must be the service's own. */

@@ -59,7 +59,7 @@ export function createContract(document: OpenApiDocument): Contract {
   return { document, problems };
 
   function problems(exchange: Exchange): string[] {
-    const operation = operationOf(exchange.method, exchange.path.split('?')[0] ?? '');
+    const operation = operationOf(exchange.method, new URL(`http://host${exchange.path}`).pathname);
     const common = Object.entries(COMMON_HEADERS)
       .filter(([name, value]) => exchange.headers.get(name) !== value)
       .map(([name, value]) => `${name} is not ${value}`);

@@ -4,6 +4,8 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
 import type { Test } from 'tap';
+import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
+import { assertContract, type Contract, createContract } from './contract.ts';
 import { executablePath } from './executable.ts';
 import { temporaryDirectory } from './store.ts';
 
@@ -26,6 +28,7 @@ export interface RunningService {
   stop(): Promise<number | null>;
   /** As a power cut does to a process. */
   kill(): Promise<void>;
+  /** Rejects if the answer is not what the service's own description says. */
   request(method: string, path: string, options?: RequestOptions): Promise<ServiceResponse>;
 }
 
@@ -116,5 +119,21 @@ async function request(
     ...(body === undefined ? {} : { body: JSON.stringify(body) }),
   });
   const text = await response.text();
-  return { status: response.status, headers: response.headers, text, json: () => JSON.parse(text) };
+  const { status } = response;
+  assertContract(await contractOf(url), { method, path, status, headers: response.headers, body: text });
+  return { status, headers: response.headers, text, json: () => JSON.parse(text) };
+}
+
+/** What the service at `url` promises at `/v2/openapi.json`. */
+function contractOf(url: string): Promise<Contract> {
+  const contract = contracts.get(url) ?? readContract(url);
+  contracts.set(url, contract);
+  return contract;
+}
+
+const contracts = new Map<string, Promise<Contract>>();
+
+async function readContract(url: string): Promise<Contract> {
+  const response = await fetch(`${url}/v2/openapi.json`);
+  return createContract((await response.json()) as OpenApiDocument);
 }

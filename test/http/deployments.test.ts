@@ -250,7 +250,7 @@ t.test('a request may wait for the end of a deployment', async (t) => {
   const { status, body } = await waiting;
   t.equal(status, 200);
   t.match(body, { id, status: 'succeeded' });
-  t.equal(http.watches.size(), 0);
+  await until(() => http.watches.size() === 0);
   t.match((await get(http, key, `/v2/deployments/${id}?wait=60`)).body, { status: 'succeeded' }, 'at once');
 });
 
@@ -264,7 +264,7 @@ t.test('when the time is over, a request that waits is answered with what there 
   t.equal(http.watches.size(), 1);
   effects.advance(1);
   t.match((await waiting).body, { status: 'queued' });
-  t.equal(http.watches.size(), 0);
+  await until(() => http.watches.size() === 0);
 });
 
 t.test('an end between the look and the wait is not missed', async (t) => {
@@ -305,7 +305,7 @@ t.test('a request that waits ends with its client, and with the service', async 
   await until(() => http.watches.size() === 1);
   await http.server.stop({ timeout: 10_000 });
   t.match((await waiting).body, { status: 'queued' });
-  t.equal(http.watches.size(), 0);
+  await until(() => http.watches.size() === 0);
 });
 
 t.test('no key keeps more requests waiting than its share', async (t) => {
@@ -324,7 +324,7 @@ t.test('no key keeps more requests waiting than its share', async (t) => {
   for (const watch of [...held, ...more]) watch.close();
   await report(http.store, id, 'succeeded');
   t.match((await waiting).body, { status: 'succeeded' });
-  t.equal(http.watches.size(), 0);
+  await until(() => http.watches.size() === 0);
 });
 
 t.test('what waits is canceled at once, what runs once its command is gone', async (t) => {

@@ -96,6 +96,15 @@ t.test('whatever is dropped meanwhile, offsets count what was printed', async (t
   t.pass();
 });
 
+t.test('what is dropped under a reader leaves a line of its own', async (t) => {
+  const { store, id } = await deployment(t);
+  await append(store, id, [Buffer.from('one'), Buffer.from('two'), Buffer.from('three')]);
+  const reading = store.reads.logs.text(id, 0, 11);
+  t.equal(String(reading.next().value), 'one');
+  store.execute('DELETE FROM log_chunks WHERE start < 6');
+  t.strictSame([...reading].map(String), [`\n${marker(3)}`, 'three']);
+});
+
 t.test('one deployment reads nothing of another', async (t) => {
   const { store, id } = await deployment(t);
   const other = await store.writer.write('deployments.create', newDeployment(await store.project()));

@@ -1,0 +1,60 @@
+import { existsSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
+import type { Command } from 'commander';
+import { timestamp } from '../domain.ts';
+import type { FileFacts } from '../store/backup.ts';
+import { formatBytes } from './bytes.ts';
+import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
+import { fillPartial, withPartial } from './file-work.ts';
+import { printable } from './table.ts';
+
+/** `davit backup`. */
+export function defineBackup(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'Copies all that is committed into a new file, whether the service runs or not; it goes on undisturbed. The copy ' +
+      'gets its name once it is whole, checked and on the disk, and never takes the place of a file that is there. It ' +
+      "holds every secret that davit has: keep it as safe as the file itself. 'davit restore' takes it back.",
+    [
+      'davit backup /var/backups/davit-$(date +%F).db',
+      "davit backup copy.db && rsync copy.db elsewhere: && rm copy.db   # a day's work of cron",
+    ],
+  )
+    .argument('<file>', 'the copy; nothing may be there yet')
+    .addOption(jsonOption())
+    .action((file: string, options: { json?: boolean }) => backup(command, file, options, context));
+}
+
+async function backup(
+  command: Command,
+  file: string,
+  options: { json?: boolean },
+  context: CommandContext,
+): Promise<void> {
+  const dbPath = existingDbPathOf(command);
+  // Absolute: SQLite takes a text that begins with `file:` for something else.
+  const path = resolve(file);
+  if (existsSync(path)) {
+    const { nameTaken } = await import('../store/partial-file.ts');
+    throw nameTaken(file);
+  }
+  const at = timestamp(context.effects.now());
+  await withPartial(dirname(path), context, async (partial, signal) => {
+    const from = { path: resolve(dbPath), name: dbPath };
+    const facts = await fillPartial('copy', from, partial, signal, context);
+    partial.publishAs(path);
+    if (options.json === true) printJson(context, { file, at, ...facts });
+    else context.terminal.print(`${printable(file)}: ${contentsText(facts)}, checked, as of ${at}`);
+  });
+}
+
+/** What is in a file, in a few words. */
+export function contentsText({ bytes, projects, deployments, keys }: FileFacts): string {
+  const counted = (count: number, noun: string) => `${count} ${noun}${count === 1 ? '' : 's'}`;
+  return [
+    formatBytes(bytes),
+    counted(projects, 'project'),
+    counted(keys, 'key'),
+    counted(deployments, 'deployment'),
+  ].join(', ');
+}

@@ -1,0 +1,159 @@
+import type { Command } from 'commander';
+import { type Deployment, isTerminal } from '../domain.ts';
+import type { Effects } from '../effects.ts';
+import type { Store } from '../store/store.ts';
+import { type CommandContext, explain, option, withStore } from './command.ts';
+import { obstacleOf, statusText } from './deployment-status.ts';
+import { DEPLOYMENT_ARGUMENT, resolveDeployment, resolveProject } from './names.ts';
+import { isServed } from './serving.ts';
+import { printable } from './table.ts';
+import type { Terminal } from './terminal.ts';
+
+/** Somebody who watches does not notice; a look costs 10 µs. */
+const LOOK_EVERY_MS = 200;
+
+/** `davit admin deployment logs`. */
+export function defineLogs(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('what its command printed'),
+    'Prints the log byte for byte; of a long one the middle is left out, and a line says so. On a terminal, what would ' +
+      'move its cursor or change its title is shown instead.',
+    ['davit admin deployment logs dpl_…', 'davit admin deployment logs dpl_… -f'],
+  )
+    .argument(...DEPLOYMENT_ARGUMENT)
+    .addOption(option('-f, --follow', 'go on until the deployment has ended'))
+    .action((text: string, { follow = false }: { follow?: boolean }) =>
+      withStore(command, context, 'refuse', async (store) => {
+        const deployment = resolveDeployment(store, text);
+        if (!follow) return await showLog(deployment, store, context);
+        await noteWait(deployment, store, command, context);
+        await followLog(deployment, store, context);
+      }),
+    );
+}
+
+async function showLog(
+  { id, status, log_bytes }: Deployment,
+  store: Store,
+  { terminal }: CommandContext,
+): Promise<void> {
+  const output = createLogOutput(terminal);
+  for (const bytes of store.reads.logs.text(id, 0, log_bytes)) {
+    if (!(await output.write(bytes))) return;
+  }
+  await output.end();
+  if (log_bytes === 0) terminal.note(`nothing was printed${isTerminal(status) ? '' : ' yet'}`);
+}
+
+/** So that nobody takes waiting for hanging. */
+async function noteWait(
+  deployment: Deployment,
+  store: Store,
+  command: Command,
+  { terminal }: CommandContext,
+): Promise<void> {
+  const { status, queue_position, project_id } = deployment;
+  if (status !== 'queued') return;
+  const project = resolveProject(store, project_id);
+  const obstacle = obstacleOf(deployment, project, await isServed(command));
+  if (obstacle !== undefined) terminal.note(`note: ${obstacle}`);
+  else if (queue_position !== 1) terminal.note(`note: it is number ${queue_position} of its project`);
+}
+
+async function followLog({ id }: Deployment, store: Store, context: CommandContext): Promise<void> {
+  using _ = stayAlive();
+  const { effects, terminal } = context;
+  const output = createLogOutput(terminal);
+  for (let at = 0; ; ) {
+    // Before the look: what is committed between the two is seen by the next one.
+    const version = store.reads.instance.dataVersion();
+    const deployment = resolveDeployment(store, id);
+    for (const bytes of store.reads.logs.text(id, at, deployment.log_bytes)) {
+      if (!(await output.write(bytes))) return;
+    }
+    at = deployment.log_bytes;
+    if (isTerminal(deployment.status)) {
+      await output.end();
+      terminal.note(`deployment ${id} of ${deployment.ref}: ${statusText(deployment)}`);
+      return;
+    }
+    while (store.reads.instance.dataVersion() === version) await pause(LOOK_EVERY_MS, effects);
+  }
+}
+
+/** Neither the timers of `effects` nor an open file keep a process alive: this does until it is disposed of. */
+function stayAlive(): Disposable {
+  const { port1 } = new MessageChannel();
+  port1.ref();
+  return { [Symbol.dispose]: () => port1.close() };
+}
+
+function pause(durationMs: number, effects: Effects): Promise<void> {
+  return new Promise((resolve) => effects.after(durationMs, resolve));
+}
+
+interface LogOutput {
+  /** False: nobody reads any more. */
+  write(bytes: Uint8Array): Promise<boolean>;
+  end(): Promise<void>;
+}
+
+/** A program gets the very bytes. A terminal gets text, and obeys none of it but its colours. */
+function createLogOutput(terminal: Terminal): LogOutput {
+  if (terminal.columns === null) return { write: terminal.write, end: async () => undefined };
+  const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
+  const text = harmlessText(terminal.colours);
+  let last = '\n';
+
+  return {
+    write: (bytes) => show(text.push(decoder.decode(bytes, { stream: true }))),
+    async end() {
+      await show(text.push(decoder.decode()) + text.end());
+      const restored = `${text.isColoured() ? RESTORED : ''}${last === '\n' ? '' : '\n'}`;
+      if (restored !== '') await terminal.write(Buffer.from(restored));
+    },
+  };
+
+  async function show(shown: string): Promise<boolean> {
+    last = shown.at(-1) ?? last;
+    return shown === '' || (await terminal.write(Buffer.from(shown)));
+  }
+}
+
+/** A sequence that sets colours, ECMA-48, 8.3.117; or any other control character. */
+const OBEYED = /\p{Cc}\[[\d;:]{0,32}m|[\p{Cc}\u2028\u2029]/gu;
+const MAY_GO_ON = /\p{Cc}(?:\[[\d;:]{0,32})?$/u;
+const ESCAPE = '\u001b';
+const RESTORED = `${ESCAPE}[0m`;
+
+interface HarmlessText {
+  push(text: string): string;
+  /** What was held back, as it may have gone on. */
+  end(): string;
+  isColoured(): boolean;
+}
+
+/** For text that comes in pieces: all that a terminal obeys is made visible, but for line ends, tabs and colours. */
+function harmlessText(colours: boolean): HarmlessText {
+  let held = '';
+  let coloured = false;
+
+  return {
+    push(text) {
+      const all = held + text;
+      const at = all.search(MAY_GO_ON);
+      const whole = at >= 0 && all[at] === ESCAPE ? all.slice(0, at) : all;
+      held = all.slice(whole.length);
+      return whole.replaceAll(OBEYED, replaced);
+    },
+    end: () => held.replaceAll(OBEYED, replaced),
+    isColoured: () => coloured,
+  };
+
+  function replaced(found: string): string {
+    if (found === '\n' || found === '\r' || found === '\t') return found;
+    if (!found.startsWith(`${ESCAPE}[`)) return printable(found);
+    coloured ||= colours;
+    return colours ? found : '';
+  }
+}

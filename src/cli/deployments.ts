@@ -1,0 +1,314 @@
+import type { Command } from 'commander';
+import { appending, someSettings } from '../config.ts';
+import {
+  DEPLOYMENT_STATUSES,
+  type Deployment,
+  type DeploymentStatus,
+  type ProjectId,
+  parseRef,
+  type Ref,
+  type Timestamp,
+} from '../domain.ts';
+import { AppError } from '../errors.ts';
+import { ADMINISTRATOR } from '../store/administrator.ts';
+import type { ProjectDetails } from '../store/projects.ts';
+import type { Store } from '../store/store.ts';
+import {
+  type CommandContext,
+  exactMoment,
+  explain,
+  jsonOption,
+  misused,
+  moment,
+  option,
+  printJson,
+  withStore,
+} from './command.ts';
+import { defineLogs } from './deployment-logs.ts';
+import { obstacleOf, statusColour, statusText, tookText } from './deployment-status.ts';
+import { chosenOf, limitOption } from './lists.ts';
+import {
+  DEPLOYMENT_ARGUMENT,
+  nameOfProject,
+  PROJECT_ARGUMENT,
+  resolveDeployment,
+  resolveProject,
+} from './names.ts';
+import { isServed } from './serving.ts';
+import { fields, table } from './table.ts';
+
+/** `davit admin deployment`. */
+export function defineDeployments(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'The deployments of all projects. They are carried out by the service; what is made while it does not run waits for it.',
+    [
+      'davit admin deployment create website v1.2.3',
+      'davit admin deployment list --project website --status failed',
+      'davit admin deployment logs dpl_… -f',
+    ],
+  );
+  defineCreate(command.command('create'), context);
+  defineList(command.command('list'), context);
+  defineShow(command.command('show'), context);
+  defineLogs(command.command('logs'), context);
+  defineCancel(command.command('cancel'), context);
+  defineRedeploy(command.command('redeploy'), context);
+}
+
+/** The limit that `davit serve` holds too, with the same variable. */
+const queueLimit = someSettings('maxQueued');
+
+type MakeOptions = Record<string, unknown> & { json?: boolean };
+
+function defineCreate(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('deploy a ref; prints the id'),
+    'Makes a deployment and prints its id. It waits for those that are before it in its project.',
+    ['davit admin deployment create website v1.2.3', 'davit admin deployment create website main --json'],
+  )
+    .argument(...PROJECT_ARGUMENT)
+    .argument('<ref>', 'a branch, a tag or a commit, as its command takes it')
+    .addOption(jsonOption())
+    .action((text: string, refText: string, options: MakeOptions) => {
+      const ref = refOf(command, refText);
+      return make(command, options, context, (store, maxQueued) => {
+        const project = resolveProject(store, text);
+        refuseArchived(project);
+        return store.writer.write('deployments.create', {
+          projectId: project.id,
+          ref,
+          trigger: 'admin',
+          keyId: null,
+          redeployOf: null,
+          maxQueued,
+        });
+      });
+    });
+  for (const setting of queueLimit.options()) command.addOption(setting);
+}
+
+function defineRedeploy(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('deploy the same ref again; prints the new id'),
+    'Makes a new deployment of the same ref and prints its id. The ref is looked up anew, and the project is as it is now.',
+    ['davit admin deployment redeploy dpl_…'],
+  )
+    .argument(...DEPLOYMENT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: MakeOptions) =>
+      make(command, options, context, (store, maxQueued) => {
+        const { id, project_id } = resolveDeployment(store, text);
+        refuseArchived(resolveProject(store, project_id));
+        return store.writer.write('deployments.redeploy', { id, keyId: null, maxQueued });
+      }),
+    );
+  for (const setting of queueLimit.options()) command.addOption(setting);
+}
+
+function refOf(command: Command, text: string): Ref {
+  const result = parseRef(text);
+  return result.ok ? result.ref : misused(command, `the ref ${result.reason}`);
+}
+
+function refuseArchived(project: ProjectDetails): void {
+  if (project.status !== 'archived') return;
+  throw new AppError(
+    'conflict',
+    `${nameOfProject(project)} is archived and takes no deployments: 'davit admin project resume' takes it back`,
+  );
+}
+
+async function make(
+  command: Command,
+  options: MakeOptions,
+  context: CommandContext,
+  write: (store: Store, maxQueued: number | null) => Promise<Deployment>,
+): Promise<void> {
+  const { maxQueued } = queueLimit.take(options);
+  const { deployment, project, served } = await withStore(command, context, 'refuse', async (store) => {
+    const made = await write(store, maxQueued);
+    return {
+      deployment: made,
+      project: resolveProject(store, made.project_id),
+      served: await isServed(command),
+    };
+  });
+  if (options.json === true) {
+    printJson(context, deployment);
+  } else {
+    // The id alone on stdout, so that $(…) takes it; the rest is for the person.
+    context.terminal.note(`made a deployment of ${deployment.ref} in ${nameOfProject(project)}`);
+    context.terminal.print(deployment.id);
+  }
+  const obstacle = obstacleOf(deployment, project, served);
+  if (obstacle !== undefined) context.terminal.note(`note: ${obstacle}`);
+}
+
+interface ListOptions {
+  project?: string;
+  status?: string[];
+  limit: number;
+  json?: boolean;
+}
+
+function defineList(command: Command, context: CommandContext): void {
+  explain(command.summary('the latest deployments'), 'Lists deployments, newest first.', [
+    'davit admin deployment list',
+    'davit admin deployment list --project website --status failed canceled',
+    'davit admin deployment list --limit 500 --json',
+  ])
+    .addOption(option('--project <project>', 'only of this one, by id or name'))
+    .addOption(
+      option('--status <status...>', `only these: ${DEPLOYMENT_STATUSES.join(', ')}`).argParser(
+        appending(String),
+      ),
+    )
+    .addOption(limitOption())
+    .addOption(jsonOption())
+    .action((options: ListOptions) => {
+      const statuses =
+        options.status === undefined
+          ? null
+          : chosenOf(command, 'status', options.status, DEPLOYMENT_STATUSES);
+      return withStore(command, context, 'refuse', (store) => {
+        const projectId = options.project === undefined ? null : resolveProject(store, options.project).id;
+        const { items, isAll } = latest(store, projectId, statuses, options.limit);
+        if (options.json === true) return printJson(context, items);
+        printDeployments(items, store, context);
+        if (!isAll) context.terminal.note(`these are the latest ${items.length}: --limit shows more`);
+      });
+    });
+}
+
+function latest(
+  store: Store,
+  projectId: ProjectId | null,
+  statuses: readonly DeploymentStatus[] | null,
+  limit: number,
+): { items: Deployment[]; isAll: boolean } {
+  const filter = { projectId, statuses, ref: null, createdAfterMs: null, createdBeforeMs: null };
+  const items: Deployment[] = [];
+  for (
+    let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
+    beforeSeq !== null && items.length <= limit;
+  ) {
+    const page = store.reads.deployments.page(ADMINISTRATOR, filter, beforeSeq, limit + 1 - items.length);
+    items.push(...page.items);
+    beforeSeq = page.goOnBefore;
+  }
+  return { items: items.slice(0, limit), isAll: items.length <= limit };
+}
+
+function printDeployments(items: readonly Deployment[], store: Store, context: CommandContext): void {
+  const { terminal } = context;
+  if (items.length === 0) {
+    terminal.note(
+      "there are no such deployments: 'davit admin deployment create --help' tells how to make one",
+    );
+    return;
+  }
+  const names = new Map(store.reads.projects.list().map(({ id, name }) => [id, name]));
+  terminal.print(
+    table(
+      items,
+      [
+        { title: 'ID', of: ({ id }) => id },
+        { title: 'PROJECT', of: ({ project_id }) => names.get(project_id) ?? project_id, shrinks: true },
+        { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+        {
+          title: 'STATUS',
+          of: (deployment) => statusText(deployment),
+          colour: ({ status }) => statusColour(status),
+          shrinks: true,
+        },
+        { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+        { title: 'TOOK', of: ({ duration_ms }) => (duration_ms === null ? '' : tookText(duration_ms)) },
+      ],
+      terminal.columns,
+      terminal.colours,
+    ),
+  );
+}
+
+function defineShow(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('one deployment'),
+    'Shows a deployment: how it stands, since when, and what came of it.',
+    ['davit admin deployment show dpl_…'],
+  )
+    .argument(...DEPLOYMENT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', (store) => {
+        const deployment = resolveDeployment(store, text);
+        if (options.json === true) return printJson(context, deployment);
+        context.terminal.print(deploymentText(deployment, store, context));
+      }),
+    );
+}
+
+function deploymentText(deployment: Deployment, store: Store, context: CommandContext): string {
+  const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
+  const { created_by, duration_ms, log_bytes, log_truncated } = deployment;
+  const project = resolveProject(store, deployment.project_id);
+  return fields(context.terminal, [
+    ['id', deployment.id],
+    ['project', `${project.name} (${project.id})`],
+    ['ref', deployment.ref],
+    ['status', statusText(deployment)],
+    ['message', deployment.message],
+    ['created', at(deployment.created_at)],
+    [
+      'created by',
+      created_by === null ? 'admin, on the machine' : `key ${created_by.name} (${created_by.key_id})`,
+    ],
+    ['started', at(deployment.started_at)],
+    ['finished', at(deployment.finished_at)],
+    ['took', duration_ms === null ? null : tookText(duration_ms)],
+    ['redeploy of', deployment.redeploy_of],
+    ['superseded by', deployment.superseded_by],
+    ...Object.entries(deployment.outputs).map(([name, value]) => ['output', `${name}=${value}`] as const),
+    ['log', `${log_bytes} bytes${log_truncated ? ', the middle left out' : ''}`],
+  ]);
+}
+
+function defineCancel(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('stop what runs, or take what waits out of the queue'),
+    'A deployment that waits is canceled at once. Of one that runs the service stops the command: it is canceling until ' +
+      'nothing of it is left.',
+    ['davit admin deployment cancel dpl_…'],
+  )
+    .argument(...DEPLOYMENT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) => cancel(command, text, options, context));
+}
+
+async function cancel(
+  command: Command,
+  text: string,
+  options: { json?: boolean },
+  context: CommandContext,
+): Promise<void> {
+  const { before, after, byDavit, served } = await withStore(command, context, 'refuse', async (store) => {
+    const found = resolveDeployment(store, text);
+    const changed = await store.writer.write('deployments.cancel', { id: found.id });
+    return {
+      before: found,
+      after: changed,
+      byDavit: store.reads.deployments.unfinished().some(({ id }) => id === found.id),
+      served: await isServed(command),
+    };
+  });
+  if (options.json === true) return printJson(context, after);
+  const name = `deployment ${after.id} of ${after.ref}`;
+  if (after.status === 'canceled') return context.terminal.print(`${name} is canceled`);
+  const already = before.status === 'canceling' ? 'already ' : '';
+  context.terminal.print(`${name} is ${already}being canceled`);
+  if (!byDavit) {
+    context.terminal.note('note: another system carries it out, and has to report that it has ended');
+  } else if (!served) {
+    context.terminal.note("note: no service is running: 'davit serve' ends it when it starts");
+  }
+}

@@ -1,0 +1,138 @@
+import { readFileSync, statSync } from 'node:fs';
+import { userInfo } from 'node:os';
+import type { Command } from 'commander';
+import type { Serving } from '../store/lock.ts';
+import type { ProjectDetails } from '../store/projects.ts';
+import {
+  type CommandContext,
+  dbPathOf,
+  explain,
+  jsonOption,
+  printJson,
+  Refusal,
+  withStore,
+} from './command.ts';
+import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { type Finding, findingsOf } from './project-findings.ts';
+import { serviceOf } from './serving.ts';
+import { type Colour, fields, table } from './table.ts';
+
+/** `davit admin project check`. */
+export function defineCheckProject(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('whether its command could be started, and its settings make sense'),
+    'Looks for what a deployment would fail of: the directory, the command and what its first line asks for, the ' +
+      'variables and the limits, as they are now and for the user who asks. So ask as the user of the service. Runs ' +
+      'nothing. Exit code 1 if something needs attention.',
+    ['davit admin project check website', 'sudo -u davit davit admin project check website'],
+  )
+    .argument(...PROJECT_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) => checkProject(command, text, options, context));
+}
+
+async function checkProject(
+  command: Command,
+  text: string,
+  options: { json?: boolean },
+  context: CommandContext,
+): Promise<void> {
+  const { project, findings } = await withStore(command, context, 'refuse', async (store) => {
+    const found = resolveProject(store, text);
+    const variables = store.reads.projects.variables(found.id);
+    return {
+      project: found,
+      findings: [
+        checkUser(found, dbPathOf(command), await serviceOf(command)),
+        ...findingsOf(found, variables),
+      ],
+    };
+  });
+  const count = findings.filter(({ level }) => level === 'problem').length;
+  if (options.json === true) {
+    const { id, name } = project;
+    const checked_as = userName();
+    printJson(context, { project_id: id, project_name: name, checked_as, ok: count === 0, findings });
+  } else {
+    printFindings(project, findings, context);
+  }
+  if (count === 0) return;
+  context.terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
+  throw new Refusal('something needs attention');
+}
+
+/** Whether somebody else than the service asks, who may do other things than it. */
+function checkUser(project: ProjectDetails, dbPath: string, service: Serving | null): Finding {
+  const uid = process.getuid?.();
+  const processId = service?.process_id ?? null;
+  const serviceUid = processId === null ? undefined : ownerOf(`/proc/${processId}`);
+  const otherUid = serviceUid ?? ownerOf(dbPath);
+  const message = `checked as ${userName()}`;
+  if (uid === undefined || otherUid === undefined || otherUid === uid) {
+    return { check: 'user', level: 'ok', message, advice: null };
+  }
+  const other = nameOfUser(otherUid);
+  const why = serviceUid === undefined ? `the file belongs to ${other}` : `the service runs as ${other}`;
+  return {
+    check: 'user',
+    level: 'note',
+    message: `${message}, and ${why}, who may have other rights`,
+    advice: `sudo -u ${other} davit admin project check ${project.id}`,
+  };
+}
+
+function ownerOf(path: string): number | undefined {
+  return statSync(path, { throwIfNoEntry: false })?.uid;
+}
+
+function userName(): string {
+  try {
+    return userInfo().username;
+  } catch {
+    return `user ${process.getuid?.()}`; // one without an entry, in a container as a rule
+  }
+}
+
+/** As sudo(8) takes it, which also takes numbers. */
+function nameOfUser(uid: number): string {
+  const entries = readText('/etc/passwd').split('\n');
+  const [name] = entries.map((entry) => entry.split(':')).find(([, , id]) => id === String(uid)) ?? [];
+  return name ?? `'#${uid}'`;
+}
+
+function readText(path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch {
+    return '';
+  }
+}
+
+function printFindings(project: ProjectDetails, findings: readonly Finding[], context: CommandContext): void {
+  const { terminal } = context;
+  terminal.print(nameOfProject(project));
+  terminal.print(
+    table(
+      findings,
+      [
+        { title: 'CHECK', of: ({ check }) => check },
+        { title: 'RESULT', of: ({ level }) => level, colour: ({ level }) => LEVEL_COLOURS[level] },
+        { title: 'FINDING', of: ({ message }) => message },
+      ],
+      // Nothing is cut: a path is of use only as a whole.
+      null,
+      terminal.colours,
+    ),
+  );
+  const advised = findings.filter(({ advice }) => advice !== null);
+  if (advised.length === 0) return;
+  terminal.print('\nwhat to do');
+  terminal.print(
+    fields(
+      terminal,
+      advised.map(({ check, advice }) => [check, advice] as const),
+    ),
+  );
+}
+
+const LEVEL_COLOURS: Record<Finding['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };

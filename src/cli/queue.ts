@@ -1,0 +1,220 @@
+import type { Command } from 'commander';
+import type {
+  Backlog,
+  ReplayBacklog,
+  ReportedDeployment,
+  Stretch,
+  WaitingDeployment,
+  WebhookBacklog,
+} from '../store/backlog.ts';
+import type { Serving } from '../store/lock.ts';
+import {
+  type CommandContext,
+  exactMoment,
+  explain,
+  jsonOption,
+  moment,
+  printJson,
+  withStore,
+} from './command.ts';
+import { statusColour } from './deployment-status.ts';
+import { limitOption } from './lists.ts';
+import { serviceOf } from './serving.ts';
+import { type Column, fields, table } from './table.ts';
+import { nextAttemptText } from './webhook-text.ts';
+
+/**
+ * Why a deployment has not started: nobody is there to start it; its project is paused; another one of its project
+ * runs, or is before it; as many run as may; or none of these, and it starts within a second.
+ */
+type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'place' | 'nothing';
+
+/** `davit admin queue`. */
+export function defineQueue(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'What runs, waits and is retried, since when and why, all of one moment: deployments in the order in which they ' +
+      'start, and what each webhook is still to be sent.',
+    ['davit admin queue', 'davit admin queue --limit 200', 'davit admin queue --json'],
+  )
+    .addOption(limitOption())
+    .addOption(jsonOption())
+    .action(async ({ limit, json }: { limit: number; json?: boolean }) => {
+      const { service, backlog } = await withStore(command, context, 'refuse', async (store) => ({
+        service: await serviceOf(command),
+        backlog: store.reads.backlog.all(context.effects.now(), limit),
+      }));
+      const queue = { service, ...backlog, waiting: withReasons(backlog, service) };
+      if (json === true) printJson(context, queue);
+      else printQueue(queue, context);
+    });
+}
+
+interface Queue extends Backlog {
+  service: Serving | null;
+  waiting: Stretch<ExplainedDeployment>;
+}
+
+interface ExplainedDeployment extends WaitingDeployment {
+  waits_for: WaitsFor;
+}
+
+function withReasons({ waiting, running }: Backlog, service: Serving | null): Stretch<ExplainedDeployment> {
+  return {
+    count: waiting.count,
+    items: waiting.items.map((deployment) => ({
+      ...deployment,
+      waits_for: waitsFor(deployment, service, running.count),
+    })),
+  };
+}
+
+function waitsFor(
+  { project_status, project_runs, queue_position }: WaitingDeployment,
+  service: Serving | null,
+  runningCount: number,
+): WaitsFor {
+  if (project_status === 'paused') return 'project_resumed';
+  if (service === null) return 'service';
+  if (project_runs !== null) return 'project_runs';
+  if (queue_position !== 1) return 'turn';
+  return runningCount > 0 ? 'place' : 'nothing';
+}
+
+function printQueue(queue: Queue, context: CommandContext): void {
+  const { service, running, waiting, reported, webhooks, replays } = queue;
+  context.terminal.print(summary(queue, context));
+  printStretch(context, 'RUNNING', running, [
+    { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
+    { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+    { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
+    { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
+  ]);
+  if (service === null && running.count > 0) {
+    context.terminal.print("no service runs: 'davit serve' ends what is left of these, as interrupted");
+  }
+  printStretch(context, 'WAITING', waiting, [
+    { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
+    { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+    { title: 'NUMBER', of: ({ queue_position }) => String(queue_position ?? '') },
+    { title: 'SINCE', of: ({ created_at }) => moment(context, created_at) },
+    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, running.count) },
+  ]);
+  printReported(reported, context);
+  printWebhooks(webhooks, service, context);
+  printReplays(replays, context);
+}
+
+function summary(
+  { service, running, waiting, reported, deliveries, replays }: Queue,
+  context: CommandContext,
+) {
+  const { pending_count, due_count, held_count } = deliveries;
+  const unserved = "none: nothing starts and nothing is sent until 'davit serve' runs";
+  return fields(context.terminal, [
+    ['service', service === null ? unserved : serviceText(service, context)],
+    ['running', String(running.count)],
+    ['waiting', String(waiting.count)],
+    ['elsewhere', reported.count === 0 ? null : `${reported.count}, whose end is to be reported`],
+    ['deliveries', `${pending_count} pending, ${due_count} of them due; ${held_count} held`],
+    ['replays', replays.count === 0 ? null : `${replays.count} under way`],
+  ]);
+}
+
+function serviceText({ process_id, since }: Serving, context: CommandContext): string {
+  const who = process_id === null ? 'runs' : `process ${process_id}`;
+  return since === null ? who : `${who}, since ${exactMoment(context, since)}`;
+}
+
+function reasonText(waitsFor: WaitsFor, runningCount: number): string {
+  switch (waitsFor) {
+    case 'service':
+      return "'davit serve'";
+    case 'project_resumed':
+      return 'its project: paused';
+    case 'project_runs':
+      return 'the one that runs';
+    case 'turn':
+      return 'those before it';
+    case 'place':
+      return `a free place: ${runningCount} run${runningCount === 1 ? 's' : ''}`;
+    case 'nothing':
+      return 'nothing: it starts';
+    default:
+      return waitsFor satisfies never;
+  }
+}
+
+function printReported(reported: Stretch<ReportedDeployment>, context: CommandContext): void {
+  printStretch(context, 'ELSEWHERE', reported, [
+    { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
+    { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+    { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
+    { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
+    {
+      title: 'FAILS UNREPORTED',
+      of: ({ report_due_at }) => (report_due_at === null ? 'never' : moment(context, report_due_at)),
+    },
+  ]);
+}
+
+function printWebhooks(
+  webhooks: Stretch<WebhookBacklog>,
+  service: Serving | null,
+  context: CommandContext,
+): void {
+  printStretch(context, 'WEBHOOK', webhooks, [
+    { title: 'URL', of: ({ url }) => url, shrinks: true },
+    { title: 'WAITING', of: ({ pending_count, held_count }) => String(pending_count + held_count) },
+    { title: 'NEXT ATTEMPT', of: (webhook) => nextAttemptText(webhook, service !== null, context) },
+    {
+      title: 'FAILED',
+      of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
+      colour: () => 'red',
+    },
+    {
+      title: 'LAST ERROR',
+      of: ({ status_reason, last_error }) => status_reason ?? last_error ?? '',
+      shrinks: true,
+    },
+  ]);
+}
+
+function printReplays(replays: Stretch<ReplayBacklog>, context: CommandContext): void {
+  const { terminal } = context;
+  if (replays.count === 0) return;
+  terminal.print('');
+  terminal.print(
+    table(
+      replays.items,
+      [
+        { title: 'REPLAY TO', of: ({ webhook_id }) => webhook_id },
+        { title: 'OF EVENTS FROM', of: ({ since }) => moment(context, since) },
+        { title: 'UNTIL', of: ({ until }) => moment(context, until) },
+        { title: 'ASKED FOR', of: ({ created_at }) => moment(context, created_at) },
+      ],
+      terminal.columns,
+    ),
+  );
+  printRest(replays, context);
+}
+
+/** The first of them under a title that says what they are, and how many there are besides; nothing where none is. */
+function printStretch<Item extends { id: string }>(
+  context: CommandContext,
+  title: string,
+  stretch: Stretch<Item>,
+  columns: readonly Column<Item>[],
+): void {
+  const { terminal } = context;
+  if (stretch.count === 0) return;
+  terminal.print('');
+  terminal.print(
+    table(stretch.items, [{ title, of: ({ id }) => id }, ...columns], terminal.columns, terminal.colours),
+  );
+  printRest(stretch, context);
+}
+
+function printRest({ count, items }: Stretch<unknown>, { terminal }: CommandContext): void {
+  if (count > items.length) terminal.print(`and ${count - items.length} more`);
+}

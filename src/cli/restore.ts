@@ -1,0 +1,165 @@
+import { existsSync, realpathSync, statSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
+import type { Command } from 'commander';
+import { timestamp } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { FileFacts } from '../store/backup.ts';
+import { contentsText } from './backup.ts';
+import { formatBytes } from './bytes.ts';
+import {
+  type CommandContext,
+  confirm,
+  dbPathOf,
+  exactMoment,
+  explain,
+  jsonOption,
+  option,
+  printJson,
+} from './command.ts';
+import { fillPartial, withPartial } from './file-work.ts';
+import { printable } from './table.ts';
+
+interface RestoreOptions {
+  yes?: boolean;
+  json?: boolean;
+}
+
+/** `davit restore`. */
+export function defineRestore(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'Takes a copy back that davit backup made: checks it, keeps the file that is there under another name, and puts a ' +
+      'copy of the copy in its place. The service must be stopped. It then goes on with the keys, cursors, queues and ' +
+      'deliveries of that moment.\n\n' +
+      'Deployments that were running when the copy was made are recorded as interrupted at the next start; their ' +
+      'processes are known by id, start time and boot, so no other process is ended in their place. Those that waited ' +
+      'are started, also if they were carried out since: pause their projects or cancel them before davit serve, if ' +
+      'that is not meant. Deliveries that were made since may come once more, with the same event ids.',
+    [
+      'systemctl stop davit && davit restore /var/backups/davit-2026-11-20.db && systemctl start davit',
+      'davit restore copy.db --db /srv/new/davit.db',
+    ],
+  )
+    .argument('<file>', 'the copy; it stays as it is')
+    .addOption(option('--yes', 'do not ask'))
+    .addOption(jsonOption())
+    .action((file: string, options: RestoreOptions) => restore(command, file, options, context));
+}
+
+async function restore(
+  command: Command,
+  file: string,
+  options: RestoreOptions,
+  context: CommandContext,
+): Promise<void> {
+  const { terminal, effects } = context;
+  const dbPath = dbPathOf(command);
+  // Of a link the file that it leads to: that is what SQLite and the lock go by, and what is replaced.
+  const path = existsSync(dbPath) ? realpathSync(dbPath) : resolve(dbPath);
+  const replaces = existsSync(path);
+  // Where nobody can be asked, that is said before the work.
+  if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
+  const [{ adoptedBytes, replaceDatabase }, { lockForServing }] = await Promise.all([
+    import('../store/restore.ts'),
+    import('../store/lock.ts'),
+  ]);
+  adoptedBytes(file);
+  await refuseServed(dbPath, file, path);
+  await withPartial(dirname(path), context, async (partial, signal) => {
+    const unlock = lockForServing(path, process.pid, effects);
+    try {
+      await refuseWhileRunning(dbPath, path);
+      const from = { path: resolve(file), name: file };
+      const facts = await fillPartial('adopt', from, partial, signal, context);
+      if (replaces)
+        await confirm(command, question(dbPath, path, file, facts, context), options.yes, context);
+      const asidePath = `${path}.before-restore-${timestamp(effects.now()).replaceAll(':', '-')}`;
+      const kept = replaceDatabase(path, partial.path, asidePath);
+      report(dbPath, kept ? asidePath : null, facts, options, context);
+    } finally {
+      unlock();
+    }
+  });
+}
+
+/** Neither what is replaced nor what is taken may be in use. */
+async function refuseServed(dbPath: string, file: string, path: string): Promise<void> {
+  const { servedBy } = await import('../store/lock.ts');
+  const here = statSync(path, { throwIfNoEntry: false });
+  const there = statSync(file);
+  if (here?.ino === there.ino && here.dev === there.dev) {
+    throw new AppError('conflict', `${file} is the file that it would replace: give a copy of it`);
+  }
+  const service = servedBy(path);
+  if (service !== null) {
+    const who = service.process_id === null ? '' : ` by process ${service.process_id} since ${service.since}`;
+    throw new AppError('conflict', `${dbPath} is served${who}: stop that service first`);
+  }
+  if (servedBy(file) !== null) {
+    throw new AppError(
+      'conflict',
+      `${file} is served itself: take a copy of it with davit backup, and give that`,
+    );
+  }
+}
+
+/** The restored file knows nothing of them, and nobody would end them any more. */
+async function refuseWhileRunning(dbPath: string, path: string): Promise<void> {
+  const [{ unfinishedIn }, { DEPLOYMENT_MARKER, findMarked }] = await Promise.all([
+    import('../store/restore.ts'),
+    import('../deploy/processes.ts'),
+  ]);
+  const ids = new Set<string>(unfinishedIn(path).map(({ id }) => id));
+  if (ids.size === 0) return;
+  for (const [id, [process]] of await findMarked(DEPLOYMENT_MARKER, ids)) {
+    throw new AppError(
+      'conflict',
+      `deployment ${id} of ${dbPath} is still running as process ${process?.processId}: end it, or start and stop davit, which does so`,
+    );
+  }
+}
+
+function question(
+  dbPath: string,
+  path: string,
+  file: string,
+  facts: FileFacts,
+  context: CommandContext,
+): string {
+  const { size, mtimeMs } = statSync(path);
+  const old = `${printable(dbPath)} (${formatBytes(size)}, changed ${exactMoment(context, timestamp(mtimeMs))})`;
+  return `${old} is kept under another name. Go on with ${printable(file)} (${contentsText(facts)}, last used ${exactMoment(context, facts.last_event_at)})?`;
+}
+
+function report(
+  dbPath: string,
+  keptAs: string | null,
+  facts: FileFacts,
+  { json }: RestoreOptions,
+  context: CommandContext,
+): void {
+  const { terminal } = context;
+  if (json === true) {
+    printJson(context, { file: dbPath, kept_as: keptAs, ...facts });
+    return;
+  }
+  terminal.print(
+    `${printable(dbPath)} is restored: ${contentsText(facts)}, last used ${facts.last_event_at}`,
+  );
+  if (keptAs !== null) terminal.note(`what was there is ${printable(keptAs)}: remove it once all is well`);
+  const next = [
+    part('starts', facts.waiting_deployments, 'deployment that waited', 'deployments that waited'),
+    part(
+      'records as interrupted',
+      facts.running_deployments,
+      'deployment that was running',
+      'deployments that were running',
+    ),
+    part('sends', facts.pending_deliveries, 'delivery', 'deliveries'),
+  ].filter((text) => text !== '');
+  if (next.length > 0) terminal.note(`davit serve now ${next.join(', ')}`);
+}
+
+function part(verb: string, count: number, one: string, many: string): string {
+  return count === 0 ? '' : `${verb} ${count} ${count === 1 ? one : many}`;
+}

@@ -1,0 +1,193 @@
+import type { Command } from 'commander';
+import { appending } from '../config.ts';
+import {
+  DELIVERY_STATUSES,
+  type Delivery,
+  type DeliveryStatus,
+  EVENT_TYPES,
+  type EventType,
+  type Webhook,
+} from '../domain.ts';
+import { parseDuration } from '../durations.ts';
+import type { Store } from '../store/store.ts';
+import {
+  type CommandContext,
+  explain,
+  jsonOption,
+  misused,
+  moment,
+  option,
+  printJson,
+  withStore,
+} from './command.ts';
+import { chosenOf, limitOption } from './lists.ts';
+import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
+import { isServed } from './serving.ts';
+import { type Colour, table } from './table.ts';
+import { countText } from './webhook-text.ts';
+
+interface ListOptions {
+  status?: string[];
+  eventType?: string[];
+  limit: number;
+  json?: boolean;
+}
+
+/** `davit admin webhook deliveries`. */
+export function defineDeliveries(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('what became of each event for it'),
+    'Lists deliveries of a webhook, newest first.',
+    [
+      'davit admin webhook deliveries whk_…',
+      'davit admin webhook deliveries whk_… --status exhausted --limit 100',
+    ],
+  )
+    .argument(...WEBHOOK_ARGUMENT)
+    .addOption(
+      option('--status <status...>', `only these: ${DELIVERY_STATUSES.join(', ')}`).argParser(
+        appending(String),
+      ),
+    )
+    .addOption(option('--event-type <type...>', 'only of these events').argParser(appending(String)))
+    .addOption(limitOption())
+    .addOption(jsonOption())
+    .action((idOrUrl: string, options: ListOptions) => listDeliveries(command, idOrUrl, options, context));
+}
+
+async function listDeliveries(
+  command: Command,
+  idOrUrl: string,
+  { status, eventType, limit, json }: ListOptions,
+  context: CommandContext,
+): Promise<void> {
+  const statuses = status === undefined ? null : chosenOf(command, 'status', status, DELIVERY_STATUSES);
+  const eventTypes = eventType === undefined ? null : chosenOf(command, 'event type', eventType, EVENT_TYPES);
+  await withStore(command, context, 'refuse', async (store) => {
+    const webhook = resolveWebhook(store, idOrUrl, context.effects.now());
+    const found = await latest(store, webhook, statuses, eventTypes, limit + 1);
+    const items = found.slice(0, limit);
+    if (json === true) return printJson(context, items);
+    printDeliveries(items, store, context);
+    if (found.length > limit) context.terminal.note(`these are the latest ${limit}: --limit shows more`);
+  });
+}
+
+async function latest(
+  store: Store,
+  webhook: Webhook,
+  statuses: DeliveryStatus[] | null,
+  eventTypes: EventType[] | null,
+  limit: number,
+): Promise<Delivery[]> {
+  const filter = { statuses, eventTypes, createdAfterMs: null, createdBeforeMs: null };
+  const page = await store.reads.deliveries.page(webhook, filter, Number.MAX_SAFE_INTEGER, limit);
+  return page.map(({ item }) => item);
+}
+
+function printDeliveries(items: readonly Delivery[], store: Store, context: CommandContext): void {
+  const { terminal } = context;
+  if (items.length === 0) {
+    terminal.note('there are no such deliveries');
+    return;
+  }
+  terminal.print(
+    table(
+      items,
+      [
+        { title: 'ID', of: ({ id }) => id },
+        { title: 'EVENT', of: ({ event_type }) => event_type, shrinks: true },
+        { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
+        { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
+        { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shrinks: true },
+        {
+          title: 'NEXT',
+          of: ({ next_attempt_at }) => (next_attempt_at === null ? '' : moment(context, next_attempt_at)),
+        },
+        { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+      ],
+      terminal.columns,
+      terminal.colours,
+    ),
+  );
+}
+
+const STATUS_COLOURS: Record<DeliveryStatus, Colour> = {
+  pending: 'yellow',
+  delivered: 'green',
+  exhausted: 'red',
+  held: 'gray',
+};
+
+interface ReplayOptions {
+  since: string;
+  until?: string;
+  status?: string;
+  json?: boolean;
+}
+
+/** `davit admin webhook replay`. */
+export function defineReplay(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('send past deliveries again'),
+    'Sends the deliveries of that time again, each with all its attempts. Receivers tell repeats by the id of the event. ' +
+      'A moment is given as 2026-01-31T12:00:00Z, or as a duration: so long ago.',
+    [
+      'davit admin webhook replay whk_… --since 24h',
+      'davit admin webhook replay whk_… --since 2026-01-31T12:00:00Z --status exhausted',
+    ],
+  )
+    .argument(...WEBHOOK_ARGUMENT)
+    .addOption(
+      option('--since <moment>', 'only deliveries that came to be then or later').makeOptionMandatory(),
+    )
+    .addOption(option('--until <moment>', 'only those that came to be by then'))
+    .addOption(option('--status <status>', `only those that are so now: ${DELIVERY_STATUSES.join(', ')}`))
+    .addOption(jsonOption())
+    .action((idOrUrl: string, options: ReplayOptions) => replay(command, idOrUrl, options, context));
+}
+
+async function replay(
+  command: Command,
+  idOrUrl: string,
+  options: ReplayOptions,
+  context: CommandContext,
+): Promise<void> {
+  const nowMs = context.effects.now();
+  const sinceMs = await momentOf(command, '--since', options.since, nowMs);
+  const untilMs =
+    options.until === undefined ? nowMs : await momentOf(command, '--until', options.until, nowMs);
+  if (untilMs < sinceMs) misused(command, '--until must not be before --since');
+  const [status = null] =
+    options.status === undefined ? [] : chosenOf(command, 'status', [options.status], DELIVERY_STATUSES);
+  await withStore(command, context, 'refuse', async (store) => {
+    const { newReplay } = await import('../store/new-replay.ts');
+    const webhook = resolveWebhook(store, idOrUrl, nowMs);
+    // What happens from now on is sent anyway.
+    const selection = { sinceMs, untilMs: Math.min(untilMs, nowMs), status };
+    const result = await store.writer.write(
+      'replays.create',
+      await newReplay(store.reads, webhook, selection),
+    );
+    if (options.json === true) return printJson(context, result);
+    context.terminal.print(`sent again to ${nameOfWebhook(webhook)}: ${countText(result.count)}`);
+    if (result.count === 0) return;
+    if (webhook.status === 'disabled') {
+      context.terminal.note('note: the webhook is disabled: they are sent when it is enabled');
+    } else if (!(await isServed(command))) {
+      context.terminal.note("note: no service is running: 'davit serve' sends them");
+    }
+  });
+}
+
+/** A moment, or a duration before `nowMs`, in milliseconds since 1970. */
+async function momentOf(command: Command, name: string, text: string, nowMs: number): Promise<number> {
+  const agoMs = parseDuration(text);
+  if (agoMs !== undefined) return nowMs - agoMs;
+  // Only here: no other command needs the library for it.
+  const { timestampSchema } = await import('../http/validation.ts');
+  const { value, error } = timestampSchema.validate(text);
+  return error === undefined
+    ? Number(value)
+    : misused(command, `${name} must be a moment such as 2026-01-31T12:00:00Z, or so long ago: 24h`);
+}

@@ -1,0 +1,18 @@
+import type { WebhookBacklog } from '../store/backlog.ts';
+import { type CommandContext, moment } from './command.ts';
+
+/** When something is sent to it next; empty where nothing waits. `served`: whether a service is there to send it. */
+export function nextAttemptText(
+  { held_count, due_count, next_attempt_at }: WebhookBacklog,
+  served: boolean,
+  context: CommandContext,
+): string {
+  if (held_count > 0) return 'held';
+  if (next_attempt_at === null) return '';
+  return due_count > 0 && served ? 'now' : moment(context, next_attempt_at);
+}
+
+/** `1 delivery`, `2 deliveries`. */
+export function countText(count: number): string {
+  return count === 1 ? '1 delivery' : `${count} deliveries`;
+}

@@ -1,0 +1,229 @@
+import type { Command } from 'commander';
+import type { Timestamp, WebhookStatus } from '../domain.ts';
+import type { WebhookBacklog } from '../store/backlog.ts';
+import type { Store } from '../store/store.ts';
+import {
+  type CommandContext,
+  confirm,
+  exactMoment,
+  explain,
+  jsonOption,
+  moment,
+  option,
+  printJson,
+  withStore,
+} from './command.ts';
+import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
+import { isServed } from './serving.ts';
+import { type Colour, fields, table } from './table.ts';
+import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
+import { definePing } from './webhook-ping.ts';
+import { countText, nextAttemptText } from './webhook-text.ts';
+
+/** `davit admin webhook`. */
+export function defineWebhooks(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'The webhooks that keys have registered over the API, of all keys. What they are sent goes out when the service runs.',
+    [
+      'davit admin webhook list',
+      'davit admin webhook ping whk_…',
+      'davit admin webhook replay whk_… --since 24h',
+    ],
+  );
+  defineList(command.command('list'), context);
+  defineShow(command.command('show'), context);
+  defineStatus(command.command('enable'), context, {
+    status: 'enabled',
+    summary: 'send to it again, also what was held',
+    text:
+      'Sends to a webhook again. What was held while it was disabled goes out now, and what waited for a retry is tried ' +
+      'now; each has all its attempts again.',
+  });
+  defineStatus(command.command('disable'), context, {
+    status: 'disabled',
+    summary: 'send nothing to it, and keep what arises',
+    text: 'Sends nothing to a webhook any more. What arises meanwhile is held, and goes out when it is enabled again.',
+  });
+  defineDelete(command.command('delete'), context);
+  definePing(command.command('ping'), context);
+  defineDeliveries(command.command('deliveries'), context);
+  defineReplay(command.command('replay'), context);
+}
+
+function defineList(command: Command, context: CommandContext): void {
+  explain(command.summary('all webhooks, of all keys'), 'Lists all webhooks, oldest first.', [
+    'davit admin webhook list',
+    'davit admin webhook list --json',
+  ])
+    .addOption(jsonOption())
+    .action((options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', (store) => {
+        const webhooks = store.reads.backlog.webhooks(context.effects.now());
+        if (options.json === true) printJson(context, webhooks);
+        else printWebhooks(webhooks, context);
+      }),
+    );
+}
+
+function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandContext): void {
+  const { terminal } = context;
+  if (webhooks.length === 0) {
+    terminal.note('there are no webhooks: keys register them with POST /v2/webhooks');
+    return;
+  }
+  terminal.print(
+    table(
+      webhooks,
+      [
+        { title: 'ID', of: ({ id }) => id },
+        { title: 'URL', of: ({ url }) => url, shrinks: true },
+        { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
+        {
+          title: 'WAITING',
+          of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
+        },
+        {
+          title: 'LAST SUCCESS',
+          of: ({ last_success_at }) => (last_success_at === null ? '' : moment(context, last_success_at)),
+        },
+        {
+          title: 'LAST FAILURE',
+          of: ({ last_failure_at }) => (last_failure_at === null ? '' : moment(context, last_failure_at)),
+        },
+        {
+          title: 'FAILED',
+          of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
+          colour: () => 'red',
+        },
+        { title: 'KEY', of: ({ created_by }) => created_by.name, shrinks: true },
+        { title: 'EVENTS', of: ({ events }) => events.join(' '), shrinks: true },
+      ],
+      terminal.columns,
+      terminal.colours,
+    ),
+  );
+}
+
+const STATUS_COLOURS: Record<WebhookStatus, Colour> = { enabled: 'green', disabled: 'red' };
+
+function waitingCount({ pending_count, held_count }: WebhookBacklog): number {
+  return pending_count + held_count;
+}
+
+function defineShow(command: Command, context: CommandContext): void {
+  explain(command.summary('one webhook'), 'Shows a webhook and how sending to it goes; never its secrets.', [
+    'davit admin webhook show whk_…',
+  ])
+    .argument(...WEBHOOK_ARGUMENT)
+    .addOption(jsonOption())
+    .action((text: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', async (store) => {
+        const webhook = resolveWebhook(store, text, context.effects.now());
+        if (options.json === true) return printJson(context, webhook);
+        context.terminal.print(webhookText(webhook, await isServed(command), context));
+      }),
+    );
+}
+
+function webhookText(webhook: WebhookBacklog, served: boolean, context: CommandContext): string {
+  const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
+  const { status, status_reason, created_by, pending_count, due_count, held_count, last_error } = webhook;
+  return fields(context.terminal, [
+    ['id', webhook.id],
+    ['url', webhook.url],
+    ['description', webhook.description],
+    ['events', webhook.events.join(' ')],
+    ['status', status_reason === null ? status : `${status}: ${status_reason}`],
+    ['created', at(webhook.created_at)],
+    ['created by', `key ${created_by.name} (${created_by.key_id})`],
+    ['last success', at(webhook.last_success_at) ?? 'never'],
+    ['last failure', at(webhook.last_failure_at) ?? 'never'],
+    ['failing since', at(webhook.failing_since)],
+    ['failures in a row', String(webhook.consecutive_failures)],
+    ['pending', held_count > 0 ? null : `${pending_count}, ${due_count} of them due`],
+    ['held', held_count > 0 ? String(held_count) : null],
+    ['next attempt', held_count > 0 ? null : nextAttemptText(webhook, served, context) || null],
+    ['last error', last_error],
+  ]);
+}
+
+function defineStatus(
+  command: Command,
+  context: CommandContext,
+  { status, summary, text }: { status: WebhookStatus; summary: string; text: string },
+): void {
+  explain(command.summary(summary), text, [`davit admin webhook ${command.name()} whk_…`])
+    .argument(...WEBHOOK_ARGUMENT)
+    .addOption(jsonOption())
+    .action((idOrUrl: string, options: { json?: boolean }) =>
+      withStore(command, context, 'refuse', async (store) => {
+        const { before, after } = await setStatus(store, idOrUrl, status, context);
+        if (options.json === true) return printJson(context, after);
+        const already = before.status === status ? 'already ' : '';
+        context.terminal.print(`${nameOfWebhook(after)} is ${already}${status}${consequence(before, after)}`);
+        if (before.held_count > 0 && status === 'enabled' && !(await isServed(command))) {
+          context.terminal.note("note: no service is running: 'davit serve' sends it");
+        }
+      }),
+    );
+}
+
+async function setStatus(
+  store: Store,
+  idOrUrl: string,
+  status: WebhookStatus,
+  { effects }: CommandContext,
+): Promise<{ before: WebhookBacklog; after: WebhookBacklog }> {
+  const before = resolveWebhook(store, idOrUrl, effects.now());
+  const disableReason = 'disabled by the administrator';
+  await store.writer.write('webhooks.update', { id: before.id, status, disableReason });
+  return { before, after: resolveWebhook(store, before.id, effects.now()) };
+}
+
+function consequence(before: WebhookBacklog, after: WebhookBacklog): string {
+  if (before.status === after.status) return '';
+  if (before.held_count > 0) return `; sent now, as it was held: ${countText(before.held_count)}`;
+  return after.held_count > 0 ? `; held until it is enabled: ${countText(after.held_count)}` : '';
+}
+
+function defineDelete(command: Command, context: CommandContext): void {
+  explain(
+    command.summary('forget a webhook for ever'),
+    'Deletes a webhook, for the key that registered it too. What waits for it is never sent. This cannot be undone.',
+    ['davit admin webhook delete whk_…', 'davit admin webhook delete whk_… --yes'],
+  )
+    .argument(...WEBHOOK_ARGUMENT)
+    .addOption(option('--yes', 'do not ask'))
+    .addOption(jsonOption())
+    .action((idOrUrl: string, options: DeleteOptions) => deleteWebhook(command, idOrUrl, options, context));
+}
+
+interface DeleteOptions {
+  yes?: boolean;
+  json?: boolean;
+}
+
+async function deleteWebhook(
+  command: Command,
+  idOrUrl: string,
+  options: DeleteOptions,
+  context: CommandContext,
+): Promise<void> {
+  const webhook = await withStore(command, context, 'refuse', (store) =>
+    resolveWebhook(store, idOrUrl, context.effects.now()),
+  );
+  const count = waitingCount(webhook);
+  const lost = count === 0 ? '' : `Never sent, though it waits: ${countText(count)}. `;
+  await confirm(
+    command,
+    `${lost}There is no way back.\nDelete ${nameOfWebhook(webhook)}?`,
+    options.yes,
+    context,
+  );
+  await withStore(command, context, 'refuse', (store) =>
+    store.writer.write('webhooks.remove', { id: webhook.id }),
+  );
+  if (options.json === true) return printJson(context, webhook);
+  context.terminal.print(`${nameOfWebhook(webhook)} is deleted`);
+}

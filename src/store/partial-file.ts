@@ -1,0 +1,122 @@
+import {
+  closeSync,
+  existsSync,
+  fsyncSync,
+  linkSync,
+  openSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  statSync,
+} from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import { AppError } from '../errors.ts';
+import type { StoredProcess } from './deployments.ts';
+
+/** A file that is being made beside the place where it will be. */
+export interface PartialFile {
+  path: string;
+  /** Gives it its name, once its bytes are on the disk. Throws AppError `conflict` if the name is taken. */
+  publishAs(path: string): void;
+  /** Removes it, unless it got its name. */
+  discard(): void;
+}
+
+/** Who makes it: so that what a killed process left is found by the next one. */
+export interface Maker {
+  self: StoredProcess;
+  isAlive(maker: StoredProcess): boolean;
+  nowMs: number;
+}
+
+/** Of a file whose maker belongs to another boot, perhaps of another machine that uses the directory too. */
+const ABANDONED_AFTER_MS = 24 * 60 * 60 * 1000;
+
+const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})/;
+
+const SIDES = ['', '-wal', '-shm', '-journal'] as const;
+
+/**
+ * An empty file in the directory, for this user alone; removes those that killed processes left there. Throws
+ * AppError `conflict` where no file can be made.
+ */
+export function startPartial(directory: string, maker: Maker): PartialFile {
+  const { processId, processStartedAt, bootId } = maker.self;
+  const path = join(directory, `.davit-partial-${processId}-${processStartedAt}-${bootId}`);
+  try {
+    removeAbandoned(directory, maker);
+    closeSync(openSync(path, 'wx', 0o600));
+  } catch (error) {
+    throw new AppError(
+      'conflict',
+      `cannot write in ${directory} (${codeOf(error)}): choose another place, or mend that one`,
+      { cause: error },
+    );
+  }
+  return {
+    path,
+    publishAs(finalPath) {
+      syncFile(path);
+      giveName(path, finalPath);
+      syncDirectory(dirname(finalPath));
+    },
+    discard: () => removePartial(path),
+  };
+}
+
+/** Removes it with all that SQLite may have put beside it. */
+export function removePartial(path: string): void {
+  for (const side of SIDES) rmSync(path + side, { force: true });
+}
+
+/** So that what was linked, renamed or removed in it is so after a power cut, too. */
+export function syncDirectory(path: string): void {
+  syncFile(path, 'r');
+}
+
+/** So that all that was written to it is there after a power cut. */
+export function syncFile(path: string, flags = 'r+'): void {
+  const descriptor = openSync(path, flags);
+  try {
+    fsyncSync(descriptor);
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+/** A link fails where something has the name already, which no renaming in Node does. */
+function giveName(path: string, finalPath: string): void {
+  try {
+    linkSync(path, finalPath);
+    rmSync(path);
+  } catch (error) {
+    const code = codeOf(error);
+    if (code === 'EEXIST' || existsSync(finalPath)) throw nameTaken(finalPath, error);
+    // File systems of sticks and of some networks know no links: the look just now has to do.
+    if (!['EPERM', 'ENOTSUP', 'ENOSYS', 'EOPNOTSUPP'].includes(code)) throw error;
+    renameSync(path, finalPath);
+  }
+}
+
+/** For who looks before the work begins, too. */
+export function nameTaken(path: string, cause?: unknown): AppError {
+  return new AppError('conflict', `${path} is there already: choose another name, nothing is overwritten`, {
+    cause,
+  });
+}
+
+function removeAbandoned(directory: string, { isAlive, self, nowMs }: Maker): void {
+  for (const name of readdirSync(directory)) {
+    const [, processId, processStartedAt, bootId] = NAME_FORM.exec(basename(name)) ?? [];
+    if (bootId === undefined) continue;
+    const maker = { processId: Number(processId), processStartedAt: Number(processStartedAt), bootId };
+    const path = join(directory, name);
+    const ageMs = nowMs - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? nowMs);
+    const isAbandoned = bootId === self.bootId ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
+    if (isAbandoned) rmSync(path, { force: true });
+  }
+}
+
+function codeOf(error: unknown): string {
+  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
+}

@@ -1,0 +1,271 @@
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
+import { watch } from 'node:fs/promises';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { APPLICATION_ID, SCHEMA_VERSION } from '../../src/store/database.ts';
+import { busyWriter } from '../helpers/busy.ts';
+import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+import { makeLarge } from '../helpers/large.ts';
+import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+import { dumpOf } from '../helpers/store.ts';
+
+t.test('a copy is one whole file for its owner alone, with all that is in the original', async (t) => {
+  const { davit, dump, directory } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website', '--env', 'TOKEN=secret']);
+  await davit(['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects']);
+  const { stdout, stderr, exitCode } = await davit(['backup', 'copy.db']);
+  t.match(stdout, /^copy\.db: [\d.]+ kB, 1 project, 1 key, 0 deployments, checked, as of 20\S+Z\n$/);
+  t.strictSame([stderr, exitCode], ['', 0]);
+  t.equal(statSync(join(directory, 'copy.db')).mode & 0o777, 0o600);
+  t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db']);
+
+  const copy = openCopy(t, join(directory, 'copy.db'));
+  t.equal(copy.pragma('journal_mode', { simple: true }), 'delete', 'it needs no file beside it');
+  t.equal(copy.pragma('application_id', { simple: true }), APPLICATION_ID);
+  t.equal(copy.pragma('user_version', { simple: true }), SCHEMA_VERSION);
+  t.strictSame(dumpOf(copy), dump());
+});
+
+t.test(
+  'of a file that another process writes to all the time, each copy has what was acknowledged',
+  async (t) => {
+    const { davit, directory, dbPath } = place(t);
+    const writer = await busyWriter(t, dbPath);
+    for (const name of ['one.db', 'two.db', 'three.db']) {
+      const before = writer.acknowledged();
+      const { exitCode, stderr } = await davit(['backup', name]);
+      t.strictSame([exitCode, stderr], [0, '']);
+      t.ok(writer.acknowledged().length > before.length + 10, 'nobody waited for it');
+      const copy = openCopy(t, join(directory, name));
+      t.equal(copy.pragma('integrity_check', { simple: true }), 'ok');
+      const ids = new Set(copy.prepare('SELECT id FROM projects').pluck().all());
+      t.strictSame(
+        before.filter((id) => !ids.has(id)),
+        [],
+      );
+    }
+    await writer.stop();
+  },
+);
+
+t.test('--json says what is in it', async (t) => {
+  const { json, davit } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  t.match(await json(['backup', 'copy.db']), {
+    file: 'copy.db',
+    at: /Z$/,
+    schema_version: SCHEMA_VERSION,
+    bytes: Number,
+    created_at: /Z$/,
+    last_event_at: /Z$/,
+    projects: 1,
+    keys: 0,
+    deployments: 0,
+    running_deployments: 0,
+    waiting_deployments: 0,
+    pending_deliveries: 0,
+  });
+});
+
+t.test('what is there already is never overwritten, be it a file, a directory or a link', async (t) => {
+  const { davit, refused, directory } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  writeFileSync(join(directory, 'notes.txt'), 'notes');
+  mkdirSync(join(directory, 'folder'));
+  symlinkSync('nowhere', join(directory, 'link'));
+  const before = readdirSync(directory).sort();
+  for (const name of ['notes.txt', 'folder', 'davit.db']) {
+    t.match(await refused(['backup', name]), {
+      exitCode: 1,
+      message: new RegExp(`${name} is there already: choose another name`),
+    });
+  }
+  t.match(await refused(['backup', 'link']), { exitCode: 1, message: /link is there already/ });
+  t.equal(readFileSync(join(directory, 'notes.txt'), 'utf8'), 'notes');
+  t.strictSame(readdirSync(directory).sort(), before);
+});
+
+t.test('a file that cannot be copied, or to nowhere, leaves nothing behind', async (t) => {
+  const { davit, refused, directory } = place(t);
+  t.match(await refused(['backup', 'copy.db']), { exitCode: 1, message: /there is no file \.\/davit\.db/ });
+  writeFileSync(join(directory, 'notes.txt'), 'these are my notes, not a database\n'.repeat(100));
+  writeFileSync(join(directory, 'empty'), '');
+  const foreign = new Sqlite(join(directory, 'foreign.db'));
+  foreign.exec('CREATE TABLE songs (title TEXT)');
+  foreign.close();
+  for (const name of ['notes.txt', 'empty', 'foreign.db']) {
+    t.match(await refused(['backup', 'copy.db', '--db', name]), {
+      exitCode: 1,
+      message: new RegExp(`^error: ${name} is not a davit file$`),
+    });
+  }
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  t.match(await refused(['backup', 'nowhere/copy.db']), {
+    exitCode: 1,
+    message: /cannot write in .*nowhere \(ENOENT\)/,
+  });
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'empty', 'foreign.db', 'notes.txt']);
+});
+
+t.test('a damaged file is not copied, and it says so', async (t) => {
+  const { refused, directory, dbPath } = place(t);
+  makeLarge(dbPath, 2);
+  breakReference(dbPath);
+  const { message, exitCode } = await refused(['backup', 'copy.db']);
+  t.equal(exitCode, 1);
+  t.match(message, /davit\.db is damaged \(.+\): 'davit doctor' tells more/);
+  t.strictSame(readdirSync(directory), ['davit.db']);
+});
+
+t.test('a signal in the middle ends it at once and removes what was begun', async (t) => {
+  const { directory, dbPath } = place(t);
+  makeLarge(dbPath, 40);
+  for (const [signal, exitCode] of [
+    ['SIGINT', 130],
+    ['SIGTERM', 143],
+  ] as const) {
+    const backup = await backupUnderWay(t, directory);
+    backup.child.kill(signal);
+    t.strictSame(await backup.ended, [exitCode, null]);
+    t.match(await backup.stderr, /^stopped: nothing was changed\n$/);
+    t.strictSame(readdirSync(directory).filter(isNoSideFile), ['davit.db']);
+  }
+});
+
+t.test('killed in the middle, it leaves no file under the name, and the next one cleans up', async (t) => {
+  const { davit, directory, dbPath } = place(t);
+  makeLarge(dbPath, 40);
+  const backup = await backupUnderWay(t, directory);
+  // Its helper too, as a power cut would.
+  const helperIds = childrenOf(backup.child.pid);
+  for (const processId of [backup.child.pid ?? 0, ...helperIds]) process.kill(processId, 'SIGKILL');
+  await backup.ended;
+  t.equal(helperIds.length, 1);
+  const left = readdirSync(directory).filter(isNoSideFile);
+  t.match(left, [/^\.davit-partial-/, 'davit.db']);
+  t.notOk(existsSync(join(directory, 'copy.db')));
+
+  const foreignPartial = join(directory, '.davit-partial-1-1-00000000-0000-0000-0000-000000000000');
+  const oldPartial = foreignPartial.replace('-1-1-', '-2-2-');
+  for (const path of [foreignPartial, oldPartial]) writeFileSync(path, 'of another machine on the same disk');
+  const longAgo = realEffects.now() / 1_000 - 2 * 86_400;
+  utimesSync(oldPartial, longAgo, longAgo);
+  t.match(await davit(['backup', 'copy.db']), { exitCode: 0 });
+  t.strictSame(readdirSync(directory).filter(isNoSideFile).sort(), [
+    foreignPartial.slice(directory.length + 1),
+    'copy.db',
+    'davit.db',
+  ]);
+  t.equal(openCopy(t, join(directory, 'copy.db')).pragma('integrity_check', { simple: true }), 'ok');
+});
+
+t.test('when only the one who asked is killed, its helper removes what was begun', async (t) => {
+  const { directory, dbPath } = place(t);
+  makeLarge(dbPath, 40);
+  const backup = await backupUnderWay(t, directory);
+  const watching = watch(directory);
+  backup.child.kill('SIGKILL');
+  await backup.ended;
+  const left = () => readdirSync(directory).filter((name) => name.startsWith('.davit-partial-'));
+  t.not(left().length, 0);
+  for await (const _ of watching) {
+    if (left().length === 0) break;
+  }
+  t.notOk(existsSync(join(directory, 'copy.db')));
+});
+
+t.test('a disk that fills up leaves nothing behind, and it says so', ifMayMount, async (t) => {
+  const { directory, dbPath } = place(t);
+  makeLarge(dbPath, 8);
+  mkdirSync(join(directory, 'small'));
+  const { stdout, stderr } = await onSmallDisk(directory, 'small', '2m', [
+    '"$0" "$1" backup small/copy.db; echo "exit $?"; ls -A small',
+  ]);
+  t.equal(stdout, 'exit 1\n');
+  t.match(stderr, /^error: there is no room .*small.*\n$/);
+});
+
+/** Progress is for who watches: `script` gives it a terminal. */
+const ifHasScript = spawnSync('script', ['--version']).status === 0 ? {} : { skip: 'there is no script(1)' };
+
+t.test('on a terminal it says how far it is', ifHasScript, async (t) => {
+  const { directory, dbPath } = place(t);
+  makeLarge(dbPath, 40);
+  const words = [process.execPath, MAIN, 'backup', 'copy.db'].map((word) => `'${word}'`).join(' ');
+  const child = spawn('script', ['--quiet', '--return', '--command', words, '/dev/null'], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm' },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const shown = await text(child.stdout);
+  const [, ...lines] = `\n${shown}`.split(/[\r\n]+/).map((line) => line.replace('\u001b[K', ''));
+  t.match(lines[0], /^copying: \d+ % of [\d.]+ MB$/);
+  t.match(lines.slice(-3), ['checking the copy', /^copy\.db: /, '']);
+});
+
+t.test('--help says what it is for', async (t) => {
+  const { stdout } = await run(['backup', '--help']);
+  t.match(stdout, /keep it as safe/);
+  t.notMatch((await run(['--help'])).stdout, /__file/);
+});
+
+interface Backup {
+  child: ChildProcess;
+  ended: Promise<unknown[]>;
+  stderr: Promise<string>;
+}
+
+/** `davit backup copy.db`, once it has written something. */
+async function backupUnderWay(t: Test, directory: string): Promise<Backup> {
+  const watching = watch(directory);
+  const child = spawn(process.execPath, [MAIN, 'backup', 'copy.db'], {
+    cwd: directory,
+    env: COMPILE_CACHE,
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  const backup = { child, ended: once(child, 'exit'), stderr: text(child.stderr) };
+  for await (const { filename } of watching) {
+    if (filename?.startsWith('.davit-partial-') !== true) continue;
+    const size = statSync(join(directory, filename), { throwIfNoEntry: false })?.size ?? 0;
+    if (size > 0) return backup;
+  }
+  throw new Error('the directory is not watched any more');
+}
+
+function childrenOf(processId: number | undefined): number[] {
+  const children = readFileSync(`/proc/${processId}/task/${processId}/children`, 'utf8');
+  return children.trim().split(' ').filter(Boolean).map(Number);
+}
+
+/** A row that refers to one that is not there. */
+function breakReference(dbPath: string): void {
+  const database = new Sqlite(dbPath);
+  database.pragma('foreign_keys = OFF');
+  database.exec("INSERT INTO project_variables (project_id, name, value) VALUES ('prj_2', 'STAGE', 'live')");
+  database.close();
+}
+
+function openCopy(t: Test, path: string): Sqlite.Database {
+  const copy = new Sqlite(path, { readonly: true, fileMustExist: true });
+  t.teardown(() => copy.close());
+  return copy;
+}
+
+function isNoSideFile(name: string): boolean {
+  return !/-(?:wal|shm|lock|journal)$/.test(name);
+}

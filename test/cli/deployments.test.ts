@@ -1,0 +1,418 @@
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import t from 'tap';
+import type { Deployment, DeploymentId, ProjectId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { openStore, type Store } from '../../src/store/store.ts';
+import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
+import { serve } from '../helpers/served.ts';
+import { newDeployment, ref } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
+
+const deployment = (...words: string[]) => ['admin', 'deployment', ...words];
+
+t.test('a running service carries out what the administrator deploys', async (t) => {
+  const there = place(t);
+  await project(
+    there,
+    'website',
+    'echo "deploying $DEPLOY_REF"; echo url=https://x.test >> "$DEPLOY_OUTPUT"',
+  );
+  await serve(t, there.directory);
+  const made = await there.davit(deployment('create', 'website', 'v1.2.3'));
+  t.match(made, { stdout: /^dpl_\w{22}\n$/, exitCode: 0 });
+  t.match(made.stderr, /^made a deployment of v1\.2\.3 in project website \(prj_\w+\)\n$/);
+
+  const id = made.stdout.trim();
+  t.strictSame(await there.davit(deployment('logs', id, '-f')), {
+    stdout: 'deploying v1.2.3\n',
+    stderr: `deployment ${id} of v1.2.3: succeeded\n`,
+    exitCode: 0,
+  });
+  t.match(await there.json<Deployment>(deployment('show', id)), {
+    id,
+    ref: 'v1.2.3',
+    status: 'succeeded',
+    trigger: 'admin',
+    created_by: null,
+    outputs: { url: 'https://x.test' },
+  });
+});
+
+t.test('a running service stops what the administrator cancels', async (t) => {
+  const there = place(t);
+  await project(there, 'website', 'echo started; exec sleep 30');
+  await serve(t, there.directory);
+  const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
+  const follower = follow(there, id);
+  await follower.said('started\n');
+
+  const canceled = await there.davit(deployment('cancel', id));
+  t.match(canceled, { stdout: `deployment ${id} of main is being canceled\n`, stderr: '', exitCode: 0 });
+  t.equal(await follower.exitCode, 0);
+  t.equal(follower.notes(), `deployment ${id} of main: canceled\n`);
+  t.match(await there.json<Deployment>(deployment('show', id)), { status: 'canceled', reason: 'user' });
+});
+
+t.test('without a service a deployment waits for one, and says so', async (t) => {
+  const there = place(t);
+  await project(there, 'website', 'echo "$DEPLOY_REF"');
+  const made = await there.davit(deployment('create', 'website', 'main'));
+  t.match(made.stderr, /\nnote: no service is running: it waits until 'davit serve' does\n$/);
+  const id = made.stdout.trim();
+  t.match(await there.json<Deployment>(deployment('show', id)), { status: 'queued', queue_position: 1 });
+
+  const follower = follow(there, id);
+  await follower.noted('note: no service is running: it waits until');
+  await serve(t, there.directory);
+  t.equal(await follower.exitCode, 0);
+  t.equal(follower.output(), 'main\n');
+});
+
+t.test('it says what else a new deployment waits for', async (t) => {
+  const there = place(t);
+  await project(there, 'website', 'true');
+  await there.davit(['admin', 'project', 'pause', 'website']);
+  await there.davit(['admin', 'project', 'create', '--name', 'elsewhere']);
+  const [paused, elsewhere] = await Promise.all([
+    there.davit(deployment('create', 'website', 'main')),
+    there.davit(deployment('create', 'elsewhere', 'main')),
+  ]);
+  t.match(paused, { stderr: /note: the project is paused: it waits until/, exitCode: 0 });
+  t.match(elsewhere, { stderr: /note: another system carries it out/, exitCode: 0 });
+});
+
+t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
+  const there = place(t);
+  t.match(await there.refused(deployment('create', 'website', 'main')), { exitCode: 1, message: /no file/ });
+  await project(there, 'website', 'true');
+  await project(there, 'twin', 'true');
+  await project(there, 'twin', 'true');
+  await project(there, 'old', 'true');
+  const { id } = await there.json<Deployment>(deployment('create', 'old', 'main'));
+  await there.davit(['admin', 'project', 'archive', 'old']);
+  await there.davit(deployment('create', 'website', 'one'));
+  const cases: [words: string[], exitCode: number, message: RegExp, env?: Record<string, string>][] = [
+    [['create', 'webiste', 'main'], 1, /there is no project 'webiste': did you mean 'website'\?/],
+    [['create', 'twin', 'main'], 1, /several projects are named 'twin': use the id/],
+    [['create', 'website'], 2, /missing required argument 'ref'/],
+    [['create', 'website', 'secret;rm'], 2, /^error: the ref may hold only letters.* \(see 'davit admin/],
+    [['create', 'website', ''], 2, /the ref must not be empty/],
+    [['create', 'old', 'main'], 1, /project old \(prj_\w+\) is archived .*'davit admin project resume'/],
+    [['create', 'website', 'main', '--max-queued', '1'], 1, /1 deployments of this project wait already/],
+    [['create', 'website', 'main'], 1, /wait already/, { DAVIT_MAX_QUEUED: '1' }],
+    [['create', 'website', 'main', '--max-queued', 'some'], 2, /--max-queued <n>.*whole number/],
+    [['redeploy', id], 1, /project old \(prj_\w+\) is archived/],
+    [['redeploy', 'dpl_0'], 1, /there is no deployment 'dpl_0': 'davit admin deployment list' shows/],
+    [['cancel', id], 1, /the deployment has ended already: it was canceled/],
+    [['cancel', 'website'], 1, /there is no deployment 'website'/],
+    [['show', 'dpl_0'], 1, /there is no deployment 'dpl_0'/],
+    [['logs', 'dpl_0', '-f'], 1, /there is no deployment 'dpl_0'/],
+    [['list', '--project', 'nothing-like-it'], 1, /there is no project/],
+    [['list', '--status', 'succeded'], 2, /there is no status 'succeded': did you mean succeeded\?/],
+    [['list', '--limit', '0'], 2, /--limit <n>.*whole number/],
+  ];
+  await Promise.all(
+    cases.map(async ([words, exitCode, message, env = {}]) => {
+      const refusal = await there.refused(deployment(...words), { env });
+      t.match(refusal, { exitCode, message }, words.join(' '));
+      t.notMatch(refusal.message, /secret/);
+    }),
+  );
+});
+
+t.test('as many may wait as is said', async (t) => {
+  const there = place(t);
+  await project(there, 'website', 'true');
+  const results = [];
+  for (const limit of ['1', '2', '2', 'off']) {
+    const { exitCode } = await there.davit(deployment('create', 'website', 'main', '--max-queued', limit));
+    results.push(exitCode);
+  }
+  t.strictSame(results, [0, 0, 1, 0]);
+});
+
+t.test('a deployment that waits is canceled at once', async (t) => {
+  const there = place(t);
+  await project(there, 'website', 'true');
+  const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
+  const { stdout, stderr, exitCode } = await there.davit(deployment('cancel', id));
+  t.strictSame([stdout, stderr, exitCode], [`deployment ${id} of main is canceled\n`, '', 0]);
+  t.match(there.dump()['deployments'], [{ id, status: 'canceled', reason: 'user' }]);
+  t.match(there.dump()['events'], [{ type: 'deployment.created' }, { type: 'deployment.canceled' }]);
+});
+
+t.test('canceling what nobody ends yet says who will', async (t) => {
+  const there = place(t);
+  const website = await project(there, 'website', 'true');
+  const { stdout } = await there.davit(['admin', 'project', 'create', '--name', 'elsewhere']);
+  const ids = await inFile(there, async ({ writer }) => {
+    const interrupted = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    const remote = await writer.write('deployments.create', newDeployment(stdout.trim() as ProjectId));
+    const { id } = remote;
+    await writer.write('deployments.report', { id, status: 'running', message: null, outputs: null });
+    return [interrupted.id, id];
+  });
+  const [left, remote] = await Promise.all(ids.map((id) => there.davit(deployment('cancel', id))));
+  t.match(left, { stdout: /is being canceled/, stderr: /'davit serve' ends it when it starts/, exitCode: 0 });
+  t.match(remote, { stdout: /is being canceled/, stderr: /another system .* has to report/, exitCode: 0 });
+  t.match(await there.davit(deployment('cancel', String(ids[0]))), { stdout: /is already being canceled/ });
+});
+
+t.test('a redeployment is a new deployment of the same ref', async (t) => {
+  const there = place(t);
+  await project(there, 'website', 'true');
+  const first = await there.json<Deployment>(deployment('create', 'website', 'v1'));
+  const { stdout, stderr } = await there.davit(deployment('redeploy', first.id));
+  t.match(stderr, /^made a deployment of v1 in project website/);
+  t.match(await there.json<Deployment>(deployment('show', stdout.trim())), {
+    ref: 'v1',
+    trigger: 'redeploy',
+    redeploy_of: first.id,
+    created_by: null,
+    queue_position: 2,
+  });
+});
+
+t.test('the list is newest first, and is narrowed by project and status', async (t) => {
+  const there = place(t);
+  t.match(await there.refused(deployment('list')), { exitCode: 1 });
+  const [website, api] = [await project(there, 'website', 'true'), await project(there, 'api', 'true')];
+  t.match(await there.davit(deployment('list')), { stdout: '', stderr: /no such deployments/, exitCode: 0 });
+  const ids = await inFile(there, async ({ writer }) => {
+    const make = async (projectId: ProjectId, name: string) =>
+      (await writer.write('deployments.create', newDeployment(projectId, { ref: ref(name) }))).id;
+    const made = [
+      await make(website, 'a'),
+      await make(api, 'b'),
+      await make(website, 'c'),
+      await make(api, 'd'),
+    ];
+    await writer.write('deployments.claim', undefined);
+    await writer.write('deployments.finish', {
+      id: made[0] as DeploymentId,
+      status: 'failed',
+      reason: 'exit_code',
+      message: null,
+      exitCode: 3,
+      signal: null,
+      outputs: {},
+    });
+    await writer.write('deployments.cancel', { id: made[1] as DeploymentId });
+    return made;
+  });
+  const listed = async (...words: string[]) =>
+    (await there.json<Deployment[]>(deployment('list', ...words))).map((one) => one.ref).join('');
+  t.equal(await listed(), 'dcba');
+  t.equal(await listed('--project', 'api'), 'db');
+  t.equal(await listed('--status', 'failed,canceled'), 'ba');
+  t.equal(await listed('--status', 'failed', 'canceled', '--project', 'website'), 'a');
+  t.equal(await listed('--status', 'queued'), 'dc');
+  t.equal(await listed('--limit', '3'), 'dcb');
+
+  const { stdout, stderr } = await there.davit(deployment('list', '--limit', '3'));
+  t.equal(stderr, 'these are the latest 3: --limit shows more\n');
+  t.match(stdout, new RegExp(`^ID +PROJECT +REF +STATUS +CREATED\n${ids[3]} +api +d +queued, number 1 +20`));
+  t.equal((await there.davit(deployment('list', '--limit', '4'))).stderr, '');
+  const failed = await there.davit(deployment('list', '--status', 'failed'));
+  t.match(failed.stdout, / failed: exit code 3 +20\S+Z +\d+m?s\n$/);
+});
+
+t.test('one deployment is shown with all that is known of it', async (t) => {
+  const there = place(t);
+  const website = await project(there, 'website', 'true');
+  const id = await inFile(there, async ({ writer }) => {
+    const { key } = await writer.write('keys.create', KEY);
+    const made = await writer.write('deployments.create', newDeployment(website, { keyId: key.id }));
+    await writer.write('deployments.claim', undefined);
+    await writer.write('deployments.finish', {
+      id: made.id,
+      status: 'failed',
+      reason: 'signal',
+      message: 'it fell',
+      exitCode: null,
+      signal: 'SIGSEGV',
+      outputs: { url: 'https://x.test', note: 'a\u001b[2Jb' },
+    });
+    return made.id;
+  });
+  const { stdout } = await there.davit(deployment('show', id));
+  for (const line of [
+    /^project +website \(prj_\w+\)$/m,
+    /^status +failed: SIGSEGV$/m,
+    /^message +it fell$/m,
+    /^created by +key ci \(key_\w+\)$/m,
+    /^took +\d+m?s$/m,
+    /^output +url=https:\/\/x\.test$/m,
+    /^output +note=a\\x1b\[2Jb$/m,
+    /^log +0 bytes$/m,
+  ]) {
+    t.match(stdout, line);
+  }
+});
+
+t.test('a program gets the very bytes of a log', async (t) => {
+  const there = place(t);
+  const bytes = Buffer.from([0xff, 0x1b, 0x5b, 0x32, 0x4a, 0x00, 0x0d, 0x0a, 0xc3]);
+  const id = await withLog(there, bytes);
+  for (const options of [[], ['--follow']]) {
+    const { stdout, status } = davitSync(there, deployment('logs', id, ...options));
+    t.equal(status, 0);
+    t.strictSame(stdout, bytes);
+  }
+});
+
+t.test('a log of nothing says so', async (t) => {
+  const there = place(t);
+  const ended = await withLog(there, Buffer.alloc(0));
+  await project(there, 'another', 'true');
+  const { id } = await there.json<Deployment>(deployment('create', 'another', 'main'));
+  t.match(await there.davit(deployment('logs', ended)), { stdout: '', stderr: 'nothing was printed\n' });
+  t.match(await there.davit(deployment('logs', id)), { stdout: '', stderr: 'nothing was printed yet\n' });
+});
+
+t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async (t) => {
+  const there = place(t);
+  const id = await withLog(
+    there,
+    Buffer.from('\u001b[32mgrün\u001b[0m\t\u001b[2J\u001b]0;title\u0007\u009b1m\nend'),
+  );
+  const { shown, exitCode } = onTerminal(there, deployment('logs', id));
+  t.equal(exitCode, 0);
+  t.equal(shown, '\u001b[32mgrün\u001b[0m\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\u001b[0m\n');
+  const plain = onTerminal(there, deployment('logs', id), { NO_COLOR: '1' });
+  t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
+});
+
+t.test('on a terminal a status has its colour, and a moment is told from now', needsTerminal, async (t) => {
+  const there = place(t);
+  await withLog(there, Buffer.from('x'));
+  t.match(onTerminal(there, deployment('list')).shown, /\p{Cc}\[32msucceeded\p{Cc}\[39m +(?:now|\ds ago) /u);
+  t.notMatch(onTerminal(there, deployment('list'), { NO_COLOR: '1' }).shown, /\[39m/);
+});
+
+t.test('following ends when its reader goes away', async (t) => {
+  const there = place(t);
+  const website = await project(there, 'website', 'true');
+  const id = await inFile(there, async ({ writer }) => {
+    const made = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    await writer.write('logs.append', append(made.id, Buffer.from('one\n'), 0));
+    return made.id;
+  });
+  const follower = follow(there, id);
+  await follower.said('one\n');
+  follower.child.stdout?.destroy();
+  await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('two\n'), 4)));
+  t.equal(await follower.exitCode, 0);
+});
+
+async function project({ davit }: Place, name: string, script: string): Promise<ProjectId> {
+  const { stdout } = await davit([
+    'admin',
+    'project',
+    'create',
+    '--name',
+    name,
+    '--',
+    '/bin/sh',
+    '-c',
+    script,
+  ]);
+  return stdout.trim() as ProjectId;
+}
+
+const KEY = {
+  name: 'ci',
+  scopes: ['logs:read' as const],
+  allProjects: true,
+  projectIds: [],
+  expiresAtMs: null,
+};
+
+/** As a service, or the API, would change the file. */
+async function inFile<Result>({ dbPath }: Place, action: (store: Store) => Promise<Result>): Promise<Result> {
+  const store = openStore(dbPath, realEffects);
+  try {
+    return await action(store);
+  } finally {
+    await store.close();
+  }
+}
+
+/** A deployment that succeeded, with this log. */
+async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
+  const website = await project(there, 'website', 'true');
+  return await inFile(there, async ({ writer }) => {
+    const { id } = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    if (bytes.length > 0) await writer.write('logs.append', append(id, bytes, 0));
+    await writer.write('deployments.finish', {
+      id,
+      status: 'succeeded',
+      reason: null,
+      message: null,
+      exitCode: 0,
+      signal: null,
+      outputs: {},
+    });
+    return id;
+  });
+}
+
+function append(id: DeploymentId, bytes: Buffer, start: number) {
+  return {
+    id,
+    chunks: [{ start, bytes }],
+    logBytes: start + bytes.length,
+    truncated: false,
+    dropTailBefore: null,
+    headBytes: 1024,
+  };
+}
+
+function davitSync({ directory }: Place, words: string[]) {
+  return spawnSync(process.execPath, [MAIN, ...words], { cwd: directory, env: COMPILE_CACHE });
+}
+
+interface Follower {
+  child: ChildProcess;
+  output(): string;
+  notes(): string;
+  /** Resolves when its output is this. */
+  said(text: string): Promise<void>;
+  /** Resolves when this is among its notes. */
+  noted(text: string): Promise<void>;
+  exitCode: Promise<number | null>;
+}
+
+/** `davit admin deployment logs -f`, while it goes on. */
+function follow({ directory }: Place, id: string): Follower {
+  const child = spawn(process.execPath, [MAIN, ...deployment('logs', id, '-f')], {
+    cwd: directory,
+    env: COMPILE_CACHE,
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  const texts = { stdout: '', stderr: '' };
+  for (const name of ['stdout', 'stderr'] as const) {
+    child[name].setEncoding('utf8').on('data', (text: string) => {
+      texts[name] += text;
+    });
+  }
+  const ended = once(child, 'close');
+  const until = async (name: 'stdout' | 'stderr', holds: () => boolean) => {
+    while (!holds()) {
+      if (child.exitCode !== null) throw new Error(`it ended: ${texts.stderr}`);
+      await Promise.race([once(child[name], 'data'), ended]);
+    }
+  };
+  return {
+    child,
+    output: () => texts.stdout,
+    notes: () => texts.stderr,
+    said: (text) => until('stdout', () => texts.stdout === text),
+    noted: (text) => until('stderr', () => texts.stderr.includes(text)),
+    exitCode: ended.then(([exitCode]) => exitCode as number | null),
+  };
+}

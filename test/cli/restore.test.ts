@@ -1,0 +1,388 @@
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  chmodSync,
+  copyFileSync,
+  existsSync,
+  lstatSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  truncateSync,
+  writeFileSync,
+} from 'node:fs';
+import { watch } from 'node:fs/promises';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import { SCHEMA_VERSION } from '../../src/store/database.ts';
+import { busyWriter } from '../helpers/busy.ts';
+import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
+import { makeLarge } from '../helpers/large.ts';
+import { serve } from '../helpers/served.ts';
+import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+import { dumpOf } from '../helpers/store.ts';
+
+t.test('what was then is there again, and what was now is kept', async (t) => {
+  const { davit, dump, directory, dbPath } = await withCopy(t);
+  const then = dump();
+  await davit(['admin', 'project', 'create', '--name', 'later']);
+  const now = dump();
+  chmodSync(join(directory, 'copy.db'), 0o644);
+  const { stdout, stderr, exitCode } = await davit(['restore', 'copy.db', '--yes']);
+  t.match(
+    stdout,
+    /^\.\/davit\.db is restored: [\d.]+ kB, 1 project, 1 key, 0 deployments, last used 20\S+Z\n$/,
+  );
+  t.match(stderr, /^what was there is \/.*davit\.db\.before-restore-20\S+Z: remove it once all is well\n$/);
+  t.equal(exitCode, 0);
+  t.strictSame(dump(), then);
+  t.equal(statSync(dbPath).mode & 0o777, 0o600);
+  const [kept = ''] = keptIn(directory);
+  t.strictSame(dumpFile(t, join(directory, kept)), now);
+  t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db', kept, 'davit.db-lock'].sort());
+});
+
+t.test('into an empty folder there is nothing to ask and nothing to keep', async (t) => {
+  const { davit, dump, directory } = await withCopy(t);
+  mkdirSync(join(directory, 'new'));
+  const { stdout, exitCode } = await davit(['restore', 'copy.db', '--db', 'new/davit.db', '--json']);
+  t.equal(exitCode, 0);
+  t.match(JSON.parse(stdout), {
+    file: 'new/davit.db',
+    kept_as: null,
+    schema_version: SCHEMA_VERSION,
+    projects: 1,
+    keys: 1,
+  });
+  t.strictSame(dumpFile(t, join(directory, 'new/davit.db')), dump());
+  t.strictSame(readdirSync(join(directory, 'new')).sort(), ['davit.db', 'davit.db-lock']);
+});
+
+t.test('a WAL of the replaced file is never taken for one of the restored file', async (t) => {
+  t.test('it goes into the file that is kept', async (t) => {
+    const { davit, dump, directory, dbPath } = await withCopy(t);
+    const then = dump();
+    const writer = await busyWriter(t, dbPath);
+    await davit(['admin', 'key', 'create', '--name', 'more', '--all-scopes', '--all-projects']);
+    await writer.kill();
+    t.ok(statSync(`${dbPath}-wal`).size > 0, 'there is one');
+    t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
+    t.strictSame(dump(), then);
+    const [kept = '', ...more] = keptIn(directory);
+    t.strictSame(more, []);
+    const ids = new Set(dumpFile(t, join(directory, kept))['projects']?.map((row) => Object(row).id));
+    t.strictSame(
+      writer.acknowledged().filter((id) => !ids.has(id)),
+      [],
+    );
+  });
+
+  t.test('of a file that cannot be read any more it is kept beside it', async (t) => {
+    const { davit, dump, directory, dbPath } = await withCopy(t);
+    const then = dump();
+    await (await busyWriter(t, dbPath)).kill();
+    writeFileSync(dbPath, 'rubbish'.repeat(1_000));
+    const wal = readFileSync(`${dbPath}-wal`);
+    t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
+    t.strictSame(dump(), then);
+    const [kept = '', keptWal = '', ...more] = keptIn(directory).sort();
+    t.equal(keptWal, `${kept}-wal`);
+    t.strictSame(more, []);
+    t.strictSame(readFileSync(join(directory, keptWal)), wal);
+    t.match(readFileSync(join(directory, kept), 'utf8'), /^rubbish/);
+  });
+
+  t.test('nor when somebody has removed the file and left the WAL, or a journal', async (t) => {
+    const { davit, dump, directory, dbPath } = await withCopy(t);
+    const then = dump();
+    await (await busyWriter(t, dbPath)).kill();
+    rmSync(dbPath);
+    writeFileSync(`${dbPath}-journal`, 'journal');
+    t.match(await davit(['restore', 'copy.db']), { exitCode: 0 });
+    t.strictSame(dump(), then);
+    t.match(keptIn(directory).sort(), [/-journal$/, /-wal$/]);
+  });
+});
+
+t.test(
+  'a copy of file and WAL, made by hand of a service that was killed, is taken as a whole',
+  async (t) => {
+    const { davit, directory, dbPath } = await withCopy(t);
+    const writer = await busyWriter(t, dbPath);
+    await writer.kill();
+    mkdirSync(join(directory, 'by-hand'));
+    for (const side of ['', '-wal']) copyFileSync(dbPath + side, join(directory, `by-hand/davit.db${side}`));
+    const wal = readFileSync(join(directory, 'by-hand/davit.db-wal'));
+    mkdirSync(join(directory, 'new'));
+    t.match(await davit(['restore', 'by-hand/davit.db', '--db', 'new/davit.db']), { exitCode: 0 });
+    const ids = new Set(
+      dumpFile(t, join(directory, 'new/davit.db'))['projects']?.map((row) => Object(row).id),
+    );
+    t.strictSame(
+      writer.acknowledged().filter((id) => !ids.has(id)),
+      [],
+    );
+    t.strictSame(readFileSync(join(directory, 'by-hand/davit.db-wal')), wal, 'what was given stays as it is');
+    t.strictSame(readdirSync(join(directory, 'new')).sort(), ['davit.db', 'davit.db-lock']);
+  },
+);
+
+t.test('while a service has the file, it says who, and changes nothing', async (t) => {
+  const { refused, directory } = await withCopy(t);
+  const service = await serve(t, directory);
+  const { message, exitCode } = await refused(['restore', 'copy.db', '--yes']);
+  t.equal(exitCode, 1);
+  t.match(
+    message,
+    new RegExp(
+      `\\./davit\\.db is served by process ${service.processId} since 20.*: stop that service first`,
+    ),
+  );
+  t.match(await refused(['restore', 'davit.db', '--db', 'other.db']), {
+    exitCode: 1,
+    message: /davit\.db is served itself: take a copy of it with davit backup/,
+  });
+  t.strictSame(keptIn(directory), []);
+  t.notOk(existsSync(join(directory, 'other.db')));
+  t.equal(await service.stop(), 0);
+});
+
+t.test('while another process has the file open, nothing is changed either', async (t) => {
+  const { davit, directory, dbPath } = await withCopy(t);
+  const writer = await busyWriter(t, dbPath);
+  const { stderr, exitCode } = await davit(['restore', 'copy.db', '--yes']);
+  t.equal(exitCode, 1);
+  t.match(stderr, /^error: another process has .*davit\.db open, .*: try again when it has ended\n$/);
+  const count = writer.acknowledged().length;
+  await writer.stop();
+  t.ok(writer.acknowledged().length > count, 'that process goes on undisturbed');
+  t.equal(dumpFile(t, dbPath)['projects']?.length, 1 + writer.acknowledged().length);
+  t.strictSame(keptIn(directory), []);
+});
+
+t.test('what is no whole davit file is refused', async (t) => {
+  const { refused, directory } = await withCopy(t);
+  const inDirectory = (name: string) => join(directory, name);
+  const variants: [name: string, make: (path: string) => void, message: RegExp][] = [
+    ['missing.db', (path) => rmSync(path), /there is no file missing\.db/],
+    [
+      'directory.db',
+      (path) => {
+        rmSync(path);
+        mkdirSync(path);
+      },
+      /there is no file directory\.db/,
+    ],
+    ['empty.db', (path) => truncateSync(path), /empty\.db is not a davit file/],
+    ['text.db', (path) => writeFileSync(path, 'text'), /text\.db is not a davit file/],
+    [
+      'newer.db',
+      (path) => change(path, 'PRAGMA user_version = 7'),
+      /newer\.db was written by a newer davit \(schema 7\): use that version/,
+    ],
+    ['foreign.db', (path) => change(path, 'PRAGMA application_id = 1'), /foreign\.db is not a davit file/],
+    ['truncated.db', (path) => truncateSync(path, 8 * 4096), /truncated\.db is damaged \(.*\)/],
+    [
+      'reference.db',
+      (path) => change(path, 'PRAGMA foreign_keys = OFF; DELETE FROM projects'),
+      /reference\.db is damaged \(1 of project_variables refer to projects that are not there\)/,
+    ],
+    ['index.db', swapIndexes, /index\.db is damaged \(.*index.*\)/],
+  ];
+  for (const [name, make] of variants) {
+    copyFileSync(inDirectory('copy.db'), inDirectory(name));
+    make(inDirectory(name));
+  }
+  const before = readdirSync(directory).sort();
+  for (const [name, , message] of variants) {
+    t.match(await refused(['restore', name, '--yes']), { exitCode: 1, message }, name);
+  }
+  t.match(await refused(['restore', 'davit.db', '--yes']), {
+    exitCode: 1,
+    message: /is the file that it would replace/,
+  });
+  const after = readdirSync(directory).filter((name) => name !== 'davit.db-lock');
+  t.strictSame(after.sort(), before);
+});
+
+t.test("somebody else's database is not replaced", async (t) => {
+  const { refused, directory } = await withCopy(t);
+  const path = join(directory, 'songs.db');
+  const songs = new Sqlite(path);
+  songs.exec('CREATE TABLE songs (title TEXT)');
+  songs.close();
+  const before = readFileSync(path);
+  t.match(await refused(['restore', 'copy.db', '--db', 'songs.db', '--yes']), {
+    exitCode: 1,
+    message: /songs\.db is not a davit file: choose another one with --db/,
+  });
+  t.strictSame(readFileSync(path), before);
+});
+
+t.test('a link stays, and what it leads to is replaced', async (t) => {
+  const { davit, dump, directory, dbPath } = await withCopy(t);
+  const then = dump();
+  mkdirSync(join(directory, 'data'));
+  renameSync(dbPath, join(directory, 'data/davit.db'));
+  symlinkSync('data/davit.db', dbPath);
+  await davit(['admin', 'project', 'create', '--name', 'later']);
+  t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
+  t.ok(lstatSync(dbPath).isSymbolicLink());
+  t.strictSame(dump(), then);
+  t.equal(keptIn(join(directory, 'data')).length, 1);
+});
+
+t.test('where nobody can be asked it wants --yes', async (t) => {
+  const { refused, directory } = await withCopy(t);
+  t.match(await refused(['restore', 'copy.db']), { exitCode: 2, message: /say --yes if it is meant/ });
+  t.strictSame(keptIn(directory), []);
+});
+
+const ifHasScript = spawnSync('script', ['--version']).status === 0 ? {} : { skip: 'there is no script(1)' };
+
+t.test('on a terminal it asks, with what is replaced by what', ifHasScript, async (t) => {
+  const { davit, dump, directory } = await withCopy(t);
+  const then = dump();
+  await davit(['admin', 'project', 'create', '--name', 'later']);
+  const now = dump();
+  const no = await onTerminal(directory, 'n\n');
+  t.match(no, {
+    shown:
+      /davit\.db \(.* changed .*\) is kept under another name\. Go on with copy\.db \(.*1 project, .*\)\? \[y\/N\]/,
+    exitCode: 1,
+  });
+  t.strictSame(dump(), now);
+  t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db', 'davit.db-lock']);
+  t.match(await onTerminal(directory, 'y\n'), { exitCode: 0 });
+  t.strictSame(dump(), then);
+});
+
+t.test('a signal, or being killed, in the middle changes nothing', async (t) => {
+  const { davit, dump, directory, dbPath } = place(t);
+  makeLarge(dbPath, 40);
+  await davit(['backup', 'copy.db']);
+  await davit(['admin', 'project', 'create', '--name', 'later']);
+  const { projects } = dump();
+  for (const signal of ['SIGINT', 'SIGKILL'] as const) {
+    const child = spawn(process.execPath, [MAIN, 'restore', 'copy.db', '--yes'], {
+      cwd: directory,
+      env: COMPILE_CACHE,
+      stdio: ['ignore', 'ignore', 'pipe'],
+    });
+    for await (const { filename } of watch(directory)) {
+      if (filename?.startsWith('.davit-partial-') === true) break;
+    }
+    child.kill(signal);
+    t.strictSame(await once(child, 'exit'), signal === 'SIGINT' ? [130, null] : [null, 'SIGKILL']);
+    t.strictSame(dump()['projects'], projects);
+    t.strictSame(keptIn(directory), []);
+  }
+  t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
+  t.strictSame(dump()['projects']?.length, 1);
+});
+
+t.test('a disk without room for it changes nothing', ifMayMount, async (t) => {
+  const { directory, dbPath } = place(t);
+  makeLarge(dbPath, 8);
+  mkdirSync(join(directory, 'small'));
+  const { stdout, stderr } = await onSmallDisk(directory, 'small', '2m', [
+    '"$0" "$1" admin project create --name kept --db small/davit.db 2>&1 >/dev/null',
+    '"$0" "$1" restore davit.db --db small/davit.db --yes; echo "exit $?"',
+    'ls -A small; "$0" "$1" admin project list --db small/davit.db',
+  ]);
+  t.match(stdout, /^made project kept .*\nexit 1\ndavit\.db\ndavit\.db-lock\nID .*\nprj_\w+ +kept .*\n$/);
+  t.match(
+    stderr,
+    /^error: there is no room in .*small for a copy of davit\.db: make some; nothing was changed\n$/,
+  );
+});
+
+t.test('a deployment that still runs after a kill is ended before its record is put away', async (t) => {
+  const { davit, json, directory, refused } = await withCopy(t);
+  const started = join(directory, 'started');
+  const command = ['sh', '-c', 'touch started; sleep 600'];
+  await davit(['admin', 'project', 'create', '--name', 'slow', '--dir', '.', '--', ...command]);
+  const service = await serve(t, directory);
+  const watching = watch(directory);
+  const deployment = await json<{ id: string }>(['admin', 'deployment', 'create', 'slow', 'main']);
+  for await (const _ of watching) {
+    if (existsSync(started)) break;
+  }
+  await service.kill();
+  t.match(await refused(['restore', 'copy.db', '--yes']), {
+    exitCode: 1,
+    message: new RegExp(`deployment ${deployment.id} of ./davit.db is still running as process \\d+: end it`),
+  });
+  const again = await serve(t, directory);
+  await again.stop();
+  t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
+});
+
+t.test('--help says what comes of running deployments', async (t) => {
+  const { stdout } = await run(['restore', '--help']);
+  t.match(
+    stdout.replaceAll(/\s+/g, ' '),
+    /recorded as interrupted at the next start.*process ids|known by id, start time and boot/,
+  );
+});
+
+/** A file with a project and a key, and a copy of it. */
+async function withCopy(t: Test): Promise<Place> {
+  const there = place(t);
+  await there.davit(['admin', 'project', 'create', '--name', 'website', '--env', 'STAGE=live']);
+  await there.davit(['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects']);
+  const { exitCode, stderr } = await there.davit(['backup', 'copy.db']);
+  if (exitCode !== 0) throw new Error(stderr);
+  return there;
+}
+
+function keptIn(directory: string): string[] {
+  return readdirSync(directory).filter((name) => name.includes('.before-restore-'));
+}
+
+function dumpFile(t: Test, path: string): Record<string, unknown[]> {
+  const reader = new Sqlite(path, { fileMustExist: true });
+  t.teardown(() => reader.close());
+  return dumpOf(reader);
+}
+
+function change(path: string, sql: string): void {
+  const database = new Sqlite(path);
+  database.exec(sql);
+  database.close();
+}
+
+/** Each of two indexes has the entries of the other, which no read notices. */
+function swapIndexes(path: string): void {
+  const database = new Sqlite(path);
+  database.unsafeMode();
+  database.pragma('writable_schema = ON');
+  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
+  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
+  const [one, other] = [pageOf.get('webhooks_of_key'), pageOf.get('key_secrets_of_key')];
+  move.run(other, 'webhooks_of_key');
+  move.run(one, 'key_secrets_of_key');
+  database.close();
+}
+
+/** `davit restore copy.db` on a terminal on which `typed` is typed. */
+async function onTerminal(
+  directory: string,
+  typed: string,
+): Promise<{ shown: string; exitCode: number | null }> {
+  const words = [process.execPath, MAIN, 'restore', 'copy.db'].map((word) => `'${word}'`).join(' ');
+  const child = spawn('script', ['--quiet', '--return', '--command', words, '/dev/null'], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm' },
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  child.stdin.write(typed);
+  const [shown] = await Promise.all([text(child.stdout), once(child, 'exit')]);
+  return { shown, exitCode: child.exitCode };
+}

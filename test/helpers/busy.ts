@@ -1,0 +1,42 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { join } from 'node:path';
+import type { Test } from 'tap';
+import { COMPILE_CACHE } from './cli.ts';
+
+export interface BusyWriter {
+  /** The ids of the projects whose making was acknowledged so far. */
+  acknowledged(): string[];
+  stop(): Promise<void>;
+  /** Leaves its WAL behind. */
+  kill(): Promise<void>;
+}
+
+/** A process that writes to the file all the time; resolves once it has begun. Killed with the test. */
+export async function busyWriter(t: Test, dbPath: string): Promise<BusyWriter> {
+  const script = join(import.meta.dirname, '../cli/acknowledging-writer.ts');
+  const child = spawn(process.execPath, [script, dbPath], {
+    env: COMPILE_CACHE,
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  const ended = once(child, 'close');
+  let stdout = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    stdout += text;
+  });
+  const kill = async () => {
+    child.kill('SIGKILL');
+    await ended;
+  };
+  t.teardown(kill);
+  await Promise.race([once(child.stdout, 'data'), ended]);
+  return {
+    // What comes after the last line end may be the half of an id.
+    acknowledged: () => stdout.split('\n').slice(0, -1),
+    async stop() {
+      child.stdin.end();
+      await ended;
+    },
+    kill,
+  };
+}
