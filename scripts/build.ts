@@ -43,8 +43,8 @@ async function bundle(entry: string): Promise<void> {
     platform: 'node',
     format: 'cjs',
     target: 'node24',
-    // Stack traces keep the names of functions; minified, the executable would be 1 % smaller.
-    minify: false,
+    // Only white space goes, 2 MB with the code cache: stack traces keep the names of functions.
+    minifyWhitespace: true,
     legalComments: 'none',
     define: { 'import.meta.dirname': '__dirname', 'import.meta.filename': '__filename' },
     // A thread of the executable is evaluated from a text: this is what its stack traces call it.

@@ -38,6 +38,11 @@ const COMMANDS: Entry[] = [
     load: async () => (await import('./cli/restore.ts')).defineRestore,
   },
   {
+    name: 'doctor',
+    summary: 'what is wrong, or soon will be',
+    load: async () => (await import('./cli/doctor.ts')).defineDoctor,
+  },
+  {
     name: '__file' satisfies typeof FILE_PROCESS,
     summary: '',
     hidden: true,

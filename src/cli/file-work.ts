@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { selfCommand } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import type { FileCheck, FileFacts } from '../store/backup.ts';
+import type { FileFacts, Unusable } from '../store/backup.ts';
 import type { PartialFile } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, EXIT_CODE_OF_SIGNAL } from './command.ts';
@@ -85,7 +85,8 @@ export async function fillPartial(
 function factsOf(message: FileMessage, name: string, { path }: PartialFile): FileFacts {
   switch (message.kind) {
     case 'done':
-      return factsOfCheck(message.check, name);
+      if (message.check.kind !== 'good') throw unusable(message.check, name);
+      return message.check.facts;
     case 'noRoom':
       throw new AppError(
         'unavailable',
@@ -102,21 +103,20 @@ function factsOf(message: FileMessage, name: string, { path }: PartialFile): Fil
   }
 }
 
-function factsOfCheck(check: FileCheck, name: string): FileFacts {
-  switch (check.kind) {
-    case 'good':
-      return check.facts;
+/** Why a file is of no use, as `name` is called. */
+export function unusable(file: Unusable, name: string): AppError {
+  switch (file.kind) {
     case 'foreign':
-      throw new AppError('conflict', `${name} is not a davit file`);
+      return new AppError('conflict', `${name} is not a davit file`);
     case 'newer':
-      throw new AppError(
+      return new AppError(
         'conflict',
-        `${name} was written by a newer davit (schema ${check.schemaVersion}): use that version`,
+        `${name} was written by a newer davit (schema ${file.schemaVersion}): use that version`,
       );
     case 'damaged':
-      throw new AppError('conflict', `${name} is damaged (${check.problem}): 'davit doctor' tells more`);
+      return new AppError('conflict', `${name} is damaged (${file.problem}): 'davit doctor' tells more`);
     default:
-      return check satisfies never;
+      return file satisfies never;
   }
 }
 

@@ -19,11 +19,13 @@ export interface FileFacts {
   pending_deliveries: number;
 }
 
-export type FileCheck =
-  | { kind: 'good'; facts: FileFacts }
+/** Why a file is of no use to this davit. */
+export type Unusable =
   | { kind: 'foreign' }
   | { kind: 'newer'; schemaVersion: number }
   | { kind: 'damaged'; problem: string };
+
+export type FileCheck = { kind: 'good'; facts: FileFacts } | Unusable;
 
 /**
  * Copies what is committed at this moment into the empty file `to`, compact, and without a WAL; then checks the
@@ -97,28 +99,30 @@ function instanceProblem(database: Database): string | undefined {
   return count === 1 ? undefined : 'what belongs to the file as a whole is missing';
 }
 
-function withDatabase<Result>(
-  path: string,
-  action: (database: Database) => Result,
-): Result | Extract<FileCheck, { kind: 'foreign' | 'damaged' }> {
+function withDatabase<Result>(path: string, action: (database: Database) => Result): Result | Unusable {
   const database = connect(path);
   try {
     return action(database);
   } catch (error) {
-    const code = sqliteCode(error);
-    if (code === 'SQLITE_NOTADB') return { kind: 'foreign' };
-    // SQLITE_ERROR: a table that is not there.
-    if (code !== undefined && /^SQLITE_(CORRUPT|ERROR)/.test(code)) {
-      return { kind: 'damaged', problem: error instanceof Error ? error.message : code };
-    }
-    throw error;
+    return whatIsWrong(error);
   } finally {
     database.close();
   }
 }
 
+/** What an error of SQLite says of the file. Throws any other error, and those of the disk. */
+export function whatIsWrong(error: unknown): Unusable {
+  const code = sqliteCode(error);
+  if (code === 'SQLITE_NOTADB') return { kind: 'foreign' };
+  // SQLITE_ERROR: a table that is not there.
+  if (error instanceof Error && code !== undefined && /^SQLITE_(CORRUPT|ERROR)/.test(code)) {
+    return { kind: 'damaged', problem: error.message };
+  }
+  throw error;
+}
+
 /** What keeps this davit from using it at all; undefined if nothing does. */
-function identify(database: Database): FileCheck | undefined {
+export function identify(database: Database): Unusable | undefined {
   if (database.pragma('application_id', { simple: true }) !== APPLICATION_ID) return { kind: 'foreign' };
   const schemaVersion = Number(database.pragma('user_version', { simple: true }));
   return schemaVersion > SCHEMA_VERSION ? { kind: 'newer', schemaVersion } : undefined;

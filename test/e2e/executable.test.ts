@@ -69,6 +69,11 @@ t.test('a served file', async (t) => {
     const response = await fetch(`${service.url}/healthz`);
     t.equal(response.status, 200);
     await response.body?.cancel();
+    for (const path of ['docs', 'docs/docs.css', 'v2/openapi.json']) {
+      const page = await fetch(`${service.url}/${path}`);
+      t.equal(page.status, 200, path);
+      t.ok((await page.text()).length > 2_000, path);
+    }
     t.equal(addonsMapped(service.process), 1, 'two copies of SQLite would break each other’s locks');
 
     t.strictSame(await stop(service, 'SIGTERM'), [0, null]);

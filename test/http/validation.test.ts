@@ -2,6 +2,7 @@ import { readFileSync } from 'node:fs';
 import type { Plugin } from '@hapi/hapi';
 import Joi from 'joi';
 import t from 'tap';
+import { notFound } from '../../src/http/errors.ts';
 import {
   bodySchema,
   idempotencyKey,
@@ -12,10 +13,11 @@ import {
   pathId,
   querySchema,
   refSchema,
+  textSchema,
   timestampSchema,
   wholeNumber,
 } from '../../src/http/validation.ts';
-import { rawRequest, startHttp } from '../helpers/http.ts';
+import { rawRequest, requestJson, startHttp } from '../helpers/http.ts';
 
 const refs = JSON.parse(readFileSync(new URL('../vectors/refs.json', import.meta.url), 'utf8'));
 
@@ -399,4 +401,46 @@ t.test('an idempotency key is visible ASCII, quoted or not, and sent once', asyn
       );
     } else t.strictSame(body, { key }, headers);
   }
+});
+
+t.test('a malformed idempotency key is refused before anything is looked up', async (t) => {
+  const reached: string[] = [];
+  const { port } = await startHttp(t, {
+    resources: () => [
+      {
+        name: 'things',
+        register(server) {
+          server.route({
+            method: ['GET', 'POST', 'DELETE'],
+            path: '/v2/things/{id}',
+            options: { auth: false },
+            handler(request) {
+              reached.push(request.method);
+              throw notFound();
+            },
+          });
+        },
+      },
+    ],
+  });
+  const headers = { 'idempotency-key': 'a b' };
+  for (const method of ['POST', 'DELETE']) {
+    t.match(await requestJson(port, method, '/v2/things/1', { headers }), {
+      status: 400,
+      body: { error: { details: [{ in: 'header', field: 'Idempotency-Key' }] } },
+    });
+  }
+  t.strictSame(reached, []);
+  t.match(await requestJson(port, 'GET', '/v2/things/1', { headers }), { status: 404 });
+});
+
+t.test('the length of a text is counted in characters', async (t) => {
+  const text = textSchema(4);
+  for (const value of ['x', 'xxxx', '\u{1f6a2}\u{1f6a2}\u{1f6a2}\u{1f6a2}', '\u{1f6a2}xxx']) {
+    t.equal(text.validate(value).error, undefined, value);
+  }
+  for (const value of ['xxxxx', '\u{1f6a2}xxxx', '\u{1f6a2}'.repeat(5), 'x'.repeat(9)]) {
+    t.match(text.validate(value).error?.details, [{ type: 'string.max', context: { limit: 4 } }], value);
+  }
+  t.equal(text.allow(null, '').validate(null).error, undefined);
 });
