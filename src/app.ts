@@ -68,7 +68,7 @@ export async function startService(
   const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
   started.defer(store.close);
 
-  await recover(store, { killGraceMs: KILL_GRACE_MS, effects, logger });
+  await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
 
   const dispatcher = await startDispatcherThread(
     {

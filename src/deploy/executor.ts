@@ -143,7 +143,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
     let workspace: Workspace;
     try {
-      workspace = makeWorkspace(temporaryDirectory);
+      workspace = makeWorkspace(temporaryDirectory, claimed.id);
     } catch (error) {
       return {
         outcome: { kind: 'notStarted', cause: `no directory for this run: ${messageOf(error)}` },

@@ -4,6 +4,7 @@ import type { UnfinishedDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { stopTree } from './processes.ts';
+import { removeWorkspaceOf } from './workspace.ts';
 
 /**
  * Ends what an earlier run of the service left running and did not see the end of: first its processes,
@@ -12,9 +13,9 @@ import { stopTree } from './processes.ts';
  */
 export async function recover(
   { reads, writer }: Store,
-  options: { killGraceMs: number; effects: Effects; logger: Logger },
+  options: { killGraceMs: number; temporaryDirectory: string; effects: Effects; logger: Logger },
 ): Promise<void> {
-  const { killGraceMs, effects, logger } = options;
+  const { killGraceMs, temporaryDirectory, effects, logger } = options;
   await Promise.all(reads.deployments.unfinished().map(end));
 
   async function end({ id, status, process }: UnfinishedDeployment): Promise<void> {
@@ -29,6 +30,9 @@ export async function recover(
             'processes of an interrupted deployment cannot be ended',
           ),
       },
+    );
+    await removeWorkspaceOf(temporaryDirectory, id).catch((error) =>
+      logger.warn({ err: error, deployment_id: id }, 'a directory of a run is left behind'),
     );
     const wasCanceled = status === 'canceling';
     await writePersistently(

@@ -1,6 +1,7 @@
-import { mkdirSync, mkdtempSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, writeFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import type { DeploymentId } from '../domain.ts';
 
 /** The files of one run: gone when it has ended. */
 export interface Workspace {
@@ -16,11 +17,26 @@ export interface Workspace {
  * as a rule. At once, as three trips to libuv's threads take longer than the calls; removing may meet a large
  * tree and is left to them.
  */
-export function makeWorkspace(parent: string): Workspace {
-  const root = mkdtempSync(join(parent, 'davit-run-'));
+export function makeWorkspace(parent: string, id: DeploymentId): Workspace {
+  const root = mkdtempSync(join(parent, namePrefix(id)));
   const directory = join(root, 'work');
   const outputFile = join(root, 'output');
   mkdirSync(directory, { mode: 0o700 });
   writeFileSync(outputFile, '', { mode: 0o600 });
-  return { directory, outputFile, remove: () => rm(root, { recursive: true, force: true }) };
+  return { directory, outputFile, remove: () => removeTree(root) };
+}
+
+/** What a killed service left of a run. */
+export async function removeWorkspaceOf(parent: string, id: DeploymentId): Promise<void> {
+  const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix(id)));
+  await Promise.all(left.map((name) => removeTree(join(parent, name))));
+}
+
+function namePrefix(id: DeploymentId): string {
+  return `davit-run-${id}-`;
+}
+
+/** Links in it are removed, not followed. */
+function removeTree(path: string): Promise<void> {
+  return rm(path, { recursive: true, force: true });
 }

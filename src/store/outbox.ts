@@ -45,6 +45,7 @@ export interface Settlement {
   disableReason: string | null;
 }
 
+/** What is due, as the dispatcher claims it. */
 export function outboxReads(database: Database) {
   // Skips from webhook to webhook in the partial index: one seek for each, however much is pending.
   const pendingWebhooks = database.prepare<[], PendingWebhook>(`
@@ -84,6 +85,7 @@ export function outboxReads(database: Database) {
   };
 }
 
+/** What came of attempts. */
 export function outboxWrites({ database, changed }: WriteContext) {
   const insertAttempt = database.prepare(`
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)

@@ -1,9 +1,11 @@
 import { spawn } from 'node:child_process';
+import { readdirSync } from 'node:fs';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
 import { isAlive, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
 import { recover } from '../../src/deploy/recover.ts';
+import { makeWorkspace } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { fixture, testSpawner } from '../helpers/commands.ts';
@@ -120,7 +122,10 @@ t.test('what a crash left running is ended and recorded, and what waited goes on
   const identity = leftOver(first.id);
   await store.writer.write('deployments.setProcess', { id: first.id, ...identity });
 
-  await recover(store, { killGraceMs: 5_000, effects: realEffects, logger: pino({ level: 'silent' }) });
+  const parent = temporaryDirectory(t);
+  makeWorkspace(parent, first.id);
+  await recoverIn(parent, store);
+  t.strictSame(readdirSync(parent), [], 'nor are its files left');
   t.notOk(isAlive(identity));
   t.match(store.reads.deployments.get(first.id), { status: 'failed', reason: 'interrupted' });
   t.match(store.query("SELECT count(*) AS ends FROM events WHERE type = 'deployment.failed'"), [{ ends: 1 }]);
@@ -133,10 +138,15 @@ t.test('a deployment whose process was never recorded is found by its marker', a
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
   await store.writer.write('deployments.claim', undefined);
   const identity = leftOver(id);
-  await recover(store, { killGraceMs: 5_000, effects: realEffects, logger: pino({ level: 'silent' }) });
+  await recoverIn(temporaryDirectory(t), store);
   t.notOk(isAlive(identity));
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
+
+function recoverIn(temporaryDirectory: string, store: TestStore): Promise<void> {
+  const logger = pino({ level: 'silent' });
+  return recover(store, { killGraceMs: 5_000, temporaryDirectory, effects: realEffects, logger });
+}
 
 /** A command that outlived its service. */
 function leftOver(id: DeploymentId): ProcessIdentity {
