@@ -23,6 +23,11 @@ const COMMANDS: Entry[] = [
     load: async () => (await import('./cli/serve.ts')).defineServe,
   },
   {
+    name: 'deploy',
+    summary: 'a client: deploy, follow the log, exit as it ended',
+    load: async () => (await import('./cli/deploy.ts')).defineDeploy,
+  },
+  {
     name: 'verify',
     summary: 'check the signature of a delivery',
     load: async () => (await import('./cli/verify.ts')).defineVerify,
@@ -99,7 +104,7 @@ async function main(commandLine: string[]): Promise<void> {
   const admin = program
     .command('admin')
     .helpCommand(false)
-    .summary('look after projects and keys, on the machine itself')
+    .summary('look after all of it, on the machine itself')
     .description(
       'Works on the file itself, whether the service runs or not; a running one takes it up within a second.',
     );

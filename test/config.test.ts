@@ -1,7 +1,7 @@
 import { Command, CommanderError } from 'commander';
 import t from 'tap';
 import { parseCidr } from '../src/address.ts';
-import { type ServeConfig, serveConfig, serveOptions } from '../src/config.ts';
+import { type ServeConfig, serveConfig, serveOptions, someSettings } from '../src/config.ts';
 import { RETRY_SCHEDULE } from '../src/deliver/retry.ts';
 import { LOG_LEVELS } from '../src/logger.ts';
 
@@ -24,6 +24,24 @@ t.test('without options it is as the contract says', async (t) => {
     logLevel: 'info',
   });
   t.ok(Object.isFrozen(configOf([])));
+});
+
+t.test('another command takes some of the options, with their defaults and variables', async (t) => {
+  const { options, take } = someSettings('maxQueued', 'webhookAllowCidrs');
+  const valuesOf = (words: string[]) => {
+    const command = new Command().exitOverride();
+    for (const option of options()) command.addOption(option);
+    return take(command.parse(words, { from: 'user' }).opts());
+  };
+  t.strictSame(
+    options().map(({ long, envVar }) => [long, envVar]),
+    [
+      ['--max-queued', 'DAVIT_MAX_QUEUED'],
+      ['--webhook-allow-cidr', 'DAVIT_WEBHOOK_ALLOW_CIDR'],
+    ],
+  );
+  t.strictSame(valuesOf([]), { maxQueued: 100, webhookAllowCidrs: [] });
+  t.strictSame(valuesOf(['--max-queued', 'off']), { maxQueued: null, webhookAllowCidrs: [] });
 });
 
 t.test('every option is taken over', async (t) => {

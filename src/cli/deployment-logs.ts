@@ -4,7 +4,7 @@ import type { Effects } from '../effects.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, option, withStore } from './command.ts';
 import { obstacleOf, statusText } from './deployment-status.ts';
-import { DEPLOYMENT_ARGUMENT, resolveDeployment, resolveProject } from './names.ts';
+import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
 import { printable } from './table.ts';
 import type { Terminal } from './terminal.ts';
@@ -52,12 +52,21 @@ async function noteWait(
   command: Command,
   { terminal }: CommandContext,
 ): Promise<void> {
-  const { status, queue_position, project_id } = deployment;
-  if (status !== 'queued') return;
-  const project = resolveProject(store, project_id);
-  const obstacle = obstacleOf(deployment, project, await isServed(command));
-  if (obstacle !== undefined) terminal.note(`note: ${obstacle}`);
-  else if (queue_position !== 1) terminal.note(`note: it is number ${queue_position} of its project`);
+  const reason = isTerminal(deployment.status)
+    ? undefined
+    : whyItMayTake(deployment, store, await isServed(command));
+  if (reason !== undefined) terminal.note(`note: ${reason}`);
+}
+
+function whyItMayTake(deployment: Deployment, { reads }: Store, served: boolean): string | undefined {
+  const { id, status, queue_position, project_id } = deployment;
+  if (status === 'queued') {
+    const obstacle = obstacleOf(deployment, reads.projects.resolve(project_id), served);
+    return obstacle ?? (queue_position === 1 ? undefined : `it is number ${queue_position} of its project`);
+  }
+  const isOurs = reads.deployments.unfinished().some((running) => running.id === id);
+  if (!isOurs) return 'another system carries it out, and reports how it went';
+  return served ? undefined : "no service is running: 'davit serve' ends what is left of it";
 }
 
 async function followLog({ id }: Deployment, store: Store, context: CommandContext): Promise<void> {
@@ -82,24 +91,25 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
 }
 
 /** Neither the timers of `effects` nor an open file keep a process alive: this does until it is disposed of. */
-function stayAlive(): Disposable {
+export function stayAlive(): Disposable {
   const { port1 } = new MessageChannel();
   port1.ref();
   return { [Symbol.dispose]: () => port1.close() };
 }
 
-function pause(durationMs: number, effects: Effects): Promise<void> {
+/** Resolves after that time; see `stayAlive`. */
+export function pause(durationMs: number, effects: Effects): Promise<void> {
   return new Promise((resolve) => effects.after(durationMs, resolve));
 }
 
-interface LogOutput {
+export interface LogOutput {
   /** False: nobody reads any more. */
   write(bytes: Uint8Array): Promise<boolean>;
   end(): Promise<void>;
 }
 
 /** A program gets the very bytes. A terminal gets text, and obeys none of it but its colours. */
-function createLogOutput(terminal: Terminal): LogOutput {
+export function createLogOutput(terminal: Terminal): LogOutput {
   if (terminal.columns === null) return { write: terminal.write, end: async () => undefined };
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   const text = harmlessText(terminal.colours);

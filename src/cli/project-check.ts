@@ -12,10 +12,10 @@ import {
   Refusal,
   withStore,
 } from './command.ts';
+import { findingsText } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { type Finding, findingsOf } from './project-findings.ts';
 import { serviceOf } from './serving.ts';
-import { type Colour, fields, table } from './table.ts';
 
 /** `davit admin project check`. */
 export function defineCheckProject(command: Command, context: CommandContext): void {
@@ -54,7 +54,7 @@ async function checkProject(
     const checked_as = userName();
     printJson(context, { project_id: id, project_name: name, checked_as, ok: count === 0, findings });
   } else {
-    printFindings(project, findings, context);
+    context.terminal.print(`${nameOfProject(project)}\n${findingsText(findings, context.terminal)}`);
   }
   if (count === 0) return;
   context.terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
@@ -107,32 +107,3 @@ function readText(path: string): string {
     return '';
   }
 }
-
-function printFindings(project: ProjectDetails, findings: readonly Finding[], context: CommandContext): void {
-  const { terminal } = context;
-  terminal.print(nameOfProject(project));
-  terminal.print(
-    table(
-      findings,
-      [
-        { title: 'CHECK', of: ({ check }) => check },
-        { title: 'RESULT', of: ({ level }) => level, colour: ({ level }) => LEVEL_COLOURS[level] },
-        { title: 'FINDING', of: ({ message }) => message },
-      ],
-      // Nothing is cut: a path is of use only as a whole.
-      null,
-      terminal.colours,
-    ),
-  );
-  const advised = findings.filter(({ advice }) => advice !== null);
-  if (advised.length === 0) return;
-  terminal.print('\nwhat to do');
-  terminal.print(
-    fields(
-      terminal,
-      advised.map(({ check, advice }) => [check, advice] as const),
-    ),
-  );
-}
-
-const LEVEL_COLOURS: Record<Finding['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };

@@ -133,8 +133,8 @@ export function defineReplay(command: Command, context: CommandContext): void {
     'Sends the deliveries of that time again, each with all its attempts. Receivers tell repeats by the id of the event. ' +
       'A moment is given as 2026-01-31T12:00:00Z, or as a duration: so long ago.',
     [
-      'davit admin webhook replay whk_… --since 24h',
-      'davit admin webhook replay whk_… --since 2026-01-31T12:00:00Z --status exhausted',
+      'davit admin webhook replay whk_… --since 24h --status exhausted',
+      'davit admin webhook replay whk_… --since 2026-01-31T12:00:00Z',
     ],
   )
     .argument(...WEBHOOK_ARGUMENT)

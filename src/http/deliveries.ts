@@ -10,7 +10,8 @@ import {
 } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
-import { type DeliveryDetails, storedStatuses } from '../store/deliveries.ts';
+import type { DeliveryDetails } from '../store/deliveries.ts';
+import { newReplay } from '../store/new-replay.ts';
 import type { Store } from '../store/store.ts';
 import { answerWrite } from './answers.ts';
 import { callerOf } from './auth.ts';
@@ -167,14 +168,9 @@ export function deliveries({ reads, writer }: Store, pages: Pages, effects: Effe
           const webhook = visibleWebhook(reads, request);
           // What happens from now on is sent anyway.
           const untilMs = Math.min(until ?? Number.POSITIVE_INFINITY, effects.now());
-          const [storedStatus = null] = status === null ? [] : storedStatuses([status], webhook.status);
-          const lastSeq = reads.replays.lastSeq(webhook.id);
-          const selection = { webhookId: webhook.id, sinceMs: since, untilMs, storedStatus, lastSeq };
-          const fitsNothing = status !== null && storedStatus === null;
-          const count = fitsNothing ? 0 : await reads.replays.count(selection);
           return answerWrite(request, h, writer, {
             operation: 'replays.create',
-            input: { ...selection, status, count },
+            input: await newReplay(reads, webhook, { sinceMs: since, untilMs, status }),
             statusCode: 202,
             locationPrefix: null,
           });

@@ -238,7 +238,7 @@ export function queueWrites(context: WriteContext) {
     if (maxQueued === null || queuedCount < maxQueued) return;
     throw new AppError(
       'rate_limited',
-      `${queuedCount} deployments of this project wait already: try again when one has finished`,
+      `${queuedCount} ${queuedCount === 1 ? 'deployment waits' : 'deployments wait'} in this project already: try again when one has finished`,
       { retryAfterSeconds: QUEUE_FULL_RETRY_SECONDS },
     );
   }

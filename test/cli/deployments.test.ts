@@ -1,10 +1,7 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
-import { once } from 'node:events';
 import t from 'tap';
 import type { Deployment, DeploymentId, ProjectId } from '../../src/domain.ts';
-import { realEffects } from '../../src/effects.ts';
-import { openStore, type Store } from '../../src/store/store.ts';
-import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
+import { follow, inFile, scriptProject } from '../helpers/administration.ts';
+import { place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment, ref } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
@@ -13,7 +10,7 @@ const deployment = (...words: string[]) => ['admin', 'deployment', ...words];
 
 t.test('a running service carries out what the administrator deploys', async (t) => {
   const there = place(t);
-  await project(
+  await scriptProject(
     there,
     'website',
     'echo "deploying $DEPLOY_REF"; echo url=https://x.test >> "$DEPLOY_OUTPUT"',
@@ -41,7 +38,7 @@ t.test('a running service carries out what the administrator deploys', async (t)
 
 t.test('a running service stops what the administrator cancels', async (t) => {
   const there = place(t);
-  await project(there, 'website', 'echo started; exec sleep 30');
+  await scriptProject(there, 'website', 'echo started; exec sleep 30');
   await serve(t, there.directory);
   const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
   const follower = follow(there, id);
@@ -56,7 +53,7 @@ t.test('a running service stops what the administrator cancels', async (t) => {
 
 t.test('without a service a deployment waits for one, and says so', async (t) => {
   const there = place(t);
-  await project(there, 'website', 'echo "$DEPLOY_REF"');
+  await scriptProject(there, 'website', 'echo "$DEPLOY_REF"');
   const made = await there.davit(deployment('create', 'website', 'main'));
   t.match(made.stderr, /\nnote: no service is running: it waits until 'davit serve' does\n$/);
   const id = made.stdout.trim();
@@ -71,7 +68,7 @@ t.test('without a service a deployment waits for one, and says so', async (t) =>
 
 t.test('it says what else a new deployment waits for', async (t) => {
   const there = place(t);
-  await project(there, 'website', 'true');
+  await scriptProject(there, 'website', 'true');
   await there.davit(['admin', 'project', 'pause', 'website']);
   await there.davit(['admin', 'project', 'create', '--name', 'elsewhere']);
   const [paused, elsewhere] = await Promise.all([
@@ -85,10 +82,10 @@ t.test('it says what else a new deployment waits for', async (t) => {
 t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
   const there = place(t);
   t.match(await there.refused(deployment('create', 'website', 'main')), { exitCode: 1, message: /no file/ });
-  await project(there, 'website', 'true');
-  await project(there, 'twin', 'true');
-  await project(there, 'twin', 'true');
-  await project(there, 'old', 'true');
+  await scriptProject(there, 'website', 'true');
+  await scriptProject(there, 'twin', 'true');
+  await scriptProject(there, 'twin', 'true');
+  await scriptProject(there, 'old', 'true');
   const { id } = await there.json<Deployment>(deployment('create', 'old', 'main'));
   await there.davit(['admin', 'project', 'archive', 'old']);
   await there.davit(deployment('create', 'website', 'one'));
@@ -123,7 +120,7 @@ t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
 
 t.test('as many may wait as is said', async (t) => {
   const there = place(t);
-  await project(there, 'website', 'true');
+  await scriptProject(there, 'website', 'true');
   const results = [];
   for (const limit of ['1', '2', '2', 'off']) {
     const { exitCode } = await there.davit(deployment('create', 'website', 'main', '--max-queued', limit));
@@ -134,7 +131,7 @@ t.test('as many may wait as is said', async (t) => {
 
 t.test('a deployment that waits is canceled at once', async (t) => {
   const there = place(t);
-  await project(there, 'website', 'true');
+  await scriptProject(there, 'website', 'true');
   const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
   const { stdout, stderr, exitCode } = await there.davit(deployment('cancel', id));
   t.strictSame([stdout, stderr, exitCode], [`deployment ${id} of main is canceled\n`, '', 0]);
@@ -144,7 +141,7 @@ t.test('a deployment that waits is canceled at once', async (t) => {
 
 t.test('canceling what nobody ends yet says who will', async (t) => {
   const there = place(t);
-  const website = await project(there, 'website', 'true');
+  const website = await scriptProject(there, 'website', 'true');
   const { stdout } = await there.davit(['admin', 'project', 'create', '--name', 'elsewhere']);
   const ids = await inFile(there, async ({ writer }) => {
     const interrupted = await writer.write('deployments.create', newDeployment(website));
@@ -162,7 +159,7 @@ t.test('canceling what nobody ends yet says who will', async (t) => {
 
 t.test('a redeployment is a new deployment of the same ref', async (t) => {
   const there = place(t);
-  await project(there, 'website', 'true');
+  await scriptProject(there, 'website', 'true');
   const first = await there.json<Deployment>(deployment('create', 'website', 'v1'));
   const { stdout, stderr } = await there.davit(deployment('redeploy', first.id));
   t.match(stderr, /^made a deployment of v1 in project website/);
@@ -178,7 +175,10 @@ t.test('a redeployment is a new deployment of the same ref', async (t) => {
 t.test('the list is newest first, and is narrowed by project and status', async (t) => {
   const there = place(t);
   t.match(await there.refused(deployment('list')), { exitCode: 1 });
-  const [website, api] = [await project(there, 'website', 'true'), await project(there, 'api', 'true')];
+  const [website, api] = [
+    await scriptProject(there, 'website', 'true'),
+    await scriptProject(there, 'api', 'true'),
+  ];
   t.match(await there.davit(deployment('list')), { stdout: '', stderr: /no such deployments/, exitCode: 0 });
   const ids = await inFile(there, async ({ writer }) => {
     const make = async (projectId: ProjectId, name: string) =>
@@ -221,7 +221,7 @@ t.test('the list is newest first, and is narrowed by project and status', async 
 
 t.test('one deployment is shown with all that is known of it', async (t) => {
   const there = place(t);
-  const website = await project(there, 'website', 'true');
+  const website = await scriptProject(there, 'website', 'true');
   const id = await inFile(there, async ({ writer }) => {
     const { key } = await writer.write('keys.create', KEY);
     const made = await writer.write('deployments.create', newDeployment(website, { keyId: key.id }));
@@ -252,76 +252,14 @@ t.test('one deployment is shown with all that is known of it', async (t) => {
   }
 });
 
-t.test('a program gets the very bytes of a log', async (t) => {
-  const there = place(t);
-  const bytes = Buffer.from([0xff, 0x1b, 0x5b, 0x32, 0x4a, 0x00, 0x0d, 0x0a, 0xc3]);
-  const id = await withLog(there, bytes);
-  for (const options of [[], ['--follow']]) {
-    const { stdout, status } = davitSync(there, deployment('logs', id, ...options));
-    t.equal(status, 0);
-    t.strictSame(stdout, bytes);
-  }
-});
-
-t.test('a log of nothing says so', async (t) => {
-  const there = place(t);
-  const ended = await withLog(there, Buffer.alloc(0));
-  await project(there, 'another', 'true');
-  const { id } = await there.json<Deployment>(deployment('create', 'another', 'main'));
-  t.match(await there.davit(deployment('logs', ended)), { stdout: '', stderr: 'nothing was printed\n' });
-  t.match(await there.davit(deployment('logs', id)), { stdout: '', stderr: 'nothing was printed yet\n' });
-});
-
-t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async (t) => {
-  const there = place(t);
-  const id = await withLog(
-    there,
-    Buffer.from('\u001b[32mgrün\u001b[0m\t\u001b[2J\u001b]0;title\u0007\u009b1m\nend'),
-  );
-  const { shown, exitCode } = onTerminal(there, deployment('logs', id));
-  t.equal(exitCode, 0);
-  t.equal(shown, '\u001b[32mgrün\u001b[0m\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\u001b[0m\n');
-  const plain = onTerminal(there, deployment('logs', id), { NO_COLOR: '1' });
-  t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
-});
-
 t.test('on a terminal a status has its colour, and a moment is told from now', needsTerminal, async (t) => {
   const there = place(t);
-  await withLog(there, Buffer.from('x'));
-  t.match(onTerminal(there, deployment('list')).shown, /\p{Cc}\[32msucceeded\p{Cc}\[39m +(?:now|\ds ago) /u);
+  await scriptProject(there, 'website', 'true');
+  const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
+  await there.davit(deployment('cancel', id));
+  t.match(onTerminal(there, deployment('list')).shown, /\p{Cc}\[90mcanceled\p{Cc}\[39m +(?:now|\ds ago)$/mu);
   t.notMatch(onTerminal(there, deployment('list'), { NO_COLOR: '1' }).shown, /\[39m/);
 });
-
-t.test('following ends when its reader goes away', async (t) => {
-  const there = place(t);
-  const website = await project(there, 'website', 'true');
-  const id = await inFile(there, async ({ writer }) => {
-    const made = await writer.write('deployments.create', newDeployment(website));
-    await writer.write('deployments.claim', undefined);
-    await writer.write('logs.append', append(made.id, Buffer.from('one\n'), 0));
-    return made.id;
-  });
-  const follower = follow(there, id);
-  await follower.said('one\n');
-  follower.child.stdout?.destroy();
-  await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('two\n'), 4)));
-  t.equal(await follower.exitCode, 0);
-});
-
-async function project({ davit }: Place, name: string, script: string): Promise<ProjectId> {
-  const { stdout } = await davit([
-    'admin',
-    'project',
-    'create',
-    '--name',
-    name,
-    '--',
-    '/bin/sh',
-    '-c',
-    script,
-  ]);
-  return stdout.trim() as ProjectId;
-}
 
 const KEY = {
   name: 'ci',
@@ -330,89 +268,3 @@ const KEY = {
   projectIds: [],
   expiresAtMs: null,
 };
-
-/** As a service, or the API, would change the file. */
-async function inFile<Result>({ dbPath }: Place, action: (store: Store) => Promise<Result>): Promise<Result> {
-  const store = openStore(dbPath, realEffects);
-  try {
-    return await action(store);
-  } finally {
-    await store.close();
-  }
-}
-
-/** A deployment that succeeded, with this log. */
-async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
-  const website = await project(there, 'website', 'true');
-  return await inFile(there, async ({ writer }) => {
-    const { id } = await writer.write('deployments.create', newDeployment(website));
-    await writer.write('deployments.claim', undefined);
-    if (bytes.length > 0) await writer.write('logs.append', append(id, bytes, 0));
-    await writer.write('deployments.finish', {
-      id,
-      status: 'succeeded',
-      reason: null,
-      message: null,
-      exitCode: 0,
-      signal: null,
-      outputs: {},
-    });
-    return id;
-  });
-}
-
-function append(id: DeploymentId, bytes: Buffer, start: number) {
-  return {
-    id,
-    chunks: [{ start, bytes }],
-    logBytes: start + bytes.length,
-    truncated: false,
-    dropTailBefore: null,
-    headBytes: 1024,
-  };
-}
-
-function davitSync({ directory }: Place, words: string[]) {
-  return spawnSync(process.execPath, [MAIN, ...words], { cwd: directory, env: COMPILE_CACHE });
-}
-
-interface Follower {
-  child: ChildProcess;
-  output(): string;
-  notes(): string;
-  /** Resolves when its output is this. */
-  said(text: string): Promise<void>;
-  /** Resolves when this is among its notes. */
-  noted(text: string): Promise<void>;
-  exitCode: Promise<number | null>;
-}
-
-/** `davit admin deployment logs -f`, while it goes on. */
-function follow({ directory }: Place, id: string): Follower {
-  const child = spawn(process.execPath, [MAIN, ...deployment('logs', id, '-f')], {
-    cwd: directory,
-    env: COMPILE_CACHE,
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
-  const texts = { stdout: '', stderr: '' };
-  for (const name of ['stdout', 'stderr'] as const) {
-    child[name].setEncoding('utf8').on('data', (text: string) => {
-      texts[name] += text;
-    });
-  }
-  const ended = once(child, 'close');
-  const until = async (name: 'stdout' | 'stderr', holds: () => boolean) => {
-    while (!holds()) {
-      if (child.exitCode !== null) throw new Error(`it ended: ${texts.stderr}`);
-      await Promise.race([once(child[name], 'data'), ended]);
-    }
-  };
-  return {
-    child,
-    output: () => texts.stdout,
-    notes: () => texts.stderr,
-    said: (text) => until('stdout', () => texts.stdout === text),
-    noted: (text) => until('stderr', () => texts.stderr.includes(text)),
-    exitCode: ended.then(([exitCode]) => exitCode as number | null),
-  };
-}

@@ -63,3 +63,20 @@ t.test('fields stand below each other, and long ones go on below themselves', as
     'id         prj_1\nvariables  ALPHA BETA\n           GAMMA DELTA',
   );
 });
+
+t.test('a cell has its colour where colours are shown, and its width without it', async (t) => {
+  const rows = [
+    { id: 'a', name: 'failed', note: 'x' },
+    { id: 'b', name: 'fine', note: 'y' },
+  ];
+  const columns = COLUMNS.map((column) =>
+    column.title === 'NAME'
+      ? { ...column, colour: ({ name }: Row) => (name === 'failed' ? ('red' as const) : undefined) }
+      : column,
+  );
+  t.equal(table(rows, columns, 80), 'ID  NAME    NOTE\na   failed  x\nb   fine    y');
+  t.equal(
+    table(rows, columns, 80, true),
+    'ID  NAME    NOTE\na   \u001b[31mfailed\u001b[39m  x\nb   fine    y',
+  );
+});

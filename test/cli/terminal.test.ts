@@ -17,6 +17,22 @@ t.test('a file or a pipe has no columns, a terminal always has some', async (t) 
   t.equal(streams({ isTTY: true, columns: 0 }).terminal.columns, 80);
 });
 
+t.test('colours are for a terminal that shows them', async (t) => {
+  t.equal(streams({ isTTY: true, hasColors: () => true }).terminal.colours, true);
+  t.equal(streams({ isTTY: true, hasColors: () => false }).terminal.colours, false, 'NO_COLOR');
+  t.equal(streams({ isTTY: true }).terminal.colours, false);
+  t.equal(streams({}).terminal.colours, false);
+});
+
+t.test('bytes are written as they are, and it is told when nobody takes them', async (t) => {
+  const { terminal, stdout } = streams({});
+  const bytes = Buffer.from([0xff, 0x00, 0x1b]);
+  t.equal(await terminal.write(bytes), true);
+  t.strictSame(stdout.read(), bytes);
+  stdout.destroy();
+  t.equal(await terminal.write(bytes), false);
+});
+
 t.test('a question waits for one line', async (t) => {
   const { terminal, stdin, written } = streams({ isTTY: true });
   const answer = terminal.ask('Sure? ');
@@ -57,7 +73,7 @@ t.test('a reader that goes away is no failure, a full disk is', async (t) => {
 });
 
 /** A terminal on streams in memory; `kind` is what makes a stream one of a terminal. */
-function streams(kind: { isTTY?: boolean; columns?: number }) {
+function streams(kind: { isTTY?: boolean; columns?: number; hasColors?: () => boolean }) {
   const make = () => Object.assign(new PassThrough(), kind);
   const [stdin, stdout, stderr] = [make(), make(), make()];
   const lost: string[] = [];

@@ -1,0 +1,247 @@
+import { getCACertificates } from 'node:tls';
+import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
+import { parseRetryAfter } from '../deliver/retry.ts';
+import { AppError } from '../errors.ts';
+import type { CommandContext } from './command.ts';
+import { pause } from './deployment-logs.ts';
+import { tookText } from './deployment-status.ts';
+import { printable } from './table.ts';
+
+export interface ApiOptions {
+  /** Where the service is, with whatever path a proxy puts it under. */
+  baseUrl: URL;
+  key: string;
+  /** Certificates in PEM that are trusted besides the usual ones. */
+  caPem: string | null;
+  /** How long to go on trying while the service cannot be reached or has no time. */
+  retryForMs: number;
+  version: string;
+}
+
+export interface ApiRequest {
+  method: 'GET' | 'POST';
+  /** From /v2 on. */
+  path: string;
+  headers?: Record<string, string>;
+  body?: unknown;
+}
+
+export type ApiAnswer<Body> = { ok: true; body: Body } | ApiRefusal;
+
+/** An answer that trying again does not change. */
+export interface ApiRefusal {
+  ok: false;
+  status: number;
+  /** With what is needed to find it in the service's log. */
+  message: string;
+}
+
+export interface ApiClient {
+  /** Throws AppError `unavailable` when nothing came of it for all the time that was given. */
+  call<Body>(request: ApiRequest): Promise<ApiAnswer<Body>>;
+  /** The same for an answer that goes on and on. What breaks it off is thrown while it is read: see `isDropped`. */
+  stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
+  patience(): Patience;
+  close(): Promise<void>;
+}
+
+/** The waits between tries. */
+export interface Patience {
+  /** Something came: the time that is given begins anew with the next failure. */
+  reset(): void;
+  /** Waits longer each time, at least what the service asks for. Throws AppError `unavailable` at the end of all. */
+  wait(why: string, retryAfterMs?: number): Promise<void>;
+}
+
+const CONNECT_TIMEOUT_MS = 10_000;
+/** `?wait=` holds an answer back for a minute. */
+const ANSWER_TIMEOUT_MS = 75_000;
+/** The service says something every 15 s. */
+const SILENCE_TIMEOUT_MS = 60_000;
+
+const FIRST_DELAY_MS = 500;
+const LONGEST_DELAY_MS = 15_000;
+
+/** The service is not there, is stopping, has too much to do, or a proxy before it says so. */
+const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504]);
+
+/** Calls a davit elsewhere. Every request may be made more than once: give those that write an Idempotency-Key. */
+export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
+  const { baseUrl, key, caPem, version } = options;
+  const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
+  const tls = ca === undefined ? {} : { ca };
+  const agent = new EnvHttpProxyAgent({
+    connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
+    requestTls: tls,
+    headersTimeout: ANSWER_TIMEOUT_MS,
+    bodyTimeout: SILENCE_TIMEOUT_MS,
+  });
+  const patience = () => createPatience(options.retryForMs, context);
+
+  return {
+    patience,
+
+    async call<Body>(asked: ApiRequest) {
+      return await persistently(asked, async (response): Promise<ApiAnswer<Body>> => {
+        const text = await response.body.text();
+        if (!isSuccess(response)) return refusalOf(response, text, asked);
+        const body = parsed(text);
+        return body === undefined ? notDavit(response, asked) : { ok: true, body: body as Body };
+      });
+    },
+
+    async stream(asked) {
+      return await persistently(asked, async (response) =>
+        isSuccess(response)
+          ? { ok: true, body: response.body }
+          : refusalOf(response, await response.body.text(), asked),
+      );
+    },
+
+    close: () => agent.destroy(),
+  };
+
+  async function persistently<Result>(
+    asked: ApiRequest,
+    read: (response: Dispatcher.ResponseData) => Promise<Result>,
+  ): Promise<Result> {
+    const waiting = patience();
+    for (;;) {
+      let why: string;
+      let retryAfterMs: number | undefined;
+      try {
+        const response = await send(asked);
+        if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
+        await response.body.dump();
+        why = `${baseUrl.host} answers ${response.statusCode}`;
+        retryAfterMs = retryAfterOf(response, context.effects.now());
+      } catch (error) {
+        if (!isDropped(error)) throw explained(error, baseUrl);
+        why = `${baseUrl.host} cannot be reached (${codeOf(error)})`;
+      }
+      await waiting.wait(why, retryAfterMs);
+    }
+  }
+
+  function send({ method, path, headers = {}, body }: ApiRequest): Promise<Dispatcher.ResponseData> {
+    return request(urlOf(path), {
+      dispatcher: agent,
+      method,
+      headers: {
+        Authorization: `Bearer ${key}`,
+        'User-Agent': `davit/${version}`,
+        ...(body === undefined ? {} : { 'Content-Type': 'application/json' }),
+        ...headers,
+      },
+      body: body === undefined ? null : JSON.stringify(body),
+    });
+  }
+
+  function urlOf(path: string): URL {
+    return new URL(baseUrl.href.replace(/\/*$/, '') + path);
+  }
+}
+
+/** Whether a connection ended, or never came to be, for a reason that may pass. */
+export function isDropped(error: unknown): boolean {
+  const code = codeOf(error);
+  return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
+    code,
+  );
+}
+
+function createPatience(limitMs: number, { effects, terminal }: CommandContext): Patience {
+  let failures = 0;
+  let sinceMs: number | undefined;
+
+  return {
+    reset() {
+      failures = 0;
+      sinceMs = undefined;
+    },
+    async wait(why, retryAfterMs = 0) {
+      const nowMs = effects.monotonicMs();
+      sinceMs ??= nowMs;
+      const [random = 0] = effects.randomBytes(1);
+      // Up to a third less, so that the jobs which a restart cut off do not all come back at once.
+      const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
+      const delayMs = Math.round(Math.max(ownMs, retryAfterMs));
+      failures += 1;
+      if (nowMs - sinceMs + delayMs > limitMs) {
+        throw new AppError('unavailable', `${why}, and --retry-for is over: gave up`);
+      }
+      terminal.note(`${why}: trying again in ${tookText(delayMs)}`);
+      await pause(delayMs, effects);
+    },
+  };
+}
+
+function isSuccess({ statusCode }: Dispatcher.ResponseData): boolean {
+  return statusCode >= 200 && statusCode <= 299;
+}
+
+function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRequest): ApiRefusal {
+  const { statusCode, headers } = response;
+  const [location] = [headers.location].flat();
+  if (statusCode >= 300 && statusCode <= 399) {
+    return {
+      ok: false,
+      status: statusCode,
+      message: `the service is elsewhere (${statusCode}): ${printable(location ?? 'it does not say where')}`,
+    };
+  }
+  const { error } = Object(parsed(text)) as {
+    error?: { code: string; message: string; request_id: string };
+  };
+  if (error?.request_id === undefined) return notDavit(response, asked);
+  const { code, message, request_id } = error;
+  return {
+    ok: false,
+    status: statusCode,
+    message: printable(`${message} (${statusCode} ${code}, ${request_id})`),
+  };
+}
+
+/** A proxy, or whatever else is at that place. */
+function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest): ApiRefusal {
+  return {
+    ok: false,
+    status: statusCode,
+    message: `${path} was answered with ${statusCode}, and not by davit: is the URL right?`,
+  };
+}
+
+/** Undefined for what is no JSON. */
+function parsed(text: string): unknown {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return undefined;
+  }
+}
+
+function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): number | undefined {
+  const [value] = [headers['retry-after']].flat();
+  return value === undefined ? undefined : parseRetryAfter(value, nowMs);
+}
+
+/** What another try does not mend: a name that nobody has, a certificate that nobody trusts. */
+function explained(error: unknown, { host }: URL): unknown {
+  const code = codeOf(error);
+  if (code === 'ENOTFOUND') return new AppError('unavailable', `there is no host ${host}: is the URL right?`);
+  if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
+    return new AppError(
+      'unavailable',
+      `${host} cannot be trusted (${code}): give the certificate of its authority with --ca-file`,
+      { cause: error },
+    );
+  }
+  return error;
+}
+
+function codeOf(error: unknown): string {
+  if (!(error instanceof Error)) return '';
+  // Several addresses were tried: each has its error.
+  if (error instanceof AggregateError && error.errors.length > 0) return codeOf(error.errors[0]);
+  return 'code' in error ? String(error.code) : '';
+}

@@ -1,0 +1,64 @@
+import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
+import { type ApiAnswer, type ApiClient, type ApiRefusal, isDropped } from './api-client.ts';
+import type { LogOutput } from './deployment-logs.ts';
+import { readEvents } from './event-stream.ts';
+
+export type Outcome =
+  | { kind: 'ended'; status: TerminalStatus; deployment: Deployment | null }
+  | { kind: 'refused'; refusal: ApiRefusal };
+
+/**
+ * Writes the log of a deployment until it has ended, over as many connections as that takes, every byte once.
+ * `mayWrite` is awaited before each piece. `deployment` is null in what it gives if the key may only read logs.
+ */
+export async function followLog(
+  id: DeploymentId,
+  api: ApiClient,
+  output: LogOutput,
+  mayWrite: () => Promise<void>,
+): Promise<Outcome> {
+  const patience = api.patience();
+  let lastEventId = '0';
+  let isRead = true;
+  for (;;) {
+    const answer = await api.stream({
+      method: 'GET',
+      path: `/v2/deployments/${id}/logs`,
+      headers: { Accept: 'text/event-stream', 'Last-Event-ID': lastEventId },
+    });
+    if (!answer.ok) return { kind: 'refused', refusal: answer };
+    try {
+      for await (const event of readEvents(answer.body)) {
+        patience.reset();
+        lastEventId = event.lastEventId || lastEventId;
+        if (event.type === 'end') return await ended(id, api, event.data);
+        if (event.type !== 'message' || !isRead) continue;
+        await mayWrite();
+        isRead = await output.write(Buffer.from(event.data));
+      }
+    } catch (error) {
+      if (!isDropped(error)) throw error;
+    }
+    await patience.wait('the connection ended before the deployment did');
+  }
+}
+
+/** Waits for the end of a deployment without its log. */
+export async function awaitEnd(id: DeploymentId, api: ApiClient): Promise<Outcome> {
+  for (;;) {
+    const answer = await deploymentOf(id, api, '?wait=60');
+    if (!answer.ok) return { kind: 'refused', refusal: answer };
+    const { body } = answer;
+    if (isTerminal(body.status)) return { kind: 'ended', status: body.status, deployment: body };
+  }
+}
+
+async function ended(id: DeploymentId, api: ApiClient, data: string): Promise<Outcome> {
+  const { status } = JSON.parse(data) as { status: TerminalStatus };
+  const answer = await deploymentOf(id, api, '');
+  return { kind: 'ended', status, deployment: answer.ok ? answer.body : null };
+}
+
+function deploymentOf(id: DeploymentId, api: ApiClient, query: string): Promise<ApiAnswer<Deployment>> {
+  return api.call<Deployment>({ method: 'GET', path: `/v2/deployments/${id}${query}` });
+}

@@ -1,0 +1,308 @@
+import { readFileSync } from 'node:fs';
+import { type Command, InvalidArgumentError } from 'commander';
+import { version } from '../assets.ts';
+import { durationMsOrNone } from '../config.ts';
+import {
+  type Deployment,
+  type DeploymentId,
+  type ProjectId,
+  parseId,
+  parseRef,
+  type Ref,
+  randomBase62,
+} from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { ApiClient, ApiRefusal } from './api-client.ts';
+import {
+  type CommandContext,
+  EXIT_CODE_OF_SIGNAL,
+  explain,
+  misused,
+  option,
+  printJson,
+  Refusal,
+} from './command.ts';
+import type { Outcome } from './deploy-follow.ts';
+import { createLogOutput, stayAlive } from './deployment-logs.ts';
+import { statusText, tookText } from './deployment-status.ts';
+import { printable } from './table.ts';
+
+interface DeployOptions {
+  url: URL;
+  keyFile?: string;
+  wait?: boolean;
+  idempotencyKey?: string;
+  retryFor: number;
+  cancelOnInterrupt?: boolean;
+  caFile?: string;
+  json?: boolean;
+}
+
+/** `davit deploy`: a client of the API, for the jobs of a CI. */
+export function defineDeploy(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'Asks a davit, here or elsewhere, for a deployment, and with --wait follows its log until it has ended. The key ' +
+      'comes from $DAVIT_KEY or --key-file; it needs deployments:write, and for --wait deployments:read and ' +
+      'logs:read. A request that is lost on the way is made again, and makes one deployment however often that happens.\n\n' +
+      'Exit code 0: it succeeded (without --wait: it was accepted). 1: it failed, was canceled or refused, or the ' +
+      'service could not be reached in time. 2: wrong usage. ^C asks whether to cancel it; a second one leaves at ' +
+      'once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY, NO_PROXY and NODE_EXTRA_CA_CERTS count too.',
+    [
+      'DAVIT_URL=https://deploy.example.com davit deploy prj_… v1.2.3 --wait',
+      'davit deploy prj_… "$CI_COMMIT_SHA" --wait --idempotency-key "$CI_JOB_ID" --cancel-on-interrupt',
+      'ID=$(davit deploy prj_… main --url http://127.0.0.1:8080 --key-file /run/secrets/davit)',
+    ],
+  )
+    // It has nothing to do with any file of davit's.
+    .configureHelp({ ...command.configureHelp(), visibleGlobalOptions: () => [] })
+    .argument('<project_id>', 'what to deploy', projectIdOf)
+    .argument('<ref>', 'a branch, a tag or a commit of it', refOf)
+    .addOption(option('--url <url>', 'where the service is').argParser(urlOf).makeOptionMandatory())
+    .addOption(option('--key-file <file>', 'a file that holds the key; else $DAVIT_KEY'))
+    .addOption(option('--wait', 'follow the log until it has ended'))
+    .addOption(
+      option('--idempotency-key <key>', 'one deployment for each; else a new one').argParser(
+        idempotencyKeyOf,
+      ),
+    )
+    .addOption(
+      option('--retry-for <duration>', 'how long to go on trying to reach the service, or 0')
+        .argParser(durationMsOrNone)
+        .default(durationMsOrNone('2m'), '2m'),
+    )
+    .addOption(option('--cancel-on-interrupt', 'cancel it at ^C or SIGTERM, without asking'))
+    .addOption(option('--ca-file <file>', 'trust these certificates (PEM) too'))
+    .addOption(option('--json', 'print the deployment as JSON; with --wait as it ended, in place of the log'))
+    .action((projectId: ProjectId, ref: Ref, options: DeployOptions) =>
+      deploy(command, projectId, ref, options, context),
+    );
+}
+
+async function deploy(
+  command: Command,
+  projectId: ProjectId,
+  ref: Ref,
+  options: DeployOptions,
+  context: CommandContext,
+): Promise<void> {
+  const key = keyOf(command, options, context);
+  const caPem = options.caFile === undefined ? null : readOption('--ca-file', options.caFile);
+  const idempotencyKey =
+    options.idempotencyKey ?? `davit-deploy-${randomBase62(22, context.effects.randomBytes)}`;
+  warnOfPlainText(options.url, context);
+  const { createApiClient } = await import('./api-client.ts');
+  using _ = stayAlive();
+  const { url: baseUrl, retryFor: retryForMs } = options;
+  const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);
+  const interruption = onInterruption(api, idempotencyKey, options, context);
+  try {
+    const created = await api.call<Deployment>({
+      method: 'POST',
+      path: `/v2/projects/${projectId}/deployments`,
+      headers: { 'Idempotency-Key': idempotencyKey },
+      body: { ref },
+    });
+    if (!created.ok) throw refused('not deployed', created);
+    if (parseId('dpl', created.body.id) === undefined)
+      throw new AppError('conflict', 'not deployed: the answer is not of davit: is the URL right?');
+    interruption.created(created.body.id);
+    if (options.wait === true || interruption.isCanceling()) {
+      await awaitOutcome(created.body, api, interruption, options, context);
+    } else {
+      showCreated(created.body, options, context);
+    }
+  } finally {
+    await api.close();
+  }
+}
+
+function showCreated(deployment: Deployment, { json }: DeployOptions, context: CommandContext): void {
+  if (json === true) {
+    printJson(context, deployment);
+    return;
+  }
+  // The id alone on stdout, so that $(…) takes it; the rest is for the person.
+  context.terminal.note(`deployment ${deployment.id} of ${deployment.ref}: ${statusText(deployment)}`);
+  context.terminal.print(deployment.id);
+}
+
+/** Returns when it succeeded. */
+async function awaitOutcome(
+  { id, ref, ...created }: Deployment,
+  api: ApiClient,
+  interruption: Interruption,
+  options: DeployOptions,
+  context: CommandContext,
+): Promise<void> {
+  const { terminal, exit } = context;
+  if (options.json !== true) terminal.note(`deployment ${id} of ${ref}: ${statusText(created)}`);
+  const outcome = options.json === true ? await endOf(id, api) : await follow(id, api, interruption, context);
+  if (outcome.kind === 'refused') throw refused(`${id} goes on, and cannot be followed`, outcome.refusal);
+  const { status, deployment } = outcome;
+  if (options.json === true) {
+    printJson(context, deployment);
+  } else {
+    const { duration_ms, message } = deployment ?? { duration_ms: null, message: null };
+    const took = duration_ms === null ? '' : ` in ${tookText(duration_ms)}`;
+    const how = deployment === null ? status : statusText(deployment);
+    terminal.note(`deployment ${id} of ${ref}: ${how}${took}`);
+    if (message !== null) terminal.note(printable(message));
+  }
+  // Who is still being asked something keeps the process waiting for an answer.
+  if (interruption.isAsking()) exit(status === 'succeeded' ? 0 : 1);
+  if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
+}
+
+async function follow(
+  id: DeploymentId,
+  api: ApiClient,
+  interruption: Interruption,
+  { terminal }: CommandContext,
+): Promise<Outcome> {
+  const { awaitEnd, followLog } = await import('./deploy-follow.ts');
+  const output = createLogOutput(terminal);
+  const outcome = await followLog(id, api, output, interruption.answered);
+  await output.end();
+  if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
+  terminal.note('the key may not read logs (logs:read): waiting for the end without them');
+  return await awaitEnd(id, api);
+}
+
+async function endOf(id: DeploymentId, api: ApiClient): Promise<Outcome> {
+  const { awaitEnd } = await import('./deploy-follow.ts');
+  return await awaitEnd(id, api);
+}
+
+interface Interruption {
+  /** It is there: what a signal asked for before can be done now. */
+  created(id: DeploymentId): void;
+  isCanceling(): boolean;
+  isAsking(): boolean;
+  /** Resolves at once, or when the question on the screen is answered. */
+  answered(): Promise<void>;
+}
+
+function onInterruption(
+  api: ApiClient,
+  idempotencyKey: string,
+  { cancelOnInterrupt = false, wait = false }: DeployOptions,
+  { terminal, onSignal, exit }: CommandContext,
+): Interruption {
+  let id: DeploymentId | undefined;
+  let signals = 0;
+  let canceling = false;
+  let question: Promise<void> | undefined;
+
+  onSignal((signal) => {
+    signals += 1;
+    if (signals === 1 && cancelOnInterrupt) cancel();
+    else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
+    else leave(signal);
+  });
+
+  return {
+    created(createdId) {
+      id = createdId;
+      if (canceling) void requestCancel(createdId);
+    },
+    isCanceling: () => canceling,
+    isAsking: () => question !== undefined,
+    answered: async () => question,
+  };
+
+  async function ask(askedId: DeploymentId): Promise<void> {
+    const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `);
+    question = undefined;
+    if (answer === null) leave('SIGINT');
+    else if (/^y(es)?$/i.test(answer)) cancel();
+    else terminal.note('it goes on; ^C again leaves it alone');
+  }
+
+  function cancel(): void {
+    canceling = true;
+    if (id === undefined)
+      terminal.note('it is canceled as soon as it is there; a second signal leaves at once');
+    else void requestCancel(id);
+  }
+
+  async function requestCancel(canceledId: DeploymentId): Promise<void> {
+    terminal.note(`canceling deployment ${canceledId}; a second signal leaves at once`);
+    try {
+      const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });
+      // 409: it had ended just before.
+      if (!answer.ok && answer.status !== 409) terminal.note(`it cannot be canceled: ${answer.message}`);
+    } catch (error) {
+      // Of a service that is away the other connection hears as well, and says so.
+      if (!(error instanceof AppError)) throw error;
+    }
+  }
+
+  function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
+    terminal.note(
+      id === undefined
+        ? `left; whether it is deployed tells the same again with --idempotency-key ${idempotencyKey}`
+        : `left; deployment ${id} goes on`,
+    );
+    exit(EXIT_CODE_OF_SIGNAL[signal]);
+  }
+}
+
+/** Never from the command line, which everybody on the machine can read. */
+function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: CommandContext): string {
+  const key = keyFile === undefined ? environment['DAVIT_KEY'] : readOption('--key-file', keyFile).trim();
+  if (key === undefined || key === '')
+    return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
+  if (!/^[\x21-\x7e]+$/.test(key)) return misused(command, 'the key must be the one line that davit printed');
+  return key;
+}
+
+function readOption(name: string, path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    throw new AppError('invalid_request', `${name}: ${reason}`, { cause: error });
+  }
+}
+
+function warnOfPlainText({ protocol, hostname }: URL, { terminal }: CommandContext): void {
+  const isHere = hostname === 'localhost' || hostname === '[::1]' || hostname.startsWith('127.');
+  if (protocol === 'https:' || isHere) return;
+  terminal.note(`warning: the key goes to ${hostname} in clear text: use https where others can listen`);
+}
+
+function refused(what: string, { message }: ApiRefusal): AppError {
+  return new AppError('conflict', `${what}: ${message}`);
+}
+
+function projectIdOf(text: string): ProjectId {
+  const id = parseId('prj', text);
+  if (id === undefined)
+    throw new InvalidArgumentError("It must be an id such as 'davit admin project list' shows.");
+  return id;
+}
+
+function refOf(text: string): Ref {
+  const result = parseRef(text);
+  if (!result.ok) throw new InvalidArgumentError(`It ${result.reason}.`);
+  return result.ref;
+}
+
+function urlOf(text: string): URL {
+  const url = URL.parse(text);
+  if (url === null || !/^https?:$/.test(url.protocol) || url.search !== '' || url.hash !== '') {
+    throw new InvalidArgumentError('It must be a URL such as https://deploy.example.com.');
+  }
+  if (url.username !== '' || url.password !== '') {
+    throw new InvalidArgumentError('It must not hold a user or a password: the key is all that counts.');
+  }
+  return url;
+}
+
+function idempotencyKeyOf(text: string): string {
+  if (!/^[\x21-\x7e]{1,255}$/.test(text)) {
+    throw new InvalidArgumentError('It must be 1 to 255 visible ASCII characters.');
+  }
+  return text;
+}

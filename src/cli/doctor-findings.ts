@@ -1,0 +1,413 @@
+import { readdirSync, type Stats, statfsSync, statSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import { isAlive } from '../deploy/processes.ts';
+import { type ProjectStatus, timestamp } from '../domain.ts';
+import { formatDuration } from '../durations.ts';
+import { type Unusable, whatIsWrong } from '../store/backup.ts';
+import type { Patient } from '../store/doctor.ts';
+import type { Serving } from '../store/lock.ts';
+import type { Reads } from '../store/store.ts';
+import { formatBytes } from './bytes.ts';
+import { nameOfKey, nameOfProject } from './names.ts';
+import { findingsOf } from './project-findings.ts';
+
+export interface DoctorFinding {
+  /** What was looked at. */
+  check:
+    | 'permissions'
+    | 'disk'
+    | 'integrity'
+    | 'references'
+    | 'wal'
+    | 'clock'
+    | 'service'
+    | 'deployments'
+    | 'webhooks'
+    | 'projects'
+    | 'keys'
+    | 'leftovers';
+  /** `problem`: something fails, or will. `note`: it may be meant so, but is worth knowing. */
+  level: 'ok' | 'note' | 'problem';
+  message: string;
+  /** What to do; null: nothing. */
+  advice: string | null;
+}
+
+/** A file to look at, and when. */
+export interface Case {
+  /** Absolute, and no link. */
+  path: string;
+  service: Serving | null;
+  nowMs: number;
+  /** Before it was opened, as opening and closing takes an old one in. */
+  walBytes: number;
+}
+
+const MINUTE_MS = 60_000;
+const DAY_MS = 24 * 60 * MINUTE_MS;
+
+/** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
+const DISK_LOW_BYTES = 256_000_000;
+/** At half of it the writer itself copies what is left over: more is held up by somebody. */
+const WAL_LARGE_BYTES = 64 * 1024 * 1024;
+/** Clocks that NTP keeps differ by less. */
+const CLOCK_AHEAD_MS = MINUTE_MS;
+/** A start, an end or a retry takes seconds. */
+const OVERDUE_MS = 10 * MINUTE_MS;
+const JUST_BEGUN_MS = MINUTE_MS;
+const FAILING_FOR_MS = 60 * MINUTE_MS;
+const KEY_ENDS_SOON_MS = 14 * DAY_MS;
+
+/** What there is to say of the place of a file, without opening it. */
+export function findingsOfPlace(file: Case): DoctorFinding[] {
+  return [...checkPermissions(file), checkDisk(file), checkWal(file), ...checkLeftovers(file)];
+}
+
+/** What there is to say of a file that can be opened. Reads all of it. */
+export function findingsOfFile(file: Case, patient: Patient): DoctorFinding[] {
+  const { reads, examination } = patient;
+  const checks = [
+    () => checkIntegrity(examination),
+    () => checkReferences(examination),
+    () => [checkClock(file, examination)],
+    () => [checkService(file)],
+    () => checkDeployments(file, reads),
+    () => checkWebhooks(file, reads),
+    () => checkProjects(reads),
+    () => checkKeys(file, reads),
+  ];
+  // What is damaged keeps nobody from looking at the rest.
+  return checks.flatMap((check) => {
+    try {
+      return check();
+    } catch (error) {
+      return [damage(whatIsWrong(error))];
+    }
+  });
+}
+
+/** A file, or a part of it, that cannot be read. */
+export function damage(file: Unusable): DoctorFinding {
+  const sentence = file.kind === 'damaged' ? file.problem : 'it is not a davit file any more';
+  return problem('integrity', sentence, `keep a copy of the file, then ${RESTORE}`);
+}
+
+const RESTORE = "restore the last backup: 'davit restore --help'";
+
+function checkPermissions({ path }: Case): DoctorFinding[] {
+  const file = statSync(path);
+  const directory = statSync(dirname(path));
+  const findings: DoctorFinding[] = [];
+  for (const [name, { mode, uid }] of filesBeside(path, file)) {
+    if (!name.endsWith('-lock') && (mode & 0o077) !== 0) {
+      findings.push(
+        problem(
+          'permissions',
+          `others may read ${name} (mode ${octal(mode)})`,
+          `chmod 600 ${join(dirname(path), name)}`,
+        ),
+      );
+    }
+    if (uid !== file.uid) {
+      findings.push(
+        problem(
+          'permissions',
+          `${name} belongs to another user than ${basename(path)}: the service may not be able to write`,
+          `chown --reference=${path} ${join(dirname(path), name)}`,
+        ),
+      );
+    }
+  }
+  if ((directory.mode & 0o022) !== 0 && (directory.mode & 0o1000) === 0) {
+    findings.push(
+      problem(
+        'permissions',
+        `others may replace the file: they may write in ${dirname(path)} (mode ${octal(directory.mode)})`,
+        `chmod go-w ${dirname(path)}`,
+      ),
+    );
+  }
+  const uid = process.getuid?.();
+  if (uid !== file.uid) {
+    findings.push({
+      check: 'permissions',
+      level: 'note',
+      message:
+        'the file belongs to another user than the one who asks: commands are looked at with your rights',
+      advice: 'ask as that user: sudo -u <user> davit doctor',
+    });
+  }
+  return orOk(findings, 'permissions', 'the file is for its owner alone');
+}
+
+/** The file and what SQLite and davit keep beside it. */
+function filesBeside(path: string, file: Stats): [name: string, stats: Stats][] {
+  const found: [string, Stats][] = [[basename(path), file]];
+  for (const side of ['-wal', '-shm', '-lock']) {
+    const stats = statSync(path + side, { throwIfNoEntry: false });
+    if (stats !== undefined) found.push([basename(path) + side, stats]);
+  }
+  return found;
+}
+
+function checkDisk({ path }: Case): DoctorFinding {
+  const { bavail, bsize, files, ffree } = statfsSync(dirname(path));
+  const freeBytes = bavail * bsize;
+  const fileBytes = statSync(path).size;
+  const message = `${formatBytes(freeBytes)} are free where the file is, which has ${formatBytes(fileBytes)}`;
+  if (freeBytes < DISK_LOW_BYTES) {
+    return problem('disk', message, 'make room: when it is full davit answers 503 and starts nothing');
+  }
+  if (files > 0 && ffree === 0) {
+    return problem('disk', 'no further file can be made where the file is', 'remove files that nobody needs');
+  }
+  if (freeBytes < fileBytes) {
+    return { check: 'disk', level: 'note', message, advice: 'a copy of it needs another disk' };
+  }
+  return ok('disk', message);
+}
+
+function checkWal({ service, walBytes }: Case): DoctorFinding {
+  const message = `the WAL has ${formatBytes(walBytes)}`;
+  if (walBytes > WAL_LARGE_BYTES) {
+    return problem(
+      'wal',
+      message,
+      service === null
+        ? 'start davit serve and stop it again: that takes it into the file'
+        : 'a program that reads for long holds it up, a backup as a rule: when that has ended, restart davit serve',
+    );
+  }
+  if (service === null && walBytes > 0) {
+    return {
+      check: 'wal',
+      level: 'note',
+      message: `${message}: the service did not stop cleanly; nothing is lost`,
+      advice: null,
+    };
+  }
+  return ok('wal', message);
+}
+
+/** Restores keep what they replace, and whoever was killed leaves what it began. */
+function checkLeftovers({ path }: Case): DoctorFinding[] {
+  const directory = dirname(path);
+  const kept = readdirSync(directory).filter(
+    (name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'),
+  );
+  if (kept.length === 0) return [];
+  const bytes = kept.reduce(
+    (sum, name) => sum + (statSync(join(directory, name), { throwIfNoEntry: false })?.size ?? 0),
+    0,
+  );
+  return [
+    {
+      check: 'leftovers',
+      level: 'note',
+      message: `${formatBytes(bytes)} are kept from before: ${kept.join(', ')}`,
+      advice: 'remove them when nobody needs them any more: they hold secrets, too',
+    },
+  ];
+}
+
+function checkIntegrity(examination: Patient['examination']): DoctorFinding[] {
+  const findings = examination
+    .integrityProblems()
+    .map((sentence) => damage({ kind: 'damaged', problem: sentence }));
+  return orOk(findings, 'integrity', 'every page and every index is whole');
+}
+
+function checkReferences(examination: Patient['examination']): DoctorFinding[] {
+  const orphans = examination.foreignKeyProblems();
+  const miscounted = examination
+    .miscountedProjects()
+    .map(({ id, counted, waiting }) => `${id} counts ${counted} waiting deployments, and ${waiting} wait`);
+  const findings = [...orphans, ...miscounted].map((sentence) => problem('references', sentence, RESTORE));
+  return orOk(findings, 'references', 'every row refers to rows that are there');
+}
+
+function checkClock({ nowMs }: Case, examination: Patient['examination']): DoctorFinding {
+  const newestMs = examination.newestMs();
+  const aheadMs = newestMs - nowMs;
+  if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the last that happened is of ${timestamp(newestMs)}`);
+  return problem(
+    'clock',
+    `the file knows of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} from now`,
+    'the clock is wrong, or was: compare it (timedatectl) and let NTP keep it; retries wait until that time has come',
+  );
+}
+
+function checkService({ service }: Case): DoctorFinding {
+  if (service === null) {
+    return { check: 'service', level: 'note', message: 'no service has the file', advice: 'davit serve' };
+  }
+  const { process_id, since } = service;
+  return ok(
+    'service',
+    process_id === null ? 'one has the file' : `process ${process_id} has the file since ${since}`,
+  );
+}
+
+function checkDeployments({ service, nowMs }: Case, reads: Reads): DoctorFinding[] {
+  const { waiting } = reads.backlog.all(nowMs, 1);
+  const unfinished = reads.deployments.unfinished();
+  const findings: DoctorFinding[] = [];
+  for (const { id, process } of unfinished) {
+    const runs = process !== null && isAlive(process);
+    const startedAtMs = Date.parse(reads.deployments.existing(id).started_at ?? timestamp(nowMs));
+    if (service === null) {
+      findings.push(
+        problem(
+          'deployments',
+          runs
+            ? `${id} runs as process ${process.processId}, and no service looks after it`
+            : `${id} is recorded as running, and no service looks after it`,
+          'davit serve: it ends what is left of it, and records it as interrupted',
+        ),
+      );
+    } else if (!runs && isVisible(service) && nowMs - startedAtMs > JUST_BEGUN_MS) {
+      findings.push(
+        problem(
+          'deployments',
+          `${id} is recorded as running, and its process is gone`,
+          'restart davit serve',
+        ),
+      );
+    }
+  }
+  const waitsIn = (status: ProjectStatus) =>
+    reads.projects
+      .list()
+      .reduce((sum, project) => sum + (project.status === status ? project.queued_count : 0), 0);
+  const [startable, paused] = [waitsIn('active'), waitsIn('paused')];
+  const [next] = waiting.items;
+  if (startable > 0 && service === null) {
+    findings.push(
+      problem('deployments', `${startable} wait, and no service carries them out`, 'davit serve'),
+    );
+  } else if (
+    next?.project_status === 'active' &&
+    unfinished.length === 0 &&
+    ageMs(next.created_at, nowMs) > OVERDUE_MS
+  ) {
+    findings.push(
+      problem(
+        'deployments',
+        `${next.id} waits since ${next.created_at}, and nothing runs`,
+        'restart davit serve',
+      ),
+    );
+  }
+  if (paused > 0) {
+    findings.push({
+      check: 'deployments',
+      level: 'note',
+      message: `${paused} wait in projects that are paused`,
+      advice: 'davit admin project resume',
+    });
+  }
+  return orOk(findings, 'deployments', `${unfinished.length} running, ${waiting.count} waiting`);
+}
+
+/** Elsewhere, in another container as a rule, the processes of its commands cannot be seen either. */
+function isVisible({ process_id }: Serving): boolean {
+  return process_id !== null && statSync(`/proc/${process_id}`, { throwIfNoEntry: false }) !== undefined;
+}
+
+function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] {
+  const webhooks = reads.backlog.webhooks(nowMs);
+  const findings = webhooks.flatMap((webhook): DoctorFinding[] => {
+    const { id, status, status_reason, held_count, failing_since, consecutive_failures, last_error } =
+      webhook;
+    if (status === 'disabled') {
+      const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
+      return held_count === 0
+        ? [{ check: 'webhooks', level: 'note', message, advice: null }]
+        : [
+            problem(
+              'webhooks',
+              `${message}, and ${held_count} deliveries are held for it`,
+              `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
+            ),
+          ];
+    }
+    if (failing_since !== null && ageMs(failing_since, nowMs) > FAILING_FOR_MS) {
+      const how = last_error === null ? '' : `, last with ${last_error}`;
+      return [
+        problem(
+          'webhooks',
+          `${id} fails since ${failing_since}, ${consecutive_failures} times${how}`,
+          `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
+        ),
+      ];
+    }
+    const { due_count, next_attempt_at } = webhook;
+    if (next_attempt_at === null || ageMs(next_attempt_at, nowMs) <= OVERDUE_MS) return [];
+    return [
+      problem(
+        'webhooks',
+        `${id} is behind: ${due_count} deliveries are due, the first since ${next_attempt_at}`,
+        service === null
+          ? 'davit serve'
+          : 'its receiver takes less than comes, or davit serve needs a restart',
+      ),
+    ];
+  });
+  return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
+}
+
+function checkProjects(reads: Reads): DoctorFinding[] {
+  const projects = reads.projects.list().filter(({ status }) => status !== 'archived');
+  const findings = projects.flatMap((project) =>
+    findingsOf(project, reads.projects.variables(project.id))
+      .filter(({ level }) => level === 'problem')
+      .map(({ level, message, advice }) => ({
+        check: 'projects' as const,
+        level,
+        message: `${nameOfProject(project)}: ${message}`,
+        advice,
+      })),
+  );
+  return orOk(findings, 'projects', `${projects.length} of them, each command can be started`);
+}
+
+function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
+  const live = reads.keys
+    .list()
+    .filter(({ revoked_at, expires_at }) => revoked_at === null && ageMs(expires_at, nowMs) <= 0);
+  const findings = live
+    .filter(({ expires_at }) => -ageMs(expires_at, nowMs) < KEY_ENDS_SOON_MS)
+    .map((key) =>
+      problem(
+        'keys',
+        `${nameOfKey(key)} ends at ${key.expires_at}`,
+        'give whoever uses it a new one before: davit admin key create',
+      ),
+    );
+  return orOk(
+    findings,
+    'keys',
+    `${live.length} of them, none ends within ${formatDuration(KEY_ENDS_SOON_MS)}`,
+  );
+}
+
+/** Less than nothing for what is to come; for what never comes, as far from now as can be. */
+function ageMs(at: string | null, nowMs: number): number {
+  return at === null ? Number.NEGATIVE_INFINITY : nowMs - Date.parse(at);
+}
+
+function octal(mode: number): string {
+  return (mode & 0o7777).toString(8);
+}
+
+function problem(check: DoctorFinding['check'], message: string, advice: string): DoctorFinding {
+  return { check, level: 'problem', message, advice };
+}
+
+function ok(check: DoctorFinding['check'], message: string): DoctorFinding {
+  return { check, level: 'ok', message, advice: null };
+}
+
+function orOk(findings: DoctorFinding[], check: DoctorFinding['check'], message: string): DoctorFinding[] {
+  return findings.length === 0 ? [ok(check, message)] : findings;
+}

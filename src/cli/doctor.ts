@@ -1,0 +1,129 @@
+import { realpathSync, statfsSync, statSync } from 'node:fs';
+import { dirname } from 'node:path';
+import type { Command } from 'commander';
+import type { TableSize } from '../store/doctor.ts';
+import type { Serving } from '../store/lock.ts';
+import { formatBytes } from './bytes.ts';
+import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson, Refusal } from './command.ts';
+import type { DoctorFinding } from './doctor-findings.ts';
+import { findingsText } from './findings.ts';
+import { serviceOf } from './serving.ts';
+import { fields, table } from './table.ts';
+
+/** What `--json` prints. */
+interface Report {
+  file: string;
+  ok: boolean;
+  sqlite_version: string | null;
+  schema_version: number | null;
+  service: Serving | null;
+  file_bytes: number;
+  wal_bytes: number;
+  /** Within the file: what is used before it grows. */
+  unused_bytes: number | null;
+  disk_free_bytes: number;
+  findings: DoctorFinding[];
+  tables: TableSize[];
+}
+
+/** `davit doctor`. */
+export function defineDoctor(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'Looks for what is wrong, or soon will be: the file, its place, what is stuck, webhooks that fail, commands that ' +
+      'cannot be started, keys that end. Says what to do about each, and changes nothing. Reads the whole file, also ' +
+      'while the service runs. Exit code 1 if something needs attention. Ask as the user of the service.',
+    [
+      'davit doctor',
+      'davit doctor --json | jq .findings',
+      'davit doctor >/dev/null || mail -s davit admin </dev/null',
+    ],
+  )
+    .addOption(jsonOption())
+    .action((options: { json?: boolean }) => look(command, options, context));
+}
+
+async function look(command: Command, options: { json?: boolean }, context: CommandContext): Promise<void> {
+  const report = await examine(command, context);
+  if (options.json === true) printJson(context, report);
+  else printReport(report, context);
+  if (report.ok) return;
+  const count = report.findings.filter(isProblem).length;
+  context.terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
+  throw new Refusal('something needs attention');
+}
+
+async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
+  const dbPath = existingDbPathOf(command);
+  const path = realpathSync(dbPath);
+  const [{ openPatient }, doctor, { unusable }] = await Promise.all([
+    import('../store/doctor.ts'),
+    import('./doctor-findings.ts'),
+    import('./file-work.ts'),
+  ]);
+  const { bavail, bsize } = statfsSync(dirname(path));
+  const service = await serviceOf(command);
+  const walBytes = statSync(`${path}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+  const file = { path, service, nowMs: effects.now(), walBytes };
+  const outside = {
+    file: dbPath,
+    service,
+    file_bytes: statSync(path).size,
+    wal_bytes: walBytes,
+    disk_free_bytes: bavail * bsize,
+  };
+  const ofPlace = doctor.findingsOfPlace(file);
+  const patient = openPatient(path, effects);
+  if ('kind' in patient) {
+    if (patient.kind !== 'damaged') throw unusable(patient, dbPath);
+    return reportOf({ ...outside, ...NOTHING_READ, findings: [doctor.damage(patient), ...ofPlace] });
+  }
+  try {
+    const { examination } = patient;
+    return reportOf({
+      ...outside,
+      sqlite_version: examination.sqliteVersion(),
+      schema_version: examination.schemaVersion(),
+      unused_bytes: examination.unusedBytes(),
+      findings: [...ofPlace, ...doctor.findingsOfFile(file, patient)],
+      tables: examination.tableSizes(),
+    });
+  } finally {
+    await patient.close();
+  }
+}
+
+const NOTHING_READ = { sqlite_version: null, schema_version: null, unused_bytes: null, tables: [] };
+
+function reportOf(report: Omit<Report, 'ok'>): Report {
+  const { file, ...rest } = report;
+  return { file, ok: !report.findings.some(isProblem), ...rest };
+}
+
+function isProblem({ level }: DoctorFinding): boolean {
+  return level === 'problem';
+}
+
+function printReport(report: Report, { terminal }: CommandContext): void {
+  const { service, tables, findings } = report;
+  terminal.print(
+    fields(terminal, [
+      ['file', `${report.file}, ${formatBytes(report.file_bytes)}`],
+      ['unused in it', report.unused_bytes === null ? null : formatBytes(report.unused_bytes)],
+      ['wal', formatBytes(report.wal_bytes)],
+      ['disk', `${formatBytes(report.disk_free_bytes)} free`],
+      ['service', service === null ? 'none' : `process ${service.process_id} since ${service.since}`],
+      ['schema', report.schema_version === null ? null : String(report.schema_version)],
+      ['sqlite', report.sqlite_version],
+    ]),
+  );
+  if (tables.length > 0) {
+    const columns = [
+      { title: 'TABLE', of: ({ name }: TableSize) => name },
+      { title: 'ROWS', of: ({ rows }: TableSize) => String(rows) },
+      { title: 'SIZE', of: ({ bytes }: TableSize) => formatBytes(bytes) },
+    ];
+    terminal.print(`\n${table(tables, columns, terminal.columns, terminal.colours)}`);
+  }
+  terminal.print(`\n${findingsText(findings, terminal)}`);
+}

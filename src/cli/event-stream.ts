@@ -1,0 +1,52 @@
+export interface ServerEvent {
+  type: string;
+  data: string;
+  /** The id of this event, or of the last before it that had one. */
+  lastEventId: string;
+}
+
+/**
+ * The events of a text/event-stream, as a browser reads it (WHATWG HTML, section 9.2.6). Ends with the bytes; what
+ * they break off within is no event. A comment, such as a heartbeat, gives nothing.
+ */
+export async function* readEvents(
+  bytes: AsyncIterable<Uint8Array>,
+): AsyncGenerator<ServerEvent, void, undefined> {
+  let type = '';
+  let data: string[] = [];
+  let lastEventId = '';
+  for await (const line of readLines(bytes)) {
+    if (line === '') {
+      if (data.length > 0) yield { type: type || 'message', data: data.join('\n'), lastEventId };
+      type = '';
+      data = [];
+      continue;
+    }
+    const [, field = '', value = ''] = /^([^:]*):? ?(.*)$/s.exec(line) ?? [];
+    switch (field) {
+      case 'event':
+        type = value;
+        break;
+      case 'data':
+        data.push(value);
+        break;
+      case 'id':
+        if (!value.includes('\0')) lastEventId = value;
+        break;
+      default: // a comment, when to connect again, or what a later version may add
+    }
+  }
+}
+
+/** Lines that have ended, by CR LF, LF or CR. */
+async function* readLines(bytes: AsyncIterable<Uint8Array>): AsyncGenerator<string, void, undefined> {
+  const decoder = new TextDecoder('utf-8');
+  let rest = '';
+  for await (const piece of bytes) {
+    rest += decoder.decode(piece, { stream: true });
+    // A CR at the very end may be the half of a CR LF.
+    const lines = rest.split(/\r\n|\n|\r(?!$)/);
+    rest = lines.pop() ?? '';
+    yield* lines;
+  }
+}

@@ -1,0 +1,108 @@
+import type { Effects } from '../effects.ts';
+import { foreignKeyProblems, identify, integrityProblems, type Unusable, whatIsWrong } from './backup.ts';
+import { connect, type Database } from './database.ts';
+import { type Reads, storeOn } from './store.ts';
+
+/** A file as a doctor has it on the table: nothing can be written to it. */
+export interface Patient {
+  reads: Reads;
+  examination: Examination;
+  close(): Promise<void>;
+}
+
+export interface TableSize {
+  name: string;
+  rows: number;
+  /** With its indexes. */
+  bytes: number;
+}
+
+type Examination = ReturnType<typeof examine>;
+
+const SENTENCES_MAX = 5;
+
+/** Opens a file to look at it, whoever serves it. Gives what is wrong instead, if nothing else can be asked. */
+export function openPatient(path: string, effects: Effects): Patient | Unusable {
+  const database = connect(path);
+  try {
+    database.pragma('query_only = ON');
+    const found = identify(database);
+    if (found !== undefined) {
+      database.close();
+      return found;
+    }
+    const { reads, close } = storeOn(database, effects);
+    return { reads, close, examination: examine(database) };
+  } catch (error) {
+    database.close();
+    return whatIsWrong(error);
+  }
+}
+
+function examine(database: Database) {
+  const number = (sql: string) => Number(database.prepare<[], number | null>(sql).pluck().get() ?? 0);
+  const miscounted = database.prepare<[], { id: string; counted: number; waiting: number }>(`
+    SELECT p.id, p.queued_count AS counted, count(d.seq) AS waiting
+      FROM projects p
+      LEFT JOIN deployments d ON d.project_id = p.id AND d.status = 'queued' AND d.reported = 0
+     GROUP BY p.id HAVING counted <> waiting`);
+
+  return {
+    sqliteVersion: (): string => String(database.prepare('SELECT sqlite_version()').pluck().get()),
+    schemaVersion: (): number => number('PRAGMA user_version'),
+    /** How much of the file holds nothing, and is used before the file grows. */
+    unusedBytes: (): number => number('PRAGMA freelist_count') * number('PRAGMA page_size'),
+
+    /** What is wrong with pages, indexes and constraints; reads the whole file. */
+    integrityProblems: (): string[] => integrityProblems(database, SENTENCES_MAX),
+    foreignKeyProblems: (): string[] => foreignKeyProblems(database, SENTENCES_MAX),
+
+    /** Projects whose count of waiting deployments, which triggers keep, is not what waits. */
+    miscountedProjects: (): { id: string; counted: number; waiting: number }[] => miscounted.all(),
+
+    /** The last moment that any row tells of; milliseconds since 1970. */
+    newestMs: (): number =>
+      number(`
+        SELECT max(at) FROM (
+          SELECT max(created_at) AS at FROM instance
+          UNION ALL SELECT max(created_at) FROM projects
+          UNION ALL SELECT max(created_at) FROM keys
+          UNION ALL SELECT max(last_used_at) FROM keys
+          UNION ALL SELECT max(max(created_at, coalesce(started_at, 0), coalesce(finished_at, 0))) FROM deployments
+          UNION ALL SELECT max(created_at) FROM events
+          UNION ALL SELECT max(at) FROM attempts)`),
+
+    /** The largest first; none of a file that is damaged. Reads the whole file. */
+    tableSizes(): TableSize[] {
+      try {
+        return tableSizes();
+      } catch (error) {
+        whatIsWrong(error);
+        return [];
+      }
+    },
+  };
+
+  function tableSizes(): TableSize[] {
+    const names = database
+      .prepare<[], string>("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
+      .pluck()
+      .all();
+    const bytes = bytesOfTables(database);
+    return names
+      .map((name) => ({ name, rows: number(`SELECT count(*) FROM "${name}"`), bytes: bytes.get(name) ?? 0 }))
+      .sort((one, other) => other.bytes - one.bytes);
+  }
+}
+
+/** Each index counts for its table. */
+function bytesOfTables(database: Database): Map<string, number> {
+  const rows = database
+    .prepare<[], { name: string; bytes: number }>(`
+      SELECT coalesce(s.tbl_name, b.name) AS name, sum(b.pgsize) AS bytes
+        FROM dbstat b LEFT JOIN sqlite_schema s ON s.name = b.name
+       WHERE b.aggregate = 1
+       GROUP BY 1`)
+    .all();
+  return new Map(rows.map(({ name, bytes }) => [name, bytes]));
+}

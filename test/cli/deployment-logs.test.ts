@@ -1,0 +1,94 @@
+import { spawnSync } from 'node:child_process';
+import t from 'tap';
+import type { Deployment, DeploymentId } from '../../src/domain.ts';
+import { follow, inFile, scriptProject } from '../helpers/administration.ts';
+import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
+import { newDeployment } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
+
+const logsOf = (id: string, ...options: string[]) => ['admin', 'deployment', 'logs', id, ...options];
+
+t.test('a program gets the very bytes of a log', async (t) => {
+  const there = place(t);
+  const bytes = Buffer.from([0xff, 0x1b, 0x5b, 0x32, 0x4a, 0x00, 0x0d, 0x0a, 0xc3]);
+  const id = await withLog(there, bytes);
+  for (const options of [[], ['--follow']]) {
+    const { stdout, status } = davitSync(there, logsOf(id, ...options));
+    t.equal(status, 0);
+    t.strictSame(stdout, bytes);
+  }
+});
+
+t.test('a log of nothing says so', async (t) => {
+  const there = place(t);
+  const ended = await withLog(there, Buffer.alloc(0));
+  await scriptProject(there, 'another', 'true');
+  const { id } = await there.json<Deployment>(['admin', 'deployment', 'create', 'another', 'main']);
+  t.match(await there.davit(logsOf(ended)), { stdout: '', stderr: 'nothing was printed\n' });
+  t.match(await there.davit(logsOf(id)), { stdout: '', stderr: 'nothing was printed yet\n' });
+});
+
+t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async (t) => {
+  const there = place(t);
+  const id = await withLog(
+    there,
+    Buffer.from('\u001b[32mgrün\u001b[0m\t\u001b[2J\u001b]0;title\u0007\u009b1m\nend'),
+  );
+  const { shown, exitCode } = onTerminal(there, logsOf(id));
+  t.equal(exitCode, 0);
+  t.equal(shown, '\u001b[32mgrün\u001b[0m\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\u001b[0m\n');
+  const plain = onTerminal(there, logsOf(id), { NO_COLOR: '1' });
+  t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
+});
+
+t.test('following ends when its reader goes away', async (t) => {
+  const there = place(t);
+  const website = await scriptProject(there, 'website', 'true');
+  const id = await inFile(there, async ({ writer }) => {
+    const made = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    await writer.write('logs.append', append(made.id, Buffer.from('one\n'), 0));
+    return made.id;
+  });
+  const follower = follow(there, id);
+  await follower.noted("note: no service is running: 'davit serve' ends what is left of it");
+  await follower.said('one\n');
+  follower.child.stdout?.destroy();
+  await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('two\n'), 4)));
+  t.equal(await follower.exitCode, 0);
+});
+
+/** A deployment that succeeded, with this log. */
+async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
+  const website = await scriptProject(there, 'website', 'true');
+  return await inFile(there, async ({ writer }) => {
+    const { id } = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    if (bytes.length > 0) await writer.write('logs.append', append(id, bytes, 0));
+    await writer.write('deployments.finish', {
+      id,
+      status: 'succeeded',
+      reason: null,
+      message: null,
+      exitCode: 0,
+      signal: null,
+      outputs: {},
+    });
+    return id;
+  });
+}
+
+function append(id: DeploymentId, bytes: Buffer, start: number) {
+  return {
+    id,
+    chunks: [{ start, bytes }],
+    logBytes: start + bytes.length,
+    truncated: false,
+    dropTailBefore: null,
+    headBytes: 1024,
+  };
+}
+
+function davitSync({ directory }: Place, words: string[]) {
+  return spawnSync(process.execPath, [MAIN, ...words], { cwd: directory, env: COMPILE_CACHE });
+}

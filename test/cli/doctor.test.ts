@@ -1,0 +1,331 @@
+import { spawnSync } from 'node:child_process';
+import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { busyWriter } from '../helpers/busy.ts';
+import { type Place, place } from '../helpers/cli.ts';
+import { serve } from '../helpers/served.ts';
+import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+
+interface Finding {
+  check: string;
+  level: 'ok' | 'note' | 'problem';
+  message: string;
+  advice: string | null;
+}
+
+interface Report {
+  ok: boolean;
+  service: { process_id: number } | null;
+  findings: Finding[];
+  tables: { name: string; rows: number; bytes: number }[];
+}
+
+const HOUR_MS = 3_600_000;
+const nowMs = realEffects.now();
+
+t.test('a healthy file is fine: exit code 0, and the size of every table', async (t) => {
+  const { davit, dump } = await withProject(t);
+  const before = dump();
+  const { stdout, stderr, exitCode } = await davit(['doctor']);
+  t.strictSame([stderr, exitCode], ['', 0]);
+  for (const line of [
+    /^file +\.\/davit\.db, [\d.]+ kB$/m,
+    /^service +none$/m,
+    /^projects +1 +[\d.]+ kB$/m,
+    /^integrity +ok +every page and every index is whole$/m,
+    /^permissions +ok /m,
+    /^service +note +no service has the file$/m,
+  ]) {
+    t.match(stdout, line);
+  }
+  t.strictSame(dump(), before);
+});
+
+t.test('--json says the same to a program', async (t) => {
+  const { json } = await withProject(t);
+  const report = await json<Report>(['doctor']);
+  t.match(report, {
+    file: './davit.db',
+    ok: true,
+    sqlite_version: /^3\.\d+\.\d+$/,
+    schema_version: 1,
+    service: null,
+    file_bytes: Number,
+    wal_bytes: 0,
+    unused_bytes: Number,
+    disk_free_bytes: Number,
+  });
+  const names = [
+    ...['permissions', 'disk', 'wal', 'integrity', 'references', 'clock', 'service', 'deployments'],
+    ...['webhooks', 'projects', 'keys'],
+  ];
+  t.strictSame(
+    report.findings.map(({ check }) => check),
+    names,
+  );
+  t.match(
+    report.tables.find(({ name }) => name === 'projects'),
+    { rows: 1 },
+  );
+  t.ok(report.tables.every(({ bytes }) => bytes >= 4096));
+});
+
+t.test('while the service runs it looks all the same', async (t) => {
+  const { json, directory } = await withProject(t);
+  const service = await serve(t, directory);
+  const report = await json<Report>(['doctor']);
+  t.match(report, { ok: true, service: { process_id: service.processId } });
+  t.match(findingOf(report, 'service'), {
+    level: 'ok',
+    message: new RegExp(`process ${service.processId} has`),
+  });
+  t.equal(await service.stop(), 0);
+});
+
+t.test('each thing that needs attention is said, with what to do about it', async (t) => {
+  const hourAgo = nowMs - HOUR_MS;
+  const deployment = (status: string, at: string) => `
+    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
+    SELECT 'dpl_1', id, 'main', '${status}', 0, 'api', ${hourAgo}, ${at}, 1, 1, 'b' FROM projects`;
+  const webhook = (columns: string, values: string) => `
+    INSERT INTO webhooks (id, key_id, url, events, created_at, enabled_at, ${columns})
+    SELECT 'whk_1', id, 'https://example.com/', '[]', 1, 1, ${values} FROM keys;`;
+  const delivery = `
+    INSERT INTO events (id, type, deployment_id, project_id, created_at, payload)
+    VALUES ('evt_1', 'deployment.created', 'dpl_1', 'prj_1', 1, '{}');
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at, ladder_trigger)
+    VALUES ('dlv_1', 'evt_1', 'deployment.created', 'whk_1', 'pending', ${hourAgo}, 1, 1, 'schedule')`;
+  const cases: [what: string, sql: string, check: string, message: RegExp, advice: RegExp][] = [
+    [
+      'a deployment that nobody looks after',
+      deployment('running', '1'),
+      'deployments',
+      /^dpl_1 is recorded as running, and no service looks after it$/,
+      /^davit serve: it ends what is left/,
+    ],
+    [
+      'one that waits for a service',
+      deployment('queued', 'NULL'),
+      'deployments',
+      /^1 wait, and no service carries them out$/,
+      /^davit serve$/,
+    ],
+    [
+      'a webhook that fails',
+      webhook('status, failing_since, consecutive_failures', `'enabled', ${hourAgo - HOUR_MS}, 7`),
+      'webhooks',
+      /^whk_1 fails since 20\S+Z, 7 times$/,
+      /davit admin webhook ping whk_1/,
+    ],
+    [
+      'a webhook that is disabled while deliveries are held',
+      webhook('status, status_reason', "'disabled', 'the receiver answered 410 Gone'") + delivery,
+      'webhooks',
+      /^whk_1 is disabled \(the receiver answered 410 Gone\), and 1 deliveries are held for it$/,
+      /davit admin webhook enable whk_1/,
+    ],
+    [
+      'deliveries that are long overdue',
+      webhook('status', "'enabled'") + delivery,
+      'webhooks',
+      /^whk_1 is behind: 1 deliveries are due, the first since 20\S+Z$/,
+      /^davit serve$/,
+    ],
+    [
+      'a clock that was ahead',
+      `UPDATE projects SET created_at = ${nowMs + 26 * HOUR_MS}`,
+      'clock',
+      /^the file knows of 20\S+Z, which is 1d1h\w+ from now$/,
+      /timedatectl/,
+    ],
+    [
+      'a key that ends soon',
+      `UPDATE keys SET expires_at = ${nowMs + 48 * HOUR_MS}`,
+      'keys',
+      /^key ci \(key_\w+\) ends at 20\S+Z$/,
+      /davit admin key create/,
+    ],
+    [
+      'a command that is not there',
+      `UPDATE projects SET command = '["/nowhere/release.sh"]'`,
+      'projects',
+      /^project website \(prj_\w+\): .*\/nowhere\/release\.sh/,
+      /./,
+    ],
+    [
+      'a count that is wrong',
+      'UPDATE projects SET queued_count = 3',
+      'references',
+      /^prj_\w+ counts 3 waiting deployments, and 0 wait$/,
+      /restore the last backup/,
+    ],
+    [
+      'a row that refers to nothing',
+      "INSERT INTO key_projects VALUES ('key_2', 'prj_2')",
+      'references',
+      /^1 of key_projects refer to (?:keys|projects) that are not there$/,
+      /restore the last backup/,
+    ],
+  ];
+  for (const [what, sql, check, message, advice] of cases) {
+    const there = await withProject(t);
+    change(there.dbPath, sql);
+    const found = findingOf(await reportOf(t, there, 1), check);
+    t.match(found, { level: 'problem', message, advice }, what);
+  }
+});
+
+t.test('with a service, what is stuck in it is said', async (t) => {
+  const there = await withProject(t);
+  change(
+    there.dbPath,
+    `UPDATE projects SET status = 'paused';
+     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at)
+     SELECT 'dpl_1', id, 'main', 'queued', 0, 'api', ${nowMs - HOUR_MS} FROM projects`,
+  );
+  const service = await serve(t, there.directory);
+  t.match(findingOf(await reportOf(t, there, 0), 'deployments'), {
+    level: 'note',
+    message: '1 wait in projects that are paused',
+  });
+  // As if the end of its command had been missed.
+  change(
+    there.dbPath,
+    `UPDATE deployments
+        SET status = 'running', started_at = ${nowMs - HOUR_MS}, process_id = 1, process_started_at = 1, boot_id = 'b'`,
+  );
+  t.match(findingOf(await reportOf(t, there, 1), 'deployments'), {
+    level: 'problem',
+    message: /^dpl_1 is recorded as running, and its process is gone$/,
+    advice: 'restart davit serve',
+  });
+  await service.kill();
+});
+
+t.test('who may read or replace the file', async (t) => {
+  const there = await withProject(t);
+  chmodSync(there.dbPath, 0o644);
+  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+    level: 'problem',
+    message: 'others may read davit.db (mode 644)',
+    advice: /^chmod 600 \/.*\/davit\.db$/,
+  });
+  chmodSync(there.dbPath, 0o600);
+  chmodSync(there.directory, 0o777);
+  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+    level: 'problem',
+    message: /^others may replace the file: they may write in \/.* \(mode 777\)$/,
+    advice: /^chmod go-w \//,
+  });
+  chmodSync(there.directory, 0o1777);
+  await reportOf(t, there, 0);
+});
+
+t.test('a WAL that a killed process left is worth a note, and what restores left too', async (t) => {
+  const there = await withProject(t);
+  await (await busyWriter(t, there.dbPath)).kill();
+  writeFileSync(`${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`, 'old');
+  const report = await reportOf(t, there, 0);
+  t.match(findingOf(report, 'wal'), {
+    level: 'note',
+    message: /the service did not stop cleanly; nothing is lost/,
+  });
+  t.match(findingOf(report, 'leftovers'), {
+    level: 'note',
+    message: /3 B are kept from before: davit\.db\.before-/,
+  });
+});
+
+t.test('a damaged file is a finding, as far as it can be read', async (t) => {
+  const there = await withProject(t);
+  const database = new Sqlite(there.dbPath);
+  database.unsafeMode();
+  database.pragma('writable_schema = ON');
+  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
+  const pages = [pageOf.get('webhooks_of_key'), pageOf.get('key_secrets_of_key')];
+  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
+  move.run(pages[1], 'webhooks_of_key');
+  move.run(pages[0], 'key_secrets_of_key');
+  database.close();
+  const report = await reportOf(t, there, 1);
+  t.match(findingOf(report, 'integrity'), {
+    level: 'problem',
+    message: /index/,
+    advice: /restore the last backup/,
+  });
+  t.match(findingOf(report, 'projects'), { level: 'ok' });
+
+  change(
+    there.dbPath,
+    "PRAGMA writable_schema = ON; UPDATE sqlite_schema SET sql = NULL WHERE name = 'projects'",
+  );
+  const hopeless = await reportOf(t, there, 1);
+  t.match(hopeless, { ok: false, tables: [] });
+  t.match(findingOf(hopeless, 'integrity'), { level: 'problem', message: /malformed database schema/ });
+});
+
+t.test('a disk that is nearly full', ifMayMount, async (t) => {
+  const { directory } = place(t);
+  mkdirSync(join(directory, 'small'));
+  const { stdout } = await onSmallDisk(directory, 'small', '20m', [
+    '"$0" "$1" admin project create --name x --db small/davit.db >/dev/null 2>&1',
+    '"$0" "$1" doctor --db small/davit.db; echo "exit $?"',
+  ]);
+  t.match(stdout, /^disk +problem +[\d.]+ MB are free where the file is, which has [\d.]+ kB$/m);
+  t.match(stdout, /^disk +make room: when it is full davit answers 503/m);
+  t.match(stdout, /exit 1\n$/);
+});
+
+t.test('what is no davit file is refused', async (t) => {
+  const { refused, directory } = place(t);
+  t.match(await refused(['doctor']), { exitCode: 1, message: /there is no file/ });
+  writeFileSync(join(directory, 'notes.txt'), 'these are my notes, not a database\n'.repeat(100));
+  t.match(await refused(['doctor', '--db', 'notes.txt']), {
+    exitCode: 1,
+    message: /notes\.txt is not a davit file/,
+  });
+  t.strictSame(readdirSync(directory), ['notes.txt']);
+});
+
+const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
+
+t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async (t) => {
+  const there = await withProject(t);
+  writeFileSync(`${there.dbPath}-lock`, '');
+  spawnSync('chown', ['65534', `${there.dbPath}-lock`]);
+  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+    message: 'davit.db-lock belongs to another user than davit.db: the service may not be able to write',
+    advice: /^chown --reference=/,
+  });
+});
+
+async function withProject(t: Test): Promise<Place> {
+  const there = place(t);
+  await there.davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
+  await there.davit(['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects']);
+  return there;
+}
+
+function change(dbPath: string, sql: string): void {
+  const database = new Sqlite(dbPath);
+  database.unsafeMode();
+  database.pragma('foreign_keys = OFF');
+  database.exec(sql);
+  database.close();
+}
+
+/** Throws if it does not exit with this code, or says something else than that on stderr. */
+async function reportOf(t: Test, { davit }: Place, expectedExitCode: number): Promise<Report> {
+  const { stdout, stderr, exitCode } = await davit(['doctor', '--json']);
+  t.equal(exitCode, expectedExitCode);
+  t.match(stderr, expectedExitCode === 0 ? /^$/ : /^(one thing needs|\d+ things need) attention\n$/);
+  return JSON.parse(stdout);
+}
+
+function findingOf({ findings }: Report, check: string): Finding | undefined {
+  const found = findings.filter((finding) => finding.check === check);
+  return found.find(({ level }) => level === 'problem') ?? found[0];
+}

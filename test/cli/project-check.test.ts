@@ -1,0 +1,233 @@
+import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { userInfo } from 'node:os';
+import { join } from 'node:path';
+import t from 'tap';
+import { type Place, place } from '../helpers/cli.ts';
+
+interface Checked {
+  project_id: string;
+  project_name: string;
+  checked_as: string;
+  ok: boolean;
+  findings: { check: string; level: string; message: string; advice: string | null }[];
+}
+
+t.test('a project of which nothing is wrong says so', async (t) => {
+  const there = place(t);
+  script(there, 'deploy.sh', '#!/bin/sh\ntouch ran\n');
+  await create(there, '--dir', '.', '--env', 'TOKEN=hidden', '--', './deploy.sh', 'argument');
+  const before = there.dump();
+  const { stdout, stderr, exitCode } = await there.davit(['admin', 'project', 'check', 'website']);
+  t.strictSame([stderr, exitCode], ['', 0]);
+  t.match(stdout, /^project website \(prj_\w+\)\nCHECK +RESULT +FINDING\n/);
+  for (const line of [
+    new RegExp(`^user +ok +checked as ${userInfo().username}$`, 'm'),
+    new RegExp(`^directory +ok +${there.directory}$`, 'm'),
+    new RegExp(`^command +ok +${there.directory}/deploy\\.sh$`, 'm'),
+    /^variables +ok +TOKEN$/m,
+    /^limits +ok +timeout 30m, idle timeout off$/m,
+  ]) {
+    t.match(stdout, line);
+  }
+  t.notMatch(stdout, /hidden|what to do/);
+  t.strictSame(there.dump(), before, 'nothing is changed');
+  t.match(await check(there), { ok: true, project_name: 'website', checked_as: userInfo().username });
+});
+
+t.test('what a deployment would fail of is found, with what to do', async (t) => {
+  const cases: [claim: string, prepare: (there: Place) => string[], message: RegExp, advice: RegExp][] = [
+    [
+      'no directory',
+      () => ['--dir', 'missing', '--', './deploy.sh'],
+      /^the directory \S+\/missing does not exist$/,
+      /^make it, or name another with davit admin project set prj_\w+ --dir/,
+    ],
+    [
+      'a file for a directory',
+      (there) => ['--dir', script(there, 'file', ''), '--', 'true'],
+      /\/file is not a directory$/,
+      /--dir/,
+    ],
+    [
+      'no command',
+      () => ['--dir', '.', '--', './none.sh'],
+      /^the command \S+\/none\.sh does not exist$/,
+      /put it there/,
+    ],
+    [
+      'a command that is nowhere in PATH',
+      () => ['--', 'no-such-command'],
+      /^the command no-such-command was not found in PATH \(\/usr\/local\/sbin:.*\/bin\)$/,
+      /--env PATH=/,
+    ],
+    [
+      'a command that is not in the PATH of the project',
+      () => ['--env', 'PATH=/nowhere', '--', 'true'],
+      /^the command true was not found in PATH \(\/nowhere\)$/,
+      /--env PATH=/,
+    ],
+    ['a directory for a command', () => ['--', '/usr'], /^the command \/usr is a directory$/, /name another/],
+    [
+      'no right to run it',
+      (there) => {
+        script(there, 'deploy.sh', '#!/bin/sh\n', 0o644);
+        return ['--dir', '.', '--', './deploy.sh'];
+      },
+      /\/deploy\.sh is not executable$/,
+      /^chmod \+x \S+\/deploy\.sh; .*noexec$/,
+    ],
+    [
+      'no interpreter',
+      (there) => ['--', script(there, 'deploy.sh', '#!/no/such/shell -e\n')],
+      /\/deploy\.sh begins with #!\/no\/such\/shell, which does not exist/,
+      /^install that, or change the first line$/,
+    ],
+    [
+      'line ends of another system',
+      (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\r\necho\r\n')],
+      /begins with #!\/bin\/sh\r, which does not exist/,
+      /CR LF.*sed -i 's\/\\r\$\/\/' \S+deploy\.sh$/,
+    ],
+    [
+      'a program that env(1) does not find',
+      (there) => ['--', script(there, 'deploy', '#!/usr/bin/env -S no-such-node --flag\n')],
+      /\/deploy is run by no-such-node, as its first line says: the command no-such-node was not found in PATH/,
+      /--env PATH=/,
+    ],
+    [
+      'a command that anybody may change',
+      (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o777)],
+      /^anybody on this machine may change \S+\/deploy\.sh$/,
+      /^chmod o-w \S+\/deploy\.sh$/,
+    ],
+    [
+      'a directory that anybody may change',
+      (there) => {
+        mkdirSync(join(there.directory, 'open'));
+        chmodSync(join(there.directory, 'open'), 0o777);
+        return ['--dir', 'open', '--', 'true'];
+      },
+      /^anybody on this machine may change \S+\/open$/,
+      /^chmod o-w/,
+    ],
+    [
+      'a limit that never counts',
+      () => ['--timeout', '5m', '--idle-timeout', '5m', '--', 'true'],
+      /^the idle timeout \(5m\) never counts, as the timeout \(5m\) is not longer$/,
+      /--idle-timeout/,
+    ],
+  ];
+  await Promise.all(
+    cases.map(async ([claim, prepare, message, advice]) => {
+      const there = place(t);
+      await create(there, ...prepare(there));
+      const { ok, findings } = await check(there, 1);
+      t.equal(ok, false, claim);
+      const problems = findings.filter(({ level }) => level === 'problem');
+      t.equal(problems.length, 1, claim);
+      t.match(problems, [{ message, advice }], claim);
+    }),
+  );
+});
+
+t.test('a link counts as what it leads to', async (t) => {
+  const there = place(t);
+  symlinkSync(script(there, 'real.sh', '#!/bin/sh\n'), join(there.directory, 'deploy.sh'));
+  await create(there, '--dir', '.', '--', './deploy.sh');
+  t.match(await check(there), { ok: true });
+});
+
+t.test('what may be meant so is a note, and no failure', async (t) => {
+  const cases: [options: string[], check: string, message: RegExp][] = [
+    [['--timeout', 'off', '--', 'true'], 'limits', /^none: a command that hangs holds up all/],
+    [['--timeout', '2s', '--', 'true'], 'limits', /^timeout 2s, idle timeout off: very short$/],
+    [
+      ['--env', 'HOME=/nonexistent', '--', 'true'],
+      'directory',
+      /^HOME is \/nonexistent, where this user cannot/,
+    ],
+    [[], 'limits', /^none: a deployment that nobody reports on stays open for ever$/],
+  ];
+  await Promise.all(
+    cases.map(async ([options, name, message]) => {
+      const there = place(t);
+      await create(there, ...options);
+      const { ok, findings } = await check(there);
+      t.ok(ok);
+      const notes = findings.filter(({ level }) => level === 'note');
+      t.match(notes, [{ check: name, message, advice: /davit admin project set prj_\w+/ }]);
+      t.equal(notes.length, 1);
+    }),
+  );
+});
+
+t.test('a project that another system carries out has no files to check', async (t) => {
+  const there = place(t);
+  await create(there, '--report-timeout', '2h');
+  const { findings } = await check(there);
+  t.match(findings, [
+    { check: 'user', level: 'ok' },
+    { check: 'status', level: 'ok' },
+    { check: 'command', level: 'ok', message: 'none: another system does the work and reports it' },
+    { check: 'variables', level: 'ok', message: 'none' },
+    { check: 'limits', level: 'ok', message: 'report timeout 2h' },
+  ]);
+});
+
+t.test('a project that starts nothing is told apart', async (t) => {
+  const there = place(t);
+  await create(there, '--', 'true');
+  for (const [word, message] of [
+    ['pause', /^paused/],
+    ['archive', /^archived/],
+  ] as const) {
+    await there.davit(['admin', 'project', word, 'website']);
+    t.match((await check(there)).findings[1], { check: 'status', level: 'note', message });
+  }
+});
+
+const isRoot = process.getuid?.() === 0;
+
+t.test('who is not the owner of the file is told to ask as that one', { skip: !isRoot }, async (t) => {
+  const there = place(t);
+  await create(there, '--', 'true');
+  chownSync(there.dbPath, 65_533, 65_533);
+  t.match((await check(there)).findings[0], {
+    check: 'user',
+    level: 'note',
+    message: /^checked as root, and the file belongs to '#65533', who may have other rights$/,
+    advice: /^sudo -u '#65533' davit admin project check prj_\w+$/,
+  });
+});
+
+t.test('what is refused changes nothing', async (t) => {
+  const there = place(t);
+  await create(there, '--', 'true');
+  t.match(await there.refused(['admin', 'project', 'check', 'webiste']), {
+    exitCode: 1,
+    message: /there is no project 'webiste': did you mean 'website'\?/,
+  });
+  t.match(await there.refused(['admin', 'project', 'check']), {
+    exitCode: 2,
+    message: /missing required argument/,
+  });
+});
+
+/** The path of a file with this text in the directory of the test. */
+function script({ directory }: Place, name: string, text: string, mode = 0o755): string {
+  const path = join(directory, name);
+  writeFileSync(path, text);
+  chmodSync(path, mode);
+  return path;
+}
+
+async function create({ davit }: Place, ...options: string[]): Promise<void> {
+  const { exitCode, stderr } = await davit(['admin', 'project', 'create', '--name', 'website', ...options]);
+  if (exitCode !== 0) throw new Error(stderr);
+}
+
+async function check({ davit }: Place, expectedExitCode = 0): Promise<Checked> {
+  const { stdout, stderr, exitCode } = await davit(['admin', 'project', 'check', 'website', '--json']);
+  if (exitCode !== expectedExitCode) throw new Error(`exit code ${exitCode}: ${stdout}${stderr}`);
+  return JSON.parse(stdout);
+}

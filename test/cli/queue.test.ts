@@ -1,0 +1,314 @@
+import { writeFileSync } from 'node:fs';
+import t, { type Test } from 'tap';
+import type { Deployment, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import type { Backlog } from '../../src/store/backlog.ts';
+import { lockForServing } from '../../src/store/lock.ts';
+import { type Place, place } from '../helpers/cli.ts';
+import { namedPipe } from '../helpers/commands.ts';
+import { newWebhook } from '../helpers/deliveries.ts';
+import { serve } from '../helpers/served.ts';
+import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
+
+type Queue = Backlog & { service: { process_id: number; since: string } | null };
+
+t.test('each deployment that waits says what for, in the order in which they start', async (t) => {
+  const { store, queue, served } = file(t);
+  const busy = await store.project({ name: 'busy' });
+  const running = await deploy(store, busy, 'a1');
+  await store.writer.write('deployments.claim', undefined);
+  await deploy(store, busy, 'a2');
+  const idle = await store.project({ name: 'idle' });
+  for (const name of ['b1', 'b2']) await deploy(store, idle, name);
+  const paused = await store.project({ name: 'paused' });
+  await deploy(store, paused, 'c1');
+  await store.writer.write('projects.setStatus', { id: paused, status: 'paused' });
+
+  served();
+  const { running: runs, waiting } = await queue();
+  t.match(runs, { count: 1, items: [{ id: running, status: 'running', ref: 'a1', project_name: 'busy' }] });
+  t.equal(waiting.count, 4);
+  t.match(waiting.items, [
+    { ref: 'b1', project_name: 'idle', queue_position: 1, waits_for: 'place' },
+    { ref: 'a2', project_name: 'busy', queue_position: 1, waits_for: 'project_runs', project_runs: running },
+    { ref: 'b2', project_name: 'idle', queue_position: 2, waits_for: 'turn' },
+    { ref: 'c1', project_name: 'paused', queue_position: 1, waits_for: 'project_resumed' },
+  ]);
+  await store.writer.write('deployments.finish', { id: running, ...SUCCEEDED });
+  t.match((await queue()).waiting.items, [
+    { ref: 'b1', waits_for: 'nothing' },
+    { ref: 'a2', waits_for: 'nothing' },
+  ]);
+});
+
+t.test('who serves the file is said, and that nobody does', async (t) => {
+  const { store, queue, served, davit } = file(t);
+  await deploy(store, await store.project(), 'main');
+  t.match(await queue(), { service: null, waiting: { items: [{ waits_for: 'service' }] } });
+  t.match(
+    (await davit(['admin', 'queue'])).stdout,
+    /^service +none: nothing starts and nothing is sent until 'davit/,
+  );
+  const release = served();
+  const { service } = await queue();
+  t.equal(service?.process_id, process.pid);
+  t.ok(Math.abs(Date.parse(service?.since ?? '') - realEffects.now()) < 60_000);
+  t.match((await davit(['admin', 'queue'])).stdout, new RegExp(`^service +process ${process.pid}, since 20`));
+  release();
+  t.match(await queue(), { service: null });
+});
+
+t.test('what a service left running when it died is not said to run', async (t) => {
+  const { store, davit, served } = file(t);
+  await deploy(store, await store.project(), 'main');
+  await store.writer.write('deployments.claim', undefined);
+  t.match(
+    (await davit(['admin', 'queue'])).stdout,
+    /no service runs: 'davit serve' ends what is left of these/,
+  );
+  served();
+  t.notMatch((await davit(['admin', 'queue'])).stdout, /no service runs/);
+});
+
+t.test('what other systems carry out is told apart, with when it fails', async (t) => {
+  const { store, queue } = file(t);
+  const project = { command: null, reportTimeoutMs: 3_600_000, name: 'elsewhere' };
+  const id = await deploy(store, await store.project(project), 'main');
+  const endless = await deploy(store, await store.project({ command: null }), 'v2');
+  await store.writer.write('deployments.report', { id, status: 'running', message: null, outputs: null });
+  const { running, waiting, reported } = await queue();
+  t.strictSame([running, waiting], [NONE, NONE]);
+  t.match(reported, {
+    count: 2,
+    items: [
+      { id, status: 'running', project_name: 'elsewhere', report_due_at: /^20.*Z$/ },
+      { id: endless, status: 'queued', report_due_at: null },
+    ],
+  });
+  const [first] = reported.items;
+  t.equal(Date.parse(first?.report_due_at ?? '') - Date.parse(first?.created_at ?? ''), 3_600_000);
+});
+
+t.test('deliveries are counted for each webhook, with the next attempt, failures and why', async (t) => {
+  const { store, queue, davit } = file(t);
+  const { keyId } = await store.key();
+  const [failing, disabled, idle] = [
+    await newWebhook(store, keyId, { url: 'https://failing.test/' }),
+    await newWebhook(store, keyId, { url: 'https://disabled.test/' }),
+    await newWebhook(store, keyId, { url: 'https://idle.test/', events: ['deployment.failed'] }),
+  ];
+  const project = await store.project();
+  for (const name of ['a', 'b', 'c']) await deploy(store, project, name);
+  const disableReason = 'the receiver answered 410 Gone';
+  await store.writer.write('webhooks.update', { id: disabled.id, status: 'disabled', disableReason });
+  const nextAtMs = realEffects.now() + 600_000;
+  await fail(store, failing.id, 503, nextAtMs);
+
+  const { deliveries, webhooks } = await queue();
+  t.strictSame(deliveries, { pending_count: 3, due_count: 2, held_count: 3 });
+  t.equal(webhooks.count, 2);
+  t.notOk(webhooks.items.some(({ id }) => id === idle.id));
+  t.match(webhooks.items, [
+    {
+      id: failing.id,
+      status: 'enabled',
+      pending_count: 3,
+      due_count: 2,
+      held_count: 0,
+      consecutive_failures: 1,
+      last_error: '503',
+      created_by: { key_id: keyId, name: 'ci' },
+    },
+    {
+      id: disabled.id,
+      status: 'disabled',
+      status_reason: disableReason,
+      pending_count: 0,
+      held_count: 3,
+      next_attempt_at: null,
+    },
+  ]);
+  const { stdout } = await davit(['admin', 'queue']);
+  t.match(stdout, /^deliveries +3 pending, 2 of them due; 3 held$/m);
+  t.match(stdout, new RegExp(`^${failing.id} +https://failing\\.test/ +3 +20\\S+Z +1× +503$`, 'm'));
+  t.match(stdout, new RegExp(`^${disabled.id} +https://disabled\\.test/ +3 +held +${disableReason}$`, 'm'));
+});
+
+t.test('what waits for a webhook that was deleted is nothing that waits', async (t) => {
+  const { store, queue } = file(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await deploy(store, await store.project(), 'main');
+  t.match(await queue(), { deliveries: { pending_count: 1 } });
+  await store.writer.write('webhooks.remove', { id });
+  t.match(await queue(), { deliveries: { pending_count: 0, held_count: 0 }, webhooks: NONE });
+});
+
+t.test('replays that go on are listed', async (t) => {
+  const { store, queue } = file(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await deploy(store, await store.project(), 'main');
+  const times = { sinceMs: Date.parse('2026-01-31T12:00:00Z'), untilMs: realEffects.now() };
+  await store.writer.write('replays.create', {
+    webhookId: id,
+    ...times,
+    storedStatus: null,
+    lastSeq: store.reads.replays.lastSeq(id),
+    status: null,
+    count: 1,
+  });
+  t.match((await queue()).replays, {
+    count: 1,
+    items: [{ webhook_id: id, since: '2026-01-31T12:00:00.000Z' }],
+  });
+});
+
+t.test('no more is shown than fits, and how much more there is', async (t) => {
+  const { store, davit } = file(t);
+  const { keyId } = await store.key();
+  for (const path of ['one', 'two', 'three'])
+    await newWebhook(store, keyId, { url: `https://${path}.test/` });
+  const project = await store.project();
+  for (let made = 0; made < 25; made++) await deploy(store, project, 'main');
+  const elsewhere = await store.project({ command: null });
+  for (let made = 0; made < 3; made++) await deploy(store, elsewhere, 'main');
+  const rest = async (...words: string[]) => {
+    const { stdout } = await davit(['admin', 'queue', ...words]);
+    return [...stdout.matchAll(/^and (\d+) more$/gm)].map(([, count]) => Number(count));
+  };
+  t.strictSame(await rest(), [5]);
+  t.strictSame(await rest('--limit', '2'), [23, 1, 1]);
+  t.strictSame(await rest('--limit', '25'), []);
+});
+
+t.test('where nothing waits that is all it says', async (t) => {
+  const { queue, davit, refused, dump } = file(t);
+  const before = dump();
+  t.strictSame(await queue(), {
+    service: null,
+    running: NONE,
+    waiting: NONE,
+    reported: NONE,
+    deliveries: { pending_count: 0, due_count: 0, held_count: 0 },
+    webhooks: NONE,
+    replays: NONE,
+  });
+  t.equal((await davit(['admin', 'queue'])).stdout.split('\n').length, 5);
+  t.match(await refused(['admin', 'queue', '--limit', '0']), { exitCode: 2 });
+  t.match(await refused(['admin', 'queue', '--db', 'none.db']), { exitCode: 1, message: /no file none\.db/ });
+  t.strictSame(dump(), before);
+});
+
+t.test('it tells of a service that runs as much as it may', async (t) => {
+  const there = place(t);
+  const pipe = namedPipe(t);
+  for (const name of ['one', 'two']) {
+    await there.davit(['admin', 'project', 'create', '--name', name, '--', '/bin/cat', pipe]);
+  }
+  const service = await serve(t, there.directory, '--max-concurrent', '1');
+  const make = (name: string) =>
+    there.json<Deployment>(['admin', 'deployment', 'create', name, 'main']).then(({ id }) => id);
+  const [first, second] = [await make('one'), await make('two')];
+  for (;;) {
+    const { running, waiting, service: holder } = await there.json<Queue>(['admin', 'queue']);
+    if (running.count === 0) continue; // it has half a second to take it up
+    t.match(running.items, [{ id: first, project_name: 'one', status: 'running' }]);
+    t.match(waiting.items, [{ id: second, project_name: 'two', waits_for: 'place' }]);
+    t.equal(holder?.process_id, service.processId);
+    break;
+  }
+  // Opened for writing, the pipe gives each its end of input.
+  for (const id of [first, second]) {
+    const ended = there.davit(['admin', 'deployment', 'logs', id, '-f']);
+    writeFileSync(pipe, '');
+    t.match((await ended).stderr, /: succeeded\n$/);
+  }
+  t.match(await there.json<Queue>(['admin', 'queue']), { running: NONE, waiting: NONE });
+});
+
+t.test('on a terminal it fits, and moments are told from now', needsTerminal, async (t) => {
+  const { store, there } = file(t);
+  const { keyId } = await store.key();
+  await newWebhook(store, keyId, { url: `https://example.com/${'x'.repeat(200)}` });
+  await deploy(store, await store.project({ name: 'n'.repeat(90) }), 'r'.repeat(200));
+  await store.writer.write('deployments.claim', undefined);
+  const { shown, exitCode } = onTerminal(there, ['admin', 'queue']);
+  t.equal(exitCode, 0);
+  t.match(shown, /running.* (?:now|\ds ago)$/m);
+  const visible = shown.replaceAll(/\p{Cc}\[\d+m/gu, '');
+  t.strictSame(
+    visible.split('\n').filter((line) => line.length > 80),
+    [],
+  );
+});
+
+const NONE = { count: 0, items: [] };
+
+const SUCCEEDED = {
+  status: 'succeeded' as const,
+  reason: null,
+  message: null,
+  exitCode: 0,
+  signal: null,
+  outputs: {},
+};
+
+/** A file that the test writes itself, and the command line beside it. */
+function file(t: Test) {
+  const store = testStore(t, realEffects);
+  const there = place(t);
+  const env = { DAVIT_DB: store.path };
+  const davit: Place['davit'] = (words, options) => there.davit(words, { ...options, env });
+  return {
+    store,
+    davit,
+    dump: store.dump,
+    there: { ...there, directory: store.path.replace(/\/[^/]+$/, '') },
+    refused: there.refused,
+    async queue() {
+      const { stdout } = await davit(['admin', 'queue', '--json']);
+      return JSON.parse(stdout) as Queue;
+    },
+    /** Holds the file as a service does; the returned function lets it go. */
+    served() {
+      const release = lockForServing(store.path, process.pid, realEffects);
+      t.teardown(release);
+      return release;
+    },
+  };
+}
+
+async function deploy({ writer }: TestStore, projectId: ProjectId, name: string): Promise<DeploymentId> {
+  const deployment = newDeployment(projectId, { ref: ref(name), maxQueued: null });
+  return (await writer.write('deployments.create', deployment)).id;
+}
+
+/** As the dispatcher records it: the first delivery of the webhook failed. */
+async function fail(
+  store: TestStore,
+  webhookId: WebhookId,
+  statusCode: number,
+  nextAtMs: number,
+): Promise<void> {
+  const [delivery] = store.reads.outbox.dueOf(webhookId, realEffects.now(), 1);
+  if (delivery === undefined) throw new Error('nothing is due');
+  await store.writer.write('outbox.settle', {
+    deliveryId: delivery.id,
+    webhookId,
+    attempt: {
+      atMs: realEffects.now(),
+      statusCode,
+      error: null,
+      durationMs: 12,
+      remoteAddress: '192.0.2.1',
+      responseBody: '',
+      trigger: 'schedule',
+    },
+    next: { kind: 'retry', atMs: nextAtMs },
+    ladderAttempts: 1,
+    ladderStartedAtMs: delivery.ladder_started_at,
+    disableReason: null,
+  });
+}

@@ -1,0 +1,346 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { Webhook as StandardWebhook } from 'standardwebhooks';
+import t, { type Test } from 'tap';
+import type { Attempt, Delivery, KeyId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import type { WebhookBacklog } from '../../src/store/backlog.ts';
+import type { Replay } from '../../src/store/replays.ts';
+import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
+import { inFile } from '../helpers/administration.ts';
+import { type Place, place } from '../helpers/cli.ts';
+import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { serve } from '../helpers/served.ts';
+import { newDeployment } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
+
+const webhook = (...words: string[]) => ['admin', 'webhook', ...words];
+
+/** What a self-hoster says who has receivers on the machine itself. */
+const OPENED = ['--webhook-allow-http', '--webhook-allow-cidr', '127.0.0.0/8'];
+
+t.test('webhooks are listed with how they do, and shown without their secrets', async (t) => {
+  const there = await file(t);
+  t.match(await there.davit(webhook('list')), { stdout: '', stderr: /there are no webhooks/, exitCode: 0 });
+  const first = await register(there, 'https://one.test/');
+  const second = await register(there, 'https://two.test/', { description: 'status page' });
+  await deploy(there, 2);
+  await there.davit(webhook('disable', second.id));
+
+  const [list, listed, show, shown] = await Promise.all([
+    there.davit(webhook('list')),
+    there.json<WebhookBacklog[]>(webhook('list')),
+    there.davit(webhook('show', second.id)),
+    there.json<WebhookBacklog>(webhook('show', 'https://two.test/')),
+  ]);
+  t.match(listed, [
+    {
+      id: first.id,
+      url: 'https://one.test/',
+      status: 'enabled',
+      pending_count: 2,
+      due_count: 2,
+      held_count: 0,
+    },
+    { id: second.id, status: 'disabled', pending_count: 0, held_count: 2, consecutive_failures: 0 },
+  ]);
+  t.strictSame(shown, listed[1], 'a URL that one webhook has names it');
+  t.match(shown, { created_by: { key_id: there.keyId, name: 'ci' }, events: ['deployment.created'] });
+  t.match(
+    list.stdout,
+    new RegExp(`^ID +URL +STATUS +WAITING +KEY +EVENTS\n${first.id} +https://one\\.test/ +enabled +2`),
+  );
+  t.match(show.stdout, /^status +disabled: disabled by the administrator$/m);
+  t.match(show.stdout, /^held +2$/m);
+  t.match(show.stdout, /^description +status page$/m);
+  for (const { stdout } of [list, show]) t.notMatch(stdout, /whsec_/);
+  t.notMatch(JSON.stringify([listed, shown]), /whsec_/);
+});
+
+t.test(
+  'a running service sends what was held once the webhook is enabled, and again when it is replayed',
+  async (t) => {
+    const there = await file(t);
+    const receiver = await startReceiver(t);
+    const { id } = await register(there, receiver.url);
+    await there.davit(webhook('disable', id));
+    await deploy(there, 2);
+    await serve(t, there.directory, ...OPENED);
+    const enabled = await there.davit(webhook('enable', id));
+    t.match(enabled, {
+      stdout: /^webhook whk_\w+ \(http:\S+\) is enabled; sent now, as it was held: 2 deliveries\n$/,
+    });
+    t.equal(enabled.stderr, '');
+    const sent = [await eventOf(receiver), await eventOf(receiver)];
+    t.strictSame(new Set(sent.map(({ type }) => type)), new Set(['deployment.created']));
+
+    const replayed = await there.davit(webhook('replay', id, '--since', '1h'));
+    t.match(replayed, {
+      stdout: /^sent again to webhook whk_\w+ \(\S+\): 2 deliveries\n$/,
+      stderr: '',
+      exitCode: 0,
+    });
+    const again = [await eventOf(receiver), await eventOf(receiver)];
+    t.strictSame(new Set(again.map((event) => event.id)), new Set(sent.map((event) => event.id)));
+  },
+);
+
+t.test('enabled and disabled, and what that means for what waits', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/');
+  await deploy(there, 1);
+  const say = async (word: string) => await there.davit(webhook(word, id));
+  t.match(await say('disable'), {
+    stdout: /is disabled; held until it is enabled: 1 delivery\n$/,
+    stderr: '',
+  });
+  t.match(await say('disable'), { stdout: /is already disabled\n$/ });
+  t.match(there.dump()['webhooks'], [{ status: 'disabled', status_reason: 'disabled by the administrator' }]);
+  t.match(await say('enable'), {
+    stdout: /is enabled; sent now, as it was held: 1 delivery\n$/,
+    stderr: "note: no service is running: 'davit serve' sends it\n",
+  });
+  t.match(await say('enable'), { stdout: /is already enabled\n$/, stderr: '' });
+  t.match(there.dump()['webhooks'], [{ status: 'enabled', status_reason: null }]);
+});
+
+t.test('a deleted webhook is gone for ever, and only after a yes', async (t) => {
+  const there = await file(t);
+  const { id, signing_secret } = await register(there, 'https://one.test/');
+  await deploy(there, 3);
+  t.match(await there.refused(webhook('delete', id)), { exitCode: 2, message: /say --yes if it is meant/ });
+  t.match(await there.davit(webhook('delete', id, '--yes')), {
+    stdout: /^webhook whk_\w+ .* is deleted\n$/,
+    exitCode: 0,
+  });
+  t.strictSame(await there.json(webhook('list')), []);
+  t.notOk(JSON.stringify(there.dump()).includes(signing_secret));
+  for (const word of ['show', 'enable', 'disable', 'delete', 'ping', 'deliveries']) {
+    const refusal = await there.refused(webhook(word, id, ...(word === 'delete' ? ['--yes'] : [])));
+    t.match(refusal, {
+      exitCode: 1,
+      message: /there is no webhook 'whk_\w+': 'davit admin webhook list' shows all/,
+    });
+  }
+});
+
+t.test('what cannot be done is refused, and nothing is changed', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://twin.test/');
+  await register(there, 'https://twin.test/');
+  const cases: [words: string[], exitCode: number, message: RegExp][] = [
+    [['show', 'https://twin.test/'], 1, /several webhooks have this URL: use the id/],
+    [['show', 'https://other.test/'], 1, /there is no webhook 'https:\/\/other\.test\/'/],
+    [['show'], 2, /missing required argument 'webhook'/],
+    [
+      ['deliveries', id, '--status', 'exhuasted'],
+      2,
+      /there is no status 'exhuasted': did you mean exhausted\?/,
+    ],
+    [
+      ['deliveries', id, '--event-type', 'x'],
+      2,
+      /there is no event type 'x': choose of deployment\.succeeded/,
+    ],
+    [['replay', id], 2, /required option '--since <moment>' not specified/],
+    [['replay', id, '--since', 'yesterday'], 2, /--since must be a moment such as 2026-01-31T12:00:00Z/],
+    [['replay', id, '--since', '2026-02-30T12:00:00Z'], 2, /--since must be a moment/],
+    [['replay', id, '--since', '1h', '--until', '2h'], 2, /--until must not be before --since/],
+    [['replay', id, '--since', '1h', '--status', 'lost'], 2, /there is no status 'lost'/],
+    [['ping', id, '--webhook-allow-cidr', 'everywhere'], 2, /--webhook-allow-cidr/],
+    [['ping', id, '--webhook-ca-file', 'missing.pem'], 1, /--webhook-ca-file: ENOENT/],
+  ];
+  await Promise.all(
+    cases.map(async ([words, exitCode, message]) => {
+      t.match(await there.refused(webhook(...words)), { exitCode, message }, words.join(' '));
+    }),
+  );
+  await there.davit(['admin', 'key', 'revoke', 'ci', '--yes']);
+  t.match(await there.refused(webhook('enable', id)), {
+    exitCode: 1,
+    message: /key that registered .* is revoked/,
+  });
+});
+
+t.test('a ping goes out from here, signed, and tells what came of it', async (t) => {
+  const there = await file(t);
+  const receiver = await startReceiver(t, { answers: [status(200, { body: 'pong' })] });
+  const { id, signing_secret } = await register(there, receiver.url);
+  const before = there.dump();
+  const pinged = await there.davit(webhook('ping', id, ...OPENED));
+  t.match(pinged, {
+    stdout: /^answer +200\ntook +\d+m?s\naddress +127\.0\.0\.1\nbody +pong\n$/,
+    stderr: '',
+    exitCode: 0,
+  });
+  const { body, headers } = await receiver.next();
+  const event = new StandardWebhook(signing_secret).verify(
+    body.toString(),
+    headers as Record<string, string>,
+  );
+  t.match(event, { type: 'ping', data: { webhook_id: id } });
+
+  await there.davit(webhook('disable', id));
+  const { stdout } = await there.davit(webhook('ping', id, '--json'), {
+    env: { DAVIT_WEBHOOK_ALLOW_CIDR: '127.0.0.0/8', DAVIT_WEBHOOK_ALLOW_HTTP: '1' },
+  });
+  const attempt: Attempt = JSON.parse(stdout);
+  t.match(attempt, { number: 1, status_code: 200, error: null, trigger: 'ping' }, 'a disabled one too');
+  t.equal(receiver.requests.length, 2);
+  t.match(there.dump()['attempts'], before['attempts'], 'nothing of it is stored');
+});
+
+t.test('a ping that does not arrive is exit code 1', async (t) => {
+  const there = await file(t);
+  const receiver = await startReceiver(t, { answers: [status(503), silence()] });
+  const { id } = await register(there, receiver.url);
+  const cases: [options: string[], stdout: RegExp, stderr: RegExp][] = [
+    [[], /^error +url_refused$/m, /--webhook-allow-http opens http:/],
+    [['--webhook-allow-http'], /^error +address_refused$/m, /--webhook-allow-cidr opens others/],
+    [OPENED, /^answer +503$/m, /must answer with 2xx/],
+    [[...OPENED, '--webhook-timeout', '1s'], /^error +timeout$/m, /could not be reached/],
+  ];
+  for (const [options, stdout, stderr] of cases) {
+    t.match(await there.davit(webhook('ping', id, ...options)), { stdout, stderr, exitCode: 1 });
+  }
+  t.equal(receiver.requests.length, 2, 'the refused ones were never sent');
+});
+
+t.test('certificates of an own authority are trusted if they are given', async (t) => {
+  const there = await file(t);
+  const receiver = await startReceiver(t, { tls: 'localhost' });
+  const { id } = await register(there, receiver.url.replace('127.0.0.1', 'localhost'));
+  const ping = webhook('ping', id, '--webhook-allow-cidr', '127.0.0.0/8');
+  t.match(await there.davit(ping), { stdout: /^error +tls: /m, exitCode: 1 });
+  const caFile = join(import.meta.dirname, '../fixtures/tls/ca.pem');
+  t.match(readFileSync(caFile, 'utf8'), /BEGIN CERTIFICATE/);
+  t.match(await there.davit([...ping, '--webhook-ca-file', caFile]), {
+    stdout: /^answer +200$/m,
+    exitCode: 0,
+  });
+});
+
+t.test('deliveries are listed newest first, with what came of them', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/', {
+    events: ['deployment.created', 'deployment.canceled'],
+  });
+  t.match(await there.davit(webhook('deliveries', id)), {
+    stdout: '',
+    stderr: 'there are no such deliveries\n',
+  });
+  await deploy(there, 3);
+  await inFile(there, async ({ reads, writer }) => {
+    for (const delivery of reads.outbox.dueOf(id, realEffects.now(), 1)) {
+      await writer.write('outbox.settle', {
+        deliveryId: delivery.id,
+        webhookId: id,
+        attempt: { ...FAILED, atMs: realEffects.now(), error: 'connection_refused' },
+        next: { kind: 'exhausted' },
+        ladderAttempts: 1,
+        ladderStartedAtMs: delivery.ladder_started_at,
+        disableReason: null,
+      });
+    }
+  });
+  const all = await there.json<Delivery[]>(webhook('deliveries', id));
+  t.strictSame(
+    all.map((delivery) => [delivery.status, delivery.attempt_count]),
+    [
+      ['pending', 0],
+      ['pending', 0],
+      ['exhausted', 1],
+    ],
+  );
+  const exhausted = await there.davit(webhook('deliveries', id, '--status', 'exhausted', 'delivered'));
+  t.match(exhausted.stdout, /^dlv_\w+ +deployment\.created +exhausted +1 +connection_refused +20\S+Z$/m);
+  t.equal(exhausted.stdout.split('\n').length, 3);
+  const limited = await there.davit(webhook('deliveries', id, '--limit', '2'));
+  t.equal(limited.stderr, 'these are the latest 2: --limit shows more\n');
+  t.strictSame(await there.json(webhook('deliveries', id, '--event-type', 'deployment.canceled')), []);
+});
+
+t.test('a replay is told what it is to send', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/');
+  await deploy(there, 2);
+  const replay = (...options: string[]) => there.json<Replay>(webhook('replay', id, ...options));
+  t.match(await replay('--since', '2020-01-01T00:00:00Z'), { webhook_id: id, count: 2, status: null });
+  t.match(await replay('--since', '1h', '--status', 'pending'), { count: 2, status: 'pending' });
+  t.match(await replay('--since', '1h', '--status', 'held'), { count: 0 });
+  t.match(await replay('--since', '2h', '--until', '1h'), { count: 0 });
+  t.equal(there.dump()['replays']?.length, 2, 'one of nothing is none');
+  t.match(await there.davit(webhook('replay', id, '--since', '1h')), { stderr: /no service is running/ });
+  await there.davit(webhook('disable', id));
+  t.match(await there.davit(webhook('replay', id, '--since', '1h')), { stderr: /the webhook is disabled/ });
+});
+
+t.test('on a terminal the list fits, and a status has its colour', needsTerminal, async (t) => {
+  const there = await file(t);
+  await register(there, `https://one.test/${'x'.repeat(100)}`);
+  await deploy(there, 1);
+  const { shown } = onTerminal(there, webhook('list'));
+  t.match(shown, /\p{Cc}\[32menabled\p{Cc}\[39m/u);
+  t.strictSame(
+    shown
+      .replaceAll(/\p{Cc}\[\d+m/gu, '')
+      .split('\n')
+      .filter((line) => line.length > 80),
+    [],
+  );
+});
+
+const FAILED = {
+  statusCode: null,
+  durationMs: 12,
+  remoteAddress: null,
+  responseBody: null,
+  trigger: 'schedule' as const,
+};
+
+interface File extends Place {
+  keyId: KeyId;
+}
+
+/** With a project and a key. */
+async function file(t: Test): Promise<File> {
+  const there = place(t);
+  await there.davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
+  const { id } = await there.json<{ id: KeyId }>([
+    'admin',
+    'key',
+    'create',
+    '--name',
+    'ci',
+    '--all-scopes',
+    '--all-projects',
+  ]);
+  // Paused, so that a service has deliveries to make and nothing else to do.
+  await there.davit(['admin', 'project', 'pause', 'website']);
+  return { ...there, keyId: id };
+}
+
+function register(
+  there: File,
+  url: string,
+  {
+    description = null as string | null,
+    events = ['deployment.created' as const] as WebhookWithSecret['events'],
+  } = {},
+): Promise<WebhookWithSecret> {
+  return inFile(there, ({ writer }) =>
+    writer.write('webhooks.create', { keyId: there.keyId, url, events, description }),
+  );
+}
+
+function deploy(there: File, count: number): Promise<void> {
+  return inFile(there, async ({ reads, writer }) => {
+    const deployment = newDeployment(reads.projects.resolve('website').id);
+    for (let made = 0; made < count; made++) await writer.write('deployments.create', deployment);
+  });
+}
+
+async function eventOf(receiver: Receiver): Promise<{ id: string; type: string }> {
+  const { body } = await receiver.next();
+  return JSON.parse(body.toString());
+}
