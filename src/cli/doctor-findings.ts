@@ -8,11 +8,11 @@ import type { Patient } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import type { Reads } from '../store/store.ts';
 import { formatBytes } from './bytes.ts';
+import type { AnyFinding } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { findingsOf } from './project-findings.ts';
 
-export interface DoctorFinding {
-  /** What was looked at. */
+export interface DoctorFinding extends AnyFinding {
   check:
     | 'permissions'
     | 'disk'
@@ -26,11 +26,6 @@ export interface DoctorFinding {
     | 'projects'
     | 'keys'
     | 'leftovers';
-  /** `problem`: something fails, or will. `note`: it may be meant so, but is worth knowing. */
-  level: 'ok' | 'note' | 'problem';
-  message: string;
-  /** What to do; null: nothing. */
-  advice: string | null;
 }
 
 /** A file to look at, and when. */

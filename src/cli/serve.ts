@@ -11,6 +11,7 @@ import {
   explain,
   misused,
 } from './command.ts';
+import { notifySystemd } from './notify.ts';
 
 /** The promise is 30 s: whoever started davit may kill it then. */
 const STOP_MAX_MS = 29_000;
@@ -56,7 +57,9 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
     throw listenProblem(error, config);
   });
   terminal.print(`davit listening on ${service.url}`);
+  void notifySystemd('READY=1', context);
   await toldToStop;
+  void notifySystemd('STOPPING=1', context);
   effects.after(STOP_MAX_MS, () => {
     terminal.note('error: stopping took too long; the next start looks after what was running');
     exit(1);

@@ -17,6 +17,7 @@ import { answerWrite } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
+import { QUEUED_DEPLOYMENT } from './resources.ts';
 import {
   bodySchema,
   idSchema,
@@ -80,7 +81,13 @@ export function deployments(
               summary: 'Deploy a ref',
               description:
                 'The deployment waits for those that are before it in its project, and is carried out then.',
-              responses: { 201: { description: 'The deployment, queued.', resource: 'Deployment' } },
+              responses: {
+                201: {
+                  description: 'The deployment, queued.',
+                  resource: 'Deployment',
+                  example: QUEUED_DEPLOYMENT,
+                },
+              },
               errors: {
                 conflict: 'The project is archived.',
                 rate_limited: 'Too many requests, or too many deployments of this project wait already.',
@@ -203,7 +210,15 @@ export function deployments(
               operationId: 'redeploy',
               summary: 'Deploy the same ref again',
               responses: {
-                201: { description: 'A new deployment, with `redeploy_of` set.', resource: 'Deployment' },
+                201: {
+                  description: 'A new deployment, with `redeploy_of` set.',
+                  resource: 'Deployment',
+                  example: {
+                    ...QUEUED_DEPLOYMENT,
+                    trigger: 'redeploy',
+                    redeploy_of: 'dpl_3kVbNmQwErTyUiOpAsDfGh',
+                  },
+                },
               },
               errors: {
                 conflict: 'The project is archived.',

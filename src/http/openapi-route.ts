@@ -42,6 +42,8 @@ export interface ResponseDescription {
   resource?: ResourceName;
   pageOf?: ResourceName;
   content?: Record<string, MediaType>;
+  /** In place of the one that the resource comes with. */
+  example?: unknown;
   headers?: Record<string, Header>;
 }
 
@@ -208,12 +210,12 @@ function annotated(generated: JsonSchema, { metas = [], examples, keys, items }:
 }
 
 function success(
-  { description, resource, pageOf, content, headers }: ResponseDescription,
+  { description, resource, pageOf, content, example, headers }: ResponseDescription,
   { isLimited, isWrite, isCreated }: { isLimited: boolean; isWrite: boolean; isCreated: boolean },
 ): Response {
   const body =
     resource !== undefined
-      ? { 'application/json': { schema: schemaReference(resource), example: exampleOf(resource) } }
+      ? { 'application/json': { schema: schemaReference(resource), example: example ?? exampleOf(resource) } }
       : pageOf !== undefined
         ? {
             'application/json': {

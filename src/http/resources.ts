@@ -157,7 +157,7 @@ const DEPLOYMENT: Described<Deployment> = {
     project_id: EXAMPLE_IDS.prj,
     ref: 'main',
     status: 'succeeded',
-    reason: 'exit_code',
+    reason: null,
     message: null,
     created_at: '2026-11-21T08:00:00.000Z',
     started_at: '2026-11-21T08:00:00.120Z',
@@ -392,6 +392,19 @@ const HEALTH: Described<{ status: 'ok' }> = {
   description: 'All is well.',
   fields: { status: { type: 'string', const: 'ok' } },
   example: { status: 'ok' },
+};
+
+/** As a deployment is when it was just made. */
+export const QUEUED_DEPLOYMENT = {
+  ...DEPLOYMENT.example,
+  status: 'queued',
+  started_at: null,
+  finished_at: null,
+  duration_ms: null,
+  exit_code: null,
+  queue_position: 1,
+  outputs: {},
+  log_bytes: 0,
 };
 
 /** Every kind of object that an answer can be, by the name that the description gives it. */

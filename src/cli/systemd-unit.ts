@@ -1,0 +1,107 @@
+import { resolve } from 'node:path';
+import { type Command, InvalidArgumentError } from 'commander';
+import { selfCommand } from '../assets.ts';
+import { type CommandContext, dbPathOf, explain, option } from './command.ts';
+
+const STATE_DIRECTORY = '/var/lib/davit';
+
+/** `davit admin systemd-unit`. */
+export function defineSystemdUnit(command: Command, context: CommandContext): void {
+  explain(
+    command,
+    'Prints a unit file that runs this davit as a service: told when it is ready, stopped so that it can end its ' +
+      'commands, and allowed to write to its own directory only. The commands of the projects live in the same bounds: ' +
+      'open with ReadWritePaths= what they deploy to.',
+    [
+      'davit admin systemd-unit | sudo tee /etc/systemd/system/davit.service',
+      'davit admin systemd-unit --user www-data --db /srv/davit/davit.db',
+    ],
+  )
+    .addOption(option('--user <name>', 'whom it runs as').argParser(userOf).default('davit'))
+    .action(({ user }: { user: string }) => {
+      const isTold = command.optsWithGlobals()['db'] !== './davit.db';
+      const dbPath = isTold ? resolve(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
+      context.terminal.print(unitText(user, dbPath));
+    });
+}
+
+function unitText(user: string, dbPath: string): string {
+  const { file, arguments: words } = selfCommand();
+  const command = [file, ...words, 'serve', '--db', dbPath].map(quoted).join(' ');
+  const place = dbPath.startsWith(`${STATE_DIRECTORY}/`)
+    ? ['StateDirectory=davit', 'StateDirectoryMode=0700']
+    : [`ReadWritePaths=${quoted(resolve(dbPath, '..'))}`];
+  return `\
+# Made by davit admin systemd-unit, for /etc/systemd/system/davit.service. Then:
+#   useradd --system --home-dir ${STATE_DIRECTORY} --shell /usr/sbin/nologin ${user}
+#   systemctl daemon-reload && systemctl enable --now davit
+# Options go to /etc/davit.env as variables: DAVIT_LISTEN=0.0.0.0:443 (davit serve --help).
+
+[Unit]
+Description=davit, a deployment service
+Wants=network-online.target
+After=network-online.target
+
+[Service]
+Type=notify
+# It speaks by systemd-notify, which is another process of the unit.
+NotifyAccess=all
+ExecStart=${command}
+EnvironmentFile=-/etc/davit.env
+User=${user}
+${place.join('\n')}
+UMask=0077
+Restart=on-failure
+RestartSec=1
+
+# SIGTERM to davit alone: it ends its commands itself, and records how they ended.
+KillMode=mixed
+TimeoutStopSec=40
+# A command that takes all memory is killed; davit is not, and records that.
+OOMPolicy=continue
+LimitNOFILE=65536
+
+# What the commands of projects write to besides their own directories: one line for each.
+#ReadWritePaths=/srv/website
+# For ports below 1024, in place of the empty set below.
+#AmbientCapabilities=CAP_NET_BIND_SERVICE
+#CapabilityBoundingSet=CAP_NET_BIND_SERVICE
+CapabilityBoundingSet=
+NoNewPrivileges=yes
+ProtectSystem=strict
+ProtectHome=yes
+PrivateTmp=yes
+PrivateDevices=yes
+ProtectClock=yes
+ProtectControlGroups=yes
+ProtectHostname=yes
+ProtectKernelLogs=yes
+ProtectKernelModules=yes
+ProtectKernelTunables=yes
+ProtectProc=invisible
+LockPersonality=yes
+RestrictAddressFamilies=AF_UNIX AF_INET AF_INET6 AF_NETLINK
+RestrictNamespaces=yes
+RestrictRealtime=yes
+RestrictSUIDSGID=yes
+SystemCallArchitectures=native
+SystemCallFilter=@system-service
+SystemCallErrorNumber=EPERM
+
+[Install]
+WantedBy=multi-user.target
+`;
+}
+
+/** As a unit file takes it, systemd.service(5): a % would begin something else, and a $ a variable. */
+function quoted(word: string): string {
+  const escaped = word.replaceAll('%', '%%').replaceAll('$', '$$$$');
+  return /^[\w@%+=:,./$-]+$/.test(word)
+    ? escaped
+    : `"${escaped.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`;
+}
+
+function userOf(text: string): string {
+  if (/^[a-z_][a-z0-9_-]{0,31}$/.test(text)) return text;
+  throw new InvalidArgumentError('It must be the name of a user, in small letters.');
+}

@@ -1,0 +1,321 @@
+import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
+import { createServer, type Server } from 'node:http';
+import { type AddressInfo, connect } from 'node:net';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import t, { type Test } from 'tap';
+import type { Key } from '../../src/domain.ts';
+import { place, run } from '../helpers/cli.ts';
+import { type DeployOptions, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import { startProxy } from '../helpers/proxy.ts';
+import { serve } from '../helpers/served.ts';
+
+const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
+
+t.test('without --wait it says the id and goes', async (t) => {
+  const { deploy, deployments } = await runningDeployments(t);
+  const { stdout, stderr, exitCode } = await deploy(['good']);
+  t.equal(exitCode, 0);
+  const [deployment, ...more] = await deployments();
+  t.strictSame(more, []);
+  t.equal(stdout, `${deployment?.id}\n`);
+  t.equal(stderr, `deployment ${deployment?.id} of good: queued, number 1\n`);
+  t.match(deployment, { ref: 'good', trigger: 'api', created_by: { name: 'ci' } });
+});
+
+t.test('--wait gives the log as it was printed, and exits as the deployment ended', async (t) => {
+  const { deploy } = await runningDeployments(t);
+  const [good, bad, long] = await Promise.all(['good', 'bad', 'long'].map((ref) => deploy([ref, '--wait'])));
+  t.match(good, {
+    stdout: 'one\ntwo\nthree',
+    exitCode: 0,
+    stderr: /^deployment dpl_\w+ of good: queued, number \d\ndeployment dpl_\w+ of good: succeeded in \w+\n$/,
+  });
+  t.match(bad, { stdout: 'alas\n', exitCode: 1, stderr: /: failed: exit code 3 in \w+\n$/ });
+  t.equal(long?.stdout, Array.from({ length: 2000 }, (_, index) => `line ${index}\n`).join(''));
+});
+
+t.test('--json prints the deployment, and with --wait its end, and no log', async (t) => {
+  const { deploy } = await runningDeployments(t);
+  const [queued, ended] = await Promise.all([
+    deploy(['good', '--json']),
+    deploy(['bad', '--json', '--wait']),
+  ]);
+  t.match(JSON.parse(queued.stdout), { status: 'queued', ref: 'good' });
+  t.strictSame([queued.stderr, queued.exitCode], ['', 0]);
+  t.match(JSON.parse(ended.stdout), { status: 'failed', reason: 'exit_code', exit_code: 3, ref: 'bad' });
+  t.strictSame([ended.stderr, ended.exitCode], ['', 1]);
+});
+
+t.test('whatever is lost on the way, one deployment is made, and the log is whole', async (t) => {
+  const { url, deploy, deployments } = await runningDeployments(t);
+  const proxy = await startProxy(t, url);
+  proxy.fates(
+    'refuse',
+    'lose-answer',
+    'lose-answer',
+    'pass',
+    { breakAfterBytes: 3_000 },
+    { breakAfterBytes: 9_000 },
+    'lose-answer',
+  );
+  const { stdout, stderr, exitCode } = await deploy(['long', '--wait'], { url: proxy.url });
+  t.equal(exitCode, 0);
+  t.equal(stdout, Array.from({ length: 2000 }, (_, index) => `line ${index}\n`).join(''));
+  t.match(stderr, /cannot be reached \(\w+\): trying again in \d+ms\n/);
+  t.equal((await deployments()).length, 1);
+  t.ok(proxy.connections() >= 6);
+});
+
+t.test('a service that is started later, or again, is waited for', async (t) => {
+  const { url, deploy, directory, service, deployments } = await runningDeployments(t);
+  const proxy = await startProxy(t, 'http://127.0.0.1:1');
+  const started = untilFile(directory, 'started');
+  const deploying = deploy(['slow', '--wait'], { url: proxy.url });
+  await proxy.connected(2);
+  proxy.leadTo(url);
+  await started;
+  await service.kill();
+  proxy.leadTo((await serve(t, directory)).url);
+  const { stdout, stderr, exitCode } = await deploying;
+  t.equal(exitCode, 1);
+  t.match(stdout, /^(?:begun\n)?$/, 'what was printed just before the kill may be lost');
+  t.match(stderr, /: failed: interrupted/);
+  t.equal((await deployments()).length, 1);
+});
+
+t.test('a service that has too much to do is given the time that it asks for', async (t) => {
+  const { url, deploy } = await runningDeployments(t);
+  const busy = await scripted(t, [
+    [429, { 'Retry-After': '1' }],
+    [503, { 'Retry-After': '1' }],
+  ]);
+  busy.thenLeadTo(url);
+  const { stderr, exitCode } = await deploy(['good'], { url: busy.url });
+  t.equal(exitCode, 0);
+  t.match(
+    stderr,
+    /^127\.0\.0\.1:\d+ answers 429: trying again in 1s\n127\.0\.0\.1:\d+ answers 503: trying again in 1s\n/,
+  );
+
+  const busier = await scripted(t, [[503, { 'Retry-After': '600' }]]);
+  const refused = await deploy(['good', '--retry-for', '10s'], { url: busier.url });
+  t.strictSame(
+    { ...refused, stderr: refused.stderr.replace(/:\d+/, '') },
+    { stdout: '', stderr: 'error: 127.0.0.1 answers 503, and --retry-for is over: gave up\n', exitCode: 1 },
+  );
+  t.equal(busier.count(), 1);
+});
+
+t.test('what the service refuses is said in its words, in one line', async (t) => {
+  const { deploy, davit, project, dump } = await runningDeployments(t);
+  await deploy(['good', '--idempotency-key', 'once']);
+  await davit(['admin', 'project', 'create', '--name', 'old']);
+  const archived = (await davit(['admin', 'project', 'show', 'old', '--json'])).stdout;
+  const oldId = (JSON.parse(archived) as { id: string }).id;
+  await davit(['admin', 'project', 'archive', 'old']);
+  const before = dump()['deployments']?.length;
+  const cases: [words: string[], options: DeployOptions, message: RegExp][] = [
+    [['good'], { key: 'davit_wrong' }, /^error: not deployed: .* \(401 unauthorized, req_\w+\)$/],
+    [
+      ['good'],
+      { project: 'prj_0000000000000000000000' },
+      /^error: not deployed: .* \(404 not_found, req_\w+\)$/,
+    ],
+    [['good'], { project: oldId }, /^error: not deployed: .* \(409 conflict, req_\w+\)$/],
+    [['other', '--idempotency-key', 'once'], {}, /\(422 idempotency_key_reused, req_\w+\)$/],
+  ];
+  for (const [words, options, message] of cases) {
+    const { stdout, stderr, exitCode } = await deploy(words, options);
+    t.strictSame([stdout, exitCode], ['', 1]);
+    t.match(stderr.trimEnd(), message);
+  }
+  t.equal(dump()['deployments']?.length, before);
+  t.ok(project);
+});
+
+t.test('the same idempotency key is the same deployment', async (t) => {
+  const { deploy, deployments } = await runningDeployments(t);
+  const one = await deploy(['good', '--wait', '--idempotency-key', 'job-7']);
+  const two = await deploy(['good', '--wait'], { env: { DAVIT_IDEMPOTENCY_KEY: 'job-7' } });
+  t.equal((await deployments()).length, 1);
+  t.match([one, two], [{ exitCode: 0 }, { exitCode: 0, stdout: one.stdout }]);
+});
+
+t.test('a key that may not read the log waits without it; one that may read nothing says so', async (t) => {
+  const { deploy, json } = await runningDeployments(t);
+  const keyWith = async (...scopes: string[]) => {
+    const words = [
+      'admin',
+      'key',
+      'create',
+      '--name',
+      scopes.join(' '),
+      '--all-projects',
+      '--scope',
+      ...scopes,
+    ];
+    return (await json<Key & { secret: string }>(words)).secret;
+  };
+  const [noLogs, nothing, onlyLogs] = [
+    await keyWith('deployments:write', 'deployments:read'),
+    await keyWith('deployments:write'),
+    await keyWith('deployments:write', 'logs:read'),
+  ];
+  t.match(await deploy(['bad', '--wait'], { key: noLogs }), {
+    stdout: '',
+    stderr: /may not read logs \(logs:read\)[\s\S]*: failed: exit code 3/,
+    exitCode: 1,
+  });
+  t.match(await deploy(['good', '--wait'], { key: nothing }), {
+    stdout: '',
+    stderr: /error: dpl_\w+ goes on, and cannot be followed: .*deployments:read/,
+    exitCode: 1,
+  });
+  t.match(await deploy(['good', '--wait'], { key: onlyLogs }), { stdout: 'one\ntwo\nthree', exitCode: 0 });
+});
+
+t.test('wrong usage asks nobody anything', async (t) => {
+  const { refused } = place(t);
+  const good = { DAVIT_URL: 'http://127.0.0.1:1', DAVIT_KEY: 'davit_key' };
+  const cases: [words: string[], env: Record<string, string>, message: RegExp][] = [
+    [[], good, /missing required argument 'project_id'/],
+    [['prj_1'], good, /missing required argument 'ref'/],
+    [['website', 'main'], good, /'project_id'.*It must be an id/],
+    [['prj_1', 'HEAD'], good, /'ref'.*It must name a branch, a tag or a commit, not HEAD/],
+    [['prj_1', 'a b'], good, /'ref'.*It may hold only letters/],
+    [['prj_1', 'main'], { DAVIT_KEY: 'davit_key' }, /required option '--url <url>' not specified/],
+    [
+      ['prj_1', 'main'],
+      { DAVIT_URL: 'http://127.0.0.1:1' },
+      /there is no key: set DAVIT_KEY or say --key-file/,
+    ],
+    [['prj_1', 'main'], { ...good, DAVIT_KEY: 'two\nlines' }, /the key must be the one line/],
+    [['prj_1', 'main', '--url', 'deploy.example.com'], good, /--url <url>.*It must be a URL/],
+    [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://u:p@example.com'], good, /must not hold a user or a password/],
+    [['prj_1', 'main', '--idempotency-key', 'a b'], good, /1 to 255 visible ASCII/],
+    [['prj_1', 'main', '--retry-for', 'long'], good, /It must be a duration/],
+    [['prj_1', 'main', '--key', 'davit_key'], good, /unknown option '--key'/],
+  ];
+  await Promise.all(
+    cases.map(async ([words, env, message]) => {
+      t.match(await refused(['deploy', ...words], { env }), { exitCode: 2, message });
+    }),
+  );
+  t.match(await refused(['deploy', 'prj_1', 'main', '--key-file', 'missing'], { env: good }), {
+    exitCode: 1,
+    message: /--key-file: ENOENT/,
+  });
+});
+
+t.test('what no further try mends is said at once', async (t) => {
+  const elsewhere = await scripted(t, [[301, { Location: 'https://deploy.example.com/' }]]);
+  const other = await scripted(t, [[200, {}]]);
+  const cases: [url: string, message: RegExp][] = [
+    ['http://davit.invalid', /there is no host davit\.invalid: is the URL right\?/],
+    [elsewhere.url, /the service is elsewhere \(301\): https:\/\/deploy\.example\.com\//],
+    [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],
+  ];
+  for (const [url, message] of cases) {
+    const { stderr, exitCode } = await run(['deploy', 'prj_1', 'main', '--url', url], {
+      env: { DAVIT_KEY: 'davit_key' },
+    });
+    t.equal(exitCode, 1);
+    t.match(stderr, message);
+    t.match(stderr.trimEnd().split('\n').at(-1), /^error: /);
+  }
+});
+
+t.test('the key may come from a file, and is warned of where it goes in clear', async (t) => {
+  const { deploy, directory, key } = await runningDeployments(t);
+  writeFileSync(join(directory, 'key'), `${key}\n`);
+  t.match(await deploy(['good', '--key-file', 'key'], { key: '' }), { exitCode: 0, stderr: /^deployment/ });
+  const { stderr } = await run(['deploy', 'prj_1', 'main', '--url', 'http://davit.invalid'], {
+    env: { DAVIT_KEY: 'davit_key' },
+  });
+  t.match(stderr, /^warning: the key goes to davit\.invalid in clear text/);
+});
+
+t.test('over TLS, with an authority of its own', async (t) => {
+  const tls = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
+  const { deploy, url } = await runningDeployments(t, tls);
+  const https = url.replace('127.0.0.1', 'localhost');
+  const ca = join(FIXTURES, 'ca.pem');
+  t.match(await deploy(['good'], { url: https }), {
+    exitCode: 1,
+    stderr:
+      /^error: localhost:\d+ cannot be trusted \(\w+\): give the certificate of its authority with --ca-file\n$/,
+  });
+  t.match(await deploy(['good', '--wait', '--ca-file', ca], { url: https }), {
+    exitCode: 0,
+    stdout: 'one\ntwo\nthree',
+  });
+  t.match(await deploy(['good', '--wait'], { url: https, env: { NODE_EXTRA_CA_CERTS: ca } }), {
+    exitCode: 0,
+  });
+});
+
+t.test('through the proxy that the environment names', async (t) => {
+  const tls = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
+  const { deploy, url } = await runningDeployments(t, tls);
+  const https = url.replace('127.0.0.1', 'localhost');
+  const asked: string[] = [];
+  const tunnel = createServer().on('connect', (request, client) => {
+    asked.push(request.url ?? '');
+    const [host = '', port] = (request.url ?? '').split(':');
+    const service = connect(Number(port), host, () => {
+      client.write('HTTP/1.1 200 OK\r\n\r\n');
+      service.pipe(client).pipe(service);
+    });
+    for (const end of [service, client]) end.on('error', () => undefined);
+  });
+  const through = { https_proxy: await listen(t, tunnel) };
+  const words = ['good', '--wait', '--ca-file', join(FIXTURES, 'ca.pem')];
+  t.match(await deploy(words, { url: https, env: through }), { exitCode: 0, stdout: 'one\ntwo\nthree' });
+  t.equal(new Set(asked).size, 1);
+  t.equal(asked[0], new URL(https).host);
+  const count = asked.length;
+  t.match(await deploy(words, { url: https, env: { ...through, no_proxy: 'localhost' } }), { exitCode: 0 });
+  t.equal(asked.length, count);
+});
+
+/** Answers with these, one after the other, and then passes everything on. */
+async function scripted(t: Test, answers: [status: number, headers: Record<string, string>][]) {
+  let target = '';
+  let count = 0;
+  const server = createServer(async (request, response) => {
+    count += 1;
+    const body = await text(request);
+    const answer = answers.shift();
+    if (answer !== undefined) {
+      response.writeHead(...answer).end('<p>not davit</p>');
+      return;
+    }
+    const { host: _, connection: __, ...headers } = request.headers;
+    const passed = await fetch(`${target}${request.url}`, {
+      method: request.method ?? 'GET',
+      headers: headers as Record<string, string>,
+      body: body === '' ? null : body,
+    });
+    response.writeHead(passed.status).end(await passed.text());
+  });
+  return {
+    url: await listen(t, server),
+    count: () => count,
+    thenLeadTo(url: string) {
+      target = url;
+    },
+  };
+}
+
+async function listen(t: Test, server: Server): Promise<string> {
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.teardown(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
+}

@@ -1,0 +1,54 @@
+import fc from 'fast-check';
+import t from 'tap';
+import { readEvents, type ServerEvent } from '../../src/cli/event-stream.ts';
+
+t.test('events as the standard has them', async (t) => {
+  const cases: [text: string, events: Partial<ServerEvent>[]][] = [
+    ['data: one\n\n', [{ type: 'message', data: 'one', lastEventId: '' }]],
+    ['data:one\ndata\ndata: two\n\n', [{ data: 'one\n\ntwo' }]],
+    ['data:  two spaces\n\n', [{ data: ' two spaces' }]],
+    ['data: a: b\n\n', [{ data: 'a: b' }]],
+    ['id: 7\nevent: end\ndata: {}\n\n', [{ type: 'end', data: '{}', lastEventId: '7' }]],
+    [
+      'id: 7\ndata: a\n\ndata: b\n\nid\ndata: c\n\n',
+      [{ lastEventId: '7' }, { lastEventId: '7' }, { lastEventId: '' }],
+    ],
+    ['id: 7\ndata: a\n\nid: \0\ndata: b\n\n', [{ lastEventId: '7' }, { lastEventId: '7' }]],
+    ['id: 9\n\ndata: a\n\n', [{ data: 'a', lastEventId: '9' }]],
+    ['event: end\n\ndata: a\n\n', [{ type: 'message', data: 'a' }]],
+    [': still here\n\nretry: 2000\n\ndata\n\n', [{ data: '' }]],
+    ['\ufeffdata: a\n\n', [{ data: 'a' }]],
+    ['data: a\r\ndata: b\r\n\r\ndata: c\r\rdata: d\n\n', [{ data: 'a\nb' }, { data: 'c' }, { data: 'd' }]],
+    ['data: whole\n\ndata: broken off\n', [{ data: 'whole' }]],
+    ['data: broken off', []],
+  ];
+  for (const [text, expected] of cases) {
+    const events = await eventsOf([Buffer.from(text)]);
+    t.equal(events.length, expected.length, JSON.stringify(text));
+    t.match(events, expected);
+  }
+});
+
+t.test('however the bytes are cut into pieces', async (t) => {
+  const bytes = Buffer.from('id: 3\r\ndata: grün 🌊\r\ndata:\r\n\r\n: hm\r\rdata: b\n\n');
+  const whole = await eventsOf([bytes]);
+  t.equal(whole.length, 2);
+  await fc.assert(
+    fc.asyncProperty(fc.array(fc.nat(bytes.length), { maxLength: 12 }), async (cuts) => {
+      const places = [0, ...cuts.toSorted((one, other) => one - other), bytes.length];
+      const pieces = places.slice(1).map((end, index) => bytes.subarray(places[index], end));
+      t.strictSame(await eventsOf(pieces), whole);
+    }),
+    { numRuns: 50 },
+  );
+});
+
+async function eventsOf(pieces: Uint8Array[]): Promise<ServerEvent[]> {
+  const events: ServerEvent[] = [];
+  for await (const event of readEvents(each(pieces))) events.push(event);
+  return events;
+}
+
+async function* each(pieces: Uint8Array[]): AsyncGenerator<Uint8Array> {
+  yield* pieces;
+}

@@ -1,0 +1,125 @@
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, existsSync, writeFileSync } from 'node:fs';
+import { delimiter, join } from 'node:path';
+import { createInterface } from 'node:readline';
+import t from 'tap';
+import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+
+const ifHas = (...programs: string[]) => {
+  const missing = programs.find(
+    (program) =>
+      !(process.env['PATH'] ?? '').split(delimiter).some((path) => existsSync(join(path, program))),
+  );
+  return missing === undefined ? {} : { skip: `there is no ${missing}` };
+};
+
+t.test('the unit file runs this very davit, on a file of its own', async (t) => {
+  const { stdout, stderr, exitCode } = await run(['admin', 'systemd-unit']);
+  t.strictSame([stderr, exitCode], ['', 0]);
+  for (const line of [
+    `ExecStart=${process.execPath} ${MAIN} serve --db /var/lib/davit/davit.db`,
+    'Type=notify',
+    'NotifyAccess=all',
+    'User=davit',
+    'StateDirectory=davit',
+    'KillMode=mixed',
+    'TimeoutStopSec=40',
+    'OOMPolicy=continue',
+  ]) {
+    t.ok(stdout.split('\n').includes(line), line);
+  }
+});
+
+t.test('with another user and another file', async (t) => {
+  const { stdout } = await run([
+    'admin',
+    'systemd-unit',
+    '--user',
+    'www-data',
+    '--db',
+    '/srv/my files/100%.db',
+  ]);
+  t.match(stdout, /^User=www-data$/m);
+  t.match(stdout, /^ExecStart=.* serve --db "\/srv\/my files\/100%%\.db"$/m);
+  t.match(stdout, /^ReadWritePaths="\/srv\/my files"$/m);
+  t.notMatch(stdout, /^StateDirectory/m);
+  t.match(await run(['admin', 'systemd-unit', '--user', 'two words']), { exitCode: 2, stdout: '' });
+});
+
+t.test('systemd finds nothing wrong with it', ifHas('systemd-analyze'), async (t) => {
+  const { davit, directory } = place(t);
+  const { stdout } = await davit(['admin', 'systemd-unit']);
+  const path = join(directory, 'davit.service');
+  writeFileSync(path, stdout);
+  const verified = spawnSync('systemd-analyze', ['verify', path], { encoding: 'utf8' });
+  t.strictSame([verified.status, verified.stderr], [0, '']);
+  const judged = spawnSync('systemd-analyze', ['security', '--offline=true', '--no-pager', path], {
+    encoding: 'utf8',
+  });
+  const [, exposure] = /Overall exposure level for davit\.service: ([\d.]+)/.exec(judged.stdout) ?? [];
+  t.ok(Number(exposure) < 2.5, `an exposure of ${exposure}`);
+});
+
+/** As systemd's end of the socket; Node has none of its kind. */
+const LISTENER = `
+import os, socket, sys
+s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+s.bind(sys.argv[1])
+print("bound", flush=True)
+while True:
+    data, ancillary, _, _ = s.recvmsg(4096, 1024)
+    for level, kind, fds in ancillary:
+        for n in range(0, len(fds), 4):
+            os.close(int.from_bytes(fds[n:n + 4], sys.byteorder))
+    print(data.decode().strip(), flush=True)
+`;
+
+t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify', 'python3'), async (t) => {
+  const { directory } = place(t);
+  const NOTIFY_SOCKET = join(directory, 'notify');
+  const systemd = spawn('python3', ['-c', LISTENER, NOTIFY_SOCKET], { stdio: ['ignore', 'pipe', 'inherit'] });
+  t.teardown(() => systemd.kill('SIGKILL'));
+  const lines = createInterface({ input: systemd.stdout })[Symbol.asyncIterator]();
+  const next = async (wanted: string) => {
+    for (;;) {
+      const { value, done } = await lines.next();
+      if (done === true) throw new Error(`${wanted} did not come`);
+      if (value === wanted) return;
+    }
+  };
+  await next('bound');
+  chmodSync(NOTIFY_SOCKET, 0o777);
+  const service = spawn(
+    process.execPath,
+    [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
+    {
+      cwd: directory,
+      env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', NOTIFY_SOCKET },
+      stdio: ['ignore', 'pipe', 'inherit'],
+    },
+  );
+  t.teardown(() => service.kill('SIGKILL'));
+  await next('READY=1');
+  service.kill('SIGTERM');
+  await next('STOPPING=1');
+  t.strictSame(await once(service, 'exit'), [0, null]);
+});
+
+t.test('without systemd’s program it says so, and serves', async (t) => {
+  const { directory } = place(t);
+  const service = spawn(
+    process.execPath,
+    [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
+    {
+      cwd: directory,
+      env: { ...COMPILE_CACHE, PATH: '/nowhere', NOTIFY_SOCKET: '/nowhere/notify' },
+      stdio: ['ignore', 'ignore', 'pipe'],
+    },
+  );
+  t.teardown(() => service.kill('SIGKILL'));
+  const [line] = await once(createInterface({ input: service.stderr }), 'line');
+  t.match(line, /^warning: systemd was not told READY=1: spawn systemd-notify ENOENT$/);
+  service.kill('SIGTERM');
+  t.strictSame(await once(service, 'exit'), [0, null]);
+});
