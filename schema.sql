@@ -71,6 +71,9 @@ CREATE TABLE key_projects (
   project_id TEXT NOT NULL REFERENCES projects (id),
   PRIMARY KEY (key_id, project_id)
 ) STRICT, WITHOUT ROWID;
+-- Who sees a project, so that an event finds its webhooks without looking at all others.
+CREATE INDEX key_projects_of_project ON key_projects (project_id);
+CREATE INDEX keys_of_all_projects ON keys (id) WHERE all_projects = 1 AND revoked_at IS NULL;
 
 CREATE TABLE deployments (
   seq                INTEGER PRIMARY KEY AUTOINCREMENT,

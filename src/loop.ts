@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Effects } from './effects.ts';
 
 export interface Loop {
@@ -43,10 +44,13 @@ export function startLoop(
       woken = false;
       turnedAtMs = effects.monotonicMs();
       const nextAtMs = await tickSafely();
-      if (stopped || woken) continue;
-      const untilNextMs = nextAtMs === null ? idleMs : nextAtMs - effects.now();
-      // Capped, so that a clock that jumps backwards delays nothing for longer than an idle look.
-      await sleep(Math.max(0, Math.min(untilNextMs, idleMs)));
+      if (!stopped && !woken) {
+        const untilNextMs = nextAtMs === null ? idleMs : nextAtMs - effects.now();
+        // Capped, so that a clock that jumps backwards delays nothing for longer than an idle look.
+        if (untilNextMs > 0) await sleep(Math.min(untilNextMs, idleMs));
+      }
+      // All that one turn of the event loop brings is one look's work, and no row of looks keeps others waiting.
+      await nextTurn();
     }
   }
 

@@ -81,6 +81,11 @@ const ADMIN_COMMANDS: Entry[] = [
     summary: 'what runs, waits and is retried',
     load: async () => (await import('./cli/queue.ts')).defineQueue,
   },
+  {
+    name: 'systemd-unit',
+    summary: 'a unit file for this davit',
+    load: async () => (await import('./cli/systemd-unit.ts')).defineSystemdUnit,
+  },
 ];
 
 /**

@@ -19,6 +19,12 @@ import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } f
 /** What other processes wrote is found at the latest after this. */
 const IDLE_MS = 500;
 
+/**
+ * So long attempts that are under way may go on when davit stops: all but those of receivers that hang end within
+ * it. Those are made anew at the next start. Commands have 25 of the 30 s that stopping may take.
+ */
+const STOP_GRACE_MS = 2_500;
+
 if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
 
 const owner = parentPort;
@@ -34,6 +40,7 @@ const dispatcher = createDispatcher({
   schedule,
   effects: realEffects,
   logger,
+  wake: () => loop.wake(),
 });
 const loop = startLoop(dispatcher.tick, {
   idleMs: IDLE_MS,
@@ -49,9 +56,8 @@ const replays = startLoop(replayer.tick, {
 const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
 
 writer.onCommit((changes) => {
-  if (!changes.has('outbox')) return;
-  loop.wake();
-  replays.wake();
+  // Replays keep pace with their receivers.
+  if (changes.has('outbox') || changes.has('settled') || changes.has('everything')) replays.wake();
 });
 owner.on('message', (message: ToDispatcherThread) => {
   if (typeof message === 'object') return void ping(message);
@@ -74,10 +80,11 @@ async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Prom
   owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
 }
 
-/** Attempts that are under way are brought to their end, so that nothing is sent twice for a clean stop. */
+/** Attempts that are under way are brought to their end if they can, so that a clean stop sends nothing twice. */
 async function stop(): Promise<void> {
   await Promise.all([loop.stop(), replays.stop()]);
-  await dispatcher.settled();
+  const graceIsOver = new Promise<void>((resolve) => realEffects.after(STOP_GRACE_MS, resolve));
+  await Promise.race([dispatcher.settled(), graceIsOver]);
   await sender.close();
   store.close();
   port.close();

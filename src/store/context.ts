@@ -1,12 +1,18 @@
-import type { DeploymentId } from '../domain.ts';
+import { type DeploymentId, parseId, type WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Database } from './database.ts';
 
 /**
- * What a commit may have changed for somebody who waits: the queue of deployments, the outbox, one deployment's
- * state, or its log, of which there may be a hundred in a second. `everything`: nobody knows what.
+ * What a commit may have changed for somebody who waits:
+ *
+ *   queue           deployments that wait to be started
+ *   a deployment    its state; or its log, of which there may be a hundred in a second
+ *   a webhook       it has new deliveries, and is otherwise as it was
+ *   outbox          webhooks or deliveries in any other way
+ *   settled         attempts were recorded, by the dispatcher
+ *   everything      another process wrote, or nobody knows what
  */
-export type Change = 'queue' | 'outbox' | 'everything' | DeploymentId | LogChange;
+export type Change = 'queue' | 'outbox' | 'settled' | 'everything' | DeploymentId | WebhookId | LogChange;
 export type LogChange = `log:${DeploymentId}`;
 
 /** What every store that writes is made with. Its functions run inside the writer's transaction. */
@@ -15,4 +21,9 @@ export interface WriteContext {
   effects: Effects;
   /** Reported to whoever waits once the transaction is committed, and never if it is not. */
   changed(change: Change): void;
+}
+
+/** The webhook that has new deliveries; undefined if the change is another. */
+export function webhookOf(change: Change): WebhookId | undefined {
+  return parseId('whk', change);
 }

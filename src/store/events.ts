@@ -16,19 +16,23 @@ export function eventWrites({ database, effects, changed }: WriteContext) {
     INSERT INTO events (id, type, deployment_id, project_id, created_at, payload)
     VALUES (:id, :type, :deploymentId, :projectId, :at, :payload)`);
   // Whoever could see the project at this moment is told. A disabled webhook's row waits until it is enabled.
+  // From the keys on, so that webhooks of other projects cost nothing: 130 of them took 270 µs in place of 5. And
+  // not a plain :type: SQLite, built with STAT4, would plan this anew at every run, 55 µs.
   const subscribers = database
     .prepare<{ type: EventType; projectId: ProjectId; at: number }, WebhookId>(`
-    SELECT w.id
-      FROM webhook_subscriptions s
-      JOIN webhooks w ON w.id = s.webhook_id
-      JOIN keys k ON k.id = w.key_id
-     -- Not a plain :type: SQLite, built with STAT4, would plan this anew at every run, 46 µs in place of 7.
-     WHERE s.event_type = (SELECT :type)
-       AND w.deleted_at IS NULL
-       AND k.revoked_at IS NULL
-       AND (k.expires_at IS NULL OR k.expires_at > :at)
-       AND (k.all_projects = 1
-            OR EXISTS (SELECT 1 FROM key_projects v WHERE v.key_id = k.id AND v.project_id = :projectId))`)
+      WITH seeing (key_id) AS (
+        SELECT id FROM keys WHERE all_projects = 1 AND revoked_at IS NULL
+         UNION
+        SELECT key_id FROM key_projects WHERE project_id = +:projectId
+      )
+      SELECT w.id
+        FROM seeing
+       CROSS JOIN keys k ON k.id = seeing.key_id
+       CROSS JOIN webhooks w ON w.key_id = k.id
+       CROSS JOIN webhook_subscriptions s ON s.event_type = +:type AND s.webhook_id = w.id
+       WHERE w.deleted_at IS NULL
+         AND k.revoked_at IS NULL
+         AND (k.expires_at IS NULL OR k.expires_at > +:at)`)
     .pluck();
   const insertDelivery = database.prepare(`
     INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
@@ -58,7 +62,7 @@ export function eventWrites({ database, effects, changed }: WriteContext) {
       });
       for (const webhookId of subscribers.all({ type, projectId: deployment.project_id, at })) {
         insertDelivery.run({ id: newId('dlv', effects.randomBytes), eventId: event.id, type, webhookId, at });
-        changed('outbox');
+        changed(webhookId);
       }
     },
   };

@@ -57,6 +57,7 @@ export function makeOperations(context: WriteContext) {
     // Nothing of a ping is stored: this lets its answer be remembered as one of a write.
     'pings.keep': (attempt: Attempt): Attempt => attempt,
     'outbox.settle': outbox.settle,
+    'outbox.setBack': outbox.setBack,
     'idempotency.recall': idempotency.recall,
   };
 

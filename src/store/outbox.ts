@@ -1,16 +1,20 @@
 import type { AttemptTrigger, DeliveryId, EventId, WebhookId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
-import type { Database } from './database.ts';
+import { type Database, inSnapshot } from './database.ts';
+import { webhookReads } from './webhooks.ts';
 
 /** A webhook that has only failed for so long is disabled. */
 const DISABLE_AFTER_FAILING_MS = 5 * 24 * 60 * 60 * 1000;
 
-/** A delivery whose time has come, with all that sending it takes. */
+/** A delivery whose time has come, with all that sending it takes but the secrets. */
 export interface DueDelivery {
+  seq: number;
   id: DeliveryId;
   event_id: EventId;
   webhook_id: WebhookId;
   url: string;
+  /** When the first of the webhook's failures in a row was; null: its last attempt did not fail. */
+  failing_since: number | null;
   payload: string;
   /** Attempts on the ladder that it stands on now. */
   ladder_attempts: number;
@@ -22,7 +26,25 @@ export interface DueDelivery {
 export interface PendingWebhook {
   webhook_id: WebhookId;
   next_attempt_at: number;
-  consecutive_failures: number;
+  failing_since: number | null;
+}
+
+/** Asks for the next deliveries of one webhook. */
+export interface ClaimRequest {
+  webhookId: WebhookId;
+  /** How many at most. */
+  limit: number;
+  /** Those that are under way, by seq: pending still, and not to be claimed again. */
+  underWay: ReadonlySet<number>;
+}
+
+export interface Claim {
+  /** None if the webhook is disabled or deleted. */
+  due: DueDelivery[];
+  /** What to sign them with, the newest first. */
+  secrets: string[];
+  /** When the one after these is due; null: there is none, or none that may be sent. */
+  nextAtMs: number | null;
 }
 
 /** One attempt that was made, and where its delivery stands after it. */
@@ -45,7 +67,12 @@ export interface Settlement {
   disableReason: string | null;
 }
 
-/** What is due, as the dispatcher claims it. */
+/*
+ * SQLite, built with STAT4, plans a statement anew at every run when a parameter stands beside a partial index or in
+ * a join: 10 to 30 µs in place of 2. An expression such as `+?` spares it that.
+ */
+
+/** What is to be delivered, and to whom. */
 export function outboxReads(database: Database) {
   // Skips from webhook to webhook in the partial index: one seek for each, however much is pending.
   const pendingWebhooks = database.prepare<[], PendingWebhook>(`
@@ -58,12 +85,19 @@ export function outboxReads(database: Database) {
     )
     SELECT w.id AS webhook_id,
            (SELECT min(next_attempt_at) FROM deliveries WHERE status = 'pending' AND webhook_id = w.id) AS next_attempt_at,
-           w.consecutive_failures
+           w.failing_since
       FROM pending JOIN webhooks w ON w.id = pending.webhook_id
      WHERE w.status = 'enabled' AND w.deleted_at IS NULL
      ORDER BY next_attempt_at`);
-  const dueOf = database.prepare<{ webhookId: WebhookId; nowMs: number; limit: number }, DueDelivery>(`
-    SELECT d.id, d.event_id, d.webhook_id, w.url, e.payload,
+  const firstPending = database
+    .prepare<[WebhookId, number], [seq: number, nextAttemptAt: number]>(`
+      SELECT seq, next_attempt_at FROM deliveries
+       WHERE webhook_id = +? AND status = 'pending'
+       ORDER BY next_attempt_at, seq
+       LIMIT +?`)
+    .raw();
+  const delivery = database.prepare<[number], DueDelivery>(`
+    SELECT d.seq, d.id, d.event_id, d.webhook_id, w.url, w.failing_since, e.payload,
            -- What was held while the webhook was disabled begins a new ladder when it is enabled.
            iif(d.ladder_started_at < w.enabled_at, 0, d.ladder_attempts) AS ladder_attempts,
            max(d.ladder_started_at, w.enabled_at) AS ladder_started_at,
@@ -71,34 +105,66 @@ export function outboxReads(database: Database) {
       FROM deliveries d
       JOIN webhooks w ON w.id = d.webhook_id
       JOIN events e ON e.id = d.event_id
-     WHERE d.webhook_id = :webhookId AND d.status = 'pending' AND d.next_attempt_at <= :nowMs
-     ORDER BY d.next_attempt_at, d.seq
-     LIMIT :limit`);
+     WHERE d.seq = +? AND w.status = 'enabled' AND w.deleted_at IS NULL`);
+  const { liveSecrets } = webhookReads(database);
 
   return {
     /** The enabled webhooks that have something pending, the first due first. */
     pendingWebhooks: (): PendingWebhook[] => pendingWebhooks.all(),
 
-    /** The first `limit` deliveries of a webhook that are due, those under way included. */
+    /** The first `limit` deliveries of a webhook that are due. */
     dueOf: (webhookId: WebhookId, nowMs: number, limit: number): DueDelivery[] =>
-      dueOf.all({ webhookId, nowMs, limit }),
+      claimOne({ webhookId, limit, underWay: new Set() }, nowMs).due,
+
+    /**
+     * For each request the webhook's next deliveries that are due at `nowMs`. Costs 4 µs for each webhook and 3 for
+     * each delivery, whatever else is pending, for this webhook or for others.
+     */
+    claim: (requests: readonly ClaimRequest[], nowMs: number): Claim[] =>
+      // One snapshot: the reads agree with each other, and cost a third of what each alone does.
+      inSnapshot(database, () => requests.map((request) => claimOne(request, nowMs))),
   };
+
+  function claimOne({ webhookId, limit, underWay }: ClaimRequest, nowMs: number): Claim {
+    const first = firstPending
+      .all(webhookId, underWay.size + limit + 1)
+      .filter(([seq]) => !underWay.has(seq));
+    const dueSeqs = first.slice(0, limit).filter(([, nextAttemptAt]) => nextAttemptAt <= nowMs);
+    const due = dueSeqs.flatMap(([seq]) => delivery.get(seq) ?? []);
+    if (due.length < dueSeqs.length) return { due: [], secrets: [], nextAtMs: null };
+    return {
+      due,
+      secrets: due.length === 0 ? [] : liveSecrets(webhookId, nowMs),
+      nextAtMs: first[due.length]?.[1] ?? null,
+    };
+  }
 }
 
 /** What came of attempts. */
-export function outboxWrites({ database, changed }: WriteContext) {
+export function outboxWrites({ database, effects, changed }: WriteContext) {
+  const delivered = database
+    .prepare<Record<string, unknown>, number>(`
+      UPDATE deliveries
+         SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
+             ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
+       WHERE id = :deliveryId
+      RETURNING attempt_count`)
+    .pluck();
+  const missed = database
+    .prepare<Record<string, unknown>, number>(`
+      UPDATE deliveries
+         SET status = :status, next_attempt_at = :nextAttemptAt, attempt_count = attempt_count + 1,
+             ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
+       WHERE id = :deliveryId AND ladder_started_at <= :ladderStartedAtMs
+      RETURNING attempt_count`)
+    .pluck();
+  const counted = database
+    .prepare<{ deliveryId: DeliveryId }, number>(`
+      UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = :deliveryId RETURNING attempt_count`)
+    .pluck();
   const insertAttempt = database.prepare(`
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
-    SELECT id, attempt_count + 1, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger
-      FROM deliveries WHERE id = :deliveryId`);
-  const updateDelivery = database.prepare(`
-    UPDATE deliveries
-       SET status = :status, next_attempt_at = :nextAttemptAt, delivered_at = :deliveredAt,
-           attempt_count = attempt_count + 1, ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAt
-     WHERE id = :deliveryId AND (:status = 'delivered' OR ladder_started_at <= :ladderStartedAt)`);
-  const countAttempt = database.prepare(
-    'UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = :deliveryId',
-  );
+    VALUES (:deliveryId, :number, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger)`);
   const succeeded = database.prepare(`
     UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE id = :webhookId`);
   const failed = database.prepare(`
@@ -111,38 +177,57 @@ export function outboxWrites({ database, changed }: WriteContext) {
      WHERE id = :webhookId AND status = 'enabled' AND failing_since <= :atMs - ${DISABLE_AFTER_FAILING_MS}`);
   const disable = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = :webhookId AND status = 'enabled'`);
+  const setBack = database.prepare(`
+    UPDATE deliveries
+       SET next_attempt_at = iif(next_attempt_at - :byMs > :nowMs + :furthestMs, :nowMs, max(:nowMs, next_attempt_at - :byMs))
+     WHERE status = 'pending' AND next_attempt_at > :nowMs`);
 
   return {
     /** The attempt and what follows from it for the delivery and its webhook, together. */
-    settle({
-      deliveryId,
-      webhookId,
-      attempt,
-      next,
-      ladderAttempts,
-      ladderStartedAtMs,
-      disableReason,
-    }: Settlement): void {
-      if (insertAttempt.run({ deliveryId, ...attempt }).changes === 0) return; // pruned meanwhile
-      const endedAtMs = attempt.atMs + attempt.durationMs;
-      const { changes } = updateDelivery.run({
-        deliveryId,
-        status: next.kind === 'retry' ? 'pending' : next.kind,
-        nextAttemptAt: next.kind === 'retry' ? next.atMs : null,
-        deliveredAt: next.kind === 'delivered' ? endedAtMs : null,
-        ladderAttempts,
-        ladderStartedAt: ladderStartedAtMs,
-      });
-      // A redelivery or replay was asked for while it was under way: its failure does not end the new ladder.
-      if (changes === 0) countAttempt.run({ deliveryId });
+    settle(settlement: Settlement): void {
+      const { deliveryId, webhookId, attempt, next, disableReason } = settlement;
+      const atMs = attempt.atMs + attempt.durationMs;
+      const number =
+        next.kind === 'delivered'
+          ? delivered.get({ ...ladderOf(settlement), atMs })
+          : numberOfMissed(settlement);
+      if (number === undefined) return; // pruned meanwhile
+      insertAttempt.run({ deliveryId, number, ...attempt });
       if (next.kind === 'delivered') {
-        succeeded.run({ webhookId, atMs: endedAtMs });
+        succeeded.run({ webhookId, atMs });
       } else {
-        failed.run({ webhookId, atMs: endedAtMs });
-        disableLongFailing.run({ webhookId, atMs: endedAtMs });
+        failed.run({ webhookId, atMs });
+        disableLongFailing.run({ webhookId, atMs });
       }
       if (disableReason !== null) disable.run({ webhookId, reason: disableReason });
+      changed('settled');
+    },
+
+    /**
+     * The clock was set back by so much: what waits is due that much earlier, and what would wait for longer than
+     * `furthestMs` now.
+     */
+    setBack({ byMs, furthestMs }: { byMs: number; furthestMs: number }): void {
+      setBack.run({ byMs, furthestMs, nowMs: effects.now() });
       changed('outbox');
     },
   };
+
+  function numberOfMissed(settlement: Settlement): number | undefined {
+    const { deliveryId, next } = settlement;
+    const retries = next.kind === 'retry';
+    return (
+      missed.get({
+        ...ladderOf(settlement),
+        status: retries ? 'pending' : 'exhausted',
+        nextAttemptAt: retries ? next.atMs : null,
+      }) ??
+      // A redelivery or replay was asked for while it was under way: its failure does not end the new ladder.
+      counted.get({ deliveryId })
+    );
+  }
+}
+
+function ladderOf({ deliveryId, ladderAttempts, ladderStartedAtMs }: Settlement) {
+  return { deliveryId, ladderAttempts, ladderStartedAtMs };
 }

@@ -2,6 +2,7 @@ import { statSync } from 'node:fs';
 import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
+import { startLoop } from '../loop.ts';
 import { openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
 import { serveWriter } from './writer-port.ts';
@@ -18,6 +19,8 @@ const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
 /** Beyond this the writer itself copies the rest, so that the next write begins the WAL anew. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
 const LOOK_EVERY_MS = 100;
+/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
+const LOOK_OUTSIDE_EVERY_MS = 500;
 
 if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thread');
 
@@ -38,6 +41,14 @@ checkpointer.on('message', () => {
   if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
 });
 group.onCommit(checkpointWhenLarge);
+const lookout = startLoop(
+  async () => {
+    group.lookOutside();
+    return null;
+  },
+  // A read that fails now is tried again; what it means for writes is said there.
+  { idleMs: LOOK_OUTSIDE_EVERY_MS, effects: realEffects, onError: () => undefined },
+);
 for (const port of [parentPort, ...ports]) serveWriter(group, port, close);
 parentPort.postMessage({ kind: 'ready' });
 
@@ -56,6 +67,7 @@ function walBytes(): number {
 
 /** Last of all connections, so that the WAL is copied, emptied and removed. */
 async function close(): Promise<void> {
+  await lookout.stop();
   await checkpointer.terminate();
   group.close();
   for (const port of ports) port.close();

@@ -54,6 +54,8 @@ export type WriteResult = { ok: true; value: unknown } | { ok: false; error: unk
 export interface GroupCommit {
   enqueue(write: QueuedWrite): void;
   onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
+  /** Tells the listeners `everything` if another process wrote since the last time. */
+  lookOutside(): void;
   /** Commits what is queued, then closes the connection. */
   close(): void;
 }
@@ -83,8 +85,13 @@ export function createWriter(database: Database, effects: Effects): Writer {
 
 /** The loop that commits. `database` is its own from now on. */
 export function createGroupCommit(database: Database, effects: Effects): GroupCommit {
+  /** Of the operation that runs, and of all in the transaction that succeeded before it. */
+  let ownChanges: Change[] = [];
   const changes = new Set<Change>();
-  const operations = makeOperations({ database, effects, changed: (change) => changes.add(change) });
+  const operations = makeOperations({ database, effects, changed: (change) => void ownChanges.push(change) });
+  // Other connections' commits change it, and this one's never do.
+  const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
+  let seenVersion = dataVersion.get();
   const statements = {
     begin: database.prepare('BEGIN IMMEDIATE'),
     commit: database.prepare('COMMIT'),
@@ -98,7 +105,7 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
   let scheduled = false;
   let closed = false;
 
-  return { enqueue, onCommit, close };
+  return { enqueue, onCommit, lookOutside, close };
 
   function enqueue(write: QueuedWrite): void {
     const refusal = closed
@@ -117,6 +124,17 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
   function onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void {
     listeners.add(listener);
     return () => listeners.delete(listener);
+  }
+
+  function lookOutside(): void {
+    const version = dataVersion.get();
+    if (version === seenVersion) return;
+    seenVersion = version;
+    tell(new Set(['everything']));
+  }
+
+  function tell(committed: ReadonlySet<Change>): void {
+    for (const listener of listeners) listener(committed);
   }
 
   function close(): void {
@@ -145,9 +163,7 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
     group.forEach((write, index) => {
       write.settle(results[index] ?? failure(new Error('a write without a result')));
     });
-    if (committed.size > 0) {
-      for (const listener of listeners) listener(committed);
-    }
+    if (committed.size > 0) tell(committed);
   }
 
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
@@ -166,19 +182,18 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
 
   /** An operation's own error is its result; what concerns the whole transaction is thrown. */
   function runInSavepoint(write: QueuedWrite): WriteResult {
-    const changesBefore = [...changes];
+    ownChanges = [];
     statements.savepoint.run();
     try {
       const value = operations[write.name](write.input as never);
       statements.release.run();
+      for (const change of ownChanges) changes.add(change);
       return { ok: true, value };
     } catch (error) {
       // A full disk ends the transaction by itself: then nothing of the group can be kept.
       if (!database.inTransaction || isStorageProblem(error)) throw error;
       statements.rollbackTo.run();
       statements.release.run();
-      changes.clear();
-      for (const change of changesBefore) changes.add(change);
       return failure(error);
     }
   }

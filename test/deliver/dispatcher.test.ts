@@ -1,21 +1,22 @@
-import { pino } from 'pino';
 import { Webhook as StandardWebhook } from 'standardwebhooks';
 import Stripe from 'stripe';
 import t, { type Test } from 'tap';
-import { parseCidr } from '../../src/address.ts';
-import { createDispatcher, type Dispatcher } from '../../src/deliver/dispatcher.ts';
+import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
+import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
 import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
-import { createSender } from '../../src/deliver/send.ts';
-import type { EventType } from '../../src/domain.ts';
-import { realEffects } from '../../src/effects.ts';
+import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
+import { newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
+import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { redirect, startReceiver, status } from '../helpers/receiver.ts';
+import { held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+const HOUR_MS = 60 * 60_000;
 
 t.test('an event arrives signed, and stripe and standardwebhooks both accept it as it came', async (t) => {
   const { store, dispatcher } = service(t, fakeEffects(Date.now()));
   const receiver = await startReceiver(t);
-  const secret = await subscribe(store, receiver.url);
+  const { signing_secret: secret } = await subscribe(store, receiver.url);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
 
   await dispatcher.tick();
@@ -123,73 +124,270 @@ t.test('a redirect is a failure, and the second URL was never visited', async (t
 t.test('what was under way when the service died is sent again after a restart', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const receiver = await startReceiver(t, { answers: [() => {}, status(200)] });
+  const receiver = await startReceiver(t, { answers: [silence(), status(200)] });
   await subscribe(store, receiver.url);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
 
-  await dispatcherOn(t, store, effects).tick();
+  await testDispatcher(t, store, effects).tick();
   await receiver.next();
   t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
     { status: 'pending', attempt_count: 0 },
   ]);
 
-  const restarted = dispatcherOn(t, store, effects);
-  await restarted.tick();
-  await restarted.settled();
+  await deliverDue(testDispatcher(t, store, effects), effects);
   t.equal(receiver.requests.length, 2);
   t.match(store.query('SELECT status FROM deliveries'), [{ status: 'delivered' }]);
 });
 
-t.test('one webhook has at most four attempts under way, and another is not held up by it', async (t) => {
+t.test('an attempt that davit itself gave up was none', async (t) => {
   const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
-  const silent = await startReceiver(t, { answers: [() => {}] });
-  const quick = await startReceiver(t);
-  await subscribe(store, silent.url);
-  const projectId = await store.project();
-  for (let count = 0; count < 10; count++) {
-    await store.writer.write('deployments.create', newDeployment(projectId));
-  }
-  await subscribe(store, quick.url);
-  await store.writer.write('deployments.create', newDeployment(projectId));
-
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t, { answers: [silence()] });
+  await subscribe(store, receiver.url);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const sender = testSender(t);
+  const dispatcher = testDispatcher(t, store, effects, { sender });
   await dispatcher.tick();
-  await quick.next();
-  for (let count = 0; count < 4; count++) await silent.next();
-  await dispatcher.tick();
-  t.equal(silent.requests.length, 4);
+  await receiver.next();
+  const before = store.dump();
+  await sender.close();
+  await dispatcher.settled();
+  t.strictSame(store.dump(), before);
 });
 
-function service(t: Test, effects: FakeEffects): { store: TestStore; dispatcher: Dispatcher } {
+t.test('a webhook has one attempt under way until it has answered once, then four', async (t) => {
+  const { store, dispatcher, wakes } = service(t, fakeEffects());
+  const first = held(status(200));
+  const receiver = await startReceiver(t, { answers: [first.answer, silence()] });
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 10);
+
+  await dispatcher.tick();
+  await receiver.next();
+  t.equal(await dispatcher.tick(), null);
+  t.equal(receiver.requests.length, 1);
+  const answered = wakes.next();
+  first.release();
+  await answered;
+  await dispatcher.tick();
+  for (let count = 0; count < LANE_LIMITS.perWebhook; count++) await receiver.next();
+  t.equal(await dispatcher.tick(), null);
+  t.equal(receiver.requests.length, 1 + LANE_LIMITS.perWebhook);
+});
+
+t.test('any number of black holes leaves a slot for a receiver that answers', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const silent = await startReceiver(t, { answers: [silence()] });
+  const quick = await startReceiver(t);
+  const projectId = await store.project();
+  await subscribe(store, quick.url);
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  await deliverDue(dispatcher, effects);
+  await quick.next();
+
+  for (let count = 0; count < LANE_LIMITS.share + 10; count++)
+    await subscribe(store, `${silent.url}/${count}`);
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  while ((await dispatcher.tick()) !== null);
+  await quick.next();
+  for (let count = 0; count < LANE_LIMITS.share; count++) await silent.next();
+  t.equal(silent.requests.length, LANE_LIMITS.share);
+});
+
+t.test('a webhook that failed before a restart is probed, not flooded', async (t) => {
+  const effects = fakeEffects();
   const store = testStore(t, effects);
-  return { store, dispatcher: dispatcherOn(t, store, effects) };
-}
+  const receiver = await startReceiver(t, { answers: [status(500), silence()] });
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 3);
+  const sender = testSender(t);
+  const before = testDispatcher(t, store, effects, { sender });
+  await before.tick();
+  await before.settled();
+  await receiver.next();
 
-function dispatcherOn(t: Test, store: TestStore, effects: FakeEffects): Dispatcher {
-  const loopback = parseCidr('127.0.0.0/8');
-  if (!loopback.ok) throw new Error(loopback.reason);
-  const sender = createSender(
-    { version: 'test', allowHttp: true, allowedCidrs: [loopback.cidr] },
-    realEffects,
+  const restarted = testDispatcher(t, store, effects, { sender });
+  await restarted.tick();
+  await receiver.next();
+  await restarted.tick();
+  t.equal(receiver.requests.length, 2);
+});
+
+t.test('an event is sent to where its webhook points now, or not at all', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t);
+  const elsewhere = await startReceiver(t);
+  const moved = await subscribe(store, receiver.url);
+  const disabled = await subscribe(store, receiver.url);
+  const deleted = await subscribe(store, receiver.url);
+  await dispatcher.tick();
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  // The dispatcher has heard of the event, and of nothing else.
+  const change = { disableReason: 'tired' };
+  await store.writer.write('webhooks.update', { id: moved.id, url: elsewhere.url, ...change });
+  await store.writer.write('webhooks.update', { id: disabled.id, status: 'disabled', ...change });
+  await store.writer.write('webhooks.remove', { id: deleted.id });
+
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 0);
+  t.equal(elsewhere.requests.length, 1);
+  t.match(store.query('SELECT status, attempt_count FROM deliveries WHERE webhook_id <> ?', moved.id), [
+    { status: 'pending', attempt_count: 0 },
+    { status: 'pending', attempt_count: 0 },
+  ]);
+
+  await store.writer.write('webhooks.update', { id: disabled.id, status: 'enabled', ...change });
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 1, 'what was held goes out');
+});
+
+t.test('a redelivery that is asked for during an attempt has its whole ladder', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const first = held(status(500));
+  const receiver = await startReceiver(t, { answers: [first.answer, status(500)] });
+  const [id] = await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
+  if (id === undefined) throw new Error('there is no delivery');
+  effects.advance(HOUR_MS);
+  await dispatcher.tick();
+  await receiver.next();
+  await store.writer.write('deliveries.redeliver', { id });
+  first.release();
+  await dispatcher.settled();
+  t.match(store.query('SELECT next_attempt_at, attempt_count, ladder_attempts FROM deliveries'), [
+    { next_attempt_at: effects.now(), attempt_count: 1, ladder_attempts: 0 },
+  ]);
+  effects.advance(100);
+  await deliverDue(dispatcher, effects);
+  t.match(store.query('SELECT attempt_count, ladder_attempts FROM deliveries'), [
+    { attempt_count: 2, ladder_attempts: 1 },
+  ]);
+});
+
+t.test('what was never tried for longer than the window has all its retries', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
+  effects.advance(30 * HOUR_MS);
+  for (;;) {
+    const nextAtMs = await deliverDue(dispatcher, effects);
+    if (nextAtMs === null) break;
+    effects.advance(nextAtMs - effects.now());
+  }
+  t.equal(receiver.requests.length, RETRY_SCHEDULE.delaysMs.length + 2);
+  t.match(store.query('SELECT status FROM deliveries'), [{ status: 'exhausted' }]);
+});
+
+t.test('a clock that is set back by an hour makes no retry and no event wait for longer', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500), status(200)] });
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  await deliverDue(dispatcher, effects);
+  await newDeliveries(store, id, 1);
+
+  effects.jump(-HOUR_MS);
+  await probe(dispatcher, effects, 3, 50);
+  t.equal(receiver.requests.length, 2, 'the event is sent, the retry is not');
+  const nextAtMs = await deliverDue(dispatcher, effects);
+  t.ok(nextAtMs !== null && nextAtMs > effects.now() && nextAtMs <= effects.now() + 5_500, `${nextAtMs}`);
+  effects.advance(5_500);
+  await deliverDue(dispatcher, effects);
+  t.match(store.query('SELECT status, attempt_count FROM deliveries ORDER BY seq'), [
+    { status: 'delivered', attempt_count: 2 },
+    { status: 'delivered', attempt_count: 1 },
+  ]);
+});
+
+t.test('a clock that is set forward by an hour brings each retry once', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 5);
+  await probe(dispatcher, effects, 5, 50);
+  t.equal(receiver.requests.length, 5);
+
+  effects.jump(HOUR_MS);
+  await probe(dispatcher, effects, 5, 4_000);
+  t.equal(receiver.requests.length, 10);
+  const [{ first } = { first: 0 }] = store.query<{ first: number }>(
+    'SELECT min(next_attempt_at) AS first FROM deliveries',
   );
-  t.teardown(sender.close);
-  return createDispatcher({
-    reads: store.reads,
-    writer: store.writer,
-    sender,
-    schedule: RETRY_SCHEDULE,
-    effects,
-    logger: pino({ level: 'silent' }),
-  });
+  t.ok(first >= effects.now() + 9_000, 'and then waits for the 30 s of the schedule');
+});
+
+t.test('a retry that a wrong clock planned years ahead comes after a restart', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t);
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
+  const years = 4 * 365 * 24 * HOUR_MS;
+  store.execute(`UPDATE deliveries SET ladder_attempts = 1, next_attempt_at = next_attempt_at + ${years}`);
+  const dispatcher = testDispatcher(t, store, effects);
+  await deliverDue(dispatcher, effects);
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 1);
+});
+
+t.test('a full disk has nothing sent twice, and all recorded when there is room', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher, wakes } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(4096) })] });
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 8);
+  store.limitPages(true);
+  while (receiver.requests.length < 8) {
+    const woken = wakes.next();
+    await dispatcher.tick();
+    await woken;
+  }
+  const unrecorded = "SELECT count(*) AS count FROM deliveries WHERE status = 'pending'";
+  const [{ count } = { count: 0 }] = store.query<{ count: number }>(unrecorded);
+  t.ok(count > 0, `${count}`);
+  for (let look = 0; look < 10; look++) await dispatcher.tick();
+  t.equal(receiver.requests.length, 8);
+
+  store.limitPages(false);
+  effects.advance(1_000);
+  await dispatcher.settled();
+  t.strictSame(store.query(unrecorded), [{ count: 0 }]);
+  t.strictSame(store.query('SELECT count(*) AS count FROM attempts'), [{ count: 8 }]);
+});
+
+function service(t: Test, effects: FakeEffects) {
+  const store = testStore(t, effects);
+  const wakes = createWakes();
+  return { store, effects, wakes, dispatcher: testDispatcher(t, store, effects, { wake: wakes.wake }) };
 }
 
-/** A webhook of a key that sees all projects; gives its signing secret. */
-async function subscribe(
-  store: TestStore,
-  url: string,
-  events: EventType[] = ['deployment.created'],
-): Promise<string> {
+/** Tells when a dispatcher wants to look again. */
+function createWakes() {
+  let waiting: (() => void)[] = [];
+  return {
+    wake() {
+      for (const resolve of waiting) resolve();
+      waiting = [];
+    },
+    next: () => new Promise<void>((resolve) => waiting.push(resolve)),
+  };
+}
+
+/** A receiver that fails is tried again after a while only. */
+async function probe(
+  dispatcher: Dispatcher,
+  effects: FakeEffects,
+  times: number,
+  everyMs: number,
+): Promise<void> {
+  for (let time = 0; time < times; time++) {
+    await deliverDue(dispatcher, effects);
+    effects.advance(everyMs);
+  }
+}
+
+/** A webhook of a key that sees all projects. */
+async function subscribe(store: TestStore, url: string): Promise<WebhookWithSecret> {
   const { keyId } = await store.key();
-  const webhook = await store.writer.write('webhooks.create', { keyId, url, events, description: null });
-  return webhook.signing_secret;
+  return await newWebhook(store, keyId, { url });
 }

@@ -1,17 +1,9 @@
-import { pino } from 'pino';
 import t, { type Test } from 'tap';
-import { createDispatcher } from '../../src/deliver/dispatcher.ts';
 import { createReplayer, type Replayer } from '../../src/deliver/replays.ts';
-import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import type { WebhookId } from '../../src/domain.ts';
 import type { NewReplay } from '../../src/store/replays.ts';
-import {
-  copyDeliveries,
-  endDeliveries,
-  newDeliveries,
-  newWebhook,
-  testSender,
-} from '../helpers/deliveries.ts';
+import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
@@ -27,16 +19,7 @@ t.test('what is replayed arrives once more, the same bytes, and its attempts say
   const { id } = await newWebhook(store, keyId, { url: receiver.url });
   await newDeliveries(store, id, 3);
   const deliver = async () => {
-    const dispatcher = createDispatcher({
-      reads: store.reads,
-      writer: store.writer,
-      sender: testSender(t),
-      schedule: RETRY_SCHEDULE,
-      effects,
-      logger: pino({ level: 'silent' }),
-    });
-    await dispatcher.tick();
-    await dispatcher.settled();
+    await deliverDue(testDispatcher(t, store, effects), effects);
     const bodies = receiver.requests.slice(sent).map(({ body }) => body.toString());
     sent = receiver.requests.length;
     return bodies.sort();

@@ -1,18 +1,10 @@
-import { pino } from 'pino';
 import t, { type Test } from 'tap';
-import { createDispatcher } from '../../src/deliver/dispatcher.ts';
 import { createReplayer } from '../../src/deliver/replays.ts';
-import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import type { Delivery, DeliveryId, KeyId, Page, WebhookId } from '../../src/domain.ts';
 import { deliveries } from '../../src/http/deliveries.ts';
 import { createPages } from '../../src/http/pages.ts';
-import {
-  copyDeliveries,
-  endDeliveries,
-  newDeliveries,
-  newWebhook,
-  testSender,
-} from '../helpers/deliveries.ts';
+import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { type JsonResponse, requestJson, startHttp } from '../helpers/http.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
@@ -541,20 +533,12 @@ async function service(t: Test) {
     unscoped: await store.key({ scopes: ['deployments:read'] }),
     stranger: await store.key(),
   };
-  const dispatcher = createDispatcher({
-    reads: store.reads,
-    writer: store.writer,
-    sender: testSender(t),
-    schedule: RETRY_SCHEDULE,
-    effects,
-    logger: pino({ level: 'silent' }),
-  });
+  const dispatcher = testDispatcher(t, store, effects);
   const replayer = createReplayer({ reads: store.reads, writer: store.writer, effects });
   /** All that is to be done now is done. */
   const deliver = async () => {
     while ((await replayer.tick()) !== null);
-    await dispatcher.tick();
-    await dispatcher.settled();
+    await deliverDue(dispatcher, effects);
   };
   return { http: port, store, effects, keys, deliver };
 }

@@ -1,0 +1,419 @@
+import fc from 'fast-check';
+import t from 'tap';
+import {
+  createLanes,
+  LANE_LIMITS,
+  type Lane,
+  type Lanes,
+  type SlotEnd,
+  type TakenSlot,
+} from '../../src/deliver/lanes.ts';
+import type { WebhookId } from '../../src/domain.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+
+/** More than any look begins. */
+const MANY = 10_000;
+
+t.test('a new webhook gets one attempt at a time until one succeeds, then four', async (t) => {
+  const model = outbox();
+  model.add('a', 10);
+  model.look();
+  t.equal(model.underWay('a'), 1);
+  model.look();
+  t.equal(model.underWay('a'), 1);
+  model.end('a', 'succeeded');
+  model.look();
+  t.equal(model.underWay('a'), LANE_LIMITS.perWebhook);
+});
+
+t.test('all together have 256, and all get one before any gets two', async (t) => {
+  const model = outbox();
+  const ids = model.proven(300);
+  for (const id of ids.slice(0, 200)) model.add(id, 10);
+  model.look();
+  t.ok(ids.slice(0, 200).every((id) => model.underWay(id) === 1));
+  for (const id of ids.slice(200)) model.add(id, 10);
+  model.look();
+  t.equal(model.total(), LANE_LIMITS.total);
+});
+
+t.test('the last quarter is for those that have nothing under way', async (t) => {
+  const model = outbox();
+  const ids = model.proven(60);
+  for (const id of ids) model.add(id, 10);
+  for (let look = 0; look < 4; look++) model.look();
+  t.equal(model.total(), 48 * 4 + 12);
+});
+
+t.test('who is behind takes turns', async (t) => {
+  const model = outbox();
+  const ids = model.proven(40);
+  for (const id of ids) model.add(id, 100);
+  model.look();
+  for (const id of ids) while (model.underWay(id) > 0) model.end(id, 'succeeded');
+  const before = ids.map(model.begun);
+  for (let look = 0; look < 8; look++) {
+    model.look(MANY, 5);
+    for (const id of ids) while (model.underWay(id) > 0) model.end(id, 'succeeded');
+  }
+  t.strictSame(
+    ids.map((id, index) => model.begun(id) - (before[index] ?? 0)),
+    ids.map(() => 1),
+  );
+});
+
+t.test('an event of a webhook that had nothing due goes before all backlogs', async (t) => {
+  const model = outbox();
+  const behind = model.proven(30);
+  const [quick = ''] = model.proven(1);
+  for (const id of behind) model.add(id, 100);
+  model.look(MANY, 10);
+  model.add(quick, 1);
+  model.look(1, 0);
+  t.equal(model.underWay(quick), 1);
+});
+
+t.test('any number of new webhooks that hang hold a quarter of the slots', async (t) => {
+  const model = outbox();
+  for (let count = 0; count < 500; count++) model.add(`new${count}`, 1_000);
+  model.look();
+  t.equal(model.total(), LANE_LIMITS.share);
+  model.effects.advance(9_000);
+  model.look();
+  t.equal(model.total(), LANE_LIMITS.share, 'also while they are slow');
+});
+
+t.test('webhooks that fail hold a quarter of the slots, one each', async (t) => {
+  const model = outbox();
+  const ids = Array.from({ length: 200 }, (_, index) => `dead${index}`);
+  model.replace(ids.map((id) => ({ id, count: 1_000, failingSinceMs: 0 })));
+  for (let look = 0; look < 10; look++) {
+    model.look();
+    model.effects.advance(100);
+  }
+  t.equal(model.total(), LANE_LIMITS.share);
+  t.ok(ids.every((id) => model.underWay(id) <= 1));
+});
+
+t.test('webhooks that answer slowly hold a quarter of the slots', async (t) => {
+  const model = outbox();
+  const ids = model.proven(100);
+  for (const id of ids) model.add(id, 1);
+  model.look();
+  model.effects.advance(2_000);
+  for (const id of ids) model.end(id, 'succeeded');
+  for (const id of ids) model.add(id, 100);
+  model.look();
+  t.equal(model.total(), LANE_LIMITS.share);
+});
+
+t.test('an attempt is slow before it ends, and a quick answer ends that', async (t) => {
+  const model = outbox();
+  const [id = ''] = model.proven(1);
+  model.add(id, 1);
+  model.look();
+  model.effects.advance(999);
+  model.look();
+  t.match(model.lanes.inUse(), { proven: 1, slow: 0 });
+  model.effects.advance(1);
+  model.look();
+  t.match(model.lanes.inUse(), { proven: 0, slow: 1 });
+  model.end(id, 'succeeded');
+  model.add(id, 1);
+  model.look();
+  t.match(model.lanes.inUse(), { proven: 0, slow: 1 }, 'as its last attempt was');
+  model.end(id, 'succeeded');
+  model.add(id, 1);
+  model.look();
+  t.match(model.lanes.inUse(), { proven: 1, slow: 0 });
+});
+
+t.test(
+  'a hundred quick receivers that all hang from one moment to the next leave slots for others',
+  async (t) => {
+    const model = outbox();
+    const hanging = model.proven(100);
+    const [quick = ''] = model.proven(1);
+    for (const id of hanging) model.add(id, 1_000);
+    for (let look = 0; look < 10; look++) {
+      model.look();
+      model.effects.advance(50);
+    }
+    model.add(quick, 1);
+    model.look();
+    t.equal(model.underWay(quick), 1);
+  },
+);
+
+t.test('a proven webhook fails three times before it is probed, a new one once', async (t) => {
+  const model = outbox();
+  const [proven = ''] = model.proven(1);
+  model.add(proven, 100);
+  for (let failures = 1; failures <= 3; failures++) {
+    model.look();
+    t.equal(model.underWay(proven), LANE_LIMITS.perWebhook);
+    model.end(proven, 'failed');
+  }
+  model.look();
+  t.equal(model.underWay(proven), 3, 'those that were under way');
+
+  model.add('new', 100);
+  model.look();
+  model.end('new', 'failed');
+  model.look();
+  t.equal(model.underWay('new'), 0, 'not at once');
+  model.effects.advance(50);
+  model.look();
+  t.equal(model.underWay('new'), 1);
+});
+
+t.test('a failing webhook is probed less often the longer it fails, at least every 5 s', async (t) => {
+  const model = outbox();
+  model.add('dead', 100_000);
+  const begunAfter = (durationMs: number) => {
+    const begun = model.begun('dead');
+    for (let elapsedMs = 0; elapsedMs < durationMs; elapsedMs += 25) {
+      model.look();
+      while (model.underWay('dead') > 0) model.end('dead', 'failed');
+      model.effects.advance(25);
+    }
+    return model.begun('dead') - begun;
+  };
+  t.equal(begunAfter(10_000), 200);
+  t.ok(begunAfter(50_000) < 1_000);
+  model.effects.advance(24 * 60 * 60_000);
+  t.equal(begunAfter(20_000), 4);
+});
+
+t.test('one success, and a webhook that failed for days has four slots again', async (t) => {
+  const model = outbox();
+  model.replace([{ id: 'dead', count: 1_000, failingSinceMs: 0 }]);
+  model.look();
+  t.equal(model.underWay('dead'), 1);
+  model.end('dead', 'succeeded');
+  model.look();
+  t.equal(model.underWay('dead'), LANE_LIMITS.perWebhook);
+});
+
+t.test('all failing webhooks together begin 500 attempts a second', async (t) => {
+  const model = outbox();
+  const ids = Array.from({ length: 1_000 }, (_, index) => `dead${index}`);
+  model.replace(ids.map((id) => ({ id, count: 1_000, failingSinceMs: model.effects.now() })));
+  for (let elapsedMs = 0; elapsedMs < 2_000; elapsedMs += 10) {
+    model.look();
+    for (const id of ids) while (model.underWay(id) > 0) model.end(id, 'failed');
+    model.effects.advance(10);
+  }
+  const begun = ids.map((id) => model.begun(id));
+  const total = begun.reduce((sum, count) => sum + count, 0);
+  t.ok(total >= 990 && total <= 1_060, `${total}`);
+  t.equal(Math.min(...begun), 1, 'and take turns');
+});
+
+t.test('a webhook whose attempts are not recorded does not go on for ever', async (t) => {
+  const model = outbox({ recording: false });
+  model.add('a', 1_000);
+  for (let look = 0; look < 1_000; look++) {
+    model.look();
+    while (model.underWay('a') > 0) model.end('a', 'succeeded');
+  }
+  t.equal(model.begun('a'), 64);
+});
+
+t.test('all webhooks together have at most 4,096 attempts unrecorded', async (t) => {
+  const model = outbox({ recording: false });
+  const ids = Array.from({ length: 200 }, (_, index) => `a${index}`);
+  for (const id of ids) model.add(id, 1_000);
+  for (let look = 0; look < 1_000; look++) {
+    model.look();
+    for (const id of ids) while (model.underWay(id) > 0) model.end(id, 'succeeded');
+  }
+  t.equal(
+    ids.reduce((sum, id) => sum + model.begun(id), 0),
+    4_096,
+  );
+});
+
+t.test('it is known when the next webhook is due, also one that was heard of later', async (t) => {
+  const effects = fakeEffects();
+  const lanes = createLanes(effects);
+  const nowMs = effects.now();
+  t.equal(lanes.nextLookAtMs(nowMs), null);
+  lanes.lookAt('b' as WebhookId, nowMs + 2_000, nowMs);
+  lanes.lookAt('a' as WebhookId, nowMs + 1_000, nowMs);
+  lanes.lookAt('a' as WebhookId, nowMs + 3_000, nowMs);
+  t.equal(lanes.nextLookAtMs(nowMs), nowMs + 1_000);
+  t.strictSame(lanes.turns(nowMs + 999, MANY, MANY), []);
+  t.match(lanes.turns(nowMs + 1_000, MANY, MANY), [{ lane: { webhookId: 'a' }, slots: 1 }]);
+  t.equal(lanes.nextLookAtMs(nowMs + 1_000), nowMs + 2_000);
+});
+
+t.test('what is pending no more is not looked at, and its webhook forgotten after an hour', async (t) => {
+  const effects = fakeEffects();
+  const lanes = createLanes(effects);
+  const id = 'a' as WebhookId;
+  lanes.lookAt(id, effects.now() + 1_000, effects.now());
+  lanes.replace([], effects.now());
+  t.equal(lanes.nextLookAtMs(effects.now()), null);
+
+  const succeed = () => {
+    lanes.lookAt(id, effects.now(), effects.now());
+    const [turn] = lanes.turns(effects.now(), MANY, MANY);
+    if (turn === undefined) throw new Error('no turn');
+    const slot = lanes.begin(turn.lane, 1, effects.now());
+    lanes.looked(turn.lane, null, effects.now());
+    slot.end('succeeded', effects.now());
+    slot.recorded(effects.now());
+    return turn.slots;
+  };
+  t.equal(succeed(), 1);
+  effects.advance(60 * 60_000);
+  lanes.replace([], effects.now());
+  t.equal(succeed(), 4, 'remembered');
+  effects.advance(60 * 60_000 + 1);
+  lanes.replace([], effects.now());
+  t.equal(succeed(), 1, 'forgotten');
+});
+
+t.test('whatever happens, the limits hold, and all that is due is begun in the end', async () => {
+  const limits = { perWebhook: 4, total: 16, share: 4 };
+  const step = fc.oneof(
+    fc.record({
+      kind: fc.constant('add' as const),
+      id: fc.integer({ min: 0, max: 11 }),
+      count: fc.integer({ min: 1, max: 6 }),
+    }),
+    fc.record({ kind: fc.constant('look' as const), freshMax: fc.nat(20), behindMax: fc.nat(20) }),
+    fc.record({
+      kind: fc.constant('end' as const),
+      id: fc.integer({ min: 0, max: 11 }),
+      how: fc.constantFrom<SlotEnd>('succeeded', 'failed'),
+    }),
+    fc.record({ kind: fc.constant('advance' as const), byMs: fc.constantFrom(1, 60, 1_100) }),
+    fc.record({ kind: fc.constant('lookAtAll' as const) }),
+  );
+  fc.assert(
+    fc.property(fc.array(step, { maxLength: 120 }), (steps) => {
+      const model = outbox({ limits });
+      for (const step of steps) {
+        switch (step.kind) {
+          case 'add':
+            model.add(`w${step.id}`, step.count);
+            break;
+          case 'look':
+            model.look(step.freshMax, step.behindMax);
+            break;
+          case 'end':
+            if (model.underWay(`w${step.id}`) > 0) model.end(`w${step.id}`, step.how);
+            break;
+          case 'advance':
+            model.effects.advance(step.byMs);
+            break;
+          case 'lookAtAll':
+            model.lookAtAll();
+            break;
+          default:
+            step satisfies never;
+        }
+        if (model.total() > limits.total) return false;
+        if (model.ids().some((id) => model.underWay(id) > limits.perWebhook)) return false;
+      }
+      for (let look = 0; look < 300 && model.ids().some((id) => model.pending(id) > 0); look++) {
+        model.look();
+        for (const id of model.ids()) while (model.underWay(id) > 0) model.end(id, 'succeeded');
+        model.effects.advance(60);
+      }
+      return model.ids().every((id) => model.pending(id) === 0);
+    }),
+  );
+});
+
+/** Lanes over an outbox that is a number for each webhook, all of it due. */
+function outbox({ limits = LANE_LIMITS, recording = true } = {}) {
+  const effects: FakeEffects = fakeEffects();
+  const lanes: Lanes = createLanes(effects, limits);
+  const pendingOf = new Map<string, number>();
+  const begunOf = new Map<string, number>();
+  const slotsOf = new Map<string, TakenSlot[]>();
+  let lastSeq = 0;
+
+  const underWay = (id: string) => slotsOf.get(id)?.length ?? 0;
+  const pending = (id: string) => pendingOf.get(id) ?? 0;
+
+  return {
+    effects,
+    lanes,
+    underWay,
+    pending,
+    begun: (id: string) => begunOf.get(id) ?? 0,
+    ids: () => [...pendingOf.keys()],
+    total: () => [...slotsOf.values()].reduce((sum, slots) => sum + slots.length, 0),
+    add,
+    look,
+    lookAtAll,
+    replace(rows: { id: string; count: number; failingSinceMs: number | null }[]) {
+      for (const { id, count } of rows) pendingOf.set(id, count);
+      lanes.replace(
+        rows.map(({ id, failingSinceMs }) => ({
+          webhook_id: id as WebhookId,
+          next_attempt_at: effects.now(),
+          failing_since: failingSinceMs,
+        })),
+        effects.now(),
+      );
+    },
+    end,
+    /** Webhooks that have just answered well. */
+    proven(count: number): string[] {
+      const ids = Array.from({ length: count }, (_, index) => `proven${count}-${index}`);
+      for (const id of ids) {
+        add(id, 1);
+        look();
+        end(id, 'succeeded');
+      }
+      begunOf.clear();
+      return ids;
+    },
+  };
+
+  function add(id: string, count: number): void {
+    pendingOf.set(id, pending(id) + count);
+    lanes.lookAt(id as WebhookId, effects.now(), effects.now());
+  }
+
+  function look(freshMax = MANY, behindMax = MANY): void {
+    for (const { lane, slots } of lanes.turns(effects.now(), freshMax, behindMax)) claim(lane, slots);
+  }
+
+  /** As the dispatcher does. */
+  function claim(lane: Lane, slots: number): void {
+    const id = lane.webhookId;
+    const claimed = Math.min(slots, pending(id));
+    for (let count = 0; count < claimed; count++) {
+      lastSeq += 1;
+      slotsOf.set(id, [...(slotsOf.get(id) ?? []), lanes.begin(lane, lastSeq, effects.now())]);
+    }
+    pendingOf.set(id, pending(id) - claimed);
+    begunOf.set(id, (begunOf.get(id) ?? 0) + claimed);
+    lanes.looked(lane, pending(id) > 0 ? effects.now() : null, effects.now());
+  }
+
+  function lookAtAll(): void {
+    lanes.replace(
+      [...pendingOf].flatMap(([id, count]) =>
+        count === 0
+          ? []
+          : [{ webhook_id: id as WebhookId, next_attempt_at: effects.now(), failing_since: null }],
+      ),
+      effects.now(),
+    );
+  }
+
+  function end(id: string, how: SlotEnd): void {
+    const [slot, ...rest] = slotsOf.get(id) ?? [];
+    if (slot === undefined) throw new Error(`nothing of ${id} is under way`);
+    slotsOf.set(id, rest);
+    slot.end(how, effects.now());
+    if (recording) slot.recorded(effects.now());
+  }
+}

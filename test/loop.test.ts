@@ -1,0 +1,98 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import t, { type Test } from 'tap';
+import { startLoop } from '../src/loop.ts';
+import { fakeEffects } from './helpers/effects.ts';
+
+t.test('it looks at once, and again at the moment that the last look named', async (t) => {
+  const { effects, looks, settle } = loop(t, { next: (effects) => effects.now() + 200 });
+  await settle();
+  t.equal(looks(), 1);
+  effects.advance(199);
+  await settle();
+  t.equal(looks(), 1);
+  effects.advance(1);
+  await settle();
+  t.equal(looks(), 2);
+});
+
+t.test('it looks after the idle time at the latest, whatever the clock does', async (t) => {
+  const { effects, looks, settle } = loop(t, { next: (effects) => effects.now() + 60_000 });
+  await settle();
+  effects.jump(-3_600_000);
+  effects.advance(500);
+  await settle();
+  t.equal(looks(), 2);
+});
+
+t.test('wakes during a look and after it lead to one more look', async (t) => {
+  const { loop: running, looks, settle } = loop(t);
+  running.wake();
+  running.wake();
+  await settle();
+  t.equal(looks(), 2);
+  running.wake();
+  running.wake();
+  await settle();
+  t.equal(looks(), 3);
+});
+
+t.test('looks that follow each other let others have their turn', async (t) => {
+  const { looks, loop: running } = loop(t, { next: (effects) => effects.now() });
+  for (let turn = 0; turn < 5; turn++) {
+    await nextTurn();
+    t.ok(looks() <= turn + 2, `${looks()} looks in ${turn + 1} turns`);
+  }
+  await running.stop();
+});
+
+t.test('a look that throws is reported, and the loop goes on', async (t) => {
+  const { effects, looks, settle, errors } = loop(t, {
+    next: () => {
+      throw new Error('a bug');
+    },
+  });
+  await settle();
+  effects.advance(500);
+  await settle();
+  t.equal(looks(), 2);
+  t.match(errors, [{ message: 'a bug' }, { message: 'a bug' }]);
+});
+
+t.test('it can be told how long ago the last look began', async (t) => {
+  const { effects, loop: running, settle } = loop(t);
+  await settle();
+  effects.advance(300);
+  t.equal(running.quietMs(), 300);
+});
+
+t.test('after a stop there is no look', async (t) => {
+  const { effects, loop: running, looks, settle } = loop(t);
+  await settle();
+  await running.stop();
+  running.wake();
+  effects.advance(5_000);
+  await settle();
+  t.equal(looks(), 1);
+});
+
+function loop(
+  t: Test,
+  { next = () => null }: { next?: (effects: ReturnType<typeof fakeEffects>) => number | null } = {},
+) {
+  const effects = fakeEffects();
+  const errors: unknown[] = [];
+  let looks = 0;
+  const running = startLoop(
+    async () => {
+      looks += 1;
+      return next(effects);
+    },
+    { idleMs: 500, effects, onError: (error) => errors.push(error) },
+  );
+  t.teardown(() => running.stop());
+  /** Long enough for whatever does not wait for the clock. */
+  const settle = async () => {
+    for (let turn = 0; turn < 5; turn++) await nextTurn();
+  };
+  return { effects, loop: running, errors, looks: () => looks, settle };
+}
