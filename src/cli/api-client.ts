@@ -1,5 +1,5 @@
 import { getCACertificates } from 'node:tls';
-import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
+import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { AppError } from '../errors.ts';
 import type { CommandContext } from './command.ts';
@@ -211,10 +211,10 @@ function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest)
   };
 }
 
-/** Undefined for what is no JSON. */
+/** Undefined for what is no JSON, or nothing. */
 function parsed(text: string): unknown {
   try {
-    return JSON.parse(text);
+    return JSON.parse(text) ?? undefined;
   } catch {
     return undefined;
   }
@@ -229,10 +229,15 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
 function explained(error: unknown, { host }: URL): unknown {
   const code = codeOf(error);
   if (code === 'ENOTFOUND') return new AppError('unavailable', `there is no host ${host}: is the URL right?`);
+  if (error instanceof errors.HTTPParserError) {
+    return new AppError('unavailable', `${host} does not answer in HTTP: is the URL right?`, {
+      cause: error,
+    });
+  }
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
     return new AppError(
       'unavailable',
-      `${host} cannot be trusted (${code}): give the certificate of its authority with --ca-file`,
+      `${host} cannot be trusted (${code}): an authority of your own is trusted with --ca-file`,
       { cause: error },
     );
   }

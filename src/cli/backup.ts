@@ -17,7 +17,7 @@ export function defineBackup(command: Command, context: CommandContext): void {
       "holds every secret that davit has: keep it as safe as the file itself. 'davit restore' takes it back.",
     [
       'davit backup /var/backups/davit-$(date +%F).db',
-      "davit backup copy.db && rsync copy.db elsewhere: && rm copy.db   # a day's work of cron",
+      'davit backup copy.db && rsync copy.db backup.example.com: && rm copy.db',
     ],
   )
     .argument('<file>', 'the copy; nothing may be there yet')

@@ -46,7 +46,7 @@ export function defineDeploy(command: Command, context: CommandContext): void {
       'comes from $DAVIT_KEY or --key-file; it needs deployments:write, and for --wait deployments:read and ' +
       'logs:read. A request that is lost on the way is made again, and makes one deployment however often that happens.\n\n' +
       'Exit code 0: it succeeded (without --wait: it was accepted). 1: it failed, was canceled or refused, or the ' +
-      'service could not be reached in time. 2: wrong usage. ^C asks whether to cancel it; a second one leaves at ' +
+      'service could not be reached in time. 2: wrong usage. 130, 143: a signal. ^C asks whether to cancel it; a second one leaves at ' +
       'once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY, NO_PROXY and NODE_EXTRA_CA_CERTS count too.',
     [
       'DAVIT_URL=https://deploy.example.com davit deploy prj_… v1.2.3 --wait',
@@ -250,7 +250,7 @@ function onInterruption(
 
 /** Never from the command line, which everybody on the machine can read. */
 function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: CommandContext): string {
-  const key = keyFile === undefined ? environment['DAVIT_KEY'] : readOption('--key-file', keyFile).trim();
+  const key = (keyFile === undefined ? environment['DAVIT_KEY'] : readOption('--key-file', keyFile))?.trim();
   if (key === undefined || key === '')
     return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
   if (!/^[\x21-\x7e]+$/.test(key)) return misused(command, 'the key must be the one line that davit printed');

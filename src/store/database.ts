@@ -79,6 +79,16 @@ function openingProblem(path: string, error: unknown): unknown {
     );
   }
   if (code === 'SQLITE_NOTADB') return notOurs(path);
+  if (code === 'SQLITE_READONLY_DBMOVED') {
+    return new AppError('conflict', `${path} was replaced at this very moment: try again`, { cause: error });
+  }
+  if (code?.startsWith('SQLITE_READONLY') === true) {
+    return new AppError(
+      'conflict',
+      `cannot write to ${path}: check that this user may write to it and its directory`,
+      { cause: error },
+    );
+  }
   return error;
 }
 

@@ -9,6 +9,7 @@ import type { Key } from '../../src/domain.ts';
 import { place, run } from '../helpers/cli.ts';
 import { type DeployOptions, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
+import { raw, startReceiver } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -213,9 +214,11 @@ t.test('wrong usage asks nobody anything', async (t) => {
 t.test('what no further try mends is said at once', async (t) => {
   const elsewhere = await scripted(t, [[301, { Location: 'https://deploy.example.com/' }]]);
   const other = await scripted(t, [[200, {}]]);
+  const notHttp = await startReceiver(t, { answers: [raw('220 mail.example.com ESMTP\r\n')] });
   const cases: [url: string, message: RegExp][] = [
     ['http://davit.invalid', /there is no host davit\.invalid: is the URL right\?/],
     [elsewhere.url, /the service is elsewhere \(301\): https:\/\/deploy\.example\.com\//],
+    [`http://127.0.0.1:${notHttp.port}`, /does not answer in HTTP: is the URL right\?/],
     [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],
   ];
   for (const [url, message] of cases) {
@@ -246,7 +249,7 @@ t.test('over TLS, with an authority of its own', async (t) => {
   t.match(await deploy(['good'], { url: https }), {
     exitCode: 1,
     stderr:
-      /^error: localhost:\d+ cannot be trusted \(\w+\): give the certificate of its authority with --ca-file\n$/,
+      /^error: localhost:\d+ cannot be trusted \(\w+\): an authority of your own is trusted with --ca-file\n$/,
   });
   t.match(await deploy(['good', '--wait', '--ca-file', ca], { url: https }), {
     exitCode: 0,

@@ -13,9 +13,10 @@ import {
   statSync,
   symlinkSync,
   truncateSync,
+  watch,
   writeFileSync,
 } from 'node:fs';
-import { watch } from 'node:fs/promises';
+import { watch as watchFrom } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
@@ -275,7 +276,7 @@ t.test('a signal, or being killed, in the middle changes nothing', async (t) => 
       env: COMPILE_CACHE,
       stdio: ['ignore', 'ignore', 'pipe'],
     });
-    for await (const { filename } of watch(directory)) {
+    for await (const { filename } of watchFrom(directory)) {
       if (filename?.startsWith('.davit-partial-') === true) break;
     }
     child.kill(signal);
@@ -309,11 +310,14 @@ t.test('a deployment that still runs after a kill is ended before its record is 
   const command = ['sh', '-c', 'touch started; sleep 600'];
   await davit(['admin', 'project', 'create', '--name', 'slow', '--dir', '.', '--', ...command]);
   const service = await serve(t, directory);
-  const watching = watch(directory);
+  // Watched from here on: the iterator of node:fs/promises would begin only when it is asked.
+  const watcher = watch(directory);
+  t.teardown(() => watcher.close());
+  const hasStarted = new Promise<void>((resolve) => {
+    watcher.on('change', () => existsSync(started) && resolve());
+  });
   const deployment = await json<{ id: string }>(['admin', 'deployment', 'create', 'slow', 'main']);
-  for await (const _ of watching) {
-    if (existsSync(started)) break;
-  }
+  await hasStarted;
   await service.kill();
   t.match(await refused(['restore', 'copy.db', '--yes']), {
     exitCode: 1,

@@ -29,7 +29,7 @@ t.test('--help fits 80 columns and lists every command', async (t) => {
     helps.map(({ stdout }) => commandsIn(stdout)),
     [
       ['serve', 'deploy', 'verify', 'backup', 'restore', 'doctor', 'admin', 'help'],
-      ['project', 'key', 'deployment', 'webhook', 'queue'],
+      ['project', 'key', 'deployment', 'webhook', 'queue', 'systemd-unit'],
       ['create', 'list', 'show', 'rotate', 'revoke'],
       ['create', 'list', 'show', 'set', 'pause', 'resume', 'archive', 'check'],
       ['create', 'list', 'show', 'logs', 'cancel', 'redeploy'],
@@ -150,5 +150,5 @@ t.test(
 
 function commandsIn(help: string): string[] {
   const [, section = ''] = /^Commands:\n((?: {2}.*\n)+)/m.exec(help) ?? [];
-  return [...section.matchAll(/^ {2}(\w+)/gm)].map(([, name]) => name ?? '');
+  return [...section.matchAll(/^ {2}([\w-]+)/gm)].map(([, name]) => name ?? '');
 }

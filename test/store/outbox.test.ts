@@ -119,6 +119,99 @@ t.test('a success ends a row of failures', async (t) => {
   ]);
 });
 
+t.test('a claim leaves out what is under way, and says when the next one is due', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const webhookId = await webhookOf(store);
+  const projectId = await store.project();
+  for (let count = 0; count < 3; count++) {
+    await store.writer.write('deployments.create', newDeployment(projectId));
+    effects.advance(1_000);
+  }
+  const nowMs = effects.now() - 1_000;
+  const claim = (limit: number, seqs: number[], atMs: number) =>
+    store.reads.outbox.claim([{ webhookId, limit, underWay: new Set(seqs) }], atMs);
+
+  t.match(claim(2, [], nowMs), [{ due: [{ seq: 1 }, { seq: 2 }], secrets: [/^whsec_/], nextAtMs: nowMs }]);
+  t.match(claim(2, [1, 2], nowMs), [{ due: [{ seq: 3 }], nextAtMs: null }]);
+  t.match(claim(2, [1], nowMs - 1), [{ due: [{ seq: 2 }], nextAtMs: nowMs }]);
+  t.match(claim(2, [1, 2, 3], nowMs), [{ due: [], nextAtMs: null }]);
+});
+
+t.test('of a webhook that is disabled or deleted nothing is claimed', async (t) => {
+  const store = testStore(t);
+  const disabled = await webhookOf(store);
+  const deleted = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await store.writer.write('webhooks.update', { id: disabled, status: 'disabled', disableReason: 'tired' });
+  await store.writer.write('webhooks.remove', { id: deleted });
+  const requests = [disabled, deleted].map((webhookId) => ({
+    webhookId,
+    limit: 4,
+    underWay: new Set<number>(),
+  }));
+  const nothing = { due: [], secrets: [], nextAtMs: null };
+  t.strictSame(store.reads.outbox.claim(requests, Date.now()), [nothing, nothing]);
+});
+
+t.test('a claim costs the same whatever is pending', async (t) => {
+  const store = testStore(t);
+  const webhookId = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const claim = () =>
+    store.reads.outbox.claim([{ webhookId, limit: 4, underWay: new Set() }], Date.now() + 60_000);
+  // The quickest of many: other tests run at the same time.
+  const quickestMs = () => {
+    const durationsMs = Array.from({ length: 200 }, () => {
+      const startedAt = performance.now();
+      claim();
+      return performance.now() - startedAt;
+    });
+    return Math.min(...durationsMs);
+  };
+  copyPending(store, 10);
+  const fewMs = quickestMs();
+  copyPending(store, 100_000);
+  const manyMs = quickestMs();
+  t.ok(manyMs < 3 * fewMs, `${fewMs} ms with 10 pending, ${manyMs} ms with 100,000`);
+});
+
+t.test(
+  'after a clock was set back, what waits is due that much earlier, and nothing that is due later',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    await webhookOf(store);
+    const projectId = await store.project();
+    for (let count = 0; count < 4; count++) {
+      await store.writer.write('deployments.create', newDeployment(projectId));
+    }
+    const nowMs = effects.now();
+    const hour = 3_600_000;
+    store.execute(`
+    UPDATE deliveries SET next_attempt_at = ${nowMs} + CASE seq
+      WHEN 1 THEN -5 WHEN 2 THEN ${hour} + 5 WHEN 3 THEN 5 ELSE ${40 * hour} END`);
+    await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour });
+    t.strictSame(
+      store
+        .query<{ next_attempt_at: number }>('SELECT next_attempt_at FROM deliveries ORDER BY seq')
+        .map((row) => row.next_attempt_at - nowMs),
+      [-5, 5, 0, 0],
+    );
+  },
+);
+
+/** `count` more pending deliveries as the last one. */
+function copyPending(store: TestStore, count: number): void {
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < ${count})
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
+                            ladder_started_at, ladder_trigger)
+    SELECT 'dlv_${count}x' || number, event_id, event_type, webhook_id, 'pending', next_attempt_at, created_at,
+           ladder_started_at, ladder_trigger
+      FROM numbers, (SELECT * FROM deliveries ORDER BY seq DESC LIMIT 1)`);
+}
+
 const WEBHOOK = {
   url: 'https://example.com/hook',
   events: ['deployment.created'] as EventType[],

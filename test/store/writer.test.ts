@@ -3,7 +3,9 @@ import { dirname } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
+import { openForWriting } from '../../src/store/database.ts';
 import { openStoreWithThreads } from '../../src/store/store.ts';
+import { createGroupCommit } from '../../src/store/writer.ts';
 import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
@@ -128,6 +130,29 @@ t.test('what another connection wrote is seen at the next read', async (t) => {
   await other.close();
   await one.close();
 });
+
+t.test(
+  'what another process wrote is told as everything, once, and what this one wrote is not',
+  async (t) => {
+    const store = testStore(t);
+    const group = createGroupCommit(openForWriting(store.path, realEffects), realEffects);
+    t.teardown(group.close);
+    const heard: unknown[] = [];
+    group.onCommit((changes) => heard.push([...changes]));
+    group.lookOutside();
+    t.strictSame(heard, []);
+    const wrote = new Promise((resolve) =>
+      group.enqueue({ name: 'projects.create', input: aProject(), settle: resolve }),
+    );
+    t.match(await wrote, { ok: true });
+    group.lookOutside();
+    t.strictSame(heard, []);
+    await store.project();
+    group.lookOutside();
+    group.lookOutside();
+    t.strictSame(heard, [['everything']]);
+  },
+);
 
 t.test('many writes from one turn share commits', async (t) => {
   const store = testStore(t, realEffects);

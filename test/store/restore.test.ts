@@ -1,0 +1,77 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { copyFileSync, existsSync, readdirSync, readFileSync, readlinkSync, renameSync } from 'node:fs';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import t, { type Test } from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { AppError } from '../../src/errors.ts';
+import { connect, openForWriting } from '../../src/store/database.ts';
+import { replaceDatabase } from '../../src/store/restore.ts';
+import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('a file that anybody has open is not replaced, even if nobody reads or writes just now', async (t) => {
+  const { directory, path, replacement } = files(t);
+  const other = openForWriting(path, realEffects);
+  const before = readFileSync(path);
+  t.throws(() => replaceDatabase(path, replacement, `${path}.before`), new AppError('conflict', ''));
+  other.close();
+  t.strictSame(readFileSync(path), before);
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
+});
+
+t.test(
+  'who waits for the old file while it is replaced writes neither to it nor to the new one',
+  async (t) => {
+    const { directory, path, replacement } = files(t);
+    // What replaceDatabase holds while it renames.
+    const holder = connect(path);
+    holder.pragma('journal_mode = DELETE');
+    holder.exec('BEGIN EXCLUSIVE');
+    const late = spawn(
+      process.execPath,
+      [MAIN, 'admin', 'project', 'create', '--name', 'late', '--db', path],
+      {
+        env: COMPILE_CACHE,
+        stdio: ['ignore', 'ignore', 'pipe'],
+      },
+    );
+    const stderr = text(late.stderr);
+    const ended = once(late, 'exit');
+    while (!hasOpen(late.pid, path)) await Promise.race([new Promise(setImmediate), ended]);
+    renameSync(replacement, path);
+    holder.close();
+    t.strictSame(await ended, [1, null]);
+    t.match(await stderr, /^error: .*davit\.db was replaced at this very moment: try again\n$/);
+    t.strictSame(readdirSync(directory).sort(), ['davit.db']);
+    const database = openForWriting(path, realEffects);
+    t.equal(database.prepare('SELECT count(*) FROM projects').pluck().get(), 0);
+    t.equal(database.pragma('integrity_check', { simple: true }), 'ok');
+    database.close();
+  },
+);
+
+/** A davit file, and another to put in its place. */
+function files(t: Test) {
+  const directory = temporaryDirectory(t);
+  const [path, replacement] = [join(directory, 'davit.db'), join(directory, 'new')];
+  openForWriting(path, realEffects).close();
+  copyFileSync(path, replacement);
+  return { directory, path, replacement };
+}
+
+function hasOpen(processId: number | undefined, path: string): boolean {
+  const descriptors = `/proc/${processId}/fd`;
+  if (!existsSync(descriptors)) return false;
+  return readdirSync(descriptors).some((name) => linkOf(join(descriptors, name)) === path);
+}
+
+/** One that was closed meanwhile leads nowhere. */
+function linkOf(path: string): string | undefined {
+  try {
+    return readlinkSync(path);
+  } catch {
+    return undefined;
+  }
+}
