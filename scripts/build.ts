@@ -1,7 +1,7 @@
 import { copyFile, mkdir, rm } from 'node:fs/promises';
 import { basename, join } from 'node:path';
 import { build, type Plugin } from 'esbuild';
-import { ASSET_SOURCES, THREAD_NAMES } from '../src/assets.ts';
+import { ADDON_SOURCES, ASSET_SOURCES, THREAD_NAMES } from '../src/assets.ts';
 
 /*
  * Makes build/bundle/: one CommonJS file for the main thread and one for each other thread, with what they
@@ -17,10 +17,7 @@ const MAIN = 'src/main.ts';
 /** What is read as it is: from where, and under which name src/assets.ts asks for it. */
 const ASSETS = [
   ...Object.entries(ASSET_SOURCES).map(([name, from]) => ({ from, name })),
-  {
-    from: `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
-    name: 'better_sqlite3.node',
-  },
+  ...Object.entries(ADDON_SOURCES).map(([name, from]) => ({ from, name: `${name}.node` })),
 ];
 
 if (import.meta.main) await buildBundles();
@@ -49,17 +46,18 @@ async function bundle(entry: string): Promise<void> {
     define: { 'import.meta.dirname': '__dirname', 'import.meta.filename': '__filename' },
     // A thread of the executable is evaluated from a text: this is what its stack traces call it.
     footer: entry === MAIN ? {} : { js: `//# sourceURL=${name}` },
-    plugins: [nativeAddon()],
+    plugins: [nativeAddons()],
     logLevel: 'warning',
   });
 }
 
 /**
- * better-sqlite3 puts `.node` behind every path it is given, and /proc/self/fd/7.node is no file. The bundles
- * load the very path that nativeAddonPath() of src/assets.ts says, once in each thread.
+ * better-sqlite3 puts `.node` behind every path it is given, and /proc/self/fd/7.node is no file; koffi looks
+ * around in node_modules. The bundles load the very path that nativeAddonPath() of src/assets.ts says, once in each
+ * thread.
  */
-function nativeAddon(): Plugin {
-  const contents = `
+function nativeAddons(): Plugin {
+  const sqlite = `
     let addon;
     exports.getBinding = (path) => {
       if (addon === undefined) {
@@ -69,10 +67,23 @@ function nativeAddon(): Plugin {
       }
       return addon;
     };`;
+  const koffi = `
+    import { nativeAddonPath } from './src/assets.ts';
+    const loaded = { exports: {} };
+    process.dlopen(loaded, nativeAddonPath('koffi'));
+    export default loaded.exports;`;
   return {
-    name: 'native-addon',
+    name: 'native-addons',
     setup(bundling) {
-      bundling.onLoad({ filter: /\/better-sqlite3\/lib\/binding\.js$/ }, () => ({ loader: 'js', contents }));
+      bundling.onLoad({ filter: /\/better-sqlite3\/lib\/binding\.js$/ }, () => ({
+        loader: 'js',
+        contents: sqlite,
+      }));
+      bundling.onLoad({ filter: /\/koffi\/index\.c?js$/ }, () => ({
+        loader: 'js',
+        contents: koffi,
+        resolveDir: ROOT,
+      }));
     },
   };
 }

@@ -1,15 +1,13 @@
-import { readFileSync, statSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { MessageChannel } from 'node:worker_threads';
-import { selfCommand, version } from './assets.ts';
+import { version } from './assets.ts';
 import type { ServeConfig } from './config.ts';
 import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
-import { COMMAND_PATH } from './deploy/environment.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { endOverdueReports } from './deploy/overdue.ts';
-import { endOrphanedSpawners } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
-import { startSpawner } from './deploy/spawner.ts';
+import { createSpawner } from './deploy/spawner.ts';
 import type { Effects } from './effects.ts';
 import { authentication } from './http/auth.ts';
 import { deliveries } from './http/deliveries.ts';
@@ -24,7 +22,7 @@ import { projects } from './http/projects.ts';
 import { createHttpServer } from './http/server.ts';
 import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
-import { createLogger, type Logger } from './logger.ts';
+import { createLogger } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
@@ -45,8 +43,8 @@ const LAST_REQUESTS_MS = 1_500;
 const HANGING_AFTER_MS = 10_000;
 
 /**
- * Puts davit together and starts it: the file and its lock, the helper that starts commands, the writer, what a
- * crash left behind, the dispatcher, HTTP, the executor. What was started is stopped in the opposite order.
+ * Puts davit together and starts it: the file and its lock, the writer, what a crash left behind, the
+ * dispatcher, the executor, HTTP. What was started is stopped in the opposite order.
  * Throws AppError for what the user can mend; `onFatal` is called when something dies that all stands on.
  */
 export async function startService(
@@ -60,9 +58,6 @@ export async function startService(
 
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
   started.defer(lockForServing(dbPath, process.pid, effects));
-
-  const spawner = await startCommandSpawner(dbPath, effects, logger);
-  started.defer(spawner.close);
 
   const doorForDispatcher = new MessageChannel();
   const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
@@ -89,6 +84,8 @@ export async function startService(
   );
   started.defer(dispatcher.stop);
 
+  const spawner = await createSpawner(effects);
+  started.defer(spawner.close);
   const executor = createExecutor({
     store,
     spawner,
@@ -165,21 +162,6 @@ export async function startService(
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
   const host = listen.host.includes(':') ? `[${listen.host}]` : listen.host;
   return `${tls === null ? 'http' : 'https'}://${host}:${port}`;
-}
-
-/** The helper of this file, after any that a killed service left: it must not start anything any more. */
-async function startCommandSpawner(dbPath: string, effects: Effects, logger: Logger) {
-  const { dev, ino } = statSync(dbPath);
-  const token = `${dev}-${ino}`;
-  await endOrphanedSpawners(token, effects);
-  return await startSpawner({
-    command: selfCommand(),
-    environment: { PATH: COMMAND_PATH },
-    token,
-    directory: tmpdir(),
-    effects,
-    onProblem: (problem) => logger.error({ problem }, 'the spawner has a problem'),
-  });
 }
 
 /** Whether the database takes writes and the loops turn. One look serves all who ask within a second. */

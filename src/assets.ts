@@ -18,6 +18,7 @@ import {
   Worker,
   type WorkerOptions,
 } from 'node:worker_threads';
+import { zstdDecompressSync } from 'node:zlib';
 import packageJson from '../package.json' with { type: 'json' };
 import { AppError } from './errors.ts';
 
@@ -62,7 +63,7 @@ export function assetText(name: AssetName): string {
 /** A thread that runs `name`; takes what `new Worker` takes. */
 export function startThread(name: ThreadName, options: WorkerOptions = {}): Worker {
   // Before the thread looks for it: see unpackedAddon.
-  nativeAddonPath();
+  nativeAddonPath('better_sqlite3');
   switch (place) {
     case 'source':
       return new Worker(join(import.meta.dirname, `${name}.ts`), options);
@@ -89,26 +90,29 @@ export function selfCommand(): { file: string; arguments: string[] } {
   }
 }
 
-const ADDON = 'better_sqlite3.node';
+/** The native parts of libraries, by name: where they lie in the sources. */
+export const ADDON_SOURCES = {
+  better_sqlite3: `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
+  koffi: `node_modules/@koromix/koffi-${process.platform}-${process.arch}/${process.platform}_${process.arch}/koffi.node`,
+} as const;
+export type AddonName = keyof typeof ADDON_SOURCES;
 
 /**
- * better-sqlite3's native part, for its option `nativeBinding`; undefined where it finds that by itself.
- * Throws AppError `unavailable` when no directory will take it.
+ * A library's native part, to be loaded from there; undefined where the library finds it by itself. Throws
+ * AppError `unavailable` when no directory will take it.
  */
-export function nativeAddonPath(): string | undefined {
+export function nativeAddonPath(name: AddonName): string | undefined {
   switch (place) {
     case 'source':
       return undefined;
     case 'bundle':
-      return join(import.meta.dirname, ADDON);
+      return join(import.meta.dirname, `${name}.node`);
     case 'executable':
-      return unpackedAddon();
+      return unpackedAddon(name);
     default:
       return place satisfies never;
   }
 }
-
-const ADDON_PATH_KEY = 'davit:native-addon-path';
 
 /**
  * The system loads a library from a file only, so the executable writes one: without a name, so that nobody
@@ -118,13 +122,15 @@ const ADDON_PATH_KEY = 'davit:native-addon-path';
  * and closing a file in one drops the locks of the other (sqlite.org/howtocorrupt.html, section 2.2.1). The
  * open descriptor is kept for the life of the process.
  */
-function unpackedAddon(): string {
-  const known = getEnvironmentData(ADDON_PATH_KEY);
+function unpackedAddon(name: AddonName): string {
+  const key = `davit:addon:${name}`;
+  const known = getEnvironmentData(key);
   if (typeof known === 'string') return known;
   if (!isMainThread)
     throw new Error('the main thread unpacks the addon before it starts another: use startThread');
-  const path = unpackAddon(new Uint8Array(getRawAsset(ADDON)), libraryDirectories());
-  setEnvironmentData(ADDON_PATH_KEY, path);
+  const bytes = zstdDecompressSync(new Uint8Array(getRawAsset(`${name}.node`)));
+  const path = unpackAddon(name, bytes, libraryDirectories());
+  setEnvironmentData(key, path);
   return path;
 }
 
@@ -134,23 +140,23 @@ function libraryDirectories(): string[] {
 }
 
 /** The path of a nameless file with these bytes, in the first of `directories` from which code may be run. */
-export function unpackAddon(bytes: Uint8Array, directories: string[]): string {
+export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: string[]): string {
   const refusals: string[] = [];
   for (const directory of directories) {
     try {
-      return writeNameless(bytes, directory);
+      return writeNameless(name, bytes, directory);
     } catch (error) {
       refusals.push(`${directory} ${errorCode(error)}`);
     }
   }
   throw new AppError(
     'unavailable',
-    `no directory to load SQLite from (${refusals.join(', ')}): set TMPDIR to one where this user may write and files may be executed`,
+    `no directory to load ${name} from (${refusals.join(', ')}): set TMPDIR to one where this user may write and files may be executed`,
   );
 }
 
-function writeNameless(bytes: Uint8Array, directory: string): string {
-  const descriptor = openNameless(directory);
+function writeNameless(name: AddonName, bytes: Uint8Array, directory: string): string {
+  const descriptor = openNameless(name, directory);
   try {
     writeFileSync(descriptor, bytes);
     const path = `/proc/self/fd/${descriptor}`;
@@ -164,9 +170,9 @@ function writeNameless(bytes: Uint8Array, directory: string): string {
 }
 
 /** In a directory that is this user's alone, as the file has a name for a moment. */
-function openNameless(directory: string): number {
+function openNameless(name: AddonName, directory: string): number {
   const folder = mkdtempSync(join(directory, 'davit-'));
-  const path = join(folder, ADDON);
+  const path = join(folder, `${name}.node`);
   try {
     return openSync(path, 'wx+', 0o700);
   } finally {

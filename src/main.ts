@@ -1,11 +1,13 @@
 import type { Command } from 'commander';
-import type { CommandContext, DefineCommand } from './cli/command.ts';
+import { version } from './assets.ts';
+import { type CommandContext, createProgram, type DefineCommand, runProgram } from './cli/command.ts';
 import type { FILE_PROCESS } from './cli/file-process.ts';
-import type { SPAWNER_ARGUMENT } from './deploy/spawner-process.ts';
+import { createTerminal } from './cli/terminal.ts';
+import { realEffects } from './effects.ts';
 
 /*
  * The command line's table of contents. Nothing else in src/ reads the arguments or the environment of the
- * process, takes its signals or ends it, but the small process that spawns commands.
+ * process, takes its signals or ends it.
  */
 
 interface Entry {
@@ -97,13 +99,7 @@ process.env['UV_THREADPOOL_SIZE'] ??= '64';
 void main(process.argv.slice(2));
 
 async function main(commandLine: string[]): Promise<void> {
-  if (commandLine[0] === ('__spawner' satisfies typeof SPAWNER_ARGUMENT)) {
-    return (await import('./deploy/spawner-process.ts')).runSpawner();
-  }
-  // Everything else is imported here, so that the helper process stays small: 49 MB in place of 60.
-  const { version } = await import('./assets.ts');
-  const { createProgram, runProgram } = await import('./cli/command.ts');
-  const context = await contextOf(process, commandLine);
+  const context = contextOf(process, commandLine);
   const program = createProgram(version, context);
   await addCommands(program, COMMANDS, context);
   const admin = program
@@ -131,9 +127,7 @@ async function addCommands(
   }
 }
 
-async function contextOf(self: NodeJS.Process, commandLine: string[]): Promise<CommandContext> {
-  const { createTerminal } = await import('./cli/terminal.ts');
-  const { realEffects } = await import('./effects.ts');
+function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {
   const terminal = createTerminal(self, (error) => {
     self.exitCode = 1;
     terminal.note(`error: the output is lost: ${error.message}`);

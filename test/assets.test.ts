@@ -40,14 +40,14 @@ t.test(
   'from its sources davit is started by this Node, and better-sqlite3 finds its own addon',
   async (t) => {
     t.strictSame(selfCommand(), { file: process.execPath, arguments: [join(ROOT, 'src/main.ts')] });
-    t.equal(nativeAddonPath(), undefined);
+    t.equal(nativeAddonPath('better_sqlite3'), undefined);
   },
 );
 
 t.test('an unpacked addon', async (t) => {
   t.test('loads, also in another thread, and has no name in any directory', async (t) => {
     const directory = t.testdir();
-    const path = unpackAddon(readFileSync(ADDON), [directory]);
+    const path = unpackAddon('better_sqlite3', readFileSync(ADDON), [directory]);
     t.strictSame(readdirSync(directory), []);
     t.match(loadAddon(path), { Database: Function });
     const thread = new Worker(
@@ -62,7 +62,11 @@ t.test('an unpacked addon', async (t) => {
 
   t.test('goes to the next directory when one does not take it', async (t) => {
     const directory = t.testdir();
-    const path = unpackAddon(readFileSync(ADDON), [join(directory, 'missing'), '/proc', directory]);
+    const path = unpackAddon('better_sqlite3', readFileSync(ADDON), [
+      join(directory, 'missing'),
+      '/proc',
+      directory,
+    ]);
     t.match(path, /^\/proc\/self\/fd\/\d+$/);
     t.strictSame(readdirSync(directory), []);
   });
@@ -71,10 +75,10 @@ t.test('an unpacked addon', async (t) => {
     const directory = t.testdir();
     const missing = join(directory, 'missing');
     const open = openDescriptors();
-    t.throws(() => unpackAddon(readFileSync(ADDON), [missing, '/proc']), {
+    t.throws(() => unpackAddon('better_sqlite3', readFileSync(ADDON), [missing, '/proc']), {
       name: AppError.name,
       code: 'unavailable',
-      message: `no directory to load SQLite from (${missing} ENOENT, /proc ENOENT): set TMPDIR to one where this user may write and files may be executed`,
+      message: `no directory to load better_sqlite3 from (${missing} ENOENT, /proc ENOENT): set TMPDIR to one where this user may write and files may be executed`,
     });
     t.strictSame(readdirSync(directory), []);
     t.equal(openDescriptors(), open);

@@ -8,9 +8,9 @@ import {
   directoryProblem,
   interpreterOf,
   problemText,
+  type SpawnRequest,
   type StartProblem,
 } from '../deploy/not-started.ts';
-import type { SpawnRequest } from '../deploy/spawner-process.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 

@@ -1,6 +1,15 @@
 import { accessSync, closeSync, constants, openSync, readSync, type Stats, statSync } from 'node:fs';
 import { delimiter, resolve } from 'node:path';
-import type { SpawnRequest } from './spawner-process.ts';
+
+/** A command to be started. */
+export interface SpawnRequest {
+  /** Argument vector; the first is a path, relative to `directory`, or a name that the environment's PATH finds. */
+  command: readonly [string, ...string[]];
+  /** Absolute. */
+  directory: string;
+  /** All that the command gets. */
+  environment: Record<string, string>;
+}
 
 /** What of a command's files keeps it from being started. */
 export type StartProblem =
@@ -27,6 +36,8 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       return 'the system allows no more open files';
     case 'ENOMEM':
       return 'there is not enough memory to start the command';
+    case 'ENOEXEC':
+      return `the command ${word} is neither a program for this machine nor a script that begins with #!`;
     default: {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
       return problem === undefined

@@ -33,9 +33,6 @@ export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
 /** Every process of a command carries it, as children inherit it: how those that left its group are found. */
 export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
 
-/** The spawner's, so that one which a killed service left behind is found. */
-export const SPAWNER_MARKER = 'DAVIT_SPAWNER';
-
 let knownBootId: string | undefined;
 
 /** Which boot of the machine this is. */
@@ -112,30 +109,6 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   }
   await killUntilGone(tree, members, options);
   return disposition;
-}
-
-/**
- * Ends, with SIGKILL, the spawners with this token that are not this process's own: a service that was killed
- * may have left one that was stopped or stuck, and one that died may have left a child that is about to become
- * a command. Resolves when they are gone, so that none of them starts anything any more.
- */
-export async function endOrphanedSpawners(token: string, effects: Effects): Promise<void> {
-  let orphans: ProcessIdentity[] = [];
-  do {
-    // Who is about to end has no environment any more, and is still there for a moment.
-    orphans = [...orphans, ...(await findOrphanedSpawners(token))].filter(isAlive);
-    for (const { processId } of orphans) signal(processId, 'SIGKILL');
-    if (orphans.length > 0) await delay(1, effects);
-  } while (orphans.length > 0);
-}
-
-async function findOrphanedSpawners(token: string): Promise<ProcessIdentity[]> {
-  const marked = (await findMarked(SPAWNER_MARKER, new Set([token]))).get(token) ?? [];
-  const parentIds = new Map(marked.map(({ processId }) => [processId, readStat(processId)?.parentId]));
-  const isOwn = (processId: number | undefined) =>
-    processId !== undefined && parentIds.get(processId) === process.pid;
-  // What a spawner has forked looks like the spawner until it becomes the command.
-  return marked.filter(({ processId }) => !isOwn(processId) && !isOwn(parentIds.get(processId)));
 }
 
 const SIGTERM_NUMBER = 15;

@@ -1,11 +1,12 @@
 import type { Effects } from '../effects.ts';
+import type { ProcessEnd } from './posix.ts';
 import {
   DEPLOYMENT_MARKER,
   type ProcessIdentity,
   stopTree,
   type TerminationDisposition,
 } from './processes.ts';
-import type { ProcessEnd, Spawner, StartedProcess } from './spawner.ts';
+import type { Spawner, StartedProcess } from './spawner.ts';
 
 export interface RunRequest {
   deploymentId: string;
@@ -50,12 +51,12 @@ export type RunOutcome =
   | { kind: 'timedOut' }
   | { kind: 'idleTimedOut' }
   | { kind: 'canceled' }
-  /** The service stopped, or lost sight of it: whether it did its work is not known. */
+  /** The service stopped, or could record no more of it: whether it did its work is not known. */
   | { kind: 'interrupted' }
   /** `cause` is a sentence for whoever configured the command. */
   | { kind: 'notStarted'; cause: string };
 
-type StopCause = 'user' | 'shutdown' | 'timeout' | 'idleTimeout' | 'lost' | 'failure';
+type StopCause = 'user' | 'shutdown' | 'timeout' | 'idleTimeout' | 'failure';
 
 /**
  * Runs one command, from its start until it is over. What it leaves running after an end of its own is left
@@ -82,11 +83,6 @@ async function carryOut(
     case 'notStarted':
       return isWanted() ? spawned : stoppedOutcome(stopping.value());
     case 'unwanted':
-      return stoppedOutcome(stopping.value());
-    case 'lost':
-      // It may have been started just before.
-      stopping.settle('lost');
-      await endTree(undefined, request, context, { spareWhenExited: false, cause: 'lost' });
       return stoppedOutcome(stopping.value());
     default:
       return spawned satisfies never;
@@ -131,35 +127,23 @@ async function untilEnd(
   stopping: First<StopCause>,
 ): Promise<RunOutcome> {
   const first = await Promise.race([started.ended, stopping.settled]);
-  if (typeof first === 'object' && first.kind !== 'lost') return first;
-
-  if (typeof first === 'string') {
-    // It may have exited without its end being told yet: then what would stop it comes too late.
-    const disposition = await endTree(started.identity, request, context, {
-      spareWhenExited: true,
-      cause: first,
-    });
-    const end = await started.ended;
-    if (end.kind !== 'lost') return outcomeOfStopped(first, disposition, end);
-    if (disposition !== 'gone') return stoppedOutcome(first);
-  }
-  // How it ended, or will, cannot be learned any more.
-  stopping.settle('lost');
-  await endTree(started.identity, request, context, { spareWhenExited: false, cause: 'lost' });
-  return stoppedOutcome(stopping.value());
+  if (typeof first === 'object') return first;
+  const disposition = await endTree(started.identity, first, request, context);
+  return outcomeOfStopped(first, disposition, await started.ended);
 }
 
 /** After the grace of a clean stop, so that all of it is over within 30 s. */
 const SHUTDOWN_KILL_GRACE_MS = 3_000;
 
 function endTree(
-  leader: ProcessIdentity | undefined,
+  leader: ProcessIdentity,
+  cause: StopCause,
   { deploymentId, killGraceMs }: RunRequest,
   { effects, onStuck }: RunContext,
-  { spareWhenExited, cause }: { spareWhenExited: boolean; cause: StopCause },
 ): Promise<TerminationDisposition> {
   const graceMs = cause === 'shutdown' ? Math.min(killGraceMs, SHUTDOWN_KILL_GRACE_MS) : killGraceMs;
-  const options = { graceMs, effects, spareWhenExited };
+  // It may have exited without its end being told yet: then what would stop it comes too late.
+  const options = { graceMs, effects, spareWhenExited: true };
   return stopTree({ deploymentId, leader }, onStuck === undefined ? options : { ...options, onStuck });
 }
 
@@ -171,7 +155,7 @@ function endTree(
 function outcomeOfStopped(
   cause: StopCause,
   disposition: TerminationDisposition,
-  end: Exclude<ProcessEnd, { kind: 'lost' }>,
+  end: ProcessEnd,
 ): RunOutcome {
   const succeeded = end.kind === 'exited' && end.exitCode === 0;
   switch (disposition) {
@@ -196,7 +180,6 @@ function stoppedOutcome(cause: StopCause | undefined): RunOutcome {
     case 'idleTimeout':
       return { kind: 'idleTimedOut' };
     case 'shutdown':
-    case 'lost':
     case 'failure':
     case undefined:
       return { kind: 'interrupted' };

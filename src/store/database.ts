@@ -22,7 +22,7 @@ export const BUSY_TIMEOUT_MS = 5_000;
  * Throws AppError `conflict` for a file that is not davit's or is of a newer davit.
  */
 export function openForWriting(path: string, effects: Effects): Database {
-  nativeAddonPath(); // first: where it cannot be loaded no file is made
+  nativeAddonPath('better_sqlite3'); // first: where it cannot be loaded no file is made
   createPrivately(path);
   const database = connect(path);
   try {
@@ -53,7 +53,7 @@ export function inSnapshot<Result>(database: Database, read: () => Result): Resu
 
 /** A connection with the settings that all share. Throws AppError `conflict` where the place is at fault. */
 export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEOUT_MS } = {}): Database {
-  const nativeBinding = nativeAddonPath();
+  const nativeBinding = nativeAddonPath('better_sqlite3');
   try {
     const database = new Sqlite(path, {
       readonly,

@@ -112,7 +112,7 @@ t.test('where temporary directories forbid to execute', ifMayMount, async (t) =>
     const forbidden = [`${place}/tmp`, ...['/var/tmp', '/dev/shm'].filter((path) => existsSync(path))];
     const { status, stdout, stderr } = runWithNoexec(place, forbidden, createProject);
     t.match({ status, stdout }, { status: 1, stdout: '' });
-    t.match(stderr, /^[^\n]*no directory to load SQLite from .* set TMPDIR to one [^\n]*\n$/);
+    t.match(stderr, /^[^\n]*no directory to load better_sqlite3 from .* set TMPDIR to one [^\n]*\n$/);
     t.strictSame(filesIn(place), ['davit']);
   });
 });

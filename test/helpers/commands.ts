@@ -5,8 +5,9 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Test } from 'tap';
 import { findMarked, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
-import { type Spawner, type SpawnerOptions, startSpawner } from '../../src/deploy/spawner.ts';
+import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { realEffects } from '../../src/effects.ts';
+import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
 
 /** The path of a program of test/fixtures/commands. */
@@ -16,29 +17,12 @@ export function fixture(name: string): string {
 
 export const PATH = process.env['PATH'] ?? '/usr/bin:/bin';
 
-/** What davit starts itself as, in tests of the deploy wing alone. */
-export const SPAWNER_COMMAND = { file: process.execPath, arguments: [fixture('spawner.ts')] };
-
-export interface TestSpawner extends Spawner {
-  problems: string[];
-  directory: string;
-}
-
-/** A real spawner; closed, and looked after, when the test has ended. */
-export async function testSpawner(t: Test, changes: Partial<SpawnerOptions> = {}): Promise<TestSpawner> {
-  const problems: string[] = [];
-  const directory = temporaryDirectory(t);
-  const spawner = await startSpawner({
-    command: SPAWNER_COMMAND,
-    environment: { PATH },
-    token: `test-${process.pid}`,
-    directory,
-    effects: realEffects,
-    onProblem: (problem) => problems.push(problem),
-    ...changes,
-  });
+/** A real spawner, closed when the test has ended. */
+export async function testSpawner(t: Test): Promise<Spawner> {
+  stayAlive(t);
+  const spawner = await createSpawner(realEffects);
   t.teardown(() => spawner.close());
-  return { ...spawner, problems, directory };
+  return spawner;
 }
 
 export interface TestRun extends Run {

@@ -1,0 +1,158 @@
+import { constants as fileConstants } from 'node:fs';
+import { constants as systemConstants } from 'node:os';
+import { getSystemErrorName } from 'node:util';
+import type { KoffiFunc } from 'koffi';
+
+/** What the system has and Node has not. */
+export interface Posix {
+  /** A pipe. Throws an Error that names the system's code. */
+  pipe(): { reader: number; writer: number };
+  /**
+   * Starts a program in a session and a process group of its own, stdin /dev/null, no more than three files open,
+   * every signal as by default.
+   * Resolves to its process id, or to the system's code, execve(2).
+   */
+  spawn(program: Program): Promise<{ processId: number } | { code: string }>;
+  /** How a child of this process ended; undefined while it has not. After an answer the id may be another's. */
+  endOf(processId: number): ProcessEnd | undefined;
+}
+
+export interface Program {
+  /** Relative to `directory`, if it does not begin with a slash. */
+  path: string;
+  /** From its own name on. */
+  arguments: readonly string[];
+  /** All that it gets. */
+  environment: Readonly<Record<string, string>>;
+  directory: string;
+  /** The descriptor that becomes its stdout and stderr. */
+  output: number;
+}
+
+export type ProcessEnd = { kind: 'exited'; exitCode: number } | { kind: 'signalled'; signal: string };
+
+/**
+ * The C library's own functions. Node's spawn copies the page tables of this process while the event loop waits:
+ * 1,200 commands a second at 50 MB resident, 90 at 300 MB. posix_spawn(3) copies nothing and starts 2,600 at
+ * either size, 0.8 of what a loop in C does. It is called in libuv's threads, as a file system that hangs holds up
+ * execve(2) too.
+ */
+export async function loadPosix(): Promise<Posix> {
+  const { default: koffi } = await import('koffi');
+  const library = koffi.load('libc.so.6');
+  const pipe2 = library.func('int pipe2(_Out_ int *descriptors, int flags)');
+  const waitpid = library.func('int waitpid(int id, _Out_ int *status, int options)');
+  const spawnProgram = library.func(
+    'int posix_spawn(_Out_ int *id, str path, void *actions, void *attributes, const char **argv, const char **envp)',
+  );
+  const prepare = fileActions((declaration) => library.func(declaration));
+  const attributes = spawnAttributes((declaration) => library.func(declaration));
+  const lastError = () => getSystemErrorName(-koffi.errno());
+
+  return { pipe, spawn, endOf };
+
+  function pipe(): { reader: number; writer: number } {
+    const descriptors: [number, number] = [-1, -1];
+    if (pipe2(descriptors, O_CLOEXEC) !== 0) throw new Error(`pipe2: ${lastError()}`);
+    return { reader: descriptors[0], writer: descriptors[1] };
+  }
+
+  async function spawn(program: Program): Promise<{ processId: number } | { code: string }> {
+    const variables = Object.entries(program.environment).map(([name, value]) => `${name}=${value}`);
+    const actions = prepare(program);
+    try {
+      const id: [number] = [0];
+      const errorNumber = await new Promise<number>((resolve, reject) => {
+        spawnProgram.async(
+          id,
+          program.path,
+          actions.bytes,
+          attributes,
+          [...program.arguments, null],
+          [...variables, null],
+          (error: unknown, result: number) => (error ? reject(error) : resolve(result)),
+        );
+      });
+      return errorNumber === 0 ? { processId: id[0] } : { code: getSystemErrorName(-errorNumber) };
+    } finally {
+      actions.free();
+    }
+  }
+
+  function endOf(processId: number): ProcessEnd | undefined {
+    const status: [number] = [0];
+    const result = waitpid(processId, status, WNOHANG);
+    if (result === 0) return undefined;
+    if (result !== processId) throw new Error(`waitpid: ${lastError()}`);
+    const signal = status[0] & 0x7f;
+    return signal === 0
+      ? { kind: 'exited', exitCode: (status[0] >> 8) & 0xff }
+      : { kind: 'signalled', signal: signalName(signal) };
+  }
+}
+
+type Declare = (declaration: string) => KoffiFunc<(...values: unknown[]) => number>;
+
+const O_CLOEXEC = 0o2000000;
+const WNOHANG = 1;
+const POSIX_SPAWN_SETSIGDEF = 0x04;
+const POSIX_SPAWN_SETSIGMASK = 0x08;
+const POSIX_SPAWN_SETSID = 0x80;
+
+/** More than any of the C library's opaque structures has: the largest, posix_spawnattr_t, has 336. */
+const STRUCTURE_BYTES = 512;
+/** sigset_t */
+const SIGNAL_SET_BYTES = 128;
+
+/** What happens between the fork and the program: its directory and its three files. */
+function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; free(): void } {
+  const init = declare('int posix_spawn_file_actions_init(void *actions)');
+  const destroy = declare('int posix_spawn_file_actions_destroy(void *actions)');
+  const changeDirectory = declare('int posix_spawn_file_actions_addchdir_np(void *actions, str path)');
+  const duplicate = declare('int posix_spawn_file_actions_adddup2(void *actions, int from, int to)');
+  const closeFrom = declare('int posix_spawn_file_actions_addclosefrom_np(void *actions, int first)');
+  const open = declare(
+    'int posix_spawn_file_actions_addopen(void *actions, int to, str path, int flags, int mode)',
+  );
+  return ({ directory, output }) => {
+    const bytes = Buffer.alloc(STRUCTURE_BYTES);
+    must(init(bytes));
+    must(open(bytes, 0, '/dev/null', fileConstants.O_RDONLY, 0));
+    must(duplicate(bytes, output, 1));
+    must(duplicate(bytes, output, 2));
+    must(closeFrom(bytes, 3));
+    must(changeDirectory(bytes, directory));
+    return { bytes, free: () => destroy(bytes) };
+  };
+}
+
+/** The same for all: setsid(2), no signal blocked, none ignored, as Node ignores SIGPIPE. */
+function spawnAttributes(declare: Declare): Buffer {
+  const init = declare('int posix_spawnattr_init(void *attributes)');
+  const setFlags = declare('int posix_spawnattr_setflags(void *attributes, short flags)');
+  const setDefaults = declare('int posix_spawnattr_setsigdefault(void *attributes, void *signals)');
+  const setMask = declare('int posix_spawnattr_setsigmask(void *attributes, void *signals)');
+  const attributes = Buffer.alloc(STRUCTURE_BYTES);
+  must(init(attributes));
+  must(setFlags(attributes, POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETSIGMASK));
+  must(setDefaults(attributes, Buffer.alloc(SIGNAL_SET_BYTES, 0xff)));
+  must(setMask(attributes, Buffer.alloc(SIGNAL_SET_BYTES)));
+  return attributes;
+}
+
+/** These fail for want of memory alone. */
+function must(errorNumber: number): void {
+  if (errorNumber !== 0) throw new Error(`posix_spawn: ${getSystemErrorName(-errorNumber)}`);
+}
+
+const SIGNAL_NAMES = new Map(
+  // The first of two names is the usual one: SIGABRT before SIGIOT.
+  Object.entries(systemConstants.signals)
+    .reverse()
+    .map(([name, number]) => [number as number, name]),
+);
+
+/** Real-time signals have numbers only. */
+function signalName(number: number): string {
+  return SIGNAL_NAMES.get(number) ?? `SIG${number}`;
+}
