@@ -60,12 +60,8 @@ export async function startService(
   started.defer(lockForServing(dbPath, process.pid, effects));
 
   const doorForDispatcher = new MessageChannel();
-  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
-  started.defer(store.close);
-
-  await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
-
-  const dispatcher = await startDispatcherThread(
+  // The threads load at the same time.
+  const dispatcher = startDispatcherThread(
     {
       path: dbPath,
       port: doorForDispatcher.port2,
@@ -83,6 +79,12 @@ export async function startService(
     onFatal,
   );
   started.defer(dispatcher.stop);
+  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
+  started.defer(store.close);
+  started.defer(dispatcher.stop); // again, as it must be over before the store closes
+
+  await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
+  await dispatcher.begin();
 
   const spawner = await createSpawner(effects);
   started.defer(spawner.close);

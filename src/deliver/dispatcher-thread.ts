@@ -1,8 +1,9 @@
-import { parentPort, workerData } from 'node:worker_threads';
+import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
 import type { WebhookId } from '../domain.ts';
 import { realEffects } from '../effects.ts';
 import { createLogger } from '../logger.ts';
 import { startLoop } from '../loop.ts';
+import { releaseStartMemory } from '../memory.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
@@ -28,65 +29,76 @@ const STOP_GRACE_MS = 2_500;
 if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
 
 const owner = parentPort;
-const { path, port, sender: senderOptions, schedule, logLevel } = workerData as DispatcherThreadData;
-const logger = createLogger(logLevel);
-const store = openReads(path);
-const writer = connectWriter(port);
-const sender = createSender(senderOptions, realEffects);
-const dispatcher = createDispatcher({
-  reads: store.reads,
-  writer,
-  sender,
-  schedule,
-  effects: realEffects,
-  logger,
-  wake: () => loop.wake(),
+owner.once('message', (message: ToDispatcherThread) => {
+  if (message === 'begin') dispatch(owner, workerData as DispatcherThreadData);
+  // Something else could not start.
+  else owner.postMessage('stopped' satisfies FromDispatcherThread);
 });
-const loop = startLoop(dispatcher.tick, {
-  idleMs: IDLE_MS,
-  effects: realEffects,
-  onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
-});
-const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
-const replays = startLoop(replayer.tick, {
-  idleMs: IDLE_MS,
-  effects: realEffects,
-  onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
-});
-const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
 
-writer.onCommit((changes) => {
-  // Replays keep pace with their receivers.
-  if (changes.has('outbox') || changes.has('settled') || changes.has('everything')) replays.wake();
-});
-owner.on('message', (message: ToDispatcherThread) => {
-  if (typeof message === 'object') return void ping(message);
-  switch (message) {
-    case 'look':
-      return owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
-    case 'stop':
-      return void stop();
-    default:
-      message satisfies never;
-  }
-});
-owner.postMessage('ready' satisfies FromDispatcherThread);
-
-async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
-  const result = await pinger.ping(ping).catch((error) => {
-    logger.error({ err: error, webhookId: ping }, 'a ping went wrong');
-    return null;
+function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
+  const { path, port, sender: senderOptions, schedule, logLevel } = data;
+  const logger = createLogger(logLevel);
+  const store = openReads(path);
+  const writer = connectWriter(port);
+  const sender = createSender(senderOptions, realEffects);
+  const dispatcher = createDispatcher({
+    reads: store.reads,
+    writer,
+    sender,
+    schedule,
+    effects: realEffects,
+    logger,
+    wake: () => loop.wake(),
   });
-  owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
-}
+  const loop = startLoop(dispatcher.tick, {
+    idleMs: IDLE_MS,
+    effects: realEffects,
+    onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
+  });
+  const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
+  const replays = startLoop(replayer.tick, {
+    idleMs: IDLE_MS,
+    effects: realEffects,
+    onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
+  });
+  const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
 
-/** Attempts that are under way are brought to their end if they can, so that a clean stop sends nothing twice. */
-async function stop(): Promise<void> {
-  await Promise.all([loop.stop(), replays.stop()]);
-  const graceIsOver = new Promise<void>((resolve) => realEffects.after(STOP_GRACE_MS, resolve));
-  await Promise.race([dispatcher.settled(), graceIsOver]);
-  await sender.close();
-  store.close();
-  port.close();
-  owner.postMessage('stopped' satisfies FromDispatcherThread);
+  writer.onCommit((changes) => {
+    // Replays keep pace with their receivers.
+    if (changes.has('outbox') || changes.has('settled') || changes.has('everything')) replays.wake();
+  });
+  owner.on('message', (message: ToDispatcherThread) => {
+    if (typeof message === 'object') return void ping(message);
+    switch (message) {
+      case 'look':
+        return owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
+      case 'stop':
+        return void stop();
+      case 'begin':
+        return;
+      default:
+        message satisfies never;
+    }
+  });
+  owner.postMessage('ready' satisfies FromDispatcherThread);
+  releaseStartMemory(realEffects, 'thread');
+
+  async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
+    const result = await pinger.ping(ping).catch((error) => {
+      logger.error({ err: error, webhookId: ping }, 'a ping went wrong');
+      return null;
+    });
+    owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
+  }
+
+  /** Attempts that are under way are brought to their end if they can, so that a clean stop sends nothing twice. */
+  async function stop(): Promise<void> {
+    await Promise.all([loop.stop(), replays.stop()]);
+    const graceIsOver = new Promise<void>((resolve) => realEffects.after(STOP_GRACE_MS, resolve));
+    await Promise.race([dispatcher.settled(), graceIsOver]);
+    await sender.close();
+    store.close();
+    port.close();
+    owner.postMessage('stopped' satisfies FromDispatcherThread);
+  }
 }

@@ -16,7 +16,7 @@ export interface DispatcherThreadData {
   logLevel: LogLevel;
 }
 
-export type ToDispatcherThread = 'look' | 'stop' | { ping: WebhookId; pingId: number };
+export type ToDispatcherThread = 'begin' | 'look' | 'stop' | { ping: WebhookId; pingId: number };
 export type FromDispatcherThread =
   | 'ready'
   | 'stopped'
@@ -25,19 +25,24 @@ export type FromDispatcherThread =
   | { pingId: number; result: PingResult | null };
 
 export interface DispatcherThread {
+  /** Begins to send. Resolves when it has; rejects when it cannot. */
+  begin(): Promise<void>;
   /** How long ago its loop last looked for work; does not resolve while the thread hangs. */
   quietMs(): Promise<number>;
   /** Sends one ping now and tells what came of it. */
   ping(webhookId: WebhookId): Promise<PingResult>;
-  /** Lets the attempts that are under way end, then the thread. */
+  /** Lets the attempts that are under way end, then the thread; may be called again. */
   stop(): Promise<void>;
 }
 
-/** Starts the dispatcher in its thread; `onCrash` is called if that dies. */
-export async function startDispatcherThread(
+/**
+ * Starts the dispatcher's thread, which loads while others do their part and does nothing before `begin`. `onCrash`
+ * is called if it dies.
+ */
+export function startDispatcherThread(
   data: DispatcherThreadData,
   onCrash: (error: unknown) => void,
-): Promise<DispatcherThread> {
+): DispatcherThread {
   const thread = startThread('deliver/dispatcher-thread', { workerData: data, transferList: [data.port] });
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
@@ -61,9 +66,14 @@ export async function startDispatcherThread(
     stopped.resolve();
     if (!stopping) onCrash(new Error('the dispatcher thread ended'));
   });
-  await ready.promise;
+  // Whoever begins hears of it.
+  ready.promise.catch(() => undefined);
 
   return {
+    begin() {
+      thread.postMessage('begin' satisfies ToDispatcherThread);
+      return ready.promise;
+    },
     quietMs: () =>
       new Promise((resolve) => {
         looks.push(resolve);
@@ -77,8 +87,8 @@ export async function startDispatcherThread(
       return ping.promise;
     },
     async stop() {
+      if (!stopping) thread.postMessage('stop' satisfies ToDispatcherThread);
       stopping = true;
-      thread.postMessage('stop' satisfies ToDispatcherThread);
       await stopped.promise;
       await thread.terminate();
     },

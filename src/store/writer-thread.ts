@@ -1,8 +1,9 @@
 import { statSync } from 'node:fs';
-import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
+import { type MessagePort, parentPort, type Worker, workerData } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
 import { startLoop } from '../loop.ts';
+import { releaseStartMemory } from '../memory.ts';
 import { openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
 import { serveWriter } from './writer-port.ts';
@@ -19,6 +20,7 @@ const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
 /** Beyond this the writer itself copies the rest, so that the next write begins the WAL anew. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
 const LOOK_EVERY_MS = 100;
+const CHECKPOINTER_IDLE_MS = 30_000;
 /** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
 const LOOK_OUTSIDE_EVERY_MS = 500;
 
@@ -31,15 +33,11 @@ database.pragma('wal_autocheckpoint = 0');
 // Once all is copied the file shrinks again, so that its size tells how much there is to copy.
 database.pragma(`journal_size_limit = ${CHECKPOINT_AT_BYTES}`);
 const group = createGroupCommit(database, realEffects);
-const checkpointer = startThread('store/checkpoint-thread', { workerData: { path } });
+let checkpointer: Worker | undefined;
 let checkpointing = false;
+let cancelEnd = () => {};
 let lookedAtMs = 0;
 
-checkpointer.on('message', () => {
-  checkpointing = false;
-  // Under steady load the passive copy never meets the end of the WAL. What is left now is little.
-  if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
-});
 group.onCommit(checkpointWhenLarge);
 const lookout = startLoop(
   async () => {
@@ -51,6 +49,7 @@ const lookout = startLoop(
 );
 for (const port of [parentPort, ...ports]) serveWriter(group, port, close);
 parentPort.postMessage({ kind: 'ready' });
+releaseStartMemory(realEffects, 'thread');
 
 function checkpointWhenLarge(): void {
   const nowMs = realEffects.monotonicMs();
@@ -58,7 +57,24 @@ function checkpointWhenLarge(): void {
   lookedAtMs = nowMs;
   if (walBytes() < CHECKPOINT_AT_BYTES) return;
   checkpointing = true;
+  cancelEnd();
+  checkpointer ??= startCheckpointer();
   checkpointer.postMessage('checkpoint');
+}
+
+/** Only while there is much to write: a thread takes 8 MB. */
+function startCheckpointer(): Worker {
+  const thread = startThread('store/checkpoint-thread', { workerData: { path } });
+  thread.on('message', () => {
+    checkpointing = false;
+    // Under steady load the passive copy never meets the end of the WAL. What is left now is little.
+    if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
+    cancelEnd = realEffects.after(CHECKPOINTER_IDLE_MS, () => {
+      checkpointer = undefined;
+      void thread.terminate();
+    });
+  });
+  return thread;
 }
 
 function walBytes(): number {
@@ -68,7 +84,8 @@ function walBytes(): number {
 /** Last of all connections, so that the WAL is copied, emptied and removed. */
 async function close(): Promise<void> {
   await lookout.stop();
-  await checkpointer.terminate();
+  cancelEnd();
+  await checkpointer?.terminate();
   group.close();
   for (const port of ports) port.close();
 }

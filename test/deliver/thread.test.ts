@@ -72,7 +72,7 @@ async function threads(t: Test) {
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });
   const door = new MessageChannel();
   const store = await openStoreWithThreads(path, [door.port1], crashed);
-  const dispatcher = await startDispatcherThread(
+  const dispatcher = startDispatcherThread(
     {
       path,
       port: door.port2,
@@ -86,6 +86,7 @@ async function threads(t: Test) {
     await dispatcher.stop();
     await store.close();
   });
+  await dispatcher.begin();
   return { store, dispatcher };
 }
 
