@@ -3,6 +3,7 @@ import { createSecureContext } from 'node:tls';
 import type { Command } from 'commander';
 import { type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { AppError } from '../errors.ts';
+import { releaseStartMemory } from '../memory.ts';
 import {
   type CommandContext,
   dbPathOf,
@@ -58,6 +59,7 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   });
   terminal.print(`davit listening on ${service.url}`);
   void notifySystemd('READY=1', context);
+  releaseStartMemory(effects, 'main');
   await toldToStop;
   void notifySystemd('STOPPING=1', context);
   effects.after(STOP_MAX_MS, () => {

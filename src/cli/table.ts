@@ -126,7 +126,7 @@ function cutTo(text: string, width: number): string {
 
 /** In columns of a terminal. */
 function displayWidth(text: string): number {
-  if (/^[\x20-\x7e…]*$/.test(text)) return text.length;
+  if (/^[\x20-\x7e\u2026]*$/.test(text)) return text.length;
   return graphemesOf(text).reduce((width, grapheme) => width + graphemeWidth(grapheme), 0);
 }
 
