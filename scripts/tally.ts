@@ -32,6 +32,7 @@ observe(run, (file, end) => {
     `${claims.failed === 0 ? 'ok  ' : 'FAIL'}  ${end.name}  ${inWords(claims)}  ${Math.round(end.time ?? 0)} ms`,
   );
   if (claims.failed > 0) sayFailures(file, end, []);
+  if (claims.skipped > 0) saySkipped(file, []);
 });
 run.on('complete', () => {
   writeFileSync(output, `${total.passed} ${total.failed}\n`);
@@ -102,6 +103,15 @@ function sayFailures(test: Test, end: Result, names: string[]): void {
   for (const subtest of inner) sayFailures(subtest.test, subtest.end, [...names, subtest.end.name]);
   for (const assertion of failed) sayFailure(assertion, [...names, assertion.name]);
   if (inner.length === 0 && failed.length === 0) sayFailure(end, names.length === 0 ? [end.name] : names);
+}
+
+/** What was not checked on this machine, and why not. */
+function saySkipped(test: Test, names: string[]): void {
+  for (const { test: inner, end } of test.subtests) saySkipped(inner, [...names, end.name]);
+  const results = [...test.assertions, ...test.subtests.map(({ end }) => end)];
+  for (const { name, skip } of results.filter((result) => verdict(result) === 'skipped')) {
+    say(`      skipped: ${[...names, name].join(' > ')}${typeof skip === 'string' ? ` (${skip})` : ''}`);
+  }
 }
 
 function sayFailure(result: Result, names: string[]): void {

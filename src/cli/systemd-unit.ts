@@ -50,6 +50,7 @@ ExecStart=${command}
 EnvironmentFile=-/etc/davit.env
 User=${user}
 ${place.join('\n')}
+# What commands make is for this user alone too, unless they say umask 022 themselves.
 UMask=0077
 Restart=on-failure
 RestartSec=1

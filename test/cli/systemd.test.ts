@@ -1,18 +1,11 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, existsSync, writeFileSync } from 'node:fs';
-import { delimiter, join } from 'node:path';
+import { chmodSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import t from 'tap';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
-
-const ifHas = (...programs: string[]) => {
-  const missing = programs.find(
-    (program) =>
-      !(process.env['PATH'] ?? '').split(delimiter).some((path) => existsSync(join(path, program))),
-  );
-  return missing === undefined ? {} : { skip: `there is no ${missing}` };
-};
+import { ifHas } from '../helpers/programs.ts';
 
 t.test('the unit file runs this very davit, on a file of its own', async (t) => {
   const { stdout, stderr, exitCode } = await run(['admin', 'systemd-unit']);

@@ -1,0 +1,155 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { writeFileSync } from 'node:fs';
+import type { IncomingMessage } from 'node:http';
+import { type RequestOptions, request } from 'node:https';
+import { type AddressInfo, createServer } from 'node:net';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { text } from 'node:stream/consumers';
+import t, { type Test } from 'tap';
+import { ifHas } from '../helpers/programs.ts';
+import { readmeBlock } from '../helpers/readme.ts';
+import { CA_PEM } from '../helpers/receiver.ts';
+import { place } from '../helpers/service.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+/* The README's configurations of proxies, taken out of it and run in front of davit. */
+
+const CERTIFICATE = join(import.meta.dirname, '../fixtures/tls/localhost.pem');
+const KEY = join(import.meta.dirname, '../fixtures/tls/localhost.key');
+
+/** Prints a line, and goes on once somebody who followed the log has seen it. */
+const COMMAND = `
+  echo seen? >&2
+  while [ ! -e seen ]; do sleep 0.05; done
+  head -c 3000000 /dev/zero | tr '\\0' x`;
+
+interface Proxy {
+  /** The README's block, for this port in place of 443 and the service in place of 8080. */
+  configuration(port: number, service: string, directory: string): string;
+  command(file: string, directory: string): [string, ...string[]];
+}
+
+const PROXIES: Record<string, Proxy> = {
+  nginx: {
+    configuration: (port, service, directory) => `
+      daemon off; master_process off; pid ${directory}/pid; error_log stderr emerg;
+      events {}
+      http {
+        access_log off;
+        ${['client_body', 'proxy', 'fastcgi', 'uwsgi', 'scgi'].map((name) => `${name}_temp_path ${directory}/${name};`).join('\n')}
+        ${readmeBlock('nginx.conf')
+          .replace('127.0.0.1:8080', service)
+          .replace('listen 443', `listen 127.0.0.1:${port}`)
+          .replace('/etc/ssl/deploy.example.com.pem', CERTIFICATE)
+          .replace('/etc/ssl/private/deploy.example.com.key', KEY)
+          .replace('deploy.example.com', 'localhost')}
+      }`,
+    command: (file, directory) => ['nginx', '-p', directory, '-e', 'stderr', '-c', file],
+  },
+  caddy: {
+    configuration: (port, service) =>
+      `{\n admin off\n auto_https off\n}\n${readmeBlock('Caddyfile')
+        .replace('127.0.0.1:8080', service)
+        .replace('deploy.example.com {', `https://localhost:${port} {\n tls ${CERTIFICATE} ${KEY}`)}`,
+    command: (file) => ['caddy', 'run', '--adapter', 'caddyfile', '--config', file],
+  },
+};
+
+for (const [name, proxy] of Object.entries(PROXIES)) {
+  t.test(`behind ${name}, as the README sets it up`, ifHas(name), async (t) => {
+    const davit = place(t);
+    const { id: project } = await davit.davit<{ id: string }>(
+      ...['admin', 'project', 'create', '--name', 'site', '--dir', davit.directory],
+      ...['--', 'sh', '-c', COMMAND],
+    );
+    const { secret: key } = await davit.davit<{ secret: string }>(
+      ...['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects'],
+    );
+    const service = await davit.serve('--trust-proxy', '127.0.0.1/32');
+    const ask = await startProxy(t, proxy, service.url.slice('http://'.length));
+
+    const headers = { Authorization: `Bearer ${key}`, 'Content-Type': 'application/json' };
+    const created = await ask(
+      `/v2/projects/${project}/deployments`,
+      { method: 'POST', headers },
+      '{"ref":"v1"}',
+    );
+    t.equal(created.statusCode, 201);
+    const log = `/v2/deployments/${JSON.parse(await text(created)).id}/logs`;
+
+    const followed = await ask(log, { headers: { ...headers, Accept: 'text/event-stream' } });
+    let lastLine = '';
+    for await (const line of createInterface({ input: followed })) {
+      // Only now the command goes on: a proxy that kept the line back would wait for ever.
+      if (line === 'data: seen?') writeFileSync(join(davit.directory, 'seen'), '');
+      if (line.startsWith('data: ')) lastLine = line;
+    }
+    t.equal(lastLine, 'data: {"status":"succeeded"}');
+    t.equal(
+      (await text(await ask(log, { headers }))).length,
+      'seen?\n'.length + 3_000_000,
+      'a large log is whole',
+    );
+
+    const tooLarge = await ask('/v2/webhooks', { method: 'POST', headers }, 'x'.repeat(100_000));
+    t.match(JSON.parse(await text(tooLarge)), { error: { code: 'payload_too_large' } });
+
+    const failures = Array.from({ length: 61 }, (_, index) =>
+      ask('/v2/projects', {
+        localAddress: '127.0.0.2',
+        headers: { Authorization: 'Bearer wrong', 'X-Forwarded-For': `203.0.113.${index}` },
+      }),
+    );
+    const statuses = (await Promise.all(failures)).map((answer) => answer.resume().statusCode);
+    t.equal(statuses.filter((status) => status === 401).length, 60);
+    t.equal(statuses.filter((status) => status === 429).length, 1, 'one address, whatever it says of itself');
+    const other = await ask('/v2/projects', { headers: { Authorization: 'Bearer wrong' } });
+    t.equal(other.resume().statusCode, 401, 'another address');
+  });
+}
+
+/** Starts it in front of the service at this host and port; gives what makes a request of it. */
+async function startProxy(t: Test, { configuration, command }: Proxy, service: string) {
+  const directory = temporaryDirectory(t);
+  const port = await freePort();
+  const file = join(directory, 'configuration');
+  writeFileSync(file, configuration(port, service, directory));
+  const [program, ...words] = command(file, directory);
+  const child = spawn(program, words, {
+    env: { PATH: process.env['PATH'], HOME: directory, XDG_CONFIG_HOME: directory, XDG_DATA_HOME: directory },
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  const ended = once(child, 'exit');
+  const complaints = text(child.stderr);
+  t.teardown(async () => {
+    child.kill('SIGKILL');
+    await ended;
+  });
+
+  const ask = async (path: string, options: RequestOptions, body = '') => {
+    const asked = request({ host: 'localhost', port, path, ca: CA_PEM, agent: false, family: 4, ...options });
+    asked.end(body);
+    const [response] = await once(asked, 'response');
+    return response as IncomingMessage;
+  };
+  for (;;) {
+    try {
+      (await ask('/readyz', {})).resume();
+      return ask;
+    } catch (error) {
+      if (child.exitCode !== null) throw new Error(`${program}: ${await complaints}`, { cause: error });
+    }
+  }
+}
+
+/** Neither of them tells which port it took of itself. */
+async function freePort(): Promise<number> {
+  const server = createServer().listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  const { port } = server.address() as AddressInfo;
+  server.close();
+  await once(server, 'close');
+  return port;
+}

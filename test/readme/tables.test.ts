@@ -1,0 +1,162 @@
+import { readdirSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
+import { place, run } from '../helpers/cli.ts';
+import { codesIn, readmeSection, tableRows } from '../helpers/readme.ts';
+import { serve } from '../helpers/served.ts';
+
+/* What the README lists is what there is: no option, endpoint or file too few, none too many. */
+
+interface CommandOption {
+  /** `deploy`, `project create`: as the README names them, `admin` left out. */
+  command: string;
+  flags: string;
+  /** Empty: none. */
+  defaultText: string;
+  variable: string;
+}
+
+/** A row of the README's option tables. */
+interface OptionRow extends Omit<CommandOption, 'command'> {
+  /** `any`: every command that no other row with these flags names. */
+  commands: string[] | 'any';
+}
+
+t.test('every option stands in the README with its default and its variable', async (t) => {
+  const options = await optionsBelow([]);
+  const rows = optionRows();
+  t.ok(options.length > 50 && rows.length > 50, 'there is something to compare');
+  const rowOf = ({ command, flags }: CommandOption) => {
+    const ofThese = rows.filter((row) => row.flags === flags);
+    return (
+      ofThese.find(({ commands }) => commands.includes(command) && commands !== 'any') ??
+      ofThese.find(({ commands }) => commands === 'any')
+    );
+  };
+  t.strictSame(
+    options
+      .filter((option) => rowOf(option) === undefined)
+      .map(({ command, flags }) => `${command}: ${flags}`),
+    [],
+    'options that the README lacks',
+  );
+  t.strictSame(
+    rows.filter(
+      (row) =>
+        row.commands !== 'any' &&
+        !row.commands.every((command) =>
+          options.some((option) => option.command === command && option.flags === row.flags),
+        ),
+    ),
+    [],
+    'options that only the README has',
+  );
+  t.strictSame(
+    rows.filter((row) => !options.some((option) => rowOf(option) === row)),
+    [],
+    'rows that stand for nothing',
+  );
+  for (const row of rows) {
+    const meant = options.filter((option) => rowOf(option) === row);
+    const defaults = new Set(meant.map(({ defaultText }) => defaultText).filter((text) => text !== ''));
+    t.strictSame([...defaults], row.defaultText === '' ? [] : [row.defaultText], `${row.flags}: its default`);
+    t.strictSame([...new Set(meant.map(({ variable }) => variable))], [row.variable], row.flags);
+  }
+});
+
+t.test('every endpoint stands in the README with its scope', async (t) => {
+  const { directory } = place(t);
+  const service = await serve(t, directory);
+  const response = await fetch(`${service.url}/v2/openapi.json`);
+  const { paths } = (await response.json()) as OpenApiDocument;
+  const described = Object.entries(paths).flatMap(([path, item]) =>
+    Object.entries(item).flatMap(([method, operation]) => {
+      const [requirement] = operation.security ?? [];
+      return requirement === undefined
+        ? []
+        : [`${method.toUpperCase()} ${path}: ${requirement['key']?.join()}`];
+    }),
+  );
+  const listed = tableRows(readmeSection('## The API'))
+    .filter(([endpoint = '']) => /^`[A-Z]+ \//.test(endpoint))
+    .map(([endpoint = '', scope = '']) => `${codesIn(endpoint).join()}: ${codesIn(scope).join()}`);
+  t.ok(described.length > 15);
+  t.strictSame(listed.toSorted(), described.toSorted());
+});
+
+t.test('every file of src/ is on the map', async (t) => {
+  const map = readmeSection('### A map');
+  const names = [...map.matchAll(/[\w*-]+\.(?:ts|css)\b/g)].map(([name]) => name);
+  const isOnMap = (file: string) =>
+    names.some((name) => new RegExp(`^${name.replaceAll('*', '[\\w-]*').replace('.', '\\.')}$`).test(file));
+  const files = readdirSync(join(import.meta.dirname, '../../src'), { recursive: true, encoding: 'utf8' })
+    .filter((path) => path.endsWith('.ts'))
+    // One for each command, and what these share: main.ts is their table of contents.
+    .filter((path) => !path.startsWith('cli/'));
+  t.strictSame(
+    files.filter((path) => !isOnMap(path.slice(path.lastIndexOf('/') + 1))),
+    [],
+    'files that the map lacks',
+  );
+  t.strictSame(
+    names.filter(
+      (name) => !name.includes('*') && !files.some((path) => path.endsWith(name)) && !isOfCli(name),
+    ),
+    [],
+    'files that only the map has',
+  );
+});
+
+/** What `--help` says of the options of this command and of those below it. */
+async function optionsBelow(path: string[]): Promise<CommandOption[]> {
+  const { stdout } = await run([...path, '--help']);
+  const commands = [...sectionOf(stdout, 'Commands').matchAll(/^ {2}([a-z][\w-]*)/gm)]
+    .map(([, name]) => name ?? '')
+    .filter((name) => name !== 'help');
+  if (commands.length > 0)
+    return (await Promise.all(commands.map((name) => optionsBelow([...path, name])))).flat();
+  const command = path.filter((word) => word !== 'admin').join(' ');
+  return ['Options', 'Global Options']
+    .flatMap((title) => `\n${sectionOf(stdout, title)}`.split(/\n {2}(?=-)/).slice(1))
+    .map((text) => ({ command, ...optionOf(text) }))
+    .filter(({ flags }) => flags !== '-h, --help');
+}
+
+/** The indented lines below `Options:` and the like; empty where it has none. */
+function sectionOf(help: string, title: string): string {
+  return new RegExp(`^${title}:\\n((?: .*\\n)+)`, 'm').exec(help)?.[1] ?? '';
+}
+
+/** `--limit <n>  show at most so many (default 20, $DAVIT_LIMIT)`, over several lines where it is long. */
+function optionOf(text: string): Omit<CommandOption, 'command'> {
+  const [, flags = '', description = ''] = /^(.*?\S) {2,}(.*)$/s.exec(text) ?? [];
+  const [, defaultText = '', variable = ''] =
+    /\((?:default (.*?), )?\$(\w+)\)$/.exec(description.replaceAll(/\s+/g, ' ').trim()) ?? [];
+  return { flags, defaultText, variable };
+}
+
+function optionRows(): OptionRow[] {
+  const ofOne = (command: string) =>
+    tableRows(readmeSection(`### \`davit ${command}\``)).map((cells) =>
+      optionRow([`\`${command}\``, ...cells]),
+    );
+  return [
+    ...ofOne('serve'),
+    ...ofOne('deploy'),
+    ...tableRows(readmeSection('### The other commands')).map(optionRow),
+  ];
+}
+
+function optionRow([commands = '', flags = '', defaultText = '', variable = '']: string[]): OptionRow {
+  return {
+    commands: commands.startsWith('any') ? 'any' : codesIn(commands),
+    flags: codesIn(flags).join(),
+    defaultText: codesIn(defaultText).join(),
+    variable: codesIn(variable).join(),
+  };
+}
+
+function isOfCli(name: string): boolean {
+  return ['command.ts', 'table.ts', 'terminal.ts'].includes(name);
+}

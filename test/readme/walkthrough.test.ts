@@ -1,0 +1,153 @@
+import { execFile, spawn } from 'node:child_process';
+import { mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { promisify } from 'node:util';
+import t, { type Test } from 'tap';
+import { serviceSignature } from '../../src/deliver/sign.ts';
+import { realEffects } from '../../src/effects.ts';
+import { newSigningSecret } from '../../src/secrets.ts';
+import { executablePath } from '../helpers/executable.ts';
+import { ifHas } from '../helpers/programs.ts';
+import { readmeBlock } from '../helpers/readme.ts';
+import { place, type RunningService } from '../helpers/service.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+/* The README's first deployment and recipes, taken out of it and run as they stand there. */
+
+const execute = promisify(execFile);
+
+t.test('the first deployment, from an empty directory', ifHas('git', 'curl'), async (t) => {
+  const there = reader(t);
+  await there.shell(readmeBlock('first-deployment.sh'));
+  const service = await there.serve();
+  const variables = await there.variables('site');
+
+  const { stdout } = await there.shell(
+    `${variables}\n${readmeBlock('first-deployment-goes-on.sh')}`,
+    service,
+  );
+  t.match(stdout, /^hello\n/m);
+  t.match(stdout, /"status":"queued"/);
+
+  const deploy = async (ref: string) => {
+    const job = `davit deploy "$PROJECT" ${ref} --wait 2>&1 || echo "exit $?"`;
+    return (await there.shell(`${variables}\n${job}`, service)).stdout;
+  };
+  const index = () => readFileSync(join(there.directory, 'current/index.html'), 'utf8');
+  await there.shell(`cd site && git tag v1 && echo goodbye >index.html &&
+    git -c user.name=me -c user.email=me@example.com commit --quiet --all --message goodbye`);
+  t.match(await deploy('main'), /succeeded/);
+  t.equal(index(), 'goodbye\n', 'a branch is what the repository has now');
+  t.match(await deploy('v1'), /succeeded/);
+  t.equal(index(), 'hello\n', 'a rollback is a deployment of the earlier ref');
+  t.match(await deploy('v2'), /there is no v2\n.*failed.*\nexit 1\n$/s);
+  t.equal(index(), 'hello\n', 'what failed changed nothing');
+  for (const ref of ['v1', 'main']) await deploy(ref);
+  t.equal(readdirSync(join(there.directory, 'releases')).length, 5, 'of six');
+  t.equal(index(), 'goodbye\n');
+});
+
+t.test('a worker takes what is queued and reports it', ifHas('curl', 'jq'), async (t) => {
+  const there = reader(t);
+  writeFileSync(join(there.directory, 'worker.sh'), readmeBlock('worker.sh'), { mode: 0o755 });
+  writeFileSync(
+    join(there.directory, 'roll-out'),
+    '#!/bin/sh\necho "$1" >>rolled-out\n[ "$1" != broken ]\n',
+    { mode: 0o755 },
+  );
+  await there.shell(`
+    davit admin project create --name fleet --report-timeout 2h
+    for ref in v1 broken v2; do davit admin deployment create fleet $ref; done`);
+  const service = await there.serve();
+  const variables = await there.variables('fleet', '--scope deployments:read --scope deployments:report');
+  await there.shell(`${variables}\n./worker.sh`, service);
+  t.strictSame(await there.endings(), [
+    ['v1', 'succeeded', null],
+    ['broken', 'failed', 'the rollout did not become healthy'],
+    ['v2', 'succeeded', null],
+  ]);
+  t.equal(readFileSync(join(there.directory, 'rolled-out'), 'utf8'), 'v1\nbroken\nv2\n', 'the oldest first');
+});
+
+t.test('a job of a CI with curl and jq exits as the deployment ended', ifHas('curl', 'jq'), async (t) => {
+  const there = reader(t);
+  await there.shell(
+    `davit admin project create --name site -- /bin/sh -c 'echo "of $DEPLOY_REF"; [ $DEPLOY_REF = good ]'`,
+  );
+  const service = await there.serve();
+  const variables = await there.variables('site');
+  const job = (ref: string, jobId = `job-${ref}`) =>
+    there.shell(`${variables}\nexport REF=${ref} JOB_ID=${jobId}\n${readmeBlock('ci.sh')}`, service);
+  t.match(await job('good'), { stdout: 'of good\n' });
+  await t.rejects(job('bad'), { code: 1, stdout: 'of bad\n' });
+  await t.rejects(job('good', 'job-bad'), { code: 1, stdout: '', stderr: /idempotency_key_reused/ });
+});
+
+t.test('the receiver takes a delivery, knows it again, and refuses what is not davit’s', async (t) => {
+  const directory = temporaryDirectory(t);
+  for (const name of ['verify.mjs', 'receiver.mjs']) writeFileSync(join(directory, name), readmeBlock(name));
+  const secret = newSigningSecret(realEffects.randomBytes);
+  const receiver = spawn(process.execPath, ['receiver.mjs'], {
+    cwd: directory,
+    env: { PORT: '0', DAVIT_SIGNING_SECRET: secret },
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => receiver.kill('SIGKILL'));
+  const lines = createInterface({ input: receiver.stdout })[Symbol.asyncIterator]();
+  const port = /^listening on (\d+)$/.exec((await lines.next()).value ?? '')?.[1];
+  const send = async (id: string, key: string) => {
+    const body = JSON.stringify({ id, type: 'deployment.succeeded', data: { ref: `of ${id}` } });
+    const header = serviceSignature([key], Math.floor(realEffects.now() / 1000), body);
+    const response = await fetch(`http://127.0.0.1:${port}/`, {
+      method: 'POST',
+      headers: { 'Service-Signature': header },
+      body,
+    });
+    return response.status;
+  };
+  t.equal(await send('evt_0', newSigningSecret(realEffects.randomBytes)), 400);
+  t.equal(await send('evt_1', secret), 204);
+  t.equal(await send('evt_1', secret), 204);
+  t.equal(await send('evt_2', secret), 204);
+  t.equal((await lines.next()).value, 'deployment.succeeded of evt_1');
+  t.equal((await lines.next()).value, 'deployment.succeeded of evt_2', 'what came twice is handled once');
+});
+
+/** Somebody with an empty directory, `davit` in the PATH, and a shell in which an error is one. */
+function reader(t: Test) {
+  const there = place(t);
+  const { directory } = there;
+  const programs = join(temporaryDirectory(t), 'bin');
+  mkdirSync(programs);
+  symlinkSync(executablePath(), join(programs, 'davit'));
+
+  return {
+    directory,
+    serve: () => there.serve(),
+    /** Rejects if it exits with another code than 0. A service's own address stands for the README's. */
+    shell(script: string, service?: RunningService) {
+      const text = script.replaceAll('http://127.0.0.1:8080', service?.url ?? 'no service yet');
+      return execute('sh', ['-e', '-c', text], {
+        cwd: directory,
+        env: { PATH: `${programs}:${process.env['PATH']}`, HOME: directory, DAVIT_URL: service?.url ?? '' },
+      });
+    },
+    /** What the README's reader has in the environment, as lines of a script. */
+    async variables(name: string, scopes = '--all-scopes') {
+      const words = ['admin', 'key', 'create', '--name', 'me', '--project', name, ...scopes.split(' ')];
+      const { secret } = await there.davit<{ secret: string }>(...words);
+      const { id } = await there.davit<{ id: string }>('admin', 'project', 'show', name);
+      return `export DAVIT_KEY=${secret} PROJECT=${id}`;
+    },
+    /** Of all deployments, the oldest first. */
+    async endings() {
+      const deployments = await there.davit<{ ref: string; status: string; message: string | null }[]>(
+        'admin',
+        'deployment',
+        'list',
+      );
+      return deployments.map(({ ref, status, message }) => [ref, status, message]).reverse();
+    },
+  };
+}
