@@ -74,7 +74,7 @@ owner.postMessage('ready' satisfies FromDispatcherThread);
 
 async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
   const result = await pinger.ping(ping).catch((error) => {
-    logger.error({ err: error, webhookId: ping }, 'a ping went wrong');
+    logger.error({ err: error, webhook_id: ping }, 'a ping went wrong');
     return null;
   });
   owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
