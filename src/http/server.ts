@@ -163,13 +163,13 @@ function envelope(effects: Effects, logger: Logger): Plugin<void> {
       });
       server.events.on('response', (request) => {
         const { requestId, receivedAtMs } = request.app;
+        logBrokenOff(request, logger);
         logger.info(
           {
             request_id: requestId,
             key_id: request.auth.credentials?.app?.keyId ?? null,
             method: request.method,
-            // The pattern, since the path itself may hold anything; null where none fits.
-            route: request.route.path.endsWith('*}') ? null : request.route.path,
+            route: routeOf(request),
             status: statusOf(request),
             duration_ms: Math.round((effects.monotonicMs() - receivedAtMs) * 1000) / 1000,
           },
@@ -180,9 +180,25 @@ function envelope(effects: Effects, logger: Logger): Plugin<void> {
   };
 }
 
-/** hapi's own 499 when the client left before there was an answer. */
+/** The pattern, since the path itself may hold anything; null where none fits. */
+function routeOf({ route }: Request): string | null {
+  return route.path.endsWith('*}') ? null : route.path;
+}
+
 function statusOf({ response }: Request): number {
   return 'isBoom' in response ? response.output.statusCode : response.statusCode;
+}
+
+/** What hapi puts down when the client left before there was an answer. */
+const CLIENT_LEFT = 499;
+
+/** By now an error is one of sending: the client has a part of the answer, and then the end of its connection. */
+function logBrokenOff(request: Request, logger: Logger): void {
+  if (!('isBoom' in request.response) || statusOf(request) === CLIENT_LEFT) return;
+  logger.error(
+    { request_id: request.app.requestId, route: routeOf(request), err: request.response },
+    'an answer broke off',
+  );
 }
 
 function admission(
