@@ -5,6 +5,7 @@ import { backlogReads } from './backlog.ts';
 import { type Database, openForReading, openForWriting } from './database.ts';
 import { deliveryReads } from './deliveries.ts';
 import { deploymentReads } from './deployments.ts';
+import { gaugeReads } from './gauges.ts';
 import { instanceReads } from './instance.ts';
 import { keyReads } from './keys.ts';
 import { logReads } from './logs.ts';
@@ -90,6 +91,7 @@ function makeReads(database: Database) {
     replays: replayReads(database),
     outbox: outboxReads(database),
     backlog: backlogReads(database),
+    gauges: gaugeReads(database),
   };
 }
 
