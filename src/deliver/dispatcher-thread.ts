@@ -1,11 +1,13 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import type { WebhookId } from '../domain.ts';
 import { realEffects } from '../effects.ts';
+import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { startLoop } from '../loop.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
+import { deliveryFigures } from './figures.ts';
 import { createPinger } from './ping.ts';
 import { createReplayer } from './replays.ts';
 import { createSender } from './send.ts';
@@ -28,7 +30,15 @@ const STOP_GRACE_MS = 2_500;
 if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
 
 const owner = parentPort;
-const { path, port, sender: senderOptions, schedule, logLevel } = workerData as DispatcherThreadData;
+const {
+  path,
+  port,
+  sender: senderOptions,
+  schedule,
+  logLevel,
+  figures: memory,
+} = workerData as DispatcherThreadData;
+const figures = memory === undefined ? undefined : deliveryFigures(memory);
 const logger = createLogger(logLevel);
 const store = openReads(path);
 const writer = connectWriter(port);
@@ -40,6 +50,7 @@ const dispatcher = createDispatcher({
   schedule,
   effects: realEffects,
   logger,
+  figures,
   wake: () => loop.wake(),
 });
 const loop = startLoop(dispatcher.tick, {
@@ -54,6 +65,7 @@ const replays = startLoop(replayer.tick, {
   onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
 });
 const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
+if (figures !== undefined) watchLag(figures.lag, realEffects);
 
 writer.onCommit((changes) => {
   // Replays keep pace with their receivers.

@@ -14,6 +14,8 @@ export interface DispatcherThreadData {
   sender: SenderOptions;
   schedule: RetrySchedule;
   logLevel: LogLevel;
+  /** Where it counts what it does; undefined: nobody asks. */
+  figures?: SharedArrayBuffer | undefined;
 }
 
 export type ToDispatcherThread = 'look' | 'stop' | { ping: WebhookId; pingId: number };

@@ -2,9 +2,11 @@ import { statSync } from 'node:fs';
 import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
+import { watchLag } from '../event-loop.ts';
 import { startLoop } from '../loop.ts';
 import { openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
+import { type CheckpointKind, writerFigures } from './writer-figures.ts';
 import { serveWriter } from './writer-port.ts';
 
 /** What the thread is started with. */
@@ -12,6 +14,8 @@ export interface WriterThreadData {
   path: string;
   /** Further doors to the same writer, one for each thread that writes. */
   ports: MessagePort[];
+  /** Where it counts what it does; undefined: nobody asks. */
+  figures: SharedArrayBuffer | undefined;
 }
 
 /** 4 MiB of WAL: small enough to stay in the page cache, large enough that hot pages are copied once. */
@@ -24,21 +28,27 @@ const LOOK_OUTSIDE_EVERY_MS = 500;
 
 if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thread');
 
-const { path, ports } = workerData as WriterThreadData;
+const { path, ports, figures: memory } = workerData as WriterThreadData;
+const figures = memory === undefined ? undefined : writerFigures(memory);
 const database = openForWriting(path, realEffects);
 // The copying and its fsyncs happen in the checkpoint thread: nobody's commit waits for them.
 database.pragma('wal_autocheckpoint = 0');
 // Once all is copied the file shrinks again, so that its size tells how much there is to copy.
 database.pragma(`journal_size_limit = ${CHECKPOINT_AT_BYTES}`);
-const group = createGroupCommit(database, realEffects);
+const group = createGroupCommit(database, realEffects, figures);
 const checkpointer = startThread('store/checkpoint-thread', { workerData: { path } });
 let checkpointing = false;
+let askedAtMs = 0;
 let lookedAtMs = 0;
 
 checkpointer.on('message', () => {
   checkpointing = false;
+  note('background', askedAtMs);
   // Under steady load the passive copy never meets the end of the WAL. What is left now is little.
-  if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
+  if (walBytes() <= CATCH_UP_AT_BYTES) return;
+  const startedAtMs = realEffects.monotonicMs();
+  database.pragma('wal_checkpoint(PASSIVE)');
+  note('catch_up', startedAtMs);
 });
 group.onCommit(checkpointWhenLarge);
 const lookout = startLoop(
@@ -49,6 +59,7 @@ const lookout = startLoop(
   // A read that fails now is tried again; what it means for writes is said there.
   { idleMs: LOOK_OUTSIDE_EVERY_MS, effects: realEffects, onError: () => undefined },
 );
+if (figures !== undefined) watchLag(figures.lag, realEffects);
 for (const port of [parentPort, ...ports]) serveWriter(group, port, close);
 parentPort.postMessage({ kind: 'ready' });
 
@@ -58,7 +69,12 @@ function checkpointWhenLarge(): void {
   lookedAtMs = nowMs;
   if (walBytes() < CHECKPOINT_AT_BYTES) return;
   checkpointing = true;
+  askedAtMs = nowMs;
   checkpointer.postMessage('checkpoint');
+}
+
+function note(kind: CheckpointKind, sinceMs: number): void {
+  figures?.checkpointed(kind, realEffects.monotonicMs() - sinceMs);
 }
 
 function walBytes(): number {
