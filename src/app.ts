@@ -2,7 +2,8 @@ import { readFileSync, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { MessageChannel } from 'node:worker_threads';
 import { selfCommand, version } from './assets.ts';
-import type { ServeConfig } from './config.ts';
+import { placeText, type ServeConfig } from './config.ts';
+import { deliveryFigures } from './deliver/figures.ts';
 import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
 import { COMMAND_PATH } from './deploy/environment.ts';
 import { createExecutor } from './deploy/executor.ts';
@@ -11,6 +12,7 @@ import { endOrphanedSpawners } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { startSpawner } from './deploy/spawner.ts';
 import type { Effects } from './effects.ts';
+import { figuresMemory } from './figures.ts';
 import { authentication } from './http/auth.ts';
 import { deliveries } from './http/deliveries.ts';
 import { deployments } from './http/deployments.ts';
@@ -26,13 +28,17 @@ import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
 import { createLogger, type Logger } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
+import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
 import { openStoreWithThreads, type Store } from './store/store.ts';
+import { writerFigures } from './store/writer-figures.ts';
 
 export interface Service {
   /** Where it listens, with the port that it got. */
   url: string;
+  /** Where its metrics are; null: nowhere. */
+  metricsUrl: string | null;
   /** Lets running commands and attempts end, within their limits, and closes the file. */
   stop(): Promise<void>;
 }
@@ -65,8 +71,26 @@ export async function startService(
   started.defer(spawner.close);
 
   const doorForDispatcher = new MessageChannel();
-  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
+  const figures =
+    config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
+  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal, figures?.writer);
   started.defer(store.close);
+
+  // Before the recovery, so that what it ends counts.
+  let metrics: Metrics | undefined;
+  if (config.metricsListen !== null && figures !== undefined) {
+    metrics = await startMetrics({
+      listen: config.metricsListen,
+      reads: store.reads,
+      dbPath,
+      figures: [...writerFigures(figures.writer).all, ...deliveryFigures(figures.dispatcher).all],
+      commandSlots: config.maxConcurrent,
+      spawnerProcessId: spawner.processId,
+      effects,
+      logger,
+    });
+    started.defer(metrics.close);
+  }
 
   await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
 
@@ -79,11 +103,14 @@ export async function startService(
         timeoutMs: config.webhookTimeoutMs,
         allowHttp: config.webhookAllowHttp,
         allowedCidrs: config.webhookAllowCidrs,
-        refusedAddresses: [{ address: config.listen.host, port: config.listen.port }],
+        refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])].map(
+          ({ host, port }) => ({ address: host, port }),
+        ),
         ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
       },
       schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
       logLevel: config.logLevel,
+      figures: figures?.dispatcher,
     },
     onFatal,
   );
@@ -111,6 +138,7 @@ export async function startService(
           ? null
           : { certificate: readFileSync(config.tls.certPath), key: readFileSync(config.tls.keyPath) },
       rateLimit: config.rateLimit ?? 'off',
+      onAnswer: metrics?.onAnswer,
     },
     {
       authentication: authentication(
@@ -159,12 +187,15 @@ export async function startService(
   });
 
   const running = started.move();
-  return { url: urlOf(config, Number(http.info.port)), stop: () => running.disposeAsync() };
+  return {
+    url: urlOf(config, Number(http.info.port)),
+    metricsUrl: metrics?.url ?? null,
+    stop: () => running.disposeAsync(),
+  };
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
-  const host = listen.host.includes(':') ? `[${listen.host}]` : listen.host;
-  return `${tls === null ? 'http' : 'https'}://${host}:${port}`;
+  return `${tls === null ? 'http' : 'https'}://${placeText({ ...listen, port })}`;
 }
 
 /** The helper of this file, after any that a killed service left: it must not start anything any more. */
