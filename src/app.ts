@@ -2,13 +2,15 @@ import { readFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
-import type { ServeConfig } from './config.ts';
+import { placeText, type ServeConfig } from './config.ts';
+import { deliveryFigures } from './deliver/figures.ts';
 import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { endOverdueReports } from './deploy/overdue.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
 import type { Effects } from './effects.ts';
+import { figuresMemory } from './figures.ts';
 import { authentication } from './http/auth.ts';
 import { deliveries } from './http/deliveries.ts';
 import { deployments } from './http/deployments.ts';
@@ -24,13 +26,17 @@ import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
 import { createLogger } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
+import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
 import { openStoreWithThreads, type Store } from './store/store.ts';
+import { writerFigures } from './store/writer-figures.ts';
 
 export interface Service {
   /** Where it listens, with the port that it got. */
   url: string;
+  /** Where its metrics are; null: nowhere. */
+  metricsUrl: string | null;
   /** Lets running commands and attempts end, within their limits, and closes the file. */
   stop(): Promise<void>;
 }
@@ -59,32 +65,50 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
   started.defer(lockForServing(dbPath, process.pid, effects));
 
-  const doorForDispatcher = new MessageChannel();
-  // The threads load at the same time.
-  const dispatcher = startDispatcherThread(
-    {
-      path: dbPath,
-      port: doorForDispatcher.port2,
-      sender: {
-        version,
-        timeoutMs: config.webhookTimeoutMs,
-        allowHttp: config.webhookAllowHttp,
-        allowedCidrs: config.webhookAllowCidrs,
-        refusedAddresses: [{ address: config.listen.host, port: config.listen.port }],
-        ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
-      },
-      schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
-      logLevel: config.logLevel,
-    },
-    onFatal,
-  );
+  // Its modules load while the writer's do.
+  const dispatcher = startDispatcherThread(onFatal);
   started.defer(dispatcher.stop);
-  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal);
+  const doorForDispatcher = new MessageChannel();
+  const figures =
+    config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
+  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal, figures?.writer);
   started.defer(store.close);
-  started.defer(dispatcher.stop); // again, as it must be over before the store closes
+
+  // Before the recovery, so that what it ends counts.
+  let metrics: Metrics | undefined;
+  if (config.metricsListen !== null && figures !== undefined) {
+    metrics = await startMetrics({
+      listen: config.metricsListen,
+      reads: store.reads,
+      dbPath,
+      figures: [...writerFigures(figures.writer).all, ...deliveryFigures(figures.dispatcher).all],
+      commandSlots: config.maxConcurrent,
+      effects,
+      logger,
+    });
+    started.defer(metrics.close);
+  }
 
   await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
-  await dispatcher.begin();
+
+  started.defer(dispatcher.stop); // again, as it settles in the store what it has under way
+  await dispatcher.begin({
+    path: dbPath,
+    port: doorForDispatcher.port2,
+    sender: {
+      version,
+      timeoutMs: config.webhookTimeoutMs,
+      allowHttp: config.webhookAllowHttp,
+      allowedCidrs: config.webhookAllowCidrs,
+      refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])].map(
+        ({ host, port }) => ({ address: host, port }),
+      ),
+      ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
+    },
+    schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
+    logLevel: config.logLevel,
+    figures: figures?.dispatcher,
+  });
 
   const spawner = await createSpawner(effects);
   started.defer(spawner.close);
@@ -110,6 +134,7 @@ export async function startService(
           ? null
           : { certificate: readFileSync(config.tls.certPath), key: readFileSync(config.tls.keyPath) },
       rateLimit: config.rateLimit ?? 'off',
+      onAnswer: metrics?.onAnswer,
     },
     {
       authentication: authentication(
@@ -158,12 +183,15 @@ export async function startService(
   });
 
   const running = started.move();
-  return { url: urlOf(config, Number(http.info.port)), stop: () => running.disposeAsync() };
+  return {
+    url: urlOf(config, Number(http.info.port)),
+    metricsUrl: metrics?.url ?? null,
+    stop: () => running.disposeAsync(),
+  };
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
-  const host = listen.host.includes(':') ? `[${listen.host}]` : listen.host;
-  return `${tls === null ? 'http' : 'https'}://${host}:${port}`;
+  return `${tls === null ? 'http' : 'https'}://${placeText({ ...listen, port })}`;
 }
 
 /** Whether the database takes writes and the loops turn. One look serves all who ask within a second. */

@@ -89,6 +89,11 @@ const SETTINGS = {
     'trust these certificates (PEM) of receivers too',
     parsePath,
   ),
+  metricsListen: optional(
+    '--metrics-listen <host:port>',
+    'where to serve Prometheus metrics, at /metrics, to whoever asks; not at all unless given',
+    parseListen,
+  ),
   logLevel: setting('--log-level <level>', 'debug, info, warn, error or silent', 'info', parseLogLevel),
 };
 
@@ -111,8 +116,20 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
   }
   const tls =
     tlsCertPath === null || tlsKeyPath === null ? null : { certPath: tlsCertPath, keyPath: tlsKeyPath };
+  const { listen, metricsListen } = settings;
+  if (metricsListen !== null && listen.port !== 0 && placeText(metricsListen) === placeText(listen)) {
+    return {
+      ok: false,
+      reason: '--listen and --metrics-listen are the same place: choose another port for one of them',
+    };
+  }
   const config = Object.freeze({ dbPath, tls, shutdownGraceMs: SHUTDOWN_GRACE_MS, ...settings });
   return { ok: true, config };
+}
+
+/** A place to listen as one types it: `127.0.0.1:8080`, `[::1]:0`. */
+export function placeText({ host, port }: { host: string; port: number }): string {
+  return `${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 
 /** Some of these options for a command that does a part of what serve does, and what they are set to. */

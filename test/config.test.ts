@@ -21,6 +21,7 @@ t.test('without options it is as the contract says', async (t) => {
     webhookAllowCidrs: [],
     webhookAllowHttp: false,
     webhookCaFile: null,
+    metricsListen: null,
     logLevel: 'info',
   });
   t.ok(Object.isFrozen(configOf([])));
@@ -51,7 +52,7 @@ t.test('every option is taken over', async (t) => {
     ...['--rate-limit', '5/1s', '--max-concurrent', '8', '--max-queued', '1'],
     ...['--webhook-timeout', '3s', '--webhook-retry-delays', '1s, 1m', '--webhook-retry-window', '1h30m'],
     ...['--webhook-allow-cidr', '127.0.0.0/8', '--webhook-allow-http', '--webhook-ca-file', 'ca.pem'],
-    ...['--log-level', 'silent'],
+    ...['--metrics-listen', '127.0.0.1:9464', '--log-level', 'silent'],
   ]);
   t.strictSame(config, {
     dbPath: 'davit.db',
@@ -68,6 +69,7 @@ t.test('every option is taken over', async (t) => {
     webhookAllowCidrs: [cidr('127.0.0.0/8')],
     webhookAllowHttp: true,
     webhookCaFile: 'ca.pem',
+    metricsListen: { host: '127.0.0.1', port: 9464 },
     logLevel: 'silent',
   });
 });
@@ -116,6 +118,7 @@ t.test('what is wrong is refused, with the name of the option and an example', a
         '127.0.0.1:-1',
       ],
     ],
+    ['--metrics-listen', '127.0.0.1:8080', ['', '9464', ':9464', 'http://127.0.0.1:9464', 'off']],
     ['--rate-limit', '600/1m', ['', '600', '600/', '/1m', '600/1m/2', '1.5/1m', '600/0s', '600/m', 'OFF']],
     ['--max-concurrent', '1 to 999999', ['0', '-1', '1.5', '1e3', '', 'off', '1000000', ' 2']],
     ['--max-queued', '1 to 999999', ['0', 'x']],
@@ -142,6 +145,18 @@ t.test('half of TLS is refused', async (t) => {
   ]) {
     t.match(serveConfig('davit.db', valuesOf(half)), { ok: false, reason: /--tls-cert and --tls-key/ });
   }
+});
+
+t.test('the API and the metrics are not served in one place', async (t) => {
+  const at = (listen: string, metricsListen: string) =>
+    serveConfig('davit.db', valuesOf(['--listen', listen, '--metrics-listen', metricsListen]));
+  for (const place of ['127.0.0.1:8080', '[::1]:9464']) {
+    t.match(at(place, place), { ok: false, reason: /--listen and --metrics-listen are the same place/ });
+  }
+  for (const place of ['127.0.0.1:9464', '127.0.0.2:8080', '[::1]:8080']) {
+    t.match(at('127.0.0.1:8080', place), { ok: true });
+  }
+  t.match(at('127.0.0.1:0', '127.0.0.1:0'), { ok: true }, 'two free ones are never the same');
 });
 
 function configOf(words: string[]): ServeConfig {

@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { createSecureContext } from 'node:tls';
 import type { Command } from 'commander';
-import { type ServeConfig, serveConfig, serveOptions } from '../config.ts';
+import { placeText, type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { AppError } from '../errors.ts';
 import { releaseStartMemory } from '../memory.ts';
 import {
@@ -27,6 +27,7 @@ export function defineServe(command: Command, context: CommandContext): void {
       'davit serve',
       'davit serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem',
       'DAVIT_MAX_CONCURRENT=4 davit serve',
+      'davit serve --metrics-listen 127.0.0.1:9464',
     ],
   );
   for (const serveOption of serveOptions()) command.addOption(serveOption);
@@ -75,10 +76,9 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
 function listenProblem(error: unknown, { listen }: ServeConfig): unknown {
   if (!(error instanceof Error && 'syscall' in error && 'code' in error)) return error;
   if (error.syscall !== 'listen' && error.syscall !== 'getaddrinfo') return error;
-  const { host, port } = listen;
   return new AppError(
     'unavailable',
-    `cannot listen on ${host.includes(':') ? `[${host}]` : host}:${port} (${String(error.code)}): choose another place with --listen`,
+    `cannot listen on ${placeText(listen)} (${String(error.code)}): choose another place with --listen`,
     { cause: error },
   );
 }

@@ -1,12 +1,14 @@
-import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
+import { type MessagePort, parentPort } from 'node:worker_threads';
 import type { WebhookId } from '../domain.ts';
 import { realEffects } from '../effects.ts';
+import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
+import { deliveryFigures } from './figures.ts';
 import { createPinger } from './ping.ts';
 import { createReplayer } from './replays.ts';
 import { createSender } from './send.ts';
@@ -30,13 +32,14 @@ if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker 
 
 const owner = parentPort;
 owner.once('message', (message: ToDispatcherThread) => {
-  if (message === 'begin') dispatch(owner, workerData as DispatcherThreadData);
+  if (typeof message === 'object' && 'begin' in message) dispatch(owner, message.begin);
   // Something else could not start.
   else owner.postMessage('stopped' satisfies FromDispatcherThread);
 });
 
 function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
-  const { path, port, sender: senderOptions, schedule, logLevel } = data;
+  const { path, port, sender: senderOptions, schedule, logLevel, figures: memory } = data;
+  const figures = memory === undefined ? undefined : deliveryFigures(memory);
   const logger = createLogger(logLevel);
   const store = openReads(path);
   const writer = connectWriter(port);
@@ -48,6 +51,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     schedule,
     effects: realEffects,
     logger,
+    figures,
     wake: () => loop.wake(),
   });
   const loop = startLoop(dispatcher.tick, {
@@ -62,30 +66,24 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
   });
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
+  if (figures !== undefined) watchLag(figures.lag, realEffects);
 
   writer.onCommit((changes) => {
     // Replays keep pace with their receivers.
     if (changes.has('outbox') || changes.has('settled') || changes.has('everything')) replays.wake();
   });
   owner.on('message', (message: ToDispatcherThread) => {
-    if (typeof message === 'object') return void ping(message);
-    switch (message) {
-      case 'look':
-        return owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
-      case 'stop':
-        return void stop();
-      case 'begin':
-        return;
-      default:
-        message satisfies never;
-    }
+    if (message === 'stop') void stop();
+    else if (message === 'look')
+      owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
+    else if ('ping' in message) void ping(message);
   });
   owner.postMessage('ready' satisfies FromDispatcherThread);
   releaseStartMemory(realEffects, 'thread');
 
   async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
     const result = await pinger.ping(ping).catch((error) => {
-      logger.error({ err: error, webhookId: ping }, 'a ping went wrong');
+      logger.error({ err: error, webhook_id: ping }, 'a ping went wrong');
       return null;
     });
     owner.postMessage({ pingId, result } satisfies FromDispatcherThread);

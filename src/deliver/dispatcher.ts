@@ -5,6 +5,7 @@ import type { Claim, DueDelivery, Settlement } from '../store/outbox.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import { createWatchedClock } from './clock.ts';
+import type { DeliveryFigures } from './figures.ts';
 import { createLanes, type Lane, type Turn } from './lanes.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
 import type { Sender, SendOutcome } from './send.ts';
@@ -17,6 +18,8 @@ export interface DispatcherOptions {
   schedule: RetrySchedule;
   effects: Effects;
   logger: Logger;
+  /** Told what it does. */
+  figures?: DeliveryFigures | undefined;
   /** Called when there may be work for `tick` before the moment that it returned. */
   wake?: () => void;
 }
@@ -49,7 +52,7 @@ const LOOK_AT_ALL_EVERY_MS = 60_000;
  * a retry, looking through them all at each commit would take 25 ms.
  */
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
-  const { reads, writer, sender, schedule, effects, logger } = options;
+  const { reads, writer, sender, schedule, effects, logger, figures } = options;
   const lanes = createLanes(effects);
   const now = createWatchedClock(effects, setBack);
   const running = new Set<Promise<void>>();
@@ -117,7 +120,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   /** Retries that were planned by the clock as it was come when they would have come. */
   function setBack(byMs: number): void {
-    logger.warn({ byMs }, 'the clock was set back: what waits for a retry is planned anew');
+    logger.warn({ by_ms: byMs }, 'the clock was set back: what waits for a retry is planned anew');
     const planned = writePersistently(
       writer,
       'outbox.setBack',
@@ -164,6 +167,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {
     const atMs = now();
     const slot = lanes.begin(lane, delivery.seq, atMs);
+    figures?.began(delivery, atMs);
     const headers = signedHeaders({
       eventId: delivery.event_id,
       secrets,
@@ -173,12 +177,14 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const outcome = await sender.send({ url: delivery.url, headers, body: delivery.payload });
     const stopped = outcome.error === 'stopped';
     slot.end(stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
+    figures?.ended();
     wake();
     // Nothing is known of the receiver then: the attempt was none, and is made at the next start.
     if (stopped) return;
 
     const settlement = settlementOf(delivery, atMs, outcome);
     logAttempt(settlement, delivery);
+    figures?.settled(settlement);
     // What cannot be recorded for any other reason than a full disk is a bug. It then stays under way, so
     // that it is not sent over and over.
     await writePersistently(writer, 'outbox.settle', settlement, effects);
@@ -230,12 +236,12 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   function logAttempt({ deliveryId, webhookId, attempt, next }: Settlement, { event_id }: DueDelivery): void {
     const { statusCode, error, durationMs } = attempt;
     const fields = {
-      deliveryId,
-      eventId: event_id,
-      webhookId,
-      statusCode,
+      delivery_id: deliveryId,
+      event_id,
+      webhook_id: webhookId,
+      status_code: statusCode,
       error,
-      durationMs,
+      duration_ms: durationMs,
       next: next.kind,
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');

@@ -6,7 +6,7 @@ import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
 
-/** What the dispatcher's thread is started with. */
+/** What the dispatcher begins with. */
 export interface DispatcherThreadData {
   path: string;
   /** A door to the writer. */
@@ -14,9 +14,15 @@ export interface DispatcherThreadData {
   sender: SenderOptions;
   schedule: RetrySchedule;
   logLevel: LogLevel;
+  /** Where it counts what it does; undefined: nobody asks. */
+  figures?: SharedArrayBuffer | undefined;
 }
 
-export type ToDispatcherThread = 'begin' | 'look' | 'stop' | { ping: WebhookId; pingId: number };
+export type ToDispatcherThread =
+  | { begin: DispatcherThreadData }
+  | 'look'
+  | 'stop'
+  | { ping: WebhookId; pingId: number };
 export type FromDispatcherThread =
   | 'ready'
   | 'stopped'
@@ -26,7 +32,7 @@ export type FromDispatcherThread =
 
 export interface DispatcherThread {
   /** Begins to send. Resolves when it has; rejects when it cannot. */
-  begin(): Promise<void>;
+  begin(data: DispatcherThreadData): Promise<void>;
   /** How long ago its loop last looked for work; does not resolve while the thread hangs. */
   quietMs(): Promise<number>;
   /** Sends one ping now and tells what came of it. */
@@ -39,11 +45,8 @@ export interface DispatcherThread {
  * Starts the dispatcher's thread, which loads while others do their part and does nothing before `begin`. `onCrash`
  * is called if it dies.
  */
-export function startDispatcherThread(
-  data: DispatcherThreadData,
-  onCrash: (error: unknown) => void,
-): DispatcherThread {
-  const thread = startThread('deliver/dispatcher-thread', { workerData: data, transferList: [data.port] });
+export function startDispatcherThread(onCrash: (error: unknown) => void): DispatcherThread {
+  const thread = startThread('deliver/dispatcher-thread');
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
   let looks: ((quietMs: number) => void)[] = [];
@@ -70,8 +73,8 @@ export function startDispatcherThread(
   ready.promise.catch(() => undefined);
 
   return {
-    begin() {
-      thread.postMessage('begin' satisfies ToDispatcherThread);
+    begin(data) {
+      thread.postMessage({ begin: data } satisfies ToDispatcherThread, [data.port]);
       return ready.promise;
     },
     quietMs: () =>

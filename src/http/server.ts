@@ -40,7 +40,19 @@ export interface HttpServerOptions {
   tls: { certificate: string | Buffer; key: string | Buffer } | null;
   rateLimit: RateLimit | 'off';
   maxConnections?: number;
+  /** Hears of every request that is over. */
+  onAnswer?: ((request: AnsweredRequest) => void) | undefined;
   timeouts?: Partial<HttpTimeouts>;
+}
+
+export interface AnsweredRequest {
+  /** The pattern, since the path itself may hold anything; null where none fits. */
+  route: string | null;
+  /** In small letters. */
+  method: string;
+  /** 499: the client left before there was an answer. */
+  status: number;
+  durationMs: number;
 }
 
 export interface HttpTimeouts {
@@ -87,7 +99,7 @@ export async function createHttpServer(
   answerParserErrors(listener, effects, logger);
 
   await server.register([
-    envelope(effects, logger), // the request's id, what every response carries, and the line in the log
+    envelope(effects, logger, options.onAnswer), // the request's id, what every response carries, and the line in the log
     errorBodies(effects, logger), // one body for every error
     admission(listener, options), // no more connections than we can serve
     routing(), // host, path, query syntax; 404 and 405
@@ -149,7 +161,7 @@ function createHapiServer(listener: Listener, { listen, tls }: HttpServerOptions
   });
 }
 
-function envelope(effects: Effects, logger: Logger): Plugin<void> {
+function envelope(effects: Effects, logger: Logger, onAnswer: HttpServerOptions['onAnswer']): Plugin<void> {
   return {
     name: 'envelope',
     register(server) {
@@ -163,26 +175,42 @@ function envelope(effects: Effects, logger: Logger): Plugin<void> {
       });
       server.events.on('response', (request) => {
         const { requestId, receivedAtMs } = request.app;
+        const durationMs = effects.monotonicMs() - receivedAtMs;
+        const answered = { method: request.method, route: routeOf(request), status: statusOf(request) };
+        logBrokenOff(request, logger);
         logger.info(
           {
             request_id: requestId,
             key_id: request.auth.credentials?.app?.keyId ?? null,
-            method: request.method,
-            // The pattern, since the path itself may hold anything; null where none fits.
-            route: request.route.path.endsWith('*}') ? null : request.route.path,
-            status: statusOf(request),
-            duration_ms: Math.round((effects.monotonicMs() - receivedAtMs) * 1000) / 1000,
+            ...answered,
+            duration_ms: Math.round(durationMs * 1000) / 1000,
           },
           'request',
         );
+        onAnswer?.({ ...answered, durationMs });
       });
     },
   };
 }
 
-/** hapi's own 499 when the client left before there was an answer. */
+function routeOf({ route }: Request): string | null {
+  return route.path.endsWith('*}') ? null : route.path;
+}
+
 function statusOf({ response }: Request): number {
   return 'isBoom' in response ? response.output.statusCode : response.statusCode;
+}
+
+/** What hapi puts down when the client left before there was an answer. */
+const CLIENT_LEFT = 499;
+
+/** By now an error is one of sending: the client has a part of the answer, and then the end of its connection. */
+function logBrokenOff(request: Request, logger: Logger): void {
+  if (!('isBoom' in request.response) || statusOf(request) === CLIENT_LEFT) return;
+  logger.error(
+    { request_id: request.app.requestId, route: routeOf(request), err: request.response },
+    'an answer broke off',
+  );
 }
 
 function admission(

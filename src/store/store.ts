@@ -5,6 +5,7 @@ import { backlogReads } from './backlog.ts';
 import { type Database, openForReading, openForWriting } from './database.ts';
 import { deliveryReads } from './deliveries.ts';
 import { deploymentReads } from './deployments.ts';
+import { gaugeReads } from './gauges.ts';
 import { instanceReads } from './instance.ts';
 import { keyReads } from './keys.ts';
 import { logReads } from './logs.ts';
@@ -40,15 +41,17 @@ export function storeOn(database: Database, effects: Effects): Store {
 
 /**
  * For the service: the writer in a thread of its own, reads here. `ports` are further doors to the writer,
- * for other threads. `onCrash` is called if the writer dies: nothing can go on then.
+ * for other threads. `onCrash` is called if the writer dies: nothing can go on then. `figures` is where it counts
+ * what it does.
  */
 export async function openStoreWithThreads(
   path: string,
   ports: MessagePort[],
   onCrash: (error: unknown) => void,
+  figures?: SharedArrayBuffer,
 ): Promise<Store> {
   const thread = startThread('store/writer-thread', {
-    workerData: { path, ports } satisfies WriterThreadData,
+    workerData: { path, ports, figures } satisfies WriterThreadData,
     transferList: ports,
   });
   await untilReady(thread);
@@ -90,6 +93,7 @@ function makeReads(database: Database) {
     replays: replayReads(database),
     outbox: outboxReads(database),
     backlog: backlogReads(database),
+    gauges: gaugeReads(database),
   };
 }
 

@@ -2,10 +2,12 @@ import { statSync } from 'node:fs';
 import { type MessagePort, parentPort, type Worker, workerData } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
+import { watchLag } from '../event-loop.ts';
 import { startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
+import { type CheckpointKind, writerFigures } from './writer-figures.ts';
 import { serveWriter } from './writer-port.ts';
 
 /** What the thread is started with. */
@@ -13,6 +15,8 @@ export interface WriterThreadData {
   path: string;
   /** Further doors to the same writer, one for each thread that writes. */
   ports: MessagePort[];
+  /** Where it counts what it does; undefined: nobody asks. */
+  figures: SharedArrayBuffer | undefined;
 }
 
 /** 4 MiB of WAL: small enough to stay in the page cache, large enough that hot pages are copied once. */
@@ -26,16 +30,18 @@ const LOOK_OUTSIDE_EVERY_MS = 500;
 
 if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thread');
 
-const { path, ports } = workerData as WriterThreadData;
+const { path, ports, figures: memory } = workerData as WriterThreadData;
+const figures = memory === undefined ? undefined : writerFigures(memory);
 const database = openForWriting(path, realEffects);
 // The copying and its fsyncs happen in the checkpoint thread: nobody's commit waits for them.
 database.pragma('wal_autocheckpoint = 0');
 // Once all is copied the file shrinks again, so that its size tells how much there is to copy.
 database.pragma(`journal_size_limit = ${CHECKPOINT_AT_BYTES}`);
-const group = createGroupCommit(database, realEffects);
+const group = createGroupCommit(database, realEffects, figures);
 let checkpointer: Worker | undefined;
 let checkpointing = false;
 let cancelEnd = () => {};
+let askedAtMs = 0;
 let lookedAtMs = 0;
 
 group.onCommit(checkpointWhenLarge);
@@ -47,6 +53,7 @@ const lookout = startLoop(
   // A read that fails now is tried again; what it means for writes is said there.
   { idleMs: LOOK_OUTSIDE_EVERY_MS, effects: realEffects, onError: () => undefined },
 );
+if (figures !== undefined) watchLag(figures.lag, realEffects);
 for (const port of [parentPort, ...ports]) serveWriter(group, port, close);
 parentPort.postMessage({ kind: 'ready' });
 releaseStartMemory(realEffects, 'thread');
@@ -57,6 +64,7 @@ function checkpointWhenLarge(): void {
   lookedAtMs = nowMs;
   if (walBytes() < CHECKPOINT_AT_BYTES) return;
   checkpointing = true;
+  askedAtMs = nowMs;
   cancelEnd();
   checkpointer ??= startCheckpointer();
   checkpointer.postMessage('checkpoint');
@@ -67,14 +75,26 @@ function startCheckpointer(): Worker {
   const thread = startThread('store/checkpoint-thread', { workerData: { path } });
   thread.on('message', () => {
     checkpointing = false;
-    // Under steady load the passive copy never meets the end of the WAL. What is left now is little.
-    if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
+    note('background', askedAtMs);
     cancelEnd = realEffects.after(CHECKPOINTER_IDLE_MS, () => {
       checkpointer = undefined;
       void thread.terminate();
     });
+    catchUp();
   });
   return thread;
+}
+
+/** Under steady load the passive copy never meets the end of the WAL. What is left then is little. */
+function catchUp(): void {
+  if (walBytes() <= CATCH_UP_AT_BYTES) return;
+  const startedAtMs = realEffects.monotonicMs();
+  database.pragma('wal_checkpoint(PASSIVE)');
+  note('catch_up', startedAtMs);
+}
+
+function note(kind: CheckpointKind, sinceMs: number): void {
+  figures?.checkpointed(kind, realEffects.monotonicMs() - sinceMs);
 }
 
 function walBytes(): number {

@@ -3,6 +3,7 @@ import { AppError } from '../errors.ts';
 import type { Change } from './context.ts';
 import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
+import type { WriterFigures } from './writer-figures.ts';
 
 /** The one door for writes. Plain values in and out, so that a thread may stand between. */
 export interface Writer {
@@ -83,8 +84,12 @@ export function createWriter(database: Database, effects: Effects): Writer {
   };
 }
 
-/** The loop that commits. `database` is its own from now on. */
-export function createGroupCommit(database: Database, effects: Effects): GroupCommit {
+/** The loop that commits. `database` is its own from now on; `figures` are told what it does. */
+export function createGroupCommit(
+  database: Database,
+  effects: Effects,
+  figures?: WriterFigures,
+): GroupCommit {
   /** Of the operation that runs, and of all in the transaction that succeeded before it. */
   let ownChanges: Change[] = [];
   const changes = new Set<Change>();
@@ -158,6 +163,7 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
     const group = queue.slice(0, LARGEST_GROUP);
     queue = queue.slice(LARGEST_GROUP);
     const results = runInOneTransaction(group);
+    figures?.queued(queue.length);
     const committed = new Set(changes);
     changes.clear();
     group.forEach((write, index) => {
@@ -167,12 +173,15 @@ export function createGroupCommit(database: Database, effects: Effects): GroupCo
   }
 
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
+    const startedAtMs = effects.monotonicMs();
     try {
       beginPatiently(database, statements.begin, effects);
       const results = group.map(runInSavepoint);
       statements.commit.run();
+      figures?.committed(group.length, effects.monotonicMs() - startedAtMs);
       return results;
     } catch (error) {
+      figures?.commitFailed();
       changes.clear();
       if (database.inTransaction) statements.rollback.run();
       const cause = failure(storageProblem(error));

@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { existsSync, writeFileSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
@@ -65,6 +66,27 @@ t.test('options come from the variables too, TLS among them', async (t) => {
   t.match(service.url, /^https:\/\/127\.0\.0\.1:\d+$/);
 });
 
+t.test('the log says where metrics are, and the one line on stdout does not', async (t) => {
+  const { directory } = place(t);
+  const words = ['serve', '--listen', '127.0.0.1:0', '--metrics-listen', '127.0.0.1:0'];
+  const child = spawn(process.execPath, [MAIN, ...words], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin' },
+    stdio: ['ignore', 'pipe', 'pipe'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  const stdout = text(child.stdout);
+  const stderr = text(child.stderr);
+  await once(child.stdout, 'readable');
+  child.kill('SIGTERM');
+  t.match(await stdout, /^davit listening on \S+\n$/);
+  const lines = (await stderr).split('\n').filter((line) => line.includes('metrics are served'));
+  t.match(
+    lines.map((line) => JSON.parse(line)),
+    [{ url: /^http:\/\/127\.0\.0\.1:[1-9]\d*\/metrics$/ }],
+  );
+});
+
 t.test('a second signal ends it at once', async (t) => {
   const { directory, dbPath, davit } = place(t);
   const service = await serve(t, directory);
@@ -94,6 +116,16 @@ t.test('what keeps it from starting is one line that says what to do', async (t)
     other.davit(['serve', '--tls-cert', cert, '--tls-key', join(FIXTURES, 'wrong-host.key')]),
     other.davit(['serve', '--tls-cert', 'garbage.pem', '--tls-key', 'garbage.pem']),
     other.davit(['serve', '--webhook-ca-file', 'missing.pem']),
+    other.davit([
+      'serve',
+      '--listen',
+      '127.0.0.1:0',
+      '--metrics-listen',
+      `127.0.0.1:${port}`,
+      '--db',
+      'third.db',
+    ]),
+    other.davit(['serve', '--listen', '127.0.0.1:9464', '--metrics-listen', '127.0.0.1:9464']),
   ]);
   t.match(refusals, [
     { exitCode: 1, message: /davit\.db is served already by process \d+ since .*stop that one first/ },
@@ -107,6 +139,13 @@ t.test('what keeps it from starting is one line that says what to do', async (t)
     { exitCode: 1, stderr: /^error: --tls-cert and --tls-key cannot be used together .*\n$/ },
     { exitCode: 1, stderr: /^error: --tls-cert and --tls-key cannot be used together .*\n$/ },
     { exitCode: 1, stderr: /^error: --webhook-ca-file: ENOENT.*\n$/ },
+    {
+      exitCode: 1,
+      stderr: new RegExp(
+        `^error: cannot listen on 127\\.0\\.0\\.1:${port} \\(EADDRINUSE\\): choose another place with --metrics-listen\n$`,
+      ),
+    },
+    { exitCode: 2, stderr: /^error: --listen and --metrics-listen are the same place: choose another port/ },
   ]);
 });
 

@@ -1,3 +1,4 @@
+import { pino } from 'pino';
 import { Webhook as StandardWebhook } from 'standardwebhooks';
 import Stripe from 'stripe';
 import t, { type Test } from 'tap';
@@ -38,6 +39,27 @@ t.test('an event arrives signed, and stripe and standardwebhooks both accept it 
   t.match(store.query('SELECT status, attempt_count, next_attempt_at FROM deliveries'), [
     { status: 'delivered', attempt_count: 1, next_attempt_at: null },
   ]);
+});
+
+t.test('the log names the fields of an attempt as the API does', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const lines: Record<string, unknown>[] = [];
+  const logger = pino({ level: 'debug', base: null }, { write: (line) => void lines.push(JSON.parse(line)) });
+  const dispatcher = testDispatcher(t, store, effects, { logger });
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id: webhook_id } = await subscribe(store, receiver.url);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await dispatcher.tick();
+  await dispatcher.settled();
+  const [delivery] = store.query('SELECT id AS delivery_id, event_id FROM deliveries');
+  t.match(lines, [
+    { msg: 'delivery attempt', ...delivery, webhook_id, status_code: 500, error: null, next: 'retry' },
+  ]);
+  t.strictSame(
+    Object.keys(lines[0] ?? {}).filter((name) => !/^[a-z_]+$/.test(name)),
+    [],
+  );
 });
 
 t.test('what fails is retried on the schedule, with the same bytes and a fresh signature', async (t) => {

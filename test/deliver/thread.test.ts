@@ -72,21 +72,19 @@ async function threads(t: Test) {
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });
   const door = new MessageChannel();
   const store = await openStoreWithThreads(path, [door.port1], crashed);
-  const dispatcher = startDispatcherThread(
-    {
-      path,
-      port: door.port2,
-      sender: { version: 'test', ...LOOPBACK_RULES },
-      schedule: RETRY_SCHEDULE,
-      logLevel: 'silent',
-    },
-    crashed,
-  );
+  const dispatcher = startDispatcherThread(crashed);
   t.teardown(async () => {
     await dispatcher.stop();
     await store.close();
   });
-  await dispatcher.begin();
+  await dispatcher.begin({
+    path,
+    port: door.port2,
+    sender: { version: 'test', ...LOOPBACK_RULES },
+    schedule: RETRY_SCHEDULE,
+    logLevel: 'silent',
+    figures: undefined,
+  });
   return { store, dispatcher };
 }
 

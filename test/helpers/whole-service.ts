@@ -16,6 +16,9 @@ import { temporaryDirectory } from './store.ts';
 
 export interface WholeService {
   url: string;
+  metricsUrl: string | null;
+  /** Before the test ends. */
+  stop(): Promise<void>;
   /** What it promises at `/v2/openapi.json`. */
   contract: Contract;
   /** Another connection to its file, as `davit admin` has. */
@@ -31,8 +34,8 @@ export interface WholeService {
  * may lead to receivers on this machine. Stopped when the test ends; fails the test if a part of it dies.
  */
 export async function startWholeService(t: Test, changes: Partial<ServeConfig> = {}): Promise<WholeService> {
-  const dbPath = join(temporaryDirectory(t), 'davit.db');
-  const service = await startService({ ...CONFIG, dbPath, ...changes }, realEffects, (error) =>
+  const dbPath = changes.dbPath ?? join(temporaryDirectory(t), 'davit.db');
+  const service = await startService({ ...CONFIG, ...changes, dbPath }, realEffects, (error) =>
     t.fail('the service died', { error }),
   );
   const admin = storeOn(openForWriting(dbPath, realEffects), realEffects);
@@ -45,6 +48,8 @@ export async function startWholeService(t: Test, changes: Partial<ServeConfig> =
   const description = await fetch(`${service.url}/v2/openapi.json`);
   return {
     url: service.url,
+    metricsUrl: service.metricsUrl,
+    stop: service.stop,
     contract: createContract((await description.json()) as OpenApiDocument),
     admin,
     query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
@@ -72,6 +77,7 @@ const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   webhookAllowCidrs: [loopback()],
   webhookAllowHttp: true,
   webhookCaFile: null,
+  metricsListen: null,
   logLevel: 'silent',
   shutdownGraceMs: 1_000,
 };

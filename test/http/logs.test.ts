@@ -103,6 +103,45 @@ t.test('what is wrong with a request is said before anything is looked up', asyn
   await until(() => http.watches.size() === 0);
 });
 
+t.test('a log that cannot be read breaks off, and the log of the service says why', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, 'printed\n');
+  http.store.execute('ALTER TABLE log_chunks RENAME TO lost');
+  const lines = (text: string) => http.log.filter(({ msg }) => msg === text);
+  for (const accept of ['text/plain', 'text/event-stream']) {
+    http.log.length = 0;
+    await t.rejects(
+      getLog(http, id, key, '', { accept }).then((response) => response.text()),
+      accept,
+    );
+    await until(() => lines('request').length === 1);
+    t.match(lines('an answer broke off'), [
+      {
+        level: 50,
+        request_id: lines('request')[0]?.['request_id'],
+        route: '/v2/deployments/{deployment_id}/logs',
+        err: { message: /no such table/, stack: /\n +at / },
+      },
+    ]);
+  }
+  await until(() => http.watches.size() === 0);
+});
+
+t.test('who leaves before the end of a log breaks nothing', async (t) => {
+  const { http, id, key } = await running(t);
+  const client = await connectRaw(http.port);
+  client.send(
+    `GET /v2/deployments/${id}/logs HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${key}\r\nAccept: text/event-stream\r\n\r\n`,
+  );
+  await client.received('retry: ');
+  client.socket.destroy();
+  await until(() => http.log.some(({ msg }) => msg === 'request'));
+  t.match(
+    http.log.filter(({ msg }) => msg === 'request' || msg === 'an answer broke off'),
+    [{ msg: 'request', status: 499 }],
+  );
+});
+
 t.test('only who may read logs, and sees the project, gets one', async (t) => {
   const { http, id } = await running(t);
   await print(http.store, id, 'secret\n');

@@ -1,0 +1,108 @@
+import { lagFigure } from '../event-loop.ts';
+import { createCounter, createGauge, createHistogram, type Figure, sharedCells } from '../figures.ts';
+import type { DueDelivery, Settlement } from '../store/outbox.ts';
+
+/** What the dispatcher's thread tells of its work. */
+export interface DeliveryFigures {
+  /** An attempt begins, at `atMs` since 1970. */
+  began(delivery: DueDelivery, atMs: number): void;
+  /** It is over, whatever came of it. */
+  ended(): void;
+  /** What came of it, if anything. */
+  settled(settlement: Settlement): void;
+  lag: ReturnType<typeof lagFigure>;
+  all: Figure[];
+}
+
+/** What an attempt's `error` or status comes down to, so that the labels are few whatever receivers do. */
+const ERROR_CLASSES = [
+  'http_3xx',
+  'http_4xx',
+  'http_5xx',
+  'timeout',
+  'dns',
+  'address_refused',
+  'url_refused',
+  'connection_refused',
+  'connection_reset',
+  'connection_closed',
+  'connection_failed',
+  'unreachable',
+  'tls',
+  'invalid_response',
+  'other',
+] as const;
+type ErrorClass = (typeof ERROR_CLASSES)[number];
+
+const ATTEMPTS = {
+  name: 'davit_delivery_attempts_total',
+  help: 'Attempts to deliver an event, by what came of them; error is empty for those that were delivered.',
+};
+const ATTEMPT_DURATION = {
+  name: 'davit_delivery_attempt_duration_seconds',
+  help: 'From the beginning of an attempt to the status of the answer, or to its failure.',
+  bounds: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10],
+};
+const WAIT = {
+  name: 'davit_delivery_wait_seconds',
+  help: 'From an event, in the transaction that records it, to the first attempt to deliver it.',
+  bounds: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300],
+};
+
+/** In `memory`, for the thread that writes and the one that reads them. */
+export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
+  const cells = sharedCells(memory);
+  const inFlight = createGauge(cells, {
+    name: 'davit_deliveries_in_flight',
+    help: 'Attempts that are under way.',
+  });
+  const exhausted = createCounter(cells, {
+    name: 'davit_deliveries_exhausted_total',
+    help: 'Deliveries whose last attempt has failed.',
+  });
+  const delivered = createCounter(cells, ATTEMPTS, { outcome: 'delivered', error: '' });
+  const failed = Object.fromEntries(
+    ERROR_CLASSES.map((error) => [error, createCounter(cells, ATTEMPTS, { outcome: 'failed', error })]),
+  ) as Record<ErrorClass, ReturnType<typeof createCounter>>;
+  const duration = {
+    delivered: createHistogram(cells, ATTEMPT_DURATION, { outcome: 'delivered' }),
+    failed: createHistogram(cells, ATTEMPT_DURATION, { outcome: 'failed' }),
+  };
+  const wait = {
+    healthy: createHistogram(cells, WAIT, { receiver: 'healthy' }),
+    failing: createHistogram(cells, WAIT, { receiver: 'failing' }),
+  };
+  const lag = lagFigure(cells, 'dispatcher');
+
+  return {
+    began(delivery, atMs) {
+      inFlight.add(1);
+      if (delivery.ladder_attempts > 0 || delivery.ladder_trigger !== 'schedule') return;
+      const receiver = delivery.failing_since === null ? 'healthy' : 'failing';
+      wait[receiver].observe(Math.max(0, atMs - delivery.ladder_started_at) / 1000);
+    },
+    ended: () => inFlight.add(-1),
+    settled({ attempt, next }) {
+      const wasDelivered = next.kind === 'delivered';
+      (wasDelivered ? delivered : failed[errorClass(attempt)]).add();
+      duration[wasDelivered ? 'delivered' : 'failed'].observe(attempt.durationMs / 1000);
+      if (next.kind === 'exhausted') exhausted.add();
+    },
+    lag,
+    all: [
+      inFlight,
+      exhausted,
+      delivered,
+      ...Object.values(failed),
+      ...Object.values(duration),
+      ...Object.values(wait),
+      lag,
+    ],
+  };
+}
+
+function errorClass({ statusCode, error }: Settlement['attempt']): ErrorClass {
+  // `tls: <what>` and `connection_failed: <code>` may say anything after the colon.
+  const name = error === null ? `http_${String(statusCode).charAt(0)}xx` : error.replace(/:.*/s, '');
+  return ERROR_CLASSES.find((known) => known === name) ?? 'other';
+}

@@ -1,0 +1,145 @@
+/*
+ * What a thread counts for the metrics. The cells may lie in memory that two threads share: then counting costs
+ * some nanoseconds and no message, and a scrape waits for no thread, so that it tells of one that hangs too. A cell
+ * has one writer; its 8 aligned bytes are written and read at once on x64 and arm64.
+ *
+ * Not prom-client's: its histograms take single observations only, so what another thread has counted needs a
+ * message for each, or a prom-client in each thread (112 KB of code, 1.6 MB of heap, 0.35 µs an observation).
+ */
+
+export type Labels = Readonly<Record<string, string>>;
+
+/** One line of the exposition, but for the name of its family. */
+export interface Sample {
+  suffix: '' | '_bucket' | '_sum' | '_count';
+  labels: Labels;
+  value: number;
+}
+
+export interface Definition {
+  /** In Prometheus' words: base units, `_total` for counters, `_seconds`, `_bytes`. */
+  name: string;
+  help: string;
+}
+
+/** One or more series of a family; several figures may share the family's name. */
+export interface Figure extends Definition {
+  type: 'counter' | 'gauge' | 'histogram';
+  samples(): Sample[];
+}
+
+export interface Counter extends Figure {
+  add(count?: number): void;
+}
+
+export interface Gauge extends Figure {
+  set(value: number): void;
+  add(difference: number): void;
+}
+
+export interface Histogram extends Figure {
+  observe(value: number): void;
+}
+
+export interface Cells {
+  /** The next `count` numbers, 0 at first. */
+  take(count: number): Float64Array;
+}
+
+/** Enough for the figures of one thread. */
+const SHARED_CELLS = 512;
+
+/** Memory for the figures of a thread that another thread reads. */
+export function figuresMemory(): SharedArrayBuffer {
+  return new SharedArrayBuffer(SHARED_CELLS * Float64Array.BYTES_PER_ELEMENT);
+}
+
+/** Whoever takes the same numbers of cells in the same order from the same memory has the same cells. */
+export function sharedCells(memory: SharedArrayBuffer): Cells {
+  const all = new Float64Array(memory);
+  let taken = 0;
+  return {
+    take(count) {
+      taken += count;
+      if (taken > all.length) throw new Error('there are more figures than the memory for them holds');
+      return all.subarray(taken - count, taken);
+    },
+  };
+}
+
+/** For figures that the thread that counts reads itself. */
+export const ownCells: Cells = { take: (count) => new Float64Array(count) };
+
+/** What only grows. */
+export function createCounter(cells: Cells, definition: Definition, labels: Labels = {}): Counter {
+  const cell = cells.take(1);
+  return {
+    ...definition,
+    type: 'counter',
+    samples: () => [{ suffix: '', labels, value: onlyOf(cell) }],
+    add: (count = 1) => addTo(cell, 0, count),
+  };
+}
+
+/** What goes up and down. */
+export function createGauge(cells: Cells, definition: Definition, labels: Labels = {}): Gauge {
+  const cell = cells.take(1);
+  return {
+    ...definition,
+    type: 'gauge',
+    samples: () => [{ suffix: '', labels, value: onlyOf(cell) }],
+    set: (value) => void cell.fill(value),
+    add: (difference) => addTo(cell, 0, difference),
+  };
+}
+
+/** How values are spread; each of the growing `bounds` belongs to the bucket below it. */
+export function createHistogram(
+  cells: Cells,
+  { bounds, ...definition }: Definition & { bounds: readonly number[] },
+  labels: Labels = {},
+): Histogram {
+  const counts = cells.take(bounds.length + 1);
+  const sum = cells.take(1);
+
+  return { ...definition, type: 'histogram', samples, observe };
+
+  function observe(value: number): void {
+    let index = 0;
+    while (value > (bounds[index] ?? Number.POSITIVE_INFINITY)) index += 1;
+    addTo(counts, index, 1);
+    addTo(sum, 0, value);
+  }
+
+  function samples(): Sample[] {
+    let total = 0;
+    const buckets = Array.from(counts, (count, index): Sample => {
+      total += count;
+      const le = bounds[index] === undefined ? '+Inf' : String(bounds[index]);
+      return { suffix: '_bucket', labels: { ...labels, le }, value: total };
+    });
+    return [
+      ...buckets,
+      { suffix: '_sum', labels, value: onlyOf(sum) },
+      { suffix: '_count', labels, value: total },
+    ];
+  }
+}
+
+/** What is read when it is asked for, in place of being counted. */
+export function readFigure(
+  type: 'counter' | 'gauge',
+  definition: Definition,
+  series: readonly { labels?: Labels; value: number }[],
+): Figure {
+  const samples = series.map(({ labels = {}, value }): Sample => ({ suffix: '', labels, value }));
+  return { ...definition, type, samples: () => samples };
+}
+
+function onlyOf(cell: Float64Array): number {
+  return cell[0] ?? 0;
+}
+
+function addTo(cells: Float64Array, index: number, difference: number): void {
+  cells[index] = (cells[index] ?? 0) + difference;
+}

@@ -1,0 +1,38 @@
+import type { Figure, Labels, Sample } from '../figures.ts';
+
+export const CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
+
+/** Prometheus' text format 0.0.4. Figures of one name become one family, in the order in which names come first. */
+export function exposition(figures: readonly Figure[]): string {
+  return [...Map.groupBy(figures, ({ name }) => name).values()].map(familyText).join('');
+}
+
+function familyText(figures: readonly Figure[]): string {
+  const [first] = figures;
+  const samples = figures.flatMap((figure) => figure.samples());
+  if (first === undefined || samples.length === 0) return '';
+  const { name, help, type } = first;
+  const head = `# HELP ${name} ${escaped(help)}\n# TYPE ${name} ${type}\n`;
+  return head + samples.map((sample) => sampleText(name, sample)).join('');
+}
+
+function sampleText(name: string, { suffix, labels, value }: Sample): string {
+  return `${name}${suffix}${labelsText(labels)} ${numberText(value)}\n`;
+}
+
+function labelsText(labels: Labels): string {
+  const pairs = Object.entries(labels).map(
+    ([name, value]) => `${name}="${escaped(value).replaceAll('"', '\\"')}"`,
+  );
+  return pairs.length === 0 ? '' : `{${pairs.join(',')}}`;
+}
+
+function escaped(text: string): string {
+  return text.replaceAll('\\', '\\\\').replaceAll('\n', '\\n');
+}
+
+/** Go's notation, which differs for infinity only. */
+function numberText(value: number): string {
+  if (Number.isFinite(value) || Number.isNaN(value)) return String(value);
+  return value > 0 ? '+Inf' : '-Inf';
+}

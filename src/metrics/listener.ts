@@ -1,0 +1,107 @@
+import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import { placeText } from '../config.ts';
+import { AppError } from '../errors.ts';
+import type { Logger } from '../logger.ts';
+import { CONTENT_TYPE } from './exposition.ts';
+
+export interface MetricsListener {
+  /** The one that it got. */
+  port: number;
+  /** Ends every connection, answered or not. */
+  close(): Promise<void>;
+}
+
+/** Each Prometheus keeps one; what comes beyond is dropped. */
+const MAX_CONNECTIONS = 32;
+const HEADERS_MAX_BYTES = 8 * 1024;
+
+/** Node's, in milliseconds. */
+const TIMEOUTS = {
+  headersTimeout: 5_000,
+  requestTimeout: 10_000,
+  connectionsCheckingInterval: 1_000,
+  /** For the next scrape, once a minute as a rule. */
+  keepAliveTimeout: 65_000,
+};
+
+/** For a client that does not read its answer. */
+const IDLE_TIMEOUT_MS = 30_000;
+
+/**
+ * Answers `GET /metrics` with what `scrape` resolves to, whoever asks, and nothing else. Throws AppError
+ * `unavailable` if it cannot listen there.
+ */
+export async function startMetricsListener(
+  listen: { host: string; port: number },
+  scrape: () => Promise<string>,
+  logger: Logger,
+  timeouts: Partial<typeof TIMEOUTS> = {},
+): Promise<MetricsListener> {
+  const server = createServer(
+    { ...TIMEOUTS, ...timeouts, maxHeaderSize: HEADERS_MAX_BYTES },
+    (request, response) => {
+      void answer(request, response, scrape, logger);
+    },
+  );
+  server.timeout = IDLE_TIMEOUT_MS;
+  server.maxConnections = MAX_CONNECTIONS;
+  await new Promise<void>((resolve, reject) => {
+    server.once('error', (error) => reject(listenProblem(error, listen)));
+    server.listen(listen.port, listen.host, resolve);
+  });
+  // A connection that cannot be accepted, for want of descriptors for instance, ends nothing.
+  server.on('error', (error) => logger.warn({ err: error }, 'the listener for metrics stumbled'));
+  return {
+    port: (server.address() as AddressInfo).port,
+    close: () =>
+      new Promise((resolve) => {
+        server.close(() => resolve());
+        server.closeAllConnections();
+      }),
+  };
+}
+
+async function answer(
+  request: IncomingMessage,
+  response: ServerResponse,
+  scrape: () => Promise<string>,
+  logger: Logger,
+): Promise<void> {
+  response.setHeader('X-Content-Type-Options', 'nosniff');
+  response.setHeader('Cache-Control', 'no-store');
+  const [path] = (request.url ?? '').split('?', 1);
+  if (path !== '/metrics') return refuse(response, 404, 'the metrics are at /metrics');
+  switch (request.method) {
+    case 'HEAD':
+      response.writeHead(200, { 'Content-Type': CONTENT_TYPE }).end();
+      return;
+    case 'GET':
+      break;
+    default:
+      return refuse(response.setHeader('Allow', 'GET, HEAD'), 405, 'the metrics are read with GET');
+  }
+  try {
+    const text = await scrape();
+    response.writeHead(200, { 'Content-Type': CONTENT_TYPE, 'Content-Length': Buffer.byteLength(text) });
+    response.end(text);
+  } catch (error) {
+    if (response.destroyed) return;
+    logger.error({ err: error }, 'the metrics could not be read');
+    refuse(response, 500, 'the metrics could not be read: see the log');
+  }
+}
+
+/** Whatever else comes on this connection is not read. */
+function refuse(response: ServerResponse, statusCode: number, message: string): void {
+  response.writeHead(statusCode, { 'Content-Type': 'text/plain; charset=utf-8', Connection: 'close' });
+  response.end(`${message}\n`);
+}
+
+function listenProblem(error: Error & { code?: string }, listen: { host: string; port: number }): AppError {
+  return new AppError(
+    'unavailable',
+    `cannot listen on ${placeText(listen)} (${error.code ?? error.message}): choose another place with --metrics-listen`,
+    { cause: error },
+  );
+}

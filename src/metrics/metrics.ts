@@ -1,0 +1,95 @@
+import { version } from '../assets.ts';
+import { placeText } from '../config.ts';
+import type { Effects } from '../effects.ts';
+import { lagFigure, watchLag } from '../event-loop.ts';
+import { type Figure, ownCells, readFigure } from '../figures.ts';
+import type { Logger } from '../logger.ts';
+import type { Reads } from '../store/store.ts';
+import { createEndings } from './endings.ts';
+import { exposition } from './exposition.ts';
+import { startMetricsListener } from './listener.ts';
+import { processFigures } from './process.ts';
+import { deploymentFigures, dueFigures, fileFigures } from './readings.ts';
+import { type AnsweredRequest, createRequestFigures } from './requests.ts';
+
+export interface MetricsOptions {
+  listen: { host: string; port: number };
+  reads: Reads;
+  dbPath: string;
+  /** What the threads count. */
+  figures: readonly Figure[];
+  /** How many commands may run at a time. */
+  commandSlots: number;
+  effects: Effects;
+  logger: Logger;
+}
+
+export interface Metrics {
+  /** With the port that it got. */
+  listen: { host: string; port: number };
+  url: string;
+  /** Hears of every request to the API that is over. */
+  onAnswer(request: AnsweredRequest): void;
+  close(): Promise<void>;
+}
+
+/**
+ * Serves Prometheus metrics of all of davit. What a thread does it counts itself; what waits is looked up at a
+ * scrape, at a bounded cost. Throws what `startMetricsListener` throws.
+ */
+export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
+  const { listen, reads, dbPath, figures, commandSlots, effects, logger } = options;
+  const startedAtMs = effects.now();
+  const requests = createRequestFigures();
+  const endings = createEndings(reads);
+  const lag = lagFigure(ownCells, 'http');
+  let closed = false;
+  let scraping: Promise<string> | undefined;
+
+  const listener = await startMetricsListener(listen, scrapeOnce, logger);
+  const lagLoop = watchLag(lag, effects);
+  const place = { ...listen, port: listener.port };
+  const url = `http://${placeText(place)}/metrics`;
+  logger.info({ url }, 'metrics are served');
+
+  return {
+    listen: place,
+    url,
+    onAnswer: requests.count,
+    async close() {
+      closed = true;
+      await listener.close();
+      await lagLoop.stop();
+      // The file is closed next.
+      await scraping?.catch(() => undefined);
+    },
+  };
+
+  /** One look serves all who ask meanwhile. */
+  function scrapeOnce(): Promise<string> {
+    scraping ??= scrape().finally(() => {
+      scraping = undefined;
+    });
+    return scraping;
+  }
+
+  async function scrape(): Promise<string> {
+    const isWanted = () => !closed;
+    await endings.catchUp(isWanted);
+    const due = await dueFigures(reads, effects.now(), isWanted);
+    if (closed) throw new Error('the service has stopped');
+    return exposition([
+      readFigure('gauge', { name: 'davit_build_info', help: 'Always 1; the labels tell what runs.' }, [
+        { labels: { version, node: process.versions.node }, value: 1 },
+      ]),
+      ...requests.figures(),
+      ...deploymentFigures(reads, commandSlots),
+      ...endings.figures(),
+      ...due,
+      ...figures,
+      lag,
+      ...fileFigures(dbPath),
+      ...processFigures(startedAtMs),
+    ]);
+  }
+}

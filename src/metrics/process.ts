@@ -1,0 +1,46 @@
+import { readdirSync, readFileSync } from 'node:fs';
+import { type Figure, readFigure } from '../figures.ts';
+
+/**
+ * What every Prometheus client tells of its process, by the names that dashboards know, all threads together. From
+ * proc(5).
+ */
+export function processFigures(startedAtMs: number): Figure[] {
+  const { user, system } = process.cpuUsage();
+  return [
+    readFigure(
+      'counter',
+      { name: 'process_cpu_seconds_total', help: 'User and system CPU time of the service.' },
+      [{ value: (user + system) / 1e6 }],
+    ),
+    readFigure('gauge', { name: 'process_resident_memory_bytes', help: 'Resident memory of the service.' }, [
+      { value: process.memoryUsage.rss() },
+    ]),
+    readFigure('gauge', { name: 'process_open_fds', help: 'Open file descriptors.' }, openDescriptors()),
+    readFigure('gauge', { name: 'process_max_fds', help: 'How many file descriptors may be open.' }, [
+      { value: Number(fieldOf('/proc/self/limits', /^Max open files +(\d+)/m) ?? Number.POSITIVE_INFINITY) },
+    ]),
+    readFigure(
+      'gauge',
+      { name: 'process_start_time_seconds', help: 'When the service was started, since 1970.' },
+      [{ value: startedAtMs / 1000 }],
+    ),
+  ];
+}
+
+/** But for the one that looks. Nothing when there is none left for that. */
+function openDescriptors(): { value: number }[] {
+  try {
+    return [{ value: readdirSync('/proc/self/fd').length - 1 }];
+  } catch {
+    return [];
+  }
+}
+
+function fieldOf(path: string, pattern: RegExp): string | undefined {
+  try {
+    return pattern.exec(readFileSync(path, 'latin1'))?.[1];
+  } catch {
+    return undefined;
+  }
+}

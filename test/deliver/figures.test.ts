@@ -1,0 +1,163 @@
+import fc from 'fast-check';
+import t, { type Test } from 'tap';
+import { deliveryFigures } from '../../src/deliver/figures.ts';
+import { figuresMemory } from '../../src/figures.ts';
+import { exposition } from '../../src/metrics/exposition.ts';
+import type { Settlement } from '../../src/store/outbox.ts';
+import { newWebhook } from '../helpers/deliveries.ts';
+import { testDispatcher } from '../helpers/dispatcher.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { movedOf, parseMetrics, type Scrape } from '../helpers/metrics.ts';
+import { type Answer, hangUp, held, startReceiver, status } from '../helpers/receiver.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+const ATTEMPTS = 'davit_delivery_attempts_total';
+
+t.test('attempts are counted by what came of them', async (t) => {
+  const { attempt, scrape } = await service(t, [
+    hangUp(),
+    status(302),
+    status(410),
+    status(503),
+    status(204),
+  ]);
+  t.equal(
+    scrape().value(ATTEMPTS, { outcome: 'failed', error: 'tls' }),
+    0,
+    'each class is there from the start',
+  );
+  t.strictSame(movedOf(scrape(), ATTEMPTS), []);
+  for (let made = 0; made < 5; made++) await attempt();
+  const after = scrape();
+  t.strictSame(movedOf(after, ATTEMPTS), [
+    ['delivered', 1],
+    ['failed connection_closed', 1],
+    ['failed http_3xx', 1],
+    ['failed http_4xx', 1],
+    ['failed http_5xx', 1],
+  ]);
+  t.strictSame(movedOf(after, 'davit_delivery_attempt_duration_seconds_count'), [
+    ['delivered', 1],
+    ['failed', 4],
+  ]);
+  t.equal(after.value('davit_deliveries_in_flight'), 0);
+});
+
+t.test('an attempt is in flight until its answer', async (t) => {
+  const { answer, release } = held(status(200));
+  const { dispatcher, deploy, receiver, scrape } = await service(t, [answer]);
+  await deploy();
+  await dispatcher.tick();
+  await receiver.next();
+  t.equal(scrape().value('davit_deliveries_in_flight'), 1);
+  release();
+  await dispatcher.settled();
+  t.equal(scrape().value('davit_deliveries_in_flight'), 0);
+});
+
+t.test('the wait is that of first attempts, from the event', async (t) => {
+  const { effects, dispatcher, deploy, scrape } = await service(t, [status(500), status(200)]);
+  const WAIT = 'davit_delivery_wait_seconds';
+  await deploy();
+  effects.advance(2_000);
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.strictSame(movedOf(scrape(), `${WAIT}_sum`), [['healthy', 2]]);
+  t.equal(scrape().value(`${WAIT}_bucket`, { receiver: 'healthy', le: '1' }), 0);
+  t.equal(scrape().value(`${WAIT}_bucket`, { receiver: 'healthy', le: '2.5' }), 1);
+
+  effects.advance(60_000);
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.strictSame(movedOf(scrape(), ATTEMPTS), [
+    ['delivered', 1],
+    ['failed http_5xx', 1],
+  ]);
+  t.strictSame(movedOf(scrape(), `${WAIT}_count`), [['healthy', 1]], 'a retry is no first attempt');
+});
+
+t.test('who waits behind failures is told apart', async (t) => {
+  const { effects, dispatcher, deploy, scrape } = await service(t, [status(500)]);
+  await deploy();
+  await dispatcher.tick();
+  await dispatcher.settled();
+  await deploy();
+  effects.advance(1_000);
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.strictSame(movedOf(scrape(), 'davit_delivery_wait_seconds_count'), [
+    ['failing', 1],
+    ['healthy', 1],
+  ]);
+});
+
+t.test('a delivery that ran out of attempts counts as exhausted', async (t) => {
+  const { effects, dispatcher, deploy, scrape } = await service(t, [status(500)]);
+  await deploy();
+  for (;;) {
+    await dispatcher.tick();
+    await dispatcher.settled();
+    const nextAtMs = await dispatcher.tick();
+    if (nextAtMs === null) break;
+    effects.advance(Math.max(0, nextAtMs - effects.now()));
+  }
+  t.equal(scrape().value('davit_deliveries_exhausted_total'), 1);
+  t.equal(scrape().value(ATTEMPTS, { outcome: 'failed', error: 'http_5xx' }), 11);
+});
+
+t.test('whatever receivers do, there are no other series than those at the start', async (t) => {
+  const figures = deliveryFigures(figuresMemory());
+  const scrape = () => parseMetrics(exposition(figures.all));
+  const names = () => scrape().series.map(({ name, labels }) => [name, labels]);
+  const before = names();
+  const words = fc.constantFrom('tls', 'tls: ', 'connection_failed: ', 'dns', 'timeout', '__proto__', '');
+  const how = fc.oneof(
+    fc.record({ statusCode: fc.integer({ min: 100, max: 999 }), error: fc.constant(null) }),
+    fc.record({
+      statusCode: fc.constant(null),
+      error: fc.tuple(words, fc.string()).map((parts) => parts.join('')),
+    }),
+  );
+  const attempts = fc.sample(how, 1_000);
+  for (const attempt of attempts) {
+    figures.settled({
+      attempt: { ...attempt, durationMs: 3 },
+      next: { kind: 'retry', atMs: 1 },
+    } as Settlement);
+  }
+  t.strictSame(names(), before);
+  t.equal(
+    movedOf(scrape(), ATTEMPTS).reduce((sum, [, value]) => sum + value, 0),
+    1_000,
+  );
+});
+
+async function service(t: Test, answers: [Answer, ...Answer[]]) {
+  const effects: FakeEffects = fakeEffects();
+  const store: TestStore = testStore(t, effects);
+  const figures = deliveryFigures(figuresMemory());
+  const dispatcher = testDispatcher(t, store, effects, { figures });
+  const receiver = await startReceiver(t, { answers });
+  const { keyId } = await store.key();
+  await newWebhook(store, keyId, { url: receiver.url });
+  const projectId = await store.project();
+  const deploy = () => store.writer.write('deployments.create', newDeployment(projectId));
+  return {
+    effects,
+    dispatcher,
+    receiver,
+    deploy,
+    /** An event and its first attempt; what is left of those before is forgotten. */
+    async attempt() {
+      store.execute(`
+        DELETE FROM attempts;
+        DELETE FROM deliveries;
+        UPDATE webhooks SET status = 'enabled', status_reason = NULL`);
+      await deploy();
+      effects.advance(60_000);
+      await dispatcher.tick();
+      await dispatcher.settled();
+    },
+    scrape: (): Scrape => parseMetrics(exposition(figures.all)),
+  };
+}

@@ -1,0 +1,20 @@
+import t from 'tap';
+import { realEffects } from '../src/effects.ts';
+import { lagFigure, watchLag } from '../src/event-loop.ts';
+import { ownCells } from '../src/figures.ts';
+import { until } from './helpers/commands.ts';
+import { stayAlive } from './helpers/effects.ts';
+
+t.test('a thread that is held up shows for how long', async (t) => {
+  stayAlive(t);
+  const lag = lagFigure(ownCells, 'http');
+  const loop = watchLag(lag, realEffects);
+  t.teardown(loop.stop);
+  const read = (suffix: string) => lag.samples().find((sample) => sample.suffix === suffix)?.value ?? 0;
+  await until(() => read('_count') > 0);
+  const [count, sum] = [read('_count'), read('_sum')];
+  realEffects.block(400);
+  await until(() => read('_count') > count);
+  // It was held up for 300 ms beyond the moment for which its timer was set, or more.
+  t.ok(read('_sum') - sum >= 0.295, `${read('_sum') - sum} s`);
+});

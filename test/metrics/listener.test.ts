@@ -1,0 +1,121 @@
+import { once } from 'node:events';
+import { connect } from 'node:net';
+import { pino } from 'pino';
+import t, { type Test } from 'tap';
+import { startMetricsListener } from '../../src/metrics/listener.ts';
+import { until } from '../helpers/commands.ts';
+import { connectRaw, type RawConnection, rawRequest } from '../helpers/http.ts';
+
+const LOOPBACK = { host: '127.0.0.1', port: 0 };
+
+t.test('GET and HEAD /metrics, and nothing else', async (t) => {
+  const { url, port, scrapes } = await listener(t);
+  const rows: [method: string, path: string, status: number][] = [
+    ['GET', '/metrics', 200],
+    ['GET', '/metrics?name=a', 200],
+    ['HEAD', '/metrics', 200],
+    ['POST', '/metrics', 405],
+    ['PUT', '/metrics', 405],
+    ['DELETE', '/metrics', 405],
+    ['OPTIONS', '/metrics', 405],
+    ['GET', '/', 404],
+    ['GET', '/metrics/', 404],
+    ['GET', '/Metrics', 404],
+    ['GET', '//metrics', 404],
+    ['GET', '/%6detrics', 404],
+    ['POST', '/', 404],
+    ['GET', '/healthz', 404],
+    ['GET', '/v2/projects', 404],
+  ];
+  for (const [method, path, status] of rows) {
+    const response = await fetch(`${url}${path}`, { method });
+    const text = await response.text();
+    t.equal(response.status, status, `${method} ${path}`);
+    t.equal(response.headers.get('allow'), status === 405 ? 'GET, HEAD' : null);
+    t.equal(response.headers.get('cache-control'), 'no-store');
+    t.equal(response.headers.get('x-content-type-options'), 'nosniff');
+    if (status !== 200) continue;
+    t.equal(response.headers.get('content-type'), 'text/plain; version=0.0.4; charset=utf-8');
+    t.equal(text, method === 'HEAD' ? '' : 'davit_x 1\n');
+  }
+  t.equal(scrapes.length, 2, 'only what is shown is gathered');
+  t.match(await rawRequest(port, 'CONNECT /metrics HTTP/1.1\r\nHost: d\r\n\r\n'), /^$/);
+  t.match(await rawRequest(port, 'nonsense\r\n\r\n'), /^HTTP\/1\.1 400 /);
+});
+
+t.test('a body is not waited for', async (t) => {
+  const { port } = await listener(t);
+  const endless = 'POST /metrics HTTP/1.1\r\nHost: d\r\nContent-Length: 1000000000\r\n\r\nbeginning';
+  t.match(await rawRequest(port, endless), /^HTTP\/1\.1 405 /);
+});
+
+t.test('what goes wrong is in the log, and the answer says nothing of it', async (t) => {
+  const { url, log } = await listener(t, async () => {
+    throw new Error('the inside');
+  });
+  const response = await fetch(`${url}/metrics`);
+  t.equal(response.status, 500);
+  t.equal(await response.text(), 'the metrics could not be read: see the log\n');
+  t.match(log, [{ level: 50, msg: 'the metrics could not be read', err: { message: 'the inside' } }]);
+});
+
+t.test('a request that does not come to its end is ended', async (t) => {
+  const { port } = await listener(t, undefined, { headersTimeout: 20, connectionsCheckingInterval: 10 });
+  t.match(await rawRequest(port, 'GET /metrics HTTP/1.1\r\nHo'), /^HTTP\/1\.1 408 /);
+});
+
+t.test('of many connections the first are served', async (t) => {
+  const { port } = await listener(t);
+  const open: RawConnection[] = [];
+  for (let made = 0; made < 32; made++) open.push(await connectRaw(port));
+  const oneMore = connect({ host: '127.0.0.1', port });
+  await once(oneMore, 'close');
+  open[0]?.send('GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n');
+  await open[0]?.received('davit_x 1');
+  for (const { socket } of open) socket.destroy();
+});
+
+t.test('closing cuts off who is still waiting', async (t) => {
+  const { promise, resolve } = Promise.withResolvers<string>();
+  const { url, close, scrapes, log } = await listener(t, () => promise);
+  const waiting = fetch(`${url}/metrics`);
+  await until(() => scrapes.length === 1);
+  await Promise.all([t.rejects(waiting), close()]);
+  resolve('too late\n');
+  await promise;
+  await t.rejects(fetch(`${url}/metrics`));
+  t.strictSame(log, []);
+});
+
+t.test('a place that is taken is said with the name of the option', async (t) => {
+  const { port } = await listener(t);
+  await t.rejects(
+    startMetricsListener({ host: '127.0.0.1', port }, async () => '', pino({ level: 'silent' })),
+    {
+      code: 'unavailable',
+      message: `cannot listen on 127.0.0.1:${port} (EADDRINUSE): choose another place with --metrics-listen`,
+    },
+  );
+});
+
+async function listener(
+  t: Test,
+  scrape: () => Promise<string> = async () => 'davit_x 1\n',
+  timeouts: Parameters<typeof startMetricsListener>[3] = {},
+) {
+  const log: Record<string, unknown>[] = [];
+  const scrapes: string[] = [];
+  const logger = pino({ base: null }, { write: (line) => void log.push(JSON.parse(line)) });
+  const counted = () => {
+    scrapes.push('scrape');
+    return scrape();
+  };
+  const { port, close } = await startMetricsListener(LOOPBACK, counted, logger, timeouts);
+  let closed: Promise<void> | undefined;
+  const closeOnce = () => {
+    closed ??= close();
+    return closed;
+  };
+  t.teardown(closeOnce);
+  return { port, url: `http://127.0.0.1:${port}`, log, scrapes, close: closeOnce };
+}

@@ -1,0 +1,175 @@
+import { writeFileSync } from 'node:fs';
+import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { namedPipe, until } from '../helpers/commands.ts';
+import { movedOf, parseMetrics, type Scrape } from '../helpers/metrics.ts';
+import { startReceiver, status } from '../helpers/receiver.ts';
+import { newDeployment, testStore } from '../helpers/store.ts';
+import { startWholeService, type WholeService } from '../helpers/whole-service.ts';
+
+const METRICS_ON = { metricsListen: { host: '127.0.0.1', port: 0 } };
+
+t.test('the main job moves what is counted', async (t) => {
+  const service = await startWholeService(t, METRICS_ON);
+  const receiver = await startReceiver(t, { answers: [status(200)] });
+  const { secret } = await service.key();
+  const projectId = await service.project({ command: ['/bin/false'] });
+  const before = await scrape(service);
+  t.strictSame(movedOf(before, 'davit_delivery_attempts_total'), []);
+  t.strictSame(movedOf(before, 'davit_deployments_finished_total'), []);
+
+  const headers = { authorization: `Bearer ${secret}`, 'content-type': 'application/json' };
+  const post = (path: string, body: unknown) =>
+    fetch(`${service.url}${path}`, { method: 'POST', headers, body: JSON.stringify(body) });
+  await post('/v2/webhooks', { url: receiver.url, events: ['deployment.failed'] });
+  await post(`/v2/projects/${projectId}/deployments`, { ref: 'main' });
+  await post('/v2/projects/prj_unknown/deployments', { ref: 'main' });
+  await fetch(`${service.url}/v2/no/such/thing`, { method: 'PATCH' });
+  await receiver.next();
+  const after = await scrapeUntil(
+    service,
+    ({ value }) => value('davit_delivery_attempts_total', { outcome: 'delivered', error: '' }) === 1,
+  );
+
+  t.strictSame(movedOf(after, 'davit_deployments_finished_total'), [['failed exit_code', 1]]);
+  t.strictSame(movedOf(after, 'davit_deployment_duration_seconds_count'), [['failed', 1]]);
+  t.strictSame(movedOf(after, 'davit_delivery_wait_seconds_count'), [['healthy', 1]]);
+  t.strictSame(movedOf(after, 'davit_delivery_attempt_duration_seconds_count'), [['delivered', 1]]);
+  t.strictSame(
+    movedOf(after, 'davit_http_requests_total').filter(([labels]) => !labels.includes('openapi')),
+    [
+      ['/v2/projects/{project_id}/deployments POST 201', 1],
+      ['/v2/projects/{project_id}/deployments POST 404', 1],
+      ['/v2/webhooks POST 201', 1],
+      ['unmatched PATCH 404', 1],
+    ],
+  );
+  const durations = { route: '/v2/projects/{project_id}/deployments', method: 'POST' };
+  t.equal(after.value('davit_http_request_duration_seconds_count', durations), 2);
+  const grew = (name: string) => t.ok(after.value(name) > before.value(name), name);
+  grew('davit_commit_duration_seconds_count');
+  grew('davit_commit_writes_sum');
+  grew('process_cpu_seconds_total');
+  t.notOk(
+    after.series.some(({ labels }) => /whk_|prj_|dpl_|dlv_|key_|127\.0\.0\.1/.test(JSON.stringify(labels))),
+    'no label grows with what is stored',
+  );
+
+  const { origin } = new URL(String(service.metricsUrl));
+  t.equal((await fetch(`${service.url}/metrics`)).status, 404);
+  for (const path of ['/v2/projects', '/healthz', '/readyz', '/docs', '/v2/openapi.json']) {
+    t.equal((await fetch(`${origin}${path}`, { headers })).status, 404, path);
+  }
+});
+
+t.test('gauges tell of the moment', async (t) => {
+  const service = await startWholeService(t, { ...METRICS_ON, maxConcurrent: 3 });
+  const { secret } = await service.key();
+  const pipe = namedPipe(t);
+  const projectId = await service.project({ command: ['/bin/cat', pipe] });
+  const elsewhere = await service.project({ command: null });
+  for (const id of [projectId, projectId, projectId, elsewhere]) {
+    await deploy(service, secret, id);
+  }
+  const { value, series } = await scrapeUntil(
+    service,
+    (now) => now.value('davit_deployments', { status: 'running', runner: 'davit' }) === 1,
+  );
+  t.equal(value('davit_deployments', { status: 'queued', runner: 'davit' }), 2);
+  t.equal(value('davit_deployments', { status: 'queued', runner: 'external' }), 1);
+  t.equal(value('davit_command_slots'), 3);
+  t.equal(value('davit_deliveries_in_flight'), 0);
+  t.equal(value('davit_deliveries_due', { receiver: 'healthy' }), 0);
+  t.equal(value('davit_delivery_oldest_due_age_seconds', { receiver: 'failing' }), 0);
+  for (const name of [
+    'davit_database_size_bytes',
+    'davit_wal_size_bytes',
+    'process_resident_memory_bytes',
+    'process_open_fds',
+    'process_max_fds',
+    'process_start_time_seconds',
+  ]) {
+    t.ok(value(name) > 0, name);
+  }
+  t.match(
+    series.find(({ name }) => name === 'davit_build_info'),
+    { labels: { version: /^\d/, node: process.versions.node }, value: 1 },
+  );
+  await scrapeUntil(service, (now) =>
+    ['http', 'writer', 'dispatcher'].every(
+      (thread) => now.value('davit_event_loop_lag_seconds_count', { thread }) > 0,
+    ),
+  );
+  await service.admin.writer.write('projects.archive', { id: projectId });
+  writeFileSync(pipe, '');
+});
+
+t.test('it is served while davit stops, and not a moment longer', async (t) => {
+  const service = await startWholeService(t, { ...METRICS_ON, shutdownGraceMs: 20_000 });
+  const { secret } = await service.key();
+  const pipe = namedPipe(t);
+  await deploy(service, secret, await service.project({ command: ['/bin/cat', pipe] }));
+  await scrapeUntil(
+    service,
+    (now) => now.value('davit_deployments', { status: 'running', runner: 'davit' }) === 1,
+  );
+  const stopped = service.stop();
+  const { value } = await scrape(service);
+  t.equal(value('davit_deployments', { status: 'running', runner: 'davit' }), 1);
+  let answers = 0;
+  const scrapes = Promise.allSettled(
+    Array.from({ length: 20 }, async () => {
+      for (;;) {
+        const response = await fetch(String(service.metricsUrl));
+        parseMetrics(await response.text());
+        answers += 1;
+      }
+    }),
+  );
+  await until(() => answers > 20);
+  writeFileSync(pipe, '');
+  await stopped;
+  t.match(
+    await scrapes,
+    Array.from({ length: 20 }, () => ({ reason: { message: /fetch failed|terminated/ } })),
+  );
+});
+
+t.test('what a crash interrupted counts from the start', async (t) => {
+  const store = testStore(t, realEffects);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await store.writer.write('deployments.claim', undefined);
+  const service = await startWholeService(t, { ...METRICS_ON, dbPath: store.path });
+  t.strictSame(movedOf(await scrape(service), 'davit_deployments_finished_total'), [
+    ['failed interrupted', 1],
+  ]);
+});
+
+t.test('nothing is served unless it is asked for', async (t) => {
+  const { url, metricsUrl } = await startWholeService(t);
+  t.equal(metricsUrl, null);
+  t.equal((await fetch(`${url}/metrics`)).status, 404);
+});
+
+async function deploy({ url }: WholeService, secret: string, projectId: string): Promise<void> {
+  const response = await fetch(`${url}/v2/projects/${projectId}/deployments`, {
+    method: 'POST',
+    headers: { authorization: `Bearer ${secret}`, 'content-type': 'application/json' },
+    body: JSON.stringify({ ref: 'main' }),
+  });
+  if (response.status !== 201) throw new Error(await response.text());
+}
+
+async function scrape({ metricsUrl }: WholeService): Promise<Scrape> {
+  const response = await fetch(String(metricsUrl));
+  const text = await response.text();
+  if (response.status !== 200) throw new Error(text);
+  return parseMetrics(text);
+}
+
+async function scrapeUntil(service: WholeService, condition: (now: Scrape) => boolean): Promise<Scrape> {
+  for (;;) {
+    const now = await scrape(service);
+    if (condition(now)) return now;
+  }
+}

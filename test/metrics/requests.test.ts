@@ -1,0 +1,38 @@
+import t from 'tap';
+import { exposition } from '../../src/metrics/exposition.ts';
+import { createRequestFigures } from '../../src/metrics/requests.ts';
+import { movedOf, parseMetrics } from '../helpers/metrics.ts';
+
+t.test('requests count by route, method and status, and last by route and method', async (t) => {
+  const requests = createRequestFigures();
+  t.strictSame(requests.figures(), []);
+  const route = '/v2/projects/{project_id}';
+  for (const [method, status, durationMs] of [
+    ['get', 200, 4],
+    ['get', 200, 2_000],
+    ['get', 404, 1],
+    ['head', 200, 1],
+  ] as const) {
+    requests.count({ route, method, status, durationMs });
+  }
+  const scrape = parseMetrics(exposition(requests.figures()));
+  t.strictSame(movedOf(scrape, 'davit_http_requests_total'), [
+    [`${route} GET 200`, 2],
+    [`${route} GET 404`, 1],
+    [`${route} HEAD 200`, 1],
+  ]);
+  const duration = 'davit_http_request_duration_seconds';
+  t.equal(scrape.value(`${duration}_sum`, { route, method: 'GET' }), 2.005);
+  t.equal(scrape.value(`${duration}_bucket`, { route, method: 'GET', le: '1' }), 2);
+  t.equal(scrape.value(`${duration}_bucket`, { route, method: 'GET', le: '2.5' }), 3);
+});
+
+t.test('what a client makes up makes no series', async (t) => {
+  const requests = createRequestFigures();
+  for (const method of ['options', 'propfind', 'm-search', '__proto__', 'GET']) {
+    requests.count({ route: null, method, status: 404, durationMs: 1 });
+  }
+  t.strictSame(movedOf(parseMetrics(exposition(requests.figures())), 'davit_http_requests_total'), [
+    ['unmatched other 404', 5],
+  ]);
+});

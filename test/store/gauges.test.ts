@@ -1,0 +1,113 @@
+import t, { type Test } from 'tap';
+import type { WebhookId } from '../../src/domain.ts';
+import { COUNTED_MAX, type DueLook } from '../../src/store/gauges.ts';
+import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+const NONE = { count: 0, oldestAtMs: null };
+
+t.test('what is due is told apart for failing receivers and the others', async (t) => {
+  const { store, effects, webhook } = await place(t);
+  t.strictSame(due(store, effects.now()), { healthy: NONE, failing: NONE });
+  const createdAtMs = effects.now();
+  const healthy = await webhook();
+  const failing = await webhook();
+  const disabled = await webhook();
+  const deleted = await webhook();
+  await newDeliveries(store, healthy, 2); // one for each of the four, twice
+  store.execute(`UPDATE webhooks SET failing_since = 1 WHERE id = '${failing}'`);
+  store.execute(`UPDATE deliveries SET next_attempt_at = ${createdAtMs + 60_000}
+                  WHERE seq = (SELECT max(seq) FROM deliveries WHERE webhook_id = '${failing}')`);
+  await store.writer.write('webhooks.update', { id: disabled, status: 'disabled', disableReason: 'no more' });
+  await store.writer.write('webhooks.remove', { id: deleted });
+
+  t.strictSame(due(store, createdAtMs - 1), { healthy: NONE, failing: NONE }, 'nothing is due yet');
+  t.strictSame(due(store, createdAtMs + 59_999), {
+    healthy: { count: 2, oldestAtMs: createdAtMs },
+    failing: { count: 1, oldestAtMs: createdAtMs },
+  });
+  t.strictSame(due(store, createdAtMs + 60_000).failing, { count: 2, oldestAtMs: createdAtMs });
+});
+
+t.test('more webhooks than one step looks at are all looked at', async (t) => {
+  const { store, effects, webhook } = await place(t);
+  const ids: WebhookId[] = [];
+  for (let made = 0; made < 450; made++) ids.push(await webhook());
+  await newDeliveries(store, ids[0] as WebhookId, 1);
+  const last = ids.toSorted().at(-1);
+  store.execute(`UPDATE deliveries SET next_attempt_at = 5 WHERE webhook_id = '${last}'`);
+  const look = store.reads.gauges.lookAtDue(effects.now());
+  let steps = 0;
+  while (look.step()) steps += 1;
+  t.equal(steps, 3);
+  t.strictSame(look.due, { healthy: { count: 450, oldestAtMs: 5 }, failing: NONE });
+});
+
+t.test('a long backlog is counted to the bound, and its age is still that of the oldest', async (t) => {
+  const { store, effects, webhook } = await place(t);
+  const long = await webhook();
+  const dead = await webhook();
+  await newDeliveries(store, long, 1);
+  store.execute(`UPDATE webhooks SET failing_since = 1 WHERE id = '${dead}'`);
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 15000)
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
+                            ladder_started_at, ladder_trigger)
+    SELECT 'dlv_copy' || number, event_id, event_type, '${dead}', 'pending', number, created_at, ladder_started_at,
+           ladder_trigger
+      FROM numbers, (SELECT * FROM deliveries LIMIT 1)`);
+  t.strictSame(due(store, effects.now()), {
+    healthy: { count: 1, oldestAtMs: effects.now() },
+    failing: { count: COUNTED_MAX, oldestAtMs: 1 },
+  });
+});
+
+t.test('deployments that are not over are counted by state, apart for those of other systems', async (t) => {
+  const { store } = await place(t);
+  const [one, two, elsewhere] = [
+    await store.project(),
+    await store.project(),
+    await store.project({ command: null }),
+  ];
+  const create = async (projectId: typeof one) =>
+    (await store.writer.write('deployments.create', newDeployment(projectId))).id;
+  const counts = () =>
+    Object.fromEntries(
+      store.reads.gauges
+        .unfinished()
+        .map(({ status, reported, count }) => [`${status} ${reported ? 'external' : 'davit'}`, count]),
+    );
+  t.strictSame(counts(), { 'queued davit': 0, 'running davit': 0, 'canceling davit': 0 });
+  for (const project of [one, one, one, two, elsewhere, elsewhere]) await create(project);
+  const first = await store.writer.write('deployments.claim', undefined);
+  await store.writer.write('deployments.claim', undefined);
+  if (first !== null) await store.writer.write('deployments.cancel', { id: first.id });
+  const reportedId = await create(elsewhere);
+  await store.writer.write('deployments.report', {
+    id: reportedId,
+    status: 'running',
+    message: null,
+    outputs: null,
+  });
+  t.strictSame(counts(), {
+    'queued davit': 2,
+    'running davit': 1,
+    'canceling davit': 1,
+    'queued external': 2,
+    'running external': 1,
+  });
+});
+
+async function place(t: Test) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  return { store, effects, webhook: async () => (await newWebhook(store, keyId)).id };
+}
+
+function due(store: TestStore, nowMs: number): DueLook['due'] {
+  const look = store.reads.gauges.lookAtDue(nowMs);
+  while (look.step());
+  return look.due;
+}

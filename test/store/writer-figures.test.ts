@@ -1,0 +1,99 @@
+import t from 'tap';
+import { figuresMemory } from '../../src/figures.ts';
+import { exposition } from '../../src/metrics/exposition.ts';
+import { openForWriting } from '../../src/store/database.ts';
+import { openStoreWithThreads } from '../../src/store/store.ts';
+import { createGroupCommit, type QueuedWrite, type WriteResult } from '../../src/store/writer.ts';
+import { writerFigures } from '../../src/store/writer-figures.ts';
+import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { parseMetrics } from '../helpers/metrics.ts';
+import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
+
+t.test('each transaction counts once, with its writes, whatever became of them', async (t) => {
+  const { path, ...store } = testStore(t);
+  const projectId = await store.project();
+  const figures = writerFigures(figuresMemory());
+  const group = createGroupCommit(openForWriting(path, fakeEffects()), fakeEffects(), figures);
+  t.teardown(group.close);
+  const write = (changes = {}) =>
+    new Promise<WriteResult>((settle) =>
+      group.enqueue({
+        name: 'deployments.create',
+        input: newDeployment(projectId, { maxQueued: null, ...changes }),
+        settle,
+      } satisfies QueuedWrite),
+    );
+  await Promise.all([write(), write(), write({ projectId: 'prj_none' })]);
+  const { value } = scrape(figures);
+  t.equal(value('davit_commit_duration_seconds_count'), 1);
+  t.equal(value('davit_commit_writes_sum'), 3);
+  t.equal(value('davit_commit_writes_bucket', { le: '2' }), 0);
+  t.equal(value('davit_commit_writes_bucket', { le: '4' }), 1);
+  t.equal(value('davit_commit_failures_total'), 0);
+
+  const many = Promise.all(Array.from({ length: 300 }, () => write()));
+  await until(() => scrape(figures).value('davit_writes_queued') === 44);
+  await many;
+  t.equal(scrape(figures).value('davit_writes_queued'), 0);
+  t.equal(scrape(figures).value('davit_commit_duration_seconds_count'), 3);
+});
+
+t.test('a transaction that the disk did not take is a failure, and no commit', async (t) => {
+  const { path, ...store } = testStore(t);
+  const projectId = await store.project();
+  const figures = writerFigures(figuresMemory());
+  const database = openForWriting(path, fakeEffects());
+  const group = createGroupCommit(database, fakeEffects(), figures);
+  t.teardown(group.close);
+  const before = store.dump();
+  database.pragma(`max_page_count = ${database.pragma('page_count', { simple: true })}`);
+  const results = await Promise.all(
+    Array.from(
+      { length: 200 },
+      () =>
+        new Promise<WriteResult>((settle) =>
+          group.enqueue({
+            name: 'deployments.create',
+            input: newDeployment(projectId, { maxQueued: null }),
+            settle,
+          }),
+        ),
+    ),
+  );
+  t.ok(results.every(({ ok }) => !ok));
+  t.strictSame(store.dump(), before);
+  t.equal(scrape(figures).value('davit_commit_failures_total'), 1);
+  t.equal(scrape(figures).value('davit_commit_duration_seconds_count'), 0);
+});
+
+t.test('the thread counts its checkpoints where another reads them', async (t) => {
+  const memory = figuresMemory();
+  const crashed = (error: unknown) => t.fail('the writer died', { error });
+  const store = await openStoreWithThreads(`${temporaryDirectory(t)}/davit.db`, [], crashed, memory);
+  t.teardown(store.close);
+  const project = await store.writer.write('projects.create', {
+    name: 'website',
+    command: null,
+    directory: null,
+    timeoutMs: null,
+    idleTimeoutMs: null,
+    reportTimeoutMs: null,
+    policy: 'queue',
+    variables: {},
+  });
+  const figures = writerFigures(memory);
+  const checkpoints = () =>
+    scrape(figures).value('davit_checkpoint_duration_seconds_count', { kind: 'background' });
+  // The writer looks at the WAL after a commit, at most ten times a second.
+  for (let size = 500_000; checkpoints() === 0; size++) {
+    const variables = { FILLER: 'x'.repeat(size) };
+    await store.writer.write('projects.set', { id: project.id, changes: {}, variables, unsetVariables: [] });
+    await store.writer.write('deployments.create', newDeployment(project.id, { maxQueued: null }));
+  }
+  t.ok(scrape(figures).value('davit_commit_writes_sum') > 1);
+});
+
+function scrape({ all }: ReturnType<typeof writerFigures>) {
+  return parseMetrics(exposition(all));
+}
