@@ -8,7 +8,7 @@ import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { runCommandLine } from '../../src/cli/commands.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { dumpOf, temporaryDirectory } from './store.ts';
 
 export const MAIN = join(import.meta.dirname, '../../src/main.ts');
@@ -32,13 +32,25 @@ export interface CliOptions {
   cwd?: string;
 }
 
-/**
- * Runs `davit` with these words: all of it but src/main.ts, in this process, as starting one takes 20 times as long.
- * It has no terminal, and nobody can interrupt it.
- */
+/** Runs `davit` with these words: `runHere` where it needs no environment of its own, else `runProcess`. */
 export async function run(words: readonly string[], options: CliOptions = {}): Promise<CliResult> {
-  if (options.env !== undefined) return runProcess(words, options);
-  const { stdin = '', cwd = HOME } = options;
+  return options.env === undefined ? runHere(words, options) : runProcess(words, options);
+}
+
+export interface HereOptions extends Omit<CliOptions, 'env'> {
+  /** What davit itself reads of it: options are read from that of the process. */
+  environment?: Record<string, string>;
+  effects?: Effects;
+}
+
+/**
+ * All of davit but src/main.ts, in this process: starting one takes 20 times as long. It has no terminal, and nobody
+ * can interrupt it.
+ */
+export async function runHere(
+  words: readonly string[],
+  { stdin = '', cwd = HOME, environment = {}, effects = realEffects }: HereOptions = {},
+): Promise<CliResult> {
   const [stdout, stderr] = [collector(), collector()];
   const input = new PassThrough();
   input.end(stdin);
@@ -48,8 +60,8 @@ export async function run(words: readonly string[], options: CliOptions = {}): P
     const running = runCommandLine({
       terminal: createTerminal({ stdin: input, stdout, stderr }, exited.reject),
       commandLine: words,
-      environment: {},
-      effects: realEffects,
+      environment,
+      effects,
       onSignal: () => undefined,
       exit: exited.resolve,
     });
