@@ -110,8 +110,8 @@ t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
     [['list', '--limit', '0'], 2, /--limit <n>.*whole number/],
   ];
   await Promise.all(
-    cases.map(async ([words, exitCode, message, env = {}]) => {
-      const refusal = await there.refused(deployment(...words), { env });
+    cases.map(async ([words, exitCode, message, env]) => {
+      const refusal = await there.refused(deployment(...words), env === undefined ? {} : { env });
       t.match(refusal, { exitCode, message }, words.join(' '));
       t.notMatch(refusal.message, /secret/);
     }),
