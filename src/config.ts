@@ -89,7 +89,13 @@ const SETTINGS = {
     'trust these certificates (PEM) of receivers too',
     parsePath,
   ),
-  logLevel: setting('--log-level <level>', 'debug, info, warn, error or silent', 'info', parseLogLevel),
+  logLevel: setting(
+    '--log-level <level>',
+    'debug, info, warn, error or silent',
+    'info',
+    parseLogLevel,
+    Object.values(LOG_LEVELS),
+  ),
 };
 
 /** For commander; each is also read from its variable. */
@@ -147,8 +153,13 @@ function setting<Value>(
   description: string,
   defaultText: string,
   parse: (text: string) => Value,
+  /** What a shell offers. */
+  choices: readonly string[] = [],
 ): Setting<Value> {
-  const option = optionOf(flags, description).argParser(parse).default(parse(defaultText), defaultText);
+  const option = optionOf(flags, description)
+    .choices(choices)
+    .argParser(parse)
+    .default(parse(defaultText), defaultText);
   return { option, take: (held) => held as Value };
 }
 

@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
 import { version } from '../assets.ts';
 import { type CommandContext, createProgram, type DefineCommand, runProgram } from './command.ts';
+import type { COMPLETE_ARGUMENT } from './complete.ts';
 import type { FILE_PROCESS } from './file-process.ts';
 
 /* The table of contents: every command, and the file that defines it. */
@@ -45,6 +46,11 @@ const COMMANDS: Entry[] = [
     load: async () => (await import('./doctor.ts')).defineDoctor,
   },
   {
+    name: 'completion',
+    summary: 'a script by which a shell completes what is typed',
+    load: async () => (await import('./completion.ts')).defineCompletion,
+  },
+  {
     name: '__file' satisfies typeof FILE_PROCESS,
     summary: '',
     hidden: true,
@@ -87,7 +93,11 @@ const ADMIN_COMMANDS: Entry[] = [
 
 /** Runs what the command line asks for. Resolves to the exit code: 0, 1 for a refusal, 2 for wrong usage; all is said already. */
 export async function runCommandLine(context: CommandContext): Promise<number> {
-  return runProgram(await programFor(context), context);
+  const [first, ...words] = context.commandLine;
+  const program = await programFor(context);
+  if (first !== ('__complete' satisfies typeof COMPLETE_ARGUMENT)) return runProgram(program, context);
+  const { answerCompletion } = await import('./completion.ts');
+  return answerCompletion(program, words, context);
 }
 
 async function programFor(context: CommandContext): Promise<Command> {

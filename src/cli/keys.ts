@@ -55,7 +55,11 @@ function defineCreate(command: Command, context: CommandContext): void {
     ],
   )
     .addOption(option('--name <name>', 'to recognise it by').makeOptionMandatory())
-    .addOption(option('--scope <scope...>', 'what it may do; may be repeated').argParser(appending(String)))
+    .addOption(
+      option('--scope <scope...>', 'what it may do; may be repeated')
+        .choices(SCOPES)
+        .argParser(appending(String)),
+    )
     .addOption(option('--all-scopes', 'it may do everything'))
     .addOption(
       option('--project <project...>', 'what it sees, by id or name; may be repeated').argParser(repeated),

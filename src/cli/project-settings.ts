@@ -127,6 +127,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
     'queue: deploy all in order; latest: a newer one replaces those that wait',
     policyOf,
     'queue',
+    QUEUE_POLICIES,
   );
 
   function addSetting(
@@ -134,8 +135,9 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
     description: string,
     parse: (text: string) => unknown,
     preset: string,
+    choices: readonly string[] = [],
   ): void {
-    const setting = option(flags, description).argParser(parse);
+    const setting = option(flags, description).choices(choices).argParser(parse);
     command.addOption(defaults === 'with defaults' ? setting.default(parse(preset), preset) : setting);
   }
 }

@@ -28,7 +28,7 @@ t.test('--help fits 80 columns and lists every command', async (t) => {
   t.strictSame(
     helps.map(({ stdout }) => commandsIn(stdout)),
     [
-      ['serve', 'deploy', 'verify', 'backup', 'restore', 'doctor', 'admin', 'help'],
+      ['serve', 'deploy', 'verify', 'backup', 'restore', 'doctor', 'completion', 'admin', 'help'],
       ['project', 'key', 'deployment', 'webhook', 'queue', 'systemd-unit'],
       ['create', 'list', 'show', 'rotate', 'revoke'],
       ['create', 'list', 'show', 'set', 'pause', 'resume', 'archive', 'check'],
