@@ -145,7 +145,7 @@ export function defineReplay(command: Command, context: CommandContext): void {
     .addOption(
       option('--since <moment>', 'only deliveries that came to be then or later').makeOptionMandatory(),
     )
-    .addOption(option('--until <moment>', 'only those that came to be by then'))
+    .addOption(option('--until <moment>', 'only those that came to be then or earlier; else until now'))
     .addOption(
       option('--status <status>', `only those that are so now: ${DELIVERY_STATUSES.join(', ')}`)
         .choices(DELIVERY_STATUSES)
