@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { version } from '../assets.ts';
-import { type CommandContext, createProgram, type DefineCommand, runProgram } from './command.ts';
+import { type CommandContext, createProgram, type DefineCommand, explain, runProgram } from './command.ts';
 import type { COMPLETE_ARGUMENT } from './complete.ts';
 import type { FILE_PROCESS } from './file-process.ts';
 
@@ -103,13 +103,15 @@ export async function runCommandLine(context: CommandContext): Promise<number> {
 async function programFor(context: CommandContext): Promise<Command> {
   const program = createProgram(version, context);
   await addCommands(program, COMMANDS, context);
-  const admin = program
-    .command('admin')
-    .helpCommand(false)
-    .summary('look after all of it, on the machine itself')
-    .description(
-      'Works on the file itself, whether the service runs or not; a running one takes it up within a second.',
-    );
+  const admin = explain(
+    program.command('admin').helpCommand(false).summary('look after all of it, on the machine itself'),
+    'Works on the file itself, whether the service runs or not; a running one takes it up within a second.',
+    [
+      'davit admin key create --name ci --scope deployments:write --project website',
+      'davit admin deployment list --status failed',
+      'davit admin queue',
+    ],
+  );
   await addCommands(admin, ADMIN_COMMANDS, context);
   return program;
 }

@@ -100,13 +100,10 @@ function createPrivately(path: string): void {
   } catch (error) {
     const code = error instanceof Error && 'code' in error ? error.code : undefined;
     if (code === 'EEXIST') return;
-    throw new AppError(
-      'conflict',
-      `cannot create ${path} (${String(code)}): choose another place with --db`,
-      {
-        cause: error,
-      },
-    );
+    const reason = code === 'ENOENT' ? 'its directory is not there' : String(code);
+    throw new AppError('conflict', `cannot create ${path} (${reason}): choose another place with --db`, {
+      cause: error,
+    });
   }
 }
 
