@@ -171,7 +171,10 @@ export function existingDbPathOf(command: Command): string {
     throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
   }
   if (status.isFile() && status.size === 0) {
-    throw new AppError('not_found', `${path} is empty, and no davit file yet: choose another one with --db`);
+    throw new AppError(
+      'not_found',
+      `${path} is not a davit file, as it is empty: choose another one with --db`,
+    );
   }
   return path;
 }

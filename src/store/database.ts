@@ -67,7 +67,8 @@ export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEO
   }
 }
 
-function openingProblem(path: string, error: unknown): unknown {
+/** An error of SQLite as an AppError `conflict` where the place is at fault; any other error as it is. */
+export function openingProblem(path: string, error: unknown): unknown {
   const code = sqliteCode(error);
   if (code === 'SQLITE_CANTOPEN') {
     return new AppError(

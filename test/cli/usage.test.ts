@@ -200,7 +200,7 @@ t.test('what cannot be a file of ours is left as it is', async (t) => {
   const cases: [path: string, message: RegExp][] = [
     ['.', /^error: \. is a directory: say with --db or DAVIT_DB which file$/],
     ['loop', /^error: cannot look for loop \(ELOOP\): ask as a user who may/],
-    ['empty', /^error: empty is empty, and no davit file yet/],
+    ['empty', /^error: empty is not a davit file, as it is empty/],
     ['empty/davit.db', /^error: there is no file empty\/davit\.db/],
   ];
   for (const [path, message] of cases) {

@@ -72,8 +72,11 @@ export async function runHere(
   }
 }
 
-// No variable of whoever runs the tests sets an option.
-for (const name of Object.keys(process.env)) if (name.startsWith('DAVIT_')) delete process.env[name];
+// No variable of whoever runs the tests sets an option; and what davit starts is started as `runProcess` does it.
+for (const name of Object.keys(process.env)) {
+  if (/^(?:DAVIT_|NODE_OPTIONS$)/.test(name)) delete process.env[name];
+}
+Object.assign(process.env, COMPILE_CACHE);
 
 const HOME = process.cwd();
 let runningCount = 0;
