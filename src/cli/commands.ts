@@ -91,7 +91,7 @@ const ADMIN_COMMANDS: Entry[] = [
   },
 ];
 
-/** Runs what the command line asks for. Resolves to the exit code: 0, 1 for a refusal, 2 for wrong usage; all is said already. */
+/** Runs what the command line asks for. Resolves to the exit code of `runProgram`: everything is said already. */
 export async function runCommandLine(context: CommandContext): Promise<number> {
   const [first, ...words] = context.commandLine;
   const program = await programFor(context);

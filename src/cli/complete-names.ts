@@ -10,7 +10,8 @@ const NEWEST = 50;
 
 /**
  * What the file calls its projects, keys, webhooks and latest deployments: names where they are enough, ids where they
- * are not, or where an id was begun. Never a secret. Makes no file and changes none. Throws where it cannot be read.
+ * are not, or where an id was begun. Never a secret. Makes no file, and changes nothing in one. Throws where it cannot
+ * be read.
  */
 export async function namesIn(
   dbPath: string,
@@ -33,7 +34,7 @@ function candidatesOf(noun: NamedNoun, start: string, reads: Reads, nowMs: numbe
   switch (noun) {
     case 'project':
       return named(
-        reads.projects.list().map(({ id, name, status }) => ({ id, name, state: status })),
+        reads.projects.list().map(({ id, name, status }) => ({ id, name, status })),
         start,
       );
     case 'key':
@@ -41,7 +42,7 @@ function candidatesOf(noun: NamedNoun, start: string, reads: Reads, nowMs: numbe
         reads.keys
           .list()
           .filter(({ revoked_at }) => revoked_at === null)
-          .map(({ id, name, last4 }) => ({ id, name, state: `…${last4}` })),
+          .map(({ id, name }) => ({ id, name })),
         start,
       );
     case 'webhook':
@@ -59,18 +60,17 @@ function candidatesOf(noun: NamedNoun, start: string, reads: Reads, nowMs: numbe
 interface Named {
   id: string;
   name: string;
-  state: string;
+  status?: string;
 }
 
 function named(all: readonly Named[], start: string): Candidate[] {
   const isId = /^(?:prj|key)_/.test(start);
   const counts = new Map<string, number>();
   for (const { name } of all) counts.set(name, (counts.get(name) ?? 0) + 1);
-  return all.map(({ id, name, state }) =>
-    isId || counts.get(name) !== 1
-      ? { value: id, description: `${name}, ${state}` }
-      : { value: name, description: `${id}, ${state}` },
-  );
+  return all.map(({ id, name, status }) => {
+    const [value, other] = isId || counts.get(name) !== 1 ? [id, name] : [name, id];
+    return { value, description: status === undefined ? other : `${other}, ${status}` };
+  });
 }
 
 function latestDeployments(reads: Reads): Candidate[] {

@@ -1,5 +1,6 @@
 import type { Argument, Command, Option } from 'commander';
 import { quoteForBash, unquote } from './shell-words.ts';
+import { printable } from './table.ts';
 
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
 export type Shell = (typeof SHELLS)[number];
@@ -30,7 +31,7 @@ const NOTHING: Completion = { candidates: [], paths: 'none' };
 /**
  * What a script of `davit completion` reads: `none`, `files` or `directories`, and then a line for each word that may
  * stand in place of the last one of `words`: the word itself, for zsh and fish also a tab and what it means. `words` are
- * as they were typed, for bash with the quotes. Control characters never get this far.
+ * as they were typed, for bash with the quotes. What cannot be seen as it is, is left out.
  */
 export async function completionText(
   shell: Shell,
@@ -42,9 +43,9 @@ export async function completionText(
   const meant = shell === 'bash' ? words.map(unquote) : words;
   const { candidates, paths } = await complete(program, meant, namesOf);
   const lines = candidates
-    .filter(({ value }) => !/\p{Cc}/u.test(value))
+    .filter(({ value }) => printable(value) === value)
     .map(({ value, description }) =>
-      shell === 'bash' ? quoteForBash(value, typed) : `${value}\t${description.replaceAll(/\p{Cc}/gu, ' ')}`,
+      shell === 'bash' ? quoteForBash(value, typed) : `${value}\t${printable(description)}`,
     );
   return [paths, ...lines].join('\n');
 }

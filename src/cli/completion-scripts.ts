@@ -96,11 +96,17 @@ function __davit_complete
     set -l value (string replace -r -- '^--[^=]+=' '' "$current")
     switch "$lines[1]"
         case files
-            printf "$option%s\\n" (__fish_complete_path "$value")
+            for path in (__fish_complete_path "$value")
+                printf '%s%s\\n' "$option" "$path"
+            end
         case directories
-            printf "$option%s\\n" (__fish_complete_directories "$value")
+            for path in (__fish_complete_directories "$value")
+                printf '%s%s\\n' "$option" "$path"
+            end
         case '*'
-            printf '%s\\n' $lines[2..-1]
+            for line in $lines[2..-1]
+                printf '%s\\n' "$line"
+            end
     end
 end
 complete -c davit -e

@@ -56,7 +56,7 @@ export function defineCreateProject(command: Command, context: CommandContext): 
     `Makes a project and prints its id.\n\n${COMMAND_HELP}`,
     [
       'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
-      'davit admin project create --name api --env STAGE=live -- make -C /srv/api deploy',
+      'davit admin project create --name api --env STAGE=live -- make -C /srv/api',
       'davit admin project create --name app --report-timeout 2h',
     ],
   )
