@@ -63,7 +63,7 @@ export async function startService(
   const { dbPath } = config;
 
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
-  started.defer(lockForServing(dbPath, process.pid, effects));
+  started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
   // Its modules load while the writer's do.
   const dispatcher = startDispatcherThread(onFatal);

@@ -94,7 +94,13 @@ const SETTINGS = {
     'where to serve Prometheus metrics, at /metrics, to whoever asks; not at all unless given',
     parseListen,
   ),
-  logLevel: setting('--log-level <level>', 'debug, info, warn, error or silent', 'info', parseLogLevel),
+  logLevel: setting(
+    '--log-level <level>',
+    'debug, info, warn, error or silent',
+    'info',
+    parseLogLevel,
+    Object.values(LOG_LEVELS),
+  ),
 };
 
 /** For commander; each is also read from its variable. */
@@ -164,8 +170,13 @@ function setting<Value>(
   description: string,
   defaultText: string,
   parse: (text: string) => Value,
+  /** What a shell offers. */
+  choices: readonly string[] = [],
 ): Setting<Value> {
-  const option = optionOf(flags, description).argParser(parse).default(parse(defaultText), defaultText);
+  const option = optionOf(flags, description)
+    .choices(choices)
+    .argParser(parse)
+    .default(parse(defaultText), defaultText);
   return { option, take: (held) => held as Value };
 }
 

@@ -1,4 +1,4 @@
-import { existsSync } from 'node:fs';
+import { type Stats, statSync } from 'node:fs';
 import { Command, CommanderError, Option } from 'commander';
 import { withVariable } from '../config.ts';
 import type { Timestamp } from '../domain.ts';
@@ -6,6 +6,8 @@ import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
+import { nearest } from './suggest.ts';
+import { escapedIn, printable } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
 /** What every command is given; main.ts makes it. */
@@ -31,11 +33,19 @@ const WIDEST_HELP = 100;
 /** `davit` itself, without its commands. `--db` goes with all of them, before or after their names. */
 export function createProgram(version: string, { terminal, environment }: CommandContext): Command {
   const width = Math.min(terminal.columns ?? 80, WIDEST_HELP);
-  return new Command('davit')
-    .description('A deployment service: one executable, one SQLite file.')
+  return explain(
+    new Command('davit'),
+    'A deployment service: one executable, one SQLite file.\n\n' +
+      '$DAVIT_… names the environment variable that sets an option too. Exit code 1 is a refusal or a failure, 2 wrong usage.',
+    [
+      'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
+      'davit serve',
+      'davit admin deployment create website main',
+      'davit help admin project',
+    ],
+  )
     .version(version)
     .addOption(withVariable(new Option('--db <file>', 'the one file')).default('./davit.db'))
-    .addHelpText('after', '\n$DAVIT_… names the environment variable that sets an option too.')
     .configureHelp({
       showGlobalOptions: true,
       optionDescription,
@@ -60,7 +70,9 @@ export async function runProgram(
 ): Promise<number> {
   explainErrors(program);
   try {
-    await program.parseAsync(commandLine, { from: 'user' });
+    const [first, ...words] = commandLine;
+    if (first === 'help') showHelp(program, words);
+    else await program.parseAsync(commandLine, { from: 'user' });
     return 0;
   } catch (error) {
     if (error instanceof CommanderError) return error.exitCode === 0 ? 0 : 2;
@@ -68,6 +80,28 @@ export async function runProgram(
     terminal.note(errorText(error));
     return 1;
   }
+}
+
+/** `davit help admin project`: commander's own looks no deeper than one level. */
+function showHelp(program: Command, words: readonly string[]): void {
+  words
+    .filter((word) => !word.startsWith('-'))
+    .reduce(subcommandOf, program)
+    .outputHelp();
+}
+
+function subcommandOf(command: Command, word: string): Command {
+  const found = command.commands.find((one) => one.name() === word);
+  if (found !== undefined) return found;
+  const names = command.createHelp().visibleCommands(command);
+  const meant = nearest(
+    word,
+    names.map((one) => one.name()),
+  );
+  return misused(
+    command,
+    `unknown command '${word}'${meant === undefined ? '' : `: did you mean ${meant}?`}`,
+  );
 }
 
 /** The command has said on its own what is wrong: exit code 1. */
@@ -120,19 +154,48 @@ export async function withStore<Result>(
 /** What `--db` or DAVIT_DB says. SQLite takes two of these texts for databases that vanish with the process. */
 export function dbPathOf(command: Command): string {
   const path = String(command.optsWithGlobals()['db']);
-  return path === '' || path === ':memory:' ? misused(command, '--db must be the path of a file') : path;
+  if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
+  // better-sqlite3 would open another file than the one that is looked for here.
+  if (path.trim() !== path) misused(command, '--db must not begin or end with white space');
+  if (statusOf(path)?.isDirectory() === true) {
+    throw new AppError('conflict', `${path} is a directory: say with --db or DAVIT_DB which file`);
+  }
+  return path;
 }
 
-/** The same; throws AppError `not_found` where there is no such file. */
+/** The same; throws AppError `not_found` where there is no such file, or nothing in it yet. */
 export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
-  if (existsSync(path)) return path;
-  throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
+  const status = statusOf(path);
+  if (status === undefined) {
+    throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
+  }
+  if (status.isFile() && status.size === 0) {
+    throw new AppError(
+      'not_found',
+      `${path} is not a davit file, as it is empty: choose another one with --db`,
+    );
+  }
+  return path;
 }
 
-/** One JSON value on stdout, with the API's field names. */
+/** Undefined: nothing is there. Throws AppError `conflict` where that cannot be known. */
+function statusOf(path: string): Stats | undefined {
+  try {
+    return statSync(path, { throwIfNoEntry: false });
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
+    throw new AppError(
+      'conflict',
+      `cannot look for ${path} (${code}): ask as a user who may, or say another place with --db`,
+      { cause: error },
+    );
+  }
+}
+
+/** One JSON value on stdout, with the API's field names, and nothing in it that a terminal would obey. */
 export function printJson({ terminal }: CommandContext, value: unknown): void {
-  terminal.print(JSON.stringify(value, null, 2));
+  terminal.print(escapedIn(JSON.stringify(value, null, 2)));
 }
 
 /**
@@ -207,7 +270,7 @@ function explainErrors(command: Command): void {
         .trim()
         .replace(/\s*\((Did you mean .*\?)\)$/s, (_, question: string) => `: ${lowerFirst(question)}`);
       const hint = message.endsWith('?') ? '' : ` (see '${pathOf(command)} --help')`;
-      write(`${message.replace(/\.$/, '').replaceAll(/\s*\n\s*/g, ' ')}${hint}`);
+      write(`${printable(message.replace(/\.$/, '').replaceAll(/\s*\n\s*/g, ' '))}${hint}`);
     },
   });
   for (const subcommand of command.commands) explainErrors(subcommand);
@@ -223,9 +286,9 @@ function pathOf(command: Command): string {
 
 /** One line for a refusal; a bug also shows where it happened. */
 export function errorText(error: unknown): string {
-  if (error instanceof AppError) return `error: ${error.message}`;
+  if (error instanceof AppError) return `error: ${printable(error.message)}`;
   if (!(error instanceof Error)) return `error: ${String(error)}`;
   // What the system refused (a port, a file) is said by its message.
-  if ('syscall' in error) return `error: ${error.message}`;
+  if ('syscall' in error) return `error: ${printable(error.message)}`;
   return `error: davit failed, which is a bug: ${error.stack ?? error.message}`;
 }

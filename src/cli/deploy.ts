@@ -50,8 +50,8 @@ export function defineDeploy(command: Command, context: CommandContext): void {
       'once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY, NO_PROXY and NODE_EXTRA_CA_CERTS count too.',
     [
       'DAVIT_URL=https://deploy.example.com davit deploy prj_… v1.2.3 --wait',
-      'davit deploy prj_… "$CI_COMMIT_SHA" --wait --idempotency-key "$CI_JOB_ID" --cancel-on-interrupt',
-      'ID=$(davit deploy prj_… main --url http://127.0.0.1:8080 --key-file /run/secrets/davit)',
+      'davit deploy prj_… "$SHA" --wait --idempotency-key "$CI_JOB_ID"',
+      'ID=$(davit deploy prj_… main --key-file /run/secrets/davit)',
     ],
   )
     // It has nothing to do with any file of davit's.

@@ -160,9 +160,9 @@ function defineList(command: Command, context: CommandContext): void {
   ])
     .addOption(option('--project <project>', 'only of this one, by id or name'))
     .addOption(
-      option('--status <status...>', `only these: ${DEPLOYMENT_STATUSES.join(', ')}`).argParser(
-        appending(String),
-      ),
+      option('--status <status...>', `only these: ${DEPLOYMENT_STATUSES.join(', ')}`)
+        .choices(DEPLOYMENT_STATUSES)
+        .argParser(appending(String)),
     )
     .addOption(limitOption())
     .addOption(jsonOption())

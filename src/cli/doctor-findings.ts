@@ -76,7 +76,7 @@ export function findingsOfFile(file: Case, patient: Patient): DoctorFinding[] {
     try {
       return check();
     } catch (error) {
-      return [damage(whatIsWrong(error))];
+      return [damage(whatIsWrong(error, file.path))];
     }
   });
 }

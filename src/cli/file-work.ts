@@ -127,18 +127,22 @@ function showProgress(show: (text: string) => void, path: string, effects: Effec
 
   return {
     report(message: FileMessage) {
-      if (message.kind === 'copying') bytes = message.bytes;
       isCopying = message.kind === 'copying';
+      if (message.kind === 'copying') bytes = message.bytes;
       if (message.kind === 'checking') show('checking the copy');
+      else showCopied();
     },
     [Symbol.dispose]: () => cancel(),
   };
 
   function look(): void {
-    if (isCopying && bytes > 0) {
-      const copied = Math.min(1, (statSync(path, { throwIfNoEntry: false })?.size ?? 0) / bytes);
-      show(`copying: ${Math.floor(copied * 100)} % of ${formatBytes(bytes)}`);
-    }
+    showCopied();
     cancel = effects.after(SHOW_EVERY_MS, look);
+  }
+
+  function showCopied(): void {
+    if (!isCopying || bytes === 0) return;
+    const copied = Math.min(1, (statSync(path, { throwIfNoEntry: false })?.size ?? 0) / bytes);
+    show(`copying: ${Math.floor(copied * 100)} % of ${formatBytes(bytes)}`);
   }
 }

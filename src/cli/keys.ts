@@ -50,12 +50,16 @@ function defineCreate(command: Command, context: CommandContext): void {
       `say --all-scopes, name the projects or say --all-projects.\n\nScopes: ${SCOPES.join(', ')}`,
     [
       'davit admin key create --name ci --scope deployments:write --project website',
-      'davit admin key create --name tv --scope projects:read deployments:read --all-projects',
-      'KEY=$(davit admin key create --name ops --all-scopes --all-projects --expires-in 90d)',
+      'davit admin key create --name tv --scope projects:read --all-projects',
+      'KEY=$(davit admin key create --name ops --all-scopes --all-projects)',
     ],
   )
     .addOption(option('--name <name>', 'to recognise it by').makeOptionMandatory())
-    .addOption(option('--scope <scope...>', 'what it may do; may be repeated').argParser(appending(String)))
+    .addOption(
+      option('--scope <scope...>', 'what it may do; may be repeated')
+        .choices(SCOPES)
+        .argParser(appending(String)),
+    )
     .addOption(option('--all-scopes', 'it may do everything'))
     .addOption(
       option('--project <project...>', 'what it sees, by id or name; may be repeated').argParser(repeated),

@@ -42,7 +42,9 @@ function nameProblem(name: string): string | undefined {
   if (name.length > NAME_MAX_LENGTH) return `must be at most ${NAME_MAX_LENGTH} characters`;
   if (name.trim() !== name) return 'must not begin or end with white space';
   if (name.startsWith('-')) return 'must not begin with -';
-  if (/[\p{Cc}\p{Cs}\u2028\u2029]/u.test(name)) return 'must not hold control characters';
+  if (printable(name) !== name || /\p{Cs}/u.test(name)) {
+    return 'must not hold control characters, or others that are not seen';
+  }
   if (/^(?:prj|key)_/.test(name)) return 'must not look like an id';
   return undefined;
 }

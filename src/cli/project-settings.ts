@@ -56,7 +56,7 @@ export function defineCreateProject(command: Command, context: CommandContext): 
     `Makes a project and prints its id.\n\n${COMMAND_HELP}`,
     [
       'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
-      'davit admin project create --name api --env STAGE=live -- make -C /srv/api deploy',
+      'davit admin project create --name api --env STAGE=live -- make -C /srv/api',
       'davit admin project create --name app --report-timeout 2h',
     ],
   )
@@ -127,6 +127,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
     'queue: deploy all in order; latest: a newer one replaces those that wait',
     policyOf,
     'queue',
+    QUEUE_POLICIES,
   );
 
   function addSetting(
@@ -134,8 +135,9 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
     description: string,
     parse: (text: string) => unknown,
     preset: string,
+    choices: readonly string[] = [],
   ): void {
-    const setting = option(flags, description).argParser(parse);
+    const setting = option(flags, description).choices(choices).argParser(parse);
     command.addOption(defaults === 'with defaults' ? setting.default(parse(preset), preset) : setting);
   }
 }

@@ -4,10 +4,12 @@ import { AppError } from '../errors.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import {
   type CommandContext,
+  confirm,
   exactMoment,
   explain,
   jsonOption,
   moment,
+  option,
   printJson,
   withStore,
 } from './command.ts';
@@ -161,24 +163,42 @@ function defineArchive(command: Command, context: CommandContext): void {
     command.summary('refuse new deployments, cancel what waits'),
     'An archived project stays listed and refuses new deployments. What waits is canceled, what runs goes on to its end. ' +
       "'davit admin project resume' takes it back.",
-    ['davit admin project archive website'],
+    ['davit admin project archive website', 'davit admin project archive prj_… --yes'],
   )
     .argument(...PROJECT_ARGUMENT)
+    .addOption(option('--yes', 'do not ask whether to cancel what waits'))
     .addOption(jsonOption())
-    .action((text: string, options: { json?: boolean }) =>
-      withStore(command, context, 'refuse', async (store) => {
-        const before = resolveProject(store, text);
-        const { project, canceledIds } = await store.writer.write('projects.archive', { id: before.id });
-        if (options.json === true) return printJson(context, project);
-        const already = before.status === 'archived' ? 'already ' : '';
-        const count = canceledIds.length;
-        const canceled =
-          count === 0
-            ? ''
-            : `; canceled ${count === 1 ? 'one deployment that' : `${count} deployments that`} waited`;
-        context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
-      }),
-    );
+    .action((text: string, options: ArchiveOptions) => archive(command, text, options, context));
+}
+
+interface ArchiveOptions {
+  yes?: boolean;
+  json?: boolean;
+}
+
+async function archive(
+  command: Command,
+  text: string,
+  options: ArchiveOptions,
+  context: CommandContext,
+): Promise<void> {
+  const before = await withStore(command, context, 'refuse', (store) => resolveProject(store, text));
+  if (before.queued_count > 0) {
+    const consequence = `Canceled for ever, as it waits: ${waitingText(before.queued_count)}.`;
+    await confirm(command, `${consequence}\nArchive ${nameOfProject(before)}?`, options.yes, context);
+  }
+  const { project, canceledIds } = await withStore(command, context, 'refuse', (store) =>
+    store.writer.write('projects.archive', { id: before.id }),
+  );
+  if (options.json === true) return printJson(context, project);
+  const already = before.status === 'archived' ? 'already ' : '';
+  const canceled =
+    canceledIds.length === 0 ? '' : `; canceled, as it waited: ${waitingText(canceledIds.length)}`;
+  context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
+}
+
+function waitingText(count: number): string {
+  return count === 1 ? '1 deployment' : `${count} deployments`;
 }
 
 /** As one would type it in a shell. */

@@ -25,7 +25,7 @@ import { nextAttemptText } from './webhook-text.ts';
 
 /**
  * Why a deployment has not started: nobody is there to start it; its project is paused; another one of its project
- * runs, or is before it; as many run as may; or none of these, and it starts within a second.
+ * runs, or is before it; as many run, or start before it, as may; or none of these, and it starts within a second.
  */
 type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'place' | 'nothing';
 
@@ -60,25 +60,30 @@ interface ExplainedDeployment extends WaitingDeployment {
 }
 
 function withReasons({ waiting, running }: Backlog, service: Serving | null): Stretch<ExplainedDeployment> {
+  const limit = service?.max_concurrent ?? null;
+  // A service that does not say its limit may be at it as soon as it runs anything.
+  let freePlaces =
+    limit === null ? (running.count > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - running.count;
   return {
     count: waiting.count,
-    items: waiting.items.map((deployment) => ({
-      ...deployment,
-      waits_for: waitsFor(deployment, service, running.count),
-    })),
+    items: waiting.items.map((deployment) => {
+      const reason = waitsFor(deployment, service, freePlaces);
+      if (reason === 'nothing') freePlaces -= 1;
+      return { ...deployment, waits_for: reason };
+    }),
   };
 }
 
 function waitsFor(
   { project_status, project_runs, queue_position }: WaitingDeployment,
   service: Serving | null,
-  runningCount: number,
+  freePlaces: number,
 ): WaitsFor {
   if (project_status === 'paused') return 'project_resumed';
   if (service === null) return 'service';
   if (project_runs !== null) return 'project_runs';
   if (queue_position !== 1) return 'turn';
-  return runningCount > 0 ? 'place' : 'nothing';
+  return freePlaces > 0 ? 'nothing' : 'place';
 }
 
 function printQueue(queue: Queue, context: CommandContext): void {
@@ -98,7 +103,7 @@ function printQueue(queue: Queue, context: CommandContext): void {
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
     { title: 'NUMBER', of: ({ queue_position }) => String(queue_position ?? '') },
     { title: 'SINCE', of: ({ created_at }) => moment(context, created_at) },
-    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, running.count) },
+    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, queue), shrinks: true },
   ]);
   printReported(reported, context);
   printWebhooks(webhooks, service, context);
@@ -113,7 +118,7 @@ function summary(
   const unserved = "none: nothing starts and nothing is sent until 'davit serve' runs";
   return fields(context.terminal, [
     ['service', service === null ? unserved : serviceText(service, context)],
-    ['running', String(running.count)],
+    ['running', runningText(running.count, service)],
     ['waiting', String(waiting.count)],
     ['elsewhere', reported.count === 0 ? null : `${reported.count}, whose end is to be reported`],
     ['deliveries', `${pending_count} pending, ${due_count} of them due; ${held_count} held`],
@@ -126,7 +131,12 @@ function serviceText({ process_id, since }: Serving, context: CommandContext): s
   return since === null ? who : `${who}, since ${exactMoment(context, since)}`;
 }
 
-function reasonText(waitsFor: WaitsFor, runningCount: number): string {
+function runningText(count: number, service: Serving | null): string {
+  const limit = service?.max_concurrent ?? null;
+  return limit === null ? String(count) : `${count} of at most ${limit}`;
+}
+
+function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
   switch (waitsFor) {
     case 'service':
       return "'davit serve'";
@@ -137,7 +147,7 @@ function reasonText(waitsFor: WaitsFor, runningCount: number): string {
     case 'turn':
       return 'those before it';
     case 'place':
-      return `a free place: ${runningCount} run${runningCount === 1 ? 's' : ''}`;
+      return `a free place: ${runningText(running.count, service)} run`;
     case 'nothing':
       return 'nothing: it starts';
     default:

@@ -36,7 +36,7 @@ export function defineRestore(command: Command, context: CommandContext): void {
       'are started, also if they were carried out since: pause their projects or cancel them before davit serve, if ' +
       'that is not meant. Deliveries that were made since may come once more, with the same event ids.',
     [
-      'systemctl stop davit && davit restore /var/backups/davit-2026-11-20.db && systemctl start davit',
+      'systemctl stop davit && davit restore copy.db && systemctl start davit',
       'davit restore copy.db --db /srv/new/davit.db',
     ],
   )

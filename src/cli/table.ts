@@ -16,7 +16,8 @@ const SMALLEST_WIDTH = 6;
 
 /**
  * Aligned columns under their titles; a column in which nothing stands is left out. `width`: columns of the
- * terminal, to which whatever may shrink is cut; null: nothing is cut. `colours`: whether it is one that shows them.
+ * terminal, to which whatever may shrink is cut; null: nothing is cut. Where even that is too wide, each row is told in
+ * lines of its own. `colours`: whether it is one that shows them.
  */
 export function table<Row>(
   rows: readonly Row[],
@@ -27,13 +28,17 @@ export function table<Row>(
   const filled = columns
     .map((column) => ({ ...column, cells: rows.map((row) => printable(column.of(row))) }))
     .filter(({ cells }) => cells.some((cell) => cell !== ''));
-  const widths = fit(
+  const widths = fitted(
     filled.map(({ title, cells, shrinks = false }) => ({
       width: Math.max(...[title, ...cells].map(displayWidth)),
       shrinks,
     })),
     width,
   );
+  if (widths === null) {
+    const records = rows.map((row) => filled.map(({ title, of }) => [title, of(row) || null] as const));
+    return records.map((record) => fields({ columns: width }, record)).join('\n\n');
+  }
   const lines = [
     filled.map(({ title }) => ({ text: title, colour: undefined })),
     ...rows.map((row, index) =>
@@ -83,16 +88,33 @@ function wrap(text: string, width: number | null): string[] {
   return lines;
 }
 
-/** The text without what a terminal would obey: control characters are shown as `\x1b`. */
+/**
+ * What a terminal would obey, or what would be read as another text than it is: control characters, ends of lines and
+ * paragraphs, what turns the direction of writing, and what takes no room at all (UTS #39).
+ */
+const UNSEEN = /[\p{Cc}\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u2069\ufeff]/gu;
+
+/** The text with all that is not seen shown, as `\x1b` or `\u202e`. */
 export function printable(text: string): string {
-  return text.replaceAll(/[\p{Cc}\u2028\u2029]/gu, (character) => {
-    const code = character.codePointAt(0) ?? 0;
-    return code < 256 ? `\\x${code.toString(16).padStart(2, '0')}` : `\\u${code.toString(16)}`;
+  return text.replaceAll(UNSEEN, (character) => {
+    const code = character.charCodeAt(0);
+    return code < 256 ? `\\x${hex(code, 2)}` : `\\u${hex(code, 4)}`;
   });
 }
 
-/** Takes from the widest that may shrink, again and again, until all fit or nothing more can be taken. */
-function fit(columns: { width: number; shrinks: boolean }[], limit: number | null): number[] {
+/** The same JSON value: what JSON lets stand as it is, a terminal may obey. */
+export function escapedIn(json: string): string {
+  return json.replaceAll(UNSEEN, (character) =>
+    character === '\n' ? character : `\\u${hex(character.charCodeAt(0), 4)}`,
+  );
+}
+
+function hex(code: number, digits: number): string {
+  return code.toString(16).padStart(digits, '0');
+}
+
+/** Takes from the widest that may shrink, again and again, until all fit; null: they do not. */
+function fitted(columns: { width: number; shrinks: boolean }[], limit: number | null): number[] | null {
   const widths = columns.map(({ width }) => width);
   if (limit === null) return widths;
   const total = () => widths.reduce((sum, width) => sum + width, GAP.length * (widths.length - 1));
@@ -101,7 +123,7 @@ function fit(columns: { width: number; shrinks: boolean }[], limit: number | nul
     columns.forEach(({ shrinks }, index) => {
       if (shrinks && (widths[index] ?? 0) > (widths[widest] ?? SMALLEST_WIDTH)) widest = index;
     });
-    if (widest < 0) break;
+    if (widest < 0) return null;
     widths[widest] = (widths[widest] ?? 0) - 1;
   }
   return widths;

@@ -17,8 +17,8 @@ export function defineVerify(command: Command, context: CommandContext): void {
     'Checks that a delivery came from who knows the secret, was not altered, and is not old. The body comes over ' +
       'stdin, byte for byte as it was received. Prints ok and exits with 0, or says why not and exits with 1.',
     [
-      'DAVIT_SIGNING_SECRET=whsec_… davit verify --header "$HTTP_SERVICE_SIGNATURE" < body',
-      'davit verify --secret whsec_… --header t=1795248930,v1=78df… --tolerance 1d < body',
+      'DAVIT_SIGNING_SECRET=whsec_… davit verify --header "$SIGNATURE" < body',
+      'davit verify --secret whsec_… --header t=1795248930,v1=78df… < body',
     ],
   )
     .addOption(

@@ -45,11 +45,15 @@ export function defineDeliveries(command: Command, context: CommandContext): voi
   )
     .argument(...WEBHOOK_ARGUMENT)
     .addOption(
-      option('--status <status...>', `only these: ${DELIVERY_STATUSES.join(', ')}`).argParser(
-        appending(String),
-      ),
+      option('--status <status...>', `only these: ${DELIVERY_STATUSES.join(', ')}`)
+        .choices(DELIVERY_STATUSES)
+        .argParser(appending(String)),
     )
-    .addOption(option('--event-type <type...>', 'only of these events').argParser(appending(String)))
+    .addOption(
+      option('--event-type <type...>', 'only of these events')
+        .choices(EVENT_TYPES)
+        .argParser(appending(String)),
+    )
     .addOption(limitOption())
     .addOption(jsonOption())
     .action((idOrUrl: string, options: ListOptions) => listDeliveries(command, idOrUrl, options, context));
@@ -141,8 +145,12 @@ export function defineReplay(command: Command, context: CommandContext): void {
     .addOption(
       option('--since <moment>', 'only deliveries that came to be then or later').makeOptionMandatory(),
     )
-    .addOption(option('--until <moment>', 'only those that came to be by then'))
-    .addOption(option('--status <status>', `only those that are so now: ${DELIVERY_STATUSES.join(', ')}`))
+    .addOption(option('--until <moment>', 'only those that came to be then or earlier; else until now'))
+    .addOption(
+      option('--status <status>', `only those that are so now: ${DELIVERY_STATUSES.join(', ')}`)
+        .choices(DELIVERY_STATUSES)
+        .argParser(String),
+    )
     .addOption(jsonOption())
     .action((idOrUrl: string, options: ReplayOptions) => replay(command, idOrUrl, options, context));
 }

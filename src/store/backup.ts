@@ -1,5 +1,12 @@
 import { type Timestamp, timestamp } from '../domain.ts';
-import { APPLICATION_ID, connect, type Database, SCHEMA_VERSION, sqliteCode } from './database.ts';
+import {
+  APPLICATION_ID,
+  connect,
+  type Database,
+  openingProblem,
+  SCHEMA_VERSION,
+  sqliteCode,
+} from './database.ts';
 
 /** What is in a davit file, to tell one from another. */
 export interface FileFacts {
@@ -104,21 +111,21 @@ function withDatabase<Result>(path: string, action: (database: Database) => Resu
   try {
     return action(database);
   } catch (error) {
-    return whatIsWrong(error);
+    return whatIsWrong(error, path);
   } finally {
     database.close();
   }
 }
 
-/** What an error of SQLite says of the file. Throws any other error, and those of the disk. */
-export function whatIsWrong(error: unknown): Unusable {
+/** What an error of SQLite says of the file at `path`. Throws any other error, and those of the disk. */
+export function whatIsWrong(error: unknown, path: string): Unusable {
   const code = sqliteCode(error);
   if (code === 'SQLITE_NOTADB') return { kind: 'foreign' };
   // SQLITE_ERROR: a table that is not there.
   if (error instanceof Error && code !== undefined && /^SQLITE_(CORRUPT|ERROR)/.test(code)) {
     return { kind: 'damaged', problem: error.message };
   }
-  throw error;
+  throw openingProblem(path, error);
 }
 
 /** What keeps this davit from using it at all; undefined if nothing does. */

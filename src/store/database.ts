@@ -67,7 +67,8 @@ export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEO
   }
 }
 
-function openingProblem(path: string, error: unknown): unknown {
+/** An error of SQLite as an AppError `conflict` where the place is at fault; any other error as it is. */
+export function openingProblem(path: string, error: unknown): unknown {
   const code = sqliteCode(error);
   if (code === 'SQLITE_CANTOPEN') {
     return new AppError(
@@ -100,13 +101,10 @@ function createPrivately(path: string): void {
   } catch (error) {
     const code = error instanceof Error && 'code' in error ? error.code : undefined;
     if (code === 'EEXIST') return;
-    throw new AppError(
-      'conflict',
-      `cannot create ${path} (${String(code)}): choose another place with --db`,
-      {
-        cause: error,
-      },
-    );
+    const reason = code === 'ENOENT' ? 'its directory is not there' : String(code);
+    throw new AppError('conflict', `cannot create ${path} (${reason}): choose another place with --db`, {
+      cause: error,
+    });
   }
 }
 

@@ -35,7 +35,7 @@ export function openPatient(path: string, effects: Effects): Patient | Unusable 
     return { reads, close, examination: examine(database) };
   } catch (error) {
     database.close();
-    return whatIsWrong(error);
+    return whatIsWrong(error, path);
   }
 }
 
@@ -77,7 +77,7 @@ function examine(database: Database) {
       try {
         return tableSizes();
       } catch (error) {
-        whatIsWrong(error);
+        whatIsWrong(error, database.name);
         return [];
       }
     },

@@ -8,6 +8,8 @@ import { connect, type Database, sqliteCode } from './database.ts';
 export interface Serving {
   process_id: number | null;
   since: Timestamp | null;
+  /** How many commands it runs at a time. */
+  max_concurrent: number | null;
 }
 
 /** Others hold the lock only to look who has it, for less than a millisecond: that is no reason to refuse. */
@@ -16,20 +18,28 @@ const LOOKS_TIMEOUT_MS = 250;
 /**
  * Makes this process the only server of the file, until the returned function is called or the process
  * dies, however that happens: the lock is the operating system's, held by an open transaction on
- * `<path>-lock`. Throws AppError `conflict` that names the holder.
+ * `<path>-lock`. What is there besides the process is for others to read: see `Serving`. Throws AppError `conflict`
+ * that names the holder.
  */
-export function lockForServing(path: string, processId: number, effects: Effects): () => void {
+export function lockForServing(
+  path: string,
+  processId: number,
+  effects: Effects,
+  maxConcurrent: number | null = null,
+): () => void {
   const lock = connect(lockPath(path), { timeoutMs: LOOKS_TIMEOUT_MS });
   try {
     // No journal file beside it; what is in it may be lost at any time.
     lock.pragma('journal_mode = MEMORY');
     lock.pragma('synchronous = OFF');
     lock.exec('BEGIN IMMEDIATE');
-    lock.exec('CREATE TABLE IF NOT EXISTS holder (process_id INTEGER NOT NULL, since TEXT NOT NULL) STRICT');
-    lock.exec('DELETE FROM holder');
+    // Anew: another davit may have made it with other columns.
+    lock.exec(`
+      DROP TABLE IF EXISTS holder;
+      CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER) STRICT`);
     lock
-      .prepare('INSERT INTO holder (process_id, since) VALUES (?, ?)')
-      .run(processId, timestamp(effects.now()));
+      .prepare('INSERT INTO holder (process_id, since, max_concurrent) VALUES (?, ?, ?)')
+      .run(processId, timestamp(effects.now()), maxConcurrent);
     lock.exec('COMMIT');
     // RESERVED, not EXCLUSIVE: who is refused can still read who holds it.
     lock.exec('BEGIN IMMEDIATE');
@@ -61,7 +71,7 @@ export function servedBy(path: string): Serving | null {
     return null;
   } catch (error) {
     if (sqliteCode(error) !== 'SQLITE_BUSY') throw error;
-    return readHolder(lock) ?? { process_id: null, since: null };
+    return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null };
   } finally {
     lock.close();
   }
@@ -82,9 +92,9 @@ function realPath(path: string): string {
 
 function readHolder(lock: Database): Serving | undefined {
   try {
-    return lock.prepare<[], Serving>('SELECT process_id, since FROM holder').get();
+    return lock.prepare<[], Serving>('SELECT process_id, since, max_concurrent FROM holder').get();
   } catch {
-    // It is being written this very moment: that somebody holds it is all there is to say.
+    // It is being written this very moment, or another davit wrote it: that somebody holds it is all there is to say.
     return undefined;
   }
 }

@@ -110,7 +110,7 @@ t.test('a file that cannot be copied, or to nowhere, leaves nothing behind', asy
   for (const name of ['notes.txt', 'empty', 'foreign.db']) {
     t.match(await refused(['backup', 'copy.db', '--db', name]), {
       exitCode: 1,
-      message: new RegExp(`^error: ${name} is not a davit file$`),
+      message: new RegExp(`^error: ${name} is not a davit file\\b`),
     });
   }
   await davit(['admin', 'project', 'create', '--name', 'website']);

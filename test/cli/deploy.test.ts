@@ -7,15 +7,24 @@ import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { place, run } from '../helpers/cli.ts';
-import { type DeployOptions, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import {
+  type DeployOptions,
+  runningDeployments,
+  servedDeployments,
+  untilFile,
+} from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { raw, startReceiver } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
+const shared = await servedDeployments(t);
+const TLS = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
+const sharedByTls = await servedDeployments(t, ...TLS);
+
 t.test('without --wait it says the id and goes', async (t) => {
-  const { deploy, deployments } = await runningDeployments(t);
+  const { deploy, deployments } = await shared.another();
   const { stdout, stderr, exitCode } = await deploy(['good']);
   t.equal(exitCode, 0);
   const [deployment, ...more] = await deployments();
@@ -26,7 +35,7 @@ t.test('without --wait it says the id and goes', async (t) => {
 });
 
 t.test('--wait gives the log as it was printed, and exits as the deployment ended', async (t) => {
-  const { deploy } = await runningDeployments(t);
+  const { deploy } = await shared.another();
   const [good, bad, long] = await Promise.all(['good', 'bad', 'long'].map((ref) => deploy([ref, '--wait'])));
   t.match(good, {
     stdout: 'one\ntwo\nthree',
@@ -38,7 +47,7 @@ t.test('--wait gives the log as it was printed, and exits as the deployment ende
 });
 
 t.test('--json prints the deployment, and with --wait its end, and no log', async (t) => {
-  const { deploy } = await runningDeployments(t);
+  const { deploy } = await shared.another();
   const [queued, ended] = await Promise.all([
     deploy(['good', '--json']),
     deploy(['bad', '--json', '--wait']),
@@ -50,8 +59,8 @@ t.test('--json prints the deployment, and with --wait its end, and no log', asyn
 });
 
 t.test('whatever is lost on the way, one deployment is made, and the log is whole', async (t) => {
-  const { url, deploy, deployments } = await runningDeployments(t);
-  const proxy = await startProxy(t, url);
+  const { deployHastily, deployments } = await shared.another();
+  const proxy = await startProxy(t, shared.url);
   proxy.fates(
     'refuse',
     'lose-answer',
@@ -61,7 +70,7 @@ t.test('whatever is lost on the way, one deployment is made, and the log is whol
     { breakAfterBytes: 9_000 },
     'lose-answer',
   );
-  const { stdout, stderr, exitCode } = await deploy(['long', '--wait'], { url: proxy.url });
+  const { stdout, stderr, exitCode } = await deployHastily(['long', '--wait'], proxy.url);
   t.equal(exitCode, 0);
   t.equal(stdout, Array.from({ length: 2000 }, (_, index) => `line ${index}\n`).join(''));
   t.match(stderr, /cannot be reached \(\w+\): trying again in \d+ms\n/);
@@ -70,10 +79,10 @@ t.test('whatever is lost on the way, one deployment is made, and the log is whol
 });
 
 t.test('a service that is started later, or again, is waited for', async (t) => {
-  const { url, deploy, directory, service, deployments } = await runningDeployments(t);
+  const { url, deployHastily, directory, service, deployments } = await runningDeployments(t);
   const proxy = await startProxy(t, 'http://127.0.0.1:1');
   const started = untilFile(directory, 'started');
-  const deploying = deploy(['slow', '--wait'], { url: proxy.url });
+  const deploying = deployHastily(['slow', '--wait'], proxy.url);
   await proxy.connected(2);
   proxy.leadTo(url);
   await started;
@@ -87,13 +96,13 @@ t.test('a service that is started later, or again, is waited for', async (t) => 
 });
 
 t.test('a service that has too much to do is given the time that it asks for', async (t) => {
-  const { url, deploy } = await runningDeployments(t);
+  const { deployHastily } = await shared.another();
   const busy = await scripted(t, [
     [429, { 'Retry-After': '1' }],
     [503, { 'Retry-After': '1' }],
   ]);
-  busy.thenLeadTo(url);
-  const { stderr, exitCode } = await deploy(['good'], { url: busy.url });
+  busy.thenLeadTo(shared.url);
+  const { stderr, exitCode } = await deployHastily(['good'], busy.url);
   t.equal(exitCode, 0);
   t.match(
     stderr,
@@ -101,7 +110,7 @@ t.test('a service that has too much to do is given the time that it asks for', a
   );
 
   const busier = await scripted(t, [[503, { 'Retry-After': '600' }]]);
-  const refused = await deploy(['good', '--retry-for', '10s'], { url: busier.url });
+  const refused = await deployHastily(['good', '--retry-for', '10s'], busier.url);
   t.strictSame(
     { ...refused, stderr: refused.stderr.replace(/:\d+/, '') },
     { stdout: '', stderr: 'error: 127.0.0.1 answers 503, and --retry-for is over: gave up\n', exitCode: 1 },
@@ -110,7 +119,8 @@ t.test('a service that has too much to do is given the time that it asks for', a
 });
 
 t.test('what the service refuses is said in its words, in one line', async (t) => {
-  const { deploy, davit, project, dump } = await runningDeployments(t);
+  const { davit, dump } = shared;
+  const { deploy, project } = await shared.another();
   await deploy(['good', '--idempotency-key', 'once']);
   await davit(['admin', 'project', 'create', '--name', 'old']);
   const archived = (await davit(['admin', 'project', 'show', 'old', '--json'])).stdout;
@@ -137,7 +147,7 @@ t.test('what the service refuses is said in its words, in one line', async (t) =
 });
 
 t.test('the same idempotency key is the same deployment', async (t) => {
-  const { deploy, deployments } = await runningDeployments(t);
+  const { deploy, deployments } = await shared.another();
   const one = await deploy(['good', '--wait', '--idempotency-key', 'job-7']);
   const two = await deploy(['good', '--wait'], { env: { DAVIT_IDEMPOTENCY_KEY: 'job-7' } });
   t.equal((await deployments()).length, 1);
@@ -145,7 +155,8 @@ t.test('the same idempotency key is the same deployment', async (t) => {
 });
 
 t.test('a key that may not read the log waits without it; one that may read nothing says so', async (t) => {
-  const { deploy, json } = await runningDeployments(t);
+  const { json } = shared;
+  const { deploy } = await shared.another();
   const keyWith = async (...scopes: string[]) => {
     const words = [
       'admin',
@@ -232,7 +243,8 @@ t.test('what no further try mends is said at once', async (t) => {
 });
 
 t.test('the key may come from a file, and is warned of where it goes in clear', async (t) => {
-  const { deploy, directory, key } = await runningDeployments(t);
+  const { directory } = shared;
+  const { deploy, key } = await shared.another();
   writeFileSync(join(directory, 'key'), `${key}\n`);
   t.match(await deploy(['good', '--key-file', 'key'], { key: '' }), { exitCode: 0, stderr: /^deployment/ });
   const { stderr } = await run(['deploy', 'prj_1', 'main', '--url', 'http://davit.invalid'], {
@@ -242,9 +254,8 @@ t.test('the key may come from a file, and is warned of where it goes in clear', 
 });
 
 t.test('over TLS, with an authority of its own', async (t) => {
-  const tls = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
-  const { deploy, url } = await runningDeployments(t, tls);
-  const https = url.replace('127.0.0.1', 'localhost');
+  const { deploy } = await sharedByTls.another();
+  const https = sharedByTls.url.replace('127.0.0.1', 'localhost');
   const ca = join(FIXTURES, 'ca.pem');
   t.match(await deploy(['good'], { url: https }), {
     exitCode: 1,
@@ -261,9 +272,8 @@ t.test('over TLS, with an authority of its own', async (t) => {
 });
 
 t.test('through the proxy that the environment names', async (t) => {
-  const tls = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
-  const { deploy, url } = await runningDeployments(t, tls);
-  const https = url.replace('127.0.0.1', 'localhost');
+  const { deploy } = await sharedByTls.another();
+  const https = sharedByTls.url.replace('127.0.0.1', 'localhost');
   const asked: string[] = [];
   const tunnel = createServer().on('connect', (request, client) => {
     asked.push(request.url ?? '');

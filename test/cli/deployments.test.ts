@@ -87,7 +87,7 @@ t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
   await scriptProject(there, 'twin', 'true');
   await scriptProject(there, 'old', 'true');
   const { id } = await there.json<Deployment>(deployment('create', 'old', 'main'));
-  await there.davit(['admin', 'project', 'archive', 'old']);
+  await there.davit(['admin', 'project', 'archive', 'old', '--yes']);
   await there.davit(deployment('create', 'website', 'one'));
   const cases: [words: string[], exitCode: number, message: RegExp, env?: Record<string, string>][] = [
     [['create', 'webiste', 'main'], 1, /there is no project 'webiste': did you mean 'website'\?/],
@@ -110,8 +110,8 @@ t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
     [['list', '--limit', '0'], 2, /--limit <n>.*whole number/],
   ];
   await Promise.all(
-    cases.map(async ([words, exitCode, message, env = {}]) => {
-      const refusal = await there.refused(deployment(...words), { env });
+    cases.map(async ([words, exitCode, message, env]) => {
+      const refusal = await there.refused(deployment(...words), env === undefined ? {} : { env });
       t.match(refusal, { exitCode, message }, words.join(' '));
       t.notMatch(refusal.message, /secret/);
     }),

@@ -5,7 +5,7 @@ import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { busyWriter } from '../helpers/busy.ts';
-import { type Place, place } from '../helpers/cli.ts';
+import { MAIN, type Place, place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 
@@ -291,6 +291,23 @@ t.test('what is no davit file is refused', async (t) => {
 });
 
 const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
+
+t.test('a file that this user may only read is no bug, and it says so', ifMayBeSomebodyElse, async (t) => {
+  const there = await withProject(t);
+  chmodSync(there.directory, 0o755);
+  chmodSync(there.dbPath, 0o644);
+  const somebody = ['--reuid=65534', '--regid=65534', '--clear-groups', process.execPath, MAIN];
+  for (const words of [['doctor'], ['backup', '/tmp/never.db'], ['admin', 'queue']]) {
+    const { stdout, stderr, status } = spawnSync('setpriv', [...somebody, ...words], {
+      cwd: there.directory,
+      env: {},
+      encoding: 'utf8',
+    });
+    t.strictSame([stdout, status], ['', 1]);
+    t.match(stderr, /^error: cannot write to \S*davit\.db: check that this user may write to it[^\n]*\n$/);
+  }
+  t.strictSame(readdirSync(there.directory), ['davit.db']);
+});
 
 t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);

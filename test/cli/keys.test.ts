@@ -88,7 +88,10 @@ t.test('nothing is implied: a key that does not say what it may do and see is re
 
 t.test('a name that nobody could type or tell apart is refused', async (t) => {
   const there = place(t);
-  for (const name of ['', ' ci', 'ci\n', 'a\u001b[2Jb', '-ci', 'key_1', 'x'.repeat(101)]) {
+  for (const name of [
+    ...['', ' ci', 'ci\n', 'a\u001b[2Jb', '-ci', 'key_1', 'x'.repeat(101)],
+    ...['ci\u202etxt', 'c\u200bi', 'ci\u2066', '\ufeffci'],
+  ]) {
     const { exitCode, message } = await there.refused(['admin', 'key', 'create', `--name=${name}`, ...ALL]);
     t.equal(exitCode, 2);
     t.match(message, /the name must/);

@@ -205,7 +205,8 @@ t.test('it warns of what is not there yet, and of a second project of that name'
 t.test('paused, resumed and archived', async (t) => {
   const there = place(t);
   await there.davit(create('website', '--', '/bin/true'));
-  const say = async (word: string) => (await there.davit(['admin', 'project', word, 'website'])).stdout;
+  const say = async (...words: string[]) =>
+    (await there.davit(['admin', 'project', ...words, 'website'])).stdout;
   t.match(await say('pause'), /^project website \(prj_\w+\) is paused\n$/);
   t.match(await say('pause'), /is already paused/);
   t.match(await say('resume'), /is active/);
@@ -215,7 +216,11 @@ t.test('paused, resumed and archived', async (t) => {
     exitCode: 1,
     message: /wait \(2\) need its command: cancel them/,
   });
-  t.match(await say('archive'), /is archived; canceled 2 deployments that waited\n$/);
+  t.match(await there.refused(['admin', 'project', 'archive', 'website']), {
+    exitCode: 2,
+    message: /say --yes if it is meant/,
+  });
+  t.match(await say('archive', '--yes'), /is archived; canceled, as it waited: 2 deployments\n$/);
   t.match(await say('archive'), /is already archived\n$/);
   t.match(await there.refused(['admin', 'project', 'pause', 'website']), {
     exitCode: 1,

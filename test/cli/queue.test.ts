@@ -11,7 +11,9 @@ import { serve } from '../helpers/served.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
-type Queue = Backlog & { service: { process_id: number; since: string } | null };
+type Queue = Backlog & {
+  service: { process_id: number; since: string; max_concurrent: number | null } | null;
+};
 
 t.test('each deployment that waits says what for, in the order in which they start', async (t) => {
   const { store, queue, served } = file(t);
@@ -40,6 +42,29 @@ t.test('each deployment that waits says what for, in the order in which they sta
     { ref: 'b1', waits_for: 'nothing' },
     { ref: 'a2', waits_for: 'nothing' },
   ]);
+});
+
+t.test('as many start as the service has places for, in their order', async (t) => {
+  const { store, queue, served, davit } = file(t);
+  const projects = [];
+  for (const name of ['one', 'two', 'three', 'four']) projects.push(await store.project({ name }));
+  for (const id of projects) await deploy(store, id, 'main');
+  await store.writer.write('deployments.claim', undefined);
+  const reasons = async (maxConcurrent: number | null) => {
+    const release = served(maxConcurrent);
+    const { waiting, service } = await queue();
+    const { stdout } = await davit(['admin', 'queue']);
+    release();
+    t.match(service, { max_concurrent: maxConcurrent });
+    return { reasons: waiting.items.map((item) => Object(item).waits_for), stdout };
+  };
+  t.match(await reasons(1), {
+    reasons: ['place', 'place', 'place'],
+    stdout: /^running +1 of at most 1$[\s\S]* a free place: 1 of at most 1 run$/m,
+  });
+  t.match(await reasons(3), { reasons: ['nothing', 'nothing', 'place'] });
+  t.match(await reasons(9), { reasons: ['nothing', 'nothing', 'nothing'] });
+  t.match(await reasons(null), { reasons: ['place', 'place', 'place'], stdout: /^running +1$/m });
 });
 
 t.test('who serves the file is said, and that nobody does', async (t) => {
@@ -216,7 +241,7 @@ t.test('it tells of a service that runs as much as it may', async (t) => {
     if (running.count === 0) continue; // it has half a second to take it up
     t.match(running.items, [{ id: first, project_name: 'one', status: 'running' }]);
     t.match(waiting.items, [{ id: second, project_name: 'two', waits_for: 'place' }]);
-    t.equal(holder?.process_id, service.processId);
+    t.match(holder, { process_id: service.processId, max_concurrent: 1 });
     break;
   }
   // Opened for writing, the pipe gives each its end of input.
@@ -259,8 +284,7 @@ const SUCCEEDED = {
 function file(t: Test) {
   const store = testStore(t, realEffects);
   const there = place(t);
-  const env = { DAVIT_DB: store.path };
-  const davit: Place['davit'] = (words, options) => there.davit(words, { ...options, env });
+  const davit: Place['davit'] = (words, options) => there.davit([...words, '--db', store.path], options);
   return {
     store,
     davit,
@@ -272,8 +296,8 @@ function file(t: Test) {
       return JSON.parse(stdout) as Queue;
     },
     /** Holds the file as a service does; the returned function lets it go. */
-    served() {
-      const release = lockForServing(store.path, process.pid, realEffects);
+    served(maxConcurrent: number | null = null) {
+      const release = lockForServing(store.path, process.pid, realEffects, maxConcurrent);
       t.teardown(release);
       return release;
     },

@@ -8,7 +8,7 @@ import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
-import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
+import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
 import { newDeployment } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -103,8 +103,8 @@ t.test('a second signal ends it at once', async (t) => {
 });
 
 t.test('what keeps it from starting is one line that says what to do', async (t) => {
-  const { refused, directory } = place(t);
-  const other = place(t);
+  const { refused, directory } = place(t, runProcess);
+  const other = place(t, runProcess);
   writeFileSync(join(other.directory, 'garbage.pem'), 'garbage');
   const service = await serve(t, directory);
   const { port } = new URL(service.url);

@@ -1,5 +1,5 @@
 import t from 'tap';
-import { type Column, fields, printable, table } from '../../src/cli/table.ts';
+import { type Column, escapedIn, fields, printable, table } from '../../src/cli/table.ts';
 
 interface Row {
   id: string;
@@ -30,8 +30,19 @@ t.test('on a narrow terminal the widest that may shrink is cut, ids never', asyn
   const lines = table(rows, COLUMNS, 50).split('\n');
   t.equal(lines[1], `${'x'.repeat(20)}  ${'n'.repeat(16)}…  short one`);
   t.ok(lines.every((line) => line.length <= 50));
-  t.ok(table(rows, COLUMNS, 10).includes('x'.repeat(20)));
   t.ok(table(rows, COLUMNS, null).includes('n'.repeat(30)), 'nothing is cut for a program');
+});
+
+t.test('where even that is too wide, each row is told in lines of its own', async (t) => {
+  const rows = [
+    { id: 'x'.repeat(20), name: 'website', note: '' },
+    { id: 'y'.repeat(20), name: 'a name of several words', note: 'z' },
+  ];
+  t.equal(
+    table(rows, COLUMNS, 28),
+    `ID    ${'x'.repeat(20)}\nNAME  website\n\n` +
+      `ID    ${'y'.repeat(20)}\nNAME  a name of several\n      words\nNOTE  z`,
+  );
 });
 
 t.test('letters of two columns count as two', async (t) => {
@@ -46,9 +57,18 @@ t.test('letters of two columns count as two', async (t) => {
 
 t.test('what a terminal would obey is shown instead', async (t) => {
   t.equal(printable('a\u001b[2Jb\nc\u009bd\u2028'), 'a\\x1b[2Jb\\x0ac\\x9bd\\u2028');
-  t.equal(printable('日本語 é 🚢'), '日本語 é 🚢');
+  t.equal(printable('a\u202etxt.exe \u2066b\u200bc\ufeff'), 'a\\u202etxt.exe \\u2066b\\u200bc\\ufeff');
+  for (const text of ['日本語 é 🚢', '👩‍👩‍👧‍👦 ⚠️ 🇩🇪', 'שלום עולם']) t.equal(printable(text), text);
   t.equal(table([{ id: '\u001b[31m', name: 'x', note: '' }], COLUMNS, 80), 'ID        NAME\n\\x1b[31m  x');
   t.equal(fields({ columns: 80 }, [['name', '\u0007']]), 'name  \\x07');
+});
+
+t.test('JSON stays the same value, and nothing in it is obeyed', async (t) => {
+  const value = { message: 'a\u009b31m\u202eb\u2028\u007f\u001b', list: ['é 🚢'] };
+  const json = escapedIn(JSON.stringify(value, null, 2));
+  t.strictSame(JSON.parse(json), value);
+  t.equal(printable(json.replaceAll('\n', '')), json.replaceAll('\n', ''));
+  t.match(json, /\\u009b31m\\u202eb.*\n.*\n +"é 🚢"/);
 });
 
 t.test('fields stand below each other, and long ones go on below themselves', async (t) => {

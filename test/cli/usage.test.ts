@@ -1,41 +1,41 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { existsSync, mkdirSync, readdirSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
-import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+import { COMPILE_CACHE, MAIN, place, run, runProcess } from '../helpers/cli.ts';
 
 t.test('--version is the version and nothing else', async (t) => {
   t.strictSame(await run(['--version']), { stdout: `${version}\n`, stderr: '', exitCode: 0 });
 });
 
-t.test('--help fits 80 columns and lists every command', async (t) => {
-  const helps = await Promise.all(
-    ['', 'admin', 'admin key', 'admin project', 'admin deployment', 'admin webhook'].map((path) =>
-      run([...path.split(' '), '--help'].filter((word) => word !== '')),
-    ),
-  );
-  for (const { stdout, stderr, exitCode } of helps) {
+t.test('--help fits 80 columns at every level, gives examples, and lists every command', async (t) => {
+  const commands = new Map<string, string[]>();
+  const look = async (words: string[]): Promise<void> => {
+    const { stdout, stderr, exitCode } = await run([...words, '--help']);
     t.strictSame([stderr, exitCode], ['', 0]);
     t.match(stdout, /^Usage: davit/);
+    t.match(stdout, /^Examples:\n {2}\$ \S/m);
     t.strictSame(
       stdout.split('\n').filter((line) => line.length > 80),
       [],
     );
-  }
-  t.strictSame(
-    helps.map(({ stdout }) => commandsIn(stdout)),
-    [
-      ['serve', 'deploy', 'verify', 'backup', 'restore', 'doctor', 'admin', 'help'],
-      ['project', 'key', 'deployment', 'webhook', 'queue', 'systemd-unit'],
-      ['create', 'list', 'show', 'rotate', 'revoke'],
-      ['create', 'list', 'show', 'set', 'pause', 'resume', 'archive', 'check'],
-      ['create', 'list', 'show', 'logs', 'cancel', 'redeploy'],
-      ['list', 'show', 'enable', 'disable', 'delete', 'ping', 'deliveries', 'replay'],
-    ],
-  );
+    const names = commandsIn(stdout);
+    if (names.length > 0) commands.set(words.join(' '), names);
+    for (const name of names.filter((one) => one !== 'help')) await look([...words, name]);
+  };
+  await look([]);
+  t.strictSame(Object.fromEntries(commands), {
+    '': ['serve', 'deploy', 'verify', 'backup', 'restore', 'doctor', 'completion', 'admin', 'help'],
+    admin: ['project', 'key', 'deployment', 'webhook', 'queue', 'systemd-unit'],
+    'admin key': ['create', 'list', 'show', 'rotate', 'revoke'],
+    'admin project': ['create', 'list', 'show', 'set', 'pause', 'resume', 'archive', 'check'],
+    'admin deployment': ['create', 'list', 'show', 'logs', 'cancel', 'redeploy'],
+    'admin webhook': ['list', 'show', 'enable', 'disable', 'delete', 'ping', 'deliveries', 'replay'],
+  });
 });
 
 t.test('--help tells of every option its variable', async (t) => {
@@ -77,6 +77,8 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['admin key list --db', /option '--db <file>' argument missing/],
     ['admin key list --db=', /--db must be the path of a file/],
     ['admin key list --db :memory:', /--db must be the path of a file/],
+    ['help sreve', /unknown command 'sreve': did you mean serve\?/],
+    ['help admin nonsense', /unknown command 'nonsense' \(see 'davit admin --help'\)/],
     ['admin key create', /required option '--name <name>' not specified/],
   ];
   await Promise.all(
@@ -86,6 +88,38 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     }),
   );
   t.notOk(existsSync(join(directory, 'davit.db')), 'none of them makes a file');
+});
+
+t.test('davit help leads to every command', async (t) => {
+  for (const path of ['', 'serve', 'admin', 'admin project', 'admin project create']) {
+    const words = path.split(' ').filter((word) => word !== '');
+    const help = await run([...words, '--help']);
+    t.match(help, { stdout: /^Usage: davit/, exitCode: 0 });
+    t.strictSame(await run(['help', ...words]), help);
+    t.strictSame(await run([...words, '-h']), help);
+  }
+});
+
+t.test('whatever is typed, an error is one line that no terminal obeys', async (t) => {
+  const { refused } = place(t);
+  for (const text of ['a\nb', '\u001b[2J', '\u009b2J', '\u202e']) {
+    for (const words of [
+      [text],
+      ['admin', 'key', 'list', '--db', `${text}.db`],
+      ['admin', 'key', text],
+      [`--${text}`],
+    ]) {
+      const { message } = await refused(words);
+      t.notMatch(message, /[\p{Cc}\u202e]/u);
+    }
+  }
+});
+
+t.test('the process ends as the command says', async (t) => {
+  const { davit } = place(t, runProcess);
+  t.match(await davit(['admin', 'project', 'create', '--name', 'website']), { exitCode: 0, stdout: /^prj_/ });
+  t.match(await davit(['admin', 'project', 'show', 'api']), { exitCode: 1, stdout: '', stderr: /^error: / });
+  t.match(await davit(['admin', 'project', 'shwo']), { exitCode: 2, stdout: '', stderr: /^error: / });
 });
 
 t.test('a group without a command shows its help, and that is exit code 2', async (t) => {
@@ -121,6 +155,69 @@ t.test('a file that is not there, not ours or not for us is refused with what to
   t.match(foreign, { exitCode: 1, message: /notes\.txt is not a davit file/ });
   t.match(unreachable, { exitCode: 1, message: /nowhere\/davit\.db.*choose another place with --db/ });
   t.notOk(existsSync(join(directory, 'davit.db')));
+});
+
+t.test('a path means the file that it names, whatever letters are in it', async (t) => {
+  const { davit, refused, directory } = place(t);
+  mkdirSync(join(directory, 'my files'));
+  const paths = [
+    'my files/a b.db',
+    'a%41?mode=memory#x.db',
+    'file:abc.db',
+    'file::memory:',
+    '日本.db',
+    '-wal',
+  ];
+  for (const path of paths) {
+    t.match(await davit(['admin', 'project', 'create', '--name', 'website', `--db=${path}`]), {
+      exitCode: 0,
+    });
+    t.match(await davit(['admin', 'project', 'list', `--db=${join(directory, path)}`]), {
+      stdout: /website/,
+    });
+  }
+  const copies = ['copy%41?mode=ro#x.db', 'file:copy.db'];
+  for (const copy of copies) t.match(await davit(['backup', copy, '--db=file:abc.db']), { exitCode: 0 });
+  const found = [...readdirSync(directory), ...readdirSync(join(directory, 'my files'))];
+  t.strictSame(
+    found.filter((name) => name !== 'my files').sort(),
+    [...paths.map((path) => basename(path)), ...copies].sort(),
+  );
+  for (const path of [' sp.db', 'sp.db ']) {
+    t.match(await refused(['admin', 'project', 'create', '--name', 'x', `--db=${path}`]), {
+      exitCode: 2,
+      message: /--db must not begin or end with white space/,
+    });
+  }
+});
+
+t.test('what cannot be a file of ours is left as it is', async (t) => {
+  const { refused, davit, directory, dbPath } = place(t);
+  symlinkSync('loop', join(directory, 'loop'));
+  writeFileSync(join(directory, 'empty'), '');
+  const cases: [path: string, message: RegExp][] = [
+    ['.', /^error: \. is a directory: say with --db or DAVIT_DB which file$/],
+    ['loop', /^error: cannot look for loop \(ELOOP\): ask as a user who may/],
+    ['empty', /^error: empty is not a davit file, as it is empty/],
+    ['empty/davit.db', /^error: there is no file empty\/davit\.db/],
+  ];
+  for (const [path, message] of cases) {
+    for (const words of [['admin', 'key', 'list'], ['doctor'], ['backup', 'copy.db']]) {
+      t.match(await refused([...words, '--db', path]), { exitCode: 1, message }, path);
+    }
+  }
+  t.equal(statSync(join(directory, 'empty')).size, 0);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  const newer = new Sqlite(dbPath);
+  newer.pragma('user_version = 999');
+  newer.close();
+  for (const words of [['admin', 'key', 'list'], ['doctor'], ['backup', 'copy.db'], ['serve']]) {
+    t.match(await refused(words), { exitCode: 1, message: /newer davit \(schema 999.*use that version/ });
+  }
+  t.strictSame(
+    readdirSync(directory).filter((name) => !name.endsWith('-lock')),
+    ['davit.db', 'empty', 'loop'],
+  );
 });
 
 t.test('a reader that goes away early is no failure', async (t) => {

@@ -2,9 +2,13 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync } from 'node:fs';
 import { join } from 'node:path';
+import { PassThrough, Writable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
+import { runCommandLine } from '../../src/cli/commands.ts';
+import { createTerminal } from '../../src/cli/terminal.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { dumpOf, temporaryDirectory } from './store.ts';
 
 export const MAIN = join(import.meta.dirname, '../../src/main.ts');
@@ -21,14 +25,91 @@ export interface CliResult {
 }
 
 export interface CliOptions {
+  /** With this it is a process of its own: that is whose environment an option is read from. */
   env?: Record<string, string>;
   stdin?: string | Uint8Array;
   /** Where it runs; `./davit.db` is there. */
   cwd?: string;
 }
 
-/** Runs `davit` with these words, as a process of its own, in an environment with nothing of ours in it but `env`. */
-export async function run(
+/** Runs `davit` with these words: `runHere` where it needs no environment of its own, else `runProcess`. */
+export async function run(words: readonly string[], options: CliOptions = {}): Promise<CliResult> {
+  return options.env === undefined ? runHere(words, options) : runProcess(words, options);
+}
+
+export interface HereOptions extends Omit<CliOptions, 'env'> {
+  /** What davit itself reads of it: options are read from that of the process. */
+  environment?: Record<string, string>;
+  effects?: Effects;
+}
+
+/**
+ * All of davit but src/main.ts, in this process: starting one takes 20 times as long. It has no terminal, and nobody
+ * can interrupt it.
+ */
+export async function runHere(
+  words: readonly string[],
+  { stdin = '', cwd = HOME, environment = {}, effects = realEffects }: HereOptions = {},
+): Promise<CliResult> {
+  const [stdout, stderr] = [collector(), collector()];
+  const input = new PassThrough();
+  input.end(stdin);
+  const exited = Promise.withResolvers<number>();
+  await enter(cwd);
+  try {
+    const running = runCommandLine({
+      terminal: createTerminal({ stdin: input, stdout, stderr }, exited.reject),
+      commandLine: words,
+      environment,
+      effects,
+      onSignal: () => undefined,
+      exit: exited.resolve,
+    });
+    const exitCode = await Promise.race([running, exited.promise]);
+    return { stdout: stdout.text(), stderr: stderr.text(), exitCode };
+  } finally {
+    leave();
+  }
+}
+
+// No variable of whoever runs the tests sets an option; and what davit starts is started as `runProcess` does it.
+for (const name of Object.keys(process.env)) {
+  if (/^(?:DAVIT_|NODE_OPTIONS$)/.test(name)) delete process.env[name];
+}
+Object.assign(process.env, COMPILE_CACHE);
+
+const HOME = process.cwd();
+let runningCount = 0;
+let left = Promise.withResolvers<void>();
+
+/** A process is in one directory at a time: those that run elsewhere are waited for. */
+async function enter(directory: string): Promise<void> {
+  while (runningCount > 0 && process.cwd() !== directory) await left.promise;
+  if (runningCount === 0) process.chdir(directory);
+  runningCount += 1;
+}
+
+function leave(): void {
+  runningCount -= 1;
+  if (runningCount > 0) return;
+  process.chdir(HOME); // the other one may be removed now
+  left.resolve();
+  left = Promise.withResolvers();
+}
+
+function collector() {
+  const chunks: Buffer[] = [];
+  const stream = new Writable({
+    write(chunk: Buffer, _encoding, done) {
+      chunks.push(chunk);
+      done();
+    },
+  });
+  return Object.assign(stream, { text: () => Buffer.concat(chunks).toString() });
+}
+
+/** The same as a process of its own, in an environment with nothing of ours in it but `env`. */
+export async function runProcess(
   words: readonly string[],
   { env = {}, stdin = '', cwd }: CliOptions = {},
 ): Promise<CliResult> {
@@ -63,11 +144,11 @@ export interface Place {
   ): Promise<{ message: string; exitCode: number | null }>;
 }
 
-/** A directory for `./davit.db`, gone when the test has ended. */
-export function place(t: Test): Place {
+/** A directory for `./davit.db`, gone when the test has ended. `how`: `runProcess` where the process is the point. */
+export function place(t: Test, how: typeof run = run): Place {
   const directory = temporaryDirectory(t);
   const dbPath = join(directory, 'davit.db');
-  const davit: Place['davit'] = (words, options) => run(words, { ...options, cwd: directory });
+  const davit: Place['davit'] = (words, options) => how(words, { ...options, cwd: directory });
 
   return {
     directory,

@@ -17,7 +17,7 @@ export function testSender(t: Test): Sender {
 }
 
 export async function newWebhook(
-  store: TestStore,
+  store: Pick<TestStore, 'writer'>,
   keyId: KeyId,
   { url = 'https://example.com/hook', events = ['deployment.created'] as EventType[] } = {},
 ): Promise<WebhookWithSecret> {

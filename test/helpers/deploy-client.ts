@@ -3,8 +3,10 @@ import { existsSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Test } from 'tap';
-import type { Deployment, Key } from '../../src/domain.ts';
-import { COMPILE_CACHE, MAIN, type Place, place } from './cli.ts';
+import { type Deployment, SCOPES } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { inFile } from './administration.ts';
+import { COMPILE_CACHE, MAIN, place, runHere } from './cli.ts';
 import { serve } from './served.ts';
 
 /** What a test deploys is what its command does. */
@@ -24,53 +26,66 @@ export interface DeployOptions {
 }
 
 /** A service with a project that does what COMMAND says, and a key for it. */
-export async function runningDeployments(t: Test, options: string[] = []) {
-  const there: Place = place(t);
-  const { davit, json, directory } = there;
-  const made = await davit([
-    'admin',
-    'project',
-    'create',
-    '--name',
-    'web',
-    '--dir',
-    '.',
-    '--',
-    'sh',
-    '-c',
-    COMMAND,
-  ]);
-  const project = made.stdout.trim();
-  const { secret } = await json<Key & { secret: string }>([
-    ...['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects'],
-  ]);
-  const service = await serve(t, directory, ...options);
-  const envOf = ({ url = service.url, key = secret, env = {} }: DeployOptions) => ({
-    DAVIT_URL: url,
-    DAVIT_KEY: key,
-    ...env,
-  });
-  return {
-    ...there,
-    url: service.url,
-    service,
-    project,
-    key: secret,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...envOf({}) },
-    deploy: (words: string[], deployOptions: DeployOptions = {}) =>
-      davit(['deploy', deployOptions.project ?? project, ...words], { env: envOf(deployOptions) }),
-    startDeploy: (words: string[]): ChildProcess => {
-      const child = spawn(process.execPath, [MAIN, 'deploy', project, ...words], {
-        cwd: directory,
-        env: { ...COMPILE_CACHE, ...envOf({}) },
-        stdio: ['ignore', 'ignore', 'pipe'],
-      });
-      t.teardown(() => child.kill('SIGKILL'));
-      return child;
-    },
-    deployments: () => json<Deployment[]>(['admin', 'deployment', 'list']),
-  };
+export async function runningDeployments(t: Test, ...options: string[]) {
+  const service = await servedDeployments(t, ...options);
+  return { ...service, ...(await service.another()) };
 }
+
+/** A service for projects that do what COMMAND says. */
+export async function servedDeployments(t: Test, ...options: string[]) {
+  const there = place(t);
+  const { davit, json, directory } = there;
+  const service = await serve(t, directory, ...options);
+  return { ...there, url: service.url, service, another };
+
+  async function another() {
+    const { project, key } = await inFile(there, async ({ writer }) => {
+      const made = await writer.write('projects.create', { ...PROJECT, directory });
+      const { secret } = await writer.write('keys.create', KEY);
+      return { project: made.id as string, key: secret };
+    });
+    const envOf = ({ url = service.url, key: otherKey = key, env = {} }: DeployOptions) => ({
+      DAVIT_URL: url,
+      DAVIT_KEY: otherKey,
+      ...env,
+    });
+    return {
+      project,
+      key,
+      env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...envOf({}) },
+      deploy: (words: string[], deployOptions: DeployOptions = {}) =>
+        davit(['deploy', deployOptions.project ?? project, ...words], { env: envOf(deployOptions) }),
+      /** The same in this process, 20 times less patient than it says. */
+      deployHastily: (words: string[], url: string) =>
+        runHere(['deploy', project, ...words, '--url', url], {
+          environment: { DAVIT_KEY: key },
+          effects: { ...realEffects, after: (delayMs, action) => realEffects.after(delayMs / 20, action) },
+        }),
+      startDeploy: (words: string[]): ChildProcess => {
+        const child = spawn(process.execPath, [MAIN, 'deploy', project, ...words], {
+          cwd: directory,
+          env: { ...COMPILE_CACHE, ...envOf({}) },
+          stdio: ['ignore', 'ignore', 'pipe'],
+        });
+        t.teardown(() => child.kill('SIGKILL'));
+        return child;
+      },
+      deployments: () => json<Deployment[]>(['admin', 'deployment', 'list', '--project', project]),
+    };
+  }
+}
+
+const PROJECT = {
+  name: 'web',
+  command: ['sh', '-c', COMMAND] as [string, ...string[]],
+  timeoutMs: 600_000,
+  idleTimeoutMs: null,
+  reportTimeoutMs: null,
+  policy: 'queue' as const,
+  variables: {},
+};
+
+const KEY = { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
 
 /** Resolves when there is a file of this name. */
 export async function untilFile(directory: string, name: string): Promise<void> {

@@ -1,4 +1,6 @@
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN, type Place } from './cli.ts';
 
 /** For tests that need a terminal: script(1) makes one. */
@@ -19,4 +21,42 @@ export function onTerminal(
     encoding: 'utf8',
   });
   return { shown: stdout.replaceAll('\r\n', '\n'), exitCode: status };
+}
+
+/**
+ * What a shell shows on a terminal of its own on which these keys are typed, each after the answer to those before it;
+ * then it is told to exit.
+ */
+export async function shownBy(
+  t: Test,
+  directory: string,
+  command: string,
+  path: string,
+  typed: readonly (readonly [keys: string, answer: RegExp])[],
+): Promise<string> {
+  const child = spawn('script', ['--quiet', '--return', '--command', command, '/dev/null'], {
+    cwd: directory,
+    env: { PATH: path, TERM: 'xterm', HOME: directory },
+    stdio: ['pipe', 'pipe', 'inherit'],
+  });
+  const ended = once(child, 'close');
+  t.teardown(async () => {
+    child.kill('SIGKILL');
+    await ended;
+  });
+  let shown = '';
+  child.stdout.setEncoding('utf8').on('data', (text: string) => {
+    shown += text;
+  });
+  for (const [keys, answer] of typed) {
+    const from = shown.length;
+    child.stdin.write(keys);
+    while (!answer.test(shown.slice(from))) {
+      if (child.exitCode !== null) throw new Error(`it ended, and had shown ${shown}`);
+      await Promise.race([once(child.stdout, 'data'), ended]);
+    }
+  }
+  child.stdin.write('\u0015 exit\n');
+  await ended;
+  return shown;
 }

@@ -10,8 +10,12 @@ t.test('who has the file is known while it does, and no longer', async (t) => {
   t.equal(servedBy(path), null);
   t.notOk(existsSync(`${path}-lock`), 'looking makes no lock');
 
-  const release = lockForServing(path, 4711, fakeEffects());
-  t.strictSame(servedBy(path), { process_id: 4711, since: '2026-11-21T08:00:00.000Z' });
+  const release = lockForServing(path, 4711, fakeEffects(), 2);
+  t.strictSame(servedBy(path), {
+    process_id: 4711,
+    since: '2026-11-21T08:00:00.000Z',
+    max_concurrent: 2,
+  });
   t.throws(() => lockForServing(path, 4712, fakeEffects()), {
     code: 'conflict',
     message: /is served already by process 4711 since 2026-11-21T08:00:00\.000Z/,
@@ -21,6 +25,6 @@ t.test('who has the file is known while it does, and no longer', async (t) => {
   t.equal(servedBy(path), null, 'what the service wrote outlives it, its lock does not');
 
   const next = lockForServing(path, 4712, fakeEffects());
-  t.match(servedBy(path), { process_id: 4712 });
+  t.match(servedBy(path), { process_id: 4712, max_concurrent: null });
   next();
 });

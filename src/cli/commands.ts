@@ -1,0 +1,129 @@
+import type { Command } from 'commander';
+import { version } from '../assets.ts';
+import { type CommandContext, createProgram, type DefineCommand, explain, runProgram } from './command.ts';
+import type { COMPLETE_ARGUMENT } from './complete.ts';
+import type { FILE_PROCESS } from './file-process.ts';
+
+/* The table of contents: every command, and the file that defines it. */
+
+interface Entry {
+  name: string;
+  summary: string;
+  /** Davit itself calls it. */
+  hidden?: true;
+  load(): Promise<DefineCommand>;
+}
+
+const COMMANDS: Entry[] = [
+  {
+    name: 'serve',
+    summary: 'run the service',
+    load: async () => (await import('./serve.ts')).defineServe,
+  },
+  {
+    name: 'deploy',
+    summary: 'a client: deploy, follow the log, exit as it ended',
+    load: async () => (await import('./deploy.ts')).defineDeploy,
+  },
+  {
+    name: 'verify',
+    summary: 'check the signature of a delivery',
+    load: async () => (await import('./verify.ts')).defineVerify,
+  },
+  {
+    name: 'backup',
+    summary: 'copy the file of a running service',
+    load: async () => (await import('./backup.ts')).defineBackup,
+  },
+  {
+    name: 'restore',
+    summary: 'take such a copy back',
+    load: async () => (await import('./restore.ts')).defineRestore,
+  },
+  {
+    name: 'doctor',
+    summary: 'what is wrong, or soon will be',
+    load: async () => (await import('./doctor.ts')).defineDoctor,
+  },
+  {
+    name: 'completion',
+    summary: 'a script by which a shell completes what is typed',
+    load: async () => (await import('./completion.ts')).defineCompletion,
+  },
+  {
+    name: '__file' satisfies typeof FILE_PROCESS,
+    summary: '',
+    hidden: true,
+    load: async () => (await import('./file-process.ts')).defineFileProcess,
+  },
+];
+
+const ADMIN_COMMANDS: Entry[] = [
+  {
+    name: 'project',
+    summary: 'what is deployed, and how',
+    load: async () => (await import('./projects.ts')).defineProjects,
+  },
+  {
+    name: 'key',
+    summary: 'who may call the API',
+    load: async () => (await import('./keys.ts')).defineKeys,
+  },
+  {
+    name: 'deployment',
+    summary: 'make, list, follow and cancel deployments',
+    load: async () => (await import('./deployments.ts')).defineDeployments,
+  },
+  {
+    name: 'webhook',
+    summary: 'who is told of deployments, and how that goes',
+    load: async () => (await import('./webhooks.ts')).defineWebhooks,
+  },
+  {
+    name: 'queue',
+    summary: 'what runs, waits and is retried',
+    load: async () => (await import('./queue.ts')).defineQueue,
+  },
+  {
+    name: 'systemd-unit',
+    summary: 'a unit file for this davit',
+    load: async () => (await import('./systemd-unit.ts')).defineSystemdUnit,
+  },
+];
+
+/** Runs what the command line asks for. Resolves to the exit code of `runProgram`: everything is said already. */
+export async function runCommandLine(context: CommandContext): Promise<number> {
+  const [first, ...words] = context.commandLine;
+  const program = await programFor(context);
+  if (first !== ('__complete' satisfies typeof COMPLETE_ARGUMENT)) return runProgram(program, context);
+  const { answerCompletion } = await import('./completion.ts');
+  return answerCompletion(program, words, context);
+}
+
+async function programFor(context: CommandContext): Promise<Command> {
+  const program = createProgram(version, context);
+  await addCommands(program, COMMANDS, context);
+  const admin = explain(
+    program.command('admin').helpCommand(false).summary('look after all of it, on the machine itself'),
+    'Works on the file itself, whether the service runs or not; a running one takes it up within a second.',
+    [
+      'davit admin key create --name ci --scope deployments:write --project website',
+      'davit admin deployment list --status failed',
+      'davit admin queue',
+    ],
+  );
+  await addCommands(admin, ADMIN_COMMANDS, context);
+  return program;
+}
+
+/** Only commands whose name is given somewhere can be meant: of the others the name and the summary are enough. */
+async function addCommands(
+  parent: Command,
+  entries: readonly Entry[],
+  context: CommandContext,
+): Promise<void> {
+  for (const { name, summary, hidden = false, load } of entries) {
+    const command = parent.command(name, { hidden }).summary(summary).helpCommand(false);
+    if (context.commandLine.includes(name)) (await load())(command, context);
+  }
+}

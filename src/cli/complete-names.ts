@@ -1,0 +1,89 @@
+import { existsSync } from 'node:fs';
+import { join } from 'node:path';
+import type { Effects } from '../effects.ts';
+import { ADMINISTRATOR } from '../store/administrator.ts';
+import type { Reads } from '../store/store.ts';
+import type { Candidate, NamedNoun } from './complete.ts';
+import { statusText } from './deployment-status.ts';
+
+const NEWEST = 50;
+
+/**
+ * What the file calls its projects, keys, webhooks and latest deployments: names where they are enough, ids where they
+ * are not, or where an id was begun. Never a secret. Makes no file, and changes nothing in one. Throws where it cannot
+ * be read.
+ */
+export async function namesIn(
+  dbPath: string,
+  noun: NamedNoun,
+  start: string,
+  effects: Effects,
+): Promise<Candidate[]> {
+  if (!existsSync(dbPath)) return [];
+  const { openPatient } = await import('../store/doctor.ts');
+  const patient = openPatient(dbPath, effects);
+  if ('kind' in patient) return [];
+  try {
+    return candidatesOf(noun, start, patient.reads, effects.now());
+  } finally {
+    await patient.close();
+  }
+}
+
+function candidatesOf(noun: NamedNoun, start: string, reads: Reads, nowMs: number): Candidate[] {
+  switch (noun) {
+    case 'project':
+      return named(
+        reads.projects.list().map(({ id, name, status }) => ({ id, name, status })),
+        start,
+      );
+    case 'key':
+      return named(
+        reads.keys
+          .list()
+          .filter(({ revoked_at }) => revoked_at === null)
+          .map(({ id, name }) => ({ id, name })),
+        start,
+      );
+    case 'webhook':
+      // Its path may be all that keeps a URL secret.
+      return reads.backlog
+        .webhooks(nowMs)
+        .map(({ id, url }) => ({ value: id, description: URL.parse(url)?.host ?? '' }));
+    case 'deployment':
+      return latestDeployments(reads);
+    default:
+      return noun satisfies never;
+  }
+}
+
+interface Named {
+  id: string;
+  name: string;
+  status?: string;
+}
+
+function named(all: readonly Named[], start: string): Candidate[] {
+  const isId = /^(?:prj|key)_/.test(start);
+  const counts = new Map<string, number>();
+  for (const { name } of all) counts.set(name, (counts.get(name) ?? 0) + 1);
+  return all.map(({ id, name, status }) => {
+    const [value, other] = isId || counts.get(name) !== 1 ? [id, name] : [name, id];
+    return { value, description: status === undefined ? other : `${other}, ${status}` };
+  });
+}
+
+function latestDeployments(reads: Reads): Candidate[] {
+  const names = new Map(reads.projects.list().map(({ id, name }) => [id, name]));
+  const filter = { projectId: null, statuses: null, ref: null, createdAfterMs: null, createdBeforeMs: null };
+  const { items } = reads.deployments.page(ADMINISTRATOR, filter, Number.MAX_SAFE_INTEGER, NEWEST);
+  return items.map((deployment) => ({
+    value: deployment.id,
+    description: `${names.get(deployment.project_id) ?? ''} ${deployment.ref}: ${statusText(deployment)}`,
+  }));
+}
+
+/** Where the file is, as a shell would take what was typed. */
+export function pathMeant(typed: string, home: string | undefined): string {
+  return home !== undefined && typed.startsWith('~/') ? join(home, typed.slice(2)) : typed;
+}

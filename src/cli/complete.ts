@@ -1,0 +1,187 @@
+import type { Argument, Command, Option } from 'commander';
+import { quoteForBash, unquote } from './shell-words.ts';
+import { printable } from './table.ts';
+
+export const SHELLS = ['bash', 'zsh', 'fish'] as const;
+export type Shell = (typeof SHELLS)[number];
+
+/** How the scripts of `davit completion` ask. No user does. */
+export const COMPLETE_ARGUMENT = '__complete';
+
+export interface Candidate {
+  value: string;
+  description: string;
+}
+
+/** Nouns of which the file knows the names: as the placeholders of arguments and options call them. */
+export const NAMED_NOUNS = ['project', 'key', 'webhook', 'deployment'] as const;
+export type NamedNoun = (typeof NAMED_NOUNS)[number];
+
+/** What the file calls those things; `dbPath` is null where `--db` does not say which file. */
+export type NamesOf = (noun: NamedNoun, start: string, dbPath: string | null) => Promise<Candidate[]>;
+
+/** What may stand at the end: these words, and files or directories if `paths` says so. */
+export interface Completion {
+  candidates: Candidate[];
+  paths: 'none' | 'files' | 'directories';
+}
+
+const NOTHING: Completion = { candidates: [], paths: 'none' };
+
+/**
+ * What a script of `davit completion` reads: `none`, `files` or `directories`, and then a line for each word that may
+ * stand in place of the last one of `words`: the word itself, for zsh and fish also a tab and what it means. `words` are
+ * as they were typed, for bash with the quotes. What cannot be seen as it is, is left out.
+ */
+export async function completionText(
+  shell: Shell,
+  program: Command,
+  words: readonly string[],
+  namesOf: NamesOf,
+): Promise<string> {
+  const typed = words.at(-1) ?? '';
+  const meant = shell === 'bash' ? words.map(unquote) : words;
+  const { candidates, paths } = await complete(program, meant, namesOf);
+  const lines = candidates
+    .filter(({ value }) => printable(value) === value)
+    .map(({ value, description }) =>
+      shell === 'bash' ? quoteForBash(value, typed) : `${value}\t${printable(description)}`,
+    );
+  return [paths, ...lines].join('\n');
+}
+
+/** The same for words without quotes; what does not begin as the last of them is left out. */
+export async function complete(
+  program: Command,
+  words: readonly string[],
+  namesOf: NamesOf,
+): Promise<Completion> {
+  const current = words.at(-1) ?? '';
+  const { command, positionals, awaiting, isOver, isHelp, dbPath } = walk(program, words.slice(0, -1));
+  if (command === null) return NOTHING;
+  if (awaiting !== null && !(awaiting.variadic && current.startsWith('-'))) {
+    return await valuesOf(nounOf(awaiting), awaiting.argChoices);
+  }
+  if (!isOver && current.startsWith('-')) {
+    const valueAt = current.startsWith('--') ? current.indexOf('=') + 1 : 0;
+    if (valueAt === 0) return beginning(isHelp ? [] : flagsOf(command), current);
+    const option = optionOf(command, current.slice(0, valueAt - 1));
+    if (option === undefined || !takesValue(option)) return NOTHING;
+    return await valuesOf(nounOf(option), option.argChoices, current.slice(0, valueAt));
+  }
+  if (command.commands.length > 0) return beginning(commandsOf(command, isHelp), current);
+  if (isHelp) return NOTHING;
+  const argument = argumentAt(command, positionals);
+  return argument === undefined ? NOTHING : await valuesOf(argument.name(), argument.argChoices);
+
+  async function valuesOf(noun: string, choices: readonly string[] = [], prefix = ''): Promise<Completion> {
+    if (noun === 'file' || (noun === 'command' && isOver)) return { candidates: [], paths: 'files' };
+    if (noun === 'directory') return { candidates: [], paths: 'directories' };
+    const named = NAMED_NOUNS.find((one) => one === noun);
+    const start = current.slice(prefix.length);
+    const values =
+      named === undefined
+        ? choices.map((value) => ({ value, description: '' }))
+        : await namesOf(named, start, dbPath);
+    return beginning(
+      values.map(({ value, description }) => ({ value: prefix + value, description })),
+      current,
+    );
+  }
+}
+
+interface Place {
+  /** Null: a word before was none of davit's. */
+  command: Command | null;
+  /** How many arguments of the command stand there already. */
+  positionals: number;
+  /** The option whose value comes next. */
+  awaiting: Option | null;
+  /** A `--` says that no option follows. */
+  isOver: boolean;
+  /** `davit help …`: only the names of commands follow. */
+  isHelp: boolean;
+  dbPath: string | null;
+}
+
+/** Where one stands after these words, as commander will read them. */
+function walk(program: Command, words: readonly string[]): Place {
+  const isHelp = words[0] === 'help';
+  const place: Place = {
+    command: program,
+    positionals: 0,
+    awaiting: null,
+    isOver: false,
+    isHelp,
+    dbPath: null,
+  };
+  for (const word of isHelp ? words.slice(1) : words) {
+    if (place.command === null) break;
+    step(place, place.command, word);
+  }
+  return place;
+}
+
+function step(place: Place, command: Command, word: string): void {
+  const { awaiting } = place;
+  if (awaiting !== null && !(awaiting.variadic && word.startsWith('-'))) {
+    if (awaiting.long === '--db') place.dbPath = word;
+    if (!awaiting.variadic) place.awaiting = null;
+    return;
+  }
+  place.awaiting = null;
+  if (place.isOver || !word.startsWith('-') || word === '-') {
+    const subcommand = command.commands.find((one) => one.name() === word);
+    if (command.commands.length > 0) place.command = subcommand ?? null;
+    else place.positionals += 1;
+  } else if (word === '--') {
+    place.isOver = true;
+  } else {
+    const [flag = '', ...value] = word.split('=');
+    const option = optionOf(command, flag);
+    if (option?.long === '--db' && value.length > 0) place.dbPath = value.join('=');
+    if (option !== undefined && takesValue(option) && value.length === 0) place.awaiting = option;
+  }
+}
+
+function takesValue({ required, optional }: Option): boolean {
+  return required || optional;
+}
+
+/** What `--help` lists, and so what davit says that there is. */
+function optionsOf(command: Command): Option[] {
+  const help = command.createHelp();
+  return [...help.visibleOptions(command), ...help.visibleGlobalOptions(command)];
+}
+
+function optionOf(command: Command, flag: string): Option | undefined {
+  return optionsOf(command).find(({ short, long }) => flag === short || flag === long);
+}
+
+function flagsOf(command: Command): Candidate[] {
+  return optionsOf(command).map(({ long, short, description }) => ({
+    value: long ?? short ?? '',
+    description,
+  }));
+}
+
+function commandsOf(command: Command, isHelp: boolean): Candidate[] {
+  const all = isHelp ? command.commands : command.createHelp().visibleCommands(command);
+  return all
+    .filter((one) => !one.name().startsWith('__'))
+    .map((one) => ({ value: one.name(), description: one.summary() || one.description() }));
+}
+
+function argumentAt({ registeredArguments }: Command, index: number): Argument | undefined {
+  const last = registeredArguments.at(-1);
+  return registeredArguments[index] ?? (last?.variadic === true ? last : undefined);
+}
+
+/** `project` of `--project <project...>`. */
+function nounOf({ flags }: Option): string {
+  return /[<[]([\w-]+)/.exec(flags)?.[1] ?? '';
+}
+
+function beginning(candidates: readonly Candidate[], start: string): Completion {
+  return { candidates: candidates.filter(({ value }) => value.startsWith(start)), paths: 'none' };
+}

@@ -1,0 +1,117 @@
+import type { COMPLETE_ARGUMENT, Shell } from './complete.ts';
+
+const COMPLETE = '__complete' satisfies typeof COMPLETE_ARGUMENT;
+
+/*
+ * Each does as little as its shell leaves to it: it hands the words over as they were typed, none of them ever
+ * evaluated, and offers the lines that come back. What may stand where is decided in complete.ts.
+ */
+
+/** Works without the bash-completion package, and with it. */
+const BASH = `\
+# bash completion for davit; made by: davit completion bash
+_davit() {
+    local program=\${COMP_WORDS[0]/#\\~\\//$HOME/} paths='' line='' glued='' index
+    local -a words=()
+    COMPREPLY=()
+    type -P -- "$program" >/dev/null || program=davit
+    # Bash takes : and = for ends of words; davit has both within words.
+    for ((index = 1; index <= COMP_CWORD; index++)); do
+        line=\${COMP_WORDS[index]}
+        if [[ -n $line && \${#words[@]} -gt 0 && ( -n $glued || $line =~ ^[:=]+$ ) ]]; then
+            words[\${#words[@]}-1]+=$line
+        else
+            words+=("$line")
+        fi
+        glued=
+        [[ $line =~ ^[:=]+$ ]] && glued=yes
+    done
+    {
+        read -r paths
+        while IFS= read -r line; do COMPREPLY+=("$line"); done
+    } < <("$program" ${COMPLETE} bash "\${words[@]}" 2>/dev/null)
+    # It keeps what stands before the last of them.
+    line=\${words[\${#words[@]}-1]}
+    if [[ $line != [\\'\\"]* && $COMP_WORDBREAKS == *:* && $line == *:* ]]; then
+        COMPREPLY=("\${COMPREPLY[@]#"\${line%"\${line##*:}"}"}")
+    elif [[ $line != [\\'\\"]* && $COMP_WORDBREAKS == *=* && $line == *=* ]]; then
+        COMPREPLY=("\${COMPREPLY[@]#"\${line%"\${line##*=}"}"}")
+    fi
+    compopt -o nosort 2>/dev/null
+    case $paths in
+        files) compopt -o default 2>/dev/null ;;
+        directories) compopt +o default -o dirnames 2>/dev/null ;;
+        *) compopt +o default 2>/dev/null ;;
+    esac
+    return 0
+}
+complete -o default -F _davit davit
+`;
+
+const ZSH = `\
+#compdef davit
+# zsh completion for davit; made by: davit completion zsh
+_davit() {
+    local program=\${(Q)words[1]/#\\~\\//$HOME/} paths='' value='' description=''
+    local -a given=() values=() shown=()
+    local -i index=2 width=0
+    whence -p -- "$program" >/dev/null || program=davit
+    for ((; index < CURRENT; index++)); do given+=("\${(Q)words[index]}"); done
+    given+=("\${(Q)PREFIX}")
+    {
+        IFS= read -r paths
+        while IFS=$'\\t' read -r value description; do
+            values+=("$value")
+            shown+=("$description")
+            ((\${#value} > width)) && width=\${#value}
+        done
+    } < <("$program" ${COMPLETE} zsh "\${given[@]}" 2>/dev/null)
+    for ((index = 1; index <= \${#values}; index++)); do
+        [[ -n $shown[index] ]] && shown[index]="\${(r:width:)values[index]}  -- $shown[index]"
+        [[ -n $shown[index] ]] || shown[index]=$values[index]
+        shown[index]=\${shown[index][1,COLUMNS-1]}
+    done
+    case $paths in
+        files) [[ $PREFIX == --*=* ]] && compset -P '*='; _files ;;
+        directories) [[ $PREFIX == --*=* ]] && compset -P '*='; _files -/ ;;
+        *) compadd -l -V davit -d shown -a values ;;
+    esac
+}
+if [[ \${funcstack[1]} == _davit ]]; then
+    _davit "$@"
+else
+    compdef _davit davit
+fi
+`;
+
+const FISH = `\
+# fish completion for davit; made by: davit completion fish
+function __davit_complete
+    set -l words (commandline -opc)
+    set -l current (commandline -ct)
+    set -l program $words[1]
+    command -q -- $program; or set program davit
+    set -l lines ($program ${COMPLETE} fish $words[2..-1] "$current" 2>/dev/null)
+    set -l option (string match -r -- '^--[^=]+=' "$current")
+    set -l value (string replace -r -- '^--[^=]+=' '' "$current")
+    switch "$lines[1]"
+        case files
+            for path in (__fish_complete_path "$value")
+                printf '%s%s\\n' "$option" "$path"
+            end
+        case directories
+            for path in (__fish_complete_directories "$value")
+                printf '%s%s\\n' "$option" "$path"
+            end
+        case '*'
+            for line in $lines[2..-1]
+                printf '%s\\n' "$line"
+            end
+    end
+end
+complete -c davit -e
+complete -c davit -k -f -a '(__davit_complete)'
+`;
+
+/** What `davit completion` prints for each shell. */
+export const SCRIPTS: Record<Shell, string> = { bash: BASH, zsh: ZSH, fish: FISH };
