@@ -3,6 +3,7 @@ import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/backup.ts';
 import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
@@ -17,7 +18,6 @@ import {
   printJson,
 } from './command.ts';
 import { fillPartial, withPartial } from './file-work.ts';
-import { printable } from './table.ts';
 
 interface RestoreOptions {
   yes?: boolean;

@@ -1,4 +1,5 @@
 import { styleText } from 'node:util';
+import { printable } from '../printable.ts';
 
 export type Colour = 'red' | 'green' | 'yellow' | 'gray';
 
@@ -81,14 +82,6 @@ function wrap(text: string, width: number | null): string[] {
     else lines[lines.length - 1] = `${last} ${word}`;
   }
   return lines;
-}
-
-/** The text without what a terminal would obey: control characters are shown as `\x1b`. */
-export function printable(text: string): string {
-  return text.replaceAll(/[\p{Cc}\u2028\u2029]/gu, (character) => {
-    const code = character.codePointAt(0) ?? 0;
-    return code < 256 ? `\\x${code.toString(16).padStart(2, '0')}` : `\\u${code.toString(16)}`;
-  });
 }
 
 /** Takes from the widest that may shrink, again and again, until all fit or nothing more can be taken. */

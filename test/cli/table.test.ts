@@ -1,5 +1,6 @@
 import t from 'tap';
-import { type Column, fields, printable, table } from '../../src/cli/table.ts';
+import { type Column, fields, table } from '../../src/cli/table.ts';
+import { printable } from '../../src/printable.ts';
 
 interface Row {
   id: string;
