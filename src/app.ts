@@ -24,7 +24,7 @@ import { projects } from './http/projects.ts';
 import { createHttpServer } from './http/server.ts';
 import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
-import { createLogger, type Logger } from './logger.ts';
+import { createLogger, type Logger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
@@ -54,7 +54,8 @@ export async function startService(
   effects: Effects,
   onFatal: (error: unknown) => void,
 ): Promise<Service> {
-  const logger = createLogger(config.logLevel);
+  const log = { level: config.logLevel, form: logFormOf(process.stderr) };
+  const logger = createLogger(log);
   await using started = new AsyncDisposableStack();
   const { dbPath } = config;
 
@@ -83,7 +84,7 @@ export async function startService(
         ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
       },
       schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
-      logLevel: config.logLevel,
+      log,
     },
     onFatal,
   );

@@ -28,8 +28,8 @@ const STOP_GRACE_MS = 2_500;
 if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
 
 const owner = parentPort;
-const { path, port, sender: senderOptions, schedule, logLevel } = workerData as DispatcherThreadData;
-const logger = createLogger(logLevel);
+const { path, port, sender: senderOptions, schedule, log } = workerData as DispatcherThreadData;
+const logger = createLogger(log);
 const store = openReads(path);
 const writer = connectWriter(port);
 const sender = createSender(senderOptions, realEffects);
@@ -74,7 +74,7 @@ owner.postMessage('ready' satisfies FromDispatcherThread);
 
 async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
   const result = await pinger.ping(ping).catch((error) => {
-    logger.error({ err: error, webhookId: ping }, 'a ping went wrong');
+    logger.error({ err: error, webhook_id: ping }, 'a ping went wrong');
     return null;
   });
   owner.postMessage({ pingId, result } satisfies FromDispatcherThread);

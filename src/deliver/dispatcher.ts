@@ -117,7 +117,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   /** Retries that were planned by the clock as it was come when they would have come. */
   function setBack(byMs: number): void {
-    logger.warn({ byMs }, 'the clock was set back: what waits for a retry is planned anew');
+    logger.warn({ by_ms: byMs }, 'the clock was set back: what waits for a retry is planned anew');
     const planned = writePersistently(
       writer,
       'outbox.setBack',
@@ -230,12 +230,12 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   function logAttempt({ deliveryId, webhookId, attempt, next }: Settlement, { event_id }: DueDelivery): void {
     const { statusCode, error, durationMs } = attempt;
     const fields = {
-      deliveryId,
-      eventId: event_id,
-      webhookId,
-      statusCode,
+      delivery_id: deliveryId,
+      event_id,
+      webhook_id: webhookId,
+      status_code: statusCode,
       error,
-      durationMs,
+      duration_ms: durationMs,
       next: next.kind,
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');

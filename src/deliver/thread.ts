@@ -1,7 +1,7 @@
 import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { WebhookId } from '../domain.ts';
-import type { LogLevel } from '../logger.ts';
+import type { LogOptions } from '../logger.ts';
 import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
@@ -13,7 +13,7 @@ export interface DispatcherThreadData {
   port: MessagePort;
   sender: SenderOptions;
   schedule: RetrySchedule;
-  logLevel: LogLevel;
+  log: LogOptions;
 }
 
 export type ToDispatcherThread = 'look' | 'stop' | { ping: WebhookId; pingId: number };

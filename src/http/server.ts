@@ -167,7 +167,7 @@ function envelope(effects: Effects, logger: Logger): Plugin<void> {
           {
             request_id: requestId,
             key_id: request.auth.credentials?.app?.keyId ?? null,
-            method: request.method,
+            method: request.method.toUpperCase(),
             // The pattern, since the path itself may hold anything; null where none fits.
             route: request.route.path.endsWith('*}') ? null : request.route.path,
             status: statusOf(request),
