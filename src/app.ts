@@ -1,5 +1,6 @@
-import { readFileSync, statSync } from 'node:fs';
+import { statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
+import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { selfCommand, version } from './assets.ts';
 import type { ServeConfig } from './config.ts';
@@ -10,7 +11,9 @@ import { endOverdueReports } from './deploy/overdue.ts';
 import { endOrphanedSpawners } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { startSpawner } from './deploy/spawner.ts';
+import { timestamp } from './domain.ts';
 import type { Effects } from './effects.ts';
+import { AppError } from './errors.ts';
 import { authentication } from './http/auth.ts';
 import { deliveries } from './http/deliveries.ts';
 import { deployments } from './http/deployments.ts';
@@ -22,10 +25,12 @@ import { openapi } from './http/openapi.ts';
 import { createPages } from './http/pages.ts';
 import { projects } from './http/projects.ts';
 import { createHttpServer } from './http/server.ts';
+import { type Certificate, readCertificate, replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
 import { createLogger, type Logger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
+import { readAuthorities } from './pem.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
 import { openStoreWithThreads, type Store } from './store/store.ts';
@@ -33,6 +38,8 @@ import { openStoreWithThreads, type Store } from './store/store.ts';
 export interface Service {
   /** Where it listens, with the port that it got. */
   url: string;
+  /** Reads certificates and keys anew. What is wrong with them is logged, and those that are in use stay. */
+  reload(): void;
   /** Lets running commands and attempts end, within their limits, and closes the file. */
   stop(): Promise<void>;
 }
@@ -56,6 +63,9 @@ export async function startService(
 ): Promise<Service> {
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
   const logger = createLogger(log);
+  const certificates = certificatesOf(config, effects, logger);
+  const certificate = certificates.own();
+  const caPem = certificates.authorities();
   await using started = new AsyncDisposableStack();
   const { dbPath } = config;
 
@@ -81,7 +91,7 @@ export async function startService(
         allowHttp: config.webhookAllowHttp,
         allowedCidrs: config.webhookAllowCidrs,
         refusedAddresses: [{ address: config.listen.host, port: config.listen.port }],
-        ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
+        ...(caPem === null ? {} : { caPem }),
       },
       schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
       log,
@@ -107,10 +117,7 @@ export async function startService(
   const http = await createHttpServer(
     {
       listen: config.listen,
-      tls:
-        config.tls === null
-          ? null
-          : { certificate: readFileSync(config.tls.certPath), key: readFileSync(config.tls.keyPath) },
+      tls: certificate,
       rateLimit: config.rateLimit ?? 'off',
     },
     {
@@ -160,7 +167,58 @@ export async function startService(
   });
 
   const running = started.move();
-  return { url: urlOf(config, Number(http.info.port)), stop: () => running.disposeAsync() };
+  return {
+    url: urlOf(config, Number(http.info.port)),
+    reload() {
+      certificates.renew('the certificate', certificates.own, (renewed) => {
+        if (http.listener instanceof TlsListener) replaceCertificate(http.listener, renewed);
+      });
+      certificates.renew('the certificates of --webhook-ca-file', certificates.authorities, dispatcher.trust);
+      if (certificate === null && caPem === null) logger.info('there are no certificates to read anew');
+    },
+    stop: () => running.disposeAsync(),
+  };
+}
+
+/** The files in PEM that the options name, read and checked at each call. */
+function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Effects, logger: Logger) {
+  return {
+    /** Null: plain HTTP. */
+    own(): Certificate | null {
+      if (tls === null) return null;
+      const certificate = readCertificate(tls);
+      judgeValidity(certificate);
+      return certificate;
+    },
+
+    /** Null: no others than the usual ones. */
+    authorities: (): string | null =>
+      webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile),
+
+    /** What is broken does not take the place of what works. */
+    renew<Read>(what: string, read: () => Read | null, use: (read: Read) => void): void {
+      try {
+        const renewed = read();
+        if (renewed === null) return;
+        use(renewed);
+        logger.info(`read anew: ${what}`);
+      } catch (error) {
+        const problem = error instanceof AppError ? { problem: error.message } : { err: error };
+        logger.error(problem, `not read anew, so the old stays in use: ${what}`);
+      }
+    },
+  };
+
+  /** No reason to refuse it: it may be another clock that is wrong, and davit has more to do than to be called. */
+  function judgeValidity({ validFromMs, validToMs }: Certificate): void {
+    const nowMs = effects.now();
+    const validity = { valid_from: timestamp(validFromMs), valid_to: timestamp(validToMs) };
+    if (nowMs > validToMs) {
+      logger.warn(validity, 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP');
+    } else if (nowMs < validFromMs) {
+      logger.warn(validity, 'the certificate is not valid yet, and clients refuse it: is the clock right?');
+    }
+  }
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {

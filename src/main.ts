@@ -143,8 +143,12 @@ async function contextOf(self: NodeJS.Process, commandLine: string[]): Promise<C
     commandLine,
     environment: self.env,
     effects: realEffects,
-    onSignal(listener) {
-      for (const signal of ['SIGINT', 'SIGTERM'] as const) self.on(signal, () => listener(signal));
+    onSignal(names, listener) {
+      const entries = names.map((name) => ({ name, listen: () => listener(name) }));
+      for (const { name, listen } of entries) self.on(name, listen);
+      return () => {
+        for (const { name, listen } of entries) self.off(name, listen);
+      };
     },
     exit: (code) => self.exit(code),
   };

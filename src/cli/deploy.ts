@@ -194,7 +194,7 @@ function onInterruption(
   let canceling = false;
   let question: Promise<void> | undefined;
 
-  onSignal((signal) => {
+  onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
     if (signals === 1 && cancelOnInterrupt) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);

@@ -16,7 +16,7 @@ const SHOW_EVERY_MS = 200;
 
 /**
  * Gives `action` a new, empty file in the directory, and removes it afterwards in any case, unless `action` gave it
- * a name. SIGINT and SIGTERM abort `signal` and end davit with the code that goes with them.
+ * a name. SIGINT, SIGTERM and a closed terminal abort `signal` and end davit with the code that goes with them.
  */
 export async function withPartial(
   directory: string,
@@ -32,7 +32,7 @@ export async function withPartial(
   if (self === undefined) throw new Error('/proc does not show this very process');
   const interruption = new AbortController();
   let partial: PartialFile | undefined;
-  onSignal((name) => {
+  const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (name) => {
     interruption.abort();
     partial?.discard();
     terminal.note('stopped: nothing was changed');
@@ -43,6 +43,7 @@ export async function withPartial(
     await action(partial, interruption.signal);
   } finally {
     partial.discard();
+    stopListening();
   }
 }
 

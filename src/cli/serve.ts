@@ -1,5 +1,3 @@
-import { readFileSync } from 'node:fs';
-import { createSecureContext } from 'node:tls';
 import type { Command } from 'commander';
 import { type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { AppError } from '../errors.ts';
@@ -21,7 +19,8 @@ export function defineServe(command: Command, context: CommandContext): void {
   explain(
     command,
     'Runs the service: the API, the deployments and the deliveries. The first line on stdout says where it listens; ' +
-      'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once.',
+      'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once; SIGHUP reads ' +
+      'certificates and keys anew.',
     [
       'davit serve',
       'davit serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem',
@@ -32,7 +31,6 @@ export function defineServe(command: Command, context: CommandContext): void {
   command.action((values: Record<string, unknown>) => {
     const result = serveConfig(dbPathOf(command), values);
     if (!result.ok) misused(command, result.reason);
-    checkFiles(result.config);
     return serve(result.config, context);
   });
 }
@@ -41,11 +39,16 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   const { terminal, effects, onSignal, exit } = context;
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   let signals = 0;
-  onSignal((signal) => {
+  onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
     if (signals > 1) exit(EXIT_CODE_OF_SIGNAL[signal]);
     tellToStop();
   });
+  let reload = () => {
+    reloadIsDue = true;
+  };
+  let reloadIsDue = false;
+  onSignal(['SIGHUP'], () => reload());
 
   const { startService } = await import('../app.ts');
   const onFatal = (error: unknown) => {
@@ -56,6 +59,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   const service = await startService(config, effects, onFatal).catch((error) => {
     throw listenProblem(error, config);
   });
+  reload = service.reload;
+  if (reloadIsDue) reload();
   terminal.print(`davit listening on ${service.url}`);
   void notifySystemd('READY=1', context);
   await toldToStop;
@@ -79,34 +84,4 @@ function listenProblem(error: unknown, { listen }: ServeConfig): unknown {
     `cannot listen on ${host.includes(':') ? `[${host}]` : host}:${port} (${String(error.code)}): choose another place with --listen`,
     { cause: error },
   );
-}
-
-/** What is wrong with these files is said by the option's name, before anything is started. */
-function checkFiles({ tls, webhookCaFile }: ServeConfig): void {
-  if (webhookCaFile !== null) readPem('--webhook-ca-file', webhookCaFile);
-  if (tls === null) return;
-  const cert = readPem('--tls-cert', tls.certPath);
-  const key = readPem('--tls-key', tls.keyPath);
-  try {
-    createSecureContext({ cert, key });
-  } catch (error) {
-    throw new AppError(
-      'invalid_request',
-      `--tls-cert and --tls-key cannot be used together (${messageOf(error)}): give a certificate in PEM and its own key`,
-      { cause: error },
-    );
-  }
-}
-
-/** The file that an option names. Throws AppError `invalid_request` with the option's name. */
-export function readPem(optionName: string, path: string): Buffer {
-  try {
-    return readFileSync(path);
-  } catch (error) {
-    throw new AppError('invalid_request', `${optionName}: ${messageOf(error)}`, { cause: error });
-  }
-}
-
-function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

@@ -60,7 +60,8 @@ writer.onCommit((changes) => {
   if (changes.has('outbox') || changes.has('settled') || changes.has('everything')) replays.wake();
 });
 owner.on('message', (message: ToDispatcherThread) => {
-  if (typeof message === 'object') return void ping(message);
+  if (typeof message === 'object')
+    return 'trust' in message ? sender.trust(message.trust) : void ping(message);
   switch (message) {
     case 'look':
       return owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);

@@ -16,7 +16,7 @@ export interface DispatcherThreadData {
   log: LogOptions;
 }
 
-export type ToDispatcherThread = 'look' | 'stop' | { ping: WebhookId; pingId: number };
+export type ToDispatcherThread = 'look' | 'stop' | { trust: string } | { ping: WebhookId; pingId: number };
 export type FromDispatcherThread =
   | 'ready'
   | 'stopped'
@@ -29,6 +29,8 @@ export interface DispatcherThread {
   quietMs(): Promise<number>;
   /** Sends one ping now and tells what came of it. */
   ping(webhookId: WebhookId): Promise<PingResult>;
+  /** These certificates in PEM are trusted from now on, in place of the sender's `caPem`. */
+  trust(caPem: string): void;
   /** Lets the attempts that are under way end, then the thread. */
   stop(): Promise<void>;
 }
@@ -76,6 +78,7 @@ export async function startDispatcherThread(
       thread.postMessage({ ping: webhookId, pingId: lastPingId } satisfies ToDispatcherThread);
       return ping.promise;
     },
+    trust: (caPem) => thread.postMessage({ trust: caPem } satisfies ToDispatcherThread),
     async stop() {
       stopping = true;
       thread.postMessage('stop' satisfies ToDispatcherThread);

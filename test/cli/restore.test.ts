@@ -270,7 +270,11 @@ t.test('a signal, or being killed, in the middle changes nothing', async (t) => 
   await davit(['backup', 'copy.db']);
   await davit(['admin', 'project', 'create', '--name', 'later']);
   const { projects } = dump();
-  for (const signal of ['SIGINT', 'SIGKILL'] as const) {
+  for (const [signal, ending] of [
+    ['SIGINT', [130, null]],
+    ['SIGHUP', [129, null]],
+    ['SIGKILL', [null, 'SIGKILL']],
+  ] as const) {
     const child = spawn(process.execPath, [MAIN, 'restore', 'copy.db', '--yes'], {
       cwd: directory,
       env: COMPILE_CACHE,
@@ -280,7 +284,7 @@ t.test('a signal, or being killed, in the middle changes nothing', async (t) => 
       if (filename?.startsWith('.davit-partial-') === true) break;
     }
     child.kill(signal);
-    t.strictSame(await once(child, 'exit'), signal === 'SIGINT' ? [130, null] : [null, 'SIGKILL']);
+    t.strictSame(await once(child, 'exit'), ending);
     t.strictSame(dump()['projects'], projects);
     t.strictSame(keptIn(directory), []);
   }

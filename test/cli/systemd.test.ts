@@ -26,6 +26,7 @@ t.test('the unit file runs this very davit, on a file of its own', async (t) => 
     'KillMode=mixed',
     'TimeoutStopSec=40',
     'OOMPolicy=continue',
+    'ExecReload=/bin/kill -HUP $MAINPID',
   ]) {
     t.ok(stdout.split('\n').includes(line), line);
   }

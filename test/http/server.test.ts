@@ -339,7 +339,7 @@ t.test('the same is served over TLS', async (t) => {
   const fixture = (name: string) => readFileSync(new URL(`../fixtures/tls/${name}`, import.meta.url), 'utf8');
   const { port } = await startHttp(t, {
     resources: () => [resource().plugin],
-    tls: { certificate: fixture('localhost.pem'), key: fixture('localhost.key') },
+    tls: { chain: fixture('localhost.pem'), key: fixture('localhost.key') },
   });
   const request = tlsRequest({
     port,
