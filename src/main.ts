@@ -82,6 +82,11 @@ const ADMIN_COMMANDS: Entry[] = [
     load: async () => (await import('./cli/queue.ts')).defineQueue,
   },
   {
+    name: 'migrate',
+    summary: 'bring the file of an older davit up to this one',
+    load: async () => (await import('./cli/migrate.ts')).defineMigrate,
+  },
+  {
     name: 'systemd-unit',
     summary: 'a unit file for this davit',
     load: async () => (await import('./cli/systemd-unit.ts')).defineSystemdUnit,

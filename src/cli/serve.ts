@@ -9,10 +9,14 @@ import {
   explain,
   misused,
 } from './command.ts';
+import { migrateOlder } from './migrate.ts';
 import { notifySystemd } from './notify.ts';
 
 /** The promise is 30 s: whoever started davit may kill it then. */
 const STOP_MAX_MS = 29_000;
+
+/** systemd's own limit for a start is 90 s. */
+const MIGRATION_MAX_MS = 24 * 60 * 60_000;
 
 /** `davit serve`: the service, until SIGTERM or SIGINT. */
 export function defineServe(command: Command, context: CommandContext): void {
@@ -20,7 +24,7 @@ export function defineServe(command: Command, context: CommandContext): void {
     command,
     'Runs the service: the API, the deployments and the deliveries. The first line on stdout says where it listens; ' +
       'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once; SIGHUP reads ' +
-      'certificates and keys anew.',
+      'certificates and keys anew. The file of an older davit is migrated first, and a copy of it kept.',
     [
       'davit serve',
       'davit serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem',
@@ -50,6 +54,7 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   let reloadIsDue = false;
   onSignal(['SIGHUP'], () => reload());
 
+  await migrateFirst(config, context);
   const { startService } = await import('../app.ts');
   const onFatal = (error: unknown) => {
     // Whatever still runs can do no more than the next start, which looks after it all.
@@ -72,6 +77,36 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   await service.stop();
   // Whatever a library still holds open keeps nobody waiting.
   exit(0);
+}
+
+/** An older file takes as long as its size asks for: systemd waits, and whoever looks is told. */
+async function migrateFirst({ dbPath, logLevel }: ServeConfig, context: CommandContext): Promise<void> {
+  const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
+  if (!isOlder(dbPath)) return;
+  const { createLogger, logFormOf } = await import('../logger.ts');
+  const logger = createLogger({ level: logLevel, form: logFormOf(process.stderr) });
+  // SIGHUP ends no service, whatever it is at.
+  const onSignal: CommandContext['onSignal'] = (names, listener) =>
+    context.onSignal(
+      names.filter((name) => name !== 'SIGHUP'),
+      listener,
+    );
+  const migrated = await migrateOlder(
+    dbPath,
+    { ...context, onSignal },
+    {
+      onBegin() {
+        void notifySystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, context);
+        logger.info(
+          { file: dbPath, to_schema: SCHEMA_VERSION },
+          'an older davit wrote the file: copying it first',
+        );
+      },
+      onKept: (keptAs) => logger.info({ kept_as: keptAs }, 'the file as it was is kept'),
+      onStep: (schema) => logger.info({ to_schema: schema }, 'migrating'),
+    },
+  );
+  logger.info({ ...migrated }, 'migrated: remove what is kept once all is well');
 }
 
 /** What the system has against the address is said by the option's name. */

@@ -161,8 +161,9 @@ t.test('while another process has the file open, nothing is changed either', asy
   t.equal(exitCode, 1);
   t.match(stderr, /^error: another process has .*davit\.db open, .*: try again when it has ended\n$/);
   const count = writer.acknowledged().length;
+  // That process goes on undisturbed.
+  while (writer.acknowledged().length === count) await new Promise(setImmediate);
   await writer.stop();
-  t.ok(writer.acknowledged().length > count, 'that process goes on undisturbed');
   t.equal(dumpFile(t, dbPath)['projects']?.length, 1 + writer.acknowledged().length);
   t.strictSame(keptIn(directory), []);
 });
@@ -184,8 +185,8 @@ t.test('what is no whole davit file is refused', async (t) => {
     ['text.db', (path) => writeFileSync(path, 'text'), /text\.db is not a davit file/],
     [
       'newer.db',
-      (path) => change(path, 'PRAGMA user_version = 7'),
-      /newer\.db was written by a newer davit \(schema 7\): use that version/,
+      (path) => change(path, "PRAGMA user_version = 7; UPDATE instance SET davit_version = '9.8.7'"),
+      /newer\.db needs davit 9\.8\.7 or newer: its schema is 7, and this is davit \d/,
     ],
     ['foreign.db', (path) => change(path, 'PRAGMA application_id = 1'), /foreign\.db is not a davit file/],
     ['truncated.db', (path) => truncateSync(path, 8 * 4096), /truncated\.db is damaged \(.*\)/],

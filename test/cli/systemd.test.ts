@@ -3,8 +3,10 @@ import { once } from 'node:events';
 import { chmodSync, existsSync, writeFileSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
 import { createInterface } from 'node:readline';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+import { KNOWS_OLDER_SCHEMAS, makeOlder } from '../helpers/older-schema.ts';
+import { serveWithLog } from '../helpers/served.ts';
 
 const ifHas = (...programs: string[]) => {
   const missing = programs.find(
@@ -76,8 +78,8 @@ while True:
     print(data.decode().strip(), flush=True)
 `;
 
-t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify', 'python3'), async (t) => {
-  const { directory } = place(t);
+/** Waits for what systemd is told, in the order in which it is asked for. */
+async function startListening(t: Test, directory: string) {
   const NOTIFY_SOCKET = join(directory, 'notify');
   const systemd = spawn('python3', ['-c', LISTENER, NOTIFY_SOCKET], { stdio: ['ignore', 'pipe', 'inherit'] });
   t.teardown(() => systemd.kill('SIGKILL'));
@@ -91,6 +93,14 @@ t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify
   };
   await next('bound');
   chmodSync(NOTIFY_SOCKET, 0o777);
+  return { NOTIFY_SOCKET, next };
+}
+
+const speaks = ifHas('systemd-notify', 'python3');
+
+t.test('systemd hears when it is ready and when it stops', speaks, async (t) => {
+  const { directory } = place(t);
+  const { NOTIFY_SOCKET, next } = await startListening(t, directory);
   const service = spawn(
     process.execPath,
     [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
@@ -105,6 +115,16 @@ t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify
   service.kill('SIGTERM');
   await next('STOPPING=1');
   t.strictSame(await once(service, 'exit'), [0, null]);
+});
+
+t.test('systemd gives it the time that a migration takes', speaks, async (t) => {
+  const { directory, dbPath } = place(t);
+  makeOlder(dbPath);
+  const { NOTIFY_SOCKET, next } = await startListening(t, directory);
+  const service = serveWithLog(t, directory, { env: { NOTIFY_SOCKET, NODE_OPTIONS: KNOWS_OLDER_SCHEMAS } });
+  await next('EXTEND_TIMEOUT_USEC=86400000000');
+  await next('READY=1');
+  t.equal(await (await service).stop(), 0);
 });
 
 t.test('without systemd’s program it says so, and serves', async (t) => {

@@ -29,7 +29,7 @@ t.test('--help fits 80 columns and lists every command', async (t) => {
     helps.map(({ stdout }) => commandsIn(stdout)),
     [
       ['serve', 'deploy', 'verify', 'backup', 'restore', 'doctor', 'admin', 'help'],
-      ['project', 'key', 'deployment', 'webhook', 'queue', 'systemd-unit'],
+      ['project', 'key', 'deployment', 'webhook', 'queue', 'migrate', 'systemd-unit'],
       ['create', 'list', 'show', 'rotate', 'revoke'],
       ['create', 'list', 'show', 'set', 'pause', 'resume', 'archive', 'check'],
       ['create', 'list', 'show', 'logs', 'cancel', 'redeploy'],
