@@ -3,6 +3,9 @@
 -- Times are milliseconds since 1970, durations milliseconds, both INTEGER. Ids are the text that people
 -- see. `seq` is the order in which rows came to be: lists walk it, and it never changes or comes back.
 -- A rule that can be held here is held here; code that breaks one fails loudly.
+--
+-- Once a version is released its schema changes no more: what changes is the next one, by a step in
+-- src/store/migrations.ts, which says how.
 
 PRAGMA application_id = 1684108916; -- 'davt'
 PRAGMA user_version = 1;
@@ -11,7 +14,8 @@ PRAGMA user_version = 1;
 CREATE TABLE instance (
   only_row      INTEGER PRIMARY KEY CHECK (only_row = 1),
   created_at    INTEGER NOT NULL,
-  cursor_secret BLOB    NOT NULL CHECK (length(cursor_secret) = 32) -- authenticates page cursors, also after a restore
+  cursor_secret BLOB    NOT NULL CHECK (length(cursor_secret) = 32), -- authenticates page cursors, also after a restore
+  davit_version TEXT    NOT NULL -- the davit that made the schema what it is: an older one that refuses the file names it
 ) STRICT;
 
 -- Who may call the API.

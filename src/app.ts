@@ -1,5 +1,5 @@
-import { readFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
+import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
 import { placeText, type ServeConfig } from './config.ts';
@@ -12,6 +12,7 @@ import { createSpawner } from './deploy/spawner.ts';
 import type { Effects } from './effects.ts';
 import { figuresMemory } from './figures.ts';
 import { authentication } from './http/auth.ts';
+import { certificatesOf } from './http/certificates.ts';
 import { deliveries } from './http/deliveries.ts';
 import { deployments } from './http/deployments.ts';
 import { docs } from './http/docs.ts';
@@ -22,9 +23,10 @@ import { openapi } from './http/openapi.ts';
 import { createPages } from './http/pages.ts';
 import { projects } from './http/projects.ts';
 import { createHttpServer } from './http/server.ts';
+import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
 import { webhooks } from './http/webhooks.ts';
-import { createLogger } from './logger.ts';
+import { createLogger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
@@ -37,6 +39,8 @@ export interface Service {
   url: string;
   /** Where its metrics are; null: nowhere. */
   metricsUrl: string | null;
+  /** Reads certificates and keys anew. What is wrong with them is logged, and those that are in use stay. */
+  reload(): void;
   /** Lets running commands and attempts end, within their limits, and closes the file. */
   stop(): Promise<void>;
 }
@@ -58,7 +62,11 @@ export async function startService(
   effects: Effects,
   onFatal: (error: unknown) => void,
 ): Promise<Service> {
-  const logger = createLogger(config.logLevel);
+  const log = { level: config.logLevel, form: logFormOf(process.stderr) };
+  const logger = createLogger(log);
+  const certificates = certificatesOf(config, effects, logger);
+  const certificate = certificates.own();
+  const caPem = certificates.authorities();
   await using started = new AsyncDisposableStack();
   const { dbPath } = config;
 
@@ -103,10 +111,10 @@ export async function startService(
       refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])].map(
         ({ host, port }) => ({ address: host, port }),
       ),
-      ...(config.webhookCaFile === null ? {} : { caPem: readFileSync(config.webhookCaFile, 'utf8') }),
+      ...(caPem === null ? {} : { caPem }),
     },
     schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
-    logLevel: config.logLevel,
+    log,
     figures: figures?.dispatcher,
   });
 
@@ -129,10 +137,7 @@ export async function startService(
   const http = await createHttpServer(
     {
       listen: config.listen,
-      tls:
-        config.tls === null
-          ? null
-          : { certificate: readFileSync(config.tls.certPath), key: readFileSync(config.tls.keyPath) },
+      tls: certificate,
       rateLimit: config.rateLimit ?? 'off',
       onAnswer: metrics?.onAnswer,
     },
@@ -186,6 +191,13 @@ export async function startService(
   return {
     url: urlOf(config, Number(http.info.port)),
     metricsUrl: metrics?.url ?? null,
+    reload() {
+      certificates.renew('the certificate', certificates.own, (renewed) => {
+        if (http.listener instanceof TlsListener) replaceCertificate(http.listener, renewed);
+      });
+      certificates.renew('the certificates of --webhook-ca-file', certificates.authorities, dispatcher.trust);
+      if (certificate === null && caPem === null) logger.info('there are no certificates to read anew');
+    },
     stop: () => running.disposeAsync(),
   };
 }

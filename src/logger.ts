@@ -1,19 +1,54 @@
 import { type Logger, pino } from 'pino';
+import { logText } from './log-text.ts';
 
 export type { Logger };
 
 export const LOG_LEVELS = ['debug', 'info', 'warn', 'error', 'silent'] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-/** JSON lines on stderr. Written at once, so that a crash loses none; threads write to the same descriptor. */
-export function createLogger(level: LogLevel): Logger {
+/** JSON lines for programs; text for people, with colours where their terminal shows them. */
+export type LogForm = 'json' | 'text' | 'colours';
+
+export interface LogOptions {
+  level: LogLevel;
+  form: LogForm;
+}
+
+/** What waits for a log that takes nothing at the moment, on a full disk for instance; more is lost. */
+const WAITING_MAX_CHARACTERS = 1024 * 1024;
+
+const CAUSES_MAX = 5;
+
+/** Lines on stderr. Written at once, so that a crash loses none; threads write to the same descriptor. */
+export function createLogger({ level, form }: LogOptions): Logger {
+  const stderr = pino.destination({ fd: 2, sync: true, maxLength: WAITING_MAX_CHARACTERS });
+  // There is nowhere left to say it, and what davit does matters more than its log.
+  stderr.on('error', () => undefined);
+  // The library tries again only with a line that it takes, and once too much waits it takes none but this.
+  stderr.on('drop', () => stderr.write(''));
   return pino(
     {
       level,
       base: null,
       timestamp: pino.stdTimeFunctions.isoTime,
       formatters: { level: (label) => ({ level: label }) },
+      serializers: { err: errorFields },
     },
-    pino.destination({ fd: 2, sync: true }),
+    form === 'json' ? stderr : { write: (line) => stderr.write(logText(line, form === 'colours')) },
   );
+}
+
+/** Which form `stderr` wants. NO_COLOR is heard by `hasColors`. */
+export function logFormOf(stderr: { isTTY?: boolean; hasColors?(): boolean }): LogForm {
+  if (stderr.isTTY !== true) return 'json';
+  return stderr.hasColors?.() === true ? 'colours' : 'text';
+}
+
+/** Not all that hangs on an error, as pino has it: a library's may carry the request that it failed at. */
+function errorFields(error: unknown, depth = 0): unknown {
+  if (!(error instanceof Error)) return { message: String(error) };
+  const code = 'code' in error && typeof error.code === 'string' ? { code: error.code } : {};
+  const cause =
+    error.cause === undefined || depth === CAUSES_MAX ? {} : { cause: errorFields(error.cause, depth + 1) };
+  return { type: error.name, ...code, message: error.message, stack: error.stack, ...cause };
 }

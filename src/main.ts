@@ -32,8 +32,12 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
     commandLine,
     environment: self.env,
     effects: realEffects,
-    onSignal(listener) {
-      for (const signal of ['SIGINT', 'SIGTERM'] as const) self.on(signal, () => listener(signal));
+    onSignal(names, listener) {
+      const entries = names.map((name) => ({ name, listen: () => listener(name) }));
+      for (const { name, listen } of entries) self.on(name, listen);
+      return () => {
+        for (const { name, listen } of entries) self.off(name, listen);
+      };
     },
     exit: (code) => self.exit(code),
   };

@@ -2,10 +2,10 @@ import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
 import { pause } from './deployment-logs.ts';
 import { tookText } from './deployment-status.ts';
-import { printable } from './table.ts';
 
 export interface ApiOptions {
   /** Where the service is, with whatever path a proxy puts it under. */

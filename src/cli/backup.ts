@@ -2,11 +2,11 @@ import { existsSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
+import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/backup.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
 import { fillPartial, withPartial } from './file-work.ts';
-import { printable } from './table.ts';
 
 /** `davit backup`. */
 export function defineBackup(command: Command, context: CommandContext): void {

@@ -4,10 +4,10 @@ import { withVariable } from '../config.ts';
 import type { Timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { escapedIn, printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
 import { nearest } from './suggest.ts';
-import { escapedIn, printable } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
 /** What every command is given; main.ts makes it. */
@@ -17,13 +17,14 @@ export interface CommandContext {
   commandLine: readonly string[];
   environment: Readonly<Record<string, string | undefined>>;
   effects: Effects;
-  /** Called for each SIGINT and SIGTERM from now on; without this they end davit at once. */
-  onSignal(listener: (signal: 'SIGINT' | 'SIGTERM') => void): void;
+  /** Called for each of these signals until the returned function is; a signal without listeners ends davit at once. */
+  onSignal<Name extends SignalName>(names: readonly Name[], listener: (name: Name) => void): () => void;
   exit(code: number): void;
 }
 
-/** Of a process that a signal ended, as shells count it. */
-export const EXIT_CODE_OF_SIGNAL = { SIGINT: 130, SIGTERM: 143 } as const;
+/** Of a process that a signal ended, as shells count it. SIGHUP comes when a terminal is closed. */
+export const EXIT_CODE_OF_SIGNAL = { SIGHUP: 129, SIGINT: 130, SIGTERM: 143 } as const;
+export type SignalName = keyof typeof EXIT_CODE_OF_SIGNAL;
 
 /** Adds options, arguments, subcommands and the action to a command that has its name and summary. */
 export type DefineCommand = (command: Command, context: CommandContext) => void;

@@ -85,6 +85,11 @@ const ADMIN_COMMANDS: Entry[] = [
     load: async () => (await import('./queue.ts')).defineQueue,
   },
   {
+    name: 'migrate',
+    summary: 'bring the file of an older davit up to this one',
+    load: async () => (await import('./migrate.ts')).defineMigrate,
+  },
+  {
     name: 'systemd-unit',
     summary: 'a unit file for this davit',
     load: async () => (await import('./systemd-unit.ts')).defineSystemdUnit,

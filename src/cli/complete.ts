@@ -1,6 +1,6 @@
 import type { Argument, Command, Option } from 'commander';
+import { printable } from '../printable.ts';
 import { quoteForBash, unquote } from './shell-words.ts';
-import { printable } from './table.ts';
 
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
 export type Shell = (typeof SHELLS)[number];

@@ -12,6 +12,7 @@ import {
   randomBase62,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { ApiClient, ApiRefusal } from './api-client.ts';
 import {
   type CommandContext,
@@ -25,7 +26,6 @@ import {
 import type { Outcome } from './deploy-follow.ts';
 import { createLogOutput, stayAlive } from './deployment-logs.ts';
 import { statusText, tookText } from './deployment-status.ts';
-import { printable } from './table.ts';
 
 interface DeployOptions {
   url: URL;
@@ -194,7 +194,7 @@ function onInterruption(
   let canceling = false;
   let question: Promise<void> | undefined;
 
-  onSignal((signal) => {
+  onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
     if (signals === 1 && cancelOnInterrupt) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);

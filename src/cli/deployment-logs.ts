@@ -1,12 +1,12 @@
 import type { Command } from 'commander';
 import { type Deployment, isTerminal } from '../domain.ts';
 import type { Effects } from '../effects.ts';
+import { printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, option, withStore } from './command.ts';
 import { obstacleOf, statusText } from './deployment-status.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
-import { printable } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
 /** Somebody who watches does not notice; a look costs 10 µs. */

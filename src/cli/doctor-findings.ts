@@ -4,7 +4,7 @@ import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
 import { type Unusable, whatIsWrong } from '../store/backup.ts';
-import type { Patient } from '../store/doctor.ts';
+import type { OlderPatient, Patient } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import type { Reads } from '../store/store.ts';
 import { formatBytes } from './bytes.ts';
@@ -17,6 +17,7 @@ export interface DoctorFinding extends AnyFinding {
     | 'permissions'
     | 'disk'
     | 'integrity'
+    | 'schema'
     | 'references'
     | 'wal'
     | 'clock'
@@ -85,6 +86,23 @@ export function findingsOfFile(file: Case, patient: Patient): DoctorFinding[] {
 export function damage(file: Unusable): DoctorFinding {
   const sentence = file.kind === 'damaged' ? file.problem : 'it is not a davit file any more';
   return problem('integrity', sentence, `keep a copy of the file, then ${RESTORE}`);
+}
+
+/** What there is to say of a file of an older davit; what is in it can be asked only once it is migrated. */
+export function findingsOfOlder(
+  { service }: Case,
+  { schemaVersion, damage: found }: OlderPatient,
+): DoctorFinding[] {
+  return [
+    found === undefined ? ok('integrity', 'every page and every index is whole') : damage(found),
+    problem(
+      'schema',
+      `an older davit wrote it (schema ${schemaVersion}): what is in it was not looked at`,
+      service === null
+        ? "'davit serve' migrates it, or 'davit admin migrate' without starting anything"
+        : 'that davit serves it still: start the service anew with this one, which migrates the file',
+    ),
+  ];
 }
 
 const RESTORE = "restore the last backup: 'davit restore --help'";

@@ -75,6 +75,14 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   const ofPlace = doctor.findingsOfPlace(file);
   const patient = openPatient(path, effects);
   if ('kind' in patient) {
+    if (patient.kind === 'older') {
+      return reportOf({
+        ...outside,
+        ...NOTHING_READ,
+        schema_version: patient.schemaVersion,
+        findings: [...ofPlace, ...doctor.findingsOfOlder(file, patient)],
+      });
+    }
     if (patient.kind !== 'damaged') throw unusable(patient, dbPath);
     return reportOf({ ...outside, ...NOTHING_READ, findings: [doctor.damage(patient), ...ofPlace] });
   }

@@ -4,13 +4,17 @@ import type { FileCheck } from '../store/backup.ts';
 import { type CommandContext, errorText } from './command.ts';
 
 /** `copy`: the file of a running service, compactly. `adopt`: a file that somebody kept, byte for byte. */
-export type FileJob = 'copy' | 'adopt';
+export type CopyJob = 'copy' | 'adopt';
+/** `migrate`: a file of an older davit, where it is. */
+export type FileJob = CopyJob | 'migrate';
 
-/** What the process tells on stdout, a line of JSON each. The last is `done`, `noRoom` or `failed`. */
+/** What the process tells on stdout, a line of JSON each. The last is `done`, `migrated`, `noRoom` or `failed`. */
 export type FileMessage =
   | { kind: 'copying'; bytes: number }
+  | { kind: 'migrating'; version: number }
   | { kind: 'checking' }
   | { kind: 'done'; check: FileCheck }
+  | { kind: 'migrated' }
   | { kind: 'noRoom' }
   | { kind: 'failed'; code: ErrorCode | null; message: string };
 
@@ -18,8 +22,8 @@ export type FileMessage =
 export const FILE_PROCESS = '__file';
 
 /**
- * The process that copies and checks files for `davit backup` and `davit restore`. SQLite does either in one call
- * that nothing interrupts: what is to stop at a ^C, and to show how far it is, has to be another process.
+ * The process that copies, migrates and checks files for whoever asked. SQLite does each in calls that nothing
+ * interrupts: what is to stop at a ^C, and to show how far it is, has to be another process.
  */
 export function defineFileProcess(command: Command, { terminal }: CommandContext): void {
   command
@@ -29,19 +33,16 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
     .argument('<parent>', '', Number)
     .action(async (job: FileJob, from: string, to: string, parentProcessId: number) => {
       const tell = (message: FileMessage) => terminal.print(JSON.stringify(message));
-      const progress = {
-        onBegin: (bytes: number) => tell({ kind: 'copying', bytes }),
-        onCopied() {
-          if (process.ppid !== parentProcessId) throw new Error('nobody waits for this copy any more');
-          tell({ kind: 'checking' });
-        },
+      const tellNext = (message: FileMessage) => {
+        if (process.ppid !== parentProcessId) throw new Error('nobody waits for this any more');
+        tell(message);
       };
       try {
-        tell({ kind: 'done', check: await perform(job, from, to, progress) });
+        tell(await perform(job, from, to, tellNext));
       } catch (error) {
         tell(failureOf(error));
       }
-      if (process.ppid !== parentProcessId) await removeOrphan(to);
+      if (job !== 'migrate' && process.ppid !== parentProcessId) await removeOrphan(to);
     });
 }
 
@@ -49,18 +50,27 @@ async function perform(
   job: FileJob,
   from: string,
   to: string,
-  progress: { onBegin(bytes: number): void; onCopied(): void },
-): Promise<FileCheck> {
+  tell: (message: FileMessage) => void,
+): Promise<FileMessage> {
   const { checkDatabase, copyDatabase } = await import('../store/backup.ts');
+  const onBegin = (bytes: number) => tell({ kind: 'copying', bytes });
+  const onCopied = () => tell({ kind: 'checking' });
   switch (job) {
     case 'copy':
-      return copyDatabase(from, to, progress);
+      return { kind: 'done', check: copyDatabase(from, to, { onBegin, onCopied }) };
     case 'adopt': {
       const { adoptFile, adoptedBytes } = await import('../store/restore.ts');
-      progress.onBegin(adoptedBytes(from));
+      onBegin(adoptedBytes(from));
       adoptFile(from, to);
-      progress.onCopied();
-      return checkDatabase(to);
+      onCopied();
+      return { kind: 'done', check: checkDatabase(to) };
+    }
+    case 'migrate': {
+      const { migrateFile } = await import('../store/migrations.ts');
+      migrateFile(to, {
+        onStep: (version) => tell(version === null ? { kind: 'checking' } : { kind: 'migrating', version }),
+      });
+      return { kind: 'migrated' };
     }
     default:
       return job satisfies never;
@@ -81,6 +91,8 @@ async function removeOrphan(path: string): Promise<void> {
 }
 
 function parseJob(text: string): FileJob {
-  if (text !== 'copy' && text !== 'adopt') throw new InvalidArgumentError('It must be copy or adopt.');
+  if (text !== 'copy' && text !== 'adopt' && text !== 'migrate') {
+    throw new InvalidArgumentError('It must be copy, adopt or migrate.');
+  }
   return text;
 }

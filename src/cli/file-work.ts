@@ -7,22 +7,23 @@ import { selfCommand } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { FileFacts, Unusable } from '../store/backup.ts';
+import { newer } from '../store/newer.ts';
 import type { PartialFile } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, EXIT_CODE_OF_SIGNAL } from './command.ts';
-import { FILE_PROCESS, type FileJob, type FileMessage } from './file-process.ts';
+import { type CopyJob, FILE_PROCESS, type FileJob, type FileMessage } from './file-process.ts';
 
 const SHOW_EVERY_MS = 200;
 
 /**
  * Gives `action` a new, empty file in the directory, and removes it afterwards in any case, unless `action` gave it
- * a name. SIGINT and SIGTERM abort `signal` and end davit with the code that goes with them.
+ * a name. SIGINT, SIGTERM and a closed terminal abort `signal` and end davit with the code that goes with them.
  */
-export async function withPartial(
+export async function withPartial<Result>(
   directory: string,
   context: CommandContext,
-  action: (partial: PartialFile, signal: AbortSignal) => Promise<void>,
-): Promise<void> {
+  action: (partial: PartialFile, signal: AbortSignal) => Promise<Result>,
+): Promise<Result> {
   const { effects, terminal, onSignal, exit } = context;
   const [{ startPartial }, { isAlive, processIdentity }] = await Promise.all([
     import('../store/partial-file.ts'),
@@ -32,7 +33,7 @@ export async function withPartial(
   if (self === undefined) throw new Error('/proc does not show this very process');
   const interruption = new AbortController();
   let partial: PartialFile | undefined;
-  onSignal((name) => {
+  const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (name) => {
     interruption.abort();
     partial?.discard();
     terminal.note('stopped: nothing was changed');
@@ -40,9 +41,10 @@ export async function withPartial(
   });
   partial = startPartial(directory, { self, isAlive, nowMs: effects.now() });
   try {
-    await action(partial, interruption.signal);
+    return await action(partial, interruption.signal);
   } finally {
     partial.discard();
+    stopListening();
   }
 }
 
@@ -51,14 +53,43 @@ export async function withPartial(
  * davit file that is whole. Throws AppError with `name` in it for any other, and when there is no room.
  */
 export async function fillPartial(
-  job: FileJob,
+  job: CopyJob,
   from: { path: string; name: string },
   partial: PartialFile,
   signal: AbortSignal,
-  { effects, terminal }: CommandContext,
+  context: CommandContext,
 ): Promise<FileFacts> {
+  const last = await runJob(job, from.path, partial.path, signal, context);
+  if (last.kind !== 'done') throw jobProblem(last, `a copy of ${from.name}`, partial.path);
+  if (last.check.kind !== 'good') throw unusable(last.check, from.name);
+  return last.check.facts;
+}
+
+/**
+ * Makes an older file one of this davit, in a process of its own, and shows how far it is. `onMessage` hears of each
+ * step. Throws AppError, and the file is as it was, when there is no room or another process has it open.
+ */
+export async function migrateInPlace(
+  file: { path: string; name: string },
+  signal: AbortSignal,
+  context: CommandContext,
+  onMessage?: (message: FileMessage) => void,
+): Promise<void> {
+  const last = await runJob('migrate', file.path, file.path, signal, context, onMessage);
+  if (last.kind !== 'migrated') throw jobProblem(last, `the migration of ${file.name}`, file.path);
+}
+
+/** Gives the last message of the process. */
+async function runJob(
+  job: FileJob,
+  from: string,
+  to: string,
+  signal: AbortSignal,
+  { effects, terminal }: CommandContext,
+  onMessage?: (message: FileMessage) => void,
+): Promise<FileMessage> {
   const command = selfCommand();
-  const words = [FILE_PROCESS, job, from.path, partial.path, String(process.pid)];
+  const words = [FILE_PROCESS, job, from, to, String(process.pid)];
   const child = spawn(command.file, [...command.arguments, ...words], {
     stdio: ['ignore', 'pipe', 'pipe'],
     signal,
@@ -66,38 +97,39 @@ export async function fillPartial(
   });
   const problems = text(child.stderr);
   const failed = new Promise<never>((_, reject) => child.once('error', reject));
-  using progress = showProgress(terminal.progress, partial.path, effects);
+  using progress = showProgress(terminal.progress, to, effects);
   const last = await Promise.race([lastMessage(), failed]);
   const stderr = await Promise.race([problems, failed]);
-  if (last === undefined) throw new Error(`the process that copies ended early: ${stderr}`);
-  return factsOf(last, from.name, partial);
+  if (last === undefined) throw new Error(`the process for ${job} ended early: ${stderr}`);
+  return last;
 
   async function lastMessage(): Promise<FileMessage | undefined> {
     let message: FileMessage | undefined;
     for await (const line of createInterface({ input: child.stdout })) {
       message = JSON.parse(line) as FileMessage;
       progress.report(message);
+      onMessage?.(message);
     }
     return message;
   }
 }
 
-function factsOf(message: FileMessage, name: string, { path }: PartialFile): FileFacts {
+/** Why it did not come to its end; `what` was to be made. */
+function jobProblem(message: FileMessage, what: string, path: string): Error {
   switch (message.kind) {
-    case 'done':
-      if (message.check.kind !== 'good') throw unusable(message.check, name);
-      return message.check.facts;
     case 'noRoom':
-      throw new AppError(
+      return new AppError(
         'unavailable',
-        `there is no room in ${dirname(path)} for a copy of ${name}: make some; nothing was changed`,
+        `there is no room in ${dirname(path)} for ${what}: make some; nothing was changed`,
       );
     case 'failed':
-      if (message.code === null) throw new Error(message.message);
-      throw new AppError(message.code, message.message);
+      return message.code === null ? new Error(message.message) : new AppError(message.code, message.message);
     case 'copying':
+    case 'migrating':
     case 'checking':
-      throw new Error(`the process that copies ended while ${message.kind}`);
+    case 'migrated':
+    case 'done':
+      return new Error(`the process for ${what} ended while ${message.kind}`);
     default:
       return message satisfies never;
   }
@@ -109,10 +141,7 @@ export function unusable(file: Unusable, name: string): AppError {
     case 'foreign':
       return new AppError('conflict', `${name} is not a davit file`);
     case 'newer':
-      return new AppError(
-        'conflict',
-        `${name} was written by a newer davit (schema ${file.schemaVersion}): use that version`,
-      );
+      return newer(name, file);
     case 'damaged':
       return new AppError('conflict', `${name} is damaged (${file.problem}): 'davit doctor' tells more`);
     default:
@@ -123,13 +152,16 @@ export function unusable(file: Unusable, name: string): AppError {
 function showProgress(show: (text: string) => void, path: string, effects: Effects) {
   let bytes = 0;
   let isCopying = true;
+  let isMigrating = false;
   let cancel = effects.after(SHOW_EVERY_MS, look);
 
   return {
     report(message: FileMessage) {
       isCopying = message.kind === 'copying';
       if (message.kind === 'copying') bytes = message.bytes;
-      if (message.kind === 'checking') show('checking the copy');
+      isMigrating ||= message.kind === 'migrating';
+      if (message.kind === 'migrating') show(`migrating to schema ${message.version}`);
+      else if (message.kind === 'checking') show(isMigrating ? 'checking the result' : 'checking the copy');
       else showCopied();
     },
     [Symbol.dispose]: () => cancel(),
@@ -137,6 +169,7 @@ function showProgress(show: (text: string) => void, path: string, effects: Effec
 
   function look(): void {
     showCopied();
+    cancel();
     cancel = effects.after(SHOW_EVERY_MS, look);
   }
 

@@ -2,6 +2,7 @@ import type { Command } from 'commander';
 import { appending, durationMsOf, durationMsOrNone, repeated } from '../config.ts';
 import { type Key, type ProjectId, SCOPES, type Scope, type Timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
+import { printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
@@ -17,7 +18,7 @@ import {
 } from './command.ts';
 import { checkName, KEY_ARGUMENT, nameOfKey, resolveKey, resolveProject } from './names.ts';
 import { nearest } from './suggest.ts';
-import { fields, printable, table } from './table.ts';
+import { fields, table } from './table.ts';
 
 /** `davit admin key`. */
 export function defineKeys(command: Command, context: CommandContext): void {

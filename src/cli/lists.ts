@@ -1,8 +1,8 @@
 import type { Command, Option } from 'commander';
 import { parseCount } from '../config.ts';
+import { printable } from '../printable.ts';
 import { misused, option } from './command.ts';
 import { nearest } from './suggest.ts';
-import { printable } from './table.ts';
 
 const SHOWN = 20;
 

@@ -1,12 +1,12 @@
 import type { Command } from 'commander';
 import type { Deployment, Key, Webhook } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
 import { misused } from './command.ts';
 import { nearest } from './suggest.ts';
-import { printable } from './table.ts';
 
 /** For `command.argument`. */
 export const PROJECT_ARGUMENT = ['<project>', 'its id, or a name that only one project has'] as const;

@@ -8,7 +8,7 @@ import type { CommandContext } from './command.ts';
  * sees what comes of it.
  */
 export async function notifySystemd(
-  state: 'READY=1' | 'STOPPING=1',
+  state: 'READY=1' | 'STOPPING=1' | `EXTEND_TIMEOUT_USEC=${number}`,
   { environment, terminal }: CommandContext,
 ): Promise<void> {
   const { NOTIFY_SOCKET, PATH = '/usr/bin:/bin' } = environment;

@@ -4,6 +4,7 @@ import { type Command, InvalidArgumentError } from 'commander';
 import { durationMsOf, nullIfOff, orOff, repeated } from '../config.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
 import {
   type CommandContext,
@@ -15,7 +16,6 @@ import {
   withStore,
 } from './command.ts';
 import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
-import { printable } from './table.ts';
 import { readVariables } from './variables.ts';
 
 /*

@@ -3,6 +3,7 @@ import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/backup.ts';
 import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
@@ -16,8 +17,7 @@ import {
   option,
   printJson,
 } from './command.ts';
-import { fillPartial, withPartial } from './file-work.ts';
-import { printable } from './table.ts';
+import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
 
 interface RestoreOptions {
   yes?: boolean;
@@ -59,9 +59,10 @@ async function restore(
   const replaces = existsSync(path);
   // Where nobody can be asked, that is said before the work.
   if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
-  const [{ adoptedBytes, replaceDatabase }, { lockForServing }] = await Promise.all([
+  const [{ adoptedBytes, replaceDatabase }, { lockForServing }, { SCHEMA_VERSION }] = await Promise.all([
     import('../store/restore.ts'),
     import('../store/lock.ts'),
+    import('../store/database.ts'),
   ]);
   adoptedBytes(file);
   await refuseServed(dbPath, file, path);
@@ -71,11 +72,16 @@ async function restore(
       await refuseWhileRunning(dbPath, path);
       const from = { path: resolve(file), name: file };
       const facts = await fillPartial('adopt', from, partial, signal, context);
+      const migratedFrom = facts.schema_version < SCHEMA_VERSION ? facts.schema_version : null;
+      if (migratedFrom !== null) {
+        await migrateInPlace({ path: partial.path, name: file }, signal, context);
+        facts.schema_version = SCHEMA_VERSION;
+      }
       if (replaces)
         await confirm(command, question(dbPath, path, file, facts, context), options.yes, context);
       const asidePath = `${path}.before-restore-${timestamp(effects.now()).replaceAll(':', '-')}`;
       const kept = replaceDatabase(path, partial.path, asidePath);
-      report(dbPath, kept ? asidePath : null, facts, options, context);
+      report(dbPath, kept ? asidePath : null, { ...facts, migrated_from: migratedFrom }, options, context);
     } finally {
       unlock();
     }
@@ -109,7 +115,7 @@ async function refuseWhileRunning(dbPath: string, path: string): Promise<void> {
     import('../store/restore.ts'),
     import('../deploy/processes.ts'),
   ]);
-  const ids = new Set<string>(unfinishedIn(path).map(({ id }) => id));
+  const ids = new Set<string>(unfinishedIn(path));
   if (ids.size === 0) return;
   for (const [id, [process]] of await findMarked(DEPLOYMENT_MARKER, ids)) {
     throw new AppError(
@@ -134,7 +140,7 @@ function question(
 function report(
   dbPath: string,
   keptAs: string | null,
-  facts: FileFacts,
+  facts: FileFacts & { migrated_from: number | null },
   { json }: RestoreOptions,
   context: CommandContext,
 ): void {
@@ -146,6 +152,12 @@ function report(
   terminal.print(
     `${printable(dbPath)} is restored: ${contentsText(facts)}, last used ${facts.last_event_at}`,
   );
+  const { migrated_from, schema_version } = facts;
+  if (migrated_from !== null) {
+    terminal.note(
+      `it is migrated from schema ${migrated_from} to ${schema_version}; the copy stays as it is`,
+    );
+  }
   if (keptAs !== null) terminal.note(`what was there is ${printable(keptAs)}: remove it once all is well`);
   const next = [
     part('starts', facts.waiting_deployments, 'deployment that waited', 'deployments that waited'),

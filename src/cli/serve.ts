@@ -1,5 +1,3 @@
-import { readFileSync } from 'node:fs';
-import { createSecureContext } from 'node:tls';
 import type { Command } from 'commander';
 import { placeText, type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { AppError } from '../errors.ts';
@@ -12,17 +10,22 @@ import {
   explain,
   misused,
 } from './command.ts';
+import { migrateOlder } from './migrate.ts';
 import { notifySystemd } from './notify.ts';
 
 /** The promise is 30 s: whoever started davit may kill it then. */
 const STOP_MAX_MS = 29_000;
+
+/** systemd's own limit for a start is 90 s. */
+const MIGRATION_MAX_MS = 24 * 60 * 60_000;
 
 /** `davit serve`: the service, until SIGTERM or SIGINT. */
 export function defineServe(command: Command, context: CommandContext): void {
   explain(
     command,
     'Runs the service: the API, the deployments and the deliveries. The first line on stdout says where it listens; ' +
-      'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once.',
+      'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once; SIGHUP reads ' +
+      'certificates and keys anew. The file of an older davit is migrated first, and a copy of it kept.',
     [
       'davit serve',
       'davit serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem',
@@ -34,7 +37,6 @@ export function defineServe(command: Command, context: CommandContext): void {
   command.action((values: Record<string, unknown>) => {
     const result = serveConfig(dbPathOf(command), values);
     if (!result.ok) misused(command, result.reason);
-    checkFiles(result.config);
     return serve(result.config, context);
   });
 }
@@ -43,12 +45,18 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   const { terminal, effects, onSignal, exit } = context;
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   let signals = 0;
-  onSignal((signal) => {
+  onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
     if (signals > 1) exit(EXIT_CODE_OF_SIGNAL[signal]);
     tellToStop();
   });
+  let reload = () => {
+    reloadIsDue = true;
+  };
+  let reloadIsDue = false;
+  onSignal(['SIGHUP'], () => reload());
 
+  await migrateFirst(config, context);
   const { startService } = await import('../app.ts');
   const onFatal = (error: unknown) => {
     // Whatever still runs can do no more than the next start, which looks after it all.
@@ -58,6 +66,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   const service = await startService(config, effects, onFatal).catch((error) => {
     throw listenProblem(error, config);
   });
+  reload = service.reload;
+  if (reloadIsDue) reload();
   terminal.print(`davit listening on ${service.url}`);
   void notifySystemd('READY=1', context);
   releaseStartMemory(effects, 'main');
@@ -72,6 +82,36 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   exit(0);
 }
 
+/** An older file takes as long as its size asks for: systemd waits, and whoever looks is told. */
+async function migrateFirst({ dbPath, logLevel }: ServeConfig, context: CommandContext): Promise<void> {
+  const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
+  if (!isOlder(dbPath)) return;
+  const { createLogger, logFormOf } = await import('../logger.ts');
+  const logger = createLogger({ level: logLevel, form: logFormOf(process.stderr) });
+  // SIGHUP ends no service, whatever it is at.
+  const onSignal: CommandContext['onSignal'] = (names, listener) =>
+    context.onSignal(
+      names.filter((name) => name !== 'SIGHUP'),
+      listener,
+    );
+  const migrated = await migrateOlder(
+    dbPath,
+    { ...context, onSignal },
+    {
+      onBegin() {
+        void notifySystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, context);
+        logger.info(
+          { file: dbPath, to_schema: SCHEMA_VERSION },
+          'an older davit wrote the file: copying it first',
+        );
+      },
+      onKept: (keptAs) => logger.info({ kept_as: keptAs }, 'the file as it was is kept'),
+      onStep: (schema) => logger.info({ to_schema: schema }, 'migrating'),
+    },
+  );
+  logger.info({ ...migrated }, 'migrated: remove what is kept once all is well');
+}
+
 /** What the system has against the address is said by the option's name. */
 function listenProblem(error: unknown, { listen }: ServeConfig): unknown {
   if (!(error instanceof Error && 'syscall' in error && 'code' in error)) return error;
@@ -81,34 +121,4 @@ function listenProblem(error: unknown, { listen }: ServeConfig): unknown {
     `cannot listen on ${placeText(listen)} (${String(error.code)}): choose another place with --listen`,
     { cause: error },
   );
-}
-
-/** What is wrong with these files is said by the option's name, before anything is started. */
-function checkFiles({ tls, webhookCaFile }: ServeConfig): void {
-  if (webhookCaFile !== null) readPem('--webhook-ca-file', webhookCaFile);
-  if (tls === null) return;
-  const cert = readPem('--tls-cert', tls.certPath);
-  const key = readPem('--tls-key', tls.keyPath);
-  try {
-    createSecureContext({ cert, key });
-  } catch (error) {
-    throw new AppError(
-      'invalid_request',
-      `--tls-cert and --tls-key cannot be used together (${messageOf(error)}): give a certificate in PEM and its own key`,
-      { cause: error },
-    );
-  }
-}
-
-/** The file that an option names. Throws AppError `invalid_request` with the option's name. */
-export function readPem(optionName: string, path: string): Buffer {
-  try {
-    return readFileSync(path);
-  } catch (error) {
-    throw new AppError('invalid_request', `${optionName}: ${messageOf(error)}`, { cause: error });
-  }
-}
-
-function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

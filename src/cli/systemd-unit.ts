@@ -47,6 +47,8 @@ Type=notify
 # It speaks by systemd-notify, which is another process of the unit.
 NotifyAccess=all
 ExecStart=${command}
+# Reads certificates and keys anew.
+ExecReload=/bin/kill -HUP $MAINPID
 EnvironmentFile=-/etc/davit.env
 User=${user}
 ${place.join('\n')}

@@ -2,8 +2,8 @@ import { readFileSync } from 'node:fs';
 import { parseEnv } from 'node:util';
 import { variableProblem } from '../deploy/environment.ts';
 import { AppError } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
-import { printable } from './table.ts';
 
 /**
  * The variables of `--env-from` and over them those of `--env`: `NAME=value`, or `NAME` for davit's own value of

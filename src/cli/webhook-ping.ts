@@ -3,11 +3,11 @@ import { version } from '../assets.ts';
 import { someSettings } from '../config.ts';
 import type { Attempt } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { readAuthorities } from '../pem.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, printJson, Refusal, withStore } from './command.ts';
 import { tookText } from './deployment-status.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
-import { readPem } from './serve.ts';
 import { fields } from './table.ts';
 
 /** What `davit serve` is told of where and how to deliver, with the same variables. */
@@ -55,7 +55,7 @@ async function attemptPing(
 ): Promise<Attempt> {
   const webhook = resolveWebhook(store, idOrUrl, effects.now());
   const { webhookTimeoutMs, webhookAllowCidrs, webhookAllowHttp, webhookCaFile } = sending.take(options);
-  const caPem = webhookCaFile === null ? null : readPem('--webhook-ca-file', webhookCaFile).toString();
+  const caPem = webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile);
   // Only here: they bring an HTTP client along.
   const [{ createSender }, { createPinger }] = await Promise.all([
     import('../deliver/send.ts'),

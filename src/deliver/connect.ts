@@ -2,7 +2,7 @@ import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
 import { isIP, type LookupFunction, connect as openTcp, type Socket } from 'node:net';
 import { networkInterfaces } from 'node:os';
-import { createSecureContext, getCACertificates, connect as openTls } from 'node:tls';
+import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
 import type { buildConnector } from 'undici';
 import { type Cidr, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
 
@@ -31,6 +31,12 @@ export class AttemptError extends Error {
   override readonly name = 'AttemptError';
 }
 
+export interface Connector {
+  connect: Connect;
+  /** In place of `caPem`, for connections from now on. */
+  trust(caPem: string): void;
+}
+
 /** Opens one connection, TLS where the protocol is `https:`. Destroying the socket calls it off. */
 export type Connect = (
   target: buildConnector.Options,
@@ -43,18 +49,22 @@ const TLS_SESSIONS_MAX = 1_000;
  * Connects only to addresses that are judged to be allowed, and judges the very answers that the socket uses:
  * a name is resolved once for each connection, and one answer that is not allowed refuses them all.
  */
-export function createConnector(options: ConnectorOptions): Connect {
+export function createConnector(options: ConnectorOptions): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem } = options;
   const { resolve = resolveBySystem, machineAddresses = interfaceAddresses } = options;
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
-  const secureContext = createSecureContext(
-    // Made once: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms.
-    caPem === undefined ? {} : { ca: [...getCACertificates('default'), caPem] },
-  );
+  let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, Buffer>();
   const resolving = new Map<string, Promise<readonly LookupAddress[]>>();
 
-  return connect;
+  return {
+    connect,
+    trust(caPem) {
+      secureContext = secureContextOf(caPem);
+      // Who resumes a session is not asked for a certificate again.
+      sessions.clear();
+    },
+  };
 
   function connect(target: buildConnector.Options, callback: buildConnector.Callback): Socket | undefined {
     const { hostname, protocol } = target;
@@ -74,9 +84,12 @@ export function createConnector(options: ConnectorOptions): Connect {
       autoSelectFamilyAttemptTimeout: Math.max(250, Math.floor(timeoutMs / 5)),
     };
     let handshaking = false;
+    const trusting = secureContext;
     const socket = protocol === 'https:' ? openTls({ ...how, ...tlsOptions(target) }) : openTcp(how);
     if (protocol === 'https:') {
-      socket.on('session', (session: Buffer) => remember(originOf(target), session));
+      socket.on('session', (session: Buffer) => {
+        if (trusting === secureContext) remember(originOf(target), session);
+      });
       socket.once('connect', () => {
         handshaking = true;
       });
@@ -159,6 +172,11 @@ export function createConnector(options: ConnectorOptions): Connect {
     const isOwn = listeners.some((listener) => listener.port === port && listener.isAt(address));
     return !isOwn && judgeAddress(address, []) === 'allowed';
   }
+}
+
+/** Made once and kept: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. */
+function secureContextOf(caPem: string | undefined): SecureContext {
+  return createSecureContext(caPem === undefined ? {} : { ca: [...getCACertificates('default'), caPem] });
 }
 
 function resolveBySystem(hostname: string): Promise<LookupAddress[]> {

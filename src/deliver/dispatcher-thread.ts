@@ -38,9 +38,9 @@ owner.once('message', (message: ToDispatcherThread) => {
 });
 
 function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
-  const { path, port, sender: senderOptions, schedule, logLevel, figures: memory } = data;
+  const { path, port, sender: senderOptions, schedule, log, figures: memory } = data;
   const figures = memory === undefined ? undefined : deliveryFigures(memory);
-  const logger = createLogger(logLevel);
+  const logger = createLogger(log);
   const store = openReads(path);
   const writer = connectWriter(port);
   const sender = createSender(senderOptions, realEffects);
@@ -76,6 +76,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     if (message === 'stop') void stop();
     else if (message === 'look')
       owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
+    else if ('trust' in message) sender.trust(message.trust);
     else if ('ping' in message) void ping(message);
   });
   owner.postMessage('ready' satisfies FromDispatcherThread);

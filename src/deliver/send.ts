@@ -47,6 +47,8 @@ export interface SendOutcome {
 export interface Sender {
   /** Makes one attempt. Never rejects. */
   send(request: SendRequest): Promise<SendOutcome>;
+  /** These certificates in PEM are trusted besides the usual ones, in place of `caPem`, by connections from now on. */
+  trust(caPem: string): void;
   /** Ends what is under way as `stopped`; resolves when every connection is closed. */
   close(): Promise<void>;
 }
@@ -64,12 +66,12 @@ const BODY_KEPT_MAX_BYTES = 4 * 1024;
  */
 export function createSender(options: SenderOptions, effects: Effects): Sender {
   const { version, timeoutMs = TIMEOUT_MS, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
-  const connect = createConnector({ ...options, timeoutMs });
+  const { connect, trust } = createConnector({ ...options, timeoutMs });
   const connections = createConnections(connect, idleConnectionsMax, effects);
   const underWay = new Set<(error: Error) => void>();
   let isClosed = false;
 
-  return { send, close };
+  return { send, trust, close };
 
   function send(request: SendRequest): Promise<SendOutcome> {
     const startedAtMs = effects.monotonicMs();

@@ -1,7 +1,7 @@
 import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { WebhookId } from '../domain.ts';
-import type { LogLevel } from '../logger.ts';
+import type { LogOptions } from '../logger.ts';
 import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
@@ -13,7 +13,7 @@ export interface DispatcherThreadData {
   port: MessagePort;
   sender: SenderOptions;
   schedule: RetrySchedule;
-  logLevel: LogLevel;
+  log: LogOptions;
   /** Where it counts what it does; undefined: nobody asks. */
   figures?: SharedArrayBuffer | undefined;
 }
@@ -22,6 +22,7 @@ export type ToDispatcherThread =
   | { begin: DispatcherThreadData }
   | 'look'
   | 'stop'
+  | { trust: string }
   | { ping: WebhookId; pingId: number };
 export type FromDispatcherThread =
   | 'ready'
@@ -37,6 +38,8 @@ export interface DispatcherThread {
   quietMs(): Promise<number>;
   /** Sends one ping now and tells what came of it. */
   ping(webhookId: WebhookId): Promise<PingResult>;
+  /** These certificates in PEM are trusted from now on, in place of the sender's `caPem`. */
+  trust(caPem: string): void;
   /** Lets the attempts that are under way end, then the thread; may be called again. */
   stop(): Promise<void>;
 }
@@ -89,6 +92,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void): Dispat
       thread.postMessage({ ping: webhookId, pingId: lastPingId } satisfies ToDispatcherThread);
       return ping.promise;
     },
+    trust: (caPem) => thread.postMessage({ trust: caPem } satisfies ToDispatcherThread),
     async stop() {
       if (!stopping) thread.postMessage('stop' satisfies ToDispatcherThread);
       stopping = true;

@@ -14,6 +14,7 @@ import type { Caller } from '../store/keys.ts';
 import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
 import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
+import { type Certificate, tlsOptions } from './tls.ts';
 import { idempotencyKeys, routeValidation } from './validation.ts';
 
 declare module '@hapi/hapi' {
@@ -36,8 +37,8 @@ declare module '@hapi/hapi' {
 export interface HttpServerOptions {
   /** Port 0 takes a free one; `server.info` has it once the server has started. */
   listen: { host: string; port: number };
-  /** PEM; null serves plain HTTP. */
-  tls: { certificate: string | Buffer; key: string | Buffer } | null;
+  /** Null serves plain HTTP. */
+  tls: Pick<Certificate, 'chain' | 'key'> | null;
   rateLimit: RateLimit | 'off';
   maxConnections?: number;
   /** Hears of every request that is over. */
@@ -133,7 +134,7 @@ function createListener({
   const listener =
     tls === null
       ? createPlainServer(httpOptions)
-      : createTlsServer({ ...httpOptions, cert: tls.certificate, key: tls.key, handshakeTimeout: headersMs });
+      : createTlsServer({ ...httpOptions, ...tlsOptions(tls), handshakeTimeout: headersMs });
   listener.timeout = idleMs;
   listener.maxConnections = maxConnections + SPARE_CONNECTIONS;
   // Any other expectation than 100-continue may be ignored (RFC 9110, 10.1.1); Node would answer a bare 417.
@@ -176,7 +177,11 @@ function envelope(effects: Effects, logger: Logger, onAnswer: HttpServerOptions[
       server.events.on('response', (request) => {
         const { requestId, receivedAtMs } = request.app;
         const durationMs = effects.monotonicMs() - receivedAtMs;
-        const answered = { method: request.method, route: routeOf(request), status: statusOf(request) };
+        const answered = {
+          method: request.method.toUpperCase(),
+          route: routeOf(request),
+          status: statusOf(request),
+        };
         logBrokenOff(request, logger);
         logger.info(
           {

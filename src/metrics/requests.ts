@@ -11,16 +11,13 @@ import {
 export interface AnsweredRequest {
   /** As it was registered, with the names of its parameters; null: there is none. */
   route: string | null;
-  /** In small letters. */
   method: string;
   status: number;
   durationMs: number;
 }
 
 /** Any other is no method of the API, and a client may make up what it likes. */
-const LABEL_OF_METHOD = new Map(
-  ['get', 'head', 'post', 'put', 'patch', 'delete'].map((method) => [method, method.toUpperCase()]),
-);
+const METHODS = new Set(['GET', 'HEAD', 'POST', 'PUT', 'PATCH', 'DELETE']);
 
 const REQUESTS = {
   name: 'davit_http_requests_total',
@@ -50,7 +47,7 @@ export function createRequestFigures() {
     count(request: AnsweredRequest): void {
       const { status, durationMs } = request;
       const route = request.route ?? 'unmatched';
-      const method = LABEL_OF_METHOD.get(request.method) ?? 'other';
+      const method = METHODS.has(request.method) ? request.method : 'other';
       const { duration, counters } = kept(
         kept(routes, route, () => new Map<string, Endpoint>()),
         method,

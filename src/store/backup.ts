@@ -3,10 +3,13 @@ import {
   APPLICATION_ID,
   connect,
   type Database,
+  newerFile,
   openingProblem,
   SCHEMA_VERSION,
+  schemaVersionOf,
   sqliteCode,
 } from './database.ts';
+import type { NewerFile } from './newer.ts';
 
 /** What is in a davit file, to tell one from another. */
 export interface FileFacts {
@@ -29,7 +32,7 @@ export interface FileFacts {
 /** Why a file is of no use to this davit. */
 export type Unusable =
   | { kind: 'foreign' }
-  | { kind: 'newer'; schemaVersion: number }
+  | ({ kind: 'newer' } & NewerFile)
   | { kind: 'damaged'; problem: string };
 
 export type FileCheck = { kind: 'good'; facts: FileFacts } | Unusable;
@@ -57,7 +60,7 @@ export function copyDatabase(
 }
 
 /**
- * Whether the file is davit's, of a version that this davit knows, and whole: every page, index and reference.
+ * Whether the file is davit's, of this schema or an older one, and whole: every page, index and reference.
  * Takes a WAL beside it in, so that it is one file afterwards. Blocks the thread.
  */
 export function checkDatabase(path: string): FileCheck {
@@ -128,17 +131,17 @@ export function whatIsWrong(error: unknown, path: string): Unusable {
   throw openingProblem(path, error);
 }
 
-/** What keeps this davit from using it at all; undefined if nothing does. */
+/** What keeps this davit from using it at all; undefined if nothing does, or it is only to be migrated. */
 export function identify(database: Database): Unusable | undefined {
   if (database.pragma('application_id', { simple: true }) !== APPLICATION_ID) return { kind: 'foreign' };
-  const schemaVersion = Number(database.pragma('user_version', { simple: true }));
-  return schemaVersion > SCHEMA_VERSION ? { kind: 'newer', schemaVersion } : undefined;
+  return schemaVersionOf(database) > SCHEMA_VERSION ? { kind: 'newer', ...newerFile(database) } : undefined;
 }
 
+/** Asked of files of every schema: a test does so with each. */
 function factsOf(database: Database): FileFacts {
   const number = (sql: string) => Number(database.prepare<[], number>(sql).pluck().get());
   return {
-    schema_version: number('PRAGMA user_version'),
+    schema_version: schemaVersionOf(database),
     bytes: number('PRAGMA page_count') * number('PRAGMA page_size'),
     created_at: timestamp(number('SELECT created_at FROM instance')),
     last_event_at: timestamp(

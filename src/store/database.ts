@@ -1,8 +1,9 @@
-import { closeSync, existsSync, openSync } from 'node:fs';
+import { closeSync, existsSync, openSync, statSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
-import { assetText, nativeAddonPath } from '../assets.ts';
+import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { type NewerFile, newer } from './newer.ts';
 
 export type Database = Sqlite.Database;
 export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sqlite.Statement<
@@ -19,7 +20,7 @@ export const BUSY_TIMEOUT_MS = 5_000;
 
 /**
  * The connection that may write; makes the file (mode 0600) and its tables on first use.
- * Throws AppError `conflict` for a file that is not davit's or is of a newer davit.
+ * Throws AppError `conflict` for a file that is not davit's, or of another schema: migrations.ts mends an older one.
  */
 export function openForWriting(path: string, effects: Effects): Database {
   nativeAddonPath('better_sqlite3'); // first: where it cannot be loaded no file is made
@@ -36,6 +37,23 @@ export function openForWriting(path: string, effects: Effects): Database {
   } catch (error) {
     database.close();
     throw openingProblem(path, error);
+  }
+}
+
+/**
+ * Whether there is a file of an older davit. Throws AppError `conflict` for one that is not davit's, or of a newer
+ * davit.
+ */
+export function isOlder(path: string): boolean {
+  if (!existsSync(path)) return false;
+  const database = connect(path);
+  try {
+    database.pragma('query_only = ON');
+    return kindOf(database, path) === 'older';
+  } catch (error) {
+    throw openingProblem(path, error);
+  } finally {
+    database.close();
   }
 }
 
@@ -110,38 +128,70 @@ function createPrivately(path: string): void {
 
 function prepareSchema(database: Database, path: string, effects: Effects): void {
   // As a rule it is ours and of this version, and then nobody's writing is waited for.
-  if (identityOf(database).isCurrent) return;
+  if (kindOf(database, path) === 'current') return;
   database
     .transaction(() => {
-      const { applicationId, version } = identityOf(database);
-      const isEmpty = database.prepare('SELECT count(*) FROM sqlite_schema').pluck().get() === 0;
-      if (isEmpty && version === 0) return createSchema(database, effects);
-      if (applicationId !== APPLICATION_ID) throw notOurs(path);
-      if (version > SCHEMA_VERSION) {
-        throw new AppError(
-          'conflict',
-          `${path} was written by a newer davit (schema ${version}, this one knows ${SCHEMA_VERSION}): use that version`,
-        );
-      }
+      const kind = kindOf(database, path);
+      if (kind === 'new') createSchema(database, effects);
+      if (kind === 'older') throw older(path, schemaVersionOf(database));
     })
     .immediate();
 }
 
-function identityOf(database: Database) {
-  const applicationId = database.pragma('application_id', { simple: true });
-  const version = Number(database.pragma('user_version', { simple: true }));
-  return {
-    applicationId,
-    version,
-    isCurrent: applicationId === APPLICATION_ID && version === SCHEMA_VERSION,
-  };
+/** What a file is to this davit. Throws AppError `conflict` for one that is not davit's, or of a newer davit. */
+export function kindOf(database: Database, path: string): 'new' | 'older' | 'current' {
+  const schemaVersion = schemaVersionOf(database);
+  if (applicationIdOf(database) !== APPLICATION_ID) {
+    if (applicationIdOf(database) === 0 && schemaVersion === 0 && isEmpty(database, path)) return 'new';
+    throw notOurs(path);
+  }
+  if (schemaVersion > SCHEMA_VERSION) throw newer(path, newerFile(database));
+  return schemaVersion < SCHEMA_VERSION ? 'older' : 'current';
+}
+
+/** `user_version`. */
+export function schemaVersionOf(database: Database): number {
+  return Number(database.pragma('user_version', { simple: true }));
+}
+
+/** What a file of a newer davit tells of it. */
+export function newerFile(database: Database): NewerFile {
+  return { schemaVersion: schemaVersionOf(database), davitVersion: writtenBy(database) };
+}
+
+function older(path: string, schemaVersion: number): AppError {
+  return new AppError(
+    'conflict',
+    `an older davit wrote ${path} (schema ${schemaVersion}, this one needs ${SCHEMA_VERSION}): stop that one if it ` +
+      "runs; then 'davit serve' migrates the file, or 'davit admin migrate' without starting anything",
+  );
+}
+
+/** Every schema has this column; still, what a newer one has nobody knows. */
+function writtenBy(database: Database): string | null {
+  try {
+    const text = database.prepare<[], unknown>('SELECT davit_version FROM instance').pluck().get();
+    return typeof text === 'string' && /^[\w.+-]{1,40}$/.test(text) ? text : null;
+  } catch {
+    return null;
+  }
+}
+
+function applicationIdOf(database: Database): unknown {
+  return database.pragma('application_id', { simple: true });
+}
+
+function isEmpty(database: Database, path: string): boolean {
+  // SQLite takes a file of a single byte for one of none.
+  if (database.pragma('page_count', { simple: true }) === 0) return statSync(path).size === 0;
+  return database.prepare('SELECT count(*) FROM sqlite_schema').pluck().get() === 0;
 }
 
 function createSchema(database: Database, effects: Effects): void {
   database.exec(assetText('schema.sql'));
   database
-    .prepare('INSERT INTO instance (only_row, created_at, cursor_secret) VALUES (1, ?, ?)')
-    .run(effects.now(), effects.randomBytes(32));
+    .prepare('INSERT INTO instance (only_row, created_at, cursor_secret, davit_version) VALUES (1, ?, ?, ?)')
+    .run(effects.now(), effects.randomBytes(32), davitVersion);
 }
 
 function notOurs(path: string): AppError {

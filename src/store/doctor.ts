@@ -1,6 +1,13 @@
 import type { Effects } from '../effects.ts';
-import { foreignKeyProblems, identify, integrityProblems, type Unusable, whatIsWrong } from './backup.ts';
-import { connect, type Database } from './database.ts';
+import {
+  firstProblem,
+  foreignKeyProblems,
+  identify,
+  integrityProblems,
+  type Unusable,
+  whatIsWrong,
+} from './backup.ts';
+import { connect, type Database, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
 import { type Reads, storeOn } from './store.ts';
 
 /** A file as a doctor has it on the table: nothing can be written to it. */
@@ -17,12 +24,20 @@ export interface TableSize {
   bytes: number;
 }
 
+/** One that has to be migrated before its tables can be asked anything. */
+export interface OlderPatient {
+  kind: 'older';
+  schemaVersion: number;
+  /** The first thing that is wrong with it. */
+  damage: Unusable | undefined;
+}
+
 type Examination = ReturnType<typeof examine>;
 
 const SENTENCES_MAX = 5;
 
 /** Opens a file to look at it, whoever serves it. Gives what is wrong instead, if nothing else can be asked. */
-export function openPatient(path: string, effects: Effects): Patient | Unusable {
+export function openPatient(path: string, effects: Effects): Patient | OlderPatient | Unusable {
   const database = connect(path);
   try {
     database.pragma('query_only = ON');
@@ -30,6 +45,16 @@ export function openPatient(path: string, effects: Effects): Patient | Unusable 
     if (found !== undefined) {
       database.close();
       return found;
+    }
+    const schemaVersion = schemaVersionOf(database);
+    if (schemaVersion < SCHEMA_VERSION) {
+      const problem = firstProblem(database);
+      database.close();
+      return {
+        kind: 'older',
+        schemaVersion,
+        damage: problem === undefined ? undefined : { kind: 'damaged', problem },
+      };
     }
     const { reads, close } = storeOn(database, effects);
     return { reads, close, examination: examine(database) };

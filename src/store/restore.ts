@@ -1,7 +1,7 @@
 import {
-  chownSync,
   closeSync,
   existsSync,
+  lchownSync,
   linkSync,
   openSync,
   readSync,
@@ -12,9 +12,10 @@ import {
   writeSync,
 } from 'node:fs';
 import { dirname } from 'node:path';
+import type { DeploymentId } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { beginAlone } from './alone.ts';
 import { APPLICATION_ID, connect, type Database, sqliteCode } from './database.ts';
-import { deploymentReads, type UnfinishedDeployment } from './deployments.ts';
 import { syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
@@ -63,12 +64,17 @@ export function adoptedBytes(from: string): number {
   throw new AppError('not_found', `there is no file ${from}`);
 }
 
-/** What a file says is still running; nothing of a file that cannot be read. */
-export function unfinishedIn(path: string): UnfinishedDeployment[] {
+/** The ids of what a file, of whichever schema, says is running; none of a file that cannot be read. */
+export function unfinishedIn(path: string): DeploymentId[] {
   if (!existsSync(path)) return [];
   const database = connect(path);
   try {
-    return deploymentReads(database).unfinished();
+    return database
+      .prepare<[], DeploymentId>(
+        "SELECT id FROM deployments WHERE status IN ('running', 'canceling') AND reported = 0",
+      )
+      .pluck()
+      .all();
   } catch (error) {
     if (sqliteCode(error) === undefined) throw error;
     return [];
@@ -103,25 +109,13 @@ function holdAlone(path: string): () => void {
   const database = connect(path);
   try {
     refuseForeign(path, database);
-    // Not by locking_mode: under it SQLite would keep a journal beside the file.
-    do {
-      if (database.inTransaction) database.exec('ROLLBACK');
-      // Refused as long as anybody else has the file open in WAL mode, even if only to read now and then.
-      database.pragma('journal_mode = DELETE');
-      database.exec('BEGIN EXCLUSIVE');
-      // Whoever opened it between the two has made it a WAL file again, of which this transaction shuts out no reader.
-    } while (database.pragma('journal_mode', { simple: true }) !== 'delete');
+    beginAlone(database, path);
     return () => database.close();
   } catch (error) {
     database.close();
     const code = sqliteCode(error);
     if (code === 'SQLITE_NOTADB' || code?.startsWith('SQLITE_CORRUPT') === true) return () => undefined;
-    if (code?.startsWith('SQLITE_BUSY') !== true) throw error;
-    throw new AppError(
-      'conflict',
-      `another process has ${path} open, a davit admin command or a backup as a rule: try again when it has ended`,
-      { cause: error },
-    );
+    throw error;
   }
 }
 
@@ -132,8 +126,9 @@ function refuseForeign(path: string, database: Database): void {
   throw new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
 }
 
-/** What root restores must be the service's own. */
-function giveToOwner(paths: string[], { uid, gid }: Stats): void {
+/** What root makes beside a file must be the service's own. */
+export function giveToOwner(paths: string[], { uid, gid }: Stats): void {
   if (process.getuid?.() !== 0) return;
-  for (const path of paths) chownSync(path, uid, gid);
+  // A link is not followed: whoever owns the directory would choose what root gives away.
+  for (const path of paths) lchownSync(path, uid, gid);
 }

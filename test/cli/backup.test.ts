@@ -137,6 +137,7 @@ t.test('a signal in the middle ends it at once and removes what was begun', asyn
   for (const [signal, exitCode] of [
     ['SIGINT', 130],
     ['SIGTERM', 143],
+    ['SIGHUP', 129], // its terminal was closed
   ] as const) {
     const backup = await backupUnderWay(t, directory);
     backup.child.kill(signal);

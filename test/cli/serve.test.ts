@@ -136,9 +136,13 @@ t.test('what keeps it from starting is one line that says what to do', async (t)
       ),
     },
     { exitCode: 1, stderr: /^error: cannot listen on 203\.0\.113\.7:8080 \(EADDRNOTAVAIL\).*--listen\n$/ },
-    { exitCode: 1, stderr: /^error: --tls-cert and --tls-key cannot be used together .*\n$/ },
-    { exitCode: 1, stderr: /^error: --tls-cert and --tls-key cannot be used together .*\n$/ },
-    { exitCode: 1, stderr: /^error: --webhook-ca-file: ENOENT.*\n$/ },
+    {
+      exitCode: 1,
+      stderr:
+        /^error: --tls-key: .*wrong-host\.key is not the key of the first certificate in .*localhost\.pem: .*\n$/,
+    },
+    { exitCode: 1, stderr: /^error: --tls-cert: garbage\.pem holds no certificate in PEM\n$/ },
+    { exitCode: 1, stderr: /^error: --webhook-ca-file: missing\.pem cannot be read \(ENOENT\): check .*\n$/ },
     {
       exitCode: 1,
       stderr: new RegExp(

@@ -3,9 +3,11 @@ import { once } from 'node:events';
 import { chmodSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+import { KNOWS_OLDER_SCHEMAS, makeOlder } from '../helpers/older-schema.ts';
 import { ifHas } from '../helpers/programs.ts';
+import { serveWithLog } from '../helpers/served.ts';
 
 t.test('the unit file runs this very davit, on a file of its own', async (t) => {
   const { stdout, stderr, exitCode } = await run(['admin', 'systemd-unit']);
@@ -19,6 +21,7 @@ t.test('the unit file runs this very davit, on a file of its own', async (t) => 
     'KillMode=mixed',
     'TimeoutStopSec=40',
     'OOMPolicy=continue',
+    'ExecReload=/bin/kill -HUP $MAINPID',
   ]) {
     t.ok(stdout.split('\n').includes(line), line);
   }
@@ -68,8 +71,8 @@ while True:
     print(data.decode().strip(), flush=True)
 `;
 
-t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify', 'python3'), async (t) => {
-  const { directory } = place(t);
+/** Waits for what systemd is told, in the order in which it is asked for. */
+async function startListening(t: Test, directory: string) {
   const NOTIFY_SOCKET = join(directory, 'notify');
   const systemd = spawn('python3', ['-c', LISTENER, NOTIFY_SOCKET], { stdio: ['ignore', 'pipe', 'inherit'] });
   t.teardown(() => systemd.kill('SIGKILL'));
@@ -83,6 +86,14 @@ t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify
   };
   await next('bound');
   chmodSync(NOTIFY_SOCKET, 0o777);
+  return { NOTIFY_SOCKET, next };
+}
+
+const speaks = ifHas('systemd-notify', 'python3');
+
+t.test('systemd hears when it is ready and when it stops', speaks, async (t) => {
+  const { directory } = place(t);
+  const { NOTIFY_SOCKET, next } = await startListening(t, directory);
   const service = spawn(
     process.execPath,
     [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
@@ -97,6 +108,16 @@ t.test('systemd hears when it is ready and when it stops', ifHas('systemd-notify
   service.kill('SIGTERM');
   await next('STOPPING=1');
   t.strictSame(await once(service, 'exit'), [0, null]);
+});
+
+t.test('systemd gives it the time that a migration takes', speaks, async (t) => {
+  const { directory, dbPath } = place(t);
+  makeOlder(dbPath);
+  const { NOTIFY_SOCKET, next } = await startListening(t, directory);
+  const service = serveWithLog(t, directory, { env: { NOTIFY_SOCKET, NODE_OPTIONS: KNOWS_OLDER_SCHEMAS } });
+  await next('EXTEND_TIMEOUT_USEC=86400000000');
+  await next('READY=1');
+  t.equal(await (await service).stop(), 0);
 });
 
 t.test('without systemd’s program it says so, and serves', async (t) => {

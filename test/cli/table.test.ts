@@ -1,5 +1,6 @@
 import t from 'tap';
-import { type Column, escapedIn, fields, printable, table } from '../../src/cli/table.ts';
+import { type Column, fields, table } from '../../src/cli/table.ts';
+import { escapedIn, printable } from '../../src/printable.ts';
 
 interface Row {
   id: string;

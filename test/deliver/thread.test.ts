@@ -82,7 +82,7 @@ async function threads(t: Test) {
     port: door.port2,
     sender: { version: 'test', ...LOOPBACK_RULES },
     schedule: RETRY_SCHEDULE,
-    logLevel: 'silent',
+    log: { level: 'silent', form: 'json' },
     figures: undefined,
   });
   return { store, dispatcher };

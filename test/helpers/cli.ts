@@ -62,7 +62,7 @@ export async function runHere(
       commandLine: words,
       environment,
       effects,
-      onSignal: () => undefined,
+      onSignal: () => () => undefined,
       exit: exited.resolve,
     });
     const exitCode = await Promise.race([running, exited.promise]);

@@ -1,4 +1,4 @@
-import { spawn } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN } from './cli.ts';
@@ -6,20 +6,83 @@ import { COMPILE_CACHE, MAIN } from './cli.ts';
 export interface Served {
   url: string;
   processId: number;
+  signal(name: NodeJS.Signals): void;
   /** SIGTERM; gives the exit code. */
   stop(): Promise<number | null>;
   /** As a power cut does to a process. */
   kill(): Promise<void>;
 }
 
+export interface ServedWithLog extends Served {
+  /** All that came on stderr so far. */
+  stderr(): string;
+  /** Each line of that, parsed. */
+  log(): Record<string, unknown>[];
+  /** Resolves when more has come. Rejects if it ended instead. */
+  more(): Promise<void>;
+  /** Resolves once a line with this message is in the log; gives the last such. */
+  logged(message: string | RegExp): Promise<Record<string, unknown>>;
+}
+
 /** `davit serve` on `./davit.db` of this directory, ready; killed with the test, if it has not ended before. */
 export async function serve(t: Test, directory: string, ...options: string[]): Promise<Served> {
-  const words = ['serve', '--listen', '127.0.0.1:0', '--log-level', 'error', ...options];
-  const child = spawn(process.execPath, [MAIN, ...words], {
-    cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin' },
-    stdio: ['ignore', 'pipe', 'inherit'],
+  return started(t, spawnServe(directory, 'inherit', {}, ['--log-level', 'error', ...options]));
+}
+
+/** The same, with its log and with more in its environment. */
+export async function serveWithLog(
+  t: Test,
+  directory: string,
+  { options = [], env = {} }: { options?: readonly string[]; env?: Record<string, string> } = {},
+): Promise<ServedWithLog> {
+  const child = spawnServe(directory, 'pipe', env, options);
+  let stderr = '';
+  child.stderr?.setEncoding('utf8').on('data', (text: string) => {
+    stderr += text;
   });
+  // What comes after the last line end may be the half of a line.
+  const log = () =>
+    stderr
+      .split('\n')
+      .slice(0, -1)
+      .map((line) => JSON.parse(line) as Record<string, unknown>);
+  return {
+    ...(await started(t, child)),
+    stderr: () => stderr,
+    log,
+    more,
+    async logged(message) {
+      const isMeant = ({ msg }: Record<string, unknown>) =>
+        typeof message === 'string' ? msg === message : message.test(String(msg));
+      for (;;) {
+        const found = log().findLast(isMeant);
+        if (found !== undefined) return found;
+        await more();
+      }
+    },
+  };
+
+  async function more(): Promise<void> {
+    if (child.stderr === null || child.exitCode !== null) throw new Error('davit serve has ended');
+    await Promise.race([once(child.stderr, 'data'), once(child, 'exit')]);
+  }
+}
+
+function spawnServe(
+  directory: string,
+  stderr: 'pipe' | 'inherit',
+  env: Record<string, string>,
+  options: readonly string[],
+): ChildProcess {
+  return spawn(process.execPath, [MAIN, 'serve', '--listen', '127.0.0.1:0', ...options], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...env },
+    stdio: ['ignore', 'pipe', stderr],
+  });
+}
+
+async function started(t: Test, child: ChildProcess): Promise<Served> {
+  if (child.stdout === null) throw new Error('its stdout is piped');
   const ended = once(child, 'exit');
   const end = async (signal: NodeJS.Signals) => {
     child.kill(signal);
@@ -37,6 +100,7 @@ export async function serve(t: Test, directory: string, ...options: string[]): P
   return {
     url: /^davit listening on (\S+)\n/.exec(stdout)?.[1] ?? '',
     processId: child.pid ?? 0,
+    signal: (name) => void child.kill(name),
     async stop() {
       await end('SIGTERM');
       return child.exitCode;

@@ -240,7 +240,7 @@ t.test('one line in the log for each request says who and what, and no secret', 
         level: 30,
         request_id: response.headers.get('x-request-id'),
         key_id: keyId,
-        method: 'post',
+        method: 'POST',
         route: '/v2/things/{id}/parts',
         status: 201,
         duration_ms: Number,
@@ -248,7 +248,7 @@ t.test('one line in the log for each request says who and what, and no secret', 
     ],
   );
   await requestJson(port, 'GET', `/v2/nothing/${secret}?key=${secret}`, { key: secret });
-  t.match(log.at(-1), { key_id: null, method: 'get', route: null, status: 404 });
+  t.match(log.at(-1), { key_id: null, method: 'GET', route: null, status: 404 });
   t.notMatch(JSON.stringify(log), new RegExp(`${secret}|hunter2`));
 });
 
@@ -339,7 +339,7 @@ t.test('the same is served over TLS', async (t) => {
   const fixture = (name: string) => readFileSync(new URL(`../fixtures/tls/${name}`, import.meta.url), 'utf8');
   const { port } = await startHttp(t, {
     resources: () => [resource().plugin],
-    tls: { certificate: fixture('localhost.pem'), key: fixture('localhost.key') },
+    tls: { chain: fixture('localhost.pem'), key: fixture('localhost.key') },
   });
   const request = tlsRequest({
     port,

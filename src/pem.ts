@@ -1,0 +1,46 @@
+import { X509Certificate } from 'node:crypto';
+import { readFileSync } from 'node:fs';
+import { AppError } from './errors.ts';
+
+/** The text of the file that an option names. Throws AppError `invalid_request` with the option's name. */
+export function readPem(optionName: string, path: string): string {
+  try {
+    return readFileSync(path, 'utf8');
+  } catch (error) {
+    const code = error instanceof Error && 'code' in error ? error.code : error;
+    throw new AppError(
+      'invalid_request',
+      `${optionName}: ${path} cannot be read (${String(code)}): check that it is there and that this user may read it`,
+      { cause: error },
+    );
+  }
+}
+
+/**
+ * All certificates in the PEM of such a file, at least one. Throws AppError `invalid_request` with the option's name:
+ * OpenSSL itself passes over what it does not understand.
+ */
+export function readCertificates(
+  optionName: string,
+  path: string,
+  pem: string,
+): [X509Certificate, ...X509Certificate[]] {
+  const blocks =
+    pem.match(/-----BEGIN (?:TRUSTED |X509 )?CERTIFICATE-----[\s\S]*?-----END [^-]*-----/g) ?? [];
+  try {
+    const [first, ...more] = blocks.map((block) => new X509Certificate(block));
+    if (first !== undefined) return [first, ...more];
+  } catch (error) {
+    throw new AppError('invalid_request', `${optionName}: ${path} holds a certificate that is damaged`, {
+      cause: error,
+    });
+  }
+  throw new AppError('invalid_request', `${optionName}: ${path} holds no certificate in PEM`);
+}
+
+/** The text of such a file of certificates that are to be trusted. Throws AppError as both above do. */
+export function readAuthorities(optionName: string, path: string): string {
+  const pem = readPem(optionName, path);
+  readCertificates(optionName, path, pem);
+  return pem;
+}

@@ -1,0 +1,374 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import {
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  truncateSync,
+  watch,
+  writeFileSync,
+} from 'node:fs';
+import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { SCHEMA_VERSION } from '../../src/store/database.ts';
+import { lockForServing } from '../../src/store/lock.ts';
+import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
+import { KNOWS_OLDER_SCHEMAS, makeOlder, presentSchema, schemaOf } from '../helpers/older-schema.ts';
+import { serveWithLog } from '../helpers/served.ts';
+import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+import { dumpOf } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
+
+const NODE_OPTIONS = KNOWS_OLDER_SCHEMAS;
+const OLDER = SCHEMA_VERSION - 1;
+
+t.test('serve migrates, keeps a copy of what was, says so in its log, and does it once', async (t) => {
+  const { directory, dbPath, before, dump, present } = await olderFile(t);
+  const service = await serveWithLog(t, directory, { env: { NODE_OPTIONS } });
+  t.match(service.log(), [
+    { level: 'info', file: './davit.db', to_schema: SCHEMA_VERSION, msg: /copying it first/ },
+    { level: 'info', kept_as: String, msg: 'the file as it was is kept' },
+    { level: 'info', to_schema: SCHEMA_VERSION, msg: 'migrating' },
+    { level: 'info', from_schema: OLDER, to_schema: SCHEMA_VERSION, kept_as: String, msg: /^migrated: / },
+  ]);
+  const [kept = '', ...more] = keptIn(directory);
+  t.match(
+    kept,
+    new RegExp(`^davit\\.db\\.before-v${SCHEMA_VERSION}-20\\d\\d-\\d\\d-\\d\\dT\\d\\d-\\d\\d-[\\d.]+Z$`),
+  );
+  t.strictSame(more, []);
+  t.equal(statSync(join(directory, kept)).mode & 0o777, 0o600);
+  t.strictSame(dumpFile(join(directory, kept)), before);
+  t.equal(userVersionOf(join(directory, kept)), OLDER);
+  t.strictSame(schemaOf(dbPath), present);
+  const { projects, log_chunks } = dump();
+  t.strictSame(projects?.length, before['projects']?.length);
+  t.strictSame(log_chunks, before['log_chunks']);
+  t.equal(await service.stop(), 0);
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', kept, 'davit.db-lock'].sort());
+
+  const again = await serveWithLog(t, directory, { env: { NODE_OPTIONS } });
+  t.notMatch(again.stderr(), /migrat/);
+  t.equal(await again.stop(), 0);
+  t.strictSame(keptIn(directory), [kept]);
+});
+
+t.test('admin migrate does it without starting anything', async (t) => {
+  const { older, directory, dbPath, present } = await olderFile(t);
+  t.match(await older(['admin', 'project', 'list']), {
+    exitCode: 1,
+    stdout: '',
+    stderr: new RegExp(
+      `^error: an older davit wrote \\./davit\\.db \\(schema ${OLDER}, this one needs ${SCHEMA_VERSION}\\): ` +
+        "stop that one if it runs; then 'davit serve' migrates the file, or 'davit admin migrate' .*\n$",
+    ),
+  });
+  const { stdout, stderr, exitCode } = await older(['admin', 'migrate']);
+  t.equal(stdout, `./davit.db is migrated from schema ${OLDER} to ${SCHEMA_VERSION}\n`);
+  t.match(stderr, /^what it was is kept as \/.*davit\.db\.before-v\S+Z: remove it once all is well\n$/);
+  t.equal(exitCode, 0);
+  t.strictSame(schemaOf(dbPath), present);
+  t.match(await older(['admin', 'project', 'pause', 'website']), { exitCode: 0 });
+  t.match(await older(['admin', 'migrate']), {
+    exitCode: 0,
+    stdout: './davit.db is of this davit already: there is nothing to do\n',
+    stderr: '',
+  });
+  t.strictSame(JSON.parse((await older(['admin', 'migrate', '--json'])).stdout), {
+    file: './davit.db',
+    migrated: false,
+  });
+  t.equal(keptIn(directory).length, 1);
+});
+
+t.test('while an older service has the file it is copied and looked at, and nothing else', async (t) => {
+  const { older, refused, directory, dbPath, before } = await olderFile(t);
+  const release = lockForServing(dbPath, process.pid, realEffects);
+  for (const words of [
+    ['serve', '--listen', '127.0.0.1:0'],
+    ['admin', 'migrate'],
+  ]) {
+    const { message, exitCode } = await refused(words, { env: { NODE_OPTIONS, PATH: '/usr/bin:/bin' } });
+    t.equal(exitCode, 1);
+    t.match(message, new RegExp(`served already by process ${process.pid} since .*: stop that one first`));
+  }
+  t.match(await older(['admin', 'key', 'list']), { exitCode: 1, stderr: /stop that one if it runs/ });
+  const doctor = await older(['doctor', '--json']);
+  t.match(JSON.parse(doctor.stdout), {
+    ok: false,
+    schema_version: OLDER,
+    service: { process_id: process.pid },
+  });
+  t.match(JSON.parse(doctor.stdout).findings, [
+    { check: 'permissions' },
+    { check: 'disk' },
+    { check: 'wal' },
+    { check: 'integrity', level: 'ok' },
+    { check: 'schema', level: 'problem', advice: /start the service anew with this one/ },
+  ]);
+  const backup = await older(['backup', 'copy.db', '--json']);
+  t.match(JSON.parse(backup.stdout), { schema_version: OLDER, projects: 1, running_deployments: 1 });
+  t.strictSame(dumpFile(join(directory, 'copy.db')), before);
+  t.strictSame(dumpFile(dbPath), before);
+  t.strictSame(keptIn(directory), []);
+  release();
+  t.match(JSON.parse((await older(['doctor', '--json'])).stdout).findings.at(-1), {
+    check: 'schema',
+    advice: /^'davit serve' migrates it/,
+  });
+});
+
+t.test('while another process has the file open, nothing is done', async (t) => {
+  const { refused, directory, dbPath } = await olderFile(t);
+  const other = new Sqlite(dbPath);
+  other.prepare('SELECT count(*) FROM projects').get();
+  t.match(await refused(['admin', 'migrate'], { env: { NODE_OPTIONS } }), {
+    exitCode: 1,
+    message: /^error: another process has .*davit\.db open, .*: try again when it has ended$/,
+  });
+  other.close();
+  t.strictSame(keptIn(directory), []);
+  t.equal(userVersionOf(dbPath), OLDER);
+});
+
+t.test('a copy of then is restored as a file of now', async (t) => {
+  const { older, directory, dbPath, present, before } = await olderFile(t);
+  t.match(await older(['backup', 'copy.db']), { exitCode: 0 });
+  const copy = readFileSync(join(directory, 'copy.db'));
+  const restored = await older(['restore', 'copy.db', '--yes', '--json']);
+  t.match(JSON.parse(restored.stdout), { schema_version: SCHEMA_VERSION, migrated_from: OLDER, projects: 1 });
+  t.strictSame(schemaOf(dbPath), present);
+  t.strictSame(readFileSync(join(directory, 'copy.db')), copy, 'the copy stays as it is');
+  t.equal(dumpFile(dbPath)['deployments']?.length, before['deployments']?.length);
+  const again = await older(['restore', 'copy.db', '--yes']);
+  t.match(
+    again.stderr,
+    new RegExp(`it is migrated from schema ${OLDER} to ${SCHEMA_VERSION}; the copy stays`),
+  );
+  t.match(await older(['restore', 'copy.db', '--db', 'new.db']), { exitCode: 0 });
+  t.strictSame(schemaOf(join(directory, 'new.db')), present);
+});
+
+t.test('a migration that would break the file is not committed', async (t) => {
+  const { older, directory, dbPath, before } = await olderFile(t);
+  for (const words of [
+    ['admin', 'migrate'],
+    ['serve', '--listen', '127.0.0.1:0', '--log-level', 'silent'],
+  ]) {
+    const { exitCode, stderr } = await older(words, { TEST_MIGRATION: 'breaks' });
+    t.equal(exitCode, 1);
+    t.match(stderr, /refer to projects that are not there/);
+    t.strictSame(dumpFile(dbPath), before);
+    t.equal(userVersionOf(dbPath), OLDER);
+    t.strictSame(keptIn(directory), [], 'no copy is left of what is as it was');
+  }
+  t.match(await older(['admin', 'migrate']), { exitCode: 0 });
+});
+
+t.test('a damaged file is not migrated, and the doctor says what is wrong', async (t) => {
+  const { older, refused, directory, dbPath } = await olderFile(t);
+  change(dbPath, "PRAGMA foreign_keys = OFF; DELETE FROM keys WHERE id = 'key_1'");
+  t.match(await refused(['admin', 'migrate'], { env: { NODE_OPTIONS } }), {
+    exitCode: 1,
+    message: /davit\.db is damaged \(\d of \w+ refer to keys that are not there\): 'davit doctor' tells more/,
+  });
+  t.strictSame(keptIn(directory), []);
+  t.match(JSON.parse((await older(['doctor', '--json'])).stdout).findings.slice(-2), [
+    { check: 'integrity', level: 'problem', message: /refer to keys that are not there/ },
+    { check: 'schema' },
+  ]);
+});
+
+t.test('stopped or killed in the middle, it can be done again', async (t) => {
+  for (const [signal, ending] of [
+    ['SIGTERM', [143, null]],
+    ['SIGHUP', [129, null]],
+    ['SIGKILL', [null, 'SIGKILL']],
+  ] as const) {
+    const { older, directory, dbPath, before, present } = await olderFile(t);
+    const { child, stderr } = await migrationUnderWay(t, directory, ['admin', 'migrate']);
+    const children = childrenOf(child.pid ?? 0);
+    const ended = once(child, 'exit');
+    child.kill(signal);
+    t.strictSame(await ended, ending);
+    if (signal === 'SIGKILL') for (const processId of children) process.kill(processId, 'SIGKILL');
+    else t.equal(await stderr, 'stopped: nothing was changed\n');
+    await Promise.all(children.map(untilGone));
+    t.strictSame(dumpFile(dbPath), before);
+    t.equal(userVersionOf(dbPath), OLDER);
+    t.equal(keptIn(directory).length, 1, 'the copy that was kept is whole');
+    t.strictSame(dumpFile(join(directory, keptIn(directory)[0] ?? '')), before);
+    t.match(await older(['admin', 'migrate']), { exitCode: 0 });
+    t.strictSame(schemaOf(dbPath), present);
+  }
+});
+
+t.test('SIGHUP ends no service that is still migrating, SIGTERM does', async (t) => {
+  const { older, directory, dbPath } = await olderFile(t);
+  const words = ['serve', '--listen', '127.0.0.1:0', '--log-level', 'silent'];
+  const { child, stderr } = await migrationUnderWay(t, directory, words);
+  const ended = once(child, 'exit');
+  // The system delivers them in this order.
+  child.kill('SIGHUP');
+  child.kill('SIGTERM');
+  t.strictSame(await ended, [143, null]);
+  t.equal(await stderr, 'stopped: nothing was changed\n');
+  t.equal(userVersionOf(dbPath), OLDER);
+  t.match(await older(['admin', 'migrate']), { exitCode: 0 });
+});
+
+t.test('a disk without room, for the copy or for the migration, changes nothing', ifMayMount, async (t) => {
+  for (const [size, mode, stays] of [
+    ['7m', '', 'a copy of'],
+    ['14m', 'grows', 'the migration of'],
+  ] as const) {
+    const { directory, dbPath } = await olderFile(t);
+    const database = new Sqlite(dbPath);
+    database.exec(
+      "INSERT INTO log_chunks (deployment_id, start, bytes) VALUES ('dpl_1', 100, zeroblob(4000000))",
+    );
+    database.close();
+    mkdirSync(join(directory, 'small'));
+    const { stdout, stderr } = await onSmallDisk(directory, 'small', size, [
+      'cp davit.db small/davit.db; sha256sum <small/davit.db',
+      `export NODE_OPTIONS='${NODE_OPTIONS}' TEST_MIGRATION='${mode}'`,
+      '"$0" "$1" admin migrate --db small/davit.db; echo "exit $?"',
+      'ls -A small; "$0" "$1" backup copy.db --db small/davit.db --json',
+    ]);
+    t.match(
+      stderr,
+      new RegExp(
+        `^error: there is no room in .*small for ${stays} small/davit\\.db: make some; nothing was changed\n$`,
+      ),
+    );
+    t.match(stdout, /\nexit 1\ndavit\.db\ndavit\.db-lock\n\{/);
+    t.match(JSON.parse(stdout.slice(stdout.indexOf('{'))), { schema_version: OLDER, projects: 1 });
+  }
+});
+
+t.test('a newer file, and one of somebody else, are refused as they are', async (t) => {
+  const { directory, davit } = place(t);
+  const inDirectory = (name: string) => join(directory, name);
+  await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'newer.db']);
+  change(inDirectory('newer.db'), "PRAGMA user_version = 9; UPDATE instance SET davit_version = '1.4.0'");
+  await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'unheard.db']);
+  change(inDirectory('unheard.db'), 'PRAGMA user_version = 9; DROP TABLE instance');
+  await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'lying.db']);
+  change(inDirectory('lying.db'), `PRAGMA user_version = 9; UPDATE instance SET davit_version = '\u001b[2J'`);
+  change(inDirectory('songs.db'), 'CREATE TABLE songs (title TEXT)');
+  change(inDirectory('marked.db'), 'PRAGMA application_id = 7');
+  change(inDirectory('counted.db'), 'PRAGMA user_version = 1');
+  writeFileSync(inDirectory('text.db'), 'my notes, longer than a header of a hundred bytes\n'.repeat(10));
+  writeFileSync(inDirectory('byte.db'), 'x');
+  writeFileSync(inDirectory('zeros.db'), '');
+  truncateSync(inDirectory('zeros.db'), 8192);
+  const refusals: [name: string, message: RegExp][] = [
+    ['newer.db', /newer\.db needs davit 1\.4\.0 or newer: its schema is 9, and this is davit \d+\.\d+\.\d+/],
+    ['unheard.db', /unheard\.db needs a newer davit: its schema is 9/],
+    ['lying.db', /lying\.db needs a newer davit: its schema is 9/],
+    ...['songs', 'marked', 'counted', 'text', 'byte', 'zeros'].map((name): [string, RegExp] => [
+      `${name}.db`,
+      new RegExp(`${name}\\.db is not a davit file`),
+    ]),
+  ];
+  const before = readdirSync(directory).sort();
+  for (const [name, message] of refusals) {
+    const bytes = readFileSync(inDirectory(name));
+    const commands = [
+      ['serve', '--listen', '127.0.0.1:0'],
+      ['admin', 'migrate'],
+      ['admin', 'key', 'list'],
+    ];
+    for (const answer of await Promise.all(commands.map((words) => davit([...words, '--db', name])))) {
+      t.match(answer, { exitCode: 1, stdout: '', stderr: message }, name);
+      t.equal(answer.stderr.split('\n').length, 2);
+    }
+    t.strictSame(readFileSync(inDirectory(name)), bytes, name);
+  }
+  t.strictSame(readdirSync(directory).sort(), before, 'and nothing is beside them');
+});
+
+t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
+  const there = await olderFile(t);
+  const { shown, exitCode } = onTerminal(there, ['admin', 'migrate'], { NODE_OPTIONS });
+  t.equal(exitCode, 0);
+  const lines = shown.split(/[\r\n]+/).map((line) => line.replace('\u001b[K', ''));
+  t.match(lines, [
+    /^copying: \d+ % of /,
+    'checking the copy',
+    `migrating to schema ${SCHEMA_VERSION}`,
+    'checking the result',
+    /davit\.db is migrated from/,
+    /^what it was is kept as/,
+  ]);
+});
+
+/** A file of the schema before the present one, in a place where davit knows the step. */
+async function olderFile(t: Test) {
+  const there = place(t);
+  makeOlder(there.dbPath, OLDER);
+  const older = (words: readonly string[], env: Record<string, string> = {}) =>
+    there.davit(words, { env: { NODE_OPTIONS, ...env } });
+  return { ...there, present: presentSchema(t), before: dumpFile(there.dbPath), older };
+}
+
+/** `davit` with these words, once it is in the middle of the last step, where it stays. */
+async function migrationUnderWay(t: Test, directory: string, words: readonly string[]) {
+  const watcher = watch(directory);
+  const isMigrating = new Promise<void>((resolve) => {
+    watcher.on('change', (_, name) => name === 'migrating' && resolve());
+  });
+  const child = spawn(process.execPath, [MAIN, ...words], {
+    cwd: directory,
+    env: { ...COMPILE_CACHE, NODE_OPTIONS, TEST_MIGRATION: 'hangs' },
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  const stderr = text(child.stderr);
+  await isMigrating;
+  watcher.close();
+  return { child, stderr };
+}
+
+function keptIn(directory: string): string[] {
+  return readdirSync(directory).filter((name) => name.includes('.before-v'));
+}
+
+function change(path: string, sql: string): void {
+  const database = new Sqlite(path);
+  database.exec(sql);
+  database.close();
+}
+
+function dumpFile(path: string): Record<string, unknown[]> {
+  const database = new Sqlite(path, { fileMustExist: true });
+  try {
+    return dumpOf(database);
+  } finally {
+    database.close();
+  }
+}
+
+function userVersionOf(path: string): unknown {
+  const database = new Sqlite(path, { fileMustExist: true });
+  try {
+    return database.pragma('user_version', { simple: true });
+  } finally {
+    database.close();
+  }
+}
+
+function childrenOf(processId: number): number[] {
+  const children = readFileSync(`/proc/${processId}/task/${processId}/children`, 'utf8');
+  return children.trim().split(' ').filter(Boolean).map(Number);
+}
+
+/** A process that was killed holds its locks until the system has taken it down. */
+async function untilGone(processId: number): Promise<void> {
+  while (existsSync(`/proc/${processId}/fd/0`)) await new Promise(setImmediate);
+}

@@ -1,0 +1,135 @@
+import { execFileSync } from 'node:child_process';
+import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { connect } from 'node:tls';
+import t from 'tap';
+import { readCertificate } from '../../src/http/tls.ts';
+import { startHttp } from '../helpers/http.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
+const fixture = (name: string) => join(FIXTURES, name);
+
+t.test('a certificate and its key are read, with the days from and to which it is valid', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  t.equal(pair.chain, readFileSync(fixture('localhost.pem'), 'utf8'));
+  t.equal(pair.validFromMs, Date.UTC(2020, 0, 1));
+  t.equal(pair.validToMs, Date.UTC(2099, 11, 31, 23, 59, 59));
+  const expired = readCertificate({ certPath: fixture('expired.pem'), keyPath: fixture('expired.key') });
+  t.equal(expired.validToMs, Date.UTC(2021, 0, 1), 'whether that is past is for others to judge');
+});
+
+t.test(
+  'with its chain, with text between, and with what openssl puts before a key, it is read too',
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const [chain, key] = [join(directory, 'chain.pem'), join(directory, 'key.pem')];
+    const read = (name: string) => readFileSync(fixture(name), 'utf8');
+    writeFileSync(chain, `the server's own:\r\n${read('localhost.pem')}\nits authority:\n${read('ca.pem')}`);
+    const parameters = execFileSync('openssl', ['ecparam', '-name', 'prime256v1'], { encoding: 'utf8' });
+    const traditional = execFileSync('openssl', ['ec', '-in', fixture('localhost.key')], {
+      encoding: 'utf8',
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    writeFileSync(key, parameters + traditional);
+    t.equal(readCertificate({ certPath: chain, keyPath: key }).validFromMs, Date.UTC(2020, 0, 1));
+  },
+);
+
+t.test('what cannot be used is named, with what to do', async (t) => {
+  const directory = temporaryDirectory(t);
+  const made = (name: string, text: string) => {
+    writeFileSync(join(directory, name), text);
+    return join(directory, name);
+  };
+  const pem = readFileSync(fixture('localhost.pem'), 'utf8');
+  const ca = readFileSync(fixture('ca.pem'), 'utf8');
+  const key = readFileSync(fixture('localhost.key'), 'utf8');
+  const encrypted = execFileSync(
+    'openssl',
+    ['pkey', '-in', fixture('localhost.key'), '-aes256', '-passout', 'pass:opensesame'],
+    { encoding: 'utf8' },
+  );
+  mkdirSync(join(directory, 'folder'));
+  const [weakPath, weakKeyPath] = [join(directory, 'weak.pem'), join(directory, 'weak.key')];
+  const weak = ['req', '-x509', '-newkey', 'rsa:512', '-nodes', '-subj', '/CN=localhost'];
+  execFileSync('openssl', [...weak, '-out', weakPath, '-keyout', weakKeyPath], { stdio: 'ignore' });
+  const good = { certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') };
+  const refusals: [changes: Partial<typeof good>, message: RegExp][] = [
+    [
+      { certPath: join(directory, 'none.pem') },
+      /^--tls-cert: .*none\.pem cannot be read \(ENOENT\): check that it is there/,
+    ],
+    [{ certPath: join(directory, 'folder') }, /^--tls-cert: .*folder cannot be read \(EISDIR\)/],
+    [{ keyPath: join(directory, 'none.key') }, /^--tls-key: .*none\.key cannot be read \(ENOENT\)/],
+    [{ certPath: made('empty.pem', '') }, /^--tls-cert: .*empty\.pem holds no certificate in PEM$/],
+    [{ certPath: good.keyPath }, /^--tls-cert: .*localhost\.key holds no certificate in PEM$/],
+    [
+      { certPath: made('cut.pem', pem.replace(/\n.{64}\n/, '\n')) },
+      /^--tls-cert: .*cut\.pem holds a certificate that is damaged$/,
+    ],
+    [
+      { certPath: made('half.pem', pem.slice(0, 300)) },
+      /^--tls-cert: .*half\.pem holds no certificate in PEM$/,
+    ],
+    [{ keyPath: good.certPath }, /^--tls-key: .*localhost\.pem holds no private key in PEM$/],
+    [
+      { keyPath: made('garbage.key', key.replace(/\n.{8}/, '\n!!!!!!!!')) },
+      /^--tls-key: .*garbage\.key holds no private key/,
+    ],
+    [
+      { keyPath: made('locked.key', encrypted) },
+      /^--tls-key: .*locked\.key is encrypted.*: decrypt it with openssl pkey -in /,
+    ],
+    [
+      { keyPath: fixture('wrong-host.key') },
+      /^--tls-key: .*wrong-host\.key is not the key of the first certificate in .*localhost\.pem/,
+    ],
+    [
+      { certPath: weakPath, keyPath: weakKeyPath },
+      /^--tls-cert: OpenSSL refuses .*weak\.pem \(.*key too small.*\): have another one made$/,
+    ],
+    [
+      { certPath: made('turned.pem', ca + pem) },
+      /is not the key of the first certificate .* before those of its authorities$/,
+    ],
+  ];
+  for (const [changes, message] of refusals) {
+    t.throws(() => readCertificate({ ...good, ...changes }), { code: 'invalid_request', message });
+  }
+});
+
+t.test(
+  'a file that this user may not read is named',
+  { skip: process.getuid?.() === 0 && 'root may read it' },
+  async (t) => {
+    const path = join(temporaryDirectory(t), 'private.key');
+    copyFileSync(fixture('localhost.key'), path);
+    chmodSync(path, 0);
+    t.throws(() => readCertificate({ certPath: fixture('localhost.pem'), keyPath: path }), {
+      message: /\(EACCES\)/,
+    });
+  },
+);
+
+t.test('TLS 1.2 and 1.3 are spoken, older ones are not, and nothing but HTTP/1.1 within', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port } = await startHttp(t, { tls: pair });
+  const ca = readFileSync(fixture('ca.pem'));
+  const handshake = (options: object) =>
+    new Promise<{ protocol: string | null; alpn: string | false | null } | string>((resolve) => {
+      const socket = connect({ port, host: '127.0.0.1', servername: 'localhost', ca, ...options }, () => {
+        resolve({ protocol: socket.getProtocol(), alpn: socket.alpnProtocol });
+        socket.destroy();
+      });
+      socket.on('error', (error: NodeJS.ErrnoException) => resolve(String(error.code)));
+    });
+  t.strictSame(await handshake({}), { protocol: 'TLSv1.3', alpn: false });
+  t.strictSame(await handshake({ maxVersion: 'TLSv1.2', ALPNProtocols: ['h2', 'http/1.1'] }), {
+    protocol: 'TLSv1.2',
+    alpn: 'http/1.1',
+  });
+  const old = { minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'DEFAULT@SECLEVEL=0' };
+  t.match(await handshake(old), /PROTOCOL_VERSION/);
+  t.match(await handshake({ ALPNProtocols: ['h2'] }), /NO_APPLICATION_PROTOCOL/);
+});

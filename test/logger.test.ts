@@ -1,0 +1,90 @@
+import { spawnSync } from 'node:child_process';
+import { mkdirSync, openSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import { logFormOf } from '../src/logger.ts';
+import { COMPILE_CACHE } from './helpers/cli.ts';
+import { ifMayMount, onSmallDisk } from './helpers/small-disk.ts';
+import { temporaryDirectory } from './helpers/store.ts';
+import { needsTerminal } from './helpers/terminal.ts';
+
+const ESCAPE = '\u001b';
+const PROGRAM = join(import.meta.dirname, 'fixtures/logs.ts');
+
+t.test('programs get JSON, a terminal text, and colours where it shows them', async (t) => {
+  t.equal(logFormOf({}), 'json');
+  t.equal(logFormOf({ isTTY: true }), 'text');
+  t.equal(logFormOf({ isTTY: true, hasColors: () => false }), 'text');
+  t.equal(logFormOf({ isTTY: true, hasColors: () => true }), 'colours');
+});
+
+t.test('a pipe gets a line of JSON each, and of an error not what hangs on it', async (t) => {
+  const { stderr } = spawnSync(process.execPath, [PROGRAM], { env: COMPILE_CACHE, encoding: 'utf8' });
+  const [request, bug, thrown, ...more] = stderr
+    .trimEnd()
+    .split('\n')
+    .map((line) => JSON.parse(line));
+  t.strictSame(more, []);
+  t.match(request, {
+    level: 'info',
+    time: /^20.*Z$/,
+    request_id: 'req_1',
+    note: 'a\u001b[2Jb',
+    msg: 'request',
+  });
+  t.strictSame(Object.keys(bug.err), ['type', 'message', 'stack', 'cause']);
+  t.match(bug, {
+    level: 'error',
+    err: {
+      type: 'TypeError',
+      message: 'outer',
+      stack: /^TypeError: outer\n {4}at .*logs\.ts/,
+      cause: { type: 'Error', code: 'EINNER', message: 'inner' },
+    },
+  });
+  t.match(thrown, { err: { message: 'the text \u001b[2J' } });
+  t.notMatch(stderr, /secret/);
+});
+
+t.test('on a terminal it is text, with colours unless NO_COLOR is set', needsTerminal, async (t) => {
+  const shownWith = (env: Record<string, string>) =>
+    spawnSync('script', ['-qec', `'${process.execPath}' '${PROGRAM}'`, '/dev/null'], {
+      env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm-256color', ...env },
+      input: '',
+      encoding: 'utf8',
+    }).stdout.replaceAll('\r\n', '\n');
+  const plain = shownWith({ NO_COLOR: '1' });
+  t.match(plain, /^20\S+Z INFO {2}request request_id=req_1 note=a\\x1b\[2Jb\n/);
+  t.match(
+    plain,
+    /\n20\S+Z ERROR bug\n {4}TypeError: outer\n {8}at .*\n[\s\S]* {4}caused by\n {4}Error: inner\n/,
+  );
+  t.match(plain, /\n20\S+Z ERROR thrown\n {4}the text \\x1b\[2J\n/);
+  t.notOk(plain.includes(ESCAPE));
+  const coloured = shownWith({});
+  t.ok(coloured.includes(`${ESCAPE}[32mINFO`));
+  t.ok(coloured.includes(`note=${ESCAPE}[39ma\\x1b[2Jb\n`));
+  t.match(shownWith({ TERM: 'dumb' }), /^20\S+Z INFO {2}request/);
+});
+
+t.test('a log that cannot be written ends nothing and fills no memory', async (t) => {
+  const { status, stdout } = spawnSync(process.execPath, [PROGRAM], {
+    env: { ...COMPILE_CACHE, COUNT: '200000' },
+    stdio: ['ignore', 'pipe', openSync('/dev/full', 'w')],
+    encoding: 'utf8',
+  });
+  t.equal(status, 0);
+  t.ok(Number(stdout) < 300_000_000, `${stdout.trim()} bytes resident after 200 MB of log`);
+});
+
+t.test('once there is room again the log goes on', ifMayMount, async (t) => {
+  const directory = temporaryDirectory(t);
+  mkdirSync(join(directory, 'small'));
+  const { stdout } = await onSmallDisk(directory, 'small', '4m', [
+    'head -c 4000000 /dev/zero >small/filler 2>/dev/null',
+    `COUNT=5000 FILLER=small/filler "$0" '${PROGRAM}' 2>small/log >/dev/null; echo "exit $?"; tail -n 1 small/log`,
+  ]);
+  const [ended, last = ''] = stdout.split('\n');
+  t.equal(ended, 'exit 0');
+  t.match(JSON.parse(last), { msg: 'written' });
+});
