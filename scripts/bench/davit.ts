@@ -1,4 +1,4 @@
-import { openSync } from 'node:fs';
+import { closeSync, openSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type Sqlite from 'better-sqlite3';
 import {
@@ -37,14 +37,34 @@ export async function serve(
   directory: string,
   { options = [], environment = {} }: { options?: string[]; environment?: Record<string, string> } = {},
 ): Promise<Davit> {
-  const log = openSync(join(directory, 'davit.log'), 'a');
+  const logPath = join(directory, 'davit.log');
+  const log = openSync(logPath, 'a');
   const startedAtMs = monotonicMs();
   const running = start(EXECUTABLE, ['serve', '--db', join(directory, 'davit.db'), ...OPTIONS, ...options], {
     env: { PATH: '/usr/bin:/bin', ...environment },
     stdio: ['ignore', 'pipe', log],
   });
+  closeSync(log);
   const [, url = ''] = await lineOf(running, /^davit listening on (\S+)$/m);
-  return { ...running, url, readyMs: monotonicMs() - startedAtMs };
+  const readyMs = monotonicMs() - startedAtMs;
+  let stopping = false;
+  running.child.on('exit', (exitCode, signal) => {
+    // Nothing that is measured from here on would mean anything, and somebody may wait for it for ever.
+    if (!stopping) throw new Error(`davit ended with ${signal ?? exitCode}: ${tailOf(logPath)}`);
+  });
+  return {
+    ...running,
+    url,
+    readyMs,
+    stop(signal) {
+      stopping = true;
+      return running.stop(signal);
+    },
+  };
+}
+
+function tailOf(path: string): string {
+  return readFileSync(path, 'utf8').slice(-2_000);
 }
 
 /** A davit file in `directory`, written as `davit admin` writes: beside a service too. */

@@ -1,5 +1,5 @@
 import { statfsSync } from 'node:fs';
-import { availableParallelism, cpus, release, totalmem } from 'node:os';
+import { availableParallelism, cpus, loadavg, release, totalmem } from 'node:os';
 import Sqlite from 'better-sqlite3';
 
 /** What figures mean nothing without. */
@@ -12,8 +12,11 @@ export interface Machine {
   sqlite: string;
   /** Where the data lies. */
   fileSystem: string;
+  /** What else went on, in the minute before: the load average. */
+  loadBefore: number;
 }
 
+/** To be called before anything is started. */
 export function describeMachine(directory: string): Machine {
   const memory = new Sqlite(':memory:');
   const sqlite = memory.prepare('SELECT sqlite_version()').pluck().get() as string;
@@ -26,20 +29,21 @@ export function describeMachine(directory: string): Machine {
     node: process.version,
     sqlite,
     fileSystem: fileSystemOf(directory),
+    loadBefore: Math.round((loadavg()[0] ?? 0) * 10) / 10,
   };
 }
 
-export function machineLine({
-  cores,
-  processor,
-  memoryGb,
-  kernel,
-  node,
-  sqlite,
-  fileSystem,
-}: Machine): string {
-  return `${cores} cores of ${processor}, ${memoryGb} GB, Linux ${kernel}, Node ${node}, SQLite ${sqlite}, data on ${fileSystem}`;
+/** For people; says so when others keep the machine busy. */
+export function machineText({ loadBefore, ...machine }: Machine): string {
+  const { cores, processor, memoryGb, kernel, node, sqlite, fileSystem } = machine;
+  const facts = `${cores} cores of ${processor}, ${memoryGb} GB, Linux ${kernel}, Node ${node}, SQLite ${sqlite}, data on ${fileSystem}`;
+  return loadBefore < BUSY_FROM * cores
+    ? facts
+    : `${facts}\nTHE MACHINE IS BUSY with something else (load ${loadBefore}): these figures mean little, their ratios somewhat more`;
 }
+
+/** Running programs for each core. */
+const BUSY_FROM = 0.3;
 
 /** statfs(2), f_type. Throws for a file system in memory: an fsync costs nothing there. */
 function fileSystemOf(directory: string): string {

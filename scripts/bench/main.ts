@@ -2,7 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { chmodSync, mkdirSync, mkdtempSync, rmSync, writeFileSync } from 'node:fs';
 import { join, relative, resolve } from 'node:path';
 import { parseArgs } from 'node:util';
-import { describeMachine, machineLine } from './machine.ts';
+import { describeMachine, machineText } from './machine.ts';
 import { type Bench, type Measure, type Row, rowMissing } from './measure.ts';
 import { accept } from './measures/accept.ts';
 import { claim } from './measures/claim.ts';
@@ -41,7 +41,7 @@ const MEASURES: readonly Measure[] = [
 ];
 
 const USAGE = `npm run bench -- [options]
-  --quick            about two minutes: few short rounds
+  --quick            some two or three minutes: few short rounds
   --only <name>      only this measure; may be repeated
   --rounds <n>       how often each contender has its turn (5; 2 with --quick)
   --seconds <n>      how long a turn takes, about (4; 1 with --quick)
@@ -57,20 +57,20 @@ async function main(): Promise<void> {
     say(MEASURES.map(({ name, title }) => `${name.padEnd(12)}${title}`).join('\n'));
     return;
   }
+  mkdirSync(options.dataDir, { recursive: true });
+  const machine = describeMachine(options.dataDir);
   const terminal = progressOn(process.stderr);
   terminal.show('making build/davit, if the sources are newer');
   execFileSync(process.execPath, [join(ROOT, 'scripts/package.ts')], {
     stdio: ['ignore', 'ignore', 'inherit'],
   });
 
-  mkdirSync(options.dataDir, { recursive: true });
   const directory = mkdtempSync(join(options.dataDir, 'run-'));
   guardDirectory(directory);
   chmodSync(directory, 0o755); // PostgreSQL may run as another user
-  const machine = describeMachine(directory);
   const startedAt = new Date().toISOString();
   terminal.clear();
-  say(`${machineLine(machine)}
+  say(`${machineText(machine)}
 medians of ${options.rounds} rounds of ${options.seconds} s, in turn; client, servers and receivers share this machine
 ratio: davit's figure divided by the line's, or what the line says`);
 

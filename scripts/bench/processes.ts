@@ -106,6 +106,7 @@ export async function outputOf(
 
 /** One of the scripts in children/, in a process of its own, which answers one request after the other. */
 export interface Child {
+  processId: number;
   call<Answer>(request: unknown): Promise<Answer>;
 }
 
@@ -134,6 +135,7 @@ export function childOf({ directory, defer }: Pick<Bench, 'directory' | 'defer'>
     for (const { reject } of waiting.values()) reject(problem);
   });
   return {
+    processId: running.processId,
     call<Answer>(request: unknown) {
       lastId += 1;
       const asked = Promise.withResolvers<unknown>();
@@ -213,15 +215,24 @@ function descendantsOf(processId: number): number[] {
   });
 }
 
+/** What all threads of a process have computed so far, in it and for it in the kernel: proc(5), utime and stime. */
+export function processorMsOf(processId: number): number {
+  const text = readFileSync(`/proc/${processId}/stat`, 'utf8');
+  // The name in parentheses may hold anything; these are fields 14 and 15 of all, in hundredths of a second.
+  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
+  return (Number(fields[11]) + Number(fields[12])) * 10;
+}
+
 /** Milliseconds on the clock that all processes of the machine share. */
 export function monotonicMs(): number {
   return Number(process.hrtime.bigint()) / 1e6;
 }
 
-/** One of the servers of children/server.ts; gives its URL. */
+/** One of the servers of children/server.ts. */
 export async function serverOf(
   bench: Pick<Bench, 'directory' | 'defer'>,
   request: ServerRequest,
-): Promise<string> {
-  return await childOf(bench, 'server').call<string>(request);
+): Promise<{ url: string; processId: number }> {
+  const child = childOf(bench, 'server');
+  return { url: await child.call<string>(request), processId: child.processId };
 }

@@ -24,6 +24,8 @@ export interface LoadRequest {
 }
 
 export interface LoadResult {
+  /** All that were answered, those before the count too. */
+  requests: number;
   perSecond: number;
   p50Ms: number;
   p99Ms: number;
@@ -33,14 +35,16 @@ export interface LoadResult {
 answerRequests(load);
 
 async function load(request: LoadRequest): Promise<LoadResult> {
-  const requests = requestTexts(request);
+  const nextText = requestTexts(request);
   const fromMs = performance.now() + request.warmUpSeconds * 1000;
   const untilMs = fromMs + request.seconds * 1000;
   const latenciesMs: number[] = [];
+  let requests = 0;
   const pace = paceOf(request);
   const { hostname, port } = new URL(request.url);
   await Promise.all(Array.from({ length: request.connections }, askUntilTheEnd));
   return {
+    requests,
     perSecond: latenciesMs.length / request.seconds,
     p50Ms: percentile(latenciesMs, 50),
     p99Ms: percentile(latenciesMs, 99),
@@ -54,6 +58,7 @@ async function load(request: LoadRequest): Promise<LoadResult> {
       const readAnswer = answerReader((status) => {
         const nowMs = performance.now();
         if (!status.startsWith('2')) return fail(new Error(`${request.url} answered ${status}`));
+        requests += 1;
         if (nowMs >= fromMs && nowMs < untilMs) latenciesMs.push(nowMs - dueAtMs);
         if (nowMs < untilMs) return ask();
         ended = true;
@@ -81,7 +86,7 @@ async function load(request: LoadRequest): Promise<LoadResult> {
       }
 
       function send(): void {
-        socket.write(requests(), 'latin1');
+        socket.write(nextText(), 'latin1');
       }
 
       function fail(error: Error): void {

@@ -3,7 +3,7 @@
  * as large as BENCH_RESIDENT_BYTES once it has started, and writes to BENCH_PROBE_FILE, at SIGUSR2, for how
  * long its event loop was held up since the last time.
  */
-const { writeFileSync } = require('node:fs');
+const { renameSync, writeFileSync } = require('node:fs');
 const { monitorEventLoopDelay } = require('node:perf_hooks');
 const { isMainThread } = require('node:worker_threads');
 
@@ -16,7 +16,8 @@ if (isMainThread) {
   }, 500).unref();
   process.on('SIGUSR2', () => {
     const loop = { p99Ms: delays.percentile(99) / 1e6, residentMb: process.memoryUsage.rss() / 1e6 };
-    writeFileSync(process.env.BENCH_PROBE_FILE, JSON.stringify(loop));
+    writeFileSync(`${process.env.BENCH_PROBE_FILE}.new`, JSON.stringify(loop));
+    renameSync(`${process.env.BENCH_PROBE_FILE}.new`, process.env.BENCH_PROBE_FILE);
     delays.reset();
   });
 }

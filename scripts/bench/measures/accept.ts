@@ -1,7 +1,8 @@
 import { mkdirSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { LoadResult } from '../children/load.ts';
-import { creating, fileToCreateIn, type Target } from '../creations.ts';
+import type { ServerRequest } from '../children/server.ts';
+import { creating, fileToCreateIn, loaded, type Target } from '../creations.ts';
 import { serve } from '../davit.ts';
 import {
   alternate,
@@ -19,7 +20,7 @@ import {
 import { startPostgres } from '../peers/postgres.ts';
 import { childOf, findProgram, outputOf, serverOf } from '../processes.ts';
 
-type Figure = keyof LoadResult;
+type Figure = keyof LoadResult | 'processorUs';
 
 const DAVIT = 'davit';
 const DAVIT_256 = 'davit, 256 connections';
@@ -43,9 +44,12 @@ export const accept: Measure = {
     const davit = await startDavit(bench);
     const plain = await startPlain(bench);
     const answer = await exampleAnswer(davit);
-    const bare = (url: string): Target => ({ url, headers: {} });
-    const node = bare(await serverOf(bench, { kind: 'node', answer }));
-    const hapi = bare(await serverOf(bench, { kind: 'hapi', answer }));
+    const bare = async (request: ServerRequest): Promise<Target> => ({
+      ...(await serverOf(bench, request)),
+      headers: {},
+    });
+    const node = await bare({ kind: 'node', answer });
+    const hapi = await bare({ kind: 'hapi', answer });
     const commits = childOf(bench, 'commits');
     const wrk = findProgram('wrk');
     const postgres = await startPostgres(bench, 'pg');
@@ -56,9 +60,7 @@ export const accept: Measure = {
       asked(PLAIN, plain),
       ...('missing' in postgres
         ? []
-        : [
-            asked(POSTGRES, bare(await serverOf(bench, { kind: 'hapi on PostgreSQL', answer, ...postgres }))),
-          ]),
+        : [asked(POSTGRES, await bare({ kind: 'hapi on PostgreSQL', answer, ...postgres }))]),
       asked(NODE, node),
       ...(wrk === undefined ? [] : [{ name: WRK, run: () => askedByWrk(bench, wrk, node) }]),
       asked(DAVIT_256, davit, 256),
@@ -76,6 +78,8 @@ export const accept: Measure = {
       figureRow(DAVIT_256, '/s', perSecond(DAVIT_256)),
       rowBelow(`${DAVIT_256}, p99`, 'ms', samplesOf(results, DAVIT_256, 'p99Ms'), 60),
       rowAgainst(own, HAPI, '/s', perSecond(HAPI), 0.6),
+      figureRow('davit, processor time for each', 'µs', samplesOf(results, DAVIT, 'processorUs')),
+      figureRow(`${HAPI}, processor time for each`, 'µs', samplesOf(results, HAPI, 'processorUs')),
       rowAgainst(own, PLAIN, '/s', perSecond(PLAIN), 5),
       figureRow(`${PLAIN}, p99`, 'ms', samplesOf(results, PLAIN, 'p99Ms')),
       'missing' in postgres
@@ -88,7 +92,7 @@ export const accept: Measure = {
     ];
 
     function asked(name: string, target: Target, connections = 64): Contender<Figure> {
-      return { name, run: () => load.call<LoadResult>(creating(bench, target, connections)) };
+      return { name, run: () => loaded(load, target, creating(bench, target, connections)) };
     }
 
     function committing(name: string, groupSize: number): Contender<Figure> {
@@ -104,14 +108,14 @@ async function startDavit(bench: Bench): Promise<Target> {
   const { path, headers } = await fileToCreateIn(directory);
   const davit = await serve(directory);
   bench.defer(() => davit.stop());
-  return { url: `${davit.url}${path}`, headers };
+  return { url: `${davit.url}${path}`, headers, processId: davit.processId };
 }
 
 async function startPlain(bench: Bench): Promise<Target> {
   const directory = join(bench.directory, 'plain');
   const { path, headers } = await fileToCreateIn(directory);
-  const url = await serverOf(bench, { kind: 'plain', directory });
-  return { url: `${url}${path}`, headers };
+  const { url, processId } = await serverOf(bench, { kind: 'plain', directory });
+  return { url: `${url}${path}`, headers, processId };
 }
 
 /** What davit answers: the others answer with the same bytes. */

@@ -137,7 +137,6 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
     rmSync(probeFile, { force: true });
     davit.child.kill('SIGUSR2');
     while (!existsSync(probeFile)) await pause(5);
-    await pause(20);
     return JSON.parse(readFileSync(probeFile, 'utf8')) as { p99Ms: number; residentMb: number };
   }
 }

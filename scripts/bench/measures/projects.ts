@@ -1,6 +1,6 @@
 import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
-import type { LoadRequest, LoadResult } from '../children/load.ts';
+import { loaded, type Target } from '../creations.ts';
 import { openFile, serve } from '../davit.ts';
 import { alternate, figureRow, type Measure, rowAgainst, samplesOf } from '../measure.ts';
 import { childOf, serverOf } from '../processes.ts';
@@ -19,22 +19,23 @@ export const projects: Measure = {
     const url = `${davit.url}/v2/projects`;
     const page = await (await fetch(url, { headers })).text();
     if (JSON.parse(page).data.length !== 50) throw new Error('that is not a page of 50 projects');
-    const hapiUrl = await serverOf(bench, { kind: 'hapi', answer: page });
+    const hapi = await serverOf(bench, { kind: 'hapi', answer: page });
     const load = childOf(bench, 'load');
-    const reading = (target: Pick<LoadRequest, 'url' | 'headers'>) => (): Promise<LoadResult> =>
-      load.call({
-        ...target,
+    const reading = (target: Target) => () =>
+      loaded(load, target, {
+        url: target.url,
+        headers: target.headers,
         method: 'GET',
         connections: 64,
         seconds: bench.seconds,
         warmUpSeconds: bench.seconds / 4,
-      } satisfies LoadRequest);
+      });
 
     const results = await alternate(
       bench,
       [
-        { name: DAVIT, run: reading({ url, headers }) },
-        { name: HAPI, run: reading({ url: hapiUrl, headers: {} }) },
+        { name: DAVIT, run: reading({ url, headers, processId: davit.processId }) },
+        { name: HAPI, run: reading({ ...hapi, headers: {} }) },
       ],
       { rehearse: !bench.quick },
     );
@@ -43,6 +44,8 @@ export const projects: Measure = {
       figureRow(DAVIT, '/s', own),
       figureRow(`${DAVIT}, p99`, 'ms', samplesOf(results, DAVIT, 'p99Ms')),
       rowAgainst(own, HAPI, '/s', samplesOf(results, HAPI, 'perSecond'), 0.5),
+      figureRow('davit, processor time for each', 'µs', samplesOf(results, DAVIT, 'processorUs')),
+      figureRow('bare hapi, processor time for each', 'µs', samplesOf(results, HAPI, 'processorUs')),
     ];
   },
 };
