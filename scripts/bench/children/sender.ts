@@ -1,0 +1,151 @@
+import { readFileSync } from 'node:fs';
+import { Agent } from 'undici';
+import { signedHeaders } from '../../../src/deliver/sign.ts';
+import { realEffects } from '../../../src/effects.ts';
+import { newSigningSecret } from '../../../src/secrets.ts';
+import { exampleEvent } from '../davit.ts';
+import { createBullmq } from '../peers/bullmq.ts';
+import { createGraphileWorker } from '../peers/graphile-worker.ts';
+import { createPgBoss } from '../peers/pg-boss.ts';
+import type { PostgresPlace } from '../peers/postgres-accept.ts';
+import { answerRequests } from './answer.ts';
+
+/* Whom davit's deliveries are held against: the same bodies, to the same receivers, by undici. */
+
+export type SenderRequest =
+  | { kind: 'open'; sender: SenderKind; urls: string[]; caPath?: string }
+  /** Has so many deliveries wait. */
+  | { kind: 'fill'; count: number }
+  /** Delivers them all; answers when that is done and recorded. */
+  | { kind: 'deliver' };
+
+export type SenderKind =
+  /** As fast as undici sends at all: nothing is signed and nothing stored. */
+  | { peer: 'undici' }
+  | { peer: 'BullMQ'; socketPath: string }
+  | { peer: 'pg-boss'; place: PostgresPlace }
+  | { peer: 'graphile-worker'; place: PostgresPlace };
+
+/** One delivery, as a queue holds it. */
+export interface Job {
+  url: string;
+  eventId: string;
+  body: string;
+  secret: string;
+}
+
+/** A job queue that delivers. */
+export interface Queue {
+  fill(jobs: readonly Job[]): Promise<void>;
+  /** Resolves when each was delivered by `deliver` and the queue has recorded it. */
+  work(deliver: Deliver): Promise<void>;
+}
+
+/** Signs and sends one; gives the status. Rejects unless it is a 2xx. */
+export type Deliver = (job: Job) => Promise<number>;
+
+/** As many as davit has under way at a time. */
+const CONCURRENCY = 256;
+
+let agent: Agent;
+let urls: string[];
+let queue: Queue;
+
+answerRequests(async (request: SenderRequest) => {
+  switch (request.kind) {
+    case 'open': {
+      const connect = request.caPath === undefined ? {} : { ca: readFileSync(request.caPath, 'utf8') };
+      agent = new Agent({ connections: 4, pipelining: 1, connect });
+      urls = request.urls;
+      queue = await createQueue(request.sender);
+      return undefined;
+    }
+    case 'fill':
+      return await queue.fill(jobs(request.count));
+    case 'deliver':
+      return await queue.work(signAndSend);
+    default:
+      return request satisfies never;
+  }
+});
+
+async function createQueue(sender: SenderKind): Promise<Queue> {
+  switch (sender.peer) {
+    case 'undici':
+      return inMemory();
+    case 'BullMQ':
+      return await createBullmq(sender.socketPath, CONCURRENCY);
+    case 'pg-boss':
+      return await createPgBoss(sender.place, CONCURRENCY);
+    case 'graphile-worker':
+      return await createGraphileWorker(sender.place);
+    default:
+      return sender satisfies never;
+  }
+}
+
+function jobs(count: number): Job[] {
+  const secret = newSigningSecret(realEffects.randomBytes);
+  return Array.from({ length: count }, (_, index) => {
+    const { id, body } = exampleEvent();
+    return { url: urls[index % urls.length] ?? '', eventId: id, body, secret };
+  });
+}
+
+async function signAndSend(job: Job): Promise<number> {
+  return await post(job, headersOf(job));
+}
+
+function headersOf({ eventId, secret, body }: Job): Record<string, string> {
+  const atSeconds = Math.floor(Date.now() / 1000);
+  return {
+    'Content-Type': 'application/json',
+    'User-Agent': 'davit/0.1.0',
+    ...signedHeaders({ eventId, secrets: [secret], atSeconds, body }),
+  };
+}
+
+/** undici's `dispatch()`: a third faster than its `request()`. */
+function post({ url, body }: Job, headers: Record<string, string>): Promise<number> {
+  const { origin, pathname } = new URL(url);
+  return new Promise((resolve, reject) => {
+    let status = 0;
+    agent.dispatch(
+      { origin, path: pathname, method: 'POST', headers, body },
+      {
+        onRequestStart() {},
+        onResponseStart(_controller, statusCode) {
+          status = statusCode;
+        },
+        onResponseData() {},
+        onResponseEnd() {
+          if (status >= 200 && status <= 299) resolve(status);
+          else reject(new Error(`${url} answered ${status}`));
+        },
+        onResponseError(_controller, error) {
+          reject(error);
+        },
+      },
+    );
+  });
+}
+
+/** No queue at all: the limit. What is signed is the first delivery alone; all others have its headers. */
+function inMemory(): Queue {
+  let waiting: readonly Job[] = [];
+  return {
+    async fill(jobs) {
+      waiting = jobs;
+    },
+    async work() {
+      const [first] = waiting;
+      if (first === undefined) return;
+      const headers = headersOf(first);
+      const left = waiting.values();
+      const sendOnAndOn = async () => {
+        for (const job of left) await post(job, headers);
+      };
+      await Promise.all(Array.from({ length: CONCURRENCY }, sendOnAndOn));
+    },
+  };
+}

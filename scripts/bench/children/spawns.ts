@@ -1,0 +1,31 @@
+import { spawn } from 'node:child_process';
+import { answerRequests } from './answer.ts';
+
+/** Node's own `spawn`, of /bin/true, so many at a time, in a process that holds so much memory. */
+export interface SpawnsRequest {
+  seconds: number;
+  concurrency: number;
+  residentBytes: number;
+}
+
+let ballast = Buffer.alloc(0);
+
+answerRequests(async ({ seconds, concurrency, residentBytes }: SpawnsRequest) => {
+  const missingBytes = residentBytes - process.memoryUsage.rss();
+  if (missingBytes > ballast.length) ballast = Buffer.alloc(missingBytes, 1);
+  const fromMs = performance.now();
+  const untilMs = fromMs + seconds * 1000;
+  let ended = 0;
+  const spawnOnAndOn = async () => {
+    while (performance.now() < untilMs) {
+      await new Promise<void>((resolve, reject) => {
+        spawn('/bin/true', { stdio: 'ignore' })
+          .on('error', reject)
+          .on('exit', () => resolve());
+      });
+      ended += 1;
+    }
+  };
+  await Promise.all(Array.from({ length: concurrency }, spawnOnAndOn));
+  return { perSecond: (ended / (performance.now() - fromMs)) * 1000 };
+});

@@ -1,0 +1,184 @@
+import { closeSync, openSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type Sqlite from 'better-sqlite3';
+import {
+  type KeyId,
+  newId,
+  type ProjectId,
+  type Ref,
+  SCOPES,
+  timestamp,
+  type WebhookId,
+} from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { openForWriting } from '../../src/store/database.ts';
+import { storeOn } from '../../src/store/store.ts';
+import { lineOf, monotonicMs, type Running, start } from './processes.ts';
+
+export const EXECUTABLE = join(import.meta.dirname, '../../build/davit');
+
+/** Everything on, and nothing that bites. */
+const OPTIONS = [
+  ...['--listen', '127.0.0.1:0'],
+  ...['--rate-limit', '999999/1s'],
+  ...['--max-queued', 'off'],
+  ...['--log-level', 'info'],
+  ...['--webhook-allow-http', '--webhook-allow-cidr', '127.0.0.0/8'],
+];
+
+export interface Davit extends Running {
+  url: string;
+  /** From its start to its first line. */
+  readyMs: number;
+}
+
+/** `davit serve` as it is packaged, ready, on `davit.db` in `directory`; its log goes to a file beside that. */
+export async function serve(
+  directory: string,
+  { options = [], environment = {} }: { options?: string[]; environment?: Record<string, string> } = {},
+): Promise<Davit> {
+  const logPath = join(directory, 'davit.log');
+  const log = openSync(logPath, 'a');
+  const startedAtMs = monotonicMs();
+  const running = start(EXECUTABLE, ['serve', '--db', join(directory, 'davit.db'), ...OPTIONS, ...options], {
+    env: { PATH: '/usr/bin:/bin', ...environment },
+    stdio: ['ignore', 'pipe', log],
+  });
+  closeSync(log);
+  const [, url = ''] = await lineOf(running, /^davit listening on (\S+)$/m);
+  const readyMs = monotonicMs() - startedAtMs;
+  let stopping = false;
+  running.child.on('exit', (exitCode, signal) => {
+    // Nothing that is measured from here on would mean anything, and somebody may wait for it for ever.
+    if (!stopping) throw new Error(`davit ended with ${signal ?? exitCode}: ${tailOf(logPath)}`);
+  });
+  return {
+    ...running,
+    url,
+    readyMs,
+    stop(signal) {
+      stopping = true;
+      return running.stop(signal);
+    },
+  };
+}
+
+function tailOf(path: string): string {
+  return readFileSync(path, 'utf8').slice(-2_000);
+}
+
+/** A davit file in `directory`, written as `davit admin` writes: beside a service too. */
+export function openFile(directory: string): DavitFile {
+  const database = openForWriting(join(directory, 'davit.db'), realEffects);
+  const { writer } = storeOn(database, realEffects);
+
+  return {
+    database,
+    async key() {
+      const { key, secret } = await writer.write('keys.create', {
+        name: 'bench',
+        scopes: [...SCOPES],
+        allProjects: true,
+        projectIds: [],
+        expiresAtMs: null,
+      });
+      return { keyId: key.id, secret };
+    },
+    async project(name, command = null) {
+      const project = await writer.write('projects.create', {
+        name,
+        command,
+        directory: null,
+        timeoutMs: 30 * 60_000,
+        idleTimeoutMs: null,
+        reportTimeoutMs: null,
+        policy: 'queue',
+        variables: {},
+      });
+      return project.id;
+    },
+    async webhook(keyId, url, events) {
+      const webhook = await writer.write('webhooks.create', { keyId, url, events, description: null });
+      return webhook.id;
+    },
+    enableWebhooks(webhookIds, enabled) {
+      const set = database.prepare('UPDATE webhooks SET status = ? WHERE id = ?');
+      database
+        .transaction(() => {
+          for (const id of webhookIds) set.run(enabled ? 'enabled' : 'disabled', id);
+        })
+        .immediate();
+    },
+    async deploy(projectId, count) {
+      const ref = 'v1.2.3' as Ref;
+      const rest = { trigger: 'admin', keyId: null, redeployOf: null, maxQueued: null } as const;
+      const one = () => writer.write('deployments.create', { projectId, ref, ...rest });
+      await Promise.all(Array.from({ length: count }, one));
+    },
+    async pause(projectIds, paused) {
+      const status = paused ? 'paused' : 'active';
+      await Promise.all(projectIds.map((id) => writer.write('projects.setStatus', { id, status })));
+    },
+    close: writer.close,
+  };
+}
+
+export interface DavitFile {
+  database: Sqlite.Database;
+  /** One that may do everything. */
+  key(): Promise<{ keyId: KeyId; secret: string }>;
+  /** Without a command somebody else does its work, and reports. */
+  project(name: string, command?: [string, ...string[]] | null): Promise<ProjectId>;
+  webhook(
+    keyId: KeyId,
+    url: string,
+    events: ('deployment.created' | 'deployment.canceled')[],
+  ): Promise<WebhookId>;
+  /** A service that runs takes it up within half a second. */
+  enableWebhooks(webhookIds: readonly WebhookId[], enabled: boolean): void;
+  /** Has so many deployments wait, as `davit admin deployment create` does. */
+  deploy(projectId: ProjectId, count: number): Promise<void>;
+  pause(projectIds: readonly ProjectId[], paused: boolean): Promise<void>;
+  close(): Promise<void>;
+}
+
+/**
+ * What is delivered in all comparisons: an event as davit writes it, with its own id. The others get the same.
+ */
+export function exampleEvent(): { id: string; deploymentId: string; body: string } {
+  const id = newId('evt', realEffects.randomBytes);
+  const deploymentId = newId('dpl', realEffects.randomBytes);
+  const data = { deployment_id: deploymentId, project_id: 'prj_0bTz7XcQmD5fKpW2rVhYn8', ref: 'v1.2.3' };
+  const body = JSON.stringify({ id, type: 'deployment.canceled', created_at: timestamp(Date.now()), data });
+  return { id, deploymentId, body };
+}
+
+/**
+ * `perWebhook` events with a pending delivery for each webhook, all in one transaction: a service that runs sees
+ * either none of them or all.
+ */
+export function fillOutbox(
+  database: Sqlite.Database,
+  webhookIds: readonly WebhookId[],
+  perWebhook: number,
+): void {
+  const insertEvent = database.prepare(`
+    INSERT INTO events (id, type, deployment_id, project_id, created_at, payload)
+    VALUES (?, 'deployment.canceled', ?, 'prj_1', ?, ?)`);
+  const insertDelivery = database.prepare(`
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at,
+                            ladder_trigger)
+    VALUES (?, ?, 'deployment.canceled', ?, 'pending', ?, ?, ?, 'schedule')`);
+  database
+    .transaction(() => {
+      const atMs = Date.now();
+      for (let index = 0; index < perWebhook; index += 1) {
+        const event = exampleEvent();
+        insertEvent.run(event.id, event.deploymentId, atMs, event.body);
+        for (const webhookId of webhookIds) {
+          insertDelivery.run(newId('dlv', realEffects.randomBytes), event.id, webhookId, atMs, atMs, atMs);
+        }
+      }
+    })
+    .immediate();
+}

@@ -1,0 +1,159 @@
+import { mkdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import type { LoadResult } from '../children/load.ts';
+import type { ServerRequest } from '../children/server.ts';
+import { creating, fileToCreateIn, loaded, type Target } from '../creations.ts';
+import { serve } from '../davit.ts';
+import {
+  alternate,
+  type Bench,
+  type Contender,
+  figureRow,
+  type Measure,
+  type Row,
+  rowAgainst,
+  rowAtLeast,
+  rowBelow,
+  rowMissing,
+  samplesOf,
+} from '../measure.ts';
+import { startPostgres } from '../peers/postgres.ts';
+import { childOf, findProgram, outputOf, serverOf } from '../processes.ts';
+
+type Figure = keyof LoadResult | 'processorUs';
+
+const DAVIT = 'davit';
+const DAVIT_256 = 'davit, 256 connections';
+const NODE = 'bare node:http POST';
+const WRK = 'the same, asked by wrk';
+const HAPI = 'bare hapi POST route';
+const COMMIT_1 = 'SQLite alone, 1 in a commit';
+const COMMIT_64 = 'SQLite alone, 64 in a commit';
+const PLAIN = 'the plain way: one commit for each request';
+const POSTGRES = 'hapi on PostgreSQL, one transaction for each';
+
+/**
+ * Deployments of a project that is carried out elsewhere, so that nothing but accepting is measured. A webhook
+ * subscribes to them and is disabled: its outbox row is written with each, and nothing is sent.
+ */
+export const accept: Measure = {
+  name: 'accept',
+  title: 'created deployments a second, durable, each with an Idempotency-Key; 64 connections',
+  async run(bench) {
+    const load = childOf(bench, 'load');
+    const davit = await startDavit(bench);
+    const plain = await startPlain(bench);
+    const answer = await exampleAnswer(davit);
+    const bare = async (request: ServerRequest): Promise<Target> => ({
+      ...(await serverOf(bench, request)),
+      headers: {},
+    });
+    const node = await bare({ kind: 'node', answer });
+    const hapi = await bare({ kind: 'hapi', answer });
+    const commits = childOf(bench, 'commits');
+    const wrk = findProgram('wrk');
+    const postgres = await startPostgres(bench, 'pg');
+
+    const contenders: Contender<Figure>[] = [
+      asked(DAVIT, davit),
+      asked(HAPI, hapi),
+      asked(PLAIN, plain),
+      ...('missing' in postgres
+        ? []
+        : [asked(POSTGRES, await bare({ kind: 'hapi on PostgreSQL', answer, ...postgres }))]),
+      asked(NODE, node),
+      ...(wrk === undefined ? [] : [{ name: WRK, run: () => askedByWrk(bench, wrk, node) }]),
+      asked(DAVIT_256, davit, 256),
+      committing(COMMIT_1, 1),
+      committing(COMMIT_64, 64),
+    ];
+    const results = await alternate(bench, contenders, { rehearse: !bench.quick });
+    const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
+    const own = perSecond(DAVIT);
+    return [
+      figureRow(DAVIT, '/s', own),
+      figureRow(`${DAVIT}, p50`, 'ms', samplesOf(results, DAVIT, 'p50Ms')),
+      rowBelow(`${DAVIT}, p99`, 'ms', samplesOf(results, DAVIT, 'p99Ms'), 15),
+      figureRow(`${DAVIT}, longest`, 'ms', samplesOf(results, DAVIT, 'maxMs')),
+      figureRow(DAVIT_256, '/s', perSecond(DAVIT_256)),
+      rowBelow(`${DAVIT_256}, p99`, 'ms', samplesOf(results, DAVIT_256, 'p99Ms'), 60),
+      rowAgainst(own, HAPI, '/s', perSecond(HAPI), 0.6),
+      figureRow('davit, processor time for each', 'µs', samplesOf(results, DAVIT, 'processorUs')),
+      figureRow(`${HAPI}, processor time for each`, 'µs', samplesOf(results, HAPI, 'processorUs')),
+      rowAgainst(own, PLAIN, '/s', perSecond(PLAIN), 5),
+      figureRow(`${PLAIN}, p99`, 'ms', samplesOf(results, PLAIN, 'p99Ms')),
+      'missing' in postgres
+        ? rowMissing({ name: POSTGRES, ...postgres })
+        : rowAgainst(own, POSTGRES, '/s', perSecond(POSTGRES), 2.5),
+      rowAgainst(own, NODE, '/s', perSecond(NODE)),
+      ...wrkRows(wrk, perSecond),
+      rowAgainst(own, COMMIT_1, '/s', perSecond(COMMIT_1)),
+      rowAgainst(own, COMMIT_64, '/s', perSecond(COMMIT_64)),
+    ];
+
+    function asked(name: string, target: Target, connections = 64): Contender<Figure> {
+      return { name, run: () => loaded(load, target, creating(bench, target, connections)) };
+    }
+
+    function committing(name: string, groupSize: number): Contender<Figure> {
+      const directory = join(bench.directory, `commits-${groupSize}`);
+      mkdirSync(directory);
+      return { name, run: () => commits.call({ directory, groupSize, seconds: bench.seconds }) };
+    }
+  },
+};
+
+async function startDavit(bench: Bench): Promise<Target> {
+  const directory = join(bench.directory, 'davit');
+  const { path, headers } = await fileToCreateIn(directory);
+  const davit = await serve(directory);
+  bench.defer(() => davit.stop());
+  return { url: `${davit.url}${path}`, headers, processId: davit.processId };
+}
+
+async function startPlain(bench: Bench): Promise<Target> {
+  const directory = join(bench.directory, 'plain');
+  const { path, headers } = await fileToCreateIn(directory);
+  const { url, processId } = await serverOf(bench, { kind: 'plain', directory });
+  return { url: `${url}${path}`, headers, processId };
+}
+
+/** What davit answers: the others answer with the same bytes. */
+async function exampleAnswer({ url, headers }: Target): Promise<string> {
+  const response = await fetch(url, {
+    method: 'POST',
+    headers: { ...headers, 'Content-Type': 'application/json', 'Idempotency-Key': 'example' },
+    body: JSON.stringify({ ref: 'v1.2.3' }),
+  });
+  if (response.status !== 201) throw new Error(`davit answered ${response.status}`);
+  return await response.text();
+}
+
+/** Its own client is written in C: what it reaches shows whether ours holds anybody up. */
+async function askedByWrk(
+  { directory, seconds }: Bench,
+  wrk: string,
+  { url }: Target,
+): Promise<{ perSecond: number }> {
+  const script = join(directory, 'wrk.lua');
+  writeFileSync(
+    script,
+    `wrk.method = 'POST'\nwrk.body = '{"ref":"v1.2.3"}'\nwrk.headers['Content-Type'] = 'application/json'\n`,
+  );
+  const words = ['-t1', '-c64', `-d${Math.max(1, Math.round(seconds))}s`, '-s', script, '--latency', url];
+  const output = await outputOf(wrk, words);
+  const perSecond = Number(/Requests\/sec:\s+([\d.]+)/.exec(output)?.[1]);
+  return { perSecond };
+}
+
+function wrkRows(wrk: string | undefined, perSecond: (name: string) => number[]): Row[] {
+  if (wrk === undefined)
+    return [rowMissing({ name: WRK, missing: 'wrk is not installed: apt-get install wrk' })];
+  const reached = perSecond(WRK);
+  const ratios = perSecond(NODE).map((own, round) => own / (reached[round] ?? Number.NaN));
+  return [
+    figureRow(WRK, '/s', reached),
+    // It is not what holds anybody up. Ours sends an Idempotency-Key with each request besides.
+    rowAtLeast('our own client reaches, of what wrk does', 'times', ratios, 0.8),
+  ];
+}

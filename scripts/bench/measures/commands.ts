@@ -1,0 +1,175 @@
+import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
+import type { ProjectId } from '../../../src/domain.ts';
+import type { LoadRequest, LoadResult } from '../children/load.ts';
+import type { SpawnsRequest } from '../children/spawns.ts';
+import { openFile, serve } from '../davit.ts';
+import {
+  alternate,
+  type Bench,
+  type Contender,
+  figureRow,
+  type Measure,
+  type Missing,
+  rowAgainst,
+  rowBelow,
+  rowMissing,
+  samplesOf,
+} from '../measure.ts';
+import { laminar } from '../peers/laminar.ts';
+import { startWebhook } from '../peers/webhook.ts';
+import { childOf, findProgram, outputOf } from '../processes.ts';
+
+/** Commands at a time, the same for all. */
+const CONCURRENCY = 8;
+const PROJECTS = 2 * CONCURRENCY;
+const RESIDENT_BYTES = 250e6;
+/** In one round, for each of its seconds and each project. */
+const DEPLOYMENTS_PER_SECOND = 25;
+
+const DAVIT = 'davit at 250 MB';
+const POSIX = 'bare posix_spawn from C';
+const NODE_SMALL = "Node's spawn";
+const NODE = "Node's spawn at 250 MB";
+const LAMINAR = 'laminar';
+const WEBHOOK = "Debian's webhook, keeps no record";
+
+type Figure = 'perSecond' | 'loopP99Ms' | 'residentMb';
+
+/**
+ * Deployments of /bin/true that wait in paused projects, and from one moment on may run. A round lasts from the first
+ * start to the last end that davit recorded.
+ */
+export const commands: Measure = {
+  name: 'commands',
+  title: `commands a second, /bin/true, ${CONCURRENCY} at a time, with the service at 250 MB resident`,
+  async run(bench) {
+    const spawns = childOf(bench, 'spawns');
+    const large = childOf(bench, 'spawns');
+    const all: (Contender<Figure> | Missing)[] = [
+      await davitAt250Mb(bench),
+      await posixSpawn(bench),
+      spawning(NODE_SMALL, spawns, 0),
+      spawning(NODE, large, RESIDENT_BYTES),
+      await laminar(bench, LAMINAR, CONCURRENCY),
+      await debiansWebhook(bench),
+    ];
+    const contenders = all.filter((contender) => 'run' in contender);
+    const missing = all.filter((contender) => 'missing' in contender);
+    const results = await alternate(bench, contenders, { rehearse: !bench.quick });
+    const perSecond = (name: string) => samplesOf(results, name, 'perSecond');
+    const against = (name: string, atLeast?: number) => {
+      const absent = missing.find((contender) => contender.name === name);
+      return absent === undefined
+        ? rowAgainst(perSecond(DAVIT), name, '/s', perSecond(name), atLeast)
+        : rowMissing(absent);
+    };
+    return [
+      figureRow(DAVIT, '/s', perSecond(DAVIT)),
+      rowBelow(`${DAVIT}, event loop delay, p99`, 'ms', samplesOf(results, DAVIT, 'loopP99Ms'), 10),
+      figureRow(`${DAVIT}, resident (RSS) without its helper`, 'MB', samplesOf(results, DAVIT, 'residentMb')),
+      against(POSIX, 0.5),
+      against(LAMINAR, 5),
+      against(WEBHOOK),
+      against(NODE_SMALL),
+      against(NODE),
+    ];
+
+    function spawning(name: string, child: typeof spawns, residentBytes: number): Contender<Figure> {
+      const request = { seconds: bench.seconds, concurrency: CONCURRENCY, residentBytes };
+      return { name, run: () => child.call(request satisfies SpawnsRequest) };
+    }
+  },
+};
+
+async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
+  const directory = join(bench.directory, 'davit');
+  mkdirSync(directory);
+  const file = openFile(directory);
+  bench.defer(file.close);
+  const projectIds: ProjectId[] = [];
+  for (let number = 1; number <= PROJECTS; number += 1) {
+    projectIds.push(await file.project(`website-${number}`, ['/bin/true']));
+  }
+  await file.pause(projectIds, true);
+  const probeFile = join(directory, 'probe.json');
+  const davit = await serve(directory, {
+    options: ['--max-concurrent', String(CONCURRENCY)],
+    environment: {
+      NODE_OPTIONS: `--require ${JSON.stringify(join(import.meta.dirname, '../children/probe.cjs'))}`,
+      BENCH_RESIDENT_BYTES: String(RESIDENT_BYTES),
+      BENCH_PROBE_FILE: probeFile,
+    },
+  });
+  bench.defer(() => davit.stop());
+  await pause(1_000); // until it is as large as that
+  const lastSeq = file.database.prepare<[], number>('SELECT coalesce(max(seq), 0) FROM deployments').pluck();
+  const waiting = file.database
+    .prepare('SELECT 1 FROM deployments WHERE finished_at IS NULL LIMIT 1')
+    .pluck();
+  const outcome = file.database.prepare<[number], { succeeded: number; durationMs: number }>(`
+    SELECT count(*) FILTER (WHERE status = 'succeeded') AS succeeded, max(finished_at) - min(started_at) AS durationMs
+      FROM deployments WHERE seq > ?`);
+
+  return {
+    name: DAVIT,
+    async run() {
+      const before = lastSeq.get() ?? 0;
+      const each = Math.ceil(bench.seconds * DEPLOYMENTS_PER_SECOND);
+      for (const projectId of projectIds) await file.deploy(projectId, each);
+      await probe();
+      await file.pause(projectIds, false);
+      while (waiting.get() !== undefined) await pause(20);
+      const loop = await probe();
+      await file.pause(projectIds, true);
+      const { succeeded = 0, durationMs = 0 } = outcome.get(before) ?? {};
+      if (succeeded !== each * PROJECTS) throw new Error(`${succeeded} of ${each * PROJECTS} succeeded`);
+      return {
+        perSecond: (succeeded / durationMs) * 1000,
+        loopP99Ms: loop.p99Ms,
+        residentMb: loop.residentMb,
+      };
+    },
+  };
+
+  /** What the event loop saw since the last time. */
+  async function probe(): Promise<{ p99Ms: number; residentMb: number }> {
+    rmSync(probeFile, { force: true });
+    davit.child.kill('SIGUSR2');
+    while (!existsSync(probeFile)) await pause(5);
+    return JSON.parse(readFileSync(probeFile, 'utf8')) as { p99Ms: number; residentMb: number };
+  }
+}
+
+async function posixSpawn({ directory, seconds }: Bench): Promise<Contender<Figure> | Missing> {
+  const compiler = findProgram('gcc');
+  if (compiler === undefined)
+    return { name: POSIX, missing: 'gcc is not installed: apt-get install gcc libc6-dev' };
+  const program = join(directory, 'posix-spawn');
+  await outputOf(compiler, ['-O2', '-o', program, join(import.meta.dirname, '../children/posix-spawn.c')]);
+  const words = [String(seconds), String(CONCURRENCY)];
+  return { name: POSIX, run: async () => ({ perSecond: Number(await outputOf(program, words)) }) };
+}
+
+async function debiansWebhook(bench: Bench): Promise<Contender<Figure> | Missing> {
+  const webhook = await startWebhook(bench, '/bin/true');
+  if ('missing' in webhook) return { name: WEBHOOK, ...webhook };
+  const load = childOf(bench, 'load');
+  const request: LoadRequest = {
+    url: webhook.url,
+    method: 'POST',
+    headers: {},
+    body: '{"ref":"v1.2.3"}',
+    connections: CONCURRENCY,
+    seconds: bench.seconds,
+    warmUpSeconds: 0,
+  };
+  return {
+    name: WEBHOOK,
+    run: async () => ({ perSecond: (await load.call<LoadResult>(request)).perSecond }),
+  };
+}
+
+function pause(durationMs: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, durationMs));
+}

@@ -1,0 +1,92 @@
+import { join } from 'node:path';
+import type { LoadRequest, LoadResult } from '../children/load.ts';
+import { fileToCreateIn } from '../creations.ts';
+import { openFile, serve } from '../davit.ts';
+import { figureRow, type Measure, rowBelow } from '../measure.ts';
+import { childOf, type Memory, memoryOf } from '../processes.ts';
+import { openReceivers } from '../receivers.ts';
+import { median } from '../statistics.ts';
+
+const IDLE_SECONDS = 3;
+const MINUTES = 10;
+/** At full speed ten minutes would make a file of 10 GB. */
+const CREATIONS_PER_SECOND = 1_500;
+
+/**
+ * All processes of the service, its helper too, idle and then under load: deployments at a steady rate, each of
+ * them delivered, and pages of them as fast as 32 connections take them.
+ */
+export const memory: Measure = {
+  name: 'memory',
+  title: 'resident memory of the service with its helper, idle and under load',
+  async run(bench) {
+    const directory = join(bench.directory, 'davit');
+    const { path, headers, keyId } = await fileToCreateIn(directory);
+    const receivers = await openReceivers(bench, 1);
+    const file = openFile(directory);
+    await file.webhook(keyId, receivers.urls[0] ?? '', ['deployment.created']);
+    await file.close();
+    const davit = await serve(directory);
+    bench.defer(() => davit.stop());
+    bench.progress('idle');
+    const idle = await watch(davit.processId, pause(IDLE_SECONDS * 1000));
+
+    const seconds = bench.quick ? 10 * bench.seconds : MINUTES * 60;
+    bench.progress(`${seconds} s of load`);
+    const url = `${davit.url}${path}`;
+    const common = { url, headers, seconds, warmUpSeconds: 0 };
+    const creations = childOf(bench, 'load').call<LoadResult>({
+      ...common,
+      method: 'POST',
+      body: '{"ref":"v1.2.3"}',
+      connections: 64,
+      idempotencyKeys: true,
+      requestsPerSecond: CREATIONS_PER_SECOND,
+    } satisfies LoadRequest);
+    const pages = childOf(bench, 'load').call<LoadResult>({
+      ...common,
+      method: 'GET',
+      connections: 32,
+    } satisfies LoadRequest);
+    const load = Promise.all([creations, pages]);
+    const loaded = await watch(davit.processId, load);
+    const [{ perSecond: created }, { perSecond: read }] = await load;
+    return rows(idle, loaded, { seconds, created, read });
+  },
+};
+
+function rows(idle: Memory[], loaded: Memory[], load: { seconds: number; created: number; read: number }) {
+  const proportional = (samples: Memory[]) => samples.map(({ proportionalMb }) => proportionalMb);
+  const resident = (samples: Memory[]) => samples.map(({ residentMb }) => residentMb);
+  const secondQuarter = loaded.slice(Math.floor(loaded.length / 4), Math.floor(loaded.length / 2));
+  const lastQuarter = loaded.slice(Math.floor((loaded.length * 3) / 4));
+  const growth = median(proportional(lastQuarter)) / median(proportional(secondQuarter));
+  const under = `after ${load.seconds} s of load`;
+  return [
+    rowBelow('idle (PSS)', 'MB', proportional(idle), 120),
+    figureRow('idle, what processes share counted for each (RSS)', 'MB', resident(idle)),
+    rowBelow(`${under} (PSS)`, 'MB', proportional(lastQuarter), 250),
+    figureRow(`${under}, what processes share counted for each (RSS)`, 'MB', resident(lastQuarter)),
+    rowBelow('last quarter of it to the second', 'times', [growth], 1.1),
+    figureRow('created meanwhile', '/s', [load.created]),
+    figureRow('pages of 50 read meanwhile', '/s', [load.read]),
+  ];
+}
+
+/** What is resident at every second until `end`. */
+async function watch(processId: number, end: Promise<unknown>): Promise<Memory[]> {
+  const samples: Memory[] = [];
+  let ended = false;
+  const over = end.finally(() => {
+    ended = true;
+  });
+  while (!ended) {
+    await Promise.race([over, pause(1_000)]);
+    samples.push(memoryOf(processId));
+  }
+  return samples;
+}
+
+function pause(durationMs: number): Promise<void> {
+  return new Promise((resolve) => setTimeout(resolve, durationMs));
+}

@@ -1,0 +1,79 @@
+import { join } from 'node:path';
+import type { WebhookId } from '../../../src/domain.ts';
+import type { LoadResult } from '../children/load.ts';
+import { creating, fileToCreateIn } from '../creations.ts';
+import { fillOutbox, openFile, serve } from '../davit.ts';
+import { alternate, figureRow, type Measure, rowAtMost, samplesOf } from '../measure.ts';
+import { childOf } from '../processes.ts';
+import { openReceivers, subscribe } from '../receivers.ts';
+
+const RECEIVERS = 200;
+
+const WITHOUT = 'accepting, no deliveries';
+const WITH = 'accepting while deliveries run flat out';
+
+/** More than are delivered in a second, for each of the receivers. */
+const PER_RECEIVER_AND_SECOND = 150;
+
+/** One service, the same load; in every other round there is more to deliver for each receiver than can be. */
+export const mixed: Measure = {
+  name: 'mixed',
+  title: 'accepting a deployment with and without deliveries; 64 connections',
+  async run(bench) {
+    const directory = join(bench.directory, 'davit');
+    const { path, headers, keyId } = await fileToCreateIn(directory);
+    const receivers = await openReceivers(bench, RECEIVERS);
+    const file = openFile(directory);
+    bench.defer(file.close);
+    const webhookIds = await subscribe(file, keyId, receivers);
+    file.enableWebhooks(webhookIds, false);
+    const davit = await serve(directory);
+    bench.defer(() => davit.stop());
+    const load = childOf(bench, 'load');
+    const accept = () => load.call<LoadResult>(creating(bench, { url: `${davit.url}${path}`, headers }, 64));
+    const waiting = file.database
+      .prepare<[WebhookId], number>(
+        `SELECT 1 FROM deliveries WHERE webhook_id = ? AND status = 'pending' LIMIT 1`,
+      )
+      .pluck();
+
+    const results = await alternate<'p50Ms' | 'p99Ms' | 'perSecond' | 'delivered'>(
+      bench,
+      [
+        { name: WITHOUT, run: accept },
+        { name: WITH, run: acceptWhileDelivering },
+      ],
+      { rehearse: !bench.quick },
+    );
+    const figure = (name: string, of: 'p50Ms' | 'p99Ms' | 'perSecond' | 'delivered') =>
+      samplesOf(results, name, of);
+    return [
+      figureRow(`${WITHOUT}, p99`, 'ms', figure(WITHOUT, 'p99Ms')),
+      rowAtMost(figure(WITHOUT, 'p99Ms'), `${WITH}, p99`, 'ms', figure(WITH, 'p99Ms'), 3),
+      figureRow(`${WITHOUT}, p50`, 'ms', figure(WITHOUT, 'p50Ms')),
+      figureRow(`${WITH}, p50`, 'ms', figure(WITH, 'p50Ms')),
+      figureRow(WITHOUT, '/s', figure(WITHOUT, 'perSecond')),
+      figureRow(WITH, '/s', figure(WITH, 'perSecond')),
+      figureRow('deliveries meanwhile', '/s', figure(WITH, 'delivered')),
+    ];
+
+    async function acceptWhileDelivering() {
+      const seconds = bench.seconds * 1.25 + 2;
+      fillOutbox(file.database, webhookIds, Math.ceil(seconds * PER_RECEIVER_AND_SECOND));
+      file.enableWebhooks(webhookIds, true);
+      await receivers.reset();
+      while ((await receivers.look()).count < webhookIds.length)
+        await new Promise((resolve) => setTimeout(resolve, 20));
+      const before = await receivers.look();
+      const result = await accept();
+      const after = await receivers.look();
+      if (webhookIds.some((id) => waiting.get(id) === undefined)) {
+        throw new Error('all was delivered before the round had ended');
+      }
+      file.enableWebhooks(webhookIds, false);
+      await new Promise((resolve) => setTimeout(resolve, 1_000)); // until that has been noticed
+      const delivered = ((after.count - before.count) / (after.lastAtMs - before.lastAtMs)) * 1000;
+      return { ...result, delivered };
+    }
+  },
+};

@@ -1,0 +1,99 @@
+import { execFileSync } from 'node:child_process';
+import { chownSync, mkdirSync, mkdtempSync, readdirSync } from 'node:fs';
+import { tmpdir, userInfo } from 'node:os';
+import { join } from 'node:path';
+import type { Bench } from '../measure.ts';
+import { findProgram, guardDirectory, isInstalled, outputOf, start } from '../processes.ts';
+import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
+
+export type Postgres = { place: PostgresPlace } | { missing: string };
+
+/**
+ * A PostgreSQL of the measure's own, on a Unix socket, as durable as it comes (`fsync`, `synchronous_commit`), or why
+ * there is none. As root it runs as the user postgres.
+ */
+export async function startPostgres(bench: Bench, ...packages: string[]): Promise<Postgres> {
+  const found = binaries();
+  if (found === undefined) return { missing: 'PostgreSQL is not installed: apt-get install postgresql' };
+  const absent = packages.filter((name) => !isInstalled(name));
+  if (absent.length > 0) {
+    const names = absent.join(' ');
+    return { missing: `not installed: npm install --no-save ${names}` };
+  }
+  bench.progress('starting PostgreSQL');
+  try {
+    return { place: await startCluster(bench, found) };
+  } catch (error) {
+    const reason = error instanceof Error ? error.message : String(error);
+    return { missing: `PostgreSQL cannot be started (${reason.trim()}): try another --data-dir` };
+  }
+}
+
+/** Debian keeps these off the PATH; the newest version counts. */
+function binaries(): { initdb: string; postgres: string } | undefined {
+  const versions = readdirIfThere('/usr/lib/postgresql').sort((a, b) => Number(b) - Number(a));
+  const directories = versions.map((version) => `/usr/lib/postgresql/${version}/bin`);
+  const initdb = findProgram('initdb', directories);
+  const postgres = findProgram('postgres', directories);
+  return initdb === undefined || postgres === undefined ? undefined : { initdb, postgres };
+}
+
+function readdirIfThere(path: string): string[] {
+  try {
+    return readdirSync(path);
+  } catch {
+    return [];
+  }
+}
+
+async function startCluster(
+  { directory, defer }: Bench,
+  { initdb, postgres }: { initdb: string; postgres: string },
+): Promise<PostgresPlace> {
+  const data = join(directory, 'postgres');
+  // A socket's path may have 107 characters.
+  const socketDirectory = mkdtempSync(join(tmpdir(), 'davit-bench-'));
+  guardDirectory(socketDirectory);
+  mkdirSync(data, { mode: 0o700 });
+  const owner = userInfo().uid === 0 ? postgresUser() : undefined;
+  if (owner !== undefined) {
+    for (const path of [data, socketDirectory]) chownSync(path, owner.uid, owner.gid);
+  }
+  const options = { cwd: socketDirectory, env: { PATH: '/usr/bin:/bin', LC_ALL: 'C.UTF-8' }, ...owner };
+  await outputOf(initdb, ['--pgdata', data, '--auth', 'trust', '--username', 'bench'], options);
+  const settings = [
+    `unix_socket_directories=${socketDirectory}`,
+    'listen_addresses=',
+    'max_connections=100',
+    'shared_buffers=512MB',
+    'max_wal_size=4GB',
+    'fsync=on',
+    'synchronous_commit=on',
+  ];
+  const words = ['-D', data, ...settings.flatMap((setting) => ['-c', setting])];
+  // At the last resort an immediate shutdown: its own children would outlive a SIGKILL for a moment.
+  const running = start(postgres, words, { ...options, stdio: 'ignore', lastResort: 'SIGQUIT' });
+  defer(() => running.stop('SIGINT'));
+  const place = { host: socketDirectory, user: 'bench', database: 'postgres' };
+  await untilItAnswers(place);
+  return place;
+}
+
+function postgresUser(): { uid: number; gid: number } {
+  const idOf = (option: string) => Number(execFileSync('id', [option, 'postgres'], { encoding: 'utf8' }));
+  return { uid: idOf('-u'), gid: idOf('-g') };
+}
+
+async function untilItAnswers(place: PostgresPlace): Promise<void> {
+  for (let attempt = 1; ; attempt += 1) {
+    try {
+      const pool = await connectToPostgres(place, 1);
+      await pool.query('SELECT 1');
+      await pool.end();
+      return;
+    } catch (error) {
+      if (attempt === 100) throw error;
+      await new Promise((resolve) => setTimeout(resolve, 100));
+    }
+  }
+}
