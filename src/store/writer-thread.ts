@@ -3,7 +3,7 @@ import { type MessagePort, parentPort, workerData } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
 import { startLoop } from '../loop.ts';
-import { openForWriting } from './database.ts';
+import { checkpoint, openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
 import { serveWriter } from './writer-port.ts';
 
@@ -38,7 +38,7 @@ let lookedAtMs = 0;
 checkpointer.on('message', () => {
   checkpointing = false;
   // Under steady load the passive copy never meets the end of the WAL. What is left now is little.
-  if (walBytes() > CATCH_UP_AT_BYTES) database.pragma('wal_checkpoint(PASSIVE)');
+  if (walBytes() > CATCH_UP_AT_BYTES) checkpoint(database);
 });
 group.onCommit(checkpointWhenLarge);
 const lookout = startLoop(
