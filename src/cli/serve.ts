@@ -10,6 +10,7 @@ import {
   errorText,
   explain,
   misused,
+  stayAlive,
 } from './command.ts';
 import { notifySystemd } from './notify.ts';
 
@@ -39,6 +40,8 @@ export function defineServe(command: Command, context: CommandContext): void {
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
   const { terminal, effects, onSignal, exit } = context;
+  // Waiting for the end of a helper that a killed service left is nothing that would.
+  using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   let signals = 0;
   onSignal((signal) => {

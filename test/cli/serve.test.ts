@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, writeFileSync } from 'node:fs';
+import { existsSync, readFileSync, writeFileSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
@@ -8,6 +8,7 @@ import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
+import { stateOf } from '../helpers/commands.ts';
 import { newDeployment } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -80,6 +81,24 @@ t.test('a second signal ends it at once', async (t) => {
   t.match(await service.ended, { exitCode: 130, signal: null });
 });
 
+t.test('what a killed service left of its helper is ended, and the next one starts', async (t) => {
+  const { directory } = place(t);
+  const killed = await serve(t, directory);
+  const [helperId = 0] = childrenOf(killed.processId);
+  // One that ends by itself when its service is gone, as it should, is gone too soon to be met.
+  process.kill(helperId, 'SIGSTOP');
+  killed.kill('SIGKILL');
+  await killed.ended;
+  t.equal(stateOf(helperId), 'T');
+
+  // As users start it: Node with a compile cache keeps itself alive, and would wait without being told to.
+  const service = await serve(t, directory, { NODE_COMPILE_CACHE: '' });
+  t.equal(stateOf(helperId) ?? 'Z', 'Z', 'whoever inherits it has not waited for it, at most');
+  const { status, body } = await fetch(`${service.url}/healthz`);
+  await body?.cancel();
+  t.equal(status, 200);
+});
+
 t.test('what keeps it from starting is one line that says what to do', async (t) => {
   const { refused, directory } = place(t);
   const other = place(t);
@@ -129,7 +148,15 @@ async function serve(t: Test, directory: string, env: Record<string, string> = {
   }
   const url = /^davit listening on (\S+)\n/.exec(stdout)?.[1];
   if (url === undefined) throw new Error(`this is not where it listens: ${stdout}`);
-  return { url, ended, kill: (signal: NodeJS.Signals) => child.kill(signal) };
+  return { url, ended, processId: child.pid ?? 0, kill: (signal: NodeJS.Signals) => child.kill(signal) };
+}
+
+/** The ids of its children, proc_pid_children(5). */
+function childrenOf(processId: number): number[] {
+  return readFileSync(`/proc/${processId}/task/${processId}/children`, 'latin1')
+    .split(' ')
+    .filter(Boolean)
+    .map(Number);
 }
 
 /** As the API would. */
