@@ -285,6 +285,13 @@ function pathOf(command: Command): string {
   return command.parent === null ? command.name() : `${pathOf(command.parent)} ${command.name()}`;
 }
 
+/** Neither the timers of `effects` nor an open file keep a process alive: this does until it is disposed of. */
+export function stayAlive(): Disposable {
+  const { port1 } = new MessageChannel();
+  port1.ref();
+  return { [Symbol.dispose]: () => port1.close() };
+}
+
 /** One line for a refusal; a bug also shows where it happened. */
 export function errorText(error: unknown): string {
   if (error instanceof AppError) return `error: ${printable(error.message)}`;

@@ -22,9 +22,10 @@ import {
   option,
   printJson,
   Refusal,
+  stayAlive,
 } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
-import { createLogOutput, stayAlive } from './deployment-logs.ts';
+import { createLogOutput } from './deployment-logs.ts';
 import { statusText, tookText } from './deployment-status.ts';
 
 interface DeployOptions {

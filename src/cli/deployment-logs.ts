@@ -3,7 +3,7 @@ import { type Deployment, isTerminal } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
-import { type CommandContext, explain, option, withStore } from './command.ts';
+import { type CommandContext, explain, option, stayAlive, withStore } from './command.ts';
 import { obstacleOf, statusText } from './deployment-status.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
@@ -90,14 +90,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   }
 }
 
-/** Neither the timers of `effects` nor an open file keep a process alive: this does until it is disposed of. */
-export function stayAlive(): Disposable {
-  const { port1 } = new MessageChannel();
-  port1.ref();
-  return { [Symbol.dispose]: () => port1.close() };
-}
-
-/** Resolves after that time; see `stayAlive`. */
+/** Resolves after that time; see `stayAlive` in command.ts. */
 export function pause(durationMs: number, effects: Effects): Promise<void> {
   return new Promise((resolve) => effects.after(durationMs, resolve));
 }

@@ -9,6 +9,7 @@ import {
   errorText,
   explain,
   misused,
+  stayAlive,
 } from './command.ts';
 import { migrateOlder } from './migrate.ts';
 import { notifySystemd } from './notify.ts';
@@ -43,6 +44,8 @@ export function defineServe(command: Command, context: CommandContext): void {
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
   const { terminal, effects, onSignal, exit } = context;
+  // Waiting for the end of what a killed service left running is nothing that would.
+  using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   let signals = 0;
   onSignal(['SIGINT', 'SIGTERM'], (signal) => {

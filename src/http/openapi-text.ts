@@ -161,11 +161,12 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
     when: 'A bug in the service.',
     message:
       'something went wrong inside; whoever runs this service finds more under the request id in its log',
+    headers: [...LIMITED],
   },
   unavailable: {
     when: 'The disk is full, or the service is overloaded or stopping.',
     message: 'the service is overloaded or stopping: try again',
-    headers: ['Retry-After'],
+    headers: ['Retry-After', ...LIMITED],
   },
 };
 

@@ -1,6 +1,6 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import { realEffects } from '../effects.ts';
-import { openForWriting } from './database.ts';
+import { checkpoint, openForWriting } from './database.ts';
 
 /*
  * Copies the WAL into the file on request, beside the writer. A thread of its own, as the copy ends with
@@ -13,7 +13,6 @@ const port = parentPort;
 const database = openForWriting((workerData as { path: string }).path, realEffects);
 
 port.on('message', () => {
-  // PASSIVE waits for nobody. What readers still hold is copied the next time.
-  database.pragma('wal_checkpoint(PASSIVE)');
+  checkpoint(database);
   port.postMessage('done');
 });

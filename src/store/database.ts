@@ -85,6 +85,18 @@ export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEO
   }
 }
 
+/**
+ * Copies what it can of the WAL into the file, waiting for nobody: what readers still hold is copied the next time.
+ * So is what a disk does not take, as everything is safe in the WAL; what that means for writes is said there.
+ */
+export function checkpoint(database: Database): void {
+  try {
+    database.pragma('wal_checkpoint(PASSIVE)');
+  } catch (error) {
+    if (sqliteCode(error) === undefined) throw error;
+  }
+}
+
 /** An error of SQLite as an AppError `conflict` where the place is at fault; any other error as it is. */
 export function openingProblem(path: string, error: unknown): unknown {
   const code = sqliteCode(error);

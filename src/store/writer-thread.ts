@@ -5,7 +5,7 @@ import { realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
-import { openForWriting } from './database.ts';
+import { checkpoint, openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
 import { type CheckpointKind, writerFigures } from './writer-figures.ts';
 import { serveWriter } from './writer-port.ts';
@@ -89,7 +89,7 @@ function startCheckpointer(): Worker {
 function catchUp(): void {
   if (walBytes() <= CATCH_UP_AT_BYTES) return;
   const startedAtMs = realEffects.monotonicMs();
-  database.pragma('wal_checkpoint(PASSIVE)');
+  checkpoint(database);
   note('catch_up', startedAtMs);
 }
 

@@ -172,7 +172,7 @@ async function serve(t: Test, directory: string, env: Record<string, string> = {
   }
   const url = /^davit listening on (\S+)\n/.exec(stdout)?.[1];
   if (url === undefined) throw new Error(`this is not where it listens: ${stdout}`);
-  return { url, ended, kill: (signal: NodeJS.Signals) => child.kill(signal) };
+  return { url, ended, processId: child.pid ?? 0, kill: (signal: NodeJS.Signals) => child.kill(signal) };
 }
 
 /** As the API would. */

@@ -1,6 +1,8 @@
 import fc from 'fast-check';
 import t from 'tap';
 import { type Cidr, parseCidr } from '../../src/address.ts';
+import { realEffects } from '../../src/effects.ts';
+import { deployments } from '../../src/http/deployments.ts';
 import {
   addressGroup,
   createClientAddress,
@@ -8,6 +10,8 @@ import {
   createRateLimiter,
   type RateDecision,
 } from '../../src/http/limits.ts';
+import { createPages } from '../../src/http/pages.ts';
+import { createWatches } from '../../src/http/watches.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 
@@ -141,6 +145,35 @@ t.test('a key that asks too often is answered 429 and told when to come again', 
 
   effects.advance(30_000);
   t.equal((await requestJson(port, 'GET', '/v2/open', { key })).status, 200);
+});
+
+t.test('what fails inside tells what is left of the limit, too, as described', async (t) => {
+  const pages = createPages(Buffer.alloc(32), realEffects);
+  const { port, store } = await startHttp(t, {
+    rateLimit: { limit: 1_000, windowMs: 60_000 },
+    resources: (store) => {
+      const watches = createWatches(store, realEffects);
+      return [deployments(store, pages, watches, realEffects, { maxQueued: null })];
+    },
+  });
+  const { secret: key } = await store.key();
+  const path = `/v2/projects/${await store.project()}/deployments`;
+  const deploy = () => requestJson(port, 'POST', path, { key, body: { ref: 'main' } });
+
+  store.limitPages(true);
+  let full = await deploy();
+  while (full.status === 201) full = await deploy();
+  t.equal(full.status, 503);
+  t.match(full.headers.get('ratelimit'), /^"default";r=\d+;t=\d+$/);
+  const before = store.dump();
+  t.equal((await deploy()).status, 503);
+  t.strictSame(store.dump(), before);
+
+  store.limitPages(false);
+  store.execute('ALTER TABLE events RENAME TO lost');
+  const bug = await deploy();
+  t.match(bug, { status: 500, body: { error: { code: 'internal_error' } } });
+  t.match(bug.headers.get('ratelimit'), /^"default";r=\d+;t=\d+$/);
 });
 
 t.test(

@@ -158,5 +158,5 @@ function optionRow([commands = '', flags = '', defaultText = '', variable = '']:
 }
 
 function isOfCli(name: string): boolean {
-  return ['command.ts', 'table.ts', 'terminal.ts'].includes(name);
+  return ['commands.ts', 'command.ts', 'table.ts', 'terminal.ts'].includes(name);
 }

@@ -1,0 +1,239 @@
+import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, mkdirSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { createInterface } from 'node:readline';
+import { CA_FILE } from './receivers.ts';
+
+/** What stands between davit and the system: nothing, libfaketime, or libfiu. */
+export type Preload = 'nothing' | 'faketime' | 'fiu';
+
+/** One life of the service, from its start to its end. */
+export interface Incarnation {
+  process: ChildProcess;
+  processId: number;
+  url: string;
+  preload: Preload;
+  /** From the start of the process to its first line. */
+  readyMs: number;
+  /** What it held at moments half a second apart. */
+  samples: { residentBytes: number; descriptors: number }[];
+  /** It is to end: whoever ends it says so first. */
+  endExpected: boolean;
+  ended: Promise<End>;
+}
+
+export interface End {
+  exitCode: number | null;
+  signal: string | null;
+}
+
+export interface Service {
+  /** Where it listens; null while it does not. */
+  url(): string | null;
+  current(): Incarnation | null;
+  incarnations: readonly Incarnation[];
+  /** Runs until it listens. Throws if it ends before, unless somebody said `expectEnd` meanwhile. */
+  start(preload?: Preload): Promise<Incarnation>;
+  /** The same without waiting: for who wants to kill it before. */
+  launch(preload?: Preload): ChildProcess;
+  /** Sends a signal and waits for the end; undefined: it had ended before. */
+  end(signal: 'SIGKILL' | 'SIGTERM'): Promise<End | undefined>;
+  /** Sets the clock of one that was started with faketime. */
+  setClock(offsetMs: number): void;
+  /** Switches the failing of fsync on, for this share, or off, in one that was started with fiu. */
+  failFsync(share: number): void;
+  sample(): void;
+}
+
+export interface ServiceOptions {
+  executable: string;
+  /** Of the run: logs, clock and control files. Not on davit's disk. */
+  directory: string;
+  databasePath: string;
+  /** Hears that it ended when nobody had told it to. */
+  onUnexpectedEnd(detail: string): void;
+}
+
+export const FAKETIME_LIBRARY = findLibrary('faketime/libfaketimeMT.so.1');
+const FIU_LIBRARIES = ['/usr/lib/fiu/fiu_run_preload.so', '/usr/lib/fiu/fiu_posix_preload.so'];
+
+/** Short times, so that minutes show what takes days. The rate limit is one that does not bite. */
+const OPTIONS = [
+  ...['--listen', '127.0.0.1:0', '--log-level', 'warn', '--rate-limit', '100000/1m'],
+  ...['--max-concurrent', '8', '--max-queued', '40'],
+  ...['--webhook-allow-http', '--webhook-allow-cidr', '127.0.0.0/8', '--webhook-ca-file', CA_FILE],
+  ...['--webhook-timeout', '2s', '--webhook-retry-window', '20s'],
+  ...['--webhook-retry-delays', '1s,1s,2s,4s,8s'],
+];
+
+/** Why fsync cannot be made to fail here; undefined: it can. */
+export function whyNoFiu(): string | undefined {
+  if (!FIU_LIBRARIES.every((path) => existsSync(path)) || !existsSync('/usr/bin/fiu-ctrl')) {
+    return 'fiu-utils is not installed';
+  }
+  return undefined;
+}
+
+/** Why the clock cannot be moved here; undefined: it can. */
+export function whyNoFaketime(): string | undefined {
+  return FAKETIME_LIBRARY === undefined ? 'faketime is not installed' : undefined;
+}
+
+/** `davit serve` on one file, started as often as it takes. */
+export function createService(options: ServiceOptions): Service {
+  const { executable, directory, databasePath, onUnexpectedEnd } = options;
+  const clockFile = join(directory, 'clock');
+  const fiuDirectory = join(directory, 'fiu');
+  const temporaryDirectory = join(directory, 'tmp');
+  const log = openSync(join(directory, 'davit.log'), 'a');
+  const incarnations: Incarnation[] = [];
+  let current: Incarnation | null = null;
+  mkdirSync(fiuDirectory, { recursive: true });
+  mkdirSync(temporaryDirectory, { recursive: true });
+
+  return {
+    url: () => current?.url ?? null,
+    current: () => current,
+    incarnations,
+    start,
+    launch,
+    async end(signal) {
+      const incarnation = current;
+      if (incarnation === null) return undefined;
+      incarnation.endExpected = true;
+      incarnation.process.kill(signal);
+      return await incarnation.ended;
+    },
+    setClock(offsetMs) {
+      writeFileSync(clockFile, `${offsetMs < 0 ? '-' : '+'}${Math.abs(offsetMs / 1000)}\n`);
+    },
+    failFsync(share) {
+      const points = ['posix/io/sync/fsync', 'posix/io/sync/fdatasync'];
+      const commands = points.map((name) =>
+        share === 0 ? `disable name=${name}` : `enable_random name=${name},probability=${share}`,
+      );
+      const words = commands.flatMap((command) => ['-c', command]);
+      execFileSync('fiu-ctrl', ['-f', join(fiuDirectory, 'control'), ...words, String(must().processId)], {
+        timeout: 5_000,
+      });
+    },
+    sample() {
+      if (current === null) return;
+      const sample = sampleOf(current.processId);
+      if (sample !== undefined) current.samples.push(sample);
+    },
+  };
+
+  function must(): Incarnation {
+    if (current === null) throw new Error('davit does not run');
+    return current;
+  }
+
+  function launch(preload: Preload = 'nothing'): ChildProcess {
+    if (preload === 'faketime') writeFileSync(clockFile, '+0\n');
+    return spawn(executable, ['serve', '--db', databasePath, ...OPTIONS], {
+      cwd: directory,
+      env: { PATH: '/usr/bin:/bin', TMPDIR: temporaryDirectory, ...environmentOf(preload) },
+      stdio: ['ignore', 'pipe', log],
+    });
+  }
+
+  function environmentOf(preload: Preload): Record<string, string> {
+    switch (preload) {
+      case 'nothing':
+        return {};
+      case 'faketime':
+        return {
+          LD_PRELOAD: FAKETIME_LIBRARY ?? '',
+          FAKETIME_TIMESTAMP_FILE: clockFile,
+          FAKETIME_NO_CACHE: '1',
+          FAKETIME_DONT_FAKE_MONOTONIC: '1',
+          DONT_FAKE_MONOTONIC: '1',
+        };
+      case 'fiu':
+        return { LD_PRELOAD: FIU_LIBRARIES.join(' '), FIU_CTRL_FIFO: join(fiuDirectory, 'control') };
+      default:
+        return preload satisfies never;
+    }
+  }
+
+  async function start(preload: Preload = 'nothing'): Promise<Incarnation> {
+    const startedAtMs = performance.now();
+    const child = launch(preload);
+    const ended = once(child, 'exit').then(([exitCode, signal]) => ({ exitCode, signal }));
+    const url = await listeningUrl(child);
+    if (url === undefined) {
+      const { exitCode, signal } = await ended;
+      throw new Error(`davit did not start: it ended with ${signal ?? exitCode}\n${lastLines()}`);
+    }
+    const incarnation: Incarnation = {
+      process: child,
+      processId: child.pid ?? 0,
+      url,
+      preload,
+      readyMs: performance.now() - startedAtMs,
+      samples: [],
+      endExpected: false,
+      ended,
+    };
+    incarnations.push(incarnation);
+    current = incarnation;
+    void ended.then(({ exitCode, signal }) => {
+      if (current === incarnation) current = null;
+      if (!incarnation.endExpected) onUnexpectedEnd(`it ended with ${signal ?? exitCode}: ${lastLines()}`);
+    });
+    return incarnation;
+  }
+
+  function lastLines(): string {
+    return readFileSync(join(directory, 'davit.log'), 'utf8').split('\n').slice(-4).join('\n');
+  }
+}
+
+async function listeningUrl(child: ChildProcess): Promise<string | undefined> {
+  if (child.stdout === null) throw new Error('davit has no stdout');
+  for await (const line of createInterface({ input: child.stdout })) {
+    const url = /^davit listening on (\S+)$/.exec(line)?.[1];
+    if (url !== undefined) return url;
+  }
+  return undefined;
+}
+
+function sampleOf(processId: number): { residentBytes: number; descriptors: number } | undefined {
+  try {
+    const status = readFileSync(`/proc/${processId}/status`, 'latin1');
+    const residentBytes = Number(/^VmRSS:\s+(\d+) kB$/m.exec(status)?.[1] ?? 0) * 1024;
+    return { residentBytes, descriptors: readdirSync(`/proc/${processId}/fd`).length };
+  } catch {
+    return undefined; // it is gone
+  }
+}
+
+/** A process that carries the marker of a deployment of this run. */
+export interface MarkedProcess {
+  processId: number;
+  deploymentId: string;
+}
+
+/** Processes whose environment says that they belong to a deployment of the run with this name. */
+export function markedProcesses(runName: string): MarkedProcess[] {
+  return readdirSync('/proc')
+    .map(Number)
+    .filter(Number.isInteger)
+    .flatMap((processId) => {
+      try {
+        const environment = readFileSync(`/proc/${processId}/environ`, 'latin1').split('\0');
+        if (!environment.includes(`CHAOS_RUN=${runName}`)) return [];
+        const deploymentId = environment.find((entry) => entry.startsWith('DEPLOY_ID='))?.slice(10);
+        return deploymentId === undefined ? [] : [{ processId, deploymentId }];
+      } catch {
+        return []; // it is gone
+      }
+    });
+}
+
+function findLibrary(name: string): string | undefined {
+  const architectures = ['x86_64-linux-gnu', 'aarch64-linux-gnu'];
+  return architectures.map((one) => `/usr/lib/${one}/${name}`).find((path) => existsSync(path));
+}
