@@ -113,6 +113,7 @@ function createPrivately(path: string): void {
 function prepareSchema(database: Database, path: string, effects: Effects): void {
   // As a rule it is ours and of this version, and then nobody's writing is waited for.
   if (identityOf(database).isCurrent) return;
+  letShrink(database);
   database
     .transaction(() => {
       const { applicationId, version } = identityOf(database);
@@ -127,6 +128,15 @@ function prepareSchema(database: Database, path: string, effects: Effects): void
       }
     })
     .immediate();
+}
+
+/**
+ * What retention removes can be given back to the file system, in steps: see retention.ts. SQLite takes this only for
+ * a file that is empty; copies by VACUUM INTO keep it. Its price, a page in 800 that tells who refers to the others,
+ * was not to be seen: 5,810 creations a second with it, 5,790 without.
+ */
+function letShrink(database: Database): void {
+  if (database.pragma('page_count', { simple: true }) === 0) database.pragma('auto_vacuum = INCREMENTAL');
 }
 
 function identityOf(database: Database) {
