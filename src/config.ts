@@ -89,6 +89,12 @@ const SETTINGS = {
     'trust these certificates (PEM) of receivers too',
     parsePath,
   ),
+  retentionMs: limit(
+    '--retention <duration>',
+    'how long deployments, events and deliveries are kept once they are over, or off',
+    '90d',
+    durationMsOf,
+  ),
   logLevel: setting('--log-level <level>', 'debug, info, warn, error or silent', 'info', parseLogLevel),
 };
 

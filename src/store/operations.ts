@@ -11,6 +11,7 @@ import { projectWrites } from './projects.ts';
 import { queueWrites } from './queue.ts';
 import { replayWrites } from './replays.ts';
 import { reportWrites } from './reports.ts';
+import { retentionWrites } from './retention.ts';
 import { webhookWrites } from './webhooks.ts';
 
 /** Every write there is, by name. Inputs and outputs are plain values: they may cross a thread. */
@@ -27,6 +28,7 @@ export function makeOperations(context: WriteContext) {
   const replays = replayWrites(context);
   const outbox = outboxWrites(context);
   const idempotency = idempotencyWrites(context);
+  const retention = retentionWrites(context);
 
   const operations = {
     'instance.probe': instance.probe,
@@ -59,6 +61,7 @@ export function makeOperations(context: WriteContext) {
     'outbox.settle': outbox.settle,
     'outbox.setBack': outbox.setBack,
     'idempotency.recall': idempotency.recall,
+    'retention.step': retention.step,
   };
 
   /** Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. */

@@ -72,6 +72,7 @@ const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   webhookAllowCidrs: [loopback()],
   webhookAllowHttp: true,
   webhookCaFile: null,
+  retentionMs: null,
   logLevel: 'silent',
   shutdownGraceMs: 1_000,
 };
