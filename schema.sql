@@ -118,6 +118,8 @@ CREATE UNIQUE INDEX one_running_deployment_per_project ON deployments (project_i
   WHERE status IN ('running', 'canceling') AND reported = 0;
 CREATE INDEX deployments_open_reports ON deployments (report_due_at)
   WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL;
+-- What DEPLOY_PREVIOUS_REF is read from, however many failed since.
+CREATE INDEX deployments_succeeded ON deployments (project_id, seq) WHERE status = 'succeeded';
 CREATE INDEX deployments_finished ON deployments (finished_at) WHERE finished_at IS NOT NULL; -- for retention
 
 CREATE TRIGGER deployment_joins_queue AFTER INSERT ON deployments

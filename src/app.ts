@@ -31,6 +31,7 @@ import { type Loop, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing } from './store/lock.ts';
+import { createPruner } from './store/pruner.ts';
 import { openStoreWithThreads, type Store } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
 
@@ -47,6 +48,8 @@ export interface Service {
 
 /** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
 const IDLE_MS = 500;
+/** It says itself when its next step is due. */
+const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
 /** A loop that has not looked for so long hangs. */
@@ -179,10 +182,16 @@ export async function startService(
     effects,
     onError: (error) => logger.error({ err: error }, 'overdue reports could not be ended'),
   });
+  const pruner = createPruner({ writer: store.writer, effects, logger, retentionMs: config.retentionMs });
+  const pruning = startLoop(pruner.tick, {
+    idleMs: PRUNING_IDLE_MS,
+    effects,
+    onError: (error) => logger.error({ err: error }, 'what is over could not be removed'),
+  });
   readiness.watch(loop);
   started.defer(async () => {
     readiness.stopping();
-    await reportsLoop.stop();
+    await Promise.all([reportsLoop.stop(), pruning.stop()]);
     await loop.stop();
     await executor.stop(config.shutdownGraceMs);
   });

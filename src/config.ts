@@ -94,6 +94,12 @@ const SETTINGS = {
     'where to serve Prometheus metrics, at /metrics, to whoever asks; not at all unless given',
     parseListen,
   ),
+  retentionMs: limit(
+    '--retention <duration>',
+    'how long deployments, events and deliveries are kept once they are over, or off',
+    '90d',
+    durationMsOf,
+  ),
   logLevel: setting(
     '--log-level <level>',
     'debug, info, warn, error or silent',

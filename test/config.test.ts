@@ -22,6 +22,7 @@ t.test('without options it is as the contract says', async (t) => {
     webhookAllowHttp: false,
     webhookCaFile: null,
     metricsListen: null,
+    retentionMs: 90 * 24 * 60 * 60_000,
     logLevel: 'info',
   });
   t.ok(Object.isFrozen(configOf([])));
@@ -52,7 +53,7 @@ t.test('every option is taken over', async (t) => {
     ...['--rate-limit', '5/1s', '--max-concurrent', '8', '--max-queued', '1'],
     ...['--webhook-timeout', '3s', '--webhook-retry-delays', '1s, 1m', '--webhook-retry-window', '1h30m'],
     ...['--webhook-allow-cidr', '127.0.0.0/8', '--webhook-allow-http', '--webhook-ca-file', 'ca.pem'],
-    ...['--metrics-listen', '127.0.0.1:9464', '--log-level', 'silent'],
+    ...['--metrics-listen', '127.0.0.1:9464', '--retention', '12h', '--log-level', 'silent'],
   ]);
   t.strictSame(config, {
     dbPath: 'davit.db',
@@ -70,12 +71,17 @@ t.test('every option is taken over', async (t) => {
     webhookAllowHttp: true,
     webhookCaFile: 'ca.pem',
     metricsListen: { host: '127.0.0.1', port: 9464 },
+    retentionMs: 43_200_000,
     logLevel: 'silent',
   });
 });
 
 t.test('what may be off is null', async (t) => {
-  t.match(configOf(['--rate-limit', 'off', '--max-queued', 'off']), { rateLimit: null, maxQueued: null });
+  t.match(configOf(['--rate-limit', 'off', '--max-queued', 'off', '--retention', 'off']), {
+    rateLimit: null,
+    maxQueued: null,
+    retentionMs: null,
+  });
   t.match(configOf(['--webhook-ca-file', 'off']), { webhookCaFile: 'off' }, 'a file may have that name');
 });
 
@@ -127,6 +133,7 @@ t.test('what is wrong is refused, with the name of the option and an example', a
     ['--webhook-retry-window', '24h', ['forever']],
     ['--trust-proxy', '10.0.0.0/8', ['', 'localhost', '10.0.0.0/8,', '10.0.0.0/8/9']],
     ['--webhook-allow-cidr', 'from 0 to 32', ['10.0.0.0/33']],
+    ['--retention', '5d', ['', '0', '0d', '90', 'never', '-1d']],
     ['--log-level', 'info', ['', 'INFO', 'verbose']],
     ['--tls-cert', 'path', ['']],
   ];

@@ -5,6 +5,7 @@ import { type Answer, type IdempotencyMemory, keyReused } from '../store/idempot
 import type { AnswerRequest } from '../store/operations.ts';
 import type { Writer } from '../store/writer.ts';
 import { callerOf } from './auth.ts';
+import { notFound } from './errors.ts';
 import { idempotencyKey } from './validation.ts';
 
 /** What of a request decides whether another repeats it. */
@@ -24,6 +25,21 @@ export async function answerWrite(
 ): Promise<ResponseObject> {
   const memory = idempotencyMemory(request);
   return respond(h, await writer.write('answer', { ...write, memory } as AnswerRequest));
+}
+
+/**
+ * For a write to what is not there, or not any more: if it repeats one that was answered, that answer. What a key
+ * sees never changes, so it saw it then. Throws `not_found`.
+ */
+export async function answerRepeat(
+  request: WriteRequest,
+  h: Toolkit,
+  writer: Writer,
+): Promise<ResponseObject> {
+  const memory = idempotencyMemory(request);
+  const remembered = memory === null ? undefined : await writer.write('idempotency.recall', memory);
+  if (remembered === undefined) throw notFound();
+  return respond(h, remembered);
 }
 
 /** As `answerWrite`, for an attempt that is made right now and that no transaction can hold. */

@@ -3,6 +3,7 @@ import Joi from 'joi';
 import {
   DEPLOYMENT_STATUSES,
   type Deployment,
+  type DeploymentId,
   type DeploymentStatus,
   isTerminal,
   type Page,
@@ -13,7 +14,7 @@ import type { Effects } from '../effects.ts';
 import type { DeploymentFilter } from '../store/deployment-pages.ts';
 import type { Report } from '../store/reports.ts';
 import type { Store } from '../store/store.ts';
-import { answerWrite } from './answers.ts';
+import { answerRepeat, answerWrite } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
@@ -191,9 +192,11 @@ export function deployments(
           },
         },
         handler(request, h) {
+          const id = idOfVisible(request, request.params.deployment_id);
+          if (id === undefined) return answerRepeat(request, h, writer);
           return answerWrite(request, h, writer, {
             operation: 'deployments.cancel',
-            input: { id: visibleDeployment(request, request.params.deployment_id).id },
+            input: { id },
             statusCode: 202,
             locationPrefix: null,
           });
@@ -228,7 +231,8 @@ export function deployments(
           },
         },
         handler(request, h) {
-          const { id } = visibleDeployment(request, request.params.deployment_id);
+          const id = idOfVisible(request, request.params.deployment_id);
+          if (id === undefined) return answerRepeat(request, h, writer);
           return answerWrite(request, h, writer, {
             operation: 'deployments.redeploy',
             input: { id, keyId: callerOf(request).keyId, maxQueued },
@@ -255,7 +259,8 @@ export function deployments(
           },
         },
         handler(request, h) {
-          const { id } = visibleDeployment(request, request.params.deployment_id);
+          const id = idOfVisible(request, request.params.deployment_id);
+          if (id === undefined) return answerRepeat(request, h, writer);
           const { status, message = null, outputs = null } = request.payload;
           return answerWrite(request, h, writer, {
             operation: 'deployments.report',
@@ -278,6 +283,11 @@ export function deployments(
     const deployment = reads.deployments.visibleTo(callerOf(request), pathId('dpl', pathText));
     if (deployment === undefined) throw notFound();
     return deployment;
+  }
+
+  /** Undefined if it is not the caller's, never was, or is pruned. */
+  function idOfVisible(request: Pick<Request, 'auth'>, pathText: string): DeploymentId | undefined {
+    return reads.deployments.visibleTo(callerOf(request), pathId('dpl', pathText))?.id;
   }
 
   function page(

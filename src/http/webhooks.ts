@@ -13,6 +13,7 @@ import {
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { Reads, Store } from '../store/store.ts';
+import { WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
 import { answerWrite, createAttemptAnswers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -75,6 +76,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
               responses: {
                 201: { description: 'The webhook, with its secret.', resource: 'WebhookWithSecret' },
               },
+              errors: { conflict: `The key has ${WEBHOOKS_OF_KEY_MAX} webhooks already.` },
             },
           },
         },

@@ -1,4 +1,4 @@
-import type { Attempt, DeploymentId, ProjectId } from '../domain.ts';
+import type { Attempt } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import { deliveryWrites } from './deliveries.ts';
 import { endingWrites } from './endings.ts';
@@ -7,10 +7,11 @@ import { instanceWrites } from './instance.ts';
 import { keyWrites } from './keys.ts';
 import { logWrites } from './logs.ts';
 import { outboxWrites } from './outbox.ts';
-import { type ProjectDetails, projectWrites } from './projects.ts';
+import { projectWrites } from './projects.ts';
 import { queueWrites } from './queue.ts';
 import { replayWrites } from './replays.ts';
 import { reportWrites } from './reports.ts';
+import { retentionWrites } from './retention.ts';
 import { webhookWrites } from './webhooks.ts';
 
 /** Every write there is, by name. Inputs and outputs are plain values: they may cross a thread. */
@@ -27,6 +28,7 @@ export function makeOperations(context: WriteContext) {
   const replays = replayWrites(context);
   const outbox = outboxWrites(context);
   const idempotency = idempotencyWrites(context);
+  const retention = retentionWrites(context);
 
   const operations = {
     'instance.probe': instance.probe,
@@ -37,7 +39,7 @@ export function makeOperations(context: WriteContext) {
     'projects.create': projects.create,
     'projects.set': projects.set,
     'projects.setStatus': projects.setStatus,
-    'projects.archive': archive,
+    'projects.archive': queue.archive,
     'deployments.create': queue.create,
     'deployments.redeploy': queue.redeploy,
     'deployments.cancel': queue.cancel,
@@ -59,25 +61,8 @@ export function makeOperations(context: WriteContext) {
     'outbox.settle': outbox.settle,
     'outbox.setBack': outbox.setBack,
     'idempotency.recall': idempotency.recall,
+    'retention.step': retention.step,
   };
-
-  /** Archived, nothing would ever start what waits: it is canceled along with that, and its events tell. */
-  function archive({ id }: { id: ProjectId }): { project: ProjectDetails; canceledIds: DeploymentId[] } {
-    const project = projects.setStatus({ id, status: 'archived' });
-    const canceledIds = projects.queued(id);
-    for (const canceledId of canceledIds) {
-      endings.finish({
-        id: canceledId,
-        status: 'canceled',
-        reason: 'user',
-        message: 'its project was archived',
-        exitCode: null,
-        signal: null,
-        outputs: {},
-      });
-    }
-    return { project: { ...project, queued_count: 0 }, canceledIds };
-  }
 
   /** Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. */
   function answer(request: AnswerRequest): Answer {

@@ -1,5 +1,4 @@
 import {
-  type DeploymentId,
   newId,
   type Project,
   type ProjectId,
@@ -142,11 +141,6 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
         ON CONFLICT (project_id, name) DO UPDATE SET value = excluded.value`);
   const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = ? AND name = ?');
   const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = :id');
-  const queued = database
-    .prepare<[string], DeploymentId>(
-      `SELECT id FROM deployments WHERE project_id = ? AND status = 'queued' AND reported = 0 ORDER BY seq`,
-    )
-    .pluck();
 
   return {
     create(settings: ProjectSettings): ProjectDetails {
@@ -179,9 +173,6 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       changed('queue');
       return reads.resolve(id);
     },
-
-    /** The deployments that wait for the executor, oldest first. */
-    queued: (id: ProjectId): DeploymentId[] => queued.all(id),
   };
 
   function refuseWhileQueued(queuedCount: number): void {

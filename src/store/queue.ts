@@ -14,7 +14,7 @@ import { toDeployment } from './deployment-rows.ts';
 import { deploymentReads, type StoredProcess } from './deployments.ts';
 import { endingWrites, hasEnded } from './endings.ts';
 import { eventWrites } from './events.ts';
-import { projectReads } from './projects.ts';
+import { type ProjectDetails, projectReads, projectWrites } from './projects.ts';
 
 export interface NewDeployment {
   projectId: ProjectId;
@@ -45,11 +45,12 @@ export interface ClaimedDeployment {
 /** Until the queue moves on: nobody can say better how long a deployment takes. */
 const QUEUE_FULL_RETRY_SECONDS = 30;
 
-/** How deployments come into their project's queue and leave it: made, claimed, canceled. */
+/** How deployments come into their project's queue and leave it: made, claimed, canceled, archived with it. */
 export function queueWrites(context: WriteContext) {
   const { database, effects, changed } = context;
   const reads = deploymentReads(database);
   const projects = projectReads(database);
+  const { setStatus } = projectWrites(context);
   const events = eventWrites(context);
   const endings = endingWrites(context);
 
@@ -73,6 +74,11 @@ export function queueWrites(context: WriteContext) {
       SELECT id FROM deployments
        WHERE project_id = :projectId AND status = 'queued' AND reported = 0 AND id <> :id
        ORDER BY seq`)
+    .pluck();
+  const queued = database
+    .prepare<[string], DeploymentId>(
+      `SELECT id FROM deployments WHERE project_id = ? AND status = 'queued' AND reported = 0 ORDER BY seq`,
+    )
     .pluck();
   const supersede = database.prepare('UPDATE deployments SET superseded_by = :by WHERE id = :id');
   const markCanceling = database.prepare(`UPDATE deployments SET status = 'canceling' WHERE id = ?`);
@@ -140,6 +146,25 @@ export function queueWrites(context: WriteContext) {
         changed(id);
       }
       return reads.existing(id);
+    },
+
+    /**
+     * Archives a project. Nothing would ever start what waits in it: that is canceled along, and its events tell.
+     * Throws `not_found`.
+     */
+    archive({ id }: { id: ProjectId }): { project: ProjectDetails; canceledIds: DeploymentId[] } {
+      const project = setStatus({ id, status: 'archived' });
+      const canceledIds = queued.all(id);
+      for (const canceledId of canceledIds) {
+        endings.finish({
+          id: canceledId,
+          status: 'canceled',
+          reason: 'user',
+          ...NOTHING_RAN,
+          message: 'its project was archived',
+        });
+      }
+      return { project: { ...project, queued_count: 0 }, canceledIds };
     },
 
     /**

@@ -14,6 +14,9 @@ import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
 
+/** So many webhooks of one key: each costs every event that it subscribes to a row. */
+export const WEBHOOKS_OF_KEY_MAX = 100;
+
 /** So many secrets of one webhook work at a time: each costs every delivery a signature. */
 const LIVE_SECRETS_MAX = 5;
 
@@ -115,6 +118,9 @@ export function webhookReads(database: Database) {
 /** Webhooks are registered, changed, given new secrets and deleted. */
 export function webhookWrites({ database, effects, changed }: WriteContext) {
   const reads = webhookReads(database);
+  const countOfKey = database
+    .prepare<[KeyId], number>('SELECT count(*) FROM webhooks WHERE key_id = ? AND deleted_at IS NULL')
+    .pluck();
   const insert = database.prepare(`
     INSERT INTO webhooks (id, key_id, url, events, description, status, created_at, enabled_at)
     VALUES (:id, :keyId, :url, :events, :description, 'enabled', :at, :at)`);
@@ -161,7 +167,14 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
   );
 
   return {
+    /** Throws `conflict` if its key has as many as it may. */
     create(input: NewWebhook): WebhookWithSecret {
+      if ((countOfKey.get(input.keyId) ?? 0) >= WEBHOOKS_OF_KEY_MAX) {
+        throw new AppError(
+          'conflict',
+          `this key has ${WEBHOOKS_OF_KEY_MAX} webhooks, which is the most: delete one that nobody needs, or use another key`,
+        );
+      }
       const id = newId('whk', effects.randomBytes);
       const secret = newSigningSecret(effects.randomBytes);
       const at = effects.now();

@@ -48,6 +48,8 @@ group.onCommit(checkpointWhenLarge);
 const lookout = startLoop(
   async () => {
     group.lookOutside();
+    // Of what nobody waits for, what retention removes most of all, nobody is told.
+    checkpointWhenLarge();
     return null;
   },
   // A read that fails now is tried again; what it means for writes is said there.

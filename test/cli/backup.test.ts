@@ -37,6 +37,7 @@ t.test('a copy is one whole file for its owner alone, with all that is in the or
   t.equal(copy.pragma('journal_mode', { simple: true }), 'delete', 'it needs no file beside it');
   t.equal(copy.pragma('application_id', { simple: true }), APPLICATION_ID);
   t.equal(copy.pragma('user_version', { simple: true }), SCHEMA_VERSION);
+  t.equal(copy.pragma('auto_vacuum', { simple: true }), 2, 'it can shrink as the original can');
   t.strictSame(dumpOf(copy), dump());
 });
 

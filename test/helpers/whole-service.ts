@@ -78,6 +78,7 @@ const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   webhookAllowHttp: true,
   webhookCaFile: null,
   metricsListen: null,
+  retentionMs: null,
   logLevel: 'silent',
   shutdownGraceMs: 1_000,
 };

@@ -19,6 +19,7 @@ import {
 } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, type JsonResponse, requestJson } from '../helpers/http.ts';
+import { pruneAll } from '../helpers/retention.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('who may do what with a deployment', async (t) => {
@@ -376,6 +377,39 @@ t.test('a repeated cancellation is answered as the first, also after the end', a
   t.strictSame(again.body, first.body);
   const other = await requestJson(http.port, 'POST', `/v2/deployments/${id}/redeploy`, { key, headers });
   t.equal(other.status, 422);
+  t.strictSame(stateOf(http.store), before);
+});
+
+t.test('what was answered is answered again, also when the deployment is pruned', async (t) => {
+  const effects = fakeEffects();
+  const { http, key, projectId, id } = await setUp(t, { effects });
+  const requests: [path: string, idempotencyKey: string, body: unknown][] = [
+    [`/v2/projects/${projectId}/deployments`, 'make', { ref: 'v1' }],
+    [`/v2/deployments/${id}/redeploy`, 'again', undefined],
+    [`/v2/deployments/${id}/report`, 'begin', { status: 'running' }],
+    [`/v2/deployments/${id}/cancel`, 'stop', undefined],
+  ];
+  const send = ([path, idempotencyKey, body]: (typeof requests)[number]) =>
+    requestJson(http.port, 'POST', path, { key, headers: { 'idempotency-key': idempotencyKey }, body });
+  const first = [];
+  for (const request of requests) first.push(await send(request));
+  await report(http.store, id, 'failed');
+  await report(http.store, ((first[0] as JsonResponse).body as Deployment).id, 'failed');
+  effects.advance(1_000);
+  await pruneAll(http.store, 500);
+  t.equal((await get(http, key, `/v2/deployments/${id}`)).status, 404);
+
+  const before = stateOf(http.store);
+  for (const [index, request] of requests.entries()) {
+    const again = await send(request);
+    t.equal(again.status, first[index]?.status, request[0]);
+    t.equal(again.headers.get('idempotent-replayed'), 'true');
+    t.strictSame(again.body, first[index]?.body);
+  }
+  const { secret: other } = await http.store.key();
+  const theirs = { key: other, headers: { 'idempotency-key': 'stop' } };
+  t.equal((await requestJson(http.port, 'POST', `/v2/deployments/${id}/cancel`, theirs)).status, 404);
+  t.equal((await post(http, key, `/v2/deployments/${id}/cancel`)).status, 404);
   t.strictSame(stateOf(http.store), before);
 });
 

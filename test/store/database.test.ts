@@ -13,6 +13,7 @@ t.test('the file is made on first use, private and durable', (t) => {
   t.equal(database.pragma('journal_mode', { simple: true }), 'wal');
   t.equal(database.pragma('synchronous', { simple: true }), 2, 'FULL');
   t.equal(database.pragma('foreign_keys', { simple: true }), 1);
+  t.equal(database.pragma('auto_vacuum', { simple: true }), 2, 'INCREMENTAL');
   t.equal(database.pragma('application_id', { simple: true }), APPLICATION_ID);
   t.equal(database.pragma('user_version', { simple: true }), SCHEMA_VERSION);
   t.strictSame(database.pragma('integrity_check'), [{ integrity_check: 'ok' }]);

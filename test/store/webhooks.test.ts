@@ -1,7 +1,7 @@
 import t from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
 import type { Caller } from '../../src/store/keys.ts';
-import type { WebhookUpdate } from '../../src/store/webhooks.ts';
+import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
@@ -18,6 +18,24 @@ t.test('a key sees the webhooks that it registered and no others', async (t) => 
   t.match(store.reads.webhooks.visibleTo(caller(keyId), id), { id });
   t.equal(store.reads.webhooks.visibleTo(caller(stranger.keyId), id), undefined);
   t.strictSame(idsOf(store, keyId), [id]);
+});
+
+t.test('a key has a hundred webhooks at most, however many are registered at once', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const registered = await Promise.allSettled(
+    Array.from({ length: WEBHOOKS_OF_KEY_MAX + 5 }, () => newWebhook(store, keyId)),
+  );
+  t.equal(registered.filter(({ status }) => status === 'fulfilled').length, 100);
+  const before = store.dump();
+  await t.rejects(newWebhook(store, keyId), { code: 'conflict', message: /has 100 webhooks.*delete one/ });
+  t.strictSame(store.dump(), before);
+
+  await newWebhook(store, (await store.key()).keyId); // others count for themselves
+  const [id] = idsOf(store, keyId);
+  await store.writer.write('webhooks.remove', { id: id as WebhookId });
+  await newWebhook(store, keyId);
+  await t.rejects(newWebhook(store, keyId), { code: 'conflict' }, 'deleted ones do not count');
 });
 
 t.test('a page begins with the newest and goes on before a seq', async (t) => {

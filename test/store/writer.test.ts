@@ -1,6 +1,7 @@
 import { readdirSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import t from 'tap';
+import { type Attempt, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { openForWriting } from '../../src/store/database.ts';
@@ -119,6 +120,30 @@ t.test('writes that were handed in before the end are committed, later ones are 
   await again.close();
 });
 
+t.test('the WAL is taken into the file also where nobody is told of what was written', async (t) => {
+  const path = `${temporaryDirectory(t)}/davit.db`;
+  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const limitBytes = 4 * 1024 * 1024;
+  const walBytes = () => statSync(`${path}-wal`).size;
+  const told: unknown[] = [];
+  store.writer.onCommit((changes) => told.push(...changes));
+  const { key } = await store.writer.write('keys.create', aKey());
+  await store.writer.write('answer', {
+    operation: 'pings.keep',
+    input: { response_body: 'x'.repeat(limitBytes) } as Attempt,
+    memory: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
+    statusCode: 200,
+    locationPrefix: null,
+  });
+  t.ok(walBytes() > limitBytes);
+  // The first write after it was taken in begins the WAL anew, and cuts off what is beyond its limit.
+  for (let atMs = 1; walBytes() > limitBytes; atMs++) {
+    await store.writer.write('keys.touch', { keyId: key.id, atMs });
+  }
+  t.strictSame(told, []);
+  await store.close();
+});
+
 t.test('what another connection wrote is seen at the next read', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const one = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
@@ -178,4 +203,8 @@ function aProject() {
     policy: 'queue' as const,
     variables: {},
   };
+}
+
+function aKey() {
+  return { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
 }

@@ -1,0 +1,105 @@
+import type { Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
+import type { Logger } from '../logger.ts';
+import { type Place, PRUNED, type Pruned, type PruneResult, type Removed, START } from './retention.ts';
+import type { Writer } from './writer.ts';
+
+export interface Pruner {
+  /** One step, if its time has come. Returns when the next one is due, milliseconds since 1970. */
+  tick(): Promise<number>;
+}
+
+export interface PrunerOptions {
+  writer: Pick<Writer, 'write'>;
+  effects: Effects;
+  logger: Logger;
+  /** Null: deployments, events and deliveries are kept for ever. */
+  retentionMs: number | null;
+}
+
+const HOUR_MS = 60 * 60 * 1000;
+
+/** Between two passes: what is over is removed soon after its time, also where that is short. */
+const PASS_EVERY_MAX_MS = HOUR_MS;
+const PASS_EVERY_MIN_MS = 1_000;
+const PASSES_IN_RETENTION = 24;
+
+/**
+ * Between two steps: 19 times as long as the last one took, waiting included, so that it has a twentieth of the
+ * writer at most, and less when others need it. In an hour that is room for 2 million rows.
+ */
+const PAUSE_FACTOR = 19;
+const PAUSE_MIN_MS = 20;
+const PAUSE_MAX_MS = 10_000;
+
+/** Somebody reads for long, a backup as a rule, and nothing of the WAL can be copied: it should grow slowly then. */
+const WAL_LARGE_BYTES = 64 * 1024 * 1024;
+const PAUSE_WHILE_WAL_IS_LARGE_MS = 10_000;
+
+/** A pass through everything that may be over. */
+interface Pass {
+  left: Pruned[];
+  from: Place;
+  removed: Removed;
+}
+
+/**
+ * Removes what is over: a pass through all of it now and then, in steps that leave the writer to others. Where it is
+ * is memory: after a restart the first pass finds what is left.
+ */
+export function createPruner({ writer, effects, logger, retentionMs }: PrunerOptions): Pruner {
+  const passEveryMs = Math.min(
+    PASS_EVERY_MAX_MS,
+    Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
+  );
+  let pass: Pass | undefined;
+  /** On the clock that never jumps. */
+  let dueAtMs = Number.NEGATIVE_INFINITY;
+
+  return {
+    async tick() {
+      if (effects.monotonicMs() >= dueAtMs) dueAtMs = effects.monotonicMs() + (await stepAndPauseMs());
+      return effects.now() + dueAtMs - effects.monotonicMs();
+    },
+  };
+
+  async function stepAndPauseMs(): Promise<number> {
+    pass ??= { left: [...PRUNED], from: START, removed: {} };
+    const [what] = pass.left;
+    if (what === undefined) return endPass();
+    const beganAtMs = effects.monotonicMs();
+    try {
+      const result = await writer.write('retention.step', {
+        what,
+        from: pass.from,
+        retentionMs,
+      });
+      advance(pass, result);
+      if (pass.left.length === 0) return endPass();
+      if (result.walBytes > WAL_LARGE_BYTES) return PAUSE_WHILE_WAL_IS_LARGE_MS;
+    } catch (error) {
+      const pauseMs = endPass();
+      // A full disk is no bug, and there is nothing to be lost by looking again later.
+      if (error instanceof AppError && error.code === 'unavailable') return pauseMs;
+      dueAtMs = effects.monotonicMs() + pauseMs;
+      throw error;
+    }
+    const tookMs = effects.monotonicMs() - beganAtMs;
+    return Math.min(PAUSE_MAX_MS, Math.max(PAUSE_MIN_MS, PAUSE_FACTOR * tookMs));
+  }
+
+  function endPass(): number {
+    const removed = pass?.removed ?? {};
+    if (Object.keys(removed).length > 0) logger.info(removed, 'what was over is removed');
+    pass = undefined;
+    return passEveryMs;
+  }
+}
+
+function advance(pass: Pass, { removed, next }: PruneResult): void {
+  for (const [kind, count] of Object.entries(removed) as [keyof Removed, number][]) {
+    pass.removed[kind] = (pass.removed[kind] ?? 0) + count;
+  }
+  pass.from = next ?? START;
+  if (next === null) pass.left.shift();
+}

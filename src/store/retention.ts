@@ -1,0 +1,367 @@
+import { statSync } from 'node:fs';
+import type { DeliveryId, DeploymentId, EventId, WebhookId } from '../domain.ts';
+import type { WriteContext } from './context.ts';
+import type { Statement } from './database.ts';
+
+/*
+ * What is over goes after a while; what is unfinished never does, however old it is:
+ *
+ *   deployments  finished longer ago than the retention, with their logs; but for the one of each project that
+ *                succeeded last, of which the next learns its DEPLOY_PREVIOUS_REF
+ *   deliveries   delivered or exhausted for longer than that, with their attempts. What is pending stays, and so does
+ *                what a disabled webhook's is, however long that lasts: it was promised that it is held, and whoever
+ *                does not want it deletes the webhook. What an open replay is yet to send stays, too.
+ *   events       older than that, once no delivery refers to them
+ *
+ * and, whatever the retention is:
+ *
+ *   deleted webhooks   with their deliveries, pending ones too
+ *   idempotency keys   after 72 h
+ *   finished replays, and secrets that ended: nobody asks for them any more
+ */
+
+/** In the order in which they are pruned: what refers to something goes before it. */
+export const PRUNED = [
+  'idempotencyKeys',
+  'replays',
+  'secrets',
+  'deletedWebhooks',
+  'deployments',
+  'events',
+  'unusedPages',
+] as const;
+export type Pruned = (typeof PRUNED)[number];
+
+/** Where a step begins: with this row, or the first after it. */
+export interface Place {
+  atMs: number;
+  seq: number;
+  /** Within the event that has this seq. */
+  deliverySeq: number;
+}
+
+/** Before all rows. */
+export const START: Place = { atMs: 0, seq: 0, deliverySeq: 0 };
+
+export interface PruneStep {
+  what: Pruned;
+  from: Place;
+  /** How long deployments, events and deliveries are kept once they are over; null: for ever. */
+  retentionMs: number | null;
+}
+
+export interface PruneResult {
+  /** How many rows of which kind; `logBytes` and `fileBytes` are those that were freed. */
+  removed: Removed;
+  /** Where the next step goes on; null: nothing of this kind is left. */
+  next: Place | null;
+  walBytes: number;
+}
+
+export type Removed = Partial<
+  Record<
+    | 'idempotencyKeys'
+    | 'replays'
+    | 'secrets'
+    | 'webhooks'
+    | 'deployments'
+    | 'logBytes'
+    | 'events'
+    | 'deliveries'
+    | 'attempts'
+    | 'fileBytes',
+    number
+  >
+>;
+
+/** A repeat is answered like the first request for so long; 24 h are promised. */
+const IDEMPOTENCY_MEMORY_MS = 72 * 60 * 60 * 1000;
+
+/**
+ * What one step does at most, so that no commit that it takes part in is noticeably longer: 1 ms. It is the pages
+ * that count: a row lies in about three that no other row of the step does, and all of them are synced.
+ */
+const ROWS_REMOVED_MAX = 16;
+const ROWS_LOOKED_AT_MAX = 256;
+const LOG_BYTES_MAX = 256 * 1024;
+const PAGES_FREED_MAX = 32;
+const PAGES_FREED_MS = 1;
+
+/**
+ * Unused pages that stay in the file: what is pruned today makes room for what comes tomorrow, and giving it back
+ * in between would only move pages. An eighth of what is used, 4 MiB at least.
+ */
+const UNUSED_SHARE = 1 / 8;
+const UNUSED_PAGES_MIN = 1_024;
+
+/** What a step may still do. */
+interface Work {
+  removed: Removed;
+  rows: number;
+  looks: number;
+  logBytes: number;
+}
+
+/** Removes what is over, in steps that nobody notices. One function for each kind; all are one operation. */
+export function retentionWrites({ database, effects }: WriteContext) {
+  const forgetAnswers = database.prepare(`
+    DELETE FROM idempotency_keys
+     WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < :beforeMs ORDER BY created_at LIMIT :limit)`);
+  // These three tables are read from end to end: they are as long as people made webhooks and keys, and what is
+  // finished goes from them.
+  const removeReplays = database.prepare(`
+    DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT :limit)`);
+  const removeSigningSecrets = database.prepare(`
+    DELETE FROM webhook_secrets
+     WHERE (webhook_id, secret) IN (SELECT webhook_id, secret FROM webhook_secrets WHERE expires_at <= :nowMs LIMIT :limit)`);
+  const removeKeySecrets = database.prepare(`
+    DELETE FROM key_secrets WHERE hash IN (SELECT hash FROM key_secrets WHERE expires_at <= :nowMs LIMIT :limit)`);
+
+  const deletedWebhooks = database.prepare<
+    { seq: number; limit: number },
+    { seq: number; id: WebhookId; deleted_at: number }
+  >(
+    'SELECT seq, id, deleted_at FROM webhooks WHERE deleted_at IS NOT NULL AND seq >= :seq ORDER BY seq LIMIT :limit',
+  );
+  const deliveriesOfWebhook = database.prepare<
+    { webhookId: WebhookId; limit: number },
+    { seq: number; id: DeliveryId }
+  >('SELECT seq, id FROM deliveries WHERE webhook_id = :webhookId ORDER BY seq LIMIT :limit');
+  const removeWebhook = database.prepare(`
+    DELETE FROM webhooks
+     WHERE seq = :seq AND NOT EXISTS (SELECT 1 FROM replays WHERE replays.webhook_id = webhooks.id)`);
+
+  const oldDeployments = database.prepare<
+    FromPlace,
+    { seq: number; id: DeploymentId; at: number; is_needed: number }
+  >(
+    inOrderOfAge(
+      'deployments d',
+      'finished_at',
+      `seq, id, finished_at AS at,
+       status = 'succeeded' AND NOT EXISTS (
+         SELECT 1 FROM deployments later
+          WHERE later.project_id = +d.project_id AND later.status = 'succeeded' AND later.seq > d.seq) AS is_needed`,
+    ),
+  );
+  const chunksOf = database.prepare<
+    { id: DeploymentId; limit: number },
+    { chunk: number; byte_count: number }
+  >(`
+    SELECT rowid AS chunk, length(bytes) AS byte_count FROM log_chunks
+     WHERE deployment_id = :id ORDER BY start LIMIT :limit`);
+  const removeChunk = database.prepare('DELETE FROM log_chunks WHERE rowid = ?');
+  const removeDeployment = database.prepare('DELETE FROM deployments WHERE id = ?');
+
+  const oldEvents = database.prepare<FromPlace, { seq: number; id: EventId; at: number }>(
+    inOrderOfAge('events', 'created_at', 'seq, id, created_at AS at'),
+  );
+  // When an exhausted one ended stands in its last attempt only. `+`: see outbox.ts.
+  const deliveriesOfEvent = database.prepare<
+    { eventId: EventId; fromSeq: number; beforeMs: number; limit: number },
+    { seq: number; id: DeliveryId; is_over: number }
+  >(`
+    SELECT d.seq, d.id,
+           d.status <> 'pending'
+           AND max(d.ladder_started_at, coalesce(d.delivered_at, 0),
+                   coalesce((SELECT a.at FROM attempts a
+                              WHERE a.delivery_id = d.id AND a.number = d.attempt_count), 0)) < :beforeMs
+           AND NOT EXISTS (SELECT 1 FROM replays r
+                            WHERE r.webhook_id = +d.webhook_id AND r.finished_at IS NULL
+                              AND d.seq > r.done_seq AND d.seq <= r.last_seq
+                              AND d.created_at BETWEEN r.since AND r.until) AS is_over
+      FROM deliveries d
+     WHERE d.event_id = +:eventId AND d.seq >= +:fromSeq
+     ORDER BY d.seq LIMIT +:limit`);
+  const removeAttempts = database.prepare(`
+    DELETE FROM attempts
+     WHERE rowid IN (SELECT rowid FROM attempts WHERE delivery_id = :id ORDER BY number LIMIT :limit)`);
+  const removeDelivery = database.prepare('DELETE FROM deliveries WHERE seq = ?');
+  const removeEvent = database.prepare(`
+    DELETE FROM events
+     WHERE seq = ? AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.event_id = events.id)`);
+
+  return {
+    /**
+     * Removes the next few that are over. Bounded in rows, bytes and rows that it looks at; a step that is repeated
+     * after a restart finds what is left.
+     */
+    step({ what, from, retentionMs }: PruneStep): PruneResult {
+      const work: Work = {
+        removed: {},
+        rows: ROWS_REMOVED_MAX,
+        looks: ROWS_LOOKED_AT_MAX,
+        logBytes: LOG_BYTES_MAX,
+      };
+      const next = prune(what, from, retentionMs, work);
+      return { removed: work.removed, next, walBytes: walBytes() };
+    },
+  };
+
+  function prune(what: Pruned, from: Place, retentionMs: number | null, work: Work): Place | null {
+    const nowMs = effects.now();
+    switch (what) {
+      case 'idempotencyKeys': {
+        const limit = work.rows;
+        remove(
+          work,
+          'idempotencyKeys',
+          forgetAnswers.run({ beforeMs: nowMs - IDEMPOTENCY_MEMORY_MS, limit }),
+        );
+        return work.rows > 0 ? null : START;
+      }
+      case 'replays':
+        remove(work, 'replays', removeReplays.run({ limit: work.rows }));
+        return work.rows > 0 ? null : START;
+      case 'secrets':
+        remove(work, 'secrets', removeSigningSecrets.run({ nowMs, limit: work.rows }));
+        remove(work, 'secrets', removeKeySecrets.run({ nowMs, limit: work.rows }));
+        return work.rows > 0 ? null : START;
+      case 'deletedWebhooks':
+        return pruneDeletedWebhooks(from, nowMs - IDEMPOTENCY_MEMORY_MS, work);
+      case 'deployments':
+        return retentionMs === null ? null : pruneDeployments(from, nowMs - retentionMs, work);
+      case 'events':
+        return retentionMs === null ? null : pruneEvents(from, nowMs - retentionMs, work);
+      case 'unusedPages':
+        return freePages(work);
+      default:
+        return what satisfies never;
+    }
+  }
+
+  /** Their rows stay for as long as a repeated deletion is to find its answer. */
+  function pruneDeletedWebhooks(from: Place, beforeMs: number, work: Work): Place | null {
+    const limit = work.looks;
+    const webhooks = deletedWebhooks.all({ seq: from.seq, limit });
+    for (const { seq, id, deleted_at } of webhooks) {
+      for (const delivery of deliveriesOfWebhook.all({ webhookId: id, limit: work.rows })) {
+        if (!removeWithAttempts(delivery, work)) break;
+      }
+      if (work.rows <= 0) return { ...START, seq };
+      if (deleted_at < beforeMs) remove(work, 'webhooks', removeWebhook.run({ seq }));
+    }
+    return webhooks.length < limit ? null : { ...START, seq: (webhooks.at(-1)?.seq ?? 0) + 1 };
+  }
+
+  function pruneDeployments(from: Place, beforeMs: number, work: Work): Place | null {
+    return walk(oldDeployments, from, beforeMs, work, ({ seq, id, at, is_needed }) => {
+      work.looks -= 1;
+      return is_needed === 1 || removeWithLog(id, work) ? null : { ...START, atMs: at, seq };
+    });
+  }
+
+  /** False: there was too much of it for this step. */
+  function removeWithLog(id: DeploymentId, work: Work): boolean {
+    for (const { chunk, byte_count } of chunksOf.all({ id, limit: work.rows })) {
+      if (work.logBytes <= 0) return false;
+      removeChunk.run(chunk);
+      work.rows -= 1;
+      work.logBytes -= byte_count;
+      work.removed.logBytes = (work.removed.logBytes ?? 0) + byte_count;
+    }
+    if (work.rows <= 0) return false;
+    remove(work, 'deployments', removeDeployment.run(id));
+    return true;
+  }
+
+  function pruneEvents(from: Place, beforeMs: number, work: Work): Place | null {
+    return walk(oldEvents, from, beforeMs, work, ({ seq, id, at }) => {
+      const deliverySeq = pruneDeliveriesOf(id, seq === from.seq ? from.deliverySeq : 0, beforeMs, work);
+      if (deliverySeq !== null) return { atMs: at, seq, deliverySeq };
+      work.looks -= 1;
+      remove(work, 'events', removeEvent.run(seq));
+      return null;
+    });
+  }
+
+  /** Where to go on, if there was too much for this step; null: all was looked at, and there is room for the event. */
+  function pruneDeliveriesOf(eventId: EventId, fromSeq: number, beforeMs: number, work: Work): number | null {
+    let nextSeq = fromSeq;
+    const deliveries = deliveriesOfEvent.all({ eventId, fromSeq, beforeMs, limit: work.looks });
+    for (const delivery of deliveries) {
+      if (delivery.is_over === 1 && !removeWithAttempts(delivery, work)) return delivery.seq;
+      work.looks -= 1;
+      nextSeq = delivery.seq + 1;
+    }
+    return work.looks <= 0 || work.rows <= 0 ? nextSeq : null;
+  }
+
+  /** False: there was too much of it for this step. */
+  function removeWithAttempts({ seq, id }: { seq: number; id: DeliveryId }, work: Work): boolean {
+    if (work.rows > 0) remove(work, 'attempts', removeAttempts.run({ id, limit: work.rows }));
+    if (work.rows <= 0) return false;
+    remove(work, 'deliveries', removeDelivery.run(seq));
+    return true;
+  }
+
+  /** The pages at the end of the file move to where unused ones are, and the file ends before them. */
+  function freePages(work: Work): Place | null {
+    const untilMs = effects.monotonicMs() + PAGES_FREED_MS;
+    const before = pageCounts();
+    const kept = Math.max(UNUSED_PAGES_MIN, Math.floor((before.pages - before.unused) * UNUSED_SHARE));
+    const limit = Math.min(before.unused - kept, PAGES_FREED_MAX);
+    for (let count = 0; count < limit && effects.monotonicMs() <= untilMs; count++) {
+      database.pragma('incremental_vacuum(1)');
+    }
+    const { pages, unused } = pageCounts();
+    if (pages === before.pages) return null;
+    work.removed.fileBytes = (before.pages - pages) * numberOf('page_size');
+    return unused > kept ? START : null;
+  }
+
+  function pageCounts(): { pages: number; unused: number } {
+    return { pages: numberOf('page_count'), unused: numberOf('freelist_count') };
+  }
+
+  function numberOf(pragma: string): number {
+    return Number(database.pragma(pragma, { simple: true }));
+  }
+
+  function walBytes(): number {
+    return statSync(`${database.name}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+  }
+}
+
+/** Shows `visit` what is old, a few at a time, until that gives a place to go on at or enough was looked at. */
+function walk<Row extends { at: number; seq: number }>(
+  old: Statement<FromPlace, Row>,
+  from: Place,
+  beforeMs: number,
+  work: Work,
+  visit: (row: Row) => Place | null,
+): Place | null {
+  for (let place = from; ; ) {
+    const rows = old.all({ ...place, beforeMs, limit: ROWS_REMOVED_MAX });
+    for (const row of rows) {
+      const stoppedAt = visit(row);
+      if (stoppedAt !== null) return stoppedAt;
+      place = { ...START, atMs: row.at, seq: row.seq + 1 };
+    }
+    if (rows.length < ROWS_REMOVED_MAX) return null;
+    if (work.looks <= 0) return place;
+  }
+}
+
+interface FromPlace extends Place {
+  beforeMs: number;
+  limit: number;
+}
+
+/**
+ * Those of a table whose `moment` is before `:beforeMs`, the oldest first, from a place on. In two pieces, as SQLite
+ * would walk through all rows of one moment for the seq of a pair.
+ */
+function inOrderOfAge(table: string, moment: string, columns: string): string {
+  return `
+    SELECT ${columns} FROM ${table} WHERE ${moment} = :atMs AND :atMs < :beforeMs AND seq >= :seq
+     UNION ALL
+    SELECT ${columns} FROM ${table} WHERE ${moment} > :atMs AND ${moment} < :beforeMs
+     ORDER BY at, seq LIMIT :limit`;
+}
+
+function remove(work: Work, kind: keyof Removed, { changes }: { changes: number }): void {
+  if (changes === 0) return;
+  work.rows -= changes;
+  work.removed[kind] = (work.removed[kind] ?? 0) + changes;
+}

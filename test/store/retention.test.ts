@@ -1,0 +1,404 @@
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import { connect, openForWriting } from '../../src/store/database.ts';
+import { retentionWrites, START } from '../../src/store/retention.ts';
+import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { DAY_MS, pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
+import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
+
+t.test('deployments go when they have been over for so long, with their logs, and no others', async (t) => {
+  const { store, effects } = setUp(t);
+  const projectId = await store.project({ command: null });
+  const [old, young, running, queued] = [
+    await created(store, projectId),
+    await created(store, projectId),
+    await created(store, projectId),
+    await created(store, projectId),
+  ];
+  await log(store, old, 3);
+  await log(store, young, 3);
+  await report(store, running, 'running');
+  await report(store, old, 'failed');
+  effects.advance(1);
+  await report(store, young, 'failed');
+  effects.advance(RETENTION_MS);
+
+  t.match(await pruneAll(store), { deployments: 1, logBytes: 30 });
+  t.strictSame(idsOf(store, 'deployments'), [young, running, queued]);
+  t.strictSame(store.query('SELECT DISTINCT deployment_id FROM log_chunks'), [{ deployment_id: young }]);
+  effects.advance(100 * RETENTION_MS);
+  await pruneAll(store);
+  t.strictSame(idsOf(store, 'deployments'), [running, queued], 'what is unfinished is never too old');
+});
+
+t.test('of each project the deployment stays that succeeded last: the next learns its ref', async (t) => {
+  const { store, effects } = setUp(t);
+  const projects = [await store.project(), await store.project()];
+  const last: DeploymentId[] = [];
+  for (const projectId of projects) {
+    const ids = [];
+    for (let count = 0; count < 5; count++) ids.push(await created(store, projectId));
+    for (const [index, id] of ids.entries()) await finish(store, id, index < 3 ? 'succeeded' : 'failed');
+    last.push(ids[2] as DeploymentId);
+  }
+  effects.advance(RETENTION_MS + 1);
+  t.match(await pruneAll(store), { deployments: 8 });
+  t.strictSame(idsOf(store, 'deployments'), last);
+  await created(store, projects[0] as ProjectId);
+  t.match(await store.writer.write('deployments.claim', undefined), { previous_ref: 'main' });
+});
+
+t.test(
+  'deliveries go once they are over for so long, with their attempts, and then their events',
+  async (t) => {
+    const { store, effects, id } = await withWebhook(t);
+    const cutoffMs = effects.now();
+    effects.advance(RETENTION_MS);
+    // All are of an event that is old enough.
+    const rows: [name: string, columns: string, attemptAtMs: number, goes: boolean][] = [
+      ['delivered', `status = 'delivered', delivered_at = ${cutoffMs - 1}`, cutoffMs - 1, true],
+      ['delivered later', `status = 'delivered', delivered_at = ${cutoffMs}`, cutoffMs - 1, false],
+      ['exhausted', `status = 'exhausted'`, cutoffMs - 1, true],
+      ['exhausted later', `status = 'exhausted'`, cutoffMs, false],
+      ['begun anew later', `status = 'exhausted', ladder_started_at = ${cutoffMs}`, cutoffMs - 1, false],
+      ['pending', `status = 'pending', next_attempt_at = 1`, cutoffMs - 1, false],
+    ];
+    const deliveries = await newDeliveries(store, id, rows.length);
+    store.execute(`UPDATE events SET created_at = ${cutoffMs - DAY_MS}`);
+    for (const [index, [, columns, attemptAtMs]] of rows.entries()) {
+      store.execute(`
+      UPDATE deliveries SET created_at = ${cutoffMs - DAY_MS}, ladder_started_at = ${cutoffMs - DAY_MS},
+             attempt_count = 2, next_attempt_at = NULL, ${columns}
+       WHERE id = '${deliveries[index]}';
+      INSERT INTO attempts (delivery_id, number, at, duration_ms, trigger)
+      VALUES ('${deliveries[index]}', 1, 1, 1, 'schedule'), ('${deliveries[index]}', 2, ${attemptAtMs}, 1, 'schedule')`);
+    }
+    t.match(await pruneAll(store), { deliveries: 2, attempts: 4, events: 2 });
+    for (const [index, [name, , , goes]] of rows.entries()) {
+      const delivery = deliveries[index] as DeliveryId;
+      const left = store.query('SELECT 1 FROM deliveries WHERE id = ?', delivery).length;
+      const attempts = store.query('SELECT 1 FROM attempts WHERE delivery_id = ?', delivery).length;
+      t.strictSame([left, attempts], goes ? [0, 0] : [1, 2], name);
+    }
+    t.equal(store.query('SELECT 1 FROM events').length, 4, 'those that a delivery refers to');
+  },
+);
+
+t.test(
+  'an event that is not old stays without deliveries, too; an old one that nobody asked for goes',
+  async (t) => {
+    const { store, effects } = setUp(t);
+    const projectId = await store.project({ command: null });
+    await created(store, projectId);
+    effects.advance(RETENTION_MS + 1);
+    await created(store, projectId);
+    t.match(await pruneAll(store), { events: 1 });
+    t.match(store.query('SELECT created_at FROM events'), [{ created_at: effects.now() }]);
+    t.strictSame(await pruneAll(store, null), {}, 'and all stay with no retention');
+    effects.advance(100 * RETENTION_MS);
+    t.strictSame(await pruneAll(store, null), {});
+  },
+);
+
+t.test('what is held for a disabled webhook stays for as long as the webhook does', async (t) => {
+  const { store, effects, id, keyId } = await withWebhook(t);
+  const deliveries = await newDeliveries(store, id, 3);
+  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'by a test' });
+  effects.advance(10 * RETENTION_MS);
+  t.strictSame(await pruneAll(store), {});
+  await store.writer.write('keys.revoke', { id: keyId });
+  t.strictSame(await pruneAll(store), {});
+  t.strictSame(idsOf(store, 'deliveries'), deliveries);
+
+  await store.writer.write('webhooks.remove', { id });
+  t.match(await pruneAll(store), { deliveries: 3, events: 3 });
+});
+
+t.test(
+  'of a deleted webhook all goes at once, and itself when its deletion cannot be repeated',
+  async (t) => {
+    const { store, effects, id, keyId } = await withWebhook(t);
+    const other = await newWebhook(store, keyId);
+    const deliveries = await newDeliveries(store, id, 60);
+    endDeliveries(store, deliveries.slice(0, 20), 'delivered');
+    attempts(store, deliveries.slice(0, 20));
+    await replay(store, effects, id);
+    await store.writer.write('webhooks.remove', { id });
+    const caller = { keyId, name: '', scopes: [], allProjects: true, lastUsedAtMs: null };
+
+    t.match(await pruneAll(store, null), { deliveries: 60, attempts: 20, replays: 1 });
+    t.strictSame(idsOf(store, 'webhooks'), [id, other.id]);
+    t.equal(store.query('SELECT 1 FROM deliveries WHERE webhook_id = ?', other.id).length, 60);
+    effects.advance(3 * DAY_MS);
+    t.strictSame(await pruneAll(store, null), {});
+    t.ok(store.reads.webhooks.wasRegisteredBy(caller, id));
+    effects.advance(1);
+    t.match(await pruneAll(store, null), { webhooks: 1 });
+    t.strictSame(idsOf(store, 'webhooks'), [other.id]);
+    t.notOk(store.reads.webhooks.wasRegisteredBy(caller, id));
+  },
+);
+
+t.test('what an open replay is yet to send stays, and goes when it was sent', async (t) => {
+  const { store, effects, id } = await withWebhook(t);
+  const before = await newDeliveries(store, id, 2);
+  effects.advance(1_000);
+  const sinceMs = effects.now();
+  const within = await newDeliveries(store, id, 3);
+  endDeliveries(store, [...before, ...within], 'delivered');
+  effects.advance(RETENTION_MS + 60_000);
+  await replay(store, effects, id, sinceMs);
+  t.match(await pruneAll(store), { deliveries: 2, events: 2 });
+  t.strictSame(idsOf(store, 'deliveries'), within);
+
+  const [open] = store.reads.replays.open();
+  if (open === undefined) throw new Error('no replay is open');
+  const { seqs } = store.reads.replays.slice(open, 0, 2);
+  await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: seqs[1] as number });
+  endDeliveries(store, within.slice(0, 2), 'delivered');
+  effects.advance(RETENTION_MS + 60_000);
+  t.match(await pruneAll(store), { deliveries: 2 });
+  t.strictSame(idsOf(store, 'deliveries'), within.slice(2));
+});
+
+t.test('idempotency keys are remembered for three days, whatever the retention', async (t) => {
+  const { store, effects } = setUp(t);
+  const { keyId } = await store.key();
+  const projectId = await store.project({ command: null });
+  const request = {
+    operation: 'deployments.create',
+    input: newDeployment(projectId, { keyId }),
+    memory: { keyId, idempotencyKey: 'ci-1', requestHash: Buffer.alloc(32) },
+    statusCode: 201,
+    locationPrefix: '/v2/deployments/',
+  } as const;
+  const first = await store.writer.write('answer', request);
+  const { id } = JSON.parse(first.body) as { id: DeploymentId };
+  await report(store, id, 'failed');
+  effects.advance(3 * DAY_MS);
+  t.match(await pruneAll(store, DAY_MS), { deployments: 1 });
+  t.equal(store.reads.deployments.get(id), undefined);
+  t.strictSame(
+    await store.writer.write('answer', request),
+    { ...first, replayed: true },
+    'the bytes outlive it',
+  );
+  effects.advance(1);
+  t.strictSame(await pruneAll(store, null), { idempotencyKeys: 1 });
+  t.strictSame(store.query('SELECT * FROM idempotency_keys'), []);
+});
+
+t.test('secrets go when they end, and those that work stay', async (t) => {
+  const { store, effects, id, keyId } = await withWebhook(t);
+  await store.writer.write('webhooks.rotate', { id, overlapMs: DAY_MS });
+  await store.writer.write('keys.rotate', { id: keyId, overlapMs: DAY_MS });
+  const counts = () =>
+    store.query('SELECT (SELECT count(*) FROM webhook_secrets) w, (SELECT count(*) FROM key_secrets) k');
+  effects.advance(DAY_MS - 1);
+  t.strictSame(await pruneAll(store, null), {});
+  t.strictSame(counts(), [{ w: 2, k: 2 }]);
+  effects.advance(1);
+  t.strictSame(await pruneAll(store, null), { secrets: 2 });
+  t.strictSame(counts(), [{ w: 1, k: 1 }]);
+  effects.advance(100 * RETENTION_MS);
+  t.strictSame(await pruneAll(store, null), {});
+});
+
+t.test('a step is small, however much there is of one thing', async (t) => {
+  const { store, effects, id } = await withWebhook(t);
+  const [delivery] = await newDeliveries(store, id, 1);
+  copyDeliveries(store, 200);
+  endDeliveries(store, [delivery as DeliveryId], 'delivered');
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 100)
+    INSERT INTO attempts (delivery_id, number, at, duration_ms, trigger) SELECT '${delivery}', number, 1, 1, 'redeliver' FROM numbers`);
+  const projectId = await store.project({ command: null });
+  const deployment = await created(store, projectId);
+  await log(store, deployment, 80, 64 * 1024);
+  await report(store, deployment, 'failed');
+  effects.advance(RETENTION_MS + 60_000);
+
+  const logSteps = await stepsOf(store, 'deployments');
+  t.ok(logSteps.length >= 20);
+  t.ok(logSteps.every(({ removed: { logBytes = 0 } }) => logBytes <= 256 * 1024));
+  t.equal(store.reads.deployments.get(deployment), undefined);
+  const steps = await stepsOf(store, 'events');
+  t.ok(steps.every((step) => rowsOf(step) <= 16));
+  // What tells of the second deployment was never sent.
+  t.equal(
+    steps.reduce((sum, step) => sum + rowsOf(step), 0),
+    201 + 100 + 2,
+  );
+  t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);
+});
+
+t.test('what stays is passed over a few at a time, also where all are of one moment', async (t) => {
+  const { store, effects, id } = await withWebhook(t);
+  await newDeliveries(store, id, 400);
+  store.execute(`UPDATE events SET created_at = 1`);
+  effects.advance(RETENTION_MS + 1);
+  // The first of a portion, as they are looked at, and the last of all.
+  const over = idsOf<DeliveryId>(store, 'deliveries').filter((_, index) => index === 16 || index === 399);
+  endDeliveries(store, over, 'exhausted');
+  const steps = await stepsOf(store, 'events');
+  t.ok(steps.length >= 3, 'events and deliveries count');
+  t.equal(
+    steps.reduce((sum, step) => sum + rowsOf(step), 0),
+    4,
+  );
+  t.equal(idsOf(store, 'events').length, 398);
+});
+
+t.test('no step reads through a table that grows', (t) => {
+  const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
+  const statements: Sqlite.Statement[] = [];
+  const spied = new Proxy(database, {
+    get: (target, name) => {
+      if (name !== 'prepare') return Reflect.get(target, name);
+      return (sql: string) => {
+        statements.push(target.prepare(`EXPLAIN QUERY PLAN ${sql}`));
+        return target.prepare(sql);
+      };
+    },
+  });
+  retentionWrites({ database: spied, effects: fakeEffects(), changed: () => undefined });
+  t.ok(statements.length > 15);
+  for (const statement of statements) {
+    const named = Object.fromEntries([...statement.source.matchAll(/:(\w+)/g)].map(([, name]) => [name, 1]));
+    const plan = (statement.source.includes(':') ? statement.all(named) : statement.all(1)) as {
+      detail: string;
+    }[];
+    for (const { detail } of plan) {
+      t.notMatch(detail, /^SCAN (?!replays|webhooks|webhook_secrets|key_secrets)/, statement.source);
+      t.notMatch(detail, /TEMP B-TREE/, statement.source);
+    }
+  }
+  database.close();
+  t.end();
+});
+
+t.test('the file shrinks a few pages at a time, and keeps some for what comes', async (t) => {
+  const { store, effects } = setUp(t);
+  const projectId = await store.project({ command: null });
+  const deployment = await created(store, projectId);
+  await log(store, deployment, 160, 64 * 1024);
+  await report(store, deployment, 'failed');
+  const pages = () => store.query<{ page_count: number }>('PRAGMA page_count')[0]?.page_count ?? 0;
+  const before = pages();
+  t.match(await stepsOf(store, 'unusedPages'), { length: 1 }, 'nothing is unused');
+  effects.advance(RETENTION_MS + 1);
+  await stepsOf(store, 'deployments');
+  t.equal(pages(), before);
+
+  const steps = await stepsOf(store, 'unusedPages');
+  const freed = steps.reduce((sum, { removed: { fileBytes = 0 } }) => sum + fileBytes, 0);
+  // With 32 there may go one that told of pages which are gone.
+  t.ok(steps.length > 10 && steps.every(({ removed: { fileBytes = 0 } }) => fileBytes <= 33 * 4096));
+  t.equal(pages(), before - freed / 4096);
+  t.equal(store.query<{ freelist_count: number }>('PRAGMA freelist_count')[0]?.freelist_count, 1024);
+  t.strictSame(store.query('PRAGMA integrity_check'), [{ integrity_check: 'ok' }]);
+
+  const copyPath = `${temporaryDirectory(t)}/copy.db`;
+  new Sqlite(store.path).prepare('VACUUM INTO ?').run(copyPath);
+  const copy = connect(copyPath, { readonly: true });
+  t.equal(copy.pragma('auto_vacuum', { simple: true }), 2, 'a copy can shrink, too');
+  copy.close();
+});
+
+t.test('an attempt that was under way when its delivery went is recorded nowhere', async (t) => {
+  const { store, effects, id } = await withWebhook(t);
+  const [delivery] = await newDeliveries(store, id, 1);
+  const [due] = store.reads.outbox.dueOf(id, effects.now(), 1);
+  t.equal(due?.id, delivery);
+  await store.writer.write('webhooks.remove', { id });
+  await pruneAll(store, null);
+  const before = store.dump();
+  await store.writer.write('outbox.settle', {
+    deliveryId: delivery as DeliveryId,
+    webhookId: id,
+    attempt: {
+      atMs: effects.now(),
+      statusCode: 200,
+      error: null,
+      durationMs: 5,
+      remoteAddress: null,
+      responseBody: null,
+      trigger: 'schedule',
+    },
+    next: { kind: 'delivered' },
+    ladderAttempts: 1,
+    ladderStartedAtMs: effects.now(),
+    disableReason: null,
+  });
+  t.strictSame(store.dump(), before);
+});
+
+t.test('a step that begins where nothing is left removes nothing', async (t) => {
+  const { store } = setUp(t);
+  const before = store.dump();
+  t.strictSame(await pruneAll(store), {});
+  const beyond = { ...START, atMs: 9_000_000_000_000, seq: 9 };
+  for (const what of ['deployments', 'events', 'deletedWebhooks'] as const) {
+    const result = await store.writer.write('retention.step', { what, from: beyond, retentionMs: 1 });
+    t.match(result, { removed: {}, next: null });
+  }
+  t.strictSame(store.dump(), before);
+});
+
+function setUp(t: Test): { store: TestStore; effects: FakeEffects } {
+  const effects = fakeEffects();
+  return { store: testStore(t, effects), effects };
+}
+
+async function withWebhook(t: Test) {
+  const { store, effects } = setUp(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  return { store, effects, id, keyId };
+}
+
+async function created(store: TestStore, projectId: ProjectId): Promise<DeploymentId> {
+  return (await store.writer.write('deployments.create', newDeployment(projectId))).id;
+}
+
+async function report(
+  store: TestStore,
+  id: DeploymentId,
+  status: 'running' | 'succeeded' | 'failed',
+): Promise<void> {
+  await store.writer.write('deployments.report', { id, status, message: null, outputs: null });
+}
+
+async function finish(store: TestStore, id: DeploymentId, status: 'succeeded' | 'failed'): Promise<void> {
+  const reason = status === 'failed' ? 'exit_code' : null;
+  const nothing = { message: null, exitCode: null, signal: null, outputs: {} };
+  await store.writer.write('deployments.finish', { id, status, reason, ...nothing });
+}
+
+async function log(store: TestStore, id: DeploymentId, count: number, chunkBytes = 10): Promise<void> {
+  const bytes = Buffer.alloc(chunkBytes, 'x');
+  const chunks = Array.from({ length: count }, (_, index) => ({ start: index * chunkBytes, bytes }));
+  const logBytes = count * chunkBytes;
+  await store.writer.write('logs.append', {
+    ...{ id, chunks, logBytes, truncated: false, dropTailBefore: null, headBytes: logBytes },
+  });
+}
+
+async function replay(store: TestStore, effects: FakeEffects, id: WebhookId, sinceMs = 0): Promise<void> {
+  const selection = { webhookId: id, sinceMs, untilMs: effects.now(), storedStatus: null };
+  const lastSeq = store.reads.replays.lastSeq(id);
+  await store.writer.write('replays.create', { ...selection, lastSeq, status: null, count: 1 });
+}
+
+function attempts(store: TestStore, ids: readonly DeliveryId[]): void {
+  for (const id of ids) {
+    store.execute(`
+      INSERT INTO attempts (delivery_id, number, at, duration_ms, trigger) VALUES ('${id}', 1, 1, 1, 'schedule')`);
+  }
+}
+
+function idsOf<Id extends string = string>(store: TestStore, table: string): Id[] {
+  return store.query<{ id: Id }>(`SELECT id FROM ${table} ORDER BY seq`).map(({ id }) => id);
+}
