@@ -80,6 +80,17 @@ t.test('only store/ knows SQLite', async (t) => {
   t.strictSame(pathsOf(wrong), []);
 });
 
+t.test('no plan of a statement depends on its parameters: see database.ts', async (t) => {
+  const plain = /\b(?:WHERE|AND|OR|ON)\b[^\n]*(?:[=<>]|BETWEEN|LIKE) (?::[a-zA-Z]\w*|\?)(?!\w)/;
+  const wrong = SOURCES.filter(({ path }) => partOf(path) === 'store').flatMap(({ path, text }) =>
+    text
+      .split('\n')
+      .filter((line) => !/^\s*(?:\*|\/)/.test(line) && plain.test(line))
+      .map((line) => `${path}: ${line.trim()}`),
+  );
+  t.strictSame(wrong, []);
+});
+
 t.test('only effects.ts reads a clock, draws random numbers and sets timers', async (t) => {
   const forbidden = [
     /\bDate\.now\b/,

@@ -78,12 +78,12 @@ export function backlogReads(database: Database) {
   const webhooks = webhookReads(database);
 
   const projectOf = database.prepare<[string], { name: string; status: ProjectStatus }>(
-    'SELECT name, status FROM projects WHERE id = ?',
+    'SELECT name, status FROM projects WHERE id = +?',
   );
   const runningIn = database
     .prepare<[string], DeploymentId>(`
       SELECT id FROM deployments
-       WHERE project_id = ? AND status IN ('running', 'canceling') AND reported = 0`)
+       WHERE project_id = +? AND status IN ('running', 'canceling') AND reported = 0`)
     .pluck();
   const countWaiting = database.prepare<[], number>('SELECT total(queued_count) FROM projects').pluck();
   // Projects take turns, so the first of each come before the second ones. No more than can be shown are looked at.
@@ -113,25 +113,27 @@ export function backlogReads(database: Database) {
   const registration = database.prepare<
     [string],
     { key_id: KeyId; name: string; failing_since: number | null }
-  >('SELECT w.key_id, k.name, w.failing_since FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = ?');
+  >(
+    'SELECT w.key_id, k.name, w.failing_since FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +?',
+  );
   const unsettled = database.prepare<
     { id: string; nowMs: number },
     { count: number; due: number; next_attempt_at: number | null }
   >(`
     SELECT count(*) AS count, total(next_attempt_at <= :nowMs) AS due, min(next_attempt_at) AS next_attempt_at
-      FROM deliveries WHERE webhook_id = :id AND status = 'pending'`);
+      FROM deliveries WHERE webhook_id = +:id AND status = 'pending'`);
   const lastError = database
     .prepare<[string], string>(`
       SELECT coalesce(a.error, a.status_code)
         FROM (SELECT id, attempt_count FROM deliveries
-               WHERE webhook_id = ? AND status = 'pending'
+               WHERE webhook_id = +? AND status = 'pending'
                ORDER BY next_attempt_at DESC LIMIT ${TRIED_AMONG_MAX}) d
         JOIN attempts a ON a.delivery_id = d.id AND a.number = d.attempt_count
        ORDER BY a.at DESC LIMIT 1`)
     .pluck();
   const lastResult = database
     .prepare<[string], string | number>(
-      'SELECT coalesce(error, status_code) FROM attempts WHERE delivery_id = ? ORDER BY number DESC LIMIT 1',
+      'SELECT coalesce(error, status_code) FROM attempts WHERE delivery_id = +? ORDER BY number DESC LIMIT 1',
     )
     .pluck();
   const countReplays = database

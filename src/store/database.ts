@@ -5,6 +5,12 @@ import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { type NewerFile, newer } from './newer.ts';
 
+/*
+ * In all statements parameters are compared as `+:name`, not `:name`. SQLite, built with STAT4, plans a statement anew
+ * whenever a parameter is bound that its plan may depend on, as it may where a table has a partial index: 18 µs to find
+ * a key in place of 2, 170 to claim a deployment and end it in place of 97. On an expression no plan depends.
+ */
+
 export type Database = Sqlite.Database;
 export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sqlite.Statement<
   Parameters extends unknown[] ? Parameters : [Parameters],

@@ -81,27 +81,27 @@ export function deliveryReads(database: Database) {
     SELECT ${DELIVERY_COLUMNS}, w.status AS webhook_status
       FROM deliveries d
       JOIN webhooks w ON w.id = d.webhook_id
-     WHERE d.id = :id AND w.deleted_at IS NULL`;
+     WHERE d.id = +:id AND w.deleted_at IS NULL`;
   type OneRow = DeliveryRow & { webhook_status: WebhookStatus };
   const byId = database.prepare<{ id: string }, OneRow>(one);
-  const ofKey = database.prepare<{ id: string; keyId: string }, OneRow>(`${one} AND w.key_id = :keyId`);
-  const payloadOf = database.prepare<[string], string>('SELECT payload FROM events WHERE id = ?').pluck();
+  const ofKey = database.prepare<{ id: string; keyId: string }, OneRow>(`${one} AND w.key_id = +:keyId`);
+  const payloadOf = database.prepare<[string], string>('SELECT payload FROM events WHERE id = +?').pluck();
   const attemptsOf = database.prepare<[string], AttemptRow>(`
     SELECT number, at, status_code, error, duration_ms, remote_address, response_body, trigger
-      FROM attempts WHERE delivery_id = ? ORDER BY number`);
+      FROM attempts WHERE delivery_id = +? ORDER BY number`);
   const sliceEnd = database
     .prepare<{ webhookId: WebhookId; beforeSeq: number }, number>(`
       SELECT seq FROM deliveries
-       WHERE webhook_id = :webhookId AND seq < :beforeSeq
+       WHERE webhook_id = +:webhookId AND seq < +:beforeSeq
        ORDER BY seq DESC LIMIT 1 OFFSET ${SLICE_ROWS - 1}`)
     .pluck();
   const slice = database.prepare<Record<string, unknown>, DeliveryRow>(`
     SELECT ${DELIVERY_COLUMNS} FROM deliveries d
-     WHERE d.webhook_id = :webhookId AND d.seq < :beforeSeq AND d.seq >= :endSeq
+     WHERE d.webhook_id = +:webhookId AND d.seq < +:beforeSeq AND d.seq >= +:endSeq
        AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
        AND (:eventTypes IS NULL OR d.event_type IN (SELECT value FROM json_each(:eventTypes)))
-       AND (:createdAfterMs IS NULL OR d.created_at > :createdAfterMs)
-       AND (:createdBeforeMs IS NULL OR d.created_at < :createdBeforeMs)
+       AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
+       AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
      ORDER BY d.seq DESC LIMIT :limit`);
 
   return {
@@ -176,7 +176,7 @@ export const REARM = `
 export function deliveryWrites({ database, effects, changed }: WriteContext) {
   const reads = deliveryReads(database);
   const rearm = database.prepare(
-    `UPDATE deliveries SET ${REARM}, ladder_trigger = 'redeliver' WHERE id = :id`,
+    `UPDATE deliveries SET ${REARM}, ladder_trigger = 'redeliver' WHERE id = +:id`,
   );
 
   return {

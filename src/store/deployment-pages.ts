@@ -51,7 +51,7 @@ export function deploymentPages(
     where: 'd.finished_at IS NULL',
     floor: `
       SELECT seq FROM deployments INDEXED BY deployments_unfinished
-       WHERE finished_at IS NULL AND seq < :beforeSeq ORDER BY seq DESC LIMIT 1 OFFSET :depth - 1`,
+       WHERE finished_at IS NULL AND seq < +:beforeSeq ORDER BY seq DESC LIMIT 1 OFFSET :depth - 1`,
   });
   // Down to where the first of the projects has shown as many as may be looked at of each.
   const ofProjects = walkOf(database, {
@@ -59,13 +59,13 @@ export function deploymentPages(
     where: 'd.project_id = p.value',
     floor: `
       SELECT max((SELECT n.seq FROM deployments n
-                   WHERE n.project_id = p.value AND n.seq < :beforeSeq
+                   WHERE n.project_id = p.value AND n.seq < +:beforeSeq
                    ORDER BY n.seq DESC LIMIT 1 OFFSET :depth - 1))
         FROM json_each(:projectIds) p`,
   });
   const projectsOfKey = database
     .prepare<{ keyId: string; limit: number }, string>(
-      'SELECT project_id FROM key_projects WHERE key_id = :keyId LIMIT :limit',
+      'SELECT project_id FROM key_projects WHERE key_id = +:keyId LIMIT :limit',
     )
     .pluck();
   const isVisible = database
@@ -123,13 +123,13 @@ function walkOf(database: Database, { from, where, floor }: { from: string; wher
   const rows = database.prepare<Record<string, unknown>, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${from}
      WHERE ${where}
-       AND d.seq < :beforeSeq AND d.seq >= :floorSeq
+       AND d.seq < +:beforeSeq AND d.seq >= +:floorSeq
        AND ${VISIBLE_PROJECT('d.project_id')}
-       AND (:projectId IS NULL OR d.project_id = :projectId)
+       AND (:projectId IS NULL OR d.project_id = +:projectId)
        AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
-       AND (:ref IS NULL OR d.ref = :ref)
-       AND (:createdAfterMs IS NULL OR d.created_at > :createdAfterMs)
-       AND (:createdBeforeMs IS NULL OR d.created_at < :createdBeforeMs)
+       AND (:ref IS NULL OR d.ref = +:ref)
+       AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
+       AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
      ORDER BY d.seq DESC LIMIT :limit + 1`);
 
   return ({ statuses, projectIds, ...rest }: WalkParameters): DeploymentRows => {

@@ -31,16 +31,16 @@ export interface DeploymentPage {
 /** Deployments as people see them, and as recovery needs them. */
 export function deploymentReads(database: Database) {
   const byId = database.prepare<[string], DeploymentRow>(
-    `SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS} WHERE d.id = ?`,
+    `SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS} WHERE d.id = +?`,
   );
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
-     WHERE d.id = :id AND ${VISIBLE_PROJECT('d.project_id')}`);
+     WHERE d.id = +:id AND ${VISIBLE_PROJECT('d.project_id')}`);
   const pages = deploymentPages(database);
   const queuedBefore = database
     .prepare<{ projectId: ProjectId; seq: number }, number>(`
       SELECT count(*) FROM deployments
-       WHERE project_id = :projectId AND status = 'queued' AND reported = 0 AND seq < :seq`)
+       WHERE project_id = +:projectId AND status = 'queued' AND reported = 0 AND seq < +:seq`)
     .pluck();
   // Named, as the planner would rather read the whole table in the order asked for: 170 ms with a million rows.
   const unfinished = database.prepare<

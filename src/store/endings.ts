@@ -24,7 +24,7 @@ export function endingWrites(context: WriteContext) {
     UPDATE deployments
        SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,
            outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :at)
-     WHERE id = :id AND finished_at IS NULL`);
+     WHERE id = +:id AND finished_at IS NULL`);
 
   return {
     /**

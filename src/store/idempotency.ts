@@ -26,7 +26,7 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
     { request_hash: Buffer; status_code: number; location: string | null; body: string }
   >(`
     SELECT request_hash, status_code, location, body FROM idempotency_keys
-     WHERE key_id = :keyId AND idempotency_key = :idempotencyKey`);
+     WHERE key_id = +:keyId AND idempotency_key = +:idempotencyKey`);
   const remember = database.prepare(`
     INSERT INTO idempotency_keys (key_id, idempotency_key, request_hash, status_code, location, body, created_at)
     VALUES (:keyId, :idempotencyKey, :requestHash, :statusCode, :location, :body, :createdAt)`);

@@ -58,16 +58,16 @@ export function keyReads(database: Database) {
     SELECT k.id, k.name, k.scopes, k.all_projects, k.last_used_at
       FROM key_secrets s
       JOIN keys k ON k.id = s.key_id
-     WHERE s.hash = :hash
+     WHERE s.hash = +:hash
        AND k.revoked_at IS NULL
-       AND (k.expires_at IS NULL OR k.expires_at > :nowMs)
-       AND (s.expires_at IS NULL OR s.expires_at > :nowMs)`);
-  const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = ?`);
+       AND (k.expires_at IS NULL OR k.expires_at > +:nowMs)
+       AND (s.expires_at IS NULL OR s.expires_at > +:nowMs)`);
+  const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = +?`);
   const byName = database.prepare<[string], KeyRow>(`
-    SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = ? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
+    SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
   const all = database.prepare<[], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k ORDER BY k.seq`);
   const outgoing = database.prepare<{ keyId: string; nowMs: number }, { last4: string; expires_at: number }>(`
-    SELECT last4, expires_at FROM key_secrets WHERE key_id = :keyId AND expires_at > :nowMs ORDER BY expires_at`);
+    SELECT last4, expires_at FROM key_secrets WHERE key_id = +:keyId AND expires_at > +:nowMs ORDER BY expires_at`);
 
   return {
     /** The caller whose live secret hashes to this; undefined when wrong, expired or revoked. Read anew at every request. */
@@ -123,19 +123,19 @@ export function keyWrites({ database, effects }: WriteContext) {
   const insertSecret = database.prepare(`
     INSERT INTO key_secrets (hash, key_id, last4, created_at) VALUES (:hash, :keyId, :last4, :createdAt)`);
   const insertProject = database.prepare('INSERT INTO key_projects (key_id, project_id) VALUES (?, ?)');
-  const projectExists = database.prepare('SELECT 1 FROM projects WHERE id = ?').pluck();
-  const markRevoked = database.prepare('UPDATE keys SET revoked_at = ? WHERE id = ? AND revoked_at IS NULL');
+  const projectExists = database.prepare('SELECT 1 FROM projects WHERE id = +?').pluck();
+  const markRevoked = database.prepare('UPDATE keys SET revoked_at = ? WHERE id = +? AND revoked_at IS NULL');
   const disableWebhooks = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'the key that registered it was revoked'
-     WHERE key_id = ? AND deleted_at IS NULL`);
+     WHERE key_id = +? AND deleted_at IS NULL`);
   const endSecrets = database.prepare(`
     UPDATE key_secrets SET expires_at = :endsAt
-     WHERE key_id = :keyId AND (expires_at IS NULL OR expires_at > :endsAt)`);
+     WHERE key_id = +:keyId AND (expires_at IS NULL OR expires_at > +:endsAt)`);
   const forgetEndedSecrets = database.prepare(
-    'DELETE FROM key_secrets WHERE key_id = :keyId AND expires_at <= :nowMs',
+    'DELETE FROM key_secrets WHERE key_id = +:keyId AND expires_at <= +:nowMs',
   );
   const touch = database.prepare(
-    'UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), :atMs) WHERE id = :keyId',
+    'UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), :atMs) WHERE id = +:keyId',
   );
 
   return {

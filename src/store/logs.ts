@@ -47,8 +47,8 @@ export function logReads(database: Database) {
     { start: number; bytes: Buffer }
   >(`
     SELECT start, bytes FROM log_chunks
-     WHERE deployment_id = :id
-       AND start >= coalesce((SELECT max(start) FROM log_chunks WHERE deployment_id = :id AND start <= :from), 0)
+     WHERE deployment_id = +:id
+       AND start >= coalesce((SELECT max(start) FROM log_chunks WHERE deployment_id = +:id AND start <= +:from), 0)
      ORDER BY start LIMIT :limit`);
   // A chunk is loaded whole, 64 KiB at most, and only what is asked for leaves SQLite.
   const chunkAt = database.prepare<
@@ -58,11 +58,11 @@ export function logReads(database: Database) {
     SELECT start + length(bytes) AS end, substr(bytes, :from - start + 1, :maxBytes) AS bytes,
            substr(bytes, -1) = x'0a' AS endsLine
       FROM log_chunks
-     WHERE deployment_id = :id AND start <= :from
+     WHERE deployment_id = +:id AND start <= +:from
      ORDER BY start DESC LIMIT 1`);
   const nextStart = database
     .prepare<{ id: string; from: number }, number | null>(
-      'SELECT min(start) FROM log_chunks WHERE deployment_id = :id AND start > :from',
+      'SELECT min(start) FROM log_chunks WHERE deployment_id = +:id AND start > +:from',
     )
     .pluck();
 
@@ -117,9 +117,9 @@ export function logWrites({ database, changed }: WriteContext) {
   );
   const drop = database.prepare(`
     DELETE FROM log_chunks
-     WHERE deployment_id = :id AND start >= :headBytes AND start + length(bytes) <= :dropTailBefore`);
+     WHERE deployment_id = +:id AND start >= +:headBytes AND start + length(bytes) <= +:dropTailBefore`);
   const count = database.prepare(
-    'UPDATE deployments SET log_bytes = :logBytes, log_truncated = :truncated WHERE id = :id',
+    'UPDATE deployments SET log_bytes = :logBytes, log_truncated = :truncated WHERE id = +:id',
   );
 
   return {

@@ -67,11 +67,6 @@ export interface Settlement {
   disableReason: string | null;
 }
 
-/*
- * SQLite, built with STAT4, plans a statement anew at every run when a parameter stands beside a partial index or in
- * a join: 10 to 30 µs in place of 2. An expression such as `+?` spares it that.
- */
-
 /** What is to be delivered, and to whom. */
 export function outboxReads(database: Database) {
   // Skips from webhook to webhook in the partial index: one seek for each, however much is pending.
@@ -147,7 +142,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
       UPDATE deliveries
          SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
              ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-       WHERE id = :deliveryId
+       WHERE id = +:deliveryId
       RETURNING attempt_count`)
     .pluck();
   const missed = database
@@ -155,32 +150,32 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
       UPDATE deliveries
          SET status = :status, next_attempt_at = :nextAttemptAt, attempt_count = attempt_count + 1,
              ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-       WHERE id = :deliveryId AND ladder_started_at <= :ladderStartedAtMs
+       WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs
       RETURNING attempt_count`)
     .pluck();
   const counted = database
     .prepare<{ deliveryId: DeliveryId }, number>(`
-      UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = :deliveryId RETURNING attempt_count`)
+      UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = +:deliveryId RETURNING attempt_count`)
     .pluck();
   const insertAttempt = database.prepare(`
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
     VALUES (:deliveryId, :number, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger)`);
   const succeeded = database.prepare(`
-    UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE id = :webhookId`);
+    UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE id = +:webhookId`);
   const failed = database.prepare(`
     UPDATE webhooks
        SET last_failure_at = :atMs, consecutive_failures = consecutive_failures + 1,
            failing_since = coalesce(failing_since, :atMs)
-     WHERE id = :webhookId`);
+     WHERE id = +:webhookId`);
   const disableLongFailing = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'every delivery failed for 5 days'
-     WHERE id = :webhookId AND status = 'enabled' AND failing_since <= :atMs - ${DISABLE_AFTER_FAILING_MS}`);
+     WHERE id = +:webhookId AND status = 'enabled' AND failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS}`);
   const disable = database.prepare(`
-    UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = :webhookId AND status = 'enabled'`);
+    UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = +:webhookId AND status = 'enabled'`);
   const setBack = database.prepare(`
     UPDATE deliveries
        SET next_attempt_at = iif(next_attempt_at - :byMs > :nowMs + :furthestMs, :nowMs, max(:nowMs, next_attempt_at - :byMs))
-     WHERE status = 'pending' AND next_attempt_at > :nowMs`);
+     WHERE status = 'pending' AND next_attempt_at > +:nowMs`);
 
   return {
     /** The attempt and what follows from it for the delivery and its webhook, together. */

@@ -57,7 +57,7 @@ interface SettingsRow extends ProjectRow {
 
 /** `:allProjects` and `:keyId` say who looks. One condition for every read that HTTP makes. */
 export const VISIBLE_PROJECT = (projectId: string) => `
-  (:allProjects = 1 OR EXISTS (SELECT 1 FROM key_projects v WHERE v.key_id = :keyId AND v.project_id = ${projectId}))`;
+  (:allProjects = 1 OR EXISTS (SELECT 1 FROM key_projects v WHERE v.key_id = +:keyId AND v.project_id = ${projectId}))`;
 
 /** The parameters of VISIBLE_PROJECT. */
 export function viewer(caller: Caller): { allProjects: number; keyId: string } {
@@ -68,25 +68,25 @@ export function viewer(caller: Caller): { allProjects: number; keyId: string } {
 export function projectReads(database: Database) {
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, ProjectRow>(`
     SELECT seq, id, name, created_at, status FROM projects
-     WHERE id = :id AND ${VISIBLE_PROJECT('id')}`);
+     WHERE id = +:id AND ${VISIBLE_PROJECT('id')}`);
   const pageOfAll = database.prepare<{ afterSeq: number; limit: number }, ProjectRow>(`
     SELECT seq, id, name, created_at, status FROM projects
-     WHERE seq > :afterSeq ORDER BY seq LIMIT :limit`);
+     WHERE seq > +:afterSeq ORDER BY seq LIMIT :limit`);
   const pageOfKey = database.prepare<{ afterSeq: number; limit: number; keyId: string }, ProjectRow>(`
     SELECT p.seq, p.id, p.name, p.created_at, p.status
       FROM projects p
-     WHERE p.seq > :afterSeq AND p.id IN (SELECT project_id FROM key_projects WHERE key_id = :keyId)
+     WHERE p.seq > +:afterSeq AND p.id IN (SELECT project_id FROM key_projects WHERE key_id = +:keyId)
      ORDER BY p.seq LIMIT :limit`);
   const details = `
     SELECT p.*, (SELECT json_group_array(v.name) FROM project_variables v WHERE v.project_id = p.id) AS variable_names
       FROM projects p`;
-  const byId = database.prepare<[string], SettingsRow>(`${details} WHERE p.id = ?`);
+  const byId = database.prepare<[string], SettingsRow>(`${details} WHERE p.id = +?`);
   const byName = database.prepare<[string], SettingsRow>(
-    `${details} WHERE p.name = ? ORDER BY p.seq LIMIT 2`,
+    `${details} WHERE p.name = +? ORDER BY p.seq LIMIT 2`,
   );
   const all = database.prepare<[], SettingsRow>(`${details} ORDER BY p.seq`);
   const variables = database.prepare<[string], { name: string; value: string }>(
-    'SELECT name, value FROM project_variables WHERE project_id = ? ORDER BY name',
+    'SELECT name, value FROM project_variables WHERE project_id = +? ORDER BY name',
   );
 
   return {
@@ -135,12 +135,12 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
     UPDATE projects
        SET name = :name, command = :command, directory = :directory, timeout_ms = :timeoutMs,
            idle_timeout_ms = :idleTimeoutMs, report_timeout_ms = :reportTimeoutMs, policy = :policy
-     WHERE id = :id`);
+     WHERE id = +:id`);
   const setVariable = database.prepare(`
     INSERT INTO project_variables (project_id, name, value) VALUES (?, ?, ?)
         ON CONFLICT (project_id, name) DO UPDATE SET value = excluded.value`);
-  const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = ? AND name = ?');
-  const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = :id');
+  const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = +? AND name = +?');
+  const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = +:id');
 
   return {
     create(settings: ProjectSettings): ProjectDetails {

@@ -63,25 +63,25 @@ export function queueWrites(context: WriteContext) {
       report_timeout_ms: number | null;
       queued_count: number;
     }
-  >('SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = ?');
+  >('SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = +?');
   const insert = database.prepare(`
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
                              created_at, report_due_at)
     VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
-  const keyName = database.prepare<[string], string>('SELECT name FROM keys WHERE id = ?').pluck();
+  const keyName = database.prepare<[string], string>('SELECT name FROM keys WHERE id = +?').pluck();
   const olderQueued = database
     .prepare<{ projectId: ProjectId; id: DeploymentId }, DeploymentId>(`
       SELECT id FROM deployments
-       WHERE project_id = :projectId AND status = 'queued' AND reported = 0 AND id <> :id
+       WHERE project_id = +:projectId AND status = 'queued' AND reported = 0 AND id <> +:id
        ORDER BY seq`)
     .pluck();
   const queued = database
     .prepare<[string], DeploymentId>(
-      `SELECT id FROM deployments WHERE project_id = ? AND status = 'queued' AND reported = 0 ORDER BY seq`,
+      `SELECT id FROM deployments WHERE project_id = +? AND status = 'queued' AND reported = 0 ORDER BY seq`,
     )
     .pluck();
-  const supersede = database.prepare('UPDATE deployments SET superseded_by = :by WHERE id = :id');
-  const markCanceling = database.prepare(`UPDATE deployments SET status = 'canceling' WHERE id = ?`);
+  const supersede = database.prepare('UPDATE deployments SET superseded_by = :by WHERE id = +:id');
+  const markCanceling = database.prepare(`UPDATE deployments SET status = 'canceling' WHERE id = +?`);
 
   // The project whose turn it is, skipping those that run one already.
   const nextQueued = database.prepare<
@@ -111,15 +111,15 @@ export function queueWrites(context: WriteContext) {
   const previousRef = database
     .prepare<{ projectId: ProjectId; seq: number }, Ref>(`
       SELECT ref FROM deployments
-       WHERE project_id = :projectId AND seq < :seq AND status = 'succeeded'
+       WHERE project_id = +:projectId AND seq < +:seq AND status = 'succeeded'
        ORDER BY seq DESC LIMIT 1`)
     .pluck();
   const markRunning = database.prepare(
-    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = :id AND status = 'queued'`,
+    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = +:id AND status = 'queued'`,
   );
   const setProcess = database.prepare(`
     UPDATE deployments SET process_id = :processId, process_started_at = :processStartedAt, boot_id = :bootId
-     WHERE id = :id AND finished_at IS NULL`);
+     WHERE id = +:id AND finished_at IS NULL`);
 
   return {
     create,

@@ -55,17 +55,17 @@ const OPEN_REPLAYS_MAX = 10;
 /** Replays that are not finished, and what they are to send. */
 export function replayReads(database: Database) {
   const fits = `
-    created_at BETWEEN :sinceMs AND :untilMs AND (:storedStatus IS NULL OR status = :storedStatus)`;
+    created_at BETWEEN +:sinceMs AND +:untilMs AND (:storedStatus IS NULL OR status = +:storedStatus)`;
   const lastSeq = database
-    .prepare<[string], number | null>('SELECT max(seq) FROM deliveries WHERE webhook_id = ?')
+    .prepare<[string], number | null>('SELECT max(seq) FROM deliveries WHERE webhook_id = +?')
     .pluck();
   const sliceEnd = database
     .prepare<{ webhookId: WebhookId; afterSeq: number; lastSeq: number }, number>(`
       SELECT seq FROM deliveries
-       WHERE webhook_id = :webhookId AND seq > :afterSeq AND seq < :lastSeq
+       WHERE webhook_id = +:webhookId AND seq > +:afterSeq AND seq < +:lastSeq
        ORDER BY seq LIMIT 1 OFFSET ${SLICE_ROWS - 1}`)
     .pluck();
-  const within = 'webhook_id = :webhookId AND seq > :afterSeq AND seq <= :endSeq';
+  const within = 'webhook_id = +:webhookId AND seq > +:afterSeq AND seq <= +:endSeq';
   type Within = ReplaySelection & { afterSeq: number; endSeq: number };
   const countWithin = database
     .prepare<Within, number>(`SELECT count(*) FROM deliveries WHERE ${within} AND ${fits}`)
@@ -85,7 +85,7 @@ export function replayReads(database: Database) {
   const dueAtPosition = database
     .prepare<{ webhookId: WebhookId; nowMs: number; offset: number }, number>(`
       SELECT 1 FROM deliveries
-       WHERE webhook_id = :webhookId AND status = 'pending' AND next_attempt_at <= :nowMs
+       WHERE webhook_id = +:webhookId AND status = 'pending' AND next_attempt_at <= +:nowMs
        LIMIT 1 OFFSET :offset`)
     .pluck();
 
@@ -130,7 +130,7 @@ export function replayReads(database: Database) {
 export function replayWrites({ database, effects, changed }: WriteContext) {
   const webhooks = webhookReads(database);
   const countOpen = database
-    .prepare<[string], number>('SELECT count(*) FROM replays WHERE webhook_id = ? AND finished_at IS NULL')
+    .prepare<[string], number>('SELECT count(*) FROM replays WHERE webhook_id = +? AND finished_at IS NULL')
     .pluck();
   const insert = database.prepare(`
     INSERT INTO replays (webhook_id, since, until, delivery_status, last_seq, created_at)
@@ -138,13 +138,13 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
   const openReplay = database.prepare<
     [number],
     { webhook_id: WebhookId; delivery_status: StoredStatus | null }
-  >('SELECT webhook_id, delivery_status FROM replays WHERE seq = ? AND finished_at IS NULL');
+  >('SELECT webhook_id, delivery_status FROM replays WHERE seq = +? AND finished_at IS NULL');
   const rearm = database.prepare(`
     UPDATE deliveries SET ${REARM}, ladder_trigger = 'replay'
-     WHERE seq IN (SELECT value FROM json_each(:seqs)) AND webhook_id = :webhookId
-       AND (:storedStatus IS NULL OR status = :storedStatus)`);
+     WHERE seq IN (SELECT value FROM json_each(:seqs)) AND webhook_id = +:webhookId
+       AND (:storedStatus IS NULL OR status = +:storedStatus)`);
   const advance = database.prepare(
-    'UPDATE replays SET done_seq = max(done_seq, :doneSeq), finished_at = :finishedAt WHERE seq = :seq',
+    'UPDATE replays SET done_seq = max(done_seq, :doneSeq), finished_at = :finishedAt WHERE seq = +:seq',
   );
 
   return {

@@ -23,17 +23,17 @@ export function reportWrites(context: WriteContext) {
   const events = eventWrites(context);
   const endings = endingWrites(context);
   const isReported = database
-    .prepare<[string], number>('SELECT reported FROM deployments WHERE id = ?')
+    .prepare<[string], number>('SELECT reported FROM deployments WHERE id = +?')
     .pluck();
   const markRunning = database.prepare(
-    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = :id AND status = 'queued'`,
+    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = +:id AND status = 'queued'`,
   );
   const note = database.prepare(`
     UPDATE deployments SET message = coalesce(:message, message), outputs = coalesce(:outputs, outputs)
-     WHERE id = :id AND finished_at IS NULL`);
+     WHERE id = +:id AND finished_at IS NULL`);
   const overdue = database.prepare<{ nowMs: number }, { id: DeploymentId; status: string }>(`
     SELECT id, status FROM deployments
-     WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= :nowMs
+     WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= +:nowMs
      ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`);
 
   return {

@@ -106,30 +106,30 @@ interface Work {
 export function retentionWrites({ database, effects }: WriteContext) {
   const forgetAnswers = database.prepare(`
     DELETE FROM idempotency_keys
-     WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < :beforeMs ORDER BY created_at LIMIT :limit)`);
+     WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < +:beforeMs ORDER BY created_at LIMIT :limit)`);
   // These three tables are read from end to end: they are as long as people made webhooks and keys, and what is
   // finished goes from them.
   const removeReplays = database.prepare(`
     DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT :limit)`);
   const removeSigningSecrets = database.prepare(`
     DELETE FROM webhook_secrets
-     WHERE (webhook_id, secret) IN (SELECT webhook_id, secret FROM webhook_secrets WHERE expires_at <= :nowMs LIMIT :limit)`);
+     WHERE (webhook_id, secret) IN (SELECT webhook_id, secret FROM webhook_secrets WHERE expires_at <= +:nowMs LIMIT :limit)`);
   const removeKeySecrets = database.prepare(`
-    DELETE FROM key_secrets WHERE hash IN (SELECT hash FROM key_secrets WHERE expires_at <= :nowMs LIMIT :limit)`);
+    DELETE FROM key_secrets WHERE hash IN (SELECT hash FROM key_secrets WHERE expires_at <= +:nowMs LIMIT :limit)`);
 
   const deletedWebhooks = database.prepare<
     { seq: number; limit: number },
     { seq: number; id: WebhookId; deleted_at: number }
   >(
-    'SELECT seq, id, deleted_at FROM webhooks WHERE deleted_at IS NOT NULL AND seq >= :seq ORDER BY seq LIMIT :limit',
+    'SELECT seq, id, deleted_at FROM webhooks WHERE deleted_at IS NOT NULL AND seq >= +:seq ORDER BY seq LIMIT :limit',
   );
   const deliveriesOfWebhook = database.prepare<
     { webhookId: WebhookId; limit: number },
     { seq: number; id: DeliveryId }
-  >('SELECT seq, id FROM deliveries WHERE webhook_id = :webhookId ORDER BY seq LIMIT :limit');
+  >('SELECT seq, id FROM deliveries WHERE webhook_id = +:webhookId ORDER BY seq LIMIT :limit');
   const removeWebhook = database.prepare(`
     DELETE FROM webhooks
-     WHERE seq = :seq AND NOT EXISTS (SELECT 1 FROM replays WHERE replays.webhook_id = webhooks.id)`);
+     WHERE seq = +:seq AND NOT EXISTS (SELECT 1 FROM replays WHERE replays.webhook_id = webhooks.id)`);
 
   const oldDeployments = database.prepare<
     FromPlace,
@@ -149,9 +149,9 @@ export function retentionWrites({ database, effects }: WriteContext) {
     { chunk: number; byte_count: number }
   >(`
     SELECT rowid AS chunk, length(bytes) AS byte_count FROM log_chunks
-     WHERE deployment_id = :id ORDER BY start LIMIT :limit`);
-  const removeChunk = database.prepare('DELETE FROM log_chunks WHERE rowid = ?');
-  const removeDeployment = database.prepare('DELETE FROM deployments WHERE id = ?');
+     WHERE deployment_id = +:id ORDER BY start LIMIT :limit`);
+  const removeChunk = database.prepare('DELETE FROM log_chunks WHERE rowid = +?');
+  const removeDeployment = database.prepare('DELETE FROM deployments WHERE id = +?');
 
   const oldEvents = database.prepare<FromPlace, { seq: number; id: EventId; at: number }>(
     inOrderOfAge('events', 'created_at', 'seq, id, created_at AS at'),
@@ -165,7 +165,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
            d.status <> 'pending'
            AND max(d.ladder_started_at, coalesce(d.delivered_at, 0),
                    coalesce((SELECT a.at FROM attempts a
-                              WHERE a.delivery_id = d.id AND a.number = d.attempt_count), 0)) < :beforeMs
+                              WHERE a.delivery_id = d.id AND a.number = d.attempt_count), 0)) < +:beforeMs
            AND NOT EXISTS (SELECT 1 FROM replays r
                             WHERE r.webhook_id = +d.webhook_id AND r.finished_at IS NULL
                               AND d.seq > r.done_seq AND d.seq <= r.last_seq
@@ -175,11 +175,11 @@ export function retentionWrites({ database, effects }: WriteContext) {
      ORDER BY d.seq LIMIT +:limit`);
   const removeAttempts = database.prepare(`
     DELETE FROM attempts
-     WHERE rowid IN (SELECT rowid FROM attempts WHERE delivery_id = :id ORDER BY number LIMIT :limit)`);
-  const removeDelivery = database.prepare('DELETE FROM deliveries WHERE seq = ?');
+     WHERE rowid IN (SELECT rowid FROM attempts WHERE delivery_id = +:id ORDER BY number LIMIT :limit)`);
+  const removeDelivery = database.prepare('DELETE FROM deliveries WHERE seq = +?');
   const removeEvent = database.prepare(`
     DELETE FROM events
-     WHERE seq = ? AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.event_id = events.id)`);
+     WHERE seq = +? AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.event_id = events.id)`);
 
   return {
     /**
@@ -354,9 +354,9 @@ interface FromPlace extends Place {
  */
 function inOrderOfAge(table: string, moment: string, columns: string): string {
   return `
-    SELECT ${columns} FROM ${table} WHERE ${moment} = :atMs AND :atMs < :beforeMs AND seq >= :seq
+    SELECT ${columns} FROM ${table} WHERE ${moment} = +:atMs AND :atMs < +:beforeMs AND seq >= +:seq
      UNION ALL
-    SELECT ${columns} FROM ${table} WHERE ${moment} > :atMs AND ${moment} < :beforeMs
+    SELECT ${columns} FROM ${table} WHERE ${moment} > +:atMs AND ${moment} < +:beforeMs
      ORDER BY at, seq LIMIT :limit`;
 }
 

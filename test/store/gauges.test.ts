@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap';
 import type { WebhookId } from '../../src/domain.ts';
 import { COUNTED_MAX, type DueLook } from '../../src/store/gauges.ts';
+import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
@@ -102,8 +103,18 @@ t.test('deployments that are not over are counted by state, apart for those of o
 async function place(t: Test) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const { keyId } = await store.key();
-  return { store, effects, webhook: async () => (await newWebhook(store, keyId)).id };
+  let made = 0;
+  let { keyId } = await store.key();
+  return {
+    store,
+    effects,
+    async webhook() {
+      made += 1;
+      // A key has no more.
+      if (made % WEBHOOKS_OF_KEY_MAX === 0) ({ keyId } = await store.key());
+      return (await newWebhook(store, keyId)).id;
+    },
+  };
 }
 
 function due(store: TestStore, nowMs: number): DueLook['due'] {
