@@ -1,4 +1,4 @@
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
 import { crc32 } from 'node:zlib';
 import { randomBase62 } from './domain.ts';
 
@@ -25,7 +25,7 @@ export function isKeySecret(text: string): boolean {
 
 /** What is stored of a key. Looking it up by its hash leaks nothing through timing. */
 export function hashKeySecret(secret: string): Buffer {
-  return createHash('sha256').update(secret).digest();
+  return hash('sha256', secret, 'buffer');
 }
 
 /** A new webhook signing secret, in the form of Standard Webhooks: `whsec_` and base64 of 32 bytes. */

@@ -14,6 +14,7 @@ import {
   readOutputs,
 } from './environment.ts';
 import { createLogKeeper, type LogKeeper, maskText } from './log.ts';
+import type { ProcessIdentity } from './processes.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
 import { makeWorkspace, type Workspace } from './workspace.ts';
@@ -39,6 +40,12 @@ export interface Executor {
   /** Starts nothing any more; gives running commands `graceMs`, then stops them as `interrupted`. */
   stop(graceMs: number): Promise<void>;
 }
+
+/**
+ * A command that has ended by then needs no commit of its own for this, which is half of what it costs. After a crash
+ * before it is noted, a process is found by its marker.
+ */
+const NOTE_PROCESS_AFTER_MS = 20;
 
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
@@ -172,7 +179,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   function start(claimed: ClaimedDeployment, workspace: Workspace, log: LogKeeper): Run {
-    return run(
+    let cancelNote = () => {};
+    const running = run(
       {
         deploymentId: claimed.id,
         command: claimed.command,
@@ -192,20 +200,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
       {
         spawner,
         effects,
-        // Not waited for: the writer keeps the order, so that a short command's end shares its commit.
         onStarted: async (identity) => {
-          const noted = writePersistently(
-            writer,
-            'deployments.setProcess',
-            { id: claimed.id, ...identity },
-            effects,
-          );
-          track(noted).catch((error) =>
-            logger.error(
-              { err: error, deployment_id: claimed.id },
-              'the process of a deployment is not recorded',
-            ),
-          );
+          cancelNote = effects.after(NOTE_PROCESS_AFTER_MS, () => noteProcess(claimed.id, identity));
         },
         onOutput: (bytes) => log.append(bytes),
         onStuck: (processIds) =>
@@ -214,6 +210,13 @@ export function createExecutor(options: ExecutorOptions): Executor {
             'processes of a deployment cannot be ended',
           ),
       },
+    );
+    return { ...running, outcome: running.outcome.finally(() => cancelNote()) };
+  }
+
+  function noteProcess(id: DeploymentId, identity: ProcessIdentity): void {
+    track(writePersistently(writer, 'deployments.setProcess', { id, ...identity }, effects)).catch((error) =>
+      logger.error({ err: error, deployment_id: id }, 'the process of a deployment is not recorded'),
     );
   }
 }

@@ -1,4 +1,4 @@
-import { createHash } from 'node:crypto';
+import { hash } from 'node:crypto';
 import type { Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import type { Attempt } from '../domain.ts';
 import { type Answer, type IdempotencyMemory, keyReused } from '../store/idempotency.ts';
@@ -103,9 +103,7 @@ function idempotencyMemory(request: WriteRequest): IdempotencyMemory | null {
 
 /** Of the validated body, so that the order of fields and white space make no other request of it. */
 function requestHash({ method, path, payload }: WriteRequest): Uint8Array {
-  return createHash('sha256')
-    .update(JSON.stringify([method, path, sorted(payload)]))
-    .digest();
+  return hash('sha256', JSON.stringify([method, path, sorted(payload)]), 'buffer');
 }
 
 /** Our bodies are plain values, lists of them, and objects. */

@@ -12,6 +12,7 @@ import { AppError } from '../errors.ts';
 import { hashKeySecret, newKeySecret } from '../secrets.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
+import { createReadCache } from './read-cache.ts';
 
 /** Who makes a request: what authentication found. */
 export interface Caller {
@@ -44,6 +45,16 @@ interface KeyRow {
   project_ids: string;
 }
 
+interface CallerRow {
+  id: KeyId;
+  name: string;
+  scopes: string;
+  all_projects: number;
+  last_used_at: number | null;
+  /** The key's own end or that of its secret. */
+  ends_at: number | null;
+}
+
 const KEY_COLUMNS = `
   k.seq, k.id, k.name, k.scopes, k.all_projects, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
   (SELECT s.last4 FROM key_secrets s WHERE s.key_id = k.id AND s.expires_at IS NULL) AS last4,
@@ -51,17 +62,13 @@ const KEY_COLUMNS = `
 
 /** Keys, and who a secret belongs to. */
 export function keyReads(database: Database) {
-  const bySecretHash = database.prepare<
-    { hash: Uint8Array; nowMs: number },
-    { id: KeyId; name: string; scopes: string; all_projects: number; last_used_at: number | null }
-  >(`
-    SELECT k.id, k.name, k.scopes, k.all_projects, k.last_used_at
+  const bySecretHash = database.prepare<[Uint8Array], CallerRow>(`
+    SELECT k.id, k.name, k.scopes, k.all_projects, k.last_used_at,
+           min(coalesce(k.expires_at, s.expires_at), coalesce(s.expires_at, k.expires_at)) AS ends_at
       FROM key_secrets s
       JOIN keys k ON k.id = s.key_id
-     WHERE s.hash = +:hash
-       AND k.revoked_at IS NULL
-       AND (k.expires_at IS NULL OR k.expires_at > +:nowMs)
-       AND (s.expires_at IS NULL OR s.expires_at > +:nowMs)`);
+     WHERE s.hash = +? AND k.revoked_at IS NULL`);
+  const found = createReadCache<{ caller: Caller; endsAtMs: number | null } | null>(database);
   const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = +?`);
   const byName = database.prepare<[string], KeyRow>(`
     SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
@@ -70,17 +77,14 @@ export function keyReads(database: Database) {
     SELECT last4, expires_at FROM key_secrets WHERE key_id = +:keyId AND expires_at > +:nowMs ORDER BY expires_at`);
 
   return {
-    /** The caller whose live secret hashes to this; undefined when wrong, expired or revoked. Read anew at every request. */
-    authenticate(secretHash: Uint8Array, nowMs: number): Caller | undefined {
-      const row = bySecretHash.get({ hash: secretHash, nowMs });
-      if (row === undefined) return undefined;
-      return {
-        keyId: row.id,
-        name: row.name,
-        scopes: JSON.parse(row.scopes) as Scope[],
-        allProjects: row.all_projects === 1,
-        lastUsedAtMs: row.last_used_at,
-      };
+    /** The caller whose live secret hashes to this, as of the latest commit; undefined when wrong, expired or revoked. */
+    authenticate(secretHash: Buffer, nowMs: number): Caller | undefined {
+      const known = found(secretHash.toString('latin1'), () => {
+        const row = bySecretHash.get(secretHash);
+        return row === undefined ? null : { caller: toCaller(row), endsAtMs: row.ends_at };
+      });
+      if (known === null || (known.endsAtMs !== null && known.endsAtMs <= nowMs)) return undefined;
+      return known.caller;
     },
 
     get(id: string): Key | undefined {
@@ -204,6 +208,16 @@ export function keyWrites({ database, effects }: WriteContext) {
 
 function noSuchKey(): AppError {
   return new AppError('not_found', 'there is no such key: `davit admin key list` shows all');
+}
+
+function toCaller(row: CallerRow): Caller {
+  return {
+    keyId: row.id,
+    name: row.name,
+    scopes: JSON.parse(row.scopes) as Scope[],
+    allProjects: row.all_projects === 1,
+    lastUsedAtMs: row.last_used_at,
+  };
 }
 
 function toKey(row: KeyRow): Key {
