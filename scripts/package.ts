@@ -72,16 +72,18 @@ async function makeExecutable(): Promise<void> {
   rmSync(MADE_OF, { force: true });
   prepareNode();
   const output = `${EXECUTABLE}.new`;
+  // pkg's types do not know execArgv; it hands all of this to Node.
+  const seaConfig = {
+    disableExperimentalSEAWarning: true,
+    useSnapshot: false,
+    useCodeCache: true,
+    execArgv: [`--max-semi-space-size=${SEMI_SPACE_MAX_MIB}`],
+    assets,
+  };
   await pkg.default(join(BUNDLE, 'main.cjs'), {
     nodePath: NODE,
     targets: [{ nodeRange: `node${process.versions.node}`, platform: 'linux', arch: process.arch, output }],
-    seaConfig: {
-      disableExperimentalSEAWarning: true,
-      useSnapshot: false,
-      useCodeCache: true,
-      execArgv: [`--max-semi-space-size=${SEMI_SPACE_MAX_MIB}`],
-      assets,
-    },
+    seaConfig,
   });
   // A davit that runs from there keeps its file.
   renameSync(output, EXECUTABLE);
