@@ -111,7 +111,7 @@ export function createAdministration(options: AdministrationOptions): Administra
           '--',
           '/bin/true',
         );
-        if (made.ok) ledger.made.push({ kind: 'projects', id: made.value.id, name });
+        if (made.ok) noteMade('projects', made.value.id, name);
         return;
       }
       default:
@@ -163,7 +163,7 @@ export function createAdministration(options: AdministrationOptions): Administra
       ...words,
     );
     if (!made.ok) return;
-    ledger.made.push({ kind: 'keys', id: made.value.id, name });
+    noteMade('keys', made.value.id, name);
     if ((await isLetIn(made.value.secret)) === false) {
       ledger.violation('a key works from its creation on', `${name} was refused`);
     }
@@ -171,6 +171,12 @@ export function createAdministration(options: AdministrationOptions): Administra
     if (revoked.ok && (await isLetIn(made.value.secret)) === true) {
       ledger.violation('a revoked key is worth nothing', `${name} was let in`);
     }
+  }
+
+  function noteMade(kind: 'projects' | 'keys', id: string, name: string): void {
+    ledger.counts.acknowledged += 1;
+    ledger.note({ acknowledged: 'admin', kind, id, name });
+    ledger.made.push({ kind, id, name });
   }
 
   async function resumeAll(): Promise<void> {

@@ -1,6 +1,6 @@
 import type { Database } from 'better-sqlite3';
 import { EXPECTED_ENDS } from './commands.ts';
-import type { KnownDeployment, Violation, WriteEntry } from './ledger.ts';
+import type { KnownDeployment, Violation, WriteEntry, WriteFate } from './ledger.ts';
 
 /*
  * What must hold in davit's file, asked with our own SQL on a connection that cannot write: what the file says of
@@ -193,10 +193,7 @@ export function checkMade(
 }
 
 /** How many requests for a ref were acknowledged decides how many deployments of it there are. */
-export function checkRefs(
-  file: Database,
-  refs: ReadonlyMap<string, 'acknowledged' | 'doubtful' | 'refused' | 'open'>,
-): Violation[] {
+export function checkRefs(file: Database, refs: ReadonlyMap<string, WriteFate>): Violation[] {
   const counts = new Map(
     file
       .prepare('SELECT ref, count(*) FROM deployments WHERE redeploy_of IS NULL GROUP BY ref')

@@ -91,20 +91,19 @@ export interface KnownWebhook {
   busy: boolean;
 }
 
-/** How one command was found to be known by name: for admin commands, which have no Idempotency-Key. */
 export interface Ledger {
   violations: readonly Violation[];
   writes: readonly WriteEntry[];
   deployments: ReadonlyMap<string, KnownDeployment>;
   webhooks: ReadonlyMap<string, KnownWebhook>;
-  /** Refs of which one deployment must, or may, have been made, by whether it must. */
-  refs: Map<string, 'acknowledged' | 'doubtful' | 'refused' | 'open'>;
+  /** What became of the one request for each ref: how many deployments of it there must, or may, be. */
+  refs: Map<string, WriteFate>;
   /** Projects and keys that admin commands made, by id. */
   made: { kind: 'projects' | 'keys'; id: string; name: string }[];
   counts: { acknowledged: number; refused: number; doubtful: number; repeats: number };
   violation(rule: string, detail: string): void;
   intend(intent: Omit<WriteIntent, 'number'>): WriteEntry;
-  /** Notes the answer of one sending; `repeated`: an earlier one may have come through. */
+  /** Notes the 2xx of one sending; `replayed`: davit said that it is the stored answer to an earlier one. */
   acknowledge(entry: WriteEntry, answer: Answer, replayed: boolean): void;
   close(entry: WriteEntry, fate: 'refused' | 'doubtful'): void;
   deploymentMade(deployment: Deployment, sentAtMs: number): KnownDeployment;
@@ -114,6 +113,7 @@ export interface Ledger {
    */
   observe(deployment: Deployment, askedAtMs?: number): void;
   webhookMade(webhook: Webhook & { signing_secret: string }, path: string, keyId: string): void;
+  /** A line in the file, for who looks into it afterwards. */
   note(line: Record<string, unknown>): void;
 }
 

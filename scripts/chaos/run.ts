@@ -8,7 +8,7 @@ import { checkAcknowledged, checkFile, checkIdle } from './check.ts';
 import { checkThroughApi } from './check-api.ts';
 import { createClient } from './client.ts';
 import { createFaults } from './faults.ts';
-import { createLedger } from './ledger.ts';
+import { createLedger, type Ledger } from './ledger.ts';
 import { createLoader } from './load.ts';
 import { makePlace, makeProjectsAndKeys } from './place.ts';
 import { COMMAND_PROJECTS, type Fault, type Plan } from './plan.ts';
@@ -78,10 +78,9 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
   const waitingForSecret: Unverified[] = [];
   let signaturesVerified = 0;
 
-  // However this process ends, davit ends with it.
-  const endService = () => service.current()?.process.kill('SIGKILL');
-  const endAll = () => process.exit(1);
-  process.once('exit', endService).once('SIGINT', endAll).once('SIGTERM', endAll);
+  // However this process ends, davit and its commands end with it.
+  const exit = () => process.exit(1);
+  process.once('exit', endAll).once('SIGINT', exit).once('SIGTERM', exit);
   await service.start();
   const sampling = setInterval(sample, SAMPLE_EVERY_MS);
   try {
@@ -96,7 +95,8 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     await service.end('SIGKILL');
   } finally {
     clearInterval(sampling);
-    process.off('exit', endService).off('SIGINT', endAll).off('SIGTERM', endAll);
+    endAll();
+    process.off('exit', endAll).off('SIGINT', exit).off('SIGTERM', exit);
   }
   const figures = judge();
   await receivers.close();
@@ -178,7 +178,10 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
       const status = file.prepare<[string], { status: string; reason: string | null }>(
         'SELECT status, reason FROM deployments WHERE id = ?',
       );
-      const bytes = Number(file.pragma('page_count', { simple: true })) * 4096;
+      const [pages, pageBytes] = ['page_count', 'page_size'].map((name) =>
+        file.pragma(name, { simple: true }),
+      );
+      const bytes = Number(pages) * Number(pageBytes);
       return [
         ...left
           .filter(({ deploymentId }) => status.get(deploymentId)?.reason === 'interrupted')
@@ -228,9 +231,7 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
       },
       writes: {
         acknowledged: counts.acknowledged,
-        checked:
-          ledger.deployments.size +
-          ledger.writes.filter(({ name, answer }) => answer !== null && name !== 'deploy').length,
+        checked: checkedWrites(ledger),
         repeated: counts.repeats,
         refused: counts.refused,
         doubtful: counts.doubtful,
@@ -289,6 +290,17 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     }
   }
 
+  function endAll(): void {
+    service.killAll();
+    for (const { processId } of markedProcesses(place.runName)) {
+      try {
+        process.kill(processId, 'SIGKILL');
+      } catch {
+        // it is gone
+      }
+    }
+  }
+
   function clearAway({ losses }: Figures): string | null {
     if (losses > 0) {
       // The disk is gone with this process.
@@ -299,6 +311,17 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     rmSync(directory, { recursive: true });
     return null;
   }
+}
+
+/** How many of the acknowledged writes left something that was looked for: their answer, a row, or both. */
+function checkedWrites({ writes, deployments, made }: Ledger): number {
+  const answered = writes.filter(({ answer }) => answer !== null);
+  const byAdmin = [...deployments.values()].filter(({ trigger }) => trigger === 'admin');
+  const visible = answered.filter(
+    ({ name, idempotencyKey }) =>
+      idempotencyKey !== null || ['deploy', 'redeploy', 'cancel', 'report'].includes(name),
+  );
+  return visible.length + byAdmin.length + made.length;
 }
 
 function textOf(error: unknown): string {

@@ -44,6 +44,8 @@ export interface Service {
   /** Switches the failing of fsync on, for this share, or off, in one that was started with fiu. */
   failFsync(share: number): void;
   sample(): void;
+  /** SIGKILL for whatever of it runs or starts: nothing is waited for. */
+  killAll(): void;
 }
 
 export interface ServiceOptions {
@@ -88,6 +90,7 @@ export function createService(options: ServiceOptions): Service {
   const temporaryDirectory = join(directory, 'tmp');
   const log = openSync(join(directory, 'davit.log'), 'a');
   const incarnations: Incarnation[] = [];
+  const children = new Set<ChildProcess>();
   let current: Incarnation | null = null;
   mkdirSync(fiuDirectory, { recursive: true });
   mkdirSync(temporaryDirectory, { recursive: true });
@@ -123,6 +126,9 @@ export function createService(options: ServiceOptions): Service {
       const sample = sampleOf(current.processId);
       if (sample !== undefined) current.samples.push(sample);
     },
+    killAll() {
+      for (const child of children) child.kill('SIGKILL');
+    },
   };
 
   function must(): Incarnation {
@@ -132,11 +138,14 @@ export function createService(options: ServiceOptions): Service {
 
   function launch(preload: Preload = 'nothing'): ChildProcess {
     if (preload === 'faketime') writeFileSync(clockFile, '+0\n');
-    return spawn(executable, ['serve', '--db', databasePath, ...OPTIONS], {
+    const child = spawn(executable, ['serve', '--db', databasePath, ...OPTIONS], {
       cwd: directory,
       env: { PATH: '/usr/bin:/bin', TMPDIR: temporaryDirectory, ...environmentOf(preload) },
       stdio: ['ignore', 'pipe', log],
     });
+    children.add(child);
+    child.once('exit', () => children.delete(child));
+    return child;
   }
 
   function environmentOf(preload: Preload): Record<string, string> {
