@@ -83,39 +83,50 @@ t.test('it is slow while the WAL is held up', async (t) => {
   t.equal(await pruner.tick(), effects.now() + 20);
 });
 
-t.test('while nothing can be written it waits for the next pass', async (t) => {
+t.test('while nothing can be written it waits, and goes on then where it was', async (t) => {
   const { store, effects } = await withOldDeployments(t, 3);
-  const closing = testStore(t, effects);
-  const { pruner, logged } = prunerOn(closing, effects);
+  const refusing = testStore(t, effects);
+  await refusing.writer.close();
+  let taken = false;
+  const write: TestStore['writer']['write'] = (name, input) =>
+    (taken ? store : refusing).writer.write(name, input);
+  const { pruner, logged } = prunerOn({ ...store, writer: { ...store.writer, write } }, effects);
   const before = store.dump();
-  await closing.writer.close();
-  t.equal(await pruner.tick(), effects.now() + HOUR_MS);
-  t.strictSame(logged, []);
-  t.strictSame(store.dump(), before);
+  t.equal(await pruner.tick(), effects.now() + 60_000);
+  t.strictSame([logged, store.dump()], [[], before]);
+  taken = true;
+  for (let step = 0; step < 20; step++) effects.advance((await pruner.tick()) - effects.now());
+  t.strictSame(counts(store), { deployments: 0, events: 0 });
 });
 
-t.test('a bug is heard of once in a pass, and not at every step', async (t) => {
-  const { store, effects, pruner } = await withOldDeployments(t, 3);
+t.test('a bug with one kind is heard of once in a pass, and keeps nothing else in the file', async (t) => {
+  const { store, effects, pruner, logged } = await withOldDeployments(t, 3);
   store.execute('DROP TABLE idempotency_keys');
-  await t.rejects(pruner.tick(), /no such table/);
-  t.equal(await pruner.tick(), effects.now() + HOUR_MS);
-  effects.advance(HOUR_MS);
-  await t.rejects(pruner.tick(), /no such table/);
+  for (let pass = 0; pass < 2; pass++) {
+    await t.rejects(pruner.tick(), /no such table/);
+    effects.advance(10_000);
+    for (let dueAtMs = effects.now(); dueAtMs < effects.now() + HOUR_MS; ) {
+      effects.advance(dueAtMs - effects.now());
+      dueAtMs = await pruner.tick();
+    }
+    effects.advance(HOUR_MS);
+  }
+  t.strictSame(counts(store), { deployments: 0, events: 0 });
+  t.equal(logged.length, 1);
 });
 
 t.test('davit serve prunes, stops in the middle of it, and goes on when it starts again', async (t) => {
   const store = testStore(t, fakeEffects(1));
   const projectId = await store.project({ command: null });
-  const ids = Array.from({ length: 500 }, () =>
-    store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null })),
+  await Promise.all(
+    Array.from({ length: 300 }, () => store.writer.write('deployments.create', newDeployment(projectId))),
   );
-  await Promise.all(ids);
   store.execute(`UPDATE deployments SET status = 'canceled', finished_at = 1`);
   const events = () => counts(store)['events'] ?? 0;
 
   const directory = store.path.replace(/\/[^/]+$/, '');
   const first = await serve(t, directory, '--retention', '1h');
-  await until(() => events() < 500);
+  await until(() => events() < 300);
   t.equal(await first.stop(), 0);
   const left = events();
   t.ok(left > 0, 'it did not wait for the end');
