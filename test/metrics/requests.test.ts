@@ -8,10 +8,10 @@ t.test('requests count by route, method and status, and last by route and method
   t.strictSame(requests.figures(), []);
   const route = '/v2/projects/{project_id}';
   for (const [method, status, durationMs] of [
-    ['get', 200, 4],
-    ['get', 200, 2_000],
-    ['get', 404, 1],
-    ['head', 200, 1],
+    ['GET', 200, 4],
+    ['GET', 200, 2_000],
+    ['GET', 404, 1],
+    ['HEAD', 200, 1],
   ] as const) {
     requests.count({ route, method, status, durationMs });
   }
@@ -29,7 +29,7 @@ t.test('requests count by route, method and status, and last by route and method
 
 t.test('what a client makes up makes no series', async (t) => {
   const requests = createRequestFigures();
-  for (const method of ['options', 'propfind', 'm-search', '__proto__', 'GET']) {
+  for (const method of ['OPTIONS', 'PROPFIND', 'M-SEARCH', '__proto__', 'get']) {
     requests.count({ route: null, method, status: 404, durationMs: 1 });
   }
   t.strictSame(movedOf(parseMetrics(exposition(requests.figures())), 'davit_http_requests_total'), [
