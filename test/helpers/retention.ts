@@ -11,6 +11,9 @@ import type { TestStore } from './store.ts';
 export const DAY_MS = 24 * 60 * 60_000;
 export const RETENTION_MS = 90 * DAY_MS;
 
+/** More than any test has work for. */
+const STEPS_MAX = 10_000;
+
 /** The steps of one kind, to the last; what each removed. */
 export async function stepsOf(
   store: TestStore,
@@ -20,6 +23,7 @@ export async function stepsOf(
   const results: PruneResult[] = [];
   for (let from: PruneStep['from'] | null = START; from !== null; from = results.at(-1)?.next ?? null) {
     results.push(await store.writer.write('retention.step', { what, from, retentionMs }));
+    if (results.length > STEPS_MAX) throw new Error(`${what} has no end: ${JSON.stringify(results.at(-1))}`);
   }
   return results;
 }

@@ -34,6 +34,11 @@ const histories = fc.array(
   { minLength: 40, maxLength: 120, size: 'max' },
 );
 
+/** Something of every kind goes in it, so that the judge has seen all of them whatever chance brings. */
+const ONE_OF_EACH: Happening[] = [
+  ...(['deploy', 'deliver', 'deploy', 'pass', 'pass', 'prune', 'delete', 'pass', 'prune'] as const),
+].map((what) => ({ what, pick: 79 }));
+
 t.test('what is unfinished survives, what is old and over goes, and foreign keys hold', async (t) => {
   const removed = new Map<string, number>();
   await fc.assert(
@@ -54,7 +59,8 @@ t.test('what is unfinished survives, what is old and over goes, and foreign keys
         }
       }
     }),
-    { numRuns: 25 },
+    // A history is found faster by its seed than by making it shorter.
+    { numRuns: 25, endOnFailure: true, examples: [[ONE_OF_EACH]] },
   );
   for (const table of ['deployments', 'events', 'deliveries', 'attempts', 'log_chunks', 'webhooks']) {
     t.ok((removed.get(table) ?? 0) > 0, `some of ${table} went`);
@@ -187,7 +193,7 @@ async function happen(
       await write('deployments.claim', undefined);
       return;
     case 'deploy':
-      for (const step of ['create', 'claim', 'succeed'] as const) {
+      for (const step of ['create', 'claim', 'print', 'succeed'] as const) {
         await happen(store, effects, { command, reported }, { what: step, pick });
       }
       return;
@@ -219,9 +225,10 @@ async function happen(
     }
     case 'print': {
       const id = openDeployment(`status = 'running'`);
-      const logBytes = 10 * (store.query('SELECT 1 FROM log_chunks').length + 1);
-      const chunks = [{ start: logBytes - 10, bytes: Buffer.alloc(10) }];
       if (id === undefined) return;
+      const start = store.reads.deployments.existing(id).log_bytes;
+      const logBytes = start + 10;
+      const chunks = [{ start, bytes: Buffer.alloc(10) }];
       await write('logs.append', {
         ...{ id, chunks, logBytes, truncated: false, dropTailBefore: null, headBytes: logBytes },
       });
