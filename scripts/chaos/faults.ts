@@ -217,7 +217,9 @@ export function createFaults(options: FaultsOptions): Faults {
   }
 
   function resizeDisk(bytes: number): boolean {
-    return spawnSync('mount', ['-o', `remount,size=${bytes}`, must(disk)]).status === 0;
+    // With a source named: without, mount adds the options that it finds, and those only root may give.
+    const words = ['-t', 'tmpfs', '-o', `remount,size=${bytes}`, 'none', must(disk)];
+    return spawnSync('mount', words).status === 0;
   }
 
   async function failFsync({ share, forMs, thenKill }: Fault & { kind: 'failing-fsync' }): Promise<void> {
