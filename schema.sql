@@ -14,6 +14,7 @@ PRAGMA user_version = 1;
 CREATE TABLE instance (
   only_row      INTEGER PRIMARY KEY CHECK (only_row = 1),
   created_at    INTEGER NOT NULL,
+  probes        INTEGER NOT NULL DEFAULT 0, -- counted up to see whether the disk takes a write
   cursor_secret BLOB    NOT NULL CHECK (length(cursor_secret) = 32), -- authenticates page cursors, also after a restore
   davit_version TEXT    NOT NULL -- the davit that made the schema what it is: an older one that refuses the file names it
 ) STRICT;

@@ -11,21 +11,9 @@ import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
 import type { Effects } from './effects.ts';
 import { figuresMemory } from './figures.ts';
-import { authentication } from './http/auth.ts';
 import { certificatesOf } from './http/certificates.ts';
-import { deliveries } from './http/deliveries.ts';
-import { deployments } from './http/deployments.ts';
-import { docs } from './http/docs.ts';
-import { health } from './http/health.ts';
-import { createClientAddress, createFailureLimiter } from './http/limits.ts';
-import { logs } from './http/logs.ts';
-import { openapi } from './http/openapi.ts';
-import { createPages } from './http/pages.ts';
-import { projects } from './http/projects.ts';
-import { createHttpServer } from './http/server.ts';
 import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
-import { webhooks } from './http/webhooks.ts';
 import { createLogger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
@@ -76,14 +64,19 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
-  // Its modules load while the writer's do.
-  const dispatcher = startDispatcherThread(onFatal);
-  started.defer(dispatcher.stop);
   const doorForDispatcher = new MessageChannel();
   const figures =
     config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
-  const store = await openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal, figures?.writer);
+  // The HTTP wing's modules take as long as the writer's thread, which loads beside them.
+  const [store, { createApi }, spawner] = await Promise.all([
+    openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal, figures?.writer),
+    import('./http/api.ts'),
+    createSpawner(effects),
+  ]);
   started.defer(store.close);
+  started.defer(spawner.close);
+  const dispatcher = startDispatcherThread(onFatal);
+  started.defer(dispatcher.stop);
 
   // Before the recovery, so that what it ends counts.
   let metrics: Metrics | undefined;
@@ -102,8 +95,8 @@ export async function startService(
 
   await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
 
-  started.defer(dispatcher.stop); // again, as it settles in the store what it has under way
-  await dispatcher.begin({
+  // Nobody waits for it to begin; if it cannot, onFatal hears of it.
+  void dispatcher.begin({
     path: dbPath,
     port: doorForDispatcher.port2,
     sender: {
@@ -121,8 +114,6 @@ export async function startService(
     figures: figures?.dispatcher,
   });
 
-  const spawner = await createSpawner(effects);
-  started.defer(spawner.close);
   const executor = createExecutor({
     store,
     spawner,
@@ -133,35 +124,17 @@ export async function startService(
     temporaryDirectory: tmpdir(),
   });
   const readiness = createReadiness(store, dispatcher, effects);
-  const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const watches = createWatches(store, effects);
   started.defer(watches.close);
-  const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
-  const http = await createHttpServer(
+  const http = await createApi(
     {
-      listen: config.listen,
+      config,
+      store,
+      watches,
+      ping: dispatcher.ping,
+      checkReadiness: readiness.check,
       tls: certificate,
-      rateLimit: config.rateLimit ?? 'off',
       onAnswer: metrics?.onAnswer,
-    },
-    {
-      authentication: authentication(
-        store,
-        createFailureLimiter(effects),
-        createClientAddress(config.trustProxyCidrs),
-        effects,
-        logger,
-      ),
-      resources: [
-        projects(store.reads, pages),
-        deployments(store, pages, watches, effects, { maxQueued: config.maxQueued }),
-        logs(store, watches, effects),
-        webhooks(store, pages, webhookUrlRules, dispatcher.ping),
-        deliveries(store, pages, effects),
-        health(readiness.check),
-        openapi(version),
-        docs(version),
-      ],
     },
     effects,
     logger,

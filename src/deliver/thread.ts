@@ -40,7 +40,7 @@ export interface DispatcherThread {
   ping(webhookId: WebhookId): Promise<PingResult>;
   /** These certificates in PEM are trusted from now on, in place of the sender's `caPem`. */
   trust(caPem: string): void;
-  /** Lets the attempts that are under way end, then the thread; may be called again. */
+  /** Lets the attempts that are under way end, then the thread. */
   stop(): Promise<void>;
 }
 
@@ -94,8 +94,8 @@ export function startDispatcherThread(onCrash: (error: unknown) => void): Dispat
     },
     trust: (caPem) => thread.postMessage({ trust: caPem } satisfies ToDispatcherThread),
     async stop() {
-      if (!stopping) thread.postMessage('stop' satisfies ToDispatcherThread);
       stopping = true;
+      thread.postMessage('stop' satisfies ToDispatcherThread);
       await stopped.promise;
       await thread.terminate();
     },

@@ -44,7 +44,7 @@ export const STEPS: readonly Migration[] = [
     version: SCHEMA_VERSION,
     migrate(database) {
       database.exec(EVENTS_BY_AGE);
-      remake(database, 'instance', INSTANCE, "only_row, created_at, cursor_secret, '?'");
+      remake(database, 'instance', INSTANCE, "only_row, created_at, probes, cursor_secret, '?'");
       // Triggers of another table speak of this one, and rows of four others refer to it.
       remake(database, 'projects', PROJECTS, '*');
       database.exec(WAITING);

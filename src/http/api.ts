@@ -1,0 +1,59 @@
+import type { Server } from '@hapi/hapi';
+import { version } from '../assets.ts';
+import type { ServeConfig } from '../config.ts';
+import type { Effects } from '../effects.ts';
+import type { Logger } from '../logger.ts';
+import type { Store } from '../store/store.ts';
+import { authentication } from './auth.ts';
+import { deliveries } from './deliveries.ts';
+import { deployments } from './deployments.ts';
+import { docs } from './docs.ts';
+import { health } from './health.ts';
+import { createClientAddress, createFailureLimiter } from './limits.ts';
+import { logs } from './logs.ts';
+import { openapi } from './openapi.ts';
+import { createPages } from './pages.ts';
+import { projects } from './projects.ts';
+import { createHttpServer, type HttpServerOptions } from './server.ts';
+import type { Watches } from './watches.ts';
+import { type Ping, webhooks } from './webhooks.ts';
+
+export interface ApiOptions extends Pick<HttpServerOptions, 'tls' | 'onAnswer'> {
+  config: ServeConfig;
+  store: Store;
+  watches: Watches;
+  ping: Ping;
+  /** What keeps davit from its work; null: nothing. */
+  checkReadiness: () => Promise<string | null>;
+}
+
+/** The HTTP server with every resource that it serves. Not listening yet. */
+export function createApi(options: ApiOptions, effects: Effects, logger: Logger): Promise<Server> {
+  const { config, store, watches, ping, checkReadiness, tls, onAnswer } = options;
+  const pages = createPages(store.reads.instance.cursorSecret(), effects);
+  const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
+  return createHttpServer(
+    { listen: config.listen, tls, rateLimit: config.rateLimit ?? 'off', onAnswer },
+    {
+      authentication: authentication(
+        store,
+        createFailureLimiter(effects),
+        createClientAddress(config.trustProxyCidrs),
+        effects,
+        logger,
+      ),
+      resources: [
+        projects(store.reads, pages),
+        deployments(store, pages, watches, effects, { maxQueued: config.maxQueued }),
+        logs(store, watches, effects),
+        webhooks(store, pages, webhookUrlRules, ping),
+        deliveries(store, pages, effects),
+        health(checkReadiness),
+        openapi(version),
+        docs(version),
+      ],
+    },
+    effects,
+    logger,
+  );
+}
