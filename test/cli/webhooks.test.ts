@@ -148,7 +148,11 @@ t.test('what cannot be done is refused, and nothing is changed', async (t) => {
     [['replay', id, '--since', '1h', '--until', '2h'], 2, /--until must not be before --since/],
     [['replay', id, '--since', '1h', '--status', 'lost'], 2, /there is no status 'lost'/],
     [['ping', id, '--webhook-allow-cidr', 'everywhere'], 2, /--webhook-allow-cidr/],
-    [['ping', id, '--webhook-ca-file', 'missing.pem'], 1, /--webhook-ca-file: missing\.pem cannot be read \(ENOENT\)/],
+    [
+      ['ping', id, '--webhook-ca-file', 'missing.pem'],
+      1,
+      /--webhook-ca-file: missing\.pem cannot be read \(ENOENT\)/,
+    ],
   ];
   await Promise.all(
     cases.map(async ([words, exitCode, message]) => {
