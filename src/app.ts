@@ -18,7 +18,7 @@ import { createLogger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
-import { lockForServing } from './store/lock.ts';
+import { lockForServing, lockPath } from './store/lock.ts';
 import { createPruner } from './store/pruner.ts';
 import { openStoreWithThreads, type Store } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
@@ -93,7 +93,13 @@ export async function startService(
     started.defer(metrics.close);
   }
 
-  await recover(store, { killGraceMs: KILL_GRACE_MS, temporaryDirectory: tmpdir(), effects, logger });
+  await recover(store, {
+    killGraceMs: KILL_GRACE_MS,
+    temporaryDirectory: tmpdir(),
+    lockPath: lockPath(dbPath),
+    effects,
+    logger,
+  });
 
   // Nobody waits for it to begin; if it cannot, onFatal hears of it.
   void dispatcher.begin({

@@ -1,4 +1,4 @@
-import { closeSync, openSync, readdirSync, readFileSync, readSync } from 'node:fs';
+import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Effects } from '../effects.ts';
 
@@ -75,6 +75,23 @@ export async function findMarked(
     found.set(value, identities);
   });
   return found;
+}
+
+/** The other processes that have the file open, as far as this user may look. */
+export function holdersOf(path: string): number[] {
+  return readdirSync('/proc')
+    .map(Number)
+    .filter((processId) => Number.isInteger(processId) && processId !== process.pid)
+    .filter((processId) => openFilesOf(processId).includes(path));
+}
+
+function openFilesOf(processId: number): string[] {
+  const folder = `/proc/${processId}/fd`;
+  try {
+    return readdirSync(folder).map((name) => readlinkSync(`${folder}/${name}`));
+  } catch {
+    return []; // gone, or somebody else's
+  }
 }
 
 /**

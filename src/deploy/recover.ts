@@ -3,7 +3,7 @@ import type { Logger } from '../logger.ts';
 import type { UnfinishedDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
-import { stopTree } from './processes.ts';
+import { holdersOf, stopTree } from './processes.ts';
 import { removeWorkspaceOf } from './workspace.ts';
 
 /**
@@ -13,10 +13,19 @@ import { removeWorkspaceOf } from './workspace.ts';
  */
 export async function recover(
   { reads, writer }: Store,
-  options: { killGraceMs: number; temporaryDirectory: string; effects: Effects; logger: Logger },
+  options: {
+    killGraceMs: number;
+    temporaryDirectory: string;
+    /** A file that only a service has open. */
+    lockPath: string;
+    effects: Effects;
+    logger: Logger;
+  },
 ): Promise<void> {
-  const { killGraceMs, temporaryDirectory, effects, logger } = options;
-  await Promise.all(reads.deployments.unfinished().map(end));
+  const { killGraceMs, temporaryDirectory, lockPath, effects, logger } = options;
+  const unfinished = reads.deployments.unfinished();
+  if (unfinished.some(({ process }) => process === null)) await untilStarted(lockPath, effects);
+  await Promise.all(unfinished.map(end));
 
   async function end({ id, status, process }: UnfinishedDeployment): Promise<void> {
     await stopTree(
@@ -50,5 +59,20 @@ export async function recover(
       effects,
     );
     logger.warn({ deployment_id: id }, 'a deployment was interrupted by the end of the service');
+  }
+}
+
+/** So long the kernel may take to start a command; it waits for a disk, for instance. */
+const STARTING_MAX_MS = 10_000;
+const LOOK_EVERY_MS = 5;
+
+/**
+ * A command that a killed service was just starting outlives it, and cannot be told from it before execve(2): it has the
+ * service's environment in place of its own. And the service's open files, by which it is known.
+ */
+async function untilStarted(lockPath: string, effects: Effects): Promise<void> {
+  const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
+  while (holdersOf(lockPath).length > 0 && effects.monotonicMs() < untilMs) {
+    await new Promise<void>((resolve) => effects.after(LOOK_EVERY_MS, resolve));
   }
 }

@@ -77,7 +77,8 @@ export function servedBy(path: string): Serving | null {
   }
 }
 
-function lockPath(path: string): string {
+/** The file that whoever serves a database has open all the time. */
+export function lockPath(path: string): string {
   return `${realPath(path)}-lock`;
 }
 

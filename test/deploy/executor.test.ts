@@ -1,14 +1,15 @@
 import { spawn } from 'node:child_process';
-import { readdirSync } from 'node:fs';
+import { readdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
-import { isAlive, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
+import { holdersOf, isAlive, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
 import { recover } from '../../src/deploy/recover.ts';
 import { makeWorkspace } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { fixture, testSpawner } from '../helpers/commands.ts';
+import { fixture, testSpawner, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -143,9 +144,36 @@ t.test('a deployment whose process was never recorded is found by its marker', a
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
+t.test('what a killed service was just starting is waited for, and then found', async (t) => {
+  stayAlive(t);
+  const store = testStore(t, realEffects);
+  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await store.writer.write('deployments.claim', undefined);
+  const directory = temporaryDirectory(t);
+  const lock = join(directory, 'lock');
+  writeFileSync(lock, '');
+  // As before execve(2): the service's files, and not yet the command's environment.
+  const script = 'exec 3<"$1"; read go; DEPLOY_ID="$2" exec sleep 600 3<&-';
+  const starting = spawn('/bin/sh', ['-c', script, 'sh', lock, id], { stdio: ['pipe', 'ignore', 'ignore'] });
+  const identity = processIdentity(starting.pid ?? 0);
+  await until(() => holdersOf(lock).length > 0);
+
+  const recovered = recoverIn(directory, store);
+  starting.stdin.write('go\n');
+  await recovered;
+  t.ok(identity !== undefined && !isAlive(identity));
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
 function recoverIn(temporaryDirectory: string, store: TestStore): Promise<void> {
   const logger = pino({ level: 'silent' });
-  return recover(store, { killGraceMs: 5_000, temporaryDirectory, effects: realEffects, logger });
+  return recover(store, {
+    killGraceMs: 5_000,
+    temporaryDirectory,
+    lockPath: join(temporaryDirectory, 'lock'),
+    effects: realEffects,
+    logger,
+  });
 }
 
 /** A command that outlived its service. */
