@@ -15,7 +15,7 @@ const COMMAND = `
     good) echo one; echo two >&2; printf three ;;
     bad) echo alas; exit 3 ;;
     long) i=0; while [ $i -lt 2000 ]; do echo "line $i"; i=$((i + 1)); done ;;
-    slow) echo begun; touch started; exec sleep 600 ;;
+    slow) echo begun; touch started; while kill -0 $PPID; do sleep 1; done ;; # nothing outlives its service
   esac`;
 
 export interface DeployOptions {
