@@ -13,6 +13,7 @@ import {
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { storeOn } from '../../src/store/store.ts';
+import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
 import { lineOf, monotonicMs, type Running, start } from './processes.ts';
 
 export const EXECUTABLE = join(import.meta.dirname, '../../build/davit');
@@ -71,17 +72,22 @@ function tailOf(path: string): string {
 export function openFile(directory: string): DavitFile {
   const database = openForWriting(join(directory, 'davit.db'), realEffects);
   const { writer } = storeOn(database, realEffects);
+  /** How many webhooks were asked for in the name of a key, and which key has the latest of them. */
+  const made = new Map<KeyId, number>();
+  const successors = new Map<KeyId, KeyId>();
+  const newKey = () =>
+    writer.write('keys.create', {
+      name: 'bench',
+      scopes: [...SCOPES],
+      allProjects: true,
+      projectIds: [],
+      expiresAtMs: null,
+    });
 
   return {
     database,
     async key() {
-      const { key, secret } = await writer.write('keys.create', {
-        name: 'bench',
-        scopes: [...SCOPES],
-        allProjects: true,
-        projectIds: [],
-        expiresAtMs: null,
-      });
+      const { key, secret } = await newKey();
       return { keyId: key.id, secret };
     },
     async project(name, command = null) {
@@ -98,7 +104,13 @@ export function openFile(directory: string): DavitFile {
       return project.id;
     },
     async webhook(keyId, url, events) {
-      const webhook = await writer.write('webhooks.create', { keyId, url, events, description: null });
+      const count = made.get(keyId) ?? 0;
+      made.set(keyId, count + 1);
+      // A key has no more than that.
+      const isFull = count > 0 && count % WEBHOOKS_OF_KEY_MAX === 0;
+      if (isFull) successors.set(keyId, (await newKey()).key.id);
+      const owner = successors.get(keyId) ?? keyId;
+      const webhook = await writer.write('webhooks.create', { keyId: owner, url, events, description: null });
       return webhook.id;
     },
     enableWebhooks(webhookIds, enabled) {

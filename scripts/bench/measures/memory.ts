@@ -7,18 +7,19 @@ import { childOf, type Memory, memoryOf } from '../processes.ts';
 import { openReceivers } from '../receivers.ts';
 import { median } from '../statistics.ts';
 
+const SETTLED_AFTER_SECONDS = 6;
 const IDLE_SECONDS = 3;
 const MINUTES = 10;
 /** At full speed ten minutes would make a file of 10 GB. */
 const CREATIONS_PER_SECOND = 1_500;
 
 /**
- * All processes of the service, its helper too, idle and then under load: deployments at a steady rate, each of
+ * All processes of the service, idle and then under load: deployments at a steady rate, each of
  * them delivered, and pages of them as fast as 32 connections take them.
  */
 export const memory: Measure = {
   name: 'memory',
-  title: 'resident memory of the service with its helper, idle and under load',
+  title: 'resident memory of the service, idle and under load',
   async run(bench) {
     const directory = join(bench.directory, 'davit');
     const { path, headers, keyId } = await fileToCreateIn(directory);
@@ -29,6 +30,8 @@ export const memory: Measure = {
     const davit = await serve(directory);
     bench.defer(() => davit.stop());
     bench.progress('idle');
+    // By then it has given back what the start took.
+    await pause(SETTLED_AFTER_SECONDS * 1000);
     const idle = await watch(davit.processId, pause(IDLE_SECONDS * 1000));
 
     const seconds = bench.quick ? 10 * bench.seconds : MINUTES * 60;
