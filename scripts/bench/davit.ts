@@ -106,8 +106,8 @@ export function openFile(directory: string): DavitFile {
     async webhook(keyId, url, events) {
       const count = made.get(keyId) ?? 0;
       made.set(keyId, count + 1);
-      // A key has no more than that.
-      const isFull = count > 0 && count % WEBHOOKS_OF_KEY_MAX === 0;
+      // A key has no more than the maximum, and may have some already.
+      const isFull = count > 0 && count % (WEBHOOKS_OF_KEY_MAX / 2) === 0;
       if (isFull) successors.set(keyId, (await newKey()).key.id);
       const owner = successors.get(keyId) ?? keyId;
       const webhook = await writer.write('webhooks.create', { keyId: owner, url, events, description: null });
