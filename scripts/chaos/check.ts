@@ -36,6 +36,10 @@ function checkIntegrity(file: Database): Violation[] {
 
 const TERMINAL = `('deployment.succeeded', 'deployment.failed', 'deployment.canceled')`;
 
+/** What is left of a deleted webhook goes bit by bit, the attempts of a delivery before itself. */
+const KEPT_DELIVERIES = `(SELECT * FROM deliveries
+   WHERE webhook_id IN (SELECT id FROM webhooks WHERE deleted_at IS NULL))`;
+
 /** Each finds what may not be. */
 const STRUCTURE: { rule: string; sql: string }[] = [
   {
@@ -78,13 +82,13 @@ const STRUCTURE: { rule: string; sql: string }[] = [
     rule: 'every attempt of a delivery is recorded, once',
     sql: `
       SELECT d.id, d.attempt_count, count(a.number) AS attempts, max(a.number) AS last
-        FROM deliveries d LEFT JOIN attempts a ON a.delivery_id = d.id
+        FROM ${KEPT_DELIVERIES} d LEFT JOIN attempts a ON a.delivery_id = d.id
        GROUP BY d.id HAVING count(a.number) <> d.attempt_count OR coalesce(max(a.number), 0) <> d.attempt_count`,
   },
   {
     rule: 'what is delivered was answered with a 2xx, and what is exhausted was tried',
     sql: `
-      SELECT d.id, d.status, d.attempt_count FROM deliveries d
+      SELECT d.id, d.status, d.attempt_count FROM ${KEPT_DELIVERIES} d
        WHERE (d.status = 'delivered'
               AND NOT EXISTS (SELECT 1 FROM attempts a WHERE a.delivery_id = d.id AND a.status_code BETWEEN 200 AND 299))
           OR (d.status = 'exhausted' AND d.attempt_count = 0)`,
