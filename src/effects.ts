@@ -17,6 +17,13 @@ export interface Effects {
   block(durationMs: number): void;
 }
 
+/** Resolves `delayMs` from now; keeps no process alive. */
+export function delay(delayMs: number, effects: Pick<Effects, 'after'>): Promise<void> {
+  return new Promise((resolve) => {
+    effects.after(delayMs, resolve);
+  });
+}
+
 /** Node's timers wrap to 1 ms beyond this; a longer wait is cut, and whoever waits looks again. */
 const LONGEST_TIMER_MS = 2 ** 31 - 1;
 

@@ -1,10 +1,10 @@
 import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
+import { delay } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
-import { pause } from './deployment-logs.ts';
 import { tookText } from './deployment-status.ts';
 
 export interface ApiOptions {
@@ -171,7 +171,7 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
         throw new AppError('unavailable', `${why}, and --retry-for is over: gave up`);
       }
       terminal.note(`${why}: trying again in ${tookText(delayMs)}`);
-      await pause(delayMs, effects);
+      await delay(delayMs, effects);
     },
   };
 }

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { type Deployment, isTerminal } from '../domain.ts';
-import type { Effects } from '../effects.ts';
+import { delay } from '../effects.ts';
 import { printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, option, stayAlive, withStore } from './command.ts';
@@ -86,13 +86,8 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
       terminal.note(`deployment ${id} of ${deployment.ref}: ${statusText(deployment)}`);
       return;
     }
-    while (store.reads.instance.dataVersion() === version) await pause(LOOK_EVERY_MS, effects);
+    while (store.reads.instance.dataVersion() === version) await delay(LOOK_EVERY_MS, effects);
   }
-}
-
-/** Resolves after that time; see `stayAlive` in command.ts. */
-export function pause(durationMs: number, effects: Effects): Promise<void> {
-  return new Promise((resolve) => effects.after(durationMs, resolve));
 }
 
 export interface LogOutput {

@@ -1,6 +1,6 @@
 import { type MessagePort, parentPort } from 'node:worker_threads';
 import type { WebhookId } from '../domain.ts';
-import { realEffects } from '../effects.ts';
+import { delay, realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { startLoop } from '../loop.ts';
@@ -93,8 +93,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   /** Attempts that are under way are brought to their end if they can, so that a clean stop sends nothing twice. */
   async function stop(): Promise<void> {
     await Promise.all([loop.stop(), replays.stop()]);
-    const graceIsOver = new Promise<void>((resolve) => realEffects.after(STOP_GRACE_MS, resolve));
-    await Promise.race([dispatcher.settled(), graceIsOver]);
+    await Promise.race([dispatcher.settled(), delay(STOP_GRACE_MS, realEffects)]);
     await sender.close();
     store.close();
     port.close();

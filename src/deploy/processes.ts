@@ -1,6 +1,6 @@
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import type { Effects } from '../effects.ts';
+import { delay, type Effects } from '../effects.ts';
 
 /** One process for ever: an id alone is given to another process later. */
 export interface ProcessIdentity {
@@ -244,12 +244,6 @@ function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): void {
     const code = error instanceof Error && 'code' in error ? error.code : undefined;
     if (code !== 'ESRCH' && code !== 'EPERM') throw error;
   }
-}
-
-function delay(delayMs: number, effects: Effects): Promise<void> {
-  return new Promise((resolve) => {
-    effects.after(delayMs, resolve);
-  });
 }
 
 interface ProcessStat {

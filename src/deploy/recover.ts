@@ -1,4 +1,4 @@
-import type { Effects } from '../effects.ts';
+import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import type { UnfinishedDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
@@ -73,6 +73,6 @@ const LOOK_EVERY_MS = 5;
 async function untilStarted(lockPath: string, effects: Effects): Promise<void> {
   const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
   while (holdersOf(lockPath).length > 0 && effects.monotonicMs() < untilMs) {
-    await new Promise<void>((resolve) => effects.after(LOOK_EVERY_MS, resolve));
+    await delay(LOOK_EVERY_MS, effects);
   }
 }

@@ -1,4 +1,4 @@
-import type { Effects } from '../effects.ts';
+import { delay, type Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Change } from './context.ts';
 import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
@@ -33,7 +33,7 @@ export async function writePersistently<Name extends OperationName>(
       return await writer.write(name, input);
     } catch (error) {
       if (!(error instanceof AppError && error.code === 'unavailable')) throw error;
-      await new Promise<void>((resolve) => effects.after(RETRY_AFTER_MS, resolve));
+      await delay(RETRY_AFTER_MS, effects);
     }
   }
 }
