@@ -2,6 +2,7 @@ import { isIP } from 'node:net';
 import { InvalidArgumentError, Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
 import { parseDuration } from './durations.ts';
+import { AppError } from './errors.ts';
 import type { LogLevel } from './logger.ts';
 
 /** What `davit serve` is told, checked, with the units in the names. */
@@ -137,6 +138,19 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
   }
   const config = Object.freeze({ dbPath, tls, shutdownGraceMs: SHUTDOWN_GRACE_MS, ...settings });
   return { ok: true, config };
+}
+
+/** What the system has against a place to listen, said by the name of the option that chose it. */
+export function cannotListen(
+  place: { host: string; port: number },
+  optionName: string,
+  error: Error & { code?: unknown },
+): AppError {
+  return new AppError(
+    'unavailable',
+    `cannot listen on ${placeText(place)} (${String(error.code ?? error.message)}): choose another place with ${optionName}`,
+    { cause: error },
+  );
 }
 
 /** A place to listen as one types it: `127.0.0.1:8080`, `[::1]:0`. */

@@ -32,6 +32,11 @@ interface AppErrorOptions {
   cause?: unknown;
 }
 
+/** What was thrown, in words. */
+export function messageOf(error: unknown): string {
+  return error instanceof Error ? error.message : String(error);
+}
+
 /**
  * A refusal that somebody outside will read: `message` says what was wrong and what to do, without
  * secrets or the offending value. Whatever else is thrown is a bug, and becomes `internal_error`.

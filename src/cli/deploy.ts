@@ -11,7 +11,7 @@ import {
   type Ref,
   randomBase62,
 } from '../domain.ts';
-import { AppError } from '../errors.ts';
+import { AppError, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { ApiClient, ApiRefusal } from './api-client.ts';
 import {
@@ -262,7 +262,7 @@ function readOption(name: string, path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    const reason = error instanceof Error ? error.message : String(error);
+    const reason = messageOf(error);
     throw new AppError('invalid_request', `${name}: ${reason}`, { cause: error });
   }
 }

@@ -3,6 +3,7 @@ import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
+import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson, Refusal } from './command.ts';
 import type { DoctorFinding } from './doctor-findings.ts';
@@ -63,7 +64,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   ]);
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);
-  const walBytes = statSync(`${path}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+  const walBytes = walBytesOf(path);
   const file = { path, service, nowMs: effects.now(), walBytes };
   const outside = {
     file: dbPath,

@@ -1,5 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
+import { messageOf } from '../errors.ts';
 import type { CommandContext } from './command.ts';
 
 /**
@@ -22,8 +23,6 @@ export async function notifySystemd(
     if (exitCode === 0) return;
     terminal.note(`warning: systemd was not told ${state}: systemd-notify exited with ${exitCode}`);
   } catch (error) {
-    terminal.note(
-      `warning: systemd was not told ${state}: ${error instanceof Error ? error.message : error}`,
-    );
+    terminal.note(`warning: systemd was not told ${state}: ${messageOf(error)}`);
   }
 }

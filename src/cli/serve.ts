@@ -1,6 +1,5 @@
 import type { Command } from 'commander';
-import { placeText, type ServeConfig, serveConfig, serveOptions } from '../config.ts';
-import { AppError } from '../errors.ts';
+import { cannotListen, type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { releaseStartMemory } from '../memory.ts';
 import {
   type CommandContext,
@@ -115,13 +114,9 @@ async function migrateFirst({ dbPath, logLevel }: ServeConfig, context: CommandC
   logger.info({ ...migrated }, 'migrated: remove what is kept once all is well');
 }
 
-/** What the system has against the address is said by the option's name. */
+/** Any other error is left as it is. */
 function listenProblem(error: unknown, { listen }: ServeConfig): unknown {
   if (!(error instanceof Error && 'syscall' in error && 'code' in error)) return error;
   if (error.syscall !== 'listen' && error.syscall !== 'getaddrinfo') return error;
-  return new AppError(
-    'unavailable',
-    `cannot listen on ${placeText(listen)} (${String(error.code)}): choose another place with --listen`,
-    { cause: error },
-  );
+  return cannotListen(listen, '--listen', error);
 }

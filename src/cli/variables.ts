@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { parseEnv } from 'node:util';
 import { variableProblem } from '../deploy/environment.ts';
-import { AppError } from '../errors.ts';
+import { AppError, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
 
@@ -36,13 +36,9 @@ function readText(path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    throw new AppError(
-      'invalid_request',
-      `--env-from: ${error instanceof Error ? error.message : String(error)}`,
-      {
-        cause: error,
-      },
-    );
+    throw new AppError('invalid_request', `--env-from: ${messageOf(error)}`, {
+      cause: error,
+    });
   }
 }
 

@@ -1,5 +1,6 @@
 import type { DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
+import { messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { DeploymentEnd } from '../store/endings.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
@@ -257,8 +258,4 @@ function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs'
     default:
       return outcome satisfies never;
   }
-}
-
-function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

@@ -1,5 +1,6 @@
 import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
+import { messageOf } from '../errors.ts';
 import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
@@ -47,7 +48,7 @@ export async function createSpawner(effects: Effects): Promise<Spawner> {
       if (closed) return { kind: 'notStarted', cause: 'davit is shutting down' };
       return isWanted() ? await start(request) : { kind: 'unwanted' };
     } catch (error) {
-      return { kind: 'notStarted', cause: error instanceof Error ? error.message : String(error) };
+      return { kind: 'notStarted', cause: messageOf(error) };
     } finally {
       starting.leave();
     }

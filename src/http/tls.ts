@@ -1,6 +1,6 @@
 import { createPrivateKey, type KeyObject } from 'node:crypto';
 import { createSecureContext, type Server, type TlsOptions } from 'node:tls';
-import { AppError } from '../errors.ts';
+import { AppError, messageOf } from '../errors.ts';
 import { readCertificates, readPem } from '../pem.ts';
 
 /** A certificate with what it needs, and its key; both in PEM, and checked. */
@@ -72,8 +72,4 @@ function parseKey(path: string, pem: string): KeyObject {
 
 function refused(message: string, cause?: unknown): AppError {
   return new AppError('invalid_request', message, { cause });
-}
-
-function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
 }

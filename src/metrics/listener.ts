@@ -1,7 +1,6 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { placeText } from '../config.ts';
-import { AppError } from '../errors.ts';
+import { cannotListen } from '../config.ts';
 import type { Logger } from '../logger.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
@@ -47,7 +46,7 @@ export async function startMetricsListener(
   server.timeout = IDLE_TIMEOUT_MS;
   server.maxConnections = MAX_CONNECTIONS;
   await new Promise<void>((resolve, reject) => {
-    server.once('error', (error) => reject(listenProblem(error, listen)));
+    server.once('error', (error) => reject(cannotListen(listen, '--metrics-listen', error)));
     server.listen(listen.port, listen.host, resolve);
   });
   // A connection that cannot be accepted, for want of descriptors for instance, ends nothing.
@@ -96,12 +95,4 @@ async function answer(
 function refuse(response: ServerResponse, statusCode: number, message: string): void {
   response.writeHead(statusCode, { 'Content-Type': 'text/plain; charset=utf-8', Connection: 'close' });
   response.end(`${message}\n`);
-}
-
-function listenProblem(error: Error & { code?: string }, listen: { host: string; port: number }): AppError {
-  return new AppError(
-    'unavailable',
-    `cannot listen on ${placeText(listen)} (${error.code ?? error.message}): choose another place with --metrics-listen`,
-    { cause: error },
-  );
 }

@@ -3,6 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type Figure, readFigure } from '../figures.ts';
 import { COUNTED_MAX, type DueDeliveries, LOOKED_AT_MAX } from '../store/gauges.ts';
 import type { Reads } from '../store/store.ts';
+import { walBytesOf } from '../store/wal.ts';
 
 /** Deliveries whose time has come, at `nowMs`. Ends early once `isWanted` no longer says so. */
 export async function dueFigures(
@@ -62,13 +63,12 @@ export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figu
 
 /** How large the file and its WAL are. */
 export function fileFigures(dbPath: string): Figure[] {
-  const bytesOf = (path: string) => statSync(path, { throwIfNoEntry: false })?.size ?? 0;
   return [
     readFigure('gauge', { name: 'davit_database_size_bytes', help: 'The file, without its WAL.' }, [
-      { value: bytesOf(dbPath) },
+      { value: statSync(dbPath, { throwIfNoEntry: false })?.size ?? 0 },
     ]),
     readFigure('gauge', { name: 'davit_wal_size_bytes', help: 'The WAL of the file.' }, [
-      { value: bytesOf(`${dbPath}-wal`) },
+      { value: walBytesOf(dbPath) },
     ]),
   ];
 }

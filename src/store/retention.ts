@@ -1,7 +1,7 @@
-import { statSync } from 'node:fs';
 import type { DeliveryId, DeploymentId, EventId, WebhookId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import type { Statement } from './database.ts';
+import { walBytesOf } from './wal.ts';
 
 /*
  * What is over goes after a while; what is unfinished never does, however old it is:
@@ -156,7 +156,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   const oldEvents = database.prepare<FromPlace, { seq: number; id: EventId; at: number }>(
     inOrderOfAge('events', 'created_at', 'seq, id, created_at AS at'),
   );
-  // When an exhausted one ended stands in its last attempt only. `+`: see outbox.ts.
+  // When an exhausted one ended stands in its last attempt only. `+` is for the sake of the plan: see database.ts.
   const deliveriesOfEvent = database.prepare<
     { eventId: EventId; fromSeq: number; beforeMs: number; limit: number },
     { seq: number; id: DeliveryId; is_over: number }
@@ -194,7 +194,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
         logBytes: LOG_BYTES_MAX,
       };
       const next = prune(what, from, retentionMs, work);
-      return { removed: work.removed, next, walBytes: walBytes() };
+      return { removed: work.removed, next, walBytes: walBytesOf(database.name) };
     },
   };
 
@@ -316,10 +316,6 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   function numberOf(pragma: string): number {
     return Number(database.pragma(pragma, { simple: true }));
-  }
-
-  function walBytes(): number {
-    return statSync(`${database.name}-wal`, { throwIfNoEntry: false })?.size ?? 0;
   }
 }
 

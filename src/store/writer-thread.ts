@@ -1,4 +1,3 @@
-import { statSync } from 'node:fs';
 import { type MessagePort, parentPort, type Worker, workerData } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
@@ -6,6 +5,7 @@ import { watchLag } from '../event-loop.ts';
 import { startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { checkpoint, openForWriting } from './database.ts';
+import { walBytesOf } from './wal.ts';
 import { createGroupCommit } from './writer.ts';
 import { type CheckpointKind, writerFigures } from './writer-figures.ts';
 import { serveWriter } from './writer-port.ts';
@@ -64,7 +64,7 @@ function checkpointWhenLarge(): void {
   const nowMs = realEffects.monotonicMs();
   if (checkpointing || nowMs - lookedAtMs < LOOK_EVERY_MS) return;
   lookedAtMs = nowMs;
-  if (walBytes() < CHECKPOINT_AT_BYTES) return;
+  if (walBytesOf(path) < CHECKPOINT_AT_BYTES) return;
   checkpointing = true;
   askedAtMs = nowMs;
   cancelEnd();
@@ -89,7 +89,7 @@ function startCheckpointer(): Worker {
 
 /** Under steady load the passive copy never meets the end of the WAL. What is left then is little. */
 function catchUp(): void {
-  if (walBytes() <= CATCH_UP_AT_BYTES) return;
+  if (walBytesOf(path) <= CATCH_UP_AT_BYTES) return;
   const startedAtMs = realEffects.monotonicMs();
   checkpoint(database);
   note('catch_up', startedAtMs);
@@ -97,10 +97,6 @@ function catchUp(): void {
 
 function note(kind: CheckpointKind, sinceMs: number): void {
   figures?.checkpointed(kind, realEffects.monotonicMs() - sinceMs);
-}
-
-function walBytes(): number {
-  return statSync(`${path}-wal`, { throwIfNoEntry: false })?.size ?? 0;
 }
 
 /** Last of all connections, so that the WAL is copied, emptied and removed. */
