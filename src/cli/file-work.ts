@@ -169,7 +169,6 @@ function showProgress(show: (text: string) => void, path: string, effects: Effec
 
   function look(): void {
     showCopied();
-    cancel();
     cancel = effects.after(SHOW_EVERY_MS, look);
   }
 

@@ -1,4 +1,4 @@
-import { existsSync, realpathSync, rmSync, statSync } from 'node:fs';
+import { realpathSync, rmSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
@@ -68,7 +68,7 @@ export async function migrateOlder(
   { onBegin, onKept, onStep }: Onlooker,
 ): Promise<Migrated | null> {
   const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
-  if (!existsSync(dbPath) || !isOlder(dbPath)) return null;
+  if (!isOlder(dbPath)) return null;
   const [{ lockForServing }, { giveToOwner }] = await Promise.all([
     import('../store/lock.ts'),
     import('../store/restore.ts'),

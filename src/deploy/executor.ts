@@ -201,7 +201,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       {
         spawner,
         effects,
-        onStarted: async (identity) => {
+        onStarted: (identity) => {
           cancelNote = effects.after(NOTE_PROCESS_AFTER_MS, () => noteProcess(claimed.id, identity));
         },
         onOutput: (bytes) => log.append(bytes),

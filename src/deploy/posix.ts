@@ -40,13 +40,14 @@ export type ProcessEnd = { kind: 'exited'; exitCode: number } | { kind: 'signall
 export async function loadPosix(): Promise<Posix> {
   const { default: koffi } = await import('koffi');
   const library = koffi.load('libc.so.6');
-  const pipe2 = library.func('int pipe2(_Out_ int *descriptors, int flags)');
-  const waitpid = library.func('int waitpid(int id, _Out_ int *status, int options)');
-  const spawnProgram = library.func(
+  const declare: Declare = (declaration) => library.func(declaration);
+  const pipe2 = declare('int pipe2(_Out_ int *descriptors, int flags)');
+  const waitpid = declare('int waitpid(int id, _Out_ int *status, int options)');
+  const spawnProgram = declare(
     'int posix_spawn(_Out_ int *id, str path, void *actions, void *attributes, const char **argv, const char **envp)',
   );
-  const prepare = fileActions((declaration) => library.func(declaration));
-  const attributes = spawnAttributes((declaration) => library.func(declaration));
+  const prepare = fileActions(declare);
+  const attributes = spawnAttributes(declare);
   const lastError = () => getSystemErrorName(-koffi.errno());
 
   return { pipe, spawn, endOf };

@@ -27,7 +27,7 @@ export interface RunContext {
   spawner: Spawner;
   effects: Effects;
   /** Hears once, when it was started, which process it is. */
-  onStarted(identity: ProcessIdentity): Promise<void>;
+  onStarted(identity: ProcessIdentity): void;
   /** Hears what it prints; until it resolves no more is read, and in the end the command waits. */
   onOutput(bytes: Uint8Array): Promise<void>;
   /** Hears of processes that cannot be ended, while the run waits for them. */
@@ -37,8 +37,7 @@ export interface RunContext {
 export interface Run {
   /**
    * Resolves when it is over: all output handed on, and, if it was stopped, nothing of it alive. Rejects, not
-   * sooner, with what `onStarted` or `onOutput` rejected with; the command is stopped then, as nothing of it
-   * can be recorded.
+   * sooner, with what `onOutput` rejected with; the command is stopped then, as nothing of it can be recorded.
    */
   outcome: Promise<RunOutcome>;
   /** Ends it, at any time, started or not; the first cause counts. */
@@ -101,7 +100,7 @@ async function supervise(
     failures.push(error);
     stopping.settle('failure');
   };
-  const recorded = context.onStarted(identity).catch(fail);
+  context.onStarted(identity);
   const watch = watchClock(request, context.effects, stopping);
   const output = started.readOutput((bytes) => watch.during(() => context.onOutput(bytes)));
   const outputEnded = output.ended.catch(fail);
@@ -113,7 +112,6 @@ async function supervise(
   const cancelFinish = context.effects.after(LAST_OUTPUT_MS, output.finish);
   await outputEnded;
   cancelFinish();
-  await recorded;
   if (failures.length > 0) throw failures[0];
   return outcome;
 }

@@ -10,8 +10,8 @@ import { addressGroup, applyRateDecision, type ClientAddress, type RateLimiter }
 const USED_AT_MOST_EVERY_MS = 60_000;
 
 /**
- * `Authorization: Bearer <API_KEY>`. The key is read from the file at every request, so that a revocation
- * counts from the next one on, whoever revoked. Failures are counted by address and answered 401, then 429;
+ * `Authorization: Bearer <API_KEY>`. The key counts as the latest commit has it at every request, so that a
+ * revocation counts from the next one on, whoever revoked. Failures are counted by address and answered 401, then 429;
  * a valid key is never held up by them.
  */
 export function authentication(

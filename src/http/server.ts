@@ -49,7 +49,6 @@ export interface HttpServerOptions {
 export interface AnsweredRequest {
   /** The pattern, since the path itself may hold anything; null where none fits. */
   route: string | null;
-  /** In small letters. */
   method: string;
   /** 499: the client left before there was an answer. */
   status: number;

@@ -1,5 +1,5 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import type { Reason, TerminalStatus } from '../domain.ts';
+import { REASONS, type Reason, type TerminalStatus } from '../domain.ts';
 import { type Counter, createCounter, createHistogram, type Figure, ownCells } from '../figures.ts';
 import type { EventEnd } from '../store/gauges.ts';
 import type { Reads } from '../store/store.ts';
@@ -10,16 +10,7 @@ const EVENTS_AT_ONCE = 1_000;
 /** All that come about; so each series is there, at 0, before it first counts. */
 const REASONS_OF: Record<TerminalStatus, (Reason | null)[]> = {
   succeeded: [null],
-  failed: [
-    'exit_code',
-    'signal',
-    'timeout',
-    'idle_timeout',
-    'spawn_failed',
-    'interrupted',
-    'reported',
-    'report_timeout',
-  ],
+  failed: REASONS.filter((reason) => reason !== 'user' && reason !== 'superseded'),
   canceled: ['user', 'superseded'],
 };
 
