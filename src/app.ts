@@ -9,6 +9,7 @@ import { createExecutor } from './deploy/executor.ts';
 import { endOverdueReports } from './deploy/overdue.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
+import { createWorkspaces } from './deploy/workspace.ts';
 import type { Effects } from './effects.ts';
 import { figuresMemory } from './figures.ts';
 import { certificatesOf } from './http/certificates.ts';
@@ -93,9 +94,11 @@ export async function startService(
     started.defer(metrics.close);
   }
 
+  const workspaces = createWorkspaces(tmpdir(), lockPath(dbPath));
+  started.defer(workspaces.close);
   await recover(store, {
     killGraceMs: KILL_GRACE_MS,
-    temporaryDirectory: tmpdir(),
+    workspaces,
     lockPath: lockPath(dbPath),
     effects,
     logger,
@@ -127,7 +130,7 @@ export async function startService(
     logger,
     maxConcurrent: config.maxConcurrent,
     killGraceMs: KILL_GRACE_MS,
-    temporaryDirectory: tmpdir(),
+    workspaces,
   });
   const readiness = createReadiness(store, dispatcher, effects);
   const watches = createWatches(store, effects);

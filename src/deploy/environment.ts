@@ -157,7 +157,9 @@ export function readOutputs(path: string): Outputs {
     return { outputs: {}, notes: code === 'ENOENT' ? [] : notesOf([`it could not be read: ${code}`]) };
   }
   try {
-    if (!fstatSync(descriptor).isFile()) return { outputs: {}, notes: notesOf(['it is not a plain file']) };
+    const stat = fstatSync(descriptor);
+    if (!stat.isFile()) return { outputs: {}, notes: notesOf(['it is not a plain file']) };
+    if (stat.size === 0) return { outputs: {}, notes: [] };
     const bytes = Buffer.alloc(OUTPUT_FILE_MAX_BYTES + 1);
     return parseOutputs(bytes.toString('utf8', 0, readFully(descriptor, bytes)));
   } finally {

@@ -18,7 +18,7 @@ import { createLogKeeper, type LogKeeper, maskText } from './log.ts';
 import type { ProcessIdentity } from './processes.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
-import { makeWorkspace, type Workspace } from './workspace.ts';
+import type { Workspace, Workspaces } from './workspace.ts';
 
 export interface ExecutorOptions {
   store: Store;
@@ -29,8 +29,7 @@ export interface ExecutorOptions {
   maxConcurrent: number;
   /** From SIGTERM to SIGKILL when a command is stopped. */
   killGraceMs: number;
-  /** Where a directory is made for the files of each run. */
-  temporaryDirectory: string;
+  workspaces: Workspaces;
 }
 
 export interface Executor {
@@ -56,8 +55,14 @@ const LOG_TAIL_BYTES = 5 * 1024 * 1024;
  * together, so that one commit serves both: with 1,000 deployments of /bin/true that is most of the time.
  */
 export function createExecutor(options: ExecutorOptions): Executor {
-  const { store, spawner, effects, logger, maxConcurrent, killGraceMs, temporaryDirectory } = options;
+  const { store, spawner, effects, logger, maxConcurrent, killGraceMs, workspaces } = options;
   const { reads, writer } = store;
+  const baseEnvironment: BaseEnvironment = {
+    PATH: COMMAND_PATH,
+    HOME: homeDirectory(),
+    LANG: 'C.UTF-8',
+    TMPDIR: workspaces.parent,
+  };
   const underWay = new Map<DeploymentId, Run['stop']>();
   /** Whatever must be over before the file may close: runs, claims, records. */
   const pending = new Set<Promise<unknown>>();
@@ -133,43 +138,54 @@ export function createExecutor(options: ExecutorOptions): Executor {
       effects,
       write: (append) => writePersistently(writer, 'logs.append', { id: claimed.id, ...append }, effects),
     });
-    const { outcome, outputs } = await runInWorkspace(claimed, log, stopRequest);
-    await log.end();
-    const end = endOf(claimed.id, outcome, outputs);
-    const recorded = writePersistently(writer, 'deployments.finish', end, effects);
-    underWay.delete(claimed.id);
-    // What cannot be claimed now, on a full disk for instance, the loop tries again.
-    claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
-    await recorded;
-    logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
+    const workspace = makeWorkspace(claimed.directory);
+    try {
+      const { outcome, outputs } =
+        workspace.kind === 'notStarted'
+          ? { outcome: workspace, outputs: {} }
+          : await runIn(workspace, claimed, log, stopRequest);
+      await log.end();
+      const end = endOf(claimed.id, outcome, outputs);
+      const recorded = writePersistently(writer, 'deployments.finish', end, effects);
+      underWay.delete(claimed.id);
+      // What cannot be claimed now, on a full disk for instance, the loop tries again.
+      claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
+      await recorded;
+      logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
+    } finally {
+      // Last, as it may take longer than all that a short command costs besides.
+      if (workspace.kind === 'made') remove(workspace);
+    }
   }
 
-  async function runInWorkspace(
+  function makeWorkspace(
+    directory: string | null,
+  ): ({ kind: 'made' } & Workspace) | { kind: 'notStarted'; cause: string } {
+    try {
+      return { kind: 'made', ...workspaces.make(directory) };
+    } catch (error) {
+      return { kind: 'notStarted', cause: `no directory for this run: ${messageOf(error)}` };
+    }
+  }
+
+  function remove(workspace: Workspace): void {
+    track(workspace.remove()).catch((error) =>
+      logger.warn({ err: error }, 'a directory of a run is left behind'),
+    );
+  }
+
+  async function runIn(
+    workspace: Workspace,
     claimed: ClaimedDeployment,
     log: LogKeeper,
     stopRequest: Promise<Parameters<Run['stop']>[0]>,
   ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
-    let workspace: Workspace;
-    try {
-      workspace = makeWorkspace(temporaryDirectory, claimed.id);
-    } catch (error) {
-      return {
-        outcome: { kind: 'notStarted', cause: `no directory for this run: ${messageOf(error)}` },
-        outputs: {},
-      };
-    }
-    try {
-      const running = start(claimed, workspace, log);
-      void stopRequest.then(running.stop);
-      const outcome = await running.outcome;
-      const { outputs, notes } = readOutputs(workspace.outputFile);
-      for (const note of notes) await log.append(Buffer.from(`davit: ${note}\n`));
-      return { outcome, outputs: masked(outputs, Object.values(claimed.variables)) };
-    } finally {
-      track(workspace.remove()).catch((error) =>
-        logger.warn({ err: error }, 'a directory of a run is left behind'),
-      );
-    }
+    const running = start(claimed, workspace, log);
+    void stopRequest.then(running.stop);
+    const outcome = await running.outcome;
+    const { outputs, notes } = readOutputs(workspace.outputFile);
+    for (const note of notes) await log.append(Buffer.from(`davit: ${note}\n`));
+    return { outcome, outputs: masked(outputs, Object.values(claimed.variables)) };
   }
 
   function track<Value>(promise: Promise<Value>): Promise<Value> {
@@ -185,8 +201,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
       {
         deploymentId: claimed.id,
         command: claimed.command,
-        directory: claimed.directory ?? workspace.directory,
-        environment: commandEnvironment(baseEnvironment(temporaryDirectory), claimed.variables, {
+        directory: workspace.directory,
+        environment: commandEnvironment(baseEnvironment, claimed.variables, {
           deploymentId: claimed.id,
           ref: claimed.ref,
           projectId: claimed.project_id,
@@ -225,10 +241,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
 /** Whoever may read outputs need not be allowed to read logs, and neither shows a secret. */
 function masked(outputs: Outputs['outputs'], secrets: string[]): Outputs['outputs'] {
   return Object.fromEntries(Object.entries(outputs).map(([name, value]) => [name, maskText(value, secrets)]));
-}
-
-function baseEnvironment(temporaryDirectory: string): BaseEnvironment {
-  return { PATH: COMMAND_PATH, HOME: homeDirectory(), LANG: 'C.UTF-8', TMPDIR: temporaryDirectory };
 }
 
 function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs']): DeploymentEnd {

@@ -1,8 +1,11 @@
-import { readFileSync, writeFileSync } from 'node:fs';
+import { openSync, readSync, writeSync } from 'node:fs';
 
 /** When memory runs out, the kernel shall take a command and not the service: proc_pid_oom_score_adj(5). */
 const COMMAND_OOM_SCORE = 500;
-const OOM_SCORE_FILE = '/proc/self/oom_score_adj';
+
+/** Kept open: it is looked at and written twice for each command. */
+let scoreFile: number | undefined;
+const scratch = Buffer.alloc(16);
 
 let raisedFrom: number | undefined;
 let inHand = 0;
@@ -32,7 +35,8 @@ function lower(): void {
 
 function ownScore(): number | undefined {
   try {
-    return Number(readFileSync(OOM_SCORE_FILE, 'latin1'));
+    scoreFile ??= openSync('/proc/self/oom_score_adj', 'r+');
+    return Number(scratch.toString('latin1', 0, readSync(scoreFile, scratch, 0, scratch.length, 0)));
   } catch {
     return undefined;
   }
@@ -40,8 +44,8 @@ function ownScore(): number | undefined {
 
 function setScore(score: number): boolean {
   try {
-    writeFileSync(OOM_SCORE_FILE, String(score));
-    return true;
+    if (scoreFile !== undefined) writeSync(scoreFile, String(score), 0);
+    return scoreFile !== undefined;
   } catch {
     // A container may forbid it; a command is then as likely to be ended as the service.
     return false;

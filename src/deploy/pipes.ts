@@ -1,4 +1,4 @@
-import { readSync } from 'node:fs';
+import { closeSync, readSync } from 'node:fs';
 import { Socket } from 'node:net';
 import type { Effects } from '../effects.ts';
 
@@ -6,6 +6,8 @@ import type { Effects } from '../effects.ts';
 export interface PipeReading {
   /** Resolves when every writer has closed it, or `finish` was called, and all was handed on. Rejects as `onBytes` does. */
   ended: Promise<void>;
+  /** Whoever was started with the pipe has ended: what is in it is handed on at once. */
+  hurry(): void;
   /** Hands on what is in the pipe now, and ends, whether or not somebody still holds it open. */
   finish(): void;
 }
@@ -29,27 +31,48 @@ export function createPipeReader(effects: Effects): PipeReader {
   return { read, close };
 
   function read(descriptor: number, onBytes: (bytes: Uint8Array) => Promise<void>): PipeReading {
-    const socket = new Socket({ fd: descriptor, readable: true, writable: false });
+    const { promise: begun, resolve: begin } = Promise.withResolvers<void>();
+    const cancelBegin = effects.after(WATCH_AFTER_MS, begin);
     let wake = () => {};
     let finishing = false;
-    open.add(socket);
-    socket.on('readable', () => wake());
-    socket.on('end', () => wake());
-    socket.on('error', () => socket.destroy());
-    socket.on('close', () => {
-      open.delete(socket);
-      leftOpen.delete(socket);
-      wake();
-    });
     return {
       ended: handOn(),
+      hurry: begin,
       finish() {
         finishing = true;
+        begin();
         wake();
       },
     };
 
     async function handOn(): Promise<void> {
+      await begun;
+      cancelBegin();
+      let isAll: boolean;
+      try {
+        isAll = await handOnShort();
+      } catch (error) {
+        readOn(opened(descriptor));
+        throw error;
+      }
+      if (isAll) closeSync(descriptor);
+      else await watch(opened(descriptor));
+    }
+
+    /** Whether that was all, as it is when every writer has ended. */
+    async function handOnShort(): Promise<boolean> {
+      for (let leftBytes = PIPE_MAX_BYTES; leftBytes > 0; ) {
+        const bytes = readNow(descriptor);
+        if (bytes === undefined) return false;
+        if (bytes.length === 0) return true;
+        await onBytes(bytes);
+        leftBytes -= bytes.length;
+      }
+      return false;
+    }
+
+    async function watch(socket: Socket): Promise<void> {
+      for (const event of ['readable', 'end', 'close']) socket.on(event, () => wake());
       try {
         for (;;) {
           const bytes: Buffer | null = socket.read();
@@ -59,7 +82,7 @@ export function createPipeReader(effects: Effects): PipeReader {
             return;
           } else if (finishing) {
             // Nothing is buffered, and the event loop has not turned since: what is in the pipe comes next.
-            for (const rest of readNow(descriptor)) await onBytes(rest);
+            await handOnShort();
             return;
           } else {
             await new Promise<void>((resolve) => {
@@ -72,6 +95,17 @@ export function createPipeReader(effects: Effects): PipeReader {
         else if (!socket.destroyed) readOn(socket);
       }
     }
+  }
+
+  function opened(descriptor: number): Socket {
+    const socket = new Socket({ fd: descriptor, readable: true, writable: false });
+    open.add(socket);
+    socket.on('error', () => socket.destroy());
+    socket.on('close', () => {
+      open.delete(socket);
+      leftOpen.delete(socket);
+    });
+    return socket;
   }
 
   function readOn(socket: Socket): void {
@@ -95,28 +129,23 @@ export function createPipeReader(effects: Effects): PipeReader {
 const LEFT_OPEN_MAX = 100;
 const LEFT_OPEN_PAUSE_MS = 50;
 
+/**
+ * A command that ends sooner is read once, when it has ended: two calls in place of a dozen and a turn of the event
+ * loop. What it prints waits in the pipe.
+ */
+const WATCH_AFTER_MS = 10;
+
 const READ_BYTES = 64 * 1024;
+const scratch = Buffer.allocUnsafeSlow(READ_BYTES);
 /** What a pipe can hold, unless root made it larger: /proc/sys/fs/pipe-max-size, pipe(7). */
 const PIPE_MAX_BYTES = 1024 * 1024;
 
-/** What is in the pipe, without waiting; never more than a pipe holds, as its writers may be quicker than we are. */
-function readNow(descriptor: number): Buffer[] {
-  const pieces: Buffer[] = [];
-  for (let leftBytes = PIPE_MAX_BYTES; leftBytes > 0; ) {
-    const piece = Buffer.allocUnsafe(Math.min(READ_BYTES, leftBytes));
-    const length = readOrNothing(descriptor, piece);
-    if (length === 0) break;
-    pieces.push(piece.subarray(0, length));
-    leftBytes -= length;
-  }
-  return pieces;
-}
-
-function readOrNothing(descriptor: number, piece: Buffer): number {
+/** What is in the pipe, as far as one call takes it; empty: every writer has closed it; undefined: nothing now. */
+function readNow(descriptor: number): Buffer | undefined {
   try {
-    return readSync(descriptor, piece);
+    return Buffer.from(scratch.subarray(0, readSync(descriptor, scratch)));
   } catch (error) {
-    if (error instanceof Error && 'code' in error && error.code === 'EAGAIN') return 0;
+    if (error instanceof Error && 'code' in error && error.code === 'EAGAIN') return undefined;
     throw error;
   }
 }

@@ -5,7 +5,7 @@ import type { KoffiFunc } from 'koffi';
 
 /** What the system has and Node has not. */
 export interface Posix {
-  /** A pipe. Throws an Error that names the system's code. */
+  /** A pipe whose reader never blocks. Throws an Error that names the system's code. */
   pipe(): { reader: number; writer: number };
   /**
    * Starts a program in a session and a process group of its own, stdin /dev/null, no more than three files open,
@@ -42,6 +42,7 @@ export async function loadPosix(): Promise<Posix> {
   const library = koffi.load('libc.so.6');
   const declare: Declare = (declaration) => library.func(declaration);
   const pipe2 = declare('int pipe2(_Out_ int *descriptors, int flags)');
+  const fcntl = declare('int fcntl(int descriptor, int command, ...)');
   const waitpid = declare('int waitpid(int id, _Out_ int *status, int options)');
   const spawnProgram = declare(
     'int posix_spawn(_Out_ int *id, str path, void *actions, void *attributes, const char **argv, const char **envp)',
@@ -55,7 +56,10 @@ export async function loadPosix(): Promise<Posix> {
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
     if (pipe2(descriptors, O_CLOEXEC) !== 0) throw new Error(`pipe2: ${lastError()}`);
-    return { reader: descriptors[0], writer: descriptors[1] };
+    const [reader, writer] = descriptors;
+    if (fcntl(reader, F_SETFL, 'int', fileConstants.O_NONBLOCK) !== 0)
+      throw new Error(`fcntl: ${lastError()}`);
+    return { reader, writer };
   }
 
   async function spawn(program: Program): Promise<{ processId: number } | { code: string }> {
@@ -95,6 +99,7 @@ export async function loadPosix(): Promise<Posix> {
 type Declare = (declaration: string) => KoffiFunc<(...values: unknown[]) => number>;
 
 const O_CLOEXEC = 0o2000000;
+const F_SETFL = 4;
 const WNOHANG = 1;
 const POSIX_SPAWN_SETSIGDEF = 0x04;
 const POSIX_SPAWN_SETSIGMASK = 0x08;
@@ -116,7 +121,7 @@ function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; f
     'int posix_spawn_file_actions_addopen(void *actions, int to, str path, int flags, int mode)',
   );
   return ({ directory, output }) => {
-    const bytes = Buffer.alloc(STRUCTURE_BYTES);
+    const bytes = Buffer.allocUnsafe(STRUCTURE_BYTES);
     must(init(bytes));
     must(open(bytes, 0, '/dev/null', fileConstants.O_RDONLY, 0));
     must(duplicate(bytes, output, 1));

@@ -4,7 +4,7 @@ import type { UnfinishedDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { holdersOf, stopTree } from './processes.ts';
-import { removeWorkspaceOf } from './workspace.ts';
+import type { Workspaces } from './workspace.ts';
 
 /**
  * Ends what an earlier run of the service left running and did not see the end of: first its processes,
@@ -15,17 +15,20 @@ export async function recover(
   { reads, writer }: Store,
   options: {
     killGraceMs: number;
-    temporaryDirectory: string;
+    workspaces: Workspaces;
     /** A file that only a service has open. */
     lockPath: string;
     effects: Effects;
     logger: Logger;
   },
 ): Promise<void> {
-  const { killGraceMs, temporaryDirectory, lockPath, effects, logger } = options;
+  const { killGraceMs, workspaces, lockPath, effects, logger } = options;
   const unfinished = reads.deployments.unfinished();
   if (unfinished.some(({ process }) => process === null)) await untilStarted(lockPath, effects);
   await Promise.all(unfinished.map(end));
+  await workspaces
+    .removeLeft()
+    .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
 
   async function end({ id, status, process }: UnfinishedDeployment): Promise<void> {
     await stopTree(
@@ -39,9 +42,6 @@ export async function recover(
             'processes of an interrupted deployment cannot be ended',
           ),
       },
-    );
-    await removeWorkspaceOf(temporaryDirectory, id).catch((error) =>
-      logger.warn({ err: error, deployment_id: id }, 'a directory of a run is left behind'),
     );
     const wasCanceled = status === 'canceling';
     await writePersistently(

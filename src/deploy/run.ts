@@ -107,6 +107,7 @@ async function supervise(
 
   const outcome = await untilEnd(started, request, context, stopping);
   watch.end();
+  output.hurry();
   // What is in the pipe when the command ends is its own; writers that outlive it may take a moment to
   // say their last, as `tee` in `exec > >(tee file)` does, but a daemon holds the pipe for ever.
   const cancelFinish = context.effects.after(LAST_OUTPUT_MS, output.finish);

@@ -1,53 +1,110 @@
-import { mkdirSync, mkdtempSync, readdirSync, rmdirSync, unlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, mkdtempSync, readdirSync, rmdir, statSync, unlinkSync, writeFileSync } from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
-import type { DeploymentId } from '../domain.ts';
 
 /** The files of one run: gone when it has ended. */
 export interface Workspace {
-  /** Where the command runs if its project names no directory. */
+  /** Where it runs: its project's, or an empty one of its own. */
   directory: string;
   /** Where it may write `name=value` lines. */
   outputFile: string;
   remove(): Promise<void>;
 }
 
-/**
- * Makes a directory (mode 0700, random name) below `parent` for one run. Throws the system's error, a full disk
- * as a rule. At once, as three trips to libuv's threads take longer than the calls; removing may meet a large
- * tree and is left to them.
- */
-export function makeWorkspace(parent: string, id: DeploymentId): Workspace {
-  const root = mkdtempSync(join(parent, namePrefix(id)));
-  const directory = join(root, 'work');
-  const outputFile = join(root, 'output');
-  mkdirSync(directory, { mode: 0o700 });
-  writeFileSync(outputFile, '', { mode: 0o600 });
-  return { directory, outputFile, remove };
+export interface Workspaces {
+  /** Where they are made; also where commands have their temporary files. */
+  parent: string;
+  /** Makes the files of a run in `directory`; null: in one of its own. Throws the system's error, a full disk as a rule. */
+  make(directory: string | null): Workspace;
+  /** Removes what an earlier service for the same file left. To be called before the first is made. */
+  removeLeft(): Promise<void>;
+  /** Removes what holds them. Whatever is still in one stays, and so do those. */
+  close(): Promise<void>;
+}
 
-  async function remove(): Promise<void> {
+/**
+ * The files of all runs, in a directory below `parent` (mode 0700, random name) of this service's own: in /tmp itself
+ * root may not write to another user's file (fs.protected_regular), as a command with sudo would. Its name also
+ * tells whose it is: the service's that has `lockPath`, of which there is one at a time.
+ */
+export function createWorkspaces(parent: string, lockPath: string): Workspaces {
+  let root: string | undefined;
+  let count = 0;
+
+  return { parent, make, removeLeft, close };
+
+  /**
+   * At once, as trips to libuv's threads take longer than the calls. On ext4 a directory costs 80 µs and a file 15,
+   * so there are no more of them than needed.
+   */
+  function make(directory: string | null): Workspace {
     try {
-      // As a rule there is nothing else, and three calls take a tenth of looking for it.
-      unlinkSync(outputFile);
-      rmdirSync(directory);
-      rmdirSync(root);
-    } catch {
-      await removeTree(root);
+      root ??= mkdtempSync(join(parent, namePrefix()));
+      return makeIn(root, directory);
+    } catch (error) {
+      if (!isMissing(error)) throw error;
+      // Those who tidy /tmp by age take it away when nothing ran for days.
+      root = mkdtempSync(join(parent, namePrefix()));
+      return makeIn(root, directory);
     }
+  }
+
+  function makeIn(place: string, directory: string | null): Workspace {
+    count += 1;
+    const outputFile = join(place, `${count}.output`);
+    const own = join(place, String(count));
+    writeFileSync(outputFile, '', { mode: 0o600, flag: 'wx' });
+    if (directory !== null) return { directory, outputFile, remove: () => removeFile(outputFile) };
+    mkdirSync(own, { mode: 0o700 });
+    return {
+      directory: own,
+      outputFile,
+      async remove() {
+        await removeFile(outputFile);
+        // As a rule it is empty, and looking for what is in it takes ten times as long.
+        if (!(await removeEmpty(own))) await removeTree(own);
+      },
+    };
+  }
+
+  async function removeLeft(): Promise<void> {
+    const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
+    await Promise.all(left.map((name) => removeTree(join(parent, name))));
+  }
+
+  async function close(): Promise<void> {
+    if (root !== undefined) await removeEmpty(root);
+  }
+
+  function namePrefix(): string {
+    const { dev, ino } = statSync(lockPath);
+    return `davit-runs-${dev.toString(36)}-${ino.toString(36)}-`;
   }
 }
 
-/** What a killed service left of a run. */
-export async function removeWorkspaceOf(parent: string, id: DeploymentId): Promise<void> {
-  const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix(id)));
-  await Promise.all(left.map((name) => removeTree(join(parent, name))));
+async function removeFile(path: string): Promise<void> {
+  try {
+    unlinkSync(path);
+  } catch {
+    await removeTree(path); // the command made something else of it
+  }
 }
 
-function namePrefix(id: DeploymentId): string {
-  return `davit-run-${id}-`;
+/**
+ * Whether it could be removed. In libuv's threads: on ext4 it waits for the journal, which takes 300 µs while
+ * another thread syncs.
+ */
+function removeEmpty(directory: string): Promise<boolean> {
+  return new Promise((resolve) => {
+    rmdir(directory, (error) => resolve(error === null));
+  });
 }
 
 /** Links in it are removed, not followed. */
 function removeTree(path: string): Promise<void> {
   return rm(path, { recursive: true, force: true });
+}
+
+function isMissing(error: unknown): boolean {
+  return error instanceof Error && 'code' in error && error.code === 'ENOENT';
 }

@@ -5,7 +5,7 @@ import type { Database } from './database.ts';
 /**
  * What a commit may have changed for somebody who waits:
  *
- *   queue           deployments that wait to be started
+ *   queue           what may be started, or has to be stopped; that one ended is known to the executor, who ended it
  *   a deployment    its state; or its log, of which there may be a hundred in a second
  *   a webhook       it has new deliveries, and is otherwise as it was
  *   outbox          webhooks or deliveries in any other way

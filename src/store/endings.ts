@@ -35,7 +35,6 @@ export function endingWrites(context: WriteContext) {
       const at = effects.now();
       if (end.run({ ...rest, outputs: JSON.stringify(outputs), at }).changes === 0) return;
       events.record(`deployment.${rest.status}`, reads.existing(rest.id), at);
-      changed('queue');
       changed(rest.id);
     },
   };

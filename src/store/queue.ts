@@ -229,7 +229,7 @@ export function queueWrites(context: WriteContext) {
     });
     events.record('deployment.created', { id, project_id: projectId, ref }, createdAt);
     const superseded = !isReported && project.policy === 'latest' ? supersedeOlder(projectId, id) : 0;
-    changed('queue');
+    if (!isReported) changed('queue');
     // What was just written is known: reading it back would cost as much as writing it.
     return toDeployment(
       {

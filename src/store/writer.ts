@@ -94,6 +94,7 @@ export function createGroupCommit(
   let ownChanges: Change[] = [];
   const changes = new Set<Change>();
   const operations = makeOperations({ database, effects, changed: (change) => void ownChanges.push(change) });
+  database.pragma('busy_timeout = 0'); // see beginPatiently
   // Other connections' commits change it, and this one's never do.
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
   let seenVersion = dataVersion.get();
@@ -175,7 +176,7 @@ export function createGroupCommit(
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
     const startedAtMs = effects.monotonicMs();
     try {
-      beginPatiently(database, statements.begin, effects);
+      beginPatiently(statements.begin, effects);
       const results = group.map(runInSavepoint);
       statements.commit.run();
       figures?.committed(group.length, effects.monotonicMs() - startedAtMs);
@@ -213,21 +214,16 @@ export function createGroupCommit(
  * sleeps up to 100 ms between two looks, and 2 of 8 admin commands gave up after 5 s; with a look every
  * millisecond none waits for half a second.
  */
-function beginPatiently(database: Database, begin: Statement<[]>, effects: Effects): void {
+function beginPatiently(begin: Statement<[]>, effects: Effects): void {
   const untilMs = effects.monotonicMs() + BUSY_TIMEOUT_MS;
-  database.pragma('busy_timeout = 0');
-  try {
-    for (;;) {
-      try {
-        begin.run();
-        return;
-      } catch (error) {
-        if (sqliteCode(error) !== 'SQLITE_BUSY' || effects.monotonicMs() >= untilMs) throw error;
-        effects.block(1);
-      }
+  for (;;) {
+    try {
+      begin.run();
+      return;
+    } catch (error) {
+      if (sqliteCode(error) !== 'SQLITE_BUSY' || effects.monotonicMs() >= untilMs) throw error;
+      effects.block(1);
     }
-  } finally {
-    database.pragma(`busy_timeout = ${BUSY_TIMEOUT_MS}`);
   }
 }
 

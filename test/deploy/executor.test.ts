@@ -6,10 +6,10 @@ import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
 import { holdersOf, isAlive, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
 import { recover } from '../../src/deploy/recover.ts';
-import { makeWorkspace } from '../../src/deploy/workspace.ts';
+import { createWorkspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { fixture, testSpawner, until } from '../helpers/commands.ts';
+import { fixture, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -124,9 +124,9 @@ t.test('what a crash left running is ended and recorded, and what waited goes on
   await store.writer.write('deployments.setProcess', { id: first.id, ...identity });
 
   const parent = temporaryDirectory(t);
-  makeWorkspace(parent, first.id);
+  createWorkspaces(parent, lockFile(parent)).make(null);
   await recoverIn(parent, store);
-  t.strictSame(readdirSync(parent), [], 'nor are its files left');
+  t.strictSame(readdirSync(parent), ['lock'], 'nor are its files left');
   t.notOk(isAlive(identity));
   t.match(store.reads.deployments.get(first.id), { status: 'failed', reason: 'interrupted' });
   t.match(store.query("SELECT count(*) AS ends FROM events WHERE type = 'deployment.failed'"), [{ ends: 1 }]);
@@ -165,12 +165,18 @@ t.test('what a killed service was just starting is waited for, and then found', 
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
+function lockFile(directory: string): string {
+  const path = join(directory, 'lock');
+  writeFileSync(path, '', { flag: 'a' });
+  return path;
+}
+
 function recoverIn(temporaryDirectory: string, store: TestStore): Promise<void> {
   const logger = pino({ level: 'silent' });
   return recover(store, {
     killGraceMs: 5_000,
-    temporaryDirectory,
-    lockPath: join(temporaryDirectory, 'lock'),
+    workspaces: createWorkspaces(temporaryDirectory, lockFile(temporaryDirectory)),
+    lockPath: lockFile(temporaryDirectory),
     effects: realEffects,
     logger,
   });
@@ -204,7 +210,7 @@ async function executorOn(
     logger: pino({ level: 'silent' }),
     maxConcurrent: 2,
     killGraceMs: 5_000,
-    temporaryDirectory: temporaryDirectory(t),
+    workspaces: testWorkspaces(t),
     ...changes,
   });
 }

@@ -8,6 +8,8 @@ import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a hundred commands at once start and end', async (t) => {
   const spawner = await testSpawner(t);
+  // The first opens a file that stays open.
+  await (await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }))).ended;
   const descriptors = readdirSync('/proc/self/fd').length;
   const ends = await Promise.all(
     Array.from({ length: 100 }, async (_, number) => {

@@ -6,6 +6,7 @@ import type { Test } from 'tap';
 import { findMarked, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
+import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
 import { realEffects } from '../../src/effects.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
@@ -23,6 +24,12 @@ export async function testSpawner(t: Test): Promise<Spawner> {
   const spawner = await createSpawner(realEffects);
   t.teardown(() => spawner.close());
   return spawner;
+}
+
+/** Somewhere for the files of runs. */
+export function testWorkspaces(t: Test): Workspaces {
+  const directory = temporaryDirectory(t);
+  return createWorkspaces(directory, directory);
 }
 
 export interface TestRun extends Run {

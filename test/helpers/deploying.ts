@@ -8,9 +8,9 @@ import { logs } from '../../src/http/logs.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { createWatches, type Watches } from '../../src/http/watches.ts';
 import { startLoop } from '../../src/loop.ts';
-import { testSpawner } from './commands.ts';
+import { testSpawner, testWorkspaces } from './commands.ts';
 import { type RunningHttp, startHttp } from './http.ts';
-import { type TestStore, temporaryDirectory, testStore } from './store.ts';
+import { type TestStore, testStore } from './store.ts';
 
 export interface DeploymentsHttp extends RunningHttp {
   watches: Watches;
@@ -49,7 +49,7 @@ export async function startExecutor(
     logger: pino({ level: 'silent' }),
     maxConcurrent: 2,
     killGraceMs: 5_000,
-    temporaryDirectory: temporaryDirectory(t),
+    workspaces: testWorkspaces(t),
     ...changes,
   });
   const loop = startLoop(executor.tick, {

@@ -123,9 +123,11 @@ t.test('whoever waits hears of what changed, and of nothing else', async (t) => 
   await store.writer.write('deployments.cancel', { id });
   t.strictSame(heard.splice(0), [[id, 'queue']], 'the executor hears of a cancellation');
   await store.writer.write('deployments.finish', { ...NOTHING, id, status: 'canceled', reason: 'user' });
-  t.strictSame(heard.splice(0), [[id, 'queue']]);
+  t.strictSame(heard.splice(0), [[id]], 'the executor, who ended it, starts the next by itself');
   await t.rejects(store.writer.write('deployments.cancel', { id }));
   t.strictSame(heard, []);
+  await create(store, await store.project({ command: null }), 1);
+  t.strictSame(heard.flat(), [], 'what runs elsewhere is nothing to start');
 });
 
 t.test('archiving cancels what waits, with its events, and leaves what runs', async (t) => {

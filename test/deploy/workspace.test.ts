@@ -1,0 +1,87 @@
+import { mkdirSync, readdirSync, rmSync, statSync, unlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import { createWorkspaces } from '../../src/deploy/workspace.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('a run has an empty directory and an empty file, for nobody else, and they go with it', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = createWorkspaces(parent, lockFile(parent));
+  const [one, two] = [workspaces.make(null), workspaces.make(null)];
+  t.not(one.directory, two.directory);
+  t.not(one.outputFile, two.outputFile);
+  t.strictSame(readdirSync(one.directory), []);
+  t.equal(statSync(one.directory).mode & 0o777, 0o700);
+  t.match(statSync(one.outputFile), { size: 0, mode: 0o100600 });
+  const [root = ''] = runsIn(parent);
+  t.equal(statSync(join(parent, root)).mode & 0o777, 0o700);
+
+  mkdirSync(join(one.directory, 'node_modules/deep'), { recursive: true });
+  writeFileSync(join(one.directory, 'node_modules/deep/file'), 'x');
+  await Promise.all([one.remove(), two.remove()]);
+  t.strictSame(readdirSync(join(parent, root)), []);
+  await workspaces.close();
+  t.strictSame(runsIn(parent), []);
+});
+
+t.test('a project with a directory of its own runs there, and keeps it', async (t) => {
+  const [parent, directory] = [temporaryDirectory(t), temporaryDirectory(t)];
+  const workspace = createWorkspaces(parent, lockFile(parent)).make(directory);
+  t.equal(workspace.directory, directory);
+  t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')).length, 1, 'the file alone');
+  await workspace.remove();
+  t.ok(statSync(directory).isDirectory());
+  t.throws(() => statSync(workspace.outputFile), { code: 'ENOENT' });
+});
+
+t.test('whatever a command makes of its files, they go', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = createWorkspaces(parent, lockFile(parent));
+  const made = [workspaces.make(null), workspaces.make(null)] as const;
+  for (const { directory, outputFile } of made) {
+    unlinkSync(outputFile);
+    rmSync(directory, { recursive: true });
+  }
+  mkdirSync(join(made[1].outputFile, 'inside'), { recursive: true });
+  writeFileSync(made[1].directory, 'a file');
+  await Promise.all(made.map(({ remove }) => remove()));
+  t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), []);
+});
+
+t.test('who tidies the parent while nothing runs keeps nobody from running', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = createWorkspaces(parent, lockFile(parent));
+  await workspaces.make(null).remove();
+  for (const name of runsIn(parent)) rmSync(join(parent, name), { recursive: true });
+  const { directory } = workspaces.make(null);
+  t.strictSame(readdirSync(directory), []);
+});
+
+t.test('what a killed service left goes, and what is of another service stays', async (t) => {
+  const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
+  const [own, other] = [lockFile(place, 'own'), lockFile(place, 'other')];
+  const { directory } = createWorkspaces(parent, own).make(null);
+  writeFileSync(join(directory, 'left'), 'x');
+  const elsewhere = createWorkspaces(parent, other).make(null);
+  await createWorkspaces(parent, own).removeLeft();
+  t.throws(() => statSync(directory), { code: 'ENOENT' });
+  t.ok(statSync(elsewhere.directory).isDirectory());
+});
+
+t.test('where nothing can be made, the system says why', (t) => {
+  const parent = temporaryDirectory(t);
+  const lock = lockFile(parent);
+  t.throws(() => createWorkspaces(join(parent, 'missing'), lock).make(null), { code: 'ENOENT' });
+  t.throws(() => createWorkspaces(lock, lock).make(null), { code: 'ENOTDIR' });
+  t.end();
+});
+
+function lockFile(directory: string, name = 'lock'): string {
+  const path = join(directory, name);
+  writeFileSync(path, '');
+  return path;
+}
+
+function runsIn(parent: string): string[] {
+  return readdirSync(parent).filter((name) => name.startsWith('davit-runs-'));
+}
