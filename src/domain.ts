@@ -28,17 +28,33 @@ interface IdOfPrefix {
 
 export type IdPrefix = keyof IdOfPrefix;
 
+/** In the order of their bytes. */
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 
-/** 22 characters of 62 are 130 bits: two ids never meet, and nobody guesses one. */
-const ID_SUFFIX_LENGTH = 22;
+/** Enough until 2081. */
+const ID_TIME_LENGTH = 7;
+/** 17 characters of 62 are 101 bits: two ids never meet, and nobody guesses one. */
+const ID_RANDOM_LENGTH = 17;
 
-/** A new id. `randomBytes(size)` must come from a CSPRNG. */
+/**
+ * A new id. `randomBytes(size)` must come from a CSPRNG. Begins with the time, so that the new entries of an index
+ * are beside each other: with 20 deployments in a commit, ids all at random wrote twice as many pages.
+ */
 export function newId<P extends IdPrefix>(
   prefix: P,
-  randomBytes: (size: number) => Uint8Array,
+  effects: { now(): number; randomBytes(size: number): Uint8Array },
 ): IdOfPrefix[P] {
-  return `${prefix}_${randomBase62(ID_SUFFIX_LENGTH, randomBytes)}` as IdOfPrefix[P];
+  const suffix = timeBase62(effects.now()) + randomBase62(ID_RANDOM_LENGTH, effects.randomBytes);
+  return `${prefix}_${suffix}` as IdOfPrefix[P];
+}
+
+/** Milliseconds since 1970, in characters whose order is the order of time. */
+function timeBase62(atMs: number): string {
+  let text = '';
+  for (let rest = atMs; text.length < ID_TIME_LENGTH; rest = Math.floor(rest / 62)) {
+    text = `${BASE62[rest % 62]}${text}`;
+  }
+  return text;
 }
 
 /** `length` characters of `[0-9A-Za-z]`, each equally likely. */

@@ -158,8 +158,8 @@ export interface DavitFile {
  * What is delivered in all comparisons: an event as davit writes it, with its own id. The others get the same.
  */
 export function exampleEvent(): { id: string; deploymentId: string; body: string } {
-  const id = newId('evt', realEffects.randomBytes);
-  const deploymentId = newId('dpl', realEffects.randomBytes);
+  const id = newId('evt', realEffects);
+  const deploymentId = newId('dpl', realEffects);
   const data = { deployment_id: deploymentId, project_id: 'prj_0bTz7XcQmD5fKpW2rVhYn8', ref: 'v1.2.3' };
   const body = JSON.stringify({ id, type: 'deployment.canceled', created_at: timestamp(Date.now()), data });
   return { id, deploymentId, body };
@@ -188,7 +188,7 @@ export function fillOutbox(
         const event = exampleEvent();
         insertEvent.run(event.id, event.deploymentId, atMs, event.body);
         for (const webhookId of webhookIds) {
-          insertDelivery.run(newId('dlv', realEffects.randomBytes), event.id, webhookId, atMs, atMs, atMs);
+          insertDelivery.run(newId('dlv', realEffects), event.id, webhookId, atMs, atMs, atMs);
         }
       }
     })

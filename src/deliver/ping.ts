@@ -49,7 +49,7 @@ export function createPinger({
     const webhook = reads.webhooks.get(webhookId);
     const secrets = reads.webhooks.liveSecrets(webhookId, atMs);
     if (webhook === undefined || secrets.length === 0) return { kind: 'gone' };
-    const eventId = newId('evt', effects.randomBytes);
+    const eventId = newId('evt', effects);
     const body = JSON.stringify({
       id: eventId,
       type: 'ping',

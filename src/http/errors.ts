@@ -93,7 +93,7 @@ export function answerParserErrors(listener: Listener, effects: Effects, logger:
       socket.destroy();
       return;
     }
-    const requestId = newId('req', effects.randomBytes);
+    const requestId = newId('req', effects);
     const response = toErrorResponse(problem, requestId);
     logger.info(
       { request_id: requestId, status: response.statusCode, error: response.code },

@@ -166,7 +166,7 @@ function envelope(effects: Effects, logger: Logger, onAnswer: HttpServerOptions[
     name: 'envelope',
     register(server) {
       server.ext('onRequest', (request, h) => {
-        const requestId = newId('req', effects.randomBytes);
+        const requestId = newId('req', effects);
         request.app = { requestId, receivedAtMs: effects.monotonicMs(), bodyIsEmpty: false };
         // Straight onto Node's response, so that they are there however hapi comes to end it.
         for (const [name, value] of Object.entries(commonHeaders(requestId)))

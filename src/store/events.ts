@@ -46,7 +46,7 @@ export function eventWrites({ database, effects, changed }: WriteContext) {
       at: number,
     ): void {
       const event: DeploymentEvent = {
-        id: newId('evt', effects.randomBytes),
+        id: newId('evt', effects),
         type,
         created_at: timestamp(at),
         data: { deployment_id: deployment.id, project_id: deployment.project_id, ref: deployment.ref },
@@ -60,7 +60,7 @@ export function eventWrites({ database, effects, changed }: WriteContext) {
         payload: JSON.stringify(event),
       });
       for (const webhookId of subscribers.all({ type, projectId: deployment.project_id, at })) {
-        insertDelivery.run({ id: newId('dlv', effects.randomBytes), eventId: event.id, type, webhookId, at });
+        insertDelivery.run({ id: newId('dlv', effects), eventId: event.id, type, webhookId, at });
         changed(webhookId);
       }
     },

@@ -145,7 +145,7 @@ export function keyWrites({ database, effects }: WriteContext) {
   return {
     /** The secret is in this answer and nowhere else. Throws `not_found` for a project that is not there. */
     create(input: NewKey): { key: Key; secret: string } {
-      const id = newId('key', effects.randomBytes);
+      const id = newId('key', effects);
       const secret = newKeySecret(effects.randomBytes);
       const createdAt = effects.now();
       insertKey.run({

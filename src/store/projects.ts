@@ -144,7 +144,7 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
 
   return {
     create(settings: ProjectSettings): ProjectDetails {
-      const id = newId('prj', effects.randomBytes);
+      const id = newId('prj', effects);
       insert.run({ id, createdAt: effects.now(), ...columns(settings) });
       writeVariables(id, settings.variables, []);
       return reads.resolve(id);

@@ -211,7 +211,7 @@ export function queueWrites(context: WriteContext) {
     }
     const isReported = project.command === null;
     if (!isReported && project.policy === 'queue') refuseFullQueue(project.queued_count, input.maxQueued);
-    const id = newId('dpl', effects.randomBytes);
+    const id = newId('dpl', effects);
     const createdAt = effects.now();
     const reportDueAt =
       isReported && project.report_timeout_ms !== null ? createdAt + project.report_timeout_ms : null;

@@ -174,7 +174,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
           `this key has ${WEBHOOKS_OF_KEY_MAX} webhooks, which is the most: delete one that nobody needs, or use another key`,
         );
       }
-      const id = newId('whk', effects.randomBytes);
+      const id = newId('whk', effects);
       const secret = newSigningSecret(effects.randomBytes);
       const at = effects.now();
       const { keyId, url, description } = input;

@@ -204,7 +204,7 @@ t.test('bash, with somebody who types', has('script', 'bash'), async (t) => {
     ['davit adm\tproj\tsho\tmy\t; echo "<$_>"\n', /<my site>/],
     ['davit admin key create --scope deployments:w\t', /deployments:write /],
   ]);
-  t.match(typed, /prj_\w{22}|project/);
+  t.match(typed, /prj_\w{24}|project/);
 });
 
 t.test('zsh, with somebody who types', has('script', 'zsh'), async (t) => {

@@ -17,7 +17,7 @@ t.test('a running service carries out what the administrator deploys', async (t)
   );
   await serve(t, there.directory);
   const made = await there.davit(deployment('create', 'website', 'v1.2.3'));
-  t.match(made, { stdout: /^dpl_\w{22}\n$/, exitCode: 0 });
+  t.match(made, { stdout: /^dpl_\w{24}\n$/, exitCode: 0 });
   t.match(made.stderr, /^made a deployment of v1\.2\.3 in project website \(prj_\w+\)\n$/);
 
   const id = made.stdout.trim();

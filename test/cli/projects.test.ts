@@ -14,7 +14,7 @@ t.test('a new project prints its id alone on stdout', async (t) => {
   const { davit, dump } = place(t);
   const { stdout, stderr, exitCode } = await davit(create('website', '--', 'make', 'deploy'));
   t.equal(exitCode, 0);
-  t.match(stdout, /^prj_\w{22}\n$/);
+  t.match(stdout, /^prj_\w{24}\n$/);
   t.equal(stderr, `made project website (${stdout.trim()})\n`);
   t.match(dump()['projects'], [{ id: stdout.trim(), name: 'website', status: 'active' }]);
 });

@@ -131,7 +131,7 @@ t.test('a group without a command shows its help, and that is exit code 2', asyn
 t.test('--db counts before and after the command, and its variable when neither says so', async (t) => {
   const { davit, directory } = place(t);
   const made = await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'other.db']);
-  t.match(made, { exitCode: 0, stdout: /^prj_\w{22}\n$/ });
+  t.match(made, { exitCode: 0, stdout: /^prj_\w{24}\n$/ });
   t.notOk(existsSync(join(directory, 'davit.db')));
   const env = { DAVIT_DB: join(directory, 'other.db') };
   const lists = await Promise.all([

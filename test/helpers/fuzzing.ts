@@ -35,7 +35,7 @@ const POOL_SIZE = 40;
 
 /** Remembers the ids and cursors of an answer. */
 export function remember(pool: Pool, body: string): void {
-  for (const [id, prefix = ''] of body.matchAll(/\b(prj|dpl|whk|dlv)_[0-9A-Za-z]{22}\b/g)) {
+  for (const [id, prefix = ''] of body.matchAll(/\b(prj|dpl|whk|dlv)_[0-9A-Za-z]{24}\b/g)) {
     const ids = pool.ids.get(prefix) ?? [];
     if (!ids.includes(id)) ids.push(id);
     if (ids.length > POOL_SIZE) ids.shift();

@@ -16,7 +16,7 @@ import { notFound, toErrorResponse } from '../../src/http/errors.ts';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 
 const SECRET = 'hunter2';
-const REQUEST_ID = newId('req', realEffects.randomBytes);
+const REQUEST_ID = newId('req', realEffects);
 
 t.test('every error has the same shape', (t) => {
   const unavailable = new AppError('unavailable', 'the disk is full', { retryAfterSeconds: 7 });

@@ -126,7 +126,7 @@ async function start(t: Test): Promise<RunningHttp> {
 
 /** In one transaction, as 5,000 one after the other would take half a minute. */
 function insert(store: TestStore, count: number): ProjectId[] {
-  const ids = Array.from({ length: count }, () => newId('prj', realEffects.randomBytes));
+  const ids = Array.from({ length: count }, () => newId('prj', realEffects));
   const rows = ids.map((id) => `('${id}', 'project', 'active', 0, 'queue')`);
   store.execute(`INSERT INTO projects (id, name, status, created_at, policy) VALUES ${rows.join()}`);
   return ids;

@@ -125,7 +125,7 @@ t.test('writes that were handed in before the end are committed, later ones are 
 t.test('the WAL is taken into the file also where nobody is told of what was written', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
-  const limitBytes = 4 * 1024 * 1024;
+  const limitBytes = 32 * 1024 * 1024;
   const walBytes = () => statSync(`${path}-wal`).size;
   const told: unknown[] = [];
   store.writer.onCommit((changes) => told.push(...changes));
