@@ -23,9 +23,9 @@ export function isKeySecret(text: string): boolean {
   return checksum(body) === text.slice(-KEY_CHECKSUM_LENGTH);
 }
 
-/** What is stored of a key. Looking it up by its hash leaks nothing through timing. */
-export function hashKeySecret(secret: string): Buffer {
-  return hash('sha256', secret, 'buffer');
+/** What is stored of a key, as hex. Looking it up by its hash leaks nothing through timing. */
+export function hashKeySecret(secret: string): string {
+  return hash('sha256', secret, 'hex');
 }
 
 /** A new webhook signing secret, in the form of Standard Webhooks: `whsec_` and base64 of 32 bytes. */

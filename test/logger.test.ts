@@ -54,7 +54,7 @@ t.test('on a terminal it is text, with colours unless NO_COLOR is set', needsTer
       encoding: 'utf8',
     }).stdout.replaceAll('\r\n', '\n');
   const plain = shownWith({ NO_COLOR: '1' });
-  t.match(plain, /^20\S+Z INFO {2}request request_id=req_1 note=a\\x1b\[2Jb\n/);
+  t.match(plain, /^20\S+Z INFO {2}request request_id=req_1 note=a\\x1b\[2Jb\n/m);
   t.match(
     plain,
     /\n20\S+Z ERROR bug\n {4}TypeError: outer\n {8}at .*\n[\s\S]* {4}caused by\n {4}Error: inner\n/,
@@ -64,7 +64,7 @@ t.test('on a terminal it is text, with colours unless NO_COLOR is set', needsTer
   const coloured = shownWith({});
   t.ok(coloured.includes(`${ESCAPE}[32mINFO`));
   t.ok(coloured.includes(`note=${ESCAPE}[39ma\\x1b[2Jb\n`));
-  t.match(shownWith({ TERM: 'dumb' }), /^20\S+Z INFO {2}request/);
+  t.match(shownWith({ TERM: 'dumb' }), /^20\S+Z INFO {2}request/m);
 });
 
 t.test('a log that cannot be written ends nothing and fills no memory', async (t) => {

@@ -1,5 +1,6 @@
 import type { Plugin, ResponseObject } from '@hapi/hapi';
 import type { Project } from '../domain.ts';
+import { createReadCache } from '../store/read-cache.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -7,8 +8,8 @@ import type { Pages } from './pages.ts';
 import { pageParameters, pathId, querySchema } from './validation.ts';
 
 /** What a key sees of projects: all of them, page by page, and one. */
-export function projects({ projects, instance }: Reads, pages: Pages): Plugin<void> {
-  const listed = instance.readCache<string>();
+export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
+  const listed = createReadCache<string>();
   return {
     name: 'projects',
     register(server) {
@@ -30,7 +31,7 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
         handler(request, h): ResponseObject {
           const { limit, cursor } = request.query;
           const caller = callerOf(request);
-          const page = listed(JSON.stringify([caller.keyId, limit, cursor]), () => {
+          const page = listed(caller.asOf, JSON.stringify([caller.keyId, limit, cursor]), () => {
             const walk = { list: 'projects', filters: {}, keyId: caller.keyId };
             const rows = projects.page(caller, pages.position(walk, cursor, 0), limit + 1);
             return JSON.stringify(pages.page(walk, rows, limit));

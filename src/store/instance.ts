@@ -1,6 +1,5 @@
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { createReadCache } from './read-cache.ts';
 
 /** What belongs to the file as a whole. */
 export function instanceReads(database: Database) {
@@ -17,9 +16,6 @@ export function instanceReads(database: Database) {
 
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
-
-    /** Remembers reads until the next commit. */
-    readCache: <Value>() => createReadCache<Value>(database),
   };
 }
 

@@ -12,7 +12,7 @@ import { AppError } from '../errors.ts';
 import { hashKeySecret, newKeySecret } from '../secrets.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { createReadCache } from './read-cache.ts';
+import { createMoments, createReadCache, type Moment } from './read-cache.ts';
 
 /** Who makes a request: what authentication found. */
 export interface Caller {
@@ -21,6 +21,11 @@ export interface Caller {
   scopes: readonly Scope[];
   allProjects: boolean;
   lastUsedAtMs: number | null;
+}
+
+export interface AuthenticatedCaller extends Caller {
+  /** Which moment of the file's that was found at. */
+  asOf: Moment;
 }
 
 export interface NewKey {
@@ -68,7 +73,8 @@ export function keyReads(database: Database) {
       FROM key_secrets s
       JOIN keys k ON k.id = s.key_id
      WHERE s.hash = +? AND k.revoked_at IS NULL`);
-  const found = createReadCache<{ caller: Caller; endsAtMs: number | null } | null>(database);
+  const moment = createMoments(database);
+  const found = createReadCache<{ caller: AuthenticatedCaller; endsAtMs: number | null } | null>();
   const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = +?`);
   const byName = database.prepare<[string], KeyRow>(`
     SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
@@ -78,10 +84,11 @@ export function keyReads(database: Database) {
 
   return {
     /** The caller whose live secret hashes to this, as of the latest commit; undefined when wrong, expired or revoked. */
-    authenticate(secretHash: Buffer, nowMs: number): Caller | undefined {
-      const known = found(secretHash.toString('latin1'), () => {
-        const row = bySecretHash.get(secretHash);
-        return row === undefined ? null : { caller: toCaller(row), endsAtMs: row.ends_at };
+    authenticate(secretHash: string, nowMs: number): AuthenticatedCaller | undefined {
+      const asOf = moment();
+      const known = found(asOf, secretHash, () => {
+        const row = bySecretHash.get(Buffer.from(secretHash, 'hex'));
+        return row === undefined ? null : { caller: toCaller(row, asOf), endsAtMs: row.ends_at };
       });
       if (known === null || (known.endsAtMs !== null && known.endsAtMs <= nowMs)) return undefined;
       return known.caller;
@@ -156,7 +163,12 @@ export function keyWrites({ database, effects }: WriteContext) {
         createdAt,
         expiresAt: input.expiresAtMs,
       });
-      insertSecret.run({ hash: hashKeySecret(secret), keyId: id, last4: secret.slice(-4), createdAt });
+      insertSecret.run({
+        hash: Buffer.from(hashKeySecret(secret), 'hex'),
+        keyId: id,
+        last4: secret.slice(-4),
+        createdAt,
+      });
       for (const projectId of new Set(input.projectIds)) {
         if (projectExists.get(projectId) === undefined) {
           throw new AppError('not_found', `there is no project ${projectId}`);
@@ -180,7 +192,12 @@ export function keyWrites({ database, effects }: WriteContext) {
       const secret = newKeySecret(effects.randomBytes);
       endSecrets.run({ keyId: id, endsAt: now + overlapMs });
       forgetEndedSecrets.run({ keyId: id, nowMs: now });
-      insertSecret.run({ hash: hashKeySecret(secret), keyId: id, last4: secret.slice(-4), createdAt: now });
+      insertSecret.run({
+        hash: Buffer.from(hashKeySecret(secret), 'hex'),
+        keyId: id,
+        last4: secret.slice(-4),
+        createdAt: now,
+      });
       return { key: existing(id), secret };
     },
 
@@ -210,13 +227,14 @@ function noSuchKey(): AppError {
   return new AppError('not_found', 'there is no such key: `davit admin key list` shows all');
 }
 
-function toCaller(row: CallerRow): Caller {
+function toCaller(row: CallerRow, asOf: Moment): AuthenticatedCaller {
   return {
     keyId: row.id,
     name: row.name,
     scopes: JSON.parse(row.scopes) as Scope[],
     allProjects: row.all_projects === 1,
     lastUsedAtMs: row.last_used_at,
+    asOf,
   };
 }
 
