@@ -55,7 +55,7 @@ export async function startService(
   onFatal: (error: unknown) => void,
 ): Promise<Service> {
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
-  const logger = createLogger(log);
+  const logger = createLogger(log, effects);
   const certificates = certificatesOf(config, effects, logger);
   const certificate = certificates.own();
   const caPem = certificates.authorities();

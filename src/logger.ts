@@ -1,4 +1,5 @@
 import { type Logger, pino } from 'pino';
+import type { Effects } from './effects.ts';
 import { logText } from './log-text.ts';
 
 export type { Logger };
@@ -17,18 +18,19 @@ export interface LogOptions {
 /** What waits for a log that takes nothing at the moment, on a full disk for instance; more is lost. */
 const WAITING_MAX_CHARACTERS = 1024 * 1024;
 
+const GATHERED_MS = 10;
 const GATHERED_MAX_CHARACTERS = 64 * 1024;
 
 const CAUSES_MAX = 5;
 
 /** Lines on stderr; threads write to the same descriptor. */
-export function createLogger({ level, form }: LogOptions): Logger {
+export function createLogger({ level, form }: LogOptions, effects: Pick<Effects, 'after'>): Logger {
   const stderr = pino.destination({ fd: 2, sync: true, maxLength: WAITING_MAX_CHARACTERS });
   // There is nowhere left to say it, and what davit does matters more than its log.
   stderr.on('error', () => undefined);
   // The library tries again only with a line that it takes, and once too much waits it takes none but this.
   stderr.on('drop', () => stderr.write(''));
-  const lines = gathered((text) => stderr.write(text));
+  const lines = gathered((text) => stderr.write(text), effects);
   return pino(
     {
       level,
@@ -44,15 +46,15 @@ export function createLogger({ level, form }: LogOptions): Logger {
 }
 
 /**
- * What one turn of the event loop has to say is written together, when it ends: a write for each line was a twelfth
- * of what a request costs. An exit loses none, nor does an error that nobody caught; a kill those of the turn.
+ * What is said within a moment is written together: a write for each line was a twelfth of what a request costs. An
+ * exit loses none, nor does an error that nobody caught; a kill those of the moment.
  */
-function gathered(write: (text: string) => void) {
+function gathered(write: (text: string) => void, effects: Pick<Effects, 'after'>) {
   let text = '';
   process.on('exit', flush);
   return {
     write(line: string): void {
-      if (text === '') setImmediate(flush);
+      if (text === '') effects.after(GATHERED_MS, flush);
       text += line;
       if (text.length > GATHERED_MAX_CHARACTERS) flush();
     },

@@ -21,7 +21,7 @@ export async function startPlainService(directory: string): Promise<string> {
   const effects = realEffects;
   const database = openForWriting(join(directory, 'davit.db'), effects);
   const store: Store = { ...storeOn(database, effects), writer: plainWriter(database) };
-  const logger = createLogger({ level: 'info', form: 'json' });
+  const logger = createLogger({ level: 'info', form: 'json' }, realEffects);
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const resources: Plugin<void>[] = [
     deployments(store, pages, createWatches(store, effects), effects, { maxQueued: null }),

@@ -89,7 +89,7 @@ async function migrateFirst({ dbPath, logLevel }: ServeConfig, context: CommandC
   const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
   if (!isOlder(dbPath)) return;
   const { createLogger, logFormOf } = await import('../logger.ts');
-  const logger = createLogger({ level: logLevel, form: logFormOf(process.stderr) });
+  const logger = createLogger({ level: logLevel, form: logFormOf(process.stderr) }, context.effects);
   // SIGHUP ends no service, whatever it is at.
   const onSignal: CommandContext['onSignal'] = (names, listener) =>
     context.onSignal(

@@ -40,7 +40,7 @@ owner.once('message', (message: ToDispatcherThread) => {
 function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   const { path, port, sender: senderOptions, schedule, log, figures: memory } = data;
   const figures = memory === undefined ? undefined : deliveryFigures(memory);
-  const logger = createLogger(log);
+  const logger = createLogger(log, realEffects);
   const store = openReads(path);
   const writer = connectWriter(port);
   const sender = createSender(senderOptions, realEffects);

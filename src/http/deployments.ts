@@ -12,6 +12,7 @@ import {
 } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { DeploymentFilter } from '../store/deployment-pages.ts';
+import { createReadCache } from '../store/read-cache.ts';
 import type { Report } from '../store/reports.ts';
 import type { Store } from '../store/store.ts';
 import { answerRepeat, answerWrite } from './answers.ts';
@@ -65,6 +66,7 @@ export function deployments(
   effects: Effects,
   { maxQueued }: DeploymentsOptions,
 ): Plugin<void> {
+  const visibleProjects = createReadCache<ProjectId | null>();
   return {
     name: 'deployments',
     register(server) {
@@ -274,9 +276,14 @@ export function deployments(
   };
 
   function visibleProject(request: Pick<Request, 'auth'>, pathText: string): ProjectId {
-    const project = reads.projects.visibleTo(callerOf(request), pathId('prj', pathText));
-    if (project === undefined) throw notFound();
-    return project.id;
+    const caller = callerOf(request);
+    const id = visibleProjects(
+      caller.asOf,
+      `${caller.keyId} ${pathText}`,
+      () => reads.projects.visibleTo(caller, pathId('prj', pathText))?.id ?? null,
+    );
+    if (id === null) throw notFound();
+    return id;
   }
 
   function visibleDeployment(request: Pick<Request, 'auth'>, pathText: string): Deployment {
