@@ -23,6 +23,18 @@ export interface WriteContext {
   changed(change: Change): void;
 }
 
+/** For whoever delivers. */
+export function concernsDeliveries(change: Change): boolean {
+  return (
+    change === 'everything' || change === 'outbox' || change === 'settled' || webhookOf(change) !== undefined
+  );
+}
+
+/** For whoever carries deployments out, and for whoever waits for one. */
+export function concernsDeployments(change: Change): boolean {
+  return change === 'everything' || !concernsDeliveries(change);
+}
+
 /** The webhook that has new deliveries; undefined if the change is another. */
 export function webhookOf(change: Change): WebhookId | undefined {
   return parseId('whk', change);

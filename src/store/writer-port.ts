@@ -16,8 +16,7 @@ type ToWriter =
   | { kind: 'close' };
 
 type FromWriter =
-  | { kind: 'results'; results: { id: number; result: PortableResult }[] }
-  | { kind: 'changes'; changes: Change[] }
+  | { kind: 'news'; results: { id: number; result: PortableResult }[]; changes: Change[] }
   | { kind: 'closed' };
 
 type PortableResult = { ok: true; value: unknown } | { ok: false; error: PortableError };
@@ -48,12 +47,11 @@ export function connectWriter(port: Port): Writer {
 
   port.on('message', (message: FromWriter) => {
     switch (message.kind) {
-      case 'results':
+      case 'news': {
+        // Who asked hears the answer before anybody hears of the change.
         for (const { id, result } of message.results) settle(id, result);
-        return;
-      case 'changes': {
         const changes = new Set(message.changes);
-        for (const listener of listeners) listener(changes);
+        if (changes.size > 0) for (const listener of listeners) listener(changes);
         return;
       }
       case 'closed':
@@ -100,13 +98,24 @@ export function connectWriter(port: Port): Writer {
   }
 }
 
-/** Serves `group` to whoever is at the other end of `port`; `onClose` answers the request to end it all. */
-export function serveWriter(group: GroupCommit, port: Port, onClose: () => Promise<void>): void {
+/**
+ * Serves `group` to whoever is at the other end of `port`, who is told of the changes that `concerns` them; `onClose`
+ * answers the request to end it all.
+ */
+export function serveWriter(
+  group: GroupCommit,
+  port: Port,
+  concerns: (change: Change) => boolean,
+  onClose: () => Promise<void>,
+): void {
   let results: { id: number; result: PortableResult }[] = [];
+  let changes: Change[] = [];
 
-  group.onCommit((changes) => {
-    flush(); // who asked hears the answer before anybody hears of the change
-    port.postMessage({ kind: 'changes', changes: [...changes] } satisfies FromWriter);
+  group.onCommit((committed) => {
+    const heard = [...committed].filter(concerns);
+    if (heard.length === 0) return;
+    flushSoon();
+    changes.push(...heard);
   });
   port.on('message', (message: ToWriter) => {
     switch (message.kind) {
@@ -129,16 +138,22 @@ export function serveWriter(group: GroupCommit, port: Port, onClose: () => Promi
       name,
       input,
       settle(result) {
-        if (results.length === 0) queueMicrotask(flush);
+        flushSoon();
         results.push({ id, result: result.ok ? result : { ok: false, error: portable(result.error) } });
       },
     };
   }
 
+  /** All that a commit has to tell is one message. */
+  function flushSoon(): void {
+    if (results.length === 0 && changes.length === 0) queueMicrotask(flush);
+  }
+
   function flush(): void {
-    if (results.length === 0) return;
-    port.postMessage({ kind: 'results', results } satisfies FromWriter);
+    if (results.length === 0 && changes.length === 0) return;
+    port.postMessage({ kind: 'news', results, changes } satisfies FromWriter);
     results = [];
+    changes = [];
   }
 }
 

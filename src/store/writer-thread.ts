@@ -4,6 +4,7 @@ import { realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
+import { concernsDeliveries, concernsDeployments } from './context.ts';
 import { checkpoint, openForWriting } from './database.ts';
 import { walUseOf } from './wal.ts';
 import { createGroupCommit } from './writer.ts';
@@ -59,7 +60,8 @@ const lookout = startLoop(
   { idleMs: LOOK_OUTSIDE_EVERY_MS, effects: realEffects, onError: () => undefined },
 );
 if (figures !== undefined) watchLag(figures.lag, realEffects);
-for (const port of [parentPort, ...ports]) serveWriter(group, port, close);
+serveWriter(group, parentPort, concernsDeployments, close);
+for (const port of ports) serveWriter(group, port, concernsDeliveries, close);
 parentPort.postMessage({ kind: 'ready' });
 releaseStartMemory(realEffects, 'thread');
 

@@ -5,7 +5,8 @@ import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import { startDispatcherThread } from '../../src/deliver/thread.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { openStoreWithThreads, type Store } from '../../src/store/store.ts';
+import { openStoreWithThreads } from '../../src/store/store.ts';
+import { until } from '../helpers/commands.ts';
 import { LOOPBACK_RULES } from '../helpers/deliveries.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { newDeployment, temporaryDirectory } from '../helpers/store.ts';
@@ -43,7 +44,7 @@ t.test('pings, deliveries and replays all leave from the thread', async (t) => {
     policy: 'queue',
     variables: {},
   });
-  const settled = untilCommit(store, () => store.reads.webhooks.get(webhook.id)?.last_success_at !== null);
+  const settled = until(() => store.reads.webhooks.get(webhook.id)?.last_success_at !== null);
   await store.writer.write('deployments.create', newDeployment(project.id));
   const first = await receiver.next();
   await settled;
@@ -86,15 +87,4 @@ async function threads(t: Test) {
     figures: undefined,
   });
   return { store, dispatcher };
-}
-
-/** Resolves after the first commit with which `condition` holds. */
-function untilCommit(store: Store, condition: () => boolean): Promise<void> {
-  return new Promise((resolve) => {
-    const stop = store.writer.onCommit(() => {
-      if (!condition()) return;
-      stop();
-      resolve();
-    });
-  });
 }
