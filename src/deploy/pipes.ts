@@ -31,32 +31,33 @@ export function createPipeReader(effects: Effects): PipeReader {
   return { read, close };
 
   function read(descriptor: number, onBytes: (bytes: Uint8Array) => Promise<void>): PipeReading {
-    const { promise: begun, resolve: begin } = Promise.withResolvers<void>();
-    const cancelBegin = effects.after(WATCH_AFTER_MS, begin);
+    const { promise: begun, resolve: begin } = Promise.withResolvers<'now' | 'watch'>();
+    const cancelBegin = effects.after(WATCH_AFTER_MS, () => begin('watch'));
     let wake = () => {};
     let finishing = false;
     return {
       ended: handOn(),
-      hurry: begin,
+      hurry: () => begin('now'),
       finish() {
         finishing = true;
-        begin();
+        begin('now');
         wake();
       },
     };
 
     async function handOn(): Promise<void> {
-      await begun;
+      const how = await begun;
       cancelBegin();
-      let isAll: boolean;
       try {
-        isAll = await handOnShort();
+        if (how === 'now' && (await handOnShort())) {
+          closeSync(descriptor);
+          return;
+        }
       } catch (error) {
         readOn(opened(descriptor));
         throw error;
       }
-      if (isAll) closeSync(descriptor);
-      else await watch(opened(descriptor));
+      await watch(opened(descriptor));
     }
 
     /** Whether that was all, as it is when every writer has ended. */

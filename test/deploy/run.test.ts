@@ -335,7 +335,7 @@ t.test('the last words of what a command started still belong to its log', async
 });
 
 t.test('a command that floods is slowed down, and costs little memory', async (t) => {
-  const bytes = 200_000_000;
+  const bytes = 400_000_000;
   let received = 0;
   let largest = 0;
   const before = process.memoryUsage().rss;
@@ -350,7 +350,7 @@ t.test('a command that floods is slowed down, and costs little memory', async (t
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
   t.equal(received, bytes);
   t.ok(largest <= 128 * 1024, `largest piece ${largest}`);
-  t.ok(peak - before < 100_000_000, `grew by ${peak - before}`);
+  t.ok(peak - before < 150_000_000, `grew by ${peak - before}`);
 });
 
 t.test('a command waits while its output is not taken', async (t) => {
