@@ -200,15 +200,22 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
   }
 
   async function areGone(): Promise<boolean> {
-    for (let empty = 1; empty <= 5; empty++) {
-      const newestBefore = newestProcessId();
+    let newest = newestProcessId();
+    let quiet = 0;
+    for (let empty = 0; empty < EMPTY_PASSES_MAX; empty++) {
       if ((await find()).length > 0) return false;
-      // A pass misses only who was born meanwhile: one without births is exact.
-      if (empty >= 2 && newestProcessId() === newestBefore) return true;
+      // A pass misses only who was born meanwhile, or was about to be when it began: the second without a birth is exact.
+      const newestBefore = newest;
+      newest = newestProcessId();
+      quiet = newest === newestBefore ? quiet + 1 : 0;
+      if (quiet === 2) return true;
     }
     return true;
   }
 }
+
+/** Where others are born without pause: of a process that runs from us, one pass in twenty misses all. */
+const EMPTY_PASSES_MAX = 8;
 
 /** Those of `others` whose parent is one of `members`, or one of these again. */
 function descendants(members: ProcessStat[], others: ProcessStat[]): ProcessStat[] {
