@@ -12,8 +12,8 @@ import {
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { storeOn } from '../../src/store/store.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
+import { createWriter } from '../../src/store/writer.ts';
 import { lineOf, monotonicMs, type Running, start } from './processes.ts';
 
 export const EXECUTABLE = join(import.meta.dirname, '../../build/davit');
@@ -70,8 +70,9 @@ function tailOf(path: string): string {
 
 /** A davit file in `directory`, written as `davit admin` writes: beside a service too. */
 export function openFile(directory: string): DavitFile {
-  const database = openForWriting(join(directory, 'davit.db'), realEffects);
-  const { writer } = storeOn(database, realEffects);
+  const path = join(directory, 'davit.db');
+  const database = openForWriting(path, realEffects);
+  const writer = createWriter(openForWriting(path, realEffects), realEffects);
   /** How many webhooks were asked for in the name of a key, and which key has the latest of them. */
   const made = new Map<KeyId, number>();
   const successors = new Map<KeyId, KeyId>();
@@ -131,7 +132,10 @@ export function openFile(directory: string): DavitFile {
       const status = paused ? 'paused' : 'active';
       await Promise.all(projectIds.map((id) => writer.write('projects.setStatus', { id, status })));
     },
-    close: writer.close,
+    async close() {
+      database.close();
+      await writer.close();
+    },
   };
 }
 
