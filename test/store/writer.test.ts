@@ -62,6 +62,33 @@ t.test('a bug in one operation rolls back its own work and is told to its caller
   t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
 });
 
+t.test('an operation that fails half-way is undone, and the others of its group are done', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const heard: unknown[] = [];
+  store.writer.onCommit((changes) => heard.push([...changes]));
+  const results = await Promise.allSettled([
+    store.writer.write('deployments.create', newDeployment(projectId)),
+    // The project is written before its variables.
+    store.writer.write('projects.create', { ...aProject(), name: 'bad', variables: { A: null as never } }),
+    store.writer.write('deployments.create', newDeployment(projectId)),
+  ]);
+
+  const [first, second, third] = results;
+  t.match(second, { status: 'rejected', reason: /NOT NULL constraint failed/ });
+  t.strictSame(
+    store.query('SELECT id FROM deployments ORDER BY seq').map(({ id }) => id),
+    [first, third].map((result) =>
+      result?.status === 'fulfilled' ? (result.value as { id: string }).id : '',
+    ),
+  );
+  t.strictSame(store.query('SELECT count(*) AS events FROM events'), [{ events: 2 }]);
+  t.strictSame(store.query("SELECT count(*) AS projects FROM projects WHERE name = 'bad'"), [
+    { projects: 0 },
+  ]);
+  t.strictSame(heard, [['queue']]);
+});
+
 t.test('a full disk refuses with 503, loses nothing, and ends when there is room', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
