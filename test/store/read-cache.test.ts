@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
@@ -20,6 +21,8 @@ t.test('a moment lasts until any commit, by whomever', async (t) => {
   const second = moment();
   t.not(second, first, 'of another connection');
   database.exec('UPDATE instance SET probes = probes + 1');
+  t.equal(moment(), second, 'in the same turn it is the same');
+  await nextTurn();
   t.not(moment(), second, 'of its own');
 });
 
