@@ -221,7 +221,7 @@ export function deployments(
                   example: {
                     ...QUEUED_DEPLOYMENT,
                     trigger: 'redeploy',
-                    redeploy_of: 'dpl_3kVbNmQwErTyUiOpAsDfGh',
+                    redeploy_of: 'dpl_Vb3kVbNmQwErTyUiOpAsDfGh',
                   },
                 },
               },

@@ -187,7 +187,7 @@ export const EVENT_HEADERS: Record<string, { description: string; example: strin
       '`t=<unix time>,v1=<hex digest>`: the HMAC-SHA256 of `<t>.<raw body>`, keyed with the whole `signing_secret`. One `v1` for each live secret while a rotation overlaps. Refuse what is older or newer than 300 seconds.',
     example: 't=1795248070,v1=5257a869e7ecebeda32affa62cdca3fa51cad7e77a0e56ff536d0ce8e108d8bd',
   },
-  'webhook-id': { description: 'The id of the event.', example: 'evt_7zXcVbN1mAsDfGhJkLqWeR' },
+  'webhook-id': { description: 'The id of the event.', example: 'evt_Vb7zXcVbN1mAsDfGhJkLqWeR' },
   'webhook-timestamp': { description: 'When it was sent, in seconds since 1970.', example: '1795248070' },
   'webhook-signature': {
     description:

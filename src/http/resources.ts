@@ -72,13 +72,13 @@ export function idJsonSchema(prefix: IdPrefix): JsonSchema {
 }
 
 export const EXAMPLE_IDS: Record<IdPrefix, string> = {
-  prj: 'prj_4mYpQx8Z2kLrT7vNbC1dWe',
-  dpl: 'dpl_9sFhJ3uKqA6wRtYx0ZbVnM',
-  whk: 'whk_2eGdTgB5yHnUjM8iKoLpQa',
-  evt: 'evt_7zXcVbN1mAsDfGhJkLqWeR',
-  key: 'key_5tYuIoP3aSdFgHjKlZxCvB',
-  dlv: 'dlv_8nMqWeRtYuIoPaSdFgHj4K',
-  req: 'req_1lKjHgFdSaPoIuYtReWqMn',
+  prj: 'prj_Vb4mYpQx8Z2kLrT7vNbC1dWe',
+  dpl: 'dpl_Vb9sFhJ3uKqA6wRtYx0ZbVnM',
+  whk: 'whk_Vb2eGdTgB5yHnUjM8iKoLpQa',
+  evt: 'evt_Vb7zXcVbN1mAsDfGhJkLqWeR',
+  key: 'key_Vb5tYuIoP3aSdFgHjKlZxCvB',
+  dlv: 'dlv_Vb8nMqWeRtYuIoPaSdFgHj4K',
+  req: 'req_Vb1lKjHgFdSaPoIuYtReWqMn',
 };
 
 const MOMENT: JsonSchema = {

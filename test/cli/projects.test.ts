@@ -255,7 +255,7 @@ t.test('a list is readable as it is and as JSON', async (t) => {
   t.equal(
     list.stdout,
     [
-      'ID                          NAME     STATUS    CREATED                   COMMAND',
+      'ID                            NAME     STATUS    CREATED                   COMMAND',
       `${first}  website  archived  ${listed[0]?.created_at}  make 'it'\\''s' 'a b'`,
       `${second}  a\u00fc b     active    ${listed[1]?.created_at}  none`,
       '',
