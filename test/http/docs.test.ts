@@ -64,7 +64,9 @@ t.test('the page of the whole service', async (t) => {
 
   t.test('shows examples that can be pasted', async (t) => {
     t.ok(
-      page.includes('curl -X POST &quot;$DAVIT_URL/v2/projects/prj_Vb4mYpQx8Z2kLrT7vNbC1dWe/deployments&quot;'),
+      page.includes(
+        'curl -X POST &quot;$DAVIT_URL/v2/projects/prj_Vb4mYpQx8Z2kLrT7vNbC1dWe/deployments&quot;',
+      ),
     );
     t.ok(page.includes('-d &#39;{&quot;ref&quot;:&quot;main&quot;}&#39;'));
   });
