@@ -99,13 +99,13 @@ export function connectWriter(port: Port): Writer {
 }
 
 /**
- * Serves `group` to whoever is at the other end of `port`, who is told of the changes that `concerns` them; `onClose`
- * answers the request to end it all.
+ * Serves `group` to whoever is at the other end of `port`, who is told of the changes that `concerns` them, and whose
+ * writes may be `patient`; `onClose` answers the request to end it all.
  */
 export function serveWriter(
   group: GroupCommit,
   port: Port,
-  concerns: (change: Change) => boolean,
+  { concerns, patient }: { concerns: (change: Change) => boolean; patient: boolean },
   onClose: () => Promise<void>,
 ): void {
   let results: { id: number; result: PortableResult }[] = [];
@@ -137,6 +137,7 @@ export function serveWriter(
     return {
       name,
       input,
+      patient,
       settle(result) {
         flushSoon();
         results.push({ id, result: result.ok ? result : { ok: false, error: portable(result.error) } });

@@ -14,7 +14,7 @@ import { serveWriter } from './writer-port.ts';
 /** What the thread is started with. */
 export interface WriterThreadData {
   path: string;
-  /** Further doors to the same writer, one for each thread that writes. */
+  /** Further doors to the same writer, for what came of deliveries. */
   ports: MessagePort[];
   /** Where it counts what it does; undefined: nobody asks. */
   figures: SharedArrayBuffer | undefined;
@@ -60,8 +60,8 @@ const lookout = startLoop(
   { idleMs: LOOK_OUTSIDE_EVERY_MS, effects: realEffects, onError: () => undefined },
 );
 if (figures !== undefined) watchLag(figures.lag, realEffects);
-serveWriter(group, parentPort, concernsDeployments, close);
-for (const port of ports) serveWriter(group, port, concernsDeliveries, close);
+serveWriter(group, parentPort, { concerns: concernsDeployments, patient: false }, close);
+for (const port of ports) serveWriter(group, port, { concerns: concernsDeliveries, patient: true }, close);
 parentPort.postMessage({ kind: 'ready' });
 releaseStartMemory(realEffects, 'thread');
 

@@ -43,6 +43,8 @@ const RETRY_AFTER_MS = 1_000;
 export interface QueuedWrite {
   name: OperationName;
   input: unknown;
+  /** Lets the others go first: it records what has happened, and nobody waits for an answer. */
+  patient: boolean;
   settle(result: WriteResult): void;
 }
 
@@ -64,6 +66,12 @@ export interface GroupCommit {
 /** Beyond this a commit takes so long that the first in the group waits noticeably for the last. */
 const LARGEST_GROUP = 256;
 
+/**
+ * Of these, so many are for the patient while others wait. In one queue 1,500 requests a second waited for 12,000 results
+ * of deliveries: 40 ms each, in place of 11.
+ */
+const PATIENT_SHARE = 64;
+
 /** More than a small server can work off in the time a client waits. */
 const LONGEST_QUEUE = 20_000;
 
@@ -76,6 +84,7 @@ export function createWriter(database: Database, effects: Effects): Writer {
         group.enqueue({
           name,
           input,
+          patient: false,
           settle: (result) => (result.ok ? resolve(result.value as never) : reject(result.error)),
         });
       }),
@@ -110,6 +119,7 @@ export function createGroupCommit(
   const totalChanges = database.prepare<[], number>('SELECT total_changes()').pluck();
   const listeners = new Set<(changes: ReadonlySet<Change>) => void>();
   let queue: QueuedWrite[] = [];
+  let patient: QueuedWrite[] = [];
   let scheduled = false;
   let closed = false;
 
@@ -118,14 +128,14 @@ export function createGroupCommit(
   function enqueue(write: QueuedWrite): void {
     const refusal = closed
       ? new AppError('unavailable', 'the service is stopping', { retryAfterSeconds: 5 })
-      : queue.length >= LONGEST_QUEUE
+      : waiting() >= LONGEST_QUEUE
         ? new AppError('unavailable', 'too many writes wait: try again shortly', { retryAfterSeconds: 1 })
         : undefined;
     if (refusal !== undefined) {
       write.settle(failure(refusal));
       return;
     }
-    queue.push(write);
+    (write.patient ? patient : queue).push(write);
     schedule();
   }
 
@@ -146,13 +156,13 @@ export function createGroupCommit(
   }
 
   function close(): void {
-    while (queue.length > 0) commitGroup();
+    while (waiting() > 0) commitGroup();
     closed = true;
     database.close();
   }
 
   function schedule(): void {
-    if (scheduled || queue.length === 0) return;
+    if (scheduled || waiting() === 0) return;
     scheduled = true;
     setImmediate(() => {
       scheduled = false;
@@ -163,16 +173,27 @@ export function createGroupCommit(
   }
 
   function commitGroup(): void {
-    const group = queue.slice(0, LARGEST_GROUP);
-    queue = queue.slice(LARGEST_GROUP);
+    const group = nextGroup();
     const results = runInOneTransaction(group);
-    figures?.queued(queue.length);
+    figures?.queued(waiting());
     const committed = new Set(changes);
     changes.clear();
     group.forEach((write, index) => {
       write.settle(results[index] ?? failure(new Error('a write without a result')));
     });
     if (committed.size > 0) tell(committed);
+  }
+
+  function waiting(): number {
+    return queue.length + patient.length;
+  }
+
+  function nextGroup(): QueuedWrite[] {
+    const first = queue.slice(0, patient.length === 0 ? LARGEST_GROUP : LARGEST_GROUP - PATIENT_SHARE);
+    const then = patient.slice(0, first.length === 0 ? LARGEST_GROUP : PATIENT_SHARE);
+    queue = queue.slice(first.length);
+    patient = patient.slice(then.length);
+    return [...first, ...then];
   }
 
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {

@@ -21,6 +21,7 @@ t.test('each transaction counts once, with its writes, whatever became of them',
       group.enqueue({
         name: 'deployments.create',
         input: newDeployment(projectId, { maxQueued: null, ...changes }),
+        patient: false,
         settle,
       } satisfies QueuedWrite),
     );
@@ -56,6 +57,7 @@ t.test('a transaction that the disk did not take is a failure, and no commit', a
           group.enqueue({
             name: 'deployments.create',
             input: newDeployment(projectId, { maxQueued: null }),
+            patient: false,
             settle,
           }),
         ),

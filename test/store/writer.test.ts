@@ -200,7 +200,7 @@ t.test(
     group.lookOutside();
     t.strictSame(heard, []);
     const wrote = new Promise((resolve) =>
-      group.enqueue({ name: 'projects.create', input: aProject(), settle: resolve }),
+      group.enqueue({ name: 'projects.create', input: aProject(), patient: false, settle: resolve }),
     );
     t.match(await wrote, { ok: true });
     group.lookOutside();
@@ -223,6 +223,36 @@ t.test('many writes from one turn share commits', async (t) => {
     Array.from({ length: 100 }, () => store.writer.write('deployments.create', newDeployment(projectId))),
   );
   t.equal(commits, 1);
+});
+
+t.test('the patient let the others go first, and are not forgotten over them', async (t) => {
+  const store = testStore(t);
+  const group = createGroupCommit(openForWriting(store.path, realEffects), realEffects);
+  t.teardown(group.close);
+  const order: string[] = [];
+  const write = (who: string, patient: boolean) =>
+    new Promise<void>((resolve) =>
+      group.enqueue({
+        name: 'instance.probe',
+        input: undefined,
+        patient,
+        settle() {
+          order.push(who);
+          resolve();
+        },
+      }),
+    );
+  await Promise.all([
+    ...Array.from({ length: 300 }, () => write('patient', true)),
+    ...Array.from({ length: 300 }, () => write('other', false)),
+  ]);
+  t.equal(order.lastIndexOf('other') < order.lastIndexOf('patient'), true);
+  t.strictSame(
+    [order.slice(0, 192), order.slice(192, 256)].map((part) => new Set(part)),
+    [new Set(['other']), new Set(['patient'])],
+    'in the first commit',
+  );
+  t.equal(order.length, 600);
 });
 
 function aProject() {
