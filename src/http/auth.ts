@@ -3,7 +3,7 @@ import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { hashKeySecret, isKeySecret } from '../secrets.ts';
-import type { AuthenticatedCaller } from '../store/keys.ts';
+import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, applyRateDecision, type ClientAddress, type RateLimiter } from './limits.ts';
 
@@ -36,7 +36,7 @@ export function authentication(
     },
   };
 
-  function authenticate(request: Request): AuthenticatedCaller {
+  function authenticate(request: Request): Caller {
     const caller = currentCaller(request, reads, effects.now());
     if (caller !== undefined) return caller;
     applyRateDecision(failures.take(addressGroup(clientAddress(request))), request);
@@ -48,7 +48,7 @@ export function authentication(
     );
   }
 
-  function noteUse({ keyId, lastUsedAtMs }: AuthenticatedCaller): void {
+  function noteUse({ keyId, lastUsedAtMs }: Caller): void {
     const atMs = effects.now();
     if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USED_AT_MOST_EVERY_MS) return;
     writer.write('keys.touch', { keyId, atMs }).catch((error) => {
@@ -59,7 +59,7 @@ export function authentication(
 }
 
 /** Who makes the request. Only for routes that ask for a key. */
-export function callerOf(request: Pick<Request, 'auth'>): AuthenticatedCaller {
+export function callerOf(request: Pick<Request, 'auth'>): Caller {
   const caller = request.auth.credentials.app;
   if (caller === undefined) throw new Error('a route without authentication asked for its caller');
   return caller;
@@ -73,7 +73,7 @@ export function currentCaller(
   request: Pick<Request, 'headers'>,
   { keys }: Pick<Reads, 'keys'>,
   nowMs: number,
-): AuthenticatedCaller | undefined {
+): Caller | undefined {
   const secret = bearerToken(request);
   return secret !== undefined && isKeySecret(secret)
     ? keys.authenticate(hashKeySecret(secret), nowMs)

@@ -12,7 +12,6 @@ import {
 } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { DeploymentFilter } from '../store/deployment-pages.ts';
-import { createReadCache } from '../store/read-cache.ts';
 import type { Report } from '../store/reports.ts';
 import type { Store } from '../store/store.ts';
 import { answerRepeat, answerWrite } from './answers.ts';
@@ -66,7 +65,7 @@ export function deployments(
   effects: Effects,
   { maxQueued }: DeploymentsOptions,
 ): Plugin<void> {
-  const visibleProjects = createReadCache<ProjectId | null>();
+  const visibleProjects = reads.instance.readCache<ProjectId | null>();
   return {
     name: 'deployments',
     register(server) {
@@ -278,7 +277,6 @@ export function deployments(
   function visibleProject(request: Pick<Request, 'auth'>, pathText: string): ProjectId {
     const caller = callerOf(request);
     const id = visibleProjects(
-      caller.asOf,
       `${caller.keyId} ${pathText}`,
       () => reads.projects.visibleTo(caller, pathId('prj', pathText))?.id ?? null,
     );

@@ -1,6 +1,5 @@
 import type { Plugin, ResponseObject } from '@hapi/hapi';
 import type { Project } from '../domain.ts';
-import { createReadCache } from '../store/read-cache.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -8,8 +7,8 @@ import type { Pages } from './pages.ts';
 import { pageParameters, pathId, querySchema } from './validation.ts';
 
 /** What a key sees of projects: all of them, page by page, and one. */
-export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
-  const listed = createReadCache<string>();
+export function projects({ projects, instance }: Reads, pages: Pages): Plugin<void> {
+  const listed = instance.readCache<string>();
   return {
     name: 'projects',
     register(server) {
@@ -31,7 +30,7 @@ export function projects({ projects }: Reads, pages: Pages): Plugin<void> {
         handler(request, h): ResponseObject {
           const { limit, cursor } = request.query;
           const caller = callerOf(request);
-          const page = listed(caller.asOf, JSON.stringify([caller.keyId, limit, cursor]), () => {
+          const page = listed(JSON.stringify([caller.keyId, limit, cursor]), () => {
             const walk = { list: 'projects', filters: {}, keyId: caller.keyId };
             const rows = projects.page(caller, pages.position(walk, cursor, 0), limit + 1);
             return JSON.stringify(pages.page(walk, rows, limit));

@@ -10,7 +10,7 @@ import type { Logger } from 'pino';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
-import type { AuthenticatedCaller } from '../store/keys.ts';
+import type { Caller } from '../store/keys.ts';
 import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
 import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
@@ -27,7 +27,7 @@ declare module '@hapi/hapi' {
     bodyIsEmpty: boolean;
   }
   /** `request.auth.credentials.app` */
-  interface AppCredentials extends AuthenticatedCaller {}
+  interface AppCredentials extends Caller {}
   /** `request.headers`, as Node has them. */
   interface ReqRefDefaults {
     Headers: IncomingHttpHeaders;

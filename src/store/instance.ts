@@ -1,8 +1,9 @@
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
+import { createReadCache, type Moment } from './read-cache.ts';
 
 /** What belongs to the file as a whole. */
-export function instanceReads(database: Database) {
+export function instanceReads(database: Database, moment: () => Moment) {
   const cursorSecret = database.prepare<[], Buffer>('SELECT cursor_secret FROM instance').pluck();
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
 
@@ -16,6 +17,9 @@ export function instanceReads(database: Database) {
 
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
+
+    /** Remembers reads until the next commit. */
+    readCache: <Value>() => createReadCache<Value>(moment),
   };
 }
 

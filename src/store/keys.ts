@@ -23,11 +23,6 @@ export interface Caller {
   lastUsedAtMs: number | null;
 }
 
-export interface AuthenticatedCaller extends Caller {
-  /** Which moment of the file's that was found at. */
-  asOf: Moment;
-}
-
 export interface NewKey {
   name: string;
   scopes: Scope[];
@@ -66,15 +61,14 @@ const KEY_COLUMNS = `
   (SELECT json_group_array(p.project_id) FROM key_projects p WHERE p.key_id = k.id) AS project_ids`;
 
 /** Keys, and who a secret belongs to. */
-export function keyReads(database: Database) {
+export function keyReads(database: Database, moment: () => Moment = createMoments(database)) {
   const bySecretHash = database.prepare<[Uint8Array], CallerRow>(`
     SELECT k.id, k.name, k.scopes, k.all_projects, k.last_used_at,
            min(coalesce(k.expires_at, s.expires_at), coalesce(s.expires_at, k.expires_at)) AS ends_at
       FROM key_secrets s
       JOIN keys k ON k.id = s.key_id
      WHERE s.hash = +? AND k.revoked_at IS NULL`);
-  const moment = createMoments(database);
-  const found = createReadCache<{ caller: AuthenticatedCaller; endsAtMs: number | null } | null>();
+  const found = createReadCache<{ caller: Caller; endsAtMs: number | null } | null>(moment);
   const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = +?`);
   const byName = database.prepare<[string], KeyRow>(`
     SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
@@ -84,11 +78,10 @@ export function keyReads(database: Database) {
 
   return {
     /** The caller whose live secret hashes to this, as of the latest commit; undefined when wrong, expired or revoked. */
-    authenticate(secretHash: string, nowMs: number): AuthenticatedCaller | undefined {
-      const asOf = moment();
-      const known = found(asOf, secretHash, () => {
+    authenticate(secretHash: string, nowMs: number): Caller | undefined {
+      const known = found(secretHash, () => {
         const row = bySecretHash.get(Buffer.from(secretHash, 'hex'));
-        return row === undefined ? null : { caller: toCaller(row, asOf), endsAtMs: row.ends_at };
+        return row === undefined ? null : { caller: toCaller(row), endsAtMs: row.ends_at };
       });
       if (known === null || (known.endsAtMs !== null && known.endsAtMs <= nowMs)) return undefined;
       return known.caller;
@@ -227,14 +220,13 @@ function noSuchKey(): AppError {
   return new AppError('not_found', 'there is no such key: `davit admin key list` shows all');
 }
 
-function toCaller(row: CallerRow, asOf: Moment): AuthenticatedCaller {
+function toCaller(row: CallerRow): Caller {
   return {
     keyId: row.id,
     name: row.name,
     scopes: JSON.parse(row.scopes) as Scope[],
     allProjects: row.all_projects === 1,
     lastUsedAtMs: row.last_used_at,
-    asOf,
   };
 }
 

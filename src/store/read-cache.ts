@@ -5,8 +5,8 @@ export type Moment = number;
 
 /**
  * Which moment it is. A commit counts from the next turn of the event loop on, whichever process made it: whoever
- * heard of it and then sends a request is read in a later turn than this. It is asked for once in a turn, as it takes
- * 8 µs beside a busy writer.
+ * heard of it and then sends a request is read in a later turn than this. One for each connection, that all its caches
+ * share: it is looked for once in a turn, as that takes 8 µs beside a busy writer.
  */
 export function createMoments(database: Database): () => Moment {
   // Of all other connections, and of this one.
@@ -33,8 +33,8 @@ export function createMoments(database: Database): () => Moment {
   };
 }
 
-/** Gives what `read` gave for `key` before, if that was read at this moment. */
-export type ReadCache<Value> = (moment: Moment, key: string, read: () => Value) => Value;
+/** Gives what `read` gave for `key` before, if that was at this moment. */
+export type ReadCache<Value> = (key: string, read: () => Value) => Value;
 
 /** Each may be some 20 KB. */
 const ENTRIES_MAX = 200;
@@ -43,13 +43,15 @@ const ENTRIES_MAX = 200;
  * For what is asked over and over and seldom changes: a key takes 20 µs to read, fifty projects and their text 150. What
  * `read` throws is not remembered.
  */
-export function createReadCache<Value>(): ReadCache<Value> {
+export function createReadCache<Value>(moment: () => Moment): ReadCache<Value> {
   const remembered = new Map<string, Value>();
   let seen: Moment | undefined;
 
-  return (moment, key, read) => {
-    if (moment !== seen || remembered.size >= ENTRIES_MAX) remembered.clear();
-    seen = moment;
+  return (key, read) => {
+    // Before the read: what is committed in between is read anew the next time.
+    const now = moment();
+    if (now !== seen || remembered.size >= ENTRIES_MAX) remembered.clear();
+    seen = now;
     const known = remembered.get(key);
     if (known !== undefined) return known;
     const value = read();

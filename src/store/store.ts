@@ -11,6 +11,7 @@ import { keyReads } from './keys.ts';
 import { logReads } from './logs.ts';
 import { outboxReads } from './outbox.ts';
 import { projectReads } from './projects.ts';
+import { createMoments } from './read-cache.ts';
 import { replayReads } from './replays.ts';
 import { webhookReads } from './webhooks.ts';
 import { createWriter, type Writer } from './writer.ts';
@@ -82,9 +83,10 @@ export function openReads(path: string): { reads: Reads; close(): void } {
 }
 
 function makeReads(database: Database) {
+  const moment = createMoments(database);
   return {
-    instance: instanceReads(database),
-    keys: keyReads(database),
+    instance: instanceReads(database, moment),
+    keys: keyReads(database, moment),
     projects: projectReads(database),
     deployments: deploymentReads(database),
     logs: logReads(database),
