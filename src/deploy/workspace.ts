@@ -1,4 +1,13 @@
-import { mkdirSync, mkdtempSync, readdirSync, rmdir, statSync, unlinkSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  rmdir,
+  statSync,
+  unlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { rm } from 'node:fs/promises';
 import { join } from 'node:path';
 
@@ -38,23 +47,13 @@ export function createWorkspaces(parent: string, lockPath: string): Workspaces {
    * so there are no more of them than needed.
    */
   function make(directory: string | null): Workspace {
-    try {
-      root ??= mkdtempSync(join(parent, namePrefix()));
-      return makeIn(root, directory);
-    } catch (error) {
-      if (!isMissing(error)) throw error;
-      // Those who tidy /tmp by age take it away when nothing ran for days.
-      root = mkdtempSync(join(parent, namePrefix()));
-      return makeIn(root, directory);
-    }
-  }
-
-  function makeIn(place: string, directory: string | null): Workspace {
+    // Those who tidy /tmp by age take it away when nothing ran for days.
+    if (root === undefined || !existsSync(root)) root = mkdtempSync(join(parent, namePrefix()));
     count += 1;
-    const outputFile = join(place, `${count}.output`);
-    const own = join(place, String(count));
+    const outputFile = join(root, `${count}.output`);
     writeFileSync(outputFile, '', { mode: 0o600, flag: 'wx' });
     if (directory !== null) return { directory, outputFile, remove: () => removeFile(outputFile) };
+    const own = join(root, String(count));
     mkdirSync(own, { mode: 0o700 });
     return {
       directory: own,
@@ -103,8 +102,4 @@ function removeEmpty(directory: string): Promise<boolean> {
 /** Links in it are removed, not followed. */
 function removeTree(path: string): Promise<void> {
   return rm(path, { recursive: true, force: true });
-}
-
-function isMissing(error: unknown): boolean {
-  return error instanceof Error && 'code' in error && error.code === 'ENOENT';
 }
