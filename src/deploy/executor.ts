@@ -94,18 +94,17 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   /** A claim for every free place, all in one commit. */
   async function claimAll(): Promise<void> {
-    const claims: Promise<boolean>[] = [];
+    const claims: Promise<void>[] = [];
     while (!stopping && underWay.size + claiming < maxConcurrent) claims.push(claim());
     await Promise.all(claims);
   }
 
   /** Claims and begins the next deployment, if there is one. */
-  async function claim(): Promise<boolean> {
+  async function claim(): Promise<void> {
     claiming += 1;
     try {
       const claimed = await track(writer.write('deployments.claim', undefined));
       if (claimed !== null) begin(claimed);
-      return claimed !== null;
     } finally {
       claiming -= 1;
     }
@@ -243,7 +242,8 @@ function masked(outputs: Outputs['outputs'], secrets: string[]): Outputs['output
   return Object.fromEntries(Object.entries(outputs).map(([name, value]) => [name, maskText(value, secrets)]));
 }
 
-function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs']): DeploymentEnd {
+/** What is recorded of a run. */
+export function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs']): DeploymentEnd {
   const none = { id, message: null, exitCode: null, signal: null, outputs };
   switch (outcome.kind) {
     case 'exited':

@@ -3,6 +3,7 @@ import type { Logger } from '../logger.ts';
 import type { UnfinishedDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
+import { endOf } from './executor.ts';
 import { holdersOf, stopTree } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
 
@@ -43,21 +44,8 @@ export async function recover(
           ),
       },
     );
-    const wasCanceled = status === 'canceling';
-    await writePersistently(
-      writer,
-      'deployments.finish',
-      {
-        id,
-        status: wasCanceled ? 'canceled' : 'failed',
-        reason: wasCanceled ? 'user' : 'interrupted',
-        message: wasCanceled ? null : 'davit stopped while this ran; it may have done a part of its work',
-        exitCode: null,
-        signal: null,
-        outputs: {},
-      },
-      effects,
-    );
+    const outcome = { kind: status === 'canceling' ? 'canceled' : 'interrupted' } as const;
+    await writePersistently(writer, 'deployments.finish', endOf(id, outcome, {}), effects);
     logger.warn({ deployment_id: id }, 'a deployment was interrupted by the end of the service');
   }
 }
