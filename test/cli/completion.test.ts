@@ -7,7 +7,7 @@ import { DEPLOYMENT_STATUSES, EVENT_TYPES, QUEUE_POLICIES, SCOPES } from '../../
 import { inFile } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
-import { newDeployment } from '../helpers/store.ts';
+import { KEY, newDeployment, PROJECT } from '../helpers/store.ts';
 import { shownBy } from '../helpers/terminal.ts';
 
 t.test('commands are those that --help lists, at every level', async (t) => {
@@ -282,7 +282,8 @@ function completions(t: Test): Completions {
 /** A file with something of each noun. */
 function fill(there: Place) {
   return inFile(there, async ({ writer }) => {
-    const create = async (name: string) => (await writer.write('projects.create', { ...PROJECT, name })).id;
+    const create = async (name: string) =>
+      (await writer.write('projects.create', { ...PROJECT, timeoutMs: null, name })).id;
     const project = await create('my site');
     const twins = [await create('twin'), await create('twin')];
     await create('$(touch pwned)`id`');
@@ -296,18 +297,6 @@ function fill(there: Place) {
     return { project, twins, webhook: webhook.id, deployment: deployment.id, secrets };
   });
 }
-
-const PROJECT = {
-  command: ['/bin/true'] as [string, ...string[]],
-  directory: null,
-  timeoutMs: null,
-  idleTimeoutMs: null,
-  reportTimeoutMs: null,
-  policy: 'queue' as const,
-  variables: {},
-};
-
-const KEY = { scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
 
 function has(...programs: string[]): { skip?: string } {
   const missing = programs.find((program) => spawnSync('sh', ['-c', `command -v ${program}`]).status !== 0);

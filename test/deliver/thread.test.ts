@@ -9,7 +9,7 @@ import { openStoreWithThreads } from '../../src/store/store.ts';
 import { until } from '../helpers/commands.ts';
 import { LOOPBACK_RULES } from '../helpers/deliveries.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
-import { newDeployment, temporaryDirectory } from '../helpers/store.ts';
+import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('pings, deliveries and replays all leave from the thread', async (t) => {
   const { store, dispatcher } = await threads(t);
@@ -34,16 +34,7 @@ t.test('pings, deliveries and replays all leave from the thread', async (t) => {
   });
   t.match(JSON.parse((await receiver.next()).body.toString()), { type: 'ping' });
 
-  const project = await store.writer.write('projects.create', {
-    name: 'website',
-    command: null,
-    directory: null,
-    timeoutMs: null,
-    idleTimeoutMs: null,
-    reportTimeoutMs: null,
-    policy: 'queue',
-    variables: {},
-  });
+  const project = await store.writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
   const settled = until(() => store.reads.webhooks.get(webhook.id)?.last_success_at !== null);
   await store.writer.write('deployments.create', newDeployment(project.id));
   const first = await receiver.next();

@@ -3,11 +3,12 @@ import { existsSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import type { Test } from 'tap';
-import { type Deployment, SCOPES } from '../../src/domain.ts';
+import type { Deployment } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { inFile } from './administration.ts';
 import { COMPILE_CACHE, MAIN, place, runHere } from './cli.ts';
 import { serve } from './served.ts';
+import { KEY, PROJECT } from './store.ts';
 
 /** What a test deploys is what its command does. */
 const COMMAND = `
@@ -40,7 +41,13 @@ export async function servedDeployments(t: Test, ...options: string[]) {
 
   async function another() {
     const { project, key } = await inFile(there, async ({ writer }) => {
-      const made = await writer.write('projects.create', { ...PROJECT, directory });
+      const made = await writer.write('projects.create', {
+        ...PROJECT,
+        name: 'web',
+        command: ['sh', '-c', COMMAND],
+        directory,
+        timeoutMs: 600_000,
+      });
       const { secret } = await writer.write('keys.create', KEY);
       return { project: made.id as string, key: secret };
     });
@@ -74,18 +81,6 @@ export async function servedDeployments(t: Test, ...options: string[]) {
     };
   }
 }
-
-const PROJECT = {
-  name: 'web',
-  command: ['sh', '-c', COMMAND] as [string, ...string[]],
-  timeoutMs: 600_000,
-  idleTimeoutMs: null,
-  reportTimeoutMs: null,
-  policy: 'queue' as const,
-  variables: {},
-};
-
-const KEY = { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
 
 /** Resolves when there is a file of this name. */
 export async function untilFile(directory: string, name: string): Promise<void> {

@@ -96,7 +96,8 @@ export function newDeployment(projectId: ProjectId, changes: Partial<NewDeployme
   };
 }
 
-const PROJECT: ProjectSettings = {
+/** What tests make a project of, where it does not matter. */
+export const PROJECT: ProjectSettings = {
   name: 'website',
   command: ['/bin/true'],
   directory: null,
@@ -107,4 +108,11 @@ const PROJECT: ProjectSettings = {
   variables: {},
 };
 
-const KEY: NewKey = { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
+/** A key that may do all. */
+export const KEY: NewKey = {
+  name: 'ci',
+  scopes: [...SCOPES],
+  allProjects: true,
+  projectIds: [],
+  expiresAtMs: null,
+};

@@ -4,7 +4,7 @@ import type { Test } from 'tap';
 import { parseCidr } from '../../src/address.ts';
 import { startService } from '../../src/app.ts';
 import type { ServeConfig } from '../../src/config.ts';
-import { type KeyId, type ProjectId, SCOPES } from '../../src/domain.ts';
+import type { KeyId, ProjectId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
 import { openForWriting } from '../../src/store/database.ts';
@@ -12,7 +12,7 @@ import type { NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
 import { type Contract, createContract } from './contract.ts';
-import { temporaryDirectory } from './store.ts';
+import { KEY, PROJECT, temporaryDirectory } from './store.ts';
 
 export interface WholeService {
   url: string;
@@ -54,7 +54,11 @@ export async function startWholeService(t: Test, changes: Partial<ServeConfig> =
     admin,
     query: <Row>(sql: string, ...parameters: unknown[]) => reader.prepare(sql).all(...parameters) as Row[],
     async project(settings = {}) {
-      const project = await admin.writer.write('projects.create', { ...PROJECT, ...settings });
+      const project = await admin.writer.write('projects.create', {
+        ...PROJECT,
+        timeoutMs: 60_000,
+        ...settings,
+      });
       return project.id;
     },
     async key(changes = {}) {
@@ -82,19 +86,6 @@ const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   logLevel: 'silent',
   shutdownGraceMs: 1_000,
 };
-
-const PROJECT: ProjectSettings = {
-  name: 'website',
-  command: ['/bin/true'],
-  directory: null,
-  timeoutMs: 60_000,
-  idleTimeoutMs: null,
-  reportTimeoutMs: null,
-  policy: 'queue',
-  variables: {},
-};
-
-const KEY: NewKey = { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
 
 function loopback() {
   const result = parseCidr('127.0.0.0/8');

@@ -8,7 +8,7 @@ import { writerFigures } from '../../src/store/writer-figures.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
-import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
+import { newDeployment, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('each transaction counts once, with its writes, whatever became of them', async (t) => {
   const { path, ...store } = testStore(t);
@@ -74,20 +74,11 @@ t.test('the thread counts its checkpoints where another reads them', async (t) =
   const crashed = (error: unknown) => t.fail('the writer died', { error });
   const store = await openStoreWithThreads(`${temporaryDirectory(t)}/davit.db`, [], crashed, memory);
   t.teardown(store.close);
-  const project = await store.writer.write('projects.create', {
-    name: 'website',
-    command: null,
-    directory: null,
-    timeoutMs: null,
-    idleTimeoutMs: null,
-    reportTimeoutMs: null,
-    policy: 'queue',
-    variables: {},
-  });
+  const project = await store.writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
   const figures = writerFigures(memory);
   const checkpoints = () =>
     scrape(figures).value('davit_checkpoint_duration_seconds_count', { kind: 'background' });
-  // The writer looks at the WAL after a commit, at most ten times a second.
+  // The writer looks at the WAL every half second, and ten times a second while it grows.
   for (let size = 500_000; checkpoints() === 0; size++) {
     const variables = { FILLER: 'x'.repeat(size) };
     await store.writer.write('projects.set', { id: project.id, changes: {}, variables, unsetVariables: [] });

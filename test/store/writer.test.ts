@@ -2,14 +2,14 @@ import { readdirSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
-import { type Attempt, SCOPES } from '../../src/domain.ts';
+import type { Attempt } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { openStoreWithThreads } from '../../src/store/store.ts';
 import { createGroupCommit } from '../../src/store/writer.ts';
 import { until } from '../helpers/commands.ts';
-import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
+import { KEY, newDeployment, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
   const store = testStore(t);
@@ -70,7 +70,7 @@ t.test('an operation that fails half-way is undone, and the others of its group 
   const results = await Promise.allSettled([
     store.writer.write('deployments.create', newDeployment(projectId)),
     // The project is written before its variables.
-    store.writer.write('projects.create', { ...aProject(), name: 'bad', variables: { A: null as never } }),
+    store.writer.write('projects.create', { ...PROJECT, name: 'bad', variables: { A: null as never } }),
     store.writer.write('deployments.create', newDeployment(projectId)),
   ]);
 
@@ -97,7 +97,7 @@ t.test('a full disk refuses with 503, loses nothing, and ends when there is room
 
   const results = await Promise.allSettled(
     Array.from({ length: 100 }, () =>
-      store.writer.write('projects.create', { ...aProject(), variables: { FILLER: 'x'.repeat(100_000) } }),
+      store.writer.write('projects.create', { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } }),
     ),
   );
   for (const result of results) {
@@ -112,7 +112,7 @@ t.test('a full disk refuses with 503, loses nothing, and ends when there is room
 t.test('the writer in its thread answers as it does in place, refusals and bugs too', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
-  const project = await store.writer.write('projects.create', aProject());
+  const project = await store.writer.write('projects.create', PROJECT);
   const created = await store.writer.write('deployments.create', newDeployment(project.id));
   t.match(store.reads.deployments.get(created.id), created, 'what was answered can be read at once');
 
@@ -140,7 +140,7 @@ t.test('the writer in its thread answers as it does in place, refusals and bugs 
 t.test('writes that were handed in before the end are committed, later ones are refused', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
-  const handedIn = store.writer.write('projects.create', aProject());
+  const handedIn = store.writer.write('projects.create', PROJECT);
   await store.close();
   const project = await handedIn;
 
@@ -156,7 +156,7 @@ t.test('the WAL is taken into the file also where nobody is told of what was wri
   const walBytes = () => statSync(`${path}-wal`).size;
   const told: unknown[] = [];
   store.writer.onCommit((changes) => told.push(...changes));
-  const { key } = await store.writer.write('keys.create', aKey());
+  const { key } = await store.writer.write('keys.create', KEY);
   await store.writer.write('answer', {
     operation: 'pings.keep',
     input: { response_body: 'x'.repeat(limitBytes) } as Attempt,
@@ -182,7 +182,7 @@ t.test('what another connection wrote is seen at the next read', async (t) => {
   const one = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
   const other = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
   const versionBefore = one.reads.instance.dataVersion();
-  const project = await other.writer.write('projects.create', aProject());
+  const project = await other.writer.write('projects.create', PROJECT);
   t.not(one.reads.instance.dataVersion(), versionBefore);
   t.match(one.reads.projects.resolve(project.id), project);
   await other.close();
@@ -200,7 +200,7 @@ t.test(
     group.lookOutside();
     t.strictSame(heard, []);
     const wrote = new Promise((resolve) =>
-      group.enqueue({ name: 'projects.create', input: aProject(), patient: false, settle: resolve }),
+      group.enqueue({ name: 'projects.create', input: PROJECT, patient: false, settle: resolve }),
     );
     t.match(await wrote, { ok: true });
     group.lookOutside();
@@ -254,20 +254,3 @@ t.test('the patient let the others go first, and are not forgotten over them', a
   );
   t.equal(order.length, 600);
 });
-
-function aProject() {
-  return {
-    name: 'website',
-    command: ['/bin/true'] as [string],
-    directory: null,
-    timeoutMs: null,
-    idleTimeoutMs: null,
-    reportTimeoutMs: null,
-    policy: 'queue' as const,
-    variables: {},
-  };
-}
-
-function aKey() {
-  return { name: 'ci', scopes: [...SCOPES], allProjects: true, projectIds: [], expiresAtMs: null };
-}
