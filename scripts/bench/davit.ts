@@ -1,4 +1,4 @@
-import { closeSync, openSync, readFileSync } from 'node:fs';
+import { closeSync, mkdirSync, openSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type Sqlite from 'better-sqlite3';
 import {
@@ -14,6 +14,7 @@ import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
 import { createWriter } from '../../src/store/writer.ts';
+import type { Bench } from './measure.ts';
 import { lineOf, monotonicMs, type Running, start } from './processes.ts';
 
 export const EXECUTABLE = join(import.meta.dirname, '../../build/davit');
@@ -64,12 +65,23 @@ export async function serve(
   };
 }
 
+/** The same until the measure has ended. */
+export async function serveFor(
+  { defer }: Pick<Bench, 'defer'>,
+  ...started: Parameters<typeof serve>
+): Promise<Davit> {
+  const davit = await serve(...started);
+  defer(() => davit.stop());
+  return davit;
+}
+
 function tailOf(path: string): string {
   return readFileSync(path, 'utf8').slice(-2_000);
 }
 
-/** A davit file in `directory`, written as `davit admin` writes: beside a service too. */
+/** A davit file in `directory`, which is made, written as `davit admin` writes: beside a service too. */
 export function openFile(directory: string): DavitFile {
+  mkdirSync(directory, { recursive: true });
   const path = join(directory, 'davit.db');
   const database = openForWriting(path, realEffects);
   const writer = createWriter(openForWriting(path, realEffects), realEffects);

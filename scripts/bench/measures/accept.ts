@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import type { LoadResult } from '../children/load.ts';
 import type { ServerRequest } from '../children/server.ts';
 import { creating, fileToCreateIn, loaded, type Target } from '../creations.ts';
-import { serve } from '../davit.ts';
+import { serveFor } from '../davit.ts';
 import {
   alternate,
   type Bench,
@@ -106,8 +106,7 @@ export const accept: Measure = {
 async function startDavit(bench: Bench): Promise<Target> {
   const directory = join(bench.directory, 'davit');
   const { path, headers } = await fileToCreateIn(directory);
-  const davit = await serve(directory);
-  bench.defer(() => davit.stop());
+  const davit = await serveFor(bench, directory);
   return { url: `${davit.url}${path}`, headers, processId: davit.processId };
 }
 

@@ -1,4 +1,3 @@
-import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type { WebhookId } from '../../../src/domain.ts';
 import { openForReading } from '../../../src/store/database.ts';
@@ -51,7 +50,6 @@ interface OutboxFile {
 
 async function fileWith(bench: Bench, name: string, perWebhook: number): Promise<OutboxFile> {
   const directory = join(bench.directory, name);
-  mkdirSync(directory);
   const file = openFile(directory);
   const { keyId } = await file.key();
   const webhookIds: WebhookId[] = [];

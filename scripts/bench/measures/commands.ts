@@ -1,9 +1,9 @@
-import { existsSync, mkdirSync, readFileSync, rmSync } from 'node:fs';
+import { existsSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import type { ProjectId } from '../../../src/domain.ts';
 import type { LoadRequest, LoadResult } from '../children/load.ts';
 import type { SpawnsRequest } from '../children/spawns.ts';
-import { openFile, serve } from '../davit.ts';
+import { openFile, serveFor } from '../davit.ts';
 import {
   alternate,
   type Bench,
@@ -84,7 +84,6 @@ export const commands: Measure = {
 
 async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
   const directory = join(bench.directory, 'davit');
-  mkdirSync(directory);
   const file = openFile(directory);
   bench.defer(file.close);
   const projectIds: ProjectId[] = [];
@@ -93,7 +92,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
   }
   await file.pause(projectIds, true);
   const probeFile = join(directory, 'probe.json');
-  const davit = await serve(directory, {
+  const davit = await serveFor(bench, directory, {
     options: ['--max-concurrent', String(CONCURRENCY)],
     environment: {
       NODE_OPTIONS: `--require ${JSON.stringify(join(import.meta.dirname, '../children/probe.cjs'))}`,
@@ -101,7 +100,6 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
       BENCH_PROBE_FILE: probeFile,
     },
   });
-  bench.defer(() => davit.stop());
   await pause(1_000); // until it is as large as that
   const lastSeq = file.database.prepare<[], number>('SELECT coalesce(max(seq), 0) FROM deployments').pluck();
   const waiting = file.database

@@ -1,8 +1,7 @@
-import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import type Sqlite from 'better-sqlite3';
 import type { SenderKind, SenderRequest } from '../children/sender.ts';
-import { fillOutbox, openFile, serve } from '../davit.ts';
+import { fillOutbox, openFile, serveFor } from '../davit.ts';
 import {
   alternate,
   type Bench,
@@ -92,13 +91,11 @@ export const deliveries: Measure = {
 
 async function davitTo(bench: Bench, name: string, receivers: Receivers): Promise<Contender<'perSecond'>> {
   const directory = join(bench.directory, receivers.tls ? 'davit-tls' : 'davit');
-  mkdirSync(directory);
   const file = openFile(directory);
   bench.defer(file.close);
   const { keyId } = await file.key();
   const webhookIds = await subscribe(file, keyId, receivers);
-  const davit = await serve(directory, { options: ['--webhook-ca-file', AUTHORITY_PATH] });
-  bench.defer(() => davit.stop());
+  await serveFor(bench, directory, { options: ['--webhook-ca-file', AUTHORITY_PATH] });
   const somethingPending = file.database
     .prepare(`SELECT 1 FROM deliveries WHERE status = 'pending' LIMIT 1`)
     .pluck();

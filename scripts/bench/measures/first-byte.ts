@@ -1,9 +1,8 @@
 import { once } from 'node:events';
-import { mkdirSync } from 'node:fs';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
-import { openFile, serve } from '../davit.ts';
+import { openFile, serveFor } from '../davit.ts';
 import { alternate, figureRow, type Measure, rowBelow, samplesOf } from '../measure.ts';
 import { percentile } from '../statistics.ts';
 
@@ -22,14 +21,12 @@ export const firstByte: Measure = {
     const arrivals = await startReceiver();
     bench.defer(arrivals.close);
     const directory = join(bench.directory, 'davit');
-    mkdirSync(directory);
     const file = openFile(directory);
     const { keyId, secret } = await file.key();
     const projectId = await file.project('website');
     await file.webhook(keyId, arrivals.url, ['deployment.created']);
     await file.close();
-    const davit = await serve(directory);
-    bench.defer(() => davit.stop());
+    const davit = await serveFor(bench, directory);
     const agent = new Agent({ keepAlive: true });
     bench.defer(() => agent.destroy());
 

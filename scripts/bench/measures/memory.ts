@@ -1,7 +1,7 @@
 import { join } from 'node:path';
 import type { LoadRequest, LoadResult } from '../children/load.ts';
 import { fileToCreateIn } from '../creations.ts';
-import { openFile, serve } from '../davit.ts';
+import { openFile, serveFor } from '../davit.ts';
 import { figureRow, type Measure, rowBelow } from '../measure.ts';
 import { childOf, type Memory, memoryOf } from '../processes.ts';
 import { openReceivers } from '../receivers.ts';
@@ -27,8 +27,7 @@ export const memory: Measure = {
     const file = openFile(directory);
     await file.webhook(keyId, receivers.urls[0] ?? '', ['deployment.created']);
     await file.close();
-    const davit = await serve(directory);
-    bench.defer(() => davit.stop());
+    const davit = await serveFor(bench, directory);
     bench.progress('idle');
     // By then it has given back what the start took.
     await pause(SETTLED_AFTER_SECONDS * 1000);

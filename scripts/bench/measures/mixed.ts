@@ -2,7 +2,7 @@ import { join } from 'node:path';
 import type { WebhookId } from '../../../src/domain.ts';
 import type { LoadResult } from '../children/load.ts';
 import { creating, fileToCreateIn } from '../creations.ts';
-import { fillOutbox, openFile, serve } from '../davit.ts';
+import { fillOutbox, openFile, serveFor } from '../davit.ts';
 import { alternate, figureRow, type Measure, rowAtMost, samplesOf } from '../measure.ts';
 import { childOf } from '../processes.ts';
 import { openReceivers, subscribe } from '../receivers.ts';
@@ -27,8 +27,7 @@ export const mixed: Measure = {
     bench.defer(file.close);
     const webhookIds = await subscribe(file, keyId, receivers);
     file.enableWebhooks(webhookIds, false);
-    const davit = await serve(directory);
-    bench.defer(() => davit.stop());
+    const davit = await serveFor(bench, directory);
     const load = childOf(bench, 'load');
     const accept = () => load.call<LoadResult>(creating(bench, { url: `${davit.url}${path}`, headers }, 64));
     const waiting = file.database

@@ -1,7 +1,6 @@
-import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { loaded, type Target } from '../creations.ts';
-import { openFile, serve } from '../davit.ts';
+import { openFile, serveFor } from '../davit.ts';
 import { alternate, figureRow, type Measure, rowAgainst, samplesOf } from '../measure.ts';
 import { childOf, serverOf } from '../processes.ts';
 
@@ -14,8 +13,7 @@ export const projects: Measure = {
   async run(bench) {
     const directory = join(bench.directory, 'davit');
     const headers = await fileWithProjects(directory);
-    const davit = await serve(directory);
-    bench.defer(() => davit.stop());
+    const davit = await serveFor(bench, directory);
     const url = `${davit.url}/v2/projects`;
     const page = await (await fetch(url, { headers })).text();
     if (JSON.parse(page).data.length !== 50) throw new Error('that is not a page of 50 projects');
@@ -52,7 +50,6 @@ export const projects: Measure = {
 
 /** One more than a page has, so that there is a cursor too. */
 async function fileWithProjects(directory: string): Promise<Record<string, string>> {
-  mkdirSync(directory);
   const file = openFile(directory);
   const { secret } = await file.key();
   for (let number = 1; number <= 51; number += 1) await file.project(`website-${number}`);

@@ -20,7 +20,6 @@ export const start: Measure = {
     const fresh = join(bench.directory, 'new');
     const empty = join(bench.directory, 'empty');
     const large = join(bench.directory, 'large');
-    for (const directory of [empty, large]) mkdirSync(directory);
     await openFile(empty).close();
     bench.progress('making a file of 1 GB');
     await makeLarge(large);

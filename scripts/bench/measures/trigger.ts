@@ -1,6 +1,5 @@
-import { mkdirSync } from 'node:fs';
 import { join } from 'node:path';
-import { openFile, serve } from '../davit.ts';
+import { openFile, serveFor } from '../davit.ts';
 import {
   alternate,
   type Bench,
@@ -46,13 +45,11 @@ export const trigger: Measure = {
 
 async function davitTriggers(bench: Bench): Promise<Contender<Figure>> {
   const directory = join(bench.directory, 'davit');
-  mkdirSync(directory);
   const file = openFile(directory);
   const { secret } = await file.key();
   const projectId = await file.project('website', [...COMMAND]);
   await file.close();
-  const davit = await serve(directory);
-  bench.defer(() => davit.stop());
+  const davit = await serveFor(bench, directory);
   const headers = { Authorization: `Bearer ${secret}`, 'Content-Type': 'application/json' };
 
   return triggering(bench, DAVIT, async () => {
