@@ -76,7 +76,7 @@ async function attemptPing(
     if (result.kind === 'attempted') return result.attempt;
     throw new AppError('not_found', `${nameOfWebhook(webhook)} was deleted just now`);
   } finally {
-    await sender.close();
+    sender.close();
   }
 }
 

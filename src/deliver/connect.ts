@@ -1,9 +1,8 @@
 import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
-import { isIP, type LookupFunction, connect as openTcp, type Socket } from 'node:net';
+import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
-import type { buildConnector } from 'undici';
 import { type Cidr, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
 
 export interface ListenAddress {
@@ -37,13 +36,32 @@ export interface Connector {
   trust(caPem: string): void;
 }
 
-/** Opens one connection, TLS where the protocol is `https:`. Destroying the socket calls it off. */
-export type Connect = (
-  target: buildConnector.Options,
-  callback: buildConnector.Callback,
-) => Socket | undefined;
+/** Opens one connection to where a URL leads, TLS where it says `https:`. */
+export type Connect = (url: URL, hears: SocketEvents) => OpenSocket;
+
+export interface OpenSocket {
+  /** Where it leads; null until it is connected. */
+  remoteAddress(): string | null;
+  /** Once it is connected. */
+  write(text: string): void;
+  /** Closes it, or calls it off. Nothing is heard of it any more. */
+  destroy(): void;
+}
+
+/** What is heard of a connection, never before `connect` returned. */
+export interface SocketEvents {
+  /** It may be written to: certificates are checked. */
+  connected(): void;
+  /** The bytes are overwritten by the next ones, of whichever connection. */
+  received(bytes: Buffer): void;
+  /** The last that is heard: no more can come. Null: the receiver closed it in order. */
+  closed(error: Error | null): void;
+}
 
 const TLS_SESSIONS_MAX = 1_000;
+
+/** What all connections are read into: what came is looked at before anything else is read. */
+const received = Buffer.allocUnsafeSlow(64 * 1024);
 
 /**
  * Connects only to addresses that are judged to be allowed, and judges the very answers that the socket uses:
@@ -66,13 +84,19 @@ export function createConnector(options: ConnectorOptions): Connector {
     },
   };
 
-  function connect(target: buildConnector.Options, callback: buildConnector.Callback): Socket | undefined {
-    const { hostname, protocol } = target;
-    const port = Number(target.port || (protocol === 'https:' ? 443 : 80));
+  function connect(url: URL, hears: SocketEvents): OpenSocket {
+    const { protocol } = url;
+    const hostname = hostnameOf(url);
+    const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
+    let listener: SocketEvents | undefined = hears;
+    const close = (error: Error | null) => {
+      listener?.closed(error);
+      listener = undefined;
+    };
     // The socket never asks `lookup` about a literal.
     if (isIP(hostname) !== 0 && !isAllowed(hostname, port)) {
-      queueMicrotask(() => callback(new AttemptError('address_refused'), null));
-      return undefined;
+      queueMicrotask(() => close(new AttemptError('address_refused')));
+      return { remoteAddress: () => null, write() {}, destroy: () => (listener = undefined) };
     }
     const how = {
       host: hostname,
@@ -82,37 +106,51 @@ export function createConnector(options: ConnectorOptions): Connector {
       autoSelectFamily: true,
       // The default of 250 ms gives up on addresses that are merely far away; the last one gets all the rest.
       autoSelectFamilyAttemptTimeout: Math.max(250, Math.floor(timeoutMs / 5)),
+      onread: {
+        buffer: received,
+        callback(length: number) {
+          listener?.received(received.subarray(0, length));
+          return true;
+        },
+      },
     };
-    let handshaking = false;
     const trusting = secureContext;
-    const socket = protocol === 'https:' ? openTls({ ...how, ...tlsOptions(target) }) : openTcp(how);
-    if (protocol === 'https:') {
-      socket.on('session', (session: Buffer) => {
-        if (trusting === secureContext) remember(originOf(target), session);
-      });
-      socket.once('connect', () => {
-        handshaking = true;
-      });
-    }
-    let answer: buildConnector.Callback | undefined = callback;
-    socket.once(protocol === 'https:' ? 'secureConnect' : 'connect', () => {
-      answer?.(null, socket);
-      answer = undefined;
+    const isTls = protocol === 'https:';
+    const socket = isTls ? openTls({ ...how, ...tlsOptions(url.origin, hostname) }) : openTcp(how);
+    let remoteAddress: string | null = null;
+    let handshaking = false;
+    socket.once('connect', () => {
+      remoteAddress = socket.remoteAddress ?? null;
+      handshaking = isTls;
     });
-    socket.on('error', (error) => {
-      answer?.((handshaking && tlsError(error)) || error, null);
-      answer = undefined;
+    socket.once(isTls ? 'secureConnect' : 'connect', () => {
+      handshaking = false;
+      listener?.connected();
     });
-    return socket;
+    socket.on('session', (session: Buffer) => {
+      if (trusting === secureContext) remember(url.origin, session);
+    });
+    socket.on('error', (error) => close((handshaking && tlsError(error)) || error));
+    // During a handshake an error follows.
+    socket.on('end', () => handshaking || close(null));
+    socket.on('close', () => close(null));
+    return {
+      remoteAddress: () => remoteAddress,
+      write: (text) => socket.write(text),
+      destroy() {
+        listener = undefined;
+        socket.destroy();
+      },
+    };
   }
 
-  function tlsOptions(target: buildConnector.Options) {
-    const session = sessions.get(originOf(target));
+  function tlsOptions(origin: string, hostname: string) {
+    const session = sessions.get(origin);
     return {
       secureContext,
       ALPNProtocols: ['http/1.1'],
       // RFC 6066, section 3: neither an address nor the final dot of a name is a server name.
-      ...(isIP(target.hostname) === 0 && { servername: target.hostname.replace(/\.$/, '') }),
+      ...(isIP(hostname) === 0 && { servername: hostname.replace(/\.$/, '') }),
       ...(session && { session }),
     };
   }
@@ -183,8 +221,9 @@ function resolveBySystem(hostname: string): Promise<LookupAddress[]> {
   return lookup(hostname, { all: true });
 }
 
-function originOf({ protocol, hostname, port }: buildConnector.Options): string {
-  return `${protocol}//${hostname}:${port}`;
+/** An IPv6 address without its brackets. */
+function hostnameOf({ hostname }: URL): string {
+  return hostname.replace(/^\[|\]$/g, '');
 }
 
 function interfaceAddresses(): string[] {

@@ -1,106 +1,140 @@
-import type { Socket } from 'node:net';
-import { Client } from 'undici';
 import type { Effects } from '../effects.ts';
 import type { Connect } from './connect.ts';
 
+/** Where a connection leads. */
+export interface Place {
+  url: URL;
+  /** Of the URL. */
+  origin: string;
+}
+
 /** One connection to one receiver. It carries one request at a time. */
 export interface Connection {
-  readonly client: Client;
-  readonly origin: string;
-  /** Undefined until there is one. */
-  socket: Socket | undefined;
   /** Where it leads; null until it is connected. */
-  remoteAddress: string | null;
+  remoteAddress(): string | null;
   /** Whether it carried a request before, so that the receiver may have closed it meanwhile. */
-  reused: boolean;
-  openedAtMs: number;
+  readonly reused: boolean;
+  /** Sends a request, as soon as it is connected. */
+  send(request: string, exchange: Exchange): void;
+}
+
+/** Who hears what comes of a request, until it gives the connection back or drops it. */
+export interface Exchange {
+  /** The bytes are overwritten after. */
+  received(bytes: Buffer): void;
+  /** No more can come; null: the receiver closed the connection in order. */
+  closed(error: Error | null): void;
 }
 
 export interface Connections {
   /** One that stands idle, else a new one. */
-  take(origin: string): Connection;
-  open(origin: string): Connection;
-  /** After a whole answer: it may serve again. */
-  giveBack(connection: Connection): void;
+  take(place: Place): Connection;
+  open(place: Place): Connection;
+  /** After a whole answer: it may serve again, for `idleMs` if the receiver says how long it waits. */
+  giveBack(connection: Connection, idleMs: number | null): void;
   /** Closes it, whatever it does. */
   drop(connection: Connection): void;
-  /** Resolves when all are closed. */
-  close(): Promise<void>;
+  close(): void;
 }
 
 /** Common servers close after 5 s without a word; others say in Keep-Alive how long they wait, and are believed up to this. */
 const IDLE_MS = 4_000;
 const IDLE_HINTED_MAX_MS = 60_000;
+/** A request that is sent just when the receiver gives up is lost. */
+const IDLE_HINTED_LESS_MS = 1_000;
+
+const LOOK_AT_IDLE_EVERY_MS = 1_000;
 
 /** So that a receiver that moves to another address is found there, however busy the connection is. */
 const AGE_MAX_MS = 5 * 60_000;
+
+interface OwnConnection extends Connection {
+  readonly origin: string;
+  readonly openedAtMs: number;
+  reused: boolean;
+  exchange: Exchange | undefined;
+  idleUntilMs: number;
+  destroy(): void;
+}
 
 /**
  * Idle connections wait for the next delivery, `idleMax` over all receivers: with thousands of them the one
  * that was idle for longest makes room.
  */
 export function createConnections(connect: Connect, idleMax: number, effects: Effects): Connections {
-  const all = new Set<Connection>();
   // In the order in which they became idle, over all receivers and for each.
-  const idle = new Set<Connection>();
-  const idleOfOrigin = new Map<string, Connection[]>();
+  const idle = new Set<OwnConnection>();
+  const idleOfOrigin = new Map<string, OwnConnection[]>();
+  let looking = false;
 
-  return { take, open, giveBack, drop, close };
+  return {
+    take,
+    open,
+    giveBack: (connection, idleMs) => giveBack(connection as OwnConnection, idleMs),
+    drop: (connection) => drop(connection as OwnConnection),
+    close() {
+      for (const connection of idle) drop(connection);
+    },
+  };
 
-  function take(origin: string): Connection {
+  function take(place: Place): Connection {
     // The one that was used last: the others may then go out of use.
-    const connection = idleOfOrigin.get(origin)?.at(-1);
-    if (connection === undefined) return open(origin);
-    leaveIdle(connection);
-    if (connection.socket?.destroyed !== false) {
+    const connection = idleOfOrigin.get(place.origin)?.at(-1);
+    if (connection === undefined) return open(place);
+    if (connection.idleUntilMs <= effects.monotonicMs()) {
       drop(connection);
-      return take(origin);
+      return take(place);
     }
-    connection.reused = true;
+    leaveIdle(connection);
     return connection;
   }
 
-  function open(origin: string): Connection {
-    const client = new Client(origin, {
-      allowH2: false,
-      pipelining: 1,
-      keepAliveTimeout: IDLE_MS,
-      keepAliveMaxTimeout: IDLE_HINTED_MAX_MS,
-      // One deadline stands over the whole attempt; these would only come in its way.
-      headersTimeout: 0,
-      bodyTimeout: 0,
-      connect(target, callback) {
-        const socket = connect(target, callback);
-        // Also when the client replaces a connection that closed before the request was written.
-        connection.socket = socket;
-        connection.remoteAddress = null;
-        connection.reused = false;
-        connection.openedAtMs = effects.monotonicMs();
-        socket?.once('connect', () => {
-          connection.remoteAddress = socket.remoteAddress ?? null;
-        });
+  function open({ url, origin }: Place): Connection {
+    let waiting: string | undefined;
+    let isConnected = false;
+    const socket = connect(url, {
+      connected() {
+        isConnected = true;
+        if (waiting !== undefined) socket.write(waiting);
+        waiting = undefined;
+      },
+      received(bytes) {
+        // A receiver that says something unasked cannot be understood the next time.
+        if (connection.exchange === undefined) drop(connection);
+        else connection.exchange.received(bytes);
+      },
+      closed(error) {
+        if (connection.exchange === undefined) drop(connection);
+        else connection.exchange.closed(error);
       },
     });
-    const connection: Connection = {
-      client,
+    const connection: OwnConnection = {
       origin,
-      socket: undefined,
-      remoteAddress: null,
-      reused: false,
       openedAtMs: effects.monotonicMs(),
+      reused: false,
+      exchange: undefined,
+      idleUntilMs: 0,
+      remoteAddress: socket.remoteAddress,
+      destroy: socket.destroy,
+      send(request, exchange) {
+        connection.exchange = exchange;
+        if (isConnected) socket.write(request);
+        else waiting = request;
+      },
     };
-    client.on('disconnect', () => {
-      if (idle.has(connection)) drop(connection);
-    });
-    all.add(connection);
     return connection;
   }
 
-  function giveBack(connection: Connection): void {
-    if (effects.monotonicMs() - connection.openedAtMs > AGE_MAX_MS) {
+  function giveBack(connection: OwnConnection, hintedMs: number | null): void {
+    const nowMs = effects.monotonicMs();
+    const idleMs = hintedMs === null ? IDLE_MS : Math.min(hintedMs - IDLE_HINTED_LESS_MS, IDLE_HINTED_MAX_MS);
+    if (idleMs <= 0 || nowMs - connection.openedAtMs > AGE_MAX_MS) {
       drop(connection);
       return;
     }
+    connection.reused = true;
+    connection.exchange = undefined;
+    connection.idleUntilMs = nowMs + idleMs;
     idle.add(connection);
     const siblings = idleOfOrigin.get(connection.origin);
     if (siblings === undefined) idleOfOrigin.set(connection.origin, [connection]);
@@ -109,25 +143,27 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
       if (idle.size <= idleMax) break;
       drop(longest);
     }
+    if (!looking) lookLater();
   }
 
-  function drop(connection: Connection): void {
-    void closed(connection);
+  function lookLater(): void {
+    looking = true;
+    effects.after(LOOK_AT_IDLE_EVERY_MS, () => {
+      looking = false;
+      const nowMs = effects.monotonicMs();
+      for (const connection of idle) {
+        if (connection.idleUntilMs <= nowMs) drop(connection);
+      }
+      if (idle.size > 0) lookLater();
+    });
   }
 
-  async function close(): Promise<void> {
-    await Promise.all([...all].map(closed));
-  }
-
-  async function closed(connection: Connection): Promise<void> {
+  function drop(connection: OwnConnection): void {
     leaveIdle(connection);
-    // A socket that is still connecting is not yet the client's to destroy.
-    connection.socket?.destroy();
-    await connection.client.destroy();
-    all.delete(connection);
+    connection.destroy();
   }
 
-  function leaveIdle(connection: Connection): void {
+  function leaveIdle(connection: OwnConnection): void {
     if (!idle.delete(connection)) return;
     const siblings = idleOfOrigin.get(connection.origin) ?? [];
     siblings.splice(siblings.lastIndexOf(connection), 1);

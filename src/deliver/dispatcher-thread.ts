@@ -94,7 +94,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   async function stop(): Promise<void> {
     await Promise.all([loop.stop(), replays.stop()]);
     await Promise.race([dispatcher.settled(), delay(STOP_GRACE_MS, realEffects)]);
-    await sender.close();
+    sender.close();
     store.close();
     port.close();
     owner.postMessage('stopped' satisfies FromDispatcherThread);

@@ -1,7 +1,7 @@
-import { type Dispatcher, errors } from 'undici';
 import type { Effects } from '../effects.ts';
+import { type Answer, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
-import { type Connection, createConnections } from './connections.ts';
+import { type Connection, createConnections, type Place } from './connections.ts';
 
 export interface SenderOptions extends Omit<ConnectorOptions, 'timeoutMs'> {
   /** Stands in the User-Agent. */
@@ -19,7 +19,7 @@ export interface SendRequest {
   url: string;
   /** Besides those that every delivery has. */
   headers: Readonly<Record<string, string>>;
-  body: string | Uint8Array;
+  body: string;
 }
 
 /** What came of one attempt, in the fields in which it is recorded. */
@@ -31,7 +31,7 @@ export interface SendOutcome {
   /**
    * Null exactly if a status came. Else `timeout`, `dns`, `address_refused`, `url_refused`, `connection_refused`,
    * `connection_reset`, `connection_closed`, `unreachable`, `invalid_response`, `tls: <what>`,
-   * `connection_failed: <code>`; or `stopped`, when davit itself gave up and the receiver did nothing wrong.
+   * `connection_failed: <code>`, `request_refused`; or `stopped`, when davit itself gave up and the receiver did nothing wrong.
    */
   error: string | null;
   /** Whole milliseconds until the status, or until the failure. */
@@ -49,139 +49,165 @@ export interface Sender {
   send(request: SendRequest): Promise<SendOutcome>;
   /** These certificates in PEM are trusted besides the usual ones, in place of `caPem`, by connections from now on. */
   trust(caPem: string): void;
-  /** Ends what is under way as `stopped`; resolves when every connection is closed. */
-  close(): Promise<void>;
+  /** Ends what is under way as `stopped`, and every connection. */
+  close(): void;
 }
 
 const TIMEOUT_MS = 10_000;
 /** About 50 KB each while they last. With 1,000 busy receivers over TLS, 256 sent 970 a second, 1,024 sent 9,900. */
 const IDLE_CONNECTIONS_MAX = 1_000;
 const BODY_READ_MAX_BYTES = 16 * 1024;
-const BODY_KEPT_MAX_BYTES = 4 * 1024;
 
 /**
  * Sends deliveries: one POST each, to allowed addresses only, over HTTP/1.1 connections that are kept for the
  * next. Redirects are answers like any other. One deadline stands over the attempt; an answer's body that
  * goes on beyond it, or beyond 16 KiB, is cut off, and the status counts all the same.
+ *
+ * HTTP is spoken here, as this is most of what a delivery costs: undici took 20 µs for each, this takes 10, and
+ * davit delivers a fifth more.
  */
 export function createSender(options: SenderOptions, effects: Effects): Sender {
   const { version, timeoutMs = TIMEOUT_MS, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
   const { connect, trust } = createConnector({ ...options, timeoutMs });
   const connections = createConnections(connect, idleConnectionsMax, effects);
-  const underWay = new Set<(error: Error) => void>();
+  const targets = new Map<string, Target>();
+  const underWay = new Set<Cut>();
   let isClosed = false;
 
   return { send, trust, close };
 
-  function send(request: SendRequest): Promise<SendOutcome> {
+  function send({ url, headers, body }: SendRequest): Promise<SendOutcome> {
     const startedAtMs = effects.monotonicMs();
-    const url = URL.parse(request.url);
-    if (url === null || !(url.protocol === 'https:' || (url.protocol === 'http:' && allowHttp))) {
-      return Promise.resolve(failure('url_refused', null, 0));
-    }
+    const target = targetOf(url);
+    if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
     if (isClosed) return Promise.resolve(failure('stopped', null, 0));
-    const { origin } = url;
-    const post = postTo(url, request);
+    if (!Object.values(headers).every((value) => HEADER_VALUE.test(value))) {
+      return Promise.resolve(failure('request_refused', null, 0));
+    }
+    const request = requestTo(target, headers, body);
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
 
     return new Promise((resolve) => {
-      let cut = exchangeOver(connections.take(origin));
-      const cancelDeadline = effects.after(timeoutMs, () => cut(new AttemptError('timeout')));
-      const stop = (error: Error) => cut(error);
-      underWay.add(stop);
-
-      function exchangeOver(connection: Connection): (error: Error) => void {
-        return exchange(connection.client, post, elapsedMs, (end) => {
-          if (end.error === null) connections.giveBack(connection);
-          else connections.drop(connection);
+      const exchangeOver = (connection: Connection): Cut =>
+        exchange(connection, request, elapsedMs, (end) => {
+          if (end.error === null && end.answer?.keepsConnection === true) {
+            connections.giveBack(connection, end.answer.idleMs);
+          } else {
+            connections.drop(connection);
+          }
           if (wasStale(end, connection)) {
-            cut = exchangeOver(connections.open(origin));
+            cut = exchangeOver(connections.open(target));
             return;
           }
           cancelDeadline();
           underWay.delete(stop);
-          resolve(outcomeOf(end, connection, elapsedMs));
+          resolve(outcomeOf(end, connection.remoteAddress()));
         });
-      }
+      let cut = exchangeOver(connections.take(target));
+      const cancelDeadline = effects.after(timeoutMs, () => cut(new AttemptError('timeout')));
+      const stop = (error: Error) => cut(error);
+      underWay.add(stop);
     });
   }
 
-  function postTo(url: URL, { headers, body }: SendRequest): Dispatcher.DispatchOptions {
-    return {
-      method: 'POST',
-      path: url.pathname + url.search,
-      headers: { 'Content-Type': 'application/json', 'User-Agent': `davit/${version}`, ...headers },
-      body,
+  /** Undefined for what nothing is sent to. Those that are in use are kept: they cost as much as signing. */
+  function targetOf(text: string): Target | undefined {
+    const known = targets.get(text);
+    if (known !== undefined) return known;
+    const url = URL.parse(text);
+    if (!(url?.protocol === 'https:' || (url?.protocol === 'http:' && allowHttp))) return undefined;
+    const target = {
+      url,
+      origin: url.origin,
+      head: [
+        `POST ${url.pathname}${url.search} HTTP/1.1`,
+        `Host: ${url.host}`,
+        'Connection: keep-alive',
+        'Content-Type: application/json',
+        `User-Agent: davit/${version}`,
+        '',
+      ].join('\r\n'),
     };
+    const [oldest] = targets.keys();
+    if (targets.size === TARGETS_MAX && oldest !== undefined) targets.delete(oldest);
+    targets.set(text, target);
+    return target;
   }
 
-  async function close(): Promise<void> {
+  /** As it stands on the wire: RFC 9112, section 3. */
+  function requestTo({ head }: Target, headers: SendRequest['headers'], body: string): string {
+    let text = head;
+    for (const [name, value] of Object.entries(headers)) text += `${name}: ${value}\r\n`;
+    return `${text}Content-Length: ${Buffer.byteLength(body)}\r\n\r\n${body}`;
+  }
+
+  function close(): void {
     isClosed = true;
     for (const stop of underWay) stop(new AttemptError('stopped'));
-    await connections.close();
+    connections.close();
   }
 }
 
-interface Answer {
-  statusCode: number;
-  retryAfter: string | null;
-  durationMs: number;
-  kept: Buffer[];
-  readBytes: number;
+const TARGETS_MAX = 1_000;
+
+/** Where a URL leads. */
+interface Target extends Place {
+  /** How requests to it begin. */
+  head: string;
 }
+
+/** Anything else could end a line, and begin one that nobody wrote. */
+const HEADER_VALUE = /^[\t\x20-\x7e]*$/;
 
 /** How an exchange ended: with `error` null after a whole answer; an answer that was cut off has both. */
 interface End {
   answer: Answer | undefined;
+  /** Until the answer's head. */
+  durationMs: number;
   error: Error | null;
   /** Whether any byte of an answer came. */
   began: boolean;
 }
 
+/** Ends an exchange before its time. */
+type Cut = (error: Error) => void;
+
 /** One request on one connection. Calls `onEnd` once, never before it returned; what it returns ends it early. */
 function exchange(
-  client: Dispatcher,
-  post: Dispatcher.DispatchOptions,
+  connection: Connection,
+  request: string,
   elapsedMs: () => number,
   onEnd: (end: End) => void,
-): (error: Error) => void {
-  let answer: Answer | undefined;
+): Cut {
+  const reader = createAnswerReader();
+  let durationMs: number | undefined;
   let began = false;
   let ended = false;
+
+  connection.send(request, {
+    received(bytes) {
+      began = true;
+      try {
+        const isWhole = reader.take(bytes);
+        if (reader.answer() !== undefined) durationMs ??= elapsedMs();
+        if (isWhole) end(null);
+        else if ((reader.answer()?.bodyBytes ?? 0) > BODY_READ_MAX_BYTES)
+          end(new AttemptError('the body is too long'));
+      } catch (error) {
+        end(error as Error);
+      }
+    },
+    closed(error) {
+      end(error === null && reader.close() ? null : (error ?? new AttemptError('connection_closed')));
+    },
+  });
+  return end;
 
   function end(error: Error | null): void {
     if (ended) return;
     ended = true;
-    onEnd({ answer, error, began });
+    onEnd({ answer: reader.answer(), durationMs: durationMs ?? elapsedMs(), error, began });
   }
-
-  client.dispatch(post, {
-    onRequestStart() {},
-    onResponseStarted() {
-      began = true;
-    },
-    onResponseStart(_controller, statusCode, headers) {
-      // 102 Processing and 103 Early Hints announce an answer, they are none.
-      if (statusCode < 200) return;
-      const [retryAfter = null] = [headers['retry-after']].flat();
-      answer = { statusCode, retryAfter, durationMs: elapsedMs(), kept: [], readBytes: 0 };
-    },
-    onResponseData(_controller, chunk) {
-      if (ended || answer === undefined) return;
-      const missingBytes = BODY_KEPT_MAX_BYTES - answer.readBytes;
-      // A copy: the chunk is a window on a buffer of 64 KiB, which it would keep alive.
-      if (missingBytes > 0) answer.kept.push(Buffer.from(chunk.subarray(0, missingBytes)));
-      answer.readBytes += chunk.length;
-      if (answer.readBytes > BODY_READ_MAX_BYTES) end(new AttemptError('the body is too long'));
-    },
-    onResponseEnd() {
-      end(null);
-    },
-    onResponseError(_controller, error) {
-      queueMicrotask(() => end(error));
-    },
-  });
-  return end;
 }
 
 /**
@@ -194,13 +220,9 @@ function wasStale({ error, began }: End, connection: Connection): boolean {
   return ['connection_reset', 'connection_closed'].includes(errorName(error));
 }
 
-function outcomeOf(
-  { answer, error }: End,
-  { remoteAddress }: Connection,
-  elapsedMs: () => number,
-): SendOutcome {
-  if (answer === undefined) return failure(errorName(error), remoteAddress, elapsedMs());
-  const { statusCode, retryAfter, durationMs } = answer;
+function outcomeOf({ answer, durationMs, error }: End, remoteAddress: string | null): SendOutcome {
+  if (answer === undefined) return failure(errorName(error), remoteAddress, durationMs);
+  const { statusCode, retryAfter } = answer;
   return {
     ok: statusCode >= 200 && statusCode <= 299,
     statusCode,
@@ -225,15 +247,15 @@ function failure(error: string, remoteAddress: string | null, durationMs: number
 }
 
 /** Invalid UTF-8 becomes U+FFFD, and so does NUL, at which SQLite's text functions stop. */
-function textOf({ kept, readBytes }: Answer): string {
-  if (readBytes === 0) return '';
+function textOf({ kept, bodyBytes }: Answer): string {
+  if (bodyBytes === 0) return '';
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   // What was cut off may end within a character, which is then left out.
-  const text = decoder.decode(Buffer.concat(kept), { stream: readBytes > BODY_KEPT_MAX_BYTES });
+  const text = decoder.decode(Buffer.concat(kept), { stream: bodyBytes > BODY_KEPT_MAX_BYTES });
   return text.replaceAll('\0', '\ufffd');
 }
 
-/** The few words that stand for an error, the same for whatever the libraries below call it. */
+/** The few words that stand for an error, the same for whatever the system calls it. */
 function errorName(error: (Error & { code?: string }) | null): string {
   if (error === null) return 'invalid_response';
   if (error instanceof AttemptError) return error.message;
@@ -251,13 +273,7 @@ function errorName(error: (Error & { code?: string }) | null): string {
     case 'ENETUNREACH':
     case 'ENETDOWN':
       return 'unreachable';
-    case 'UND_ERR_SOCKET':
-      // What came in place of an answer ("bad response", "bad upgrade"), or that nothing came.
-      return error.message.startsWith('bad ') ? 'invalid_response' : 'connection_closed';
-    case 'UND_ERR_HEADERS_OVERFLOW':
-    case 'UND_ERR_RES_CONTENT_LENGTH_MISMATCH':
-      return 'invalid_response';
     default:
-      return error instanceof errors.HTTPParserError ? 'invalid_response' : `connection_failed: ${code}`;
+      return `connection_failed: ${code}`;
   }
 }

@@ -1,0 +1,253 @@
+import { Agent, type IncomingMessage, request } from 'node:http';
+import { Duplex } from 'node:stream';
+import { buffer } from 'node:stream/consumers';
+import fc from 'fast-check';
+import t from 'tap';
+import { createAnswerReader } from '../../src/deliver/answer.ts';
+import { AttemptError } from '../../src/deliver/connect.ts';
+
+/** What is made of an answer that comes in these pieces, after which the receiver closes the connection. */
+function readPieces(pieces: readonly Buffer[]) {
+  const reader = createAnswerReader();
+  // What they are read into is overwritten by the next.
+  const shared = Buffer.alloc(Math.max(0, ...pieces.map(({ length }) => length)));
+  let isWhole = false;
+  try {
+    for (const piece of pieces) {
+      isWhole = reader.take(shared.subarray(0, piece.copy(shared)));
+      if (isWhole) break;
+    }
+    isWhole ||= reader.close();
+  } catch (error) {
+    return { error: error instanceof AttemptError ? error.message : error };
+  }
+  const answer = reader.answer();
+  if (answer === undefined) return { isWhole };
+  const { kept, ...rest } = answer;
+  return { isWhole, ...rest, body: Buffer.concat(kept).toString('latin1') };
+}
+
+const read = (text: string) => readPieces([Buffer.from(text, 'latin1')]);
+
+/** The same text in pieces that end at these places. */
+function cut(bytes: Buffer, places: readonly number[]): Buffer[] {
+  const ends = [...new Set(places.map((place) => place % (bytes.length + 1)))].sort((a, b) => a - b);
+  return [...ends, bytes.length].map((end, index) => bytes.subarray(ends[index - 1] ?? 0, end));
+}
+
+const answers = [
+  ['HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello', { statusCode: 200, body: 'hello' }],
+  ['HTTP/1.1 200 \r\ncontent-length:0\r\n\r\n', { statusCode: 200, body: '' }],
+  ['HTTP/1.1 204\r\nRetry-After: \t7 \r\n\r\n', { statusCode: 204, retryAfter: '7' }],
+  ['HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n', { statusCode: 304, body: '' }],
+  ['HTTP/1.1 999 Whatever\r\nContent-Length: 1\r\n\r\nx', { statusCode: 999 }],
+  [
+    'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5;a="b"\r\nhello\r\n00A \r\n, everyone\r\n0\r\nX: y\r\n\r\n',
+    { body: 'hello, everyone', bodyBytes: 15 },
+  ],
+  ['HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, Chunked\r\n\r\n0\r\n\r\n', { body: '' }],
+  ['HTTP/1.1 200 OK\r\nX-Long: a\r\n  b\r\nContent-Length: 0\r\n\r\n', { statusCode: 200 }],
+  [
+    'HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 201 Created\r\nContent-Length: 0\r\n\r\n',
+    { statusCode: 201 },
+  ],
+  ['HTTP/1.1 200 OK\r\nContent-Length: 0\r\nKeep-Alive: max=9, timeout=30\r\n\r\n', { idleMs: 30_000 }],
+  ['HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: Keep-Alive\r\n\r\n', { keepsConnection: true }],
+] as const;
+
+t.test('an answer is read, however it is cut', (t) => {
+  for (const [text, expected] of answers) {
+    const name = JSON.stringify(text);
+    const whole = read(text);
+    t.match(whole, { isWhole: true, keepsConnection: true, ...expected }, name);
+    const bytes = Buffer.from(text, 'latin1');
+    t.strictSame(readPieces([...bytes].map((byte) => Buffer.of(byte))), whole, `${name}, byte by byte`);
+    fc.assert(
+      fc.property(fc.array(fc.nat()), (places) => {
+        t.strictSame(readPieces(cut(bytes, places)), whole);
+      }),
+      { numRuns: 20 },
+    );
+  }
+  t.end();
+});
+
+t.test('without a length it lasts until the receiver closes the connection', (t) => {
+  t.match(read('HTTP/1.1 200 OK\r\n\r\nall of it'), {
+    isWhole: true,
+    body: 'all of it',
+    keepsConnection: false,
+  });
+  t.match(read('HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nx'), { isWhole: true, body: 'x' });
+  t.end();
+});
+
+t.test('one that breaks off is not whole, and what came of it is known', (t) => {
+  t.strictSame(read(''), { isWhole: false });
+  t.strictSame(read('HTTP/1.1 200 OK\r\nContent-Le'), { isWhole: false });
+  const head = { isWhole: false, statusCode: 200 };
+  t.match(read('HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf'), { ...head, body: 'half' });
+  const chunked = 'HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n';
+  for (const rest of ['', '5', '5\r\nhel', '5\r\nhello', '5\r\nhello\r\n', '0\r\n', '0\r\nX: y\r\n']) {
+    t.match(read(chunked + rest), head, rest);
+  }
+  t.end();
+});
+
+t.test('the connection is not used again after', (t) => {
+  for (const text of [
+    'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: x, CLOSE\r\n\r\n',
+    'HTTP/1.0 200 OK\r\nContent-Length: 0\r\n\r\n',
+    'HTTP/1.1 200 OK\r\n\r\n',
+    'HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhello',
+    'HTTP/1.1 204 No Content\r\n\r\nHTTP/1.1 200 OK\r\n\r\n',
+  ]) {
+    t.match(read(text), { isWhole: true, keepsConnection: false }, text);
+  }
+  t.end();
+});
+
+t.test('what is no answer is refused', (t) => {
+  const ok = 'HTTP/1.1 200 OK\r\n';
+  for (const text of [
+    'SSH-2.0-OpenSSH_9.2\r\n',
+    '\r\nHTTP/1.1 200 OK\r\n\r\n',
+    'HTTP/1.1 200 OK\n\n',
+    'HTTP/2.0 200 OK\r\n\r\n',
+    'HTTP/1.1 20 OK\r\n\r\n',
+    'HTTP/1.1 2000 OK\r\n\r\n',
+    'HTTP/1.1 099 OK\r\n\r\n',
+    'HTTP/1.1  200 OK\r\n\r\n',
+    'HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n',
+    `${ok}no colon\r\n\r\n`,
+    `${ok}: no name\r\n\r\n`,
+    `${ok}a space : x\r\n\r\n`,
+    `${ok}X: a\0b\r\n\r\n`,
+    `${ok}X: a\rb\r\n\r\n`,
+    `${ok}Content-Length: -1\r\n\r\n`,
+    `${ok}Content-Length: 1e3\r\n\r\n`,
+    `${ok}Content-Length: 9999999999999999\r\n\r\n`,
+    `${ok}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello`,
+    `${ok}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n`,
+    `${ok}Transfer-Encoding: chunked\r\n\r\nx\r\n`,
+    `${ok}Transfer-Encoding: chunked\r\n\r\n-1\r\n`,
+    `${ok}Transfer-Encoding: chunked\r\n\r\n123456789\r\n`,
+    `${ok}Transfer-Encoding: chunked\r\n\r\n1\r\nab\r\n`,
+  ]) {
+    t.strictSame(read(text), { error: 'invalid_response' }, JSON.stringify(text));
+  }
+  t.end();
+});
+
+t.test('16 KiB that are not body are enough, whatever they are', (t) => {
+  const ok = 'HTTP/1.1 200 OK\r\n';
+  const long = 'x'.repeat(17_000);
+  for (const text of [
+    `${ok}X: ${long}`,
+    'HTTP/1.1 103 Early Hints\r\n\r\n'.repeat(700),
+    `${ok}Transfer-Encoding: chunked\r\n\r\n1;${long}`,
+    `${ok}Transfer-Encoding: chunked\r\n\r\n${'1\r\nx\r\n'.repeat(5_000)}`,
+    `${ok}Transfer-Encoding: chunked\r\n\r\n0\r\n${'X: y\r\n'.repeat(4_000)}`,
+  ]) {
+    t.strictSame(read(text), { error: 'invalid_response' }, text.slice(0, 60));
+  }
+  t.match(read(`${ok}X: ${'x'.repeat(16_000)}\r\nContent-Length: 0\r\n\r\n`), { isWhole: true });
+  t.end();
+});
+
+t.test('of a body 4 KiB are kept and all is counted', (t) => {
+  const text = `HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n${'x'.repeat(100_000)}`;
+  t.match(readPieces(cut(Buffer.from(text), [50, 4_000, 5_000])), {
+    isWhole: true,
+    bodyBytes: 100_000,
+    body: 'x'.repeat(4_096),
+  });
+  t.end();
+});
+
+/** An answer as servers make them. */
+const anyAnswer = fc
+  .record({
+    version: fc.constantFrom('1.0', '1.1'),
+    status: fc.integer({ min: 200, max: 599 }),
+    headers: fc.dictionary(fc.stringMatching(/^X-[A-Za-z]{1,9}$/), fc.stringMatching(/^[!-~]{0,20}$/), {
+      maxKeys: 4,
+    }),
+    chunks: fc.array(fc.uint8Array({ minLength: 1, maxLength: 300 }), { maxLength: 5 }),
+    framing: fc.constantFrom('counted', 'chunked', 'untilClosed'),
+  })
+  .map(({ version, status, headers, chunks, framing }) => {
+    const isChunked = framing === 'chunked' && version === '1.1';
+    const length = chunks.reduce((sum, chunk) => sum + chunk.length, 0);
+    const fields = {
+      ...headers,
+      'Retry-After': '5',
+      ...(framing === 'counted' && { 'Content-Length': length }),
+      ...(isChunked && { 'Transfer-Encoding': 'chunked' }),
+    };
+    const lines = Object.entries(fields).map(([name, value]) => `${name}: ${value}\r\n`);
+    const hasBody = status !== 204 && status !== 304;
+    const pieces = chunks.flatMap((chunk) =>
+      isChunked
+        ? [Buffer.from(`${chunk.length.toString(16)}\r\n`), Buffer.from(chunk), Buffer.from('\r\n')]
+        : [Buffer.from(chunk)],
+    );
+    return Buffer.concat([
+      Buffer.from(`HTTP/${version} ${status} Some Reason\r\n${lines.join('')}\r\n`),
+      ...(hasBody ? pieces : []),
+      ...(hasBody && isChunked ? [Buffer.from('0\r\n\r\n')] : []),
+    ]);
+  });
+
+t.test("it is understood as Node's own client does", async (t) => {
+  await fc.assert(
+    fc.asyncProperty(anyAnswer, fc.array(fc.nat(), { maxLength: 6 }), async (bytes, places) => {
+      const answer = await nodesAnswer(bytes);
+      const body = await buffer(answer);
+      t.match(readPieces(cut(bytes, places)), {
+        isWhole: true,
+        statusCode: answer.statusCode,
+        retryAfter: answer.headers['retry-after'],
+        bodyBytes: body.length,
+        body: body.toString('latin1').slice(0, 4_096),
+      });
+    }),
+    { numRuns: 100 },
+  );
+});
+
+/** What Node makes of these bytes, after which the connection is closed. */
+function nodesAnswer(bytes: Buffer): Promise<IncomingMessage> {
+  const connection = new Duplex({
+    read() {},
+    write(_chunk, _encoding, done) {
+      done();
+    },
+  });
+  return new Promise((resolve, reject) => {
+    const agent = Object.assign(new Agent(), { createConnection: () => connection });
+    request({ agent, method: 'POST' }, resolve)
+      .on('error', reject)
+      .end(() => {
+        connection.push(bytes);
+        connection.push(null);
+      });
+  });
+}
+
+t.test('whatever comes, it is an answer, the beginning of one, or refused', (t) => {
+  const fragment = fc.oneof(
+    fc.constantFrom('HTTP/1.1 200 OK', '\r\n', '\r\n\r\n', 'Content-Length: ', 'Transfer-Encoding: chunked'),
+    fc.constantFrom('5', '0', ';', ':', ' ', '\n', '\r', '\0', 'Connection: close', 'HTTP/1.1 100 x'),
+    fc.string({ unit: 'binary', maxLength: 9 }),
+  );
+  fc.assert(
+    fc.property(fc.array(fragment, { maxLength: 20 }), fc.array(fc.nat()), (fragments, places) => {
+      const read = readPieces(cut(Buffer.from(fragments.join('')), places));
+      if ('error' in read) t.equal(read.error, 'invalid_response');
+    }),
+    { numRuns: 2_000 },
+  );
+  t.end();
+});
