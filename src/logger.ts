@@ -1,4 +1,5 @@
 import { type Logger, pino } from 'pino';
+import { timestamp } from './domain.ts';
 import type { Effects } from './effects.ts';
 import { logText } from './log-text.ts';
 
@@ -24,7 +25,7 @@ const GATHERED_MAX_CHARACTERS = 64 * 1024;
 const CAUSES_MAX = 5;
 
 /** Lines on stderr; threads write to the same descriptor. */
-export function createLogger({ level, form }: LogOptions, effects: Pick<Effects, 'after'>): Logger {
+export function createLogger({ level, form }: LogOptions, effects: Pick<Effects, 'after' | 'now'>): Logger {
   const stderr = pino.destination({ fd: 2, sync: true, maxLength: WAITING_MAX_CHARACTERS });
   // There is nowhere left to say it, and what davit does matters more than its log.
   stderr.on('error', () => undefined);
@@ -35,7 +36,7 @@ export function createLogger({ level, form }: LogOptions, effects: Pick<Effects,
     {
       level,
       base: null,
-      timestamp: pino.stdTimeFunctions.isoTime,
+      timestamp: () => `,"time":"${timestamp(effects.now())}"`,
       formatters: { level: (label) => ({ level: label }) },
       serializers: { err: errorFields },
     },
