@@ -1,10 +1,10 @@
 import type { Logger } from 'pino';
+import { createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
 import { type Change, webhookOf } from '../store/context.ts';
 import type { Claim, DueDelivery, Settlement } from '../store/outbox.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
-import { createWatchedClock } from './clock.ts';
 import type { DeliveryFigures } from './figures.ts';
 import { createLanes, type Lane, type Turn } from './lanes.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
@@ -54,7 +54,9 @@ const LOOK_AT_ALL_EVERY_MS = 60_000;
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, figures } = options;
   const lanes = createLanes(effects);
-  const now = createWatchedClock(effects, setBack);
+  const now = createWatchedClock(effects, (byMs) => {
+    if (byMs < 0) setBack(-byMs);
+  });
   const running = new Set<Promise<void>>();
   let lookAtAllDue = true;
   let lookedAtAllMs = 0;

@@ -1,3 +1,4 @@
+import { createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -40,6 +41,13 @@ const PAUSE_WHILE_WAL_IS_LARGE_MS = 10_000;
 
 const PAUSE_WHILE_UNAVAILABLE_MS = 60_000;
 
+/**
+ * A clock that was set ahead by so much may be wrong, and what is removed does not come back: there is a day to notice
+ * it. A machine that slept for as long waits for nothing but that.
+ */
+const DOUBTED_FROM_MS = HOUR_MS;
+const DOUBTED_FOR_MS = 24 * HOUR_MS;
+
 /** A pass through everything that may be over. */
 interface Pass {
   left: Pruned[];
@@ -56,19 +64,29 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
     PASS_EVERY_MAX_MS,
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
   );
+  const now = createWatchedClock(effects, doubt);
   let pass: Pass | undefined;
   /** On the clock that never jumps. */
   let dueAtMs = Number.NEGATIVE_INFINITY;
 
   return {
     async tick() {
+      now();
       if (effects.monotonicMs() >= dueAtMs) {
         const pauseMs = await stepAndPauseMs();
         dueAtMs = effects.monotonicMs() + pauseMs;
       }
-      return effects.now() + dueAtMs - effects.monotonicMs();
+      return now() + dueAtMs - effects.monotonicMs();
     },
   };
+
+  /** Whoever set it back again has seen to it. */
+  function doubt(setMs: number): void {
+    if (Math.abs(setMs) < DOUBTED_FROM_MS) return;
+    const isAhead = setMs > 0;
+    dueAtMs = effects.monotonicMs() + (isAhead ? DOUBTED_FOR_MS : 0);
+    if (isAhead) logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day');
+  }
 
   async function stepAndPauseMs(): Promise<number> {
     pass ??= { left: [...PRUNED], from: START, removed: {} };

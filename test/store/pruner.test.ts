@@ -31,9 +31,27 @@ t.test('a tick before its time does nothing', async (t) => {
   const before = store.dump();
   t.equal(await pruner.tick(), dueAtMs);
   t.strictSame(store.dump(), before);
-  effects.jump(-DAY_MS);
-  t.equal(await pruner.tick(), dueAtMs - DAY_MS, 'whatever the wall clock does');
+  effects.jump(-HOUR_MS / 2);
+  t.equal(await pruner.tick(), dueAtMs - HOUR_MS / 2, 'whatever the wall clock does');
   t.strictSame(store.dump(), before);
+});
+
+t.test('a clock that is set far ahead removes nothing for a day, unless it is set back', async (t) => {
+  const { store, effects, pruner, logged } = await withOldDeployments(t, 3);
+  const before = store.dump();
+  effects.jump(3 * RETENTION_MS);
+  t.equal(await pruner.tick(), effects.now() + DAY_MS);
+  t.match(logged, [{ level: 'warn', by_ms: 3 * RETENTION_MS }]);
+  effects.advance(DAY_MS - 1);
+  t.equal(await pruner.tick(), effects.now() + 1);
+  t.strictSame(store.dump(), before);
+  effects.jump(-3 * RETENTION_MS);
+  t.ok((await pruner.tick()) < effects.now() + HOUR_MS, 'at work again');
+
+  effects.jump(3 * RETENTION_MS);
+  t.equal(await pruner.tick(), effects.now() + DAY_MS);
+  effects.advance(DAY_MS);
+  await untilRemoved(pruner, effects, store, 3);
 });
 
 t.test(

@@ -1,0 +1,32 @@
+import t from 'tap';
+import { createWatchedClock } from '../src/clock.ts';
+import { fakeEffects } from './helpers/effects.ts';
+
+t.test('a clock that is set is noticed once, at the next reading, by how much', async (t) => {
+  for (const byMs of [-3_600_000, 3_600_000]) {
+    const effects = fakeEffects();
+    const steps: number[] = [];
+    const now = createWatchedClock(effects, (stepMs) => steps.push(stepMs));
+    effects.advance(60_000);
+    effects.jump(byMs);
+    effects.advance(250);
+    t.equal(now(), effects.now());
+    t.strictSame(steps, [byMs]);
+    effects.advance(1_000);
+    now();
+    t.strictSame(steps, [byMs]);
+  }
+});
+
+t.test('time that passes and a clock that is slewed are believed', async (t) => {
+  const effects = fakeEffects();
+  const now = createWatchedClock(effects, () => t.fail('nobody set it'));
+  effects.advance(86_400_000);
+  t.equal(now(), effects.now());
+  for (const byMs of [500, -500]) {
+    for (let step = 0; step < 100; step++) {
+      effects.jump(byMs);
+      t.equal(now(), effects.now());
+    }
+  }
+});
