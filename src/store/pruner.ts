@@ -65,6 +65,8 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
   );
   const now = createWatchedClock(effects, doubt);
+  /** By so much the clock may be ahead of the truth. */
+  let doubtedMs = 0;
   let pass: Pass | undefined;
   /** On the clock that never jumps. */
   let dueAtMs = Number.NEGATIVE_INFINITY;
@@ -73,6 +75,7 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
     async tick() {
       now();
       if (effects.monotonicMs() >= dueAtMs) {
+        doubtedMs = 0;
         const pauseMs = await stepAndPauseMs();
         dueAtMs = effects.monotonicMs() + pauseMs;
       }
@@ -80,12 +83,16 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
     },
   };
 
-  /** Whoever set it back again has seen to it. */
+  /** Whoever sets it back again has seen to it. */
   function doubt(setMs: number): void {
-    if (Math.abs(setMs) < DOUBTED_FROM_MS) return;
-    const isAhead = setMs > 0;
-    dueAtMs = effects.monotonicMs() + (isAhead ? DOUBTED_FOR_MS : 0);
-    if (isAhead) logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day');
+    if (setMs >= DOUBTED_FROM_MS) {
+      doubtedMs += setMs;
+      dueAtMs = effects.monotonicMs() + DOUBTED_FOR_MS;
+      logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day');
+    } else if (doubtedMs > 0) {
+      doubtedMs += setMs;
+      if (doubtedMs < DOUBTED_FROM_MS) dueAtMs = effects.monotonicMs();
+    }
   }
 
   async function stepAndPauseMs(): Promise<number> {
