@@ -56,7 +56,7 @@ async function attemptPing(
   const webhook = resolveWebhook(store, idOrUrl, effects.now());
   const { webhookTimeoutMs, webhookAllowCidrs, webhookAllowHttp, webhookCaFile } = sending.take(options);
   const caPem = webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile);
-  // Only here: they bring an HTTP client along.
+  // Only here: they bring TLS along.
   const [{ createSender }, { createPinger }] = await Promise.all([
     import('../deliver/send.ts'),
     import('../deliver/ping.ts'),

@@ -67,7 +67,9 @@ export function createAnswerReader(): AnswerReader {
   function takeFrom(bytes: Buffer, from: number): number {
     switch (part) {
       case 'head':
-        return takeUntil('\r\n\r\n', bytes, from, takeHead);
+        return held === '' && isLineEnd(bytes[from])
+          ? skipLineEnd()
+          : takeUntil('\r\n\r\n', bytes, from, takeHead);
       case 'counted':
       case 'chunk':
         return takeCounted(bytes.subarray(from, from + missingBytes));
@@ -82,6 +84,13 @@ export function createAnswerReader(): AnswerReader {
       default:
         return part satisfies never;
     }
+  }
+
+  /** What some send after a body, as was asked of them long ago: RFC 9112, section 2.2. */
+  function skipLineEnd(): number {
+    headBytes += 1;
+    if (headBytes > HEADS_MAX_BYTES) throw invalid();
+    return 1;
   }
 
   /** Hands on all before `end`, once that has come. */
@@ -162,6 +171,10 @@ const STATUS_LINE = /^HTTP\/1\.([01]) ([1-9]\d\d)(?: .*)?$/;
 const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 const CHUNK_SIZE = /^([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?$/;
 const DIGITS = /^\d{1,15}$/;
+
+function isLineEnd(byte: number | undefined): boolean {
+  return byte === 0x0d || byte === 0x0a;
+}
 
 /** Whether this may be the beginning of an answer: lines end with both characters. */
 function isHttp(text: string): boolean {

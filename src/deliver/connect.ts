@@ -3,7 +3,7 @@ import { lookup } from 'node:dns/promises';
 import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
-import { type Cidr, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
+import { type Cidr, hostnameOf, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
 
 export interface ListenAddress {
   /** `0.0.0.0` and `::` stand for every address of this machine. */
@@ -44,6 +44,8 @@ export interface OpenSocket {
   remoteAddress(): string | null;
   /** Once it is connected. */
   write(text: string): void;
+  /** Whether the receiver has taken less than was written, so that some of it waits here. */
+  isBehind(): boolean;
   /** Closes it, or calls it off. Nothing is heard of it any more. */
   destroy(): void;
 }
@@ -96,7 +98,12 @@ export function createConnector(options: ConnectorOptions): Connector {
     // The socket never asks `lookup` about a literal.
     if (isIP(hostname) !== 0 && !isAllowed(hostname, port)) {
       queueMicrotask(() => close(new AttemptError('address_refused')));
-      return { remoteAddress: () => null, write() {}, destroy: () => (listener = undefined) };
+      return {
+        remoteAddress: () => null,
+        write() {},
+        isBehind: () => false,
+        destroy: () => (listener = undefined),
+      };
     }
     const how = {
       host: hostname,
@@ -137,6 +144,7 @@ export function createConnector(options: ConnectorOptions): Connector {
     return {
       remoteAddress: () => remoteAddress,
       write: (text) => socket.write(text),
+      isBehind: () => socket.writableLength > 0,
       destroy() {
         listener = undefined;
         socket.destroy();
@@ -219,11 +227,6 @@ function secureContextOf(caPem: string | undefined): SecureContext {
 
 function resolveBySystem(hostname: string): Promise<LookupAddress[]> {
   return lookup(hostname, { all: true });
-}
-
-/** An IPv6 address without its brackets. */
-function hostnameOf({ hostname }: URL): string {
-  return hostname.replace(/^\[|\]$/g, '');
 }
 
 function interfaceAddresses(): string[] {

@@ -54,6 +54,7 @@ interface OwnConnection extends Connection {
   reused: boolean;
   exchange: Exchange | undefined;
   idleUntilMs: number;
+  isBehind(): boolean;
   destroy(): void;
 }
 
@@ -115,6 +116,7 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
       exchange: undefined,
       idleUntilMs: 0,
       remoteAddress: socket.remoteAddress,
+      isBehind: socket.isBehind,
       destroy: socket.destroy,
       send(request, exchange) {
         connection.exchange = exchange;
@@ -128,7 +130,8 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
   function giveBack(connection: OwnConnection, hintedMs: number | null): void {
     const nowMs = effects.monotonicMs();
     const idleMs = hintedMs === null ? IDLE_MS : Math.min(hintedMs - IDLE_HINTED_LESS_MS, IDLE_HINTED_MAX_MS);
-    if (idleMs <= 0 || nowMs - connection.openedAtMs > AGE_MAX_MS) {
+    // One that answers without reading would have request upon request wait here.
+    if (connection.isBehind() || idleMs <= 0 || nowMs - connection.openedAtMs > AGE_MAX_MS) {
       drop(connection);
       return;
     }

@@ -110,7 +110,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     });
   }
 
-  /** Undefined for what nothing is sent to. Those that are in use are kept: they cost as much as signing. */
+  /** Undefined for what nothing is sent to. The latest are kept: taking a URL apart costs as much as signing. */
   function targetOf(text: string): Target | undefined {
     const known = targets.get(text);
     if (known !== undefined) return known;
@@ -187,14 +187,13 @@ function exchange(
   connection.send(request, {
     received(bytes) {
       began = true;
-      try {
-        const isWhole = reader.take(bytes);
-        if (reader.answer() !== undefined) durationMs ??= elapsedMs();
-        if (isWhole) end(null);
-        else if ((reader.answer()?.bodyBytes ?? 0) > BODY_READ_MAX_BYTES)
-          end(new AttemptError('the body is too long'));
-      } catch (error) {
-        end(error as Error);
+      const isWhole = taken(bytes);
+      const answer = reader.answer();
+      if (answer !== undefined) durationMs ??= elapsedMs();
+      if (isWhole instanceof Error) end(isWhole);
+      else if (isWhole) end(null);
+      else if (answer !== undefined && answer.bodyBytes > BODY_READ_MAX_BYTES) {
+        end(new AttemptError('the body is too long'));
       }
     },
     closed(error) {
@@ -202,6 +201,15 @@ function exchange(
     },
   });
   return end;
+
+  /** Whether the answer is whole, or what is wrong with it. */
+  function taken(bytes: Buffer): boolean | Error {
+    try {
+      return reader.take(bytes);
+    } catch (error) {
+      return error as Error;
+    }
+  }
 
   function end(error: Error | null): void {
     if (ended) return;

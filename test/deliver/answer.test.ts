@@ -37,6 +37,7 @@ function cut(bytes: Buffer, places: readonly number[]): Buffer[] {
 
 const answers = [
   ['HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello', { statusCode: 200, body: 'hello' }],
+  ['\r\n\nHTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n', { statusCode: 200 }],
   ['HTTP/1.1 200 \r\ncontent-length:0\r\n\r\n', { statusCode: 200, body: '' }],
   ['HTTP/1.1 204\r\nRetry-After: \t7 \r\n\r\n', { statusCode: 204, retryAfter: '7' }],
   ['HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n', { statusCode: 304, body: '' }],
@@ -112,7 +113,7 @@ t.test('what is no answer is refused', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   for (const text of [
     'SSH-2.0-OpenSSH_9.2\r\n',
-    '\r\nHTTP/1.1 200 OK\r\n\r\n',
+    ' HTTP/1.1 200 OK\r\n\r\n',
     'HTTP/1.1 200 OK\n\n',
     'HTTP/2.0 200 OK\r\n\r\n',
     'HTTP/1.1 20 OK\r\n\r\n',
@@ -144,6 +145,7 @@ t.test('16 KiB that are not body are enough, whatever they are', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   const long = 'x'.repeat(17_000);
   for (const text of [
+    '\r\n'.repeat(9_000),
     `${ok}X: ${long}`,
     'HTTP/1.1 103 Early Hints\r\n\r\n'.repeat(700),
     `${ok}Transfer-Encoding: chunked\r\n\r\n1;${long}`,

@@ -694,6 +694,19 @@ t.test('connections', async (t) => {
     t.equal(sockets.length, 2);
   });
 
+  t.test('on which a part of the request still waits are not used again', async (t) => {
+    let connections = 0;
+    const { port } = await startTcp(t, (socket) => {
+      connections += 1;
+      socket.pause().write('HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n');
+    });
+    const { sender } = newSender(t);
+    // More than the system's buffers hold.
+    const request = { url: `http://127.0.0.1:${port}/`, headers: {}, body: 'x'.repeat(16e6) };
+    for (const _ of [1, 2]) t.ok((await sender.send(request)).ok);
+    t.equal(connections, 2);
+  });
+
   t.test('grow no older than five minutes, so that a receiver may move', async (t) => {
     const receiver = await startReceiver(t);
     const { send, effects } = newSender(t);
