@@ -59,15 +59,16 @@ async function releasePages(effects: Effects): Promise<void> {
 
 /**
  * Where the system's loader has mapped the program, cannot be written to and was never: no page there differs from the
- * file's, and nothing else ever comes to be there. The program comes first in a process; V8 maps more of the file for each
+ * file's, and nothing else ever comes to be there. That is below the heap; V8 maps more of the file elsewhere for each
  * thread, and where that was is somebody's memory when the thread has ended.
  */
 function unchangedMappings(path: string): { start: number; end: number }[] {
   const mappings = readFileSync('/proc/self/smaps', 'latin1').split(/^(?=[0-9a-f]+-[0-9a-f]+ )/m);
-  const others = mappings.findIndex((text) => !text.includes(` ${path}\n`));
-  return mappings.slice(0, Math.max(0, others)).flatMap((text) => {
+  const heapAt = mappings.findIndex((text) => text.includes(' [heap]\n'));
+  return mappings.slice(0, Math.max(0, heapAt)).flatMap((text) => {
     const [, start, end] = /^([0-9a-f]+)-([0-9a-f]+) r-[x-]p /.exec(text) ?? [];
-    const isUnchanged = /^Anonymous: +0 kB$/m.test(text) && /^Swap: +0 kB$/m.test(text);
+    const isUnchanged =
+      text.includes(` ${path}\n`) && /^Anonymous: +0 kB$/m.test(text) && /^Swap: +0 kB$/m.test(text);
     if (start === undefined || end === undefined || !isUnchanged) return [];
     return [{ start: Number.parseInt(start, 16), end: Number.parseInt(end, 16) }];
   });
