@@ -44,8 +44,8 @@ export interface OpenSocket {
   remoteAddress(): string | null;
   /** Once it is connected. */
   write(text: string): void;
-  /** Whether the receiver has taken less than was written, so that some of it waits here. */
-  isBehind(): boolean;
+  /** What was written and the receiver has not taken, as far as it waits here. Over TLS that is heard of late. */
+  waitingBytes(): number;
   /** Closes it, or calls it off. Nothing is heard of it any more. */
   destroy(): void;
 }
@@ -101,7 +101,7 @@ export function createConnector(options: ConnectorOptions): Connector {
       return {
         remoteAddress: () => null,
         write() {},
-        isBehind: () => false,
+        waitingBytes: () => 0,
         destroy: () => (listener = undefined),
       };
     }
@@ -144,7 +144,7 @@ export function createConnector(options: ConnectorOptions): Connector {
     return {
       remoteAddress: () => remoteAddress,
       write: (text) => socket.write(text),
-      isBehind: () => socket.writableLength > 0,
+      waitingBytes: () => socket.writableLength,
       destroy() {
         listener = undefined;
         socket.destroy();

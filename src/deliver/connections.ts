@@ -48,13 +48,16 @@ const LOOK_AT_IDLE_EVERY_MS = 1_000;
 /** So that a receiver that moves to another address is found there, however busy the connection is. */
 const AGE_MAX_MS = 5 * 60_000;
 
+/** A receiver that answers without reading would have request upon request wait here. */
+const WAITING_MAX_BYTES = 64 * 1024;
+
 interface OwnConnection extends Connection {
   readonly origin: string;
   readonly openedAtMs: number;
   reused: boolean;
   exchange: Exchange | undefined;
   idleUntilMs: number;
-  isBehind(): boolean;
+  waitingBytes(): number;
   destroy(): void;
 }
 
@@ -116,7 +119,7 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
       exchange: undefined,
       idleUntilMs: 0,
       remoteAddress: socket.remoteAddress,
-      isBehind: socket.isBehind,
+      waitingBytes: socket.waitingBytes,
       destroy: socket.destroy,
       send(request, exchange) {
         connection.exchange = exchange;
@@ -130,8 +133,9 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
   function giveBack(connection: OwnConnection, hintedMs: number | null): void {
     const nowMs = effects.monotonicMs();
     const idleMs = hintedMs === null ? IDLE_MS : Math.min(hintedMs - IDLE_HINTED_LESS_MS, IDLE_HINTED_MAX_MS);
-    // One that answers without reading would have request upon request wait here.
-    if (connection.isBehind() || idleMs <= 0 || nowMs - connection.openedAtMs > AGE_MAX_MS) {
+    const isWorn =
+      connection.waitingBytes() > WAITING_MAX_BYTES || nowMs - connection.openedAtMs > AGE_MAX_MS;
+    if (isWorn || idleMs <= 0) {
       drop(connection);
       return;
     }

@@ -605,10 +605,16 @@ t.test('a name', async (t) => {
 
 t.test('connections', async (t) => {
   t.test('are kept for the next delivery', async (t) => {
-    const receiver = await startReceiver(t);
-    const { send } = newSender(t);
-    for (let round = 0; round < 5; round++) t.ok((await send(receiver.url)).ok);
-    t.equal(receiver.connections(), 1);
+    for (const options of [{}, { tls: 'localhost' }] as const) {
+      const receiver = await startReceiver(t, options);
+      const { send } = newSender(t);
+      for (let round = 0; round < 5; round++) t.ok((await send(receiver.url)).ok);
+      t.equal(receiver.connections(), 1);
+      for (let round = 0; round < 20; round++) {
+        for (const { ok } of await Promise.all([1, 2, 3, 4].map(() => send(receiver.url)))) t.ok(ok);
+      }
+      t.equal(receiver.connections(), 4);
+    }
   });
 
   t.test('carry one request at a time', async (t) => {
