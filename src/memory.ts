@@ -15,9 +15,10 @@ const PAGES_EVERY_MS = 30_000;
  */
 export function releaseStartMemory(effects: Effects, part: 'thread' | 'main'): void {
   effects.after(AFTER_MS, () => {
-    if (part === 'main') keepHeapsSmall();
     collectGarbage();
-    if (part === 'main') effects.after(AFTER_MS, () => void releasePages(effects));
+    if (part === 'thread') return;
+    keepHeapsSmall();
+    effects.after(AFTER_MS, () => void releasePages(effects));
   });
 }
 

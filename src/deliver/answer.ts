@@ -76,9 +76,11 @@ export function createAnswerReader(): AnswerReader {
       case 'untilClosed':
         return takeBody(bytes.subarray(from));
       case 'chunkSize':
+        return takeUntil('\r\n', bytes, from, takeChunkSize);
       case 'chunkEnd':
+        return takeUntil('\r\n', bytes, from, takeChunkEnd);
       case 'trailers':
-        return takeUntil('\r\n', bytes, from, takeLine);
+        return takeUntil('\r\n', bytes, from, takeTrailer);
       case 'nothing':
         return 0;
       default:
@@ -113,8 +115,10 @@ export function createAnswerReader(): AnswerReader {
 
   function takeHead(text: string): void {
     const head = parseHead(text);
+    // Nobody asked for another protocol.
+    if (head.statusCode === 101) throw invalid();
     // 100 Continue, 102 Processing and 103 Early Hints announce an answer, they are none.
-    if (head.statusCode < 200 && head.statusCode !== 101) return;
+    if (head.statusCode < 200) return;
     const framing = framingOf(head);
     part = framing.part;
     missingBytes = framing.lengthBytes;
@@ -128,20 +132,20 @@ export function createAnswerReader(): AnswerReader {
     };
   }
 
-  function takeLine(line: string): void {
-    if (part === 'trailers') {
-      if (line === '') part = 'nothing';
-      return;
-    }
-    if (part === 'chunkEnd') {
-      if (line !== '') throw invalid();
-      part = 'chunkSize';
-      return;
-    }
+  function takeChunkSize(line: string): void {
     const size = CHUNK_SIZE.exec(line)?.[1];
     if (size === undefined) throw invalid();
     missingBytes = Number.parseInt(size, 16);
     part = missingBytes === 0 ? 'trailers' : 'chunk';
+  }
+
+  function takeChunkEnd(line: string): void {
+    if (line !== '') throw invalid();
+    part = 'chunkSize';
+  }
+
+  function takeTrailer(line: string): void {
+    if (line === '') part = 'nothing';
   }
 
   function takeCounted(bytes: Buffer): number {
@@ -202,8 +206,6 @@ function parseHead(text: string): Head {
 
 /** Where the body ends: RFC 9112, section 6.3. */
 function framingOf({ statusCode, fields }: Head): { part: Part; lengthBytes: number } {
-  // Nobody asked for another protocol.
-  if (statusCode === 101) throw invalid();
   if (statusCode === 204 || statusCode === 304) return { part: 'nothing', lengthBytes: 0 };
   const coding = fields.get('transfer-encoding');
   const length = fields.get('content-length');

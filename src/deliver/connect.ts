@@ -4,6 +4,7 @@ import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
 import { type Cidr, hostnameOf, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
+import { putLatest } from './latest.ts';
 
 export interface ListenAddress {
   /** `0.0.0.0` and `::` stand for every address of this machine. */
@@ -134,8 +135,9 @@ export function createConnector(options: ConnectorOptions): Connector {
       handshaking = false;
       listener?.connected();
     });
+    // A resumed session saves the receiver and us the costly half of the next handshake.
     socket.on('session', (session: Buffer) => {
-      if (trusting === secureContext) remember(url.origin, session);
+      if (trusting === secureContext) putLatest(sessions, url.origin, session, TLS_SESSIONS_MAX);
     });
     socket.on('error', (error) => close((handshaking && tlsError(error)) || error));
     // During a handshake an error follows.
@@ -161,16 +163,6 @@ export function createConnector(options: ConnectorOptions): Connector {
       ...(isIP(hostname) === 0 && { servername: hostname.replace(/\.$/, '') }),
       ...(session && { session }),
     };
-  }
-
-  /** A resumed session saves the receiver and us the costly half of the next handshake. */
-  function remember(key: string, session: Buffer): void {
-    sessions.delete(key);
-    sessions.set(key, session);
-    for (const oldest of sessions.keys()) {
-      if (sessions.size <= TLS_SESSIONS_MAX) break;
-      sessions.delete(oldest);
-    }
   }
 
   function guardedLookup(port: number): LookupFunction {

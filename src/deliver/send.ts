@@ -2,6 +2,7 @@ import type { Effects } from '../effects.ts';
 import { type Answer, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
 import { type Connection, createConnections, type Place } from './connections.ts';
+import { putLatest } from './latest.ts';
 
 export interface SenderOptions extends Omit<ConnectorOptions, 'timeoutMs'> {
   /** Stands in the User-Agent. */
@@ -128,9 +129,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
         '',
       ].join('\r\n'),
     };
-    const [oldest] = targets.keys();
-    if (targets.size === TARGETS_MAX && oldest !== undefined) targets.delete(oldest);
-    targets.set(text, target);
+    putLatest(targets, text, target, TARGETS_MAX);
     return target;
   }
 

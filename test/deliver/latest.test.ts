@@ -1,0 +1,14 @@
+import t from 'tap';
+import { putLatest } from '../../src/deliver/latest.ts';
+
+t.test('the latest are kept, and what is put in again is the latest', async (t) => {
+  const map = new Map<string, number>();
+  for (const [value, key] of ['a', 'b', 'a', 'c'].entries()) putLatest(map, key, value, 2);
+  t.strictSame(
+    [...map],
+    [
+      ['a', 2],
+      ['c', 3],
+    ],
+  );
+});
