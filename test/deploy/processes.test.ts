@@ -1,7 +1,8 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFileSync } from 'node:fs';
+import { copyFileSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Readable, Writable } from 'node:stream';
 import t, { type Test } from 'tap';
 import {
   bootId,
@@ -42,12 +43,16 @@ t.test('a process is known by its id, its start and the boot', async (t) => {
 });
 
 t.test('a process that nobody has waited for has exited', async (t) => {
-  const parent = spawn('sh', ['-c', 'sleep 0 & echo $!; exec sleep 1000'], {
-    stdio: ['ignore', 'pipe', 'inherit'],
+  const parent = spawn('sh', ['-c', 'cat <&3 & echo $!; exec sleep 1000'], {
+    stdio: ['ignore', 'pipe', 'inherit', 'pipe'],
   });
   t.teardown(() => parent.kill('SIGKILL'));
-  const [line] = await once(parent.stdout, 'data');
+  const [, output, , toChild] = parent.stdio;
+  const [line] = await once(output as Readable, 'data');
   const processId = Number(line);
+  // A shell would wait for its child; what it has become does not.
+  await until(() => readFileSync(`/proc/${parent.pid}/comm`, 'utf8') === 'sleep\n');
+  (toChild as Writable).end();
   await until(() => stateOf(processId) === 'Z');
   const identity = processIdentity(processId);
   t.ok(identity);
