@@ -15,6 +15,7 @@ import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
 import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
+import { together } from './together.ts';
 import { idempotencyKeys, routeValidation } from './validation.ts';
 
 declare module '@hapi/hapi' {
@@ -101,6 +102,7 @@ export async function createHttpServer(
   await server.register([
     envelope(effects, logger, options.onAnswer), // the request's id, what every response carries, and the line in the log
     errorBodies(effects, logger), // one body for every error
+    together(), // those that arrived at once go on side by side
     admission(listener, options), // no more connections than we can serve
     routing(), // host, path, query syntax; 404 and 405
     requestBodies(), // size, type, syntax: 413, 415, 400
