@@ -4,9 +4,9 @@ import type { Database } from './database.ts';
 export type Moment = number;
 
 /**
- * Which moment it is. A commit counts from the next turn of the event loop on, whichever process made it: whoever
- * heard of it and then sends a request is read in a later turn than this. One for each connection, that all its caches
- * share: it is looked for once in a turn, as that takes 8 µs beside a busy writer.
+ * Which moment it is. A commit counts once what runs now has ended, promises included, whichever process made it:
+ * whoever heard of it and then sends a request is read later than that. One for each connection, that all its caches
+ * share: it is looked for once for requests that go on side by side, as that takes 8 µs beside a busy writer.
  */
 export function createMoments(database: Database): () => Moment {
   // Of all other connections, and of this one.
@@ -23,7 +23,7 @@ export function createMoments(database: Database): () => Moment {
   return () => {
     if (isKnown) return moment;
     isKnown = true;
-    setImmediate(forget);
+    process.nextTick(forget);
     const version = dataVersion.get();
     const changes = ownChanges.get();
     if (version !== seenVersion || changes !== seenChanges) moment += 1;

@@ -1,3 +1,4 @@
+import { stat } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
@@ -21,9 +22,20 @@ t.test('a moment lasts until any commit, by whomever', async (t) => {
   const second = moment();
   t.not(second, first, 'of another connection');
   database.exec('UPDATE instance SET probes = probes + 1');
-  t.equal(moment(), second, 'in the same turn it is the same');
+  t.equal(moment(), second, 'until what runs now has ended it is the same');
   await nextTurn();
   t.not(moment(), second, 'of its own');
+});
+
+t.test('a moment that was looked for at the end of a turn is over when the next begins', async (t) => {
+  const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, realEffects);
+  t.teardown(() => database.close());
+  const moment = createMoments(database);
+  await nextTurn();
+  const first = moment();
+  database.exec('UPDATE instance SET probes = probes + 1');
+  await stat('/'); // the next turn's requests come in where this does
+  t.not(moment(), first);
 });
 
 t.test('what was read at a moment is remembered at that moment', (t) => {
