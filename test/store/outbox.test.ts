@@ -138,6 +138,34 @@ t.test('a claim leaves out what is under way, and says when the next one is due'
   t.match(claim(2, [1, 2, 3], nowMs), [{ due: [], nextAtMs: null }]);
 });
 
+t.test('each webhook gets what is its own: deliveries, url and secrets, the newest first', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const [first, second] = [await webhookOf(store), await webhookOf(store)];
+  await store.writer.write('webhooks.update', {
+    id: second,
+    url: 'https://other.example/hook',
+    disableReason: 'none',
+  });
+  await store.writer.write('webhooks.rotate', { id: second, overlapMs: 60_000 });
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const request = (webhookId: WebhookId) => ({ webhookId, limit: 4, underWay: new Set<number>() });
+
+  const claims = store.reads.outbox.claim([request(second), request(first)], effects.now());
+  t.match(claims, [
+    { due: [{ webhook_id: second, url: 'https://other.example/hook' }] },
+    { due: [{ webhook_id: first, url: /^https:/ }] },
+  ]);
+  t.strictSame(
+    claims.map(({ secrets }) => secrets),
+    [second, first].map((id) => store.reads.webhooks.liveSecrets(id, effects.now())),
+  );
+  t.strictSame(
+    claims.map(({ secrets }) => secrets.length),
+    [2, 1],
+  );
+});
+
 t.test('of a webhook that is disabled or deleted nothing is claimed', async (t) => {
   const store = testStore(t);
   const disabled = await webhookOf(store);
