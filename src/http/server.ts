@@ -102,7 +102,7 @@ export async function createHttpServer(
   await server.register([
     envelope(effects, logger, options.onAnswer), // the request's id, what every response carries, and the line in the log
     errorBodies(effects, logger), // one body for every error
-    together(), // those that arrived at once go on side by side
+    ...(options.tls === null ? [together()] : []), // those that arrived at once go on side by side
     admission(listener, options), // no more connections than we can serve
     routing(), // host, path, query syntax; 404 and 405
     requestBodies(), // size, type, syntax: 413, 415, 400

@@ -22,10 +22,10 @@ export function createMoments(database: Database): () => Moment {
 
   return () => {
     if (isKnown) return moment;
-    isKnown = true;
-    process.nextTick(forget);
     const version = dataVersion.get();
     const changes = ownChanges.get();
+    isKnown = true;
+    process.nextTick(forget);
     if (version !== seenVersion || changes !== seenChanges) moment += 1;
     seenVersion = version;
     seenChanges = changes;

@@ -133,3 +133,20 @@ t.test('TLS 1.2 and 1.3 are spoken, older ones are not, and nothing but HTTP/1.1
   t.match(await handshake(old), /PROTOCOL_VERSION/);
   t.match(await handshake({ ALPNProtocols: ['h2'] }), /NO_APPLICATION_PROTOCOL/);
 });
+
+t.test('who sends a request and the end of all sending at once is answered', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port } = await startHttp(t, { tls: pair });
+  const ca = readFileSync(fixture('ca.pem'));
+  const halfOpen = { port, host: '127.0.0.1', servername: 'localhost', ca, allowHalfOpen: true };
+  const statusLine = () =>
+    new Promise<string>((resolve, reject) => {
+      let answer = '';
+      const socket = connect(halfOpen);
+      socket.once('secureConnect', () => socket.end('GET /nowhere HTTP/1.1\r\nHost: localhost\r\n\r\n'));
+      socket.on('data', (bytes) => (answer += bytes.toString('latin1')));
+      socket.on('error', reject);
+      socket.on('close', () => resolve(answer.split('\r\n', 1)[0] ?? ''));
+    });
+  for (let count = 0; count < 5; count++) t.equal(await statusLine(), 'HTTP/1.1 404 Not Found');
+});
