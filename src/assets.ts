@@ -21,6 +21,7 @@ import {
 import { zstdDecompressSync } from 'node:zlib';
 import packageJson from '../package.json' with { type: 'json' };
 import { AppError } from './errors.ts';
+import { threadMemory } from './memory.ts';
 
 /*
  * davit runs from three places: from src/ (Node strips the types), from build/bundle/ (one file for the
@@ -64,13 +65,14 @@ export function assetText(name: AssetName): string {
 export function startThread(name: ThreadName, options: WorkerOptions = {}): Worker {
   // Before the thread looks for it: see unpackedAddon.
   nativeAddonPath('better_sqlite3');
+  const bounded = { ...options, ...threadMemory() };
   switch (place) {
     case 'source':
-      return new Worker(join(import.meta.dirname, `${name}.ts`), options);
+      return new Worker(join(import.meta.dirname, `${name}.ts`), bounded);
     case 'bundle':
-      return new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), options);
+      return new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), bounded);
     case 'executable':
-      return new Worker(getAsset(`${basename(name)}.cjs`, 'utf8'), { ...options, eval: true });
+      return new Worker(getAsset(`${basename(name)}.cjs`, 'utf8'), { ...bounded, eval: true });
     default:
       return place satisfies never;
   }

@@ -1,6 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
+import type { WorkerOptions } from 'node:worker_threads';
 import type { Effects } from './effects.ts';
 
 /** Late enough that whoever starts davit has had the first answers. */
@@ -20,6 +21,19 @@ export function releaseStartMemory(effects: Effects, part: 'thread' | 'main'): v
     keepHeapsSmall();
     effects.after(AFTER_MS, () => void releasePages(effects));
   });
+}
+
+/** Of one of the halves between which V8 moves what is young; it counts three of them. */
+const YOUNG_HALF_MAX_MIB = 8;
+
+/**
+ * How a thread's heap is bounded; for `new Worker`. Half of what the main thread has for what is soon garbage: under
+ * load davit takes 18 MB less, and delivers as much.
+ */
+export function threadMemory(): Pick<WorkerOptions, 'resourceLimits'> {
+  // The executable's bound for the main thread, see scripts/package.ts, would count for all and before this one.
+  setFlagsFromString('--max-semi-space-size=0');
+  return { resourceLimits: { maxYoungGenerationSizeMb: 3 * YOUNG_HALF_MAX_MIB } };
 }
 
 /**
