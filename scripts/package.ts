@@ -32,9 +32,9 @@ const NODE = join(ROOT, 'build/node-stripped');
 const MADE_OF = join(ROOT, 'build/davit.made-of');
 
 /**
- * For what is soon garbage, in the main thread; for the others see src/memory.ts. By itself V8 let it become 134 MB in one of them, and the service 430 MB
- * within two minutes of light load; with a bound of 8 or 16 it was 290 MB. With 8 twice as much of it was promoted, and
- * the pauses that follow from that came twice as often.
+ * For what is soon garbage, in the main thread; src/memory.ts has the other threads' bound. By itself V8 let it become
+ * 134 MB in one thread, and the service 430 MB within two minutes of light load; with a bound of 8 or 16 it was 290 MB.
+ * With 8 twice as much of it was promoted, and the pauses that follow from that came twice as often.
  */
 const SEMI_SPACE_MAX_MIB = 16;
 

@@ -50,9 +50,10 @@ export function parseJson(bytes: Buffer): unknown {
   return value;
 }
 
-/** Whether the client may still be sending a body, and nobody has read it to its end. */
+/** Whether there is a body, here or on its way, that nobody has read to its end. */
 export function isBodyPending({ raw: { req } }: Request): boolean {
-  return isFromSocket(req) && announcesBody(req) && !req.complete && !broken.has(req);
+  const isRead = req.complete && req.readableLength === 0;
+  return isFromSocket(req) && announcesBody(req) && !isRead && !broken.has(req);
 }
 
 /** False for requests that hapi's `server.inject` makes: there is no connection and no parser under them. */

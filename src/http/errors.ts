@@ -223,13 +223,16 @@ function presentError(
   } else if (code === 'unavailable') {
     logger.warn({ request_id: requestId, route: request.route.path, err: error }, 'unavailable');
   }
-  // A body that nobody read is still on its way: the connection must outlive it for the answer to arrive.
-  const source = isBodyPending(request) ? untilBodyEnds(body, request, effects) : body;
+  // A body that nobody read may still be on its way: the connection must outlive it for the answer to arrive,
+  // and ends then, however much of it had come by now.
+  const isPending = isBodyPending(request);
+  const source = isPending ? untilBodyEnds(body, request, effects) : body;
   const response = h
     .response(source)
     .code(statusCode)
     .type('application/json')
     .bytes(Buffer.byteLength(body));
+  if (isPending) response.header('Connection', 'close');
   for (const [name, value] of Object.entries(headers)) response.header(name, value);
   return response;
 }

@@ -420,9 +420,9 @@ t.test(
       await statuses(open(withLength('{"a":')), open(chunked(['{}'])), post('').toString()),
       [400, 200, 200],
     );
-    t.strictSame(await statuses(open(withLength('{}', '')), post('').toString()), [415, 200], 'it is here');
+    t.strictSame(await statuses(open(withLength('{}', '')), post('').toString()), [415]);
     const long = open(withLength(' '.repeat(1_000_000), ''));
-    t.strictSame(await statuses(long, post('').toString()), [413], 'it is not');
+    t.strictSame(await statuses(long, post('').toString()), [413]);
   },
 );
 
