@@ -29,6 +29,8 @@ export interface MemoryFigures {
   seconds: number;
   resident_mb: [first: number, last: number];
   descriptors: [first: number, last: number];
+  /** The most of the first third, and the fewest of the last: between them is what bursts of load make of it. */
+  connections: [most: number, fewest: number];
 }
 
 /** A shorter life says nothing: 120 samples are a minute. */
@@ -55,12 +57,18 @@ export function judgeMemory(incarnations: readonly Pick<Incarnation, 'samples'>[
         seconds: samples.length / 2,
         resident_mb: [Math.round(first), Math.round(last)] as [number, number],
         descriptors: medians(samples.map(({ descriptors }) => descriptors)),
+        connections: [
+          Math.max(...samples.slice(0, third).map(({ connections }) => connections)),
+          Math.min(...samples.slice(-third).map(({ connections }) => connections)),
+        ] as [number, number],
       };
     });
   const violations = memory
-    .filter(({ resident_mb: [first, last], descriptors: [few, many] }) => {
-      const most = first * RESIDENT_GROWTH_MAX.factor + RESIDENT_GROWTH_MAX.megabytes;
-      return last > most || many > few + DESCRIPTORS_GROWTH_MAX;
+    .filter(({ resident_mb: [first, last], descriptors: [few, many], connections: [most, fewest] }) => {
+      const residentMax = first * RESIDENT_GROWTH_MAX.factor + RESIDENT_GROWTH_MAX.megabytes;
+      return (
+        last > residentMax || many > few + DESCRIPTORS_GROWTH_MAX || fewest > most + DESCRIPTORS_GROWTH_MAX
+      );
     })
     .map((figures) => ({ rule: 'memory and descriptors are flat', detail: JSON.stringify(figures) }));
   return { memory, violations };
@@ -92,8 +100,9 @@ export function reportText(figures: Figures): string {
     `backups             ${backups.verified} verified, ${backups.refused} refused`,
     `admin commands      ${figures.admin_commands}`,
     ...figures.memory.map(
-      ({ seconds, resident_mb: [first, last], descriptors: [few, many] }) =>
-        `memory              in ${seconds} s from ${first} to ${last} MB, descriptors from ${few} to ${many}`,
+      ({ seconds, resident_mb: [first, last], descriptors: [few, many], connections: [most, fewest] }) =>
+        `memory              in ${seconds} s from ${first} to ${last} MB, descriptors from ${few} to ${many}, ` +
+        `connections from at most ${most} to at least ${fewest}`,
     ),
     `losses              ${figures.losses}`,
     ...figures.violations

@@ -1,6 +1,14 @@
 import { type ChildProcess, execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, openSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { CA_FILE } from './receivers.ts';
@@ -17,10 +25,18 @@ export interface Incarnation {
   /** From the start of the process to its first line. */
   readyMs: number;
   /** What it held at moments half a second apart. */
-  samples: { residentBytes: number; descriptors: number }[];
+  samples: Sample[];
   /** It is to end: whoever ends it says so first. */
   endExpected: boolean;
   ended: Promise<End>;
+}
+
+export interface Sample {
+  residentBytes: number;
+  /** Of established TCP connections, to clients and receivers: as many as these keep open. */
+  connections: number;
+  /** Of all else. */
+  descriptors: number;
 }
 
 export interface End {
@@ -209,13 +225,38 @@ async function listeningUrl(child: ChildProcess): Promise<string | undefined> {
   return undefined;
 }
 
-function sampleOf(processId: number): { residentBytes: number; descriptors: number } | undefined {
+function sampleOf(processId: number): Sample | undefined {
+  const directory = `/proc/${processId}`;
   try {
-    const status = readFileSync(`/proc/${processId}/status`, 'latin1');
+    const status = readFileSync(`${directory}/status`, 'latin1');
     const residentBytes = Number(/^VmRSS:\s+(\d+) kB$/m.exec(status)?.[1] ?? 0) * 1024;
-    return { residentBytes, descriptors: readdirSync(`/proc/${processId}/fd`).length };
+    const descriptors = readdirSync(`${directory}/fd`);
+    const established = establishedConnections(directory);
+    const connections = descriptors.filter((name) => established.has(targetOf(`${directory}/fd/${name}`)));
+    return {
+      residentBytes,
+      connections: connections.length,
+      descriptors: descriptors.length - connections.length,
+    };
   } catch {
     return undefined; // it is gone
+  }
+}
+
+/** As their descriptors' links name them: proc_pid_net(5), the inode is field 10, the state 01 of field 4. */
+function establishedConnections(directory: string): Set<string> {
+  const lines = ['tcp', 'tcp6'].flatMap((name) =>
+    readFileSync(`${directory}/net/${name}`, 'latin1').trim().split('\n').slice(1),
+  );
+  const established = lines.map((line) => line.trim().split(/\s+/)).filter((fields) => fields[3] === '01');
+  return new Set(established.map((fields) => `socket:[${fields[9]}]`));
+}
+
+function targetOf(link: string): string {
+  try {
+    return readlinkSync(link);
+  } catch {
+    return ''; // closed meanwhile
   }
 }
 

@@ -21,20 +21,22 @@ t.test('signatures are checked by who did not write them', async (t) => {
   t.match(signatureProblem({ headers: forged, body: BODY }, [SECRET]), /webhook-signature/);
 });
 
-t.test('memory and descriptors that grow are found; a short life says nothing', async (t) => {
-  const life = (length: number, bytesEach: number, descriptorsEach: number) => ({
+t.test('memory, descriptors and connections that grow are found; a short life says nothing', async (t) => {
+  const life = (length: number, bytesEach: number, descriptorsEach: number, connectionsEach = 0) => ({
     samples: Array.from({ length }, (_, index) => ({
       residentBytes: 100_000_000 + index * bytesEach,
       descriptors: 40 + index * descriptorsEach,
+      connections: (index % 10 === 0 ? 100 : 10) + index * connectionsEach,
     })),
   });
   t.strictSame(judgeMemory([life(150, 0, 0)]), {
-    memory: [{ seconds: 75, resident_mb: [100, 100], descriptors: [40, 40] }],
+    memory: [{ seconds: 75, resident_mb: [100, 100], descriptors: [40, 40], connections: [100, 10] }],
     violations: [],
   });
   t.equal(judgeMemory([life(150, 2_000_000, 0)]).violations.length, 1);
   t.equal(judgeMemory([life(150, 0, 1)]).violations.length, 1);
-  t.strictSame(judgeMemory([life(100, 2_000_000, 1)]), { memory: [], violations: [] });
+  t.equal(judgeMemory([life(150, 0, 0, 3)]).violations.length, 1);
+  t.strictSame(judgeMemory([life(100, 2_000_000, 1, 3)]), { memory: [], violations: [] });
 });
 
 function headersOf(secret: string): Record<string, string> {
