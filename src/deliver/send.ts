@@ -1,4 +1,5 @@
 import type { Effects } from '../effects.ts';
+import { createSlots } from '../slots.ts';
 import { type Answer, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
 import { type Connection, createConnections, type Place } from './connections.ts';
@@ -72,7 +73,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
   const { connect, trust } = createConnector({ ...options, timeoutMs });
   const connections = createConnections(connect, idleConnectionsMax, effects);
   const targets = new Map<string, Target>();
-  const underWay = new Set<Cut>();
+  const underWay = createSlots<Cut>();
   let isClosed = false;
 
   return { send, trust, close };
@@ -101,13 +102,12 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
             return;
           }
           cancelDeadline();
-          underWay.delete(stop);
+          underWay.take(place);
           resolve(outcomeOf(end, connection.remoteAddress()));
         });
       let cut = exchangeOver(connections.take(target));
       const cancelDeadline = effects.after(timeoutMs, () => cut(new AttemptError('timeout')));
-      const stop = (error: Error) => cut(error);
-      underWay.add(stop);
+      const place = underWay.put((error) => cut(error));
     });
   }
 
@@ -142,7 +142,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
 
   function close(): void {
     isClosed = true;
-    for (const stop of underWay) stop(new AttemptError('stopped'));
+    for (const stop of underWay.values()) stop(new AttemptError('stopped'));
     connections.close();
   }
 }

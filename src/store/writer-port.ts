@@ -1,8 +1,9 @@
 import type { MessagePort, Worker } from 'node:worker_threads';
 import { AppError, type ErrorCode, type ErrorDetail } from '../errors.ts';
+import { createSlots } from '../slots.ts';
 import type { Change } from './context.ts';
 import type { InputOf, OperationName, OutputOf } from './operations.ts';
-import type { GroupCommit, QueuedWrite, WriteResult, Writer } from './writer.ts';
+import type { GroupCommit, QueuedWrite, Writer } from './writer.ts';
 
 /*
  * The writer's door across a thread. With commits in a thread of their own, 256 connections see a p99 of
@@ -39,10 +40,9 @@ const LARGEST_MESSAGE = 16;
 
 /** The writer as seen from the other side of `port`. */
 export function connectWriter(port: Port): Writer {
-  const waiting = new Map<number, (result: WriteResult) => void>();
+  const waiting = createSlots<PromiseWithResolvers<unknown>>();
   const listeners = new Set<(changes: ReadonlySet<Change>) => void>();
   let outgoing: { id: number; name: OperationName; input: unknown }[] = [];
-  let lastId = 0;
   let onClosed: (() => void) | undefined;
 
   port.on('message', (message: FromWriter) => {
@@ -63,16 +63,14 @@ export function connectWriter(port: Port): Writer {
   });
 
   return {
-    write: <Name extends OperationName>(name: Name, input: InputOf<Name>) =>
-      new Promise<OutputOf<Name>>((resolve, reject) => {
-        lastId += 1;
-        waiting.set(lastId, (result) =>
-          result.ok ? resolve(result.value as OutputOf<Name>) : reject(result.error),
-        );
-        if (outgoing.length === 0) setImmediate(flush);
-        outgoing.push({ id: lastId, name, input });
-        if (outgoing.length === LARGEST_MESSAGE) flush();
-      }),
+    write<Name extends OperationName>(name: Name, input: InputOf<Name>) {
+      const answer = Promise.withResolvers<OutputOf<Name>>();
+      const id = waiting.put(answer as PromiseWithResolvers<unknown>);
+      if (outgoing.length === 0) setImmediate(flush);
+      outgoing.push({ id, name, input });
+      if (outgoing.length === LARGEST_MESSAGE) flush();
+      return answer.promise;
+    },
     onCommit(listener) {
       listeners.add(listener);
       return () => listeners.delete(listener);
@@ -92,9 +90,9 @@ export function connectWriter(port: Port): Writer {
   }
 
   function settle(id: number, result: PortableResult): void {
-    const done = waiting.get(id);
-    waiting.delete(id);
-    done?.(result.ok ? result : { ok: false, error: revive(result.error) });
+    const answer = waiting.take(id);
+    if (result.ok) answer?.resolve(result.value);
+    else answer?.reject(revive(result.error));
   }
 }
 
