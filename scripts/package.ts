@@ -90,7 +90,9 @@ async function makeExecutable(): Promise<void> {
     disableExperimentalSEAWarning: true,
     useSnapshot: false,
     useCodeCache: true,
-    execArgv: [`--max-semi-space-size=${SEMI_SPACE_MAX_MIB}`],
+    // One thread collects what is young, as others that help take the processor from the writer: on two cores 8,550
+    // deployments were created a second in place of 7,900.
+    execArgv: [`--max-semi-space-size=${SEMI_SPACE_MAX_MIB}`, '--no-parallel-scavenge'],
     assets,
   };
   await pkg.default(join(BUNDLE, 'main.cjs'), {
