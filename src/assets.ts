@@ -65,14 +65,15 @@ export function assetText(name: AssetName): string {
 export function startThread(name: ThreadName, options: WorkerOptions = {}): Worker {
   // Before the thread looks for it: see unpackedAddon.
   nativeAddonPath('better_sqlite3');
-  const bounded = { ...options, ...threadMemory() };
+  // By its name top -H shows it, and boot.ts knows what to run.
+  const named = { ...options, ...threadMemory(), name: basename(name) };
   switch (place) {
     case 'source':
-      return new Worker(join(import.meta.dirname, `${name}.ts`), bounded);
+      return new Worker(join(import.meta.dirname, `${name}.ts`), named);
     case 'bundle':
-      return new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), bounded);
+      return new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), named);
     case 'executable':
-      return new Worker(getAsset(`${basename(name)}.cjs`, 'utf8'), { ...bounded, eval: true });
+      return new Worker(getAsset('boot.cjs', 'utf8'), { ...named, eval: true });
     default:
       return place satisfies never;
   }

@@ -38,8 +38,8 @@ export function threadMemory(): Pick<WorkerOptions, 'resourceLimits'> {
 
 /**
  * A heap is looked through when it is 1.6 times as large as what lived the last time, in every thread; V8 would let it
- * grow to four times. That costs no more than noise. Not from the start: Node refuses the executable's code cache when a
- * flag is not what it was when the cache was made.
+ * grow to four times. That costs no more than noise. Not from the start: V8 refuses the executable's recorded code, see
+ * src/boot.ts, when a flag is not what it was.
  */
 function keepHeapsSmall(): void {
   setFlagsFromString('--heap-growing-percent=60');

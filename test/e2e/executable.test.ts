@@ -10,6 +10,7 @@ import {
   readFileSync,
   rmSync,
   statSync,
+  writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { delimiter, join } from 'node:path';
@@ -96,6 +97,30 @@ t.test('a served file', async (t) => {
   });
 });
 
+t.test('the code that was recorded of a davit is what each thread begins with', async (t) => {
+  const place = emptyPlace(t);
+  const preload = join(place, 'preload.cjs');
+  const told = join(place, 'tmp/told');
+  writeFileSync(
+    preload,
+    `const { appendFileSync } = require('node:fs');
+    const vm = require('node:vm');
+    vm.Script = class extends vm.Script {
+      constructor(text, options) {
+        super(text, options);
+        appendFileSync(${JSON.stringify(told)}, options.filename + ' ' + this.cachedDataRejected + '\\n');
+      }
+    };`,
+  );
+  const service = await serve(t, place, { NODE_OPTIONS: `--require=${preload}` });
+  t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
+  t.strictSame(readFileSync(told, 'utf8').trim().split('\n').sort(), [
+    'dispatcher-thread.cjs false',
+    'main.cjs false',
+    'writer-thread.cjs false',
+  ]);
+});
+
 t.test('where temporary directories forbid to execute', ifMayMount, async (t) => {
   const createProject = ['admin', 'project', 'create', '--name', 'site'];
 
@@ -165,10 +190,14 @@ interface RunningService {
   url: string;
 }
 
-async function serve(t: Test, place: string): Promise<RunningService> {
+async function serve(
+  t: Test,
+  place: string,
+  environment: Record<string, string> = {},
+): Promise<RunningService> {
   const service = spawn(join(place, 'davit'), ['serve', '--listen', '127.0.0.1:0'], {
     cwd: place,
-    env: { TMPDIR: join(place, 'tmp') },
+    env: { TMPDIR: join(place, 'tmp'), ...environment },
     stdio: ['ignore', 'pipe', 'inherit'],
     ...user,
   });
