@@ -134,22 +134,22 @@ async function makeFrom(directory: string, output: string): Promise<void> {
 async function recordCode(executable: string, directory: string): Promise<void> {
   const child = spawn(executable, ['serve', '--db', join(directory, 'davit.db'), '--listen', '127.0.0.1:0'], {
     stdio: ['ignore', 'ignore', 'inherit'],
-    env: {
-      ...process.env,
-      NODE_OPTIONS: `--require=${RECORDER}`,
-      CODE_DIRECTORY: directory,
-    },
+    env: { ...process.env, NODE_OPTIONS: `--require=${RECORDER}`, CODE_DIRECTORY: directory },
   });
   const ended = once(child, 'exit');
   const untilMs = performance.now() + RECORD_MAX_MS;
-  while (STARTED.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
-    if (child.exitCode !== null || performance.now() > untilMs) {
-      throw new Error('a davit that was started to record its code did not do so');
+  try {
+    while (STARTED.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
+      const hasEnded = child.exitCode !== null || child.signalCode !== null;
+      if (hasEnded || performance.now() > untilMs) {
+        throw new Error('the davit that was started to record its code did not do so');
+      }
+      await delay(50);
     }
-    await delay(50);
+  } finally {
+    child.kill('SIGTERM');
+    await ended;
   }
-  child.kill('SIGTERM');
-  await ended;
 }
 
 function codeName(bundle: string): string {
