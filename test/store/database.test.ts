@@ -21,6 +21,25 @@ t.test('the file is made on first use, private and durable', (t) => {
   t.end();
 });
 
+t.test('no new row has SQLite make a table to look at the rules', (t) => {
+  const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
+  const tables = database
+    .prepare<[], string>(`SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'`)
+    .pluck()
+    .all();
+  t.ok(tables.includes('deployments'));
+  for (const table of tables) {
+    const steps = database
+      .prepare<[], { opcode: string }>(`EXPLAIN INSERT INTO ${table} DEFAULT VALUES`)
+      .all()
+      .map(({ opcode }) => opcode);
+    t.ok(steps.includes('MakeRecord'), table);
+    t.notOk(steps.includes('OpenEphemeral'), table);
+  }
+  database.close();
+  t.end();
+});
+
 t.test('SQLite is new enough that two connections under WAL cannot corrupt the file', (t) => {
   const version = new Sqlite(':memory:').prepare<[], string>('SELECT sqlite_version()').pluck().get() ?? '';
   const [major = 0, minor = 0, patch = 0] = version.split('.').map(Number);
