@@ -184,29 +184,24 @@ function toDueDelivery(row: DeliveryRow, { url, failing_since, enabled_at }: Rec
 
 /** What came of attempts. */
 export function outboxWrites({ database, effects, changed }: WriteContext) {
-  const delivered = database
-    .prepare<Record<string, unknown>, number>(`
-      UPDATE deliveries
-         SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
-             ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-       WHERE id = +:deliveryId
-      RETURNING attempt_count`)
-    .pluck();
-  const missed = database
-    .prepare<Record<string, unknown>, number>(`
-      UPDATE deliveries
-         SET status = :status, next_attempt_at = :nextAttemptAt, attempt_count = attempt_count + 1,
-             ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-       WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs
-      RETURNING attempt_count`)
-    .pluck();
-  const counted = database
-    .prepare<{ deliveryId: DeliveryId }, number>(`
-      UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = +:deliveryId RETURNING attempt_count`)
-    .pluck();
+  const delivered = database.prepare(`
+    UPDATE deliveries
+       SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
+           ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
+     WHERE id = +:deliveryId`);
+  const missed = database.prepare(`
+    UPDATE deliveries
+       SET status = :status, next_attempt_at = :nextAttemptAt, attempt_count = attempt_count + 1,
+           ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
+     WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs`);
+  const counted = database.prepare(
+    'UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = +:deliveryId',
+  );
+  // The number by a look of its own: RETURNING would have SQLite make a table and keep copies of all that it changes.
   const insertAttempt = database.prepare(`
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
-    VALUES (:deliveryId, :number, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger)`);
+    VALUES (:deliveryId, (SELECT attempt_count FROM deliveries WHERE id = +:deliveryId), :atMs, :statusCode, :error,
+            :durationMs, :remoteAddress, :responseBody, :trigger)`);
   const succeeded = database.prepare(`
     UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE id = +:webhookId`);
   const failed = database.prepare(`
@@ -229,12 +224,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     settle(settlement: Settlement): void {
       const { deliveryId, webhookId, attempt, next, disableReason } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
-      const number =
+      const isKnown =
         next.kind === 'delivered'
-          ? delivered.get({ ...ladderOf(settlement), atMs })
-          : numberOfMissed(settlement);
-      if (number === undefined) return; // pruned meanwhile
-      insertAttempt.run({ deliveryId, number, ...attempt });
+          ? delivered.run({ ...ladderOf(settlement), atMs }).changes > 0
+          : countMissed(settlement);
+      if (!isKnown) return; // pruned meanwhile
+      insertAttempt.run({ deliveryId, ...attempt });
       if (next.kind === 'delivered') {
         succeeded.run({ webhookId, atMs });
       } else {
@@ -255,18 +250,17 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     },
   };
 
-  function numberOfMissed(settlement: Settlement): number | undefined {
+  /** Whether the delivery is there. */
+  function countMissed(settlement: Settlement): boolean {
     const { deliveryId, next } = settlement;
     const retries = next.kind === 'retry';
-    return (
-      missed.get({
-        ...ladderOf(settlement),
-        status: retries ? 'pending' : 'exhausted',
-        nextAttemptAt: retries ? next.atMs : null,
-      }) ??
-      // A redelivery or replay was asked for while it was under way: its failure does not end the new ladder.
-      counted.get({ deliveryId })
-    );
+    const { changes } = missed.run({
+      ...ladderOf(settlement),
+      status: retries ? 'pending' : 'exhausted',
+      nextAttemptAt: retries ? next.atMs : null,
+    });
+    // A redelivery or replay was asked for while it was under way: its failure does not end the new ladder.
+    return changes > 0 || counted.run({ deliveryId }).changes > 0;
   }
 }
 
