@@ -104,6 +104,9 @@ export function createGroupCommit(
   const changes = new Set<Change>();
   const operations = makeOperations({ database, effects, changed: (change) => void ownChanges.push(change) });
   database.pragma('busy_timeout = 0'); // see beginPatiently
+  // What SQLite keeps to undo a single statement. In a file, deployments for 50 projects had 250 pages of it written
+  // beside the 98 of each commit.
+  database.pragma('temp_store = MEMORY');
   // Other connections' commits change it, and this one's never do.
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
   let seenVersion = dataVersion.get();
