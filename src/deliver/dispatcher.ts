@@ -136,8 +136,9 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   function claim(turns: readonly Turn[], nowMs: number): void {
     const requests = turns.map(({ lane, slots }) => ({
       webhookId: lane.webhookId,
-      underWay: lane.underWay,
       limit: slots,
+      underWay: lane.underWay,
+      ahead: lane.ahead,
     }));
     reads.outbox.claim(requests, nowMs).forEach((claim, index) => {
       const lane = turns[index]?.lane;

@@ -70,6 +70,8 @@ export interface Lane {
   readonly webhookId: WebhookId;
   /** Deliveries, by seq, that were begun and are not yet recorded: in the outbox they are still pending. */
   readonly underWay: ReadonlySet<number>;
+  /** What was looked up beyond the last claim: see ClaimRequest. */
+  readonly ahead: number[];
   /** Whether its failures before this process are known. */
   readonly known: boolean;
 }
@@ -178,7 +180,10 @@ export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneL
 
   function replace(pending: readonly PendingWebhook[], nowMs: number): void {
     earliestMs = Number.POSITIVE_INFINITY;
-    for (const lane of lanes.values()) lane.lookAtMs = Number.POSITIVE_INFINITY;
+    for (const lane of lanes.values()) {
+      lane.lookAtMs = Number.POSITIVE_INFINITY;
+      lane.ahead.length = 0;
+    }
     for (const { webhook_id, next_attempt_at, failing_since } of pending) {
       const lane = laneOf(webhook_id);
       lane.lookAtMs = next_attempt_at;
@@ -419,6 +424,7 @@ function newLane(webhookId: WebhookId, usedAtMs: number): OwnLane {
   return {
     webhookId,
     underWay: new Set(),
+    ahead: [],
     known: false,
     standing: 'new',
     slots: 0,

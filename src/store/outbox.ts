@@ -3,6 +3,12 @@ import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
 import { type Recipient, webhookReads } from './webhooks.ts';
 
+/**
+ * So many more of a webhook are looked up with those that are claimed. One by one, each claim would read past all that
+ * are under way: 4 µs for each delivery in place of 1, with 200 busy webhooks.
+ */
+const READ_AHEAD = 32;
+
 /** A webhook that has only failed for so long is disabled. */
 const DISABLE_AFTER_FAILING_MS = 5 * 24 * 60 * 60 * 1000;
 
@@ -36,6 +42,11 @@ export interface ClaimRequest {
   limit: number;
   /** Those that are under way, by seq: pending still, and not to be claimed again. */
   underWay: ReadonlySet<number>;
+  /**
+   * Those that were due beyond the last claim, by seq, the first due first. A claim takes from it and fills it; whoever
+   * asks keeps it from claim to claim, and empties it when anything but new deliveries and settling changed the outbox.
+   */
+  ahead: number[];
 }
 
 export interface Claim {
@@ -91,12 +102,12 @@ export function outboxReads(database: Database) {
        ORDER BY next_attempt_at, seq
        LIMIT +?`)
     .raw();
-  // In the order of the list, which leads.
+  // In the order of the list, which leads. What has changed since it was looked up is not among them.
   const rowsOf = database
-    .prepare<[seqs: string], DeliveryRow>(`
+    .prepare<[seqs: string, nowMs: number], DeliveryRow>(`
       SELECT d.seq, d.id, d.event_id, d.webhook_id, e.payload, d.ladder_attempts, d.ladder_started_at, d.ladder_trigger
         FROM json_each(?) wanted
-       CROSS JOIN deliveries d ON d.seq = wanted.value
+       CROSS JOIN deliveries d ON d.seq = wanted.value AND d.status = 'pending' AND d.next_attempt_at <= +?
        CROSS JOIN events e ON e.id = d.event_id`)
     .raw();
   const { recipients } = webhookReads(database);
@@ -107,7 +118,7 @@ export function outboxReads(database: Database) {
 
     /** The first `limit` deliveries of a webhook that are due. */
     dueOf: (webhookId: WebhookId, nowMs: number, limit: number): DueDelivery[] =>
-      claim([{ webhookId, limit, underWay: new Set() }], nowMs).flatMap(({ due }) => due),
+      claim([{ webhookId, limit, underWay: new Set(), ahead: [] }], nowMs).flatMap(({ due }) => due),
 
     /**
      * For each request the webhook's next deliveries that are due at `nowMs`. Costs 4 µs for each delivery, and 7 where
@@ -128,7 +139,7 @@ export function outboxReads(database: Database) {
     );
     const picks = requests.map((request) => ({ webhookId: request.webhookId, ...pick(request, nowMs) }));
     const due = Map.groupBy(
-      rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs))),
+      rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs)), nowMs),
       ([, , , webhookId]) => webhookId,
     );
     return picks.map(({ webhookId, nextAtMs }) => {
@@ -142,15 +153,23 @@ export function outboxReads(database: Database) {
     });
   }
 
-  /** Which deliveries are next, from the index alone. */
-  function pick({ webhookId, limit, underWay }: ClaimRequest, nowMs: number) {
-    const seqs: number[] = [];
-    for (const [seq, nextAttemptAt] of firstPending.all(webhookId, underWay.size + limit + 1)) {
+  /** Which deliveries are next, from what was looked up before or from the index. */
+  function pick(request: ClaimRequest, nowMs: number) {
+    const { limit, ahead } = request;
+    const nextAtMs = ahead.length > limit ? nowMs : readAhead(request, nowMs);
+    const seqs = ahead.splice(0, limit);
+    return { seqs, nextAtMs: ahead.length > 0 ? nowMs : nextAtMs };
+  }
+
+  /** Fills `ahead` anew. Returns when the first that is not in it will be due; null: it has all that there are. */
+  function readAhead({ webhookId, limit, underWay, ahead }: ClaimRequest, nowMs: number): number | null {
+    ahead.length = 0;
+    for (const [seq, nextAttemptAt] of firstPending.all(webhookId, underWay.size + limit + READ_AHEAD)) {
       if (underWay.has(seq)) continue;
-      if (seqs.length === limit || nextAttemptAt > nowMs) return { seqs, nextAtMs: nextAttemptAt };
-      seqs.push(seq);
+      if (nextAttemptAt > nowMs) return nextAttemptAt;
+      ahead.push(seq);
     }
-    return { seqs, nextAtMs: null };
+    return null;
   }
 }
 

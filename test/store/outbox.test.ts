@@ -130,12 +130,59 @@ t.test('a claim leaves out what is under way, and says when the next one is due'
   }
   const nowMs = effects.now() - 1_000;
   const claim = (limit: number, seqs: number[], atMs: number) =>
-    store.reads.outbox.claim([{ webhookId, limit, underWay: new Set(seqs) }], atMs);
+    store.reads.outbox.claim([{ webhookId, limit, underWay: new Set(seqs), ahead: [] }], atMs);
 
   t.match(claim(2, [], nowMs), [{ due: [{ seq: 1 }, { seq: 2 }], secrets: [/^whsec_/], nextAtMs: nowMs }]);
   t.match(claim(2, [1, 2], nowMs), [{ due: [{ seq: 3 }], nextAtMs: null }]);
   t.match(claim(2, [1], nowMs - 1), [{ due: [{ seq: 2 }], nextAtMs: nowMs }]);
   t.match(claim(2, [1, 2, 3], nowMs), [{ due: [], nextAtMs: null }]);
+});
+
+t.test('claims that go on from each other take every delivery once, the first due first', async (t) => {
+  const store = testStore(t);
+  const webhookId = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  copyPending(store, 150);
+  const atMs = Date.now() + 60_000;
+  const pending = store.query<{ seq: number }>('SELECT seq FROM deliveries ORDER BY next_attempt_at, seq');
+  const underWay = new Set<number>();
+  const ahead: number[] = [];
+  const claimed: number[] = [];
+  for (let count = 0; claimed.length < pending.length; count++) {
+    const limit = 1 + (count % 4);
+    const [claim] = store.reads.outbox.claim([{ webhookId, limit, underWay, ahead }], atMs);
+    const due = claim?.due ?? [];
+    t.ok(due.length > 0, `claim ${count}`);
+    claimed.push(...due.map(({ seq }) => seq));
+    t.equal(claim?.nextAtMs, claimed.length < pending.length ? atMs : null);
+    for (const { seq } of due) underWay.add(seq);
+    // Some are recorded by the time of the next claim.
+    for (const delivery of due.filter((_, index) => index % 2 === 0)) {
+      await store.writer.write('outbox.settle', settlement(delivery, atMs, { kind: 'delivered' }));
+      underWay.delete(delivery.seq);
+    }
+  }
+  t.strictSame(
+    claimed,
+    pending.map(({ seq }) => seq),
+  );
+});
+
+t.test('what changed after it was looked up is not claimed', async (t) => {
+  const store = testStore(t);
+  const webhookId = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  copyPending(store, 5);
+  const atMs = Date.now() + 60_000;
+  const request = { webhookId, limit: 1, underWay: new Set<number>(), ahead: [] as number[] };
+  const [first] = store.reads.outbox.claim([request], atMs);
+  t.match(first, { due: [{ seq: 1 }], nextAtMs: atMs });
+  t.strictSame(request.ahead.slice(0, 3), [2, 3, 4]);
+  store.execute(`UPDATE deliveries SET next_attempt_at = ${atMs + 1} WHERE seq = 2`);
+  store.execute(`UPDATE deliveries SET status = 'exhausted', next_attempt_at = NULL WHERE seq = 3`);
+  store.execute('DELETE FROM deliveries WHERE seq = 4');
+  t.match(store.reads.outbox.claim([{ ...request, limit: 3 }], atMs), [{ due: [], nextAtMs: atMs }]);
+  t.match(store.reads.outbox.claim([{ ...request, underWay: new Set([1]) }], atMs), [{ due: [{ seq: 5 }] }]);
 });
 
 t.test('each webhook gets what is its own: deliveries, url and secrets, the newest first', async (t) => {
@@ -149,7 +196,7 @@ t.test('each webhook gets what is its own: deliveries, url and secrets, the newe
   });
   await store.writer.write('webhooks.rotate', { id: second, overlapMs: 60_000 });
   await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const request = (webhookId: WebhookId) => ({ webhookId, limit: 4, underWay: new Set<number>() });
+  const request = (webhookId: WebhookId) => ({ webhookId, limit: 4, underWay: new Set<number>(), ahead: [] });
 
   const claims = store.reads.outbox.claim([request(second), request(first)], effects.now());
   t.match(claims, [
@@ -177,6 +224,7 @@ t.test('of a webhook that is disabled or deleted nothing is claimed', async (t) 
     webhookId,
     limit: 4,
     underWay: new Set<number>(),
+    ahead: [],
   }));
   const nothing = { due: [], secrets: [], nextAtMs: null };
   t.strictSame(store.reads.outbox.claim(requests, Date.now()), [nothing, nothing]);
@@ -187,7 +235,7 @@ t.test('a claim costs the same whatever is pending', async (t) => {
   const webhookId = await webhookOf(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   const claim = () =>
-    store.reads.outbox.claim([{ webhookId, limit: 4, underWay: new Set() }], Date.now() + 60_000);
+    store.reads.outbox.claim([{ webhookId, limit: 4, underWay: new Set(), ahead: [] }], Date.now() + 60_000);
   // The quickest of many: other tests run at the same time.
   const quickestMs = () => {
     const durationsMs = Array.from({ length: 200 }, () => {

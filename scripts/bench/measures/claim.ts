@@ -72,7 +72,7 @@ function claiming(
   defer(() => database.close());
   const reads = outboxReads(database);
   const underWay = new Set<number>();
-  const requests = webhookIds.map((webhookId) => ({ webhookId, underWay, limit }));
+  const requests = webhookIds.map((webhookId) => ({ webhookId, limit, underWay, ahead: [] }));
   let turn = 0;
   return {
     name,
