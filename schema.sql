@@ -15,11 +15,12 @@ PRAGMA user_version = 1;
 
 -- One row: what belongs to the file as a whole.
 CREATE TABLE instance (
-  only_row      INTEGER PRIMARY KEY CHECK (only_row = 1),
-  created_at    INTEGER NOT NULL,
-  probes        INTEGER NOT NULL DEFAULT 0, -- counted up to see whether the disk takes a write
-  cursor_secret BLOB    NOT NULL CHECK (length(cursor_secret) = 32), -- authenticates page cursors, also after a restore
-  davit_version TEXT    NOT NULL -- the davit that made the schema what it is: an older one that refuses the file names it
+  only_row        INTEGER PRIMARY KEY CHECK (only_row = 1),
+  created_at      INTEGER NOT NULL,
+  probes          INTEGER NOT NULL DEFAULT 0, -- counted up to see whether the disk takes a write
+  webhook_changes INTEGER NOT NULL DEFAULT 0, -- counted up by the triggers below webhook_secrets
+  cursor_secret   BLOB    NOT NULL CHECK (length(cursor_secret) = 32), -- authenticates page cursors, also after a restore
+  davit_version   TEXT    NOT NULL -- the davit that made the schema what it is: an older one that refuses the file names it
 ) STRICT;
 
 -- Who may call the API.
@@ -211,6 +212,28 @@ CREATE TABLE webhook_secrets (
   expires_at INTEGER, -- null for the newest
   PRIMARY KEY (webhook_id, secret)
 ) STRICT, WITHOUT ROWID;
+
+-- Whoever remembers where and how to send sees here that it has changed.
+CREATE TRIGGER webhook_is_sent_to_otherwise AFTER UPDATE OF url, status, enabled_at, deleted_at ON webhooks
+WHEN (OLD.url, OLD.status, OLD.enabled_at, OLD.deleted_at) IS NOT (NEW.url, NEW.status, NEW.enabled_at, NEW.deleted_at)
+BEGIN
+  UPDATE instance SET webhook_changes = webhook_changes + 1;
+END;
+
+CREATE TRIGGER webhook_signs_with_another AFTER INSERT ON webhook_secrets
+BEGIN
+  UPDATE instance SET webhook_changes = webhook_changes + 1;
+END;
+
+CREATE TRIGGER webhook_signs_for_another_time AFTER UPDATE ON webhook_secrets
+BEGIN
+  UPDATE instance SET webhook_changes = webhook_changes + 1;
+END;
+
+CREATE TRIGGER webhook_signs_with_one_less AFTER DELETE ON webhook_secrets
+BEGIN
+  UPDATE instance SET webhook_changes = webhook_changes + 1;
+END;
 
 -- The outbox: one row for each event and each webhook that is told of it.
 CREATE TABLE deliveries (

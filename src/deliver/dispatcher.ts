@@ -133,7 +133,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   /** Begins what these may begin. */
-  function claim(turns: readonly Turn[], nowMs: number): void {
+  function claim(named: readonly Turn[], nowMs: number): void {
+    const turns = named.filter(({ lane }) => lane.known || !learnsThatItFails(lane, nowMs));
     const requests = turns.map(({ lane, slots }) => ({
       webhookId: lane.webhookId,
       limit: slots,
@@ -146,16 +147,16 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     });
   }
 
+  /** One that has failed before this process gets its turn among those that fail. */
+  function learnsThatItFails(lane: Lane, nowMs: number): boolean {
+    const failingSinceMs = reads.outbox.failingSince(lane.webhookId);
+    lanes.learn(lane, failingSinceMs);
+    if (failingSinceMs === null) return false;
+    lanes.looked(lane, nowMs, nowMs);
+    return true;
+  }
+
   function take(lane: Lane, { due, secrets, nextAtMs }: Claim, nowMs: number): void {
-    const [first] = due;
-    if (first !== undefined && !lane.known) {
-      lanes.learn(lane, first.failing_since);
-      // It has failed before this process: it gets its turn among those.
-      if (first.failing_since !== null) {
-        lanes.looked(lane, nowMs, nowMs);
-        return;
-      }
-    }
     for (const delivery of due) run(deliver(lane, delivery, secrets), 'an attempt could not be recorded');
     lanes.looked(lane, nextAtMs, nowMs);
   }
@@ -170,7 +171,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {
     const atMs = now();
     const slot = lanes.begin(lane, delivery.seq, atMs);
-    figures?.began(delivery, atMs);
+    figures?.began(delivery, lane.failures > 0, atMs);
     const headers = signedHeaders({
       eventId: delivery.event_id,
       secrets,

@@ -4,8 +4,8 @@ import type { DueDelivery, Settlement } from '../store/outbox.ts';
 
 /** What the dispatcher's thread tells of its work. */
 export interface DeliveryFigures {
-  /** An attempt begins, at `atMs` since 1970. */
-  began(delivery: DueDelivery, atMs: number): void;
+  /** An attempt begins, at `atMs` since 1970; `isFailing`: the receiver's last one failed. */
+  began(delivery: DueDelivery, isFailing: boolean, atMs: number): void;
   /** It is over, whatever came of it. */
   ended(): void;
   /** What came of it, if anything. */
@@ -75,11 +75,10 @@ export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
   const lag = lagFigure(cells, 'dispatcher');
 
   return {
-    began(delivery, atMs) {
+    began(delivery, isFailing, atMs) {
       inFlight.add(1);
       if (delivery.ladder_attempts > 0 || delivery.ladder_trigger !== 'schedule') return;
-      const receiver = delivery.failing_since === null ? 'healthy' : 'failing';
-      wait[receiver].observe(Math.max(0, atMs - delivery.ladder_started_at) / 1000);
+      wait[isFailing ? 'failing' : 'healthy'].observe(Math.max(0, atMs - delivery.ladder_started_at) / 1000);
     },
     ended: () => inFlight.add(-1),
     settled({ attempt, next }) {

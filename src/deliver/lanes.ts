@@ -74,6 +74,8 @@ export interface Lane {
   readonly ahead: number[];
   /** Whether its failures before this process are known. */
   readonly known: boolean;
+  /** Its failures in a row, as far as they are known. */
+  readonly failures: number;
 }
 
 /** How many attempts a lane may begin now. */

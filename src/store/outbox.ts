@@ -1,7 +1,7 @@
 import type { AttemptTrigger, DeliveryId, EventId, WebhookId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
-import { type Recipient, webhookReads } from './webhooks.ts';
+import { type Recipient, recipientReads } from './recipients.ts';
 
 /**
  * So many more of a webhook are looked up with those that are claimed. One by one, each claim would read past all that
@@ -19,8 +19,6 @@ export interface DueDelivery {
   event_id: EventId;
   webhook_id: WebhookId;
   url: string;
-  /** When the first of the webhook's failures in a row was; null: its last attempt did not fail. */
-  failing_since: number | null;
   payload: string;
   /** Attempts on the ladder that it stands on now. */
   ladder_attempts: number;
@@ -53,7 +51,7 @@ export interface Claim {
   /** None if the webhook is disabled or deleted. */
   due: DueDelivery[];
   /** What to sign them with, the newest first. */
-  secrets: string[];
+  secrets: readonly string[];
   /** When the one after these is due; null: there is none, or none that may be sent. */
   nextAtMs: number | null;
 }
@@ -110,11 +108,17 @@ export function outboxReads(database: Database) {
        CROSS JOIN deliveries d ON d.seq = wanted.value AND d.status = 'pending' AND d.next_attempt_at <= +?
        CROSS JOIN events e ON e.id = d.event_id`)
     .raw();
-  const { recipients } = webhookReads(database);
+  const { recipients } = recipientReads(database);
+  const failingSince = database
+    .prepare<[WebhookId], number | null>('SELECT failing_since FROM webhooks WHERE id = +?')
+    .pluck();
 
   return {
     /** The enabled webhooks that have something pending, the first due first. */
     pendingWebhooks: (): PendingWebhook[] => pendingWebhooks.all(),
+
+    /** When the first of the webhook's failures in a row was; null: its last attempt did not fail. */
+    failingSince: (webhookId: WebhookId): number | null => failingSince.get(webhookId) ?? null,
 
     /** The first `limit` deliveries of a webhook that are due. */
     dueOf: (webhookId: WebhookId, nowMs: number, limit: number): DueDelivery[] =>
@@ -184,7 +188,7 @@ type DeliveryRow = [
   ladderTrigger: DueDelivery['ladder_trigger'],
 ];
 
-function toDueDelivery(row: DeliveryRow, { url, failing_since, enabled_at }: Recipient): DueDelivery {
+function toDueDelivery(row: DeliveryRow, { url, enabledAtMs }: Recipient): DueDelivery {
   const [seq, id, event_id, webhook_id, payload, ladderAttempts, ladderStartedAt, ladder_trigger] = row;
   return {
     seq,
@@ -192,11 +196,10 @@ function toDueDelivery(row: DeliveryRow, { url, failing_since, enabled_at }: Rec
     event_id,
     webhook_id,
     url,
-    failing_since,
     payload,
     // What was held while the webhook was disabled begins a new ladder when it is enabled.
-    ladder_attempts: ladderStartedAt < enabled_at ? 0 : ladderAttempts,
-    ladder_started_at: Math.max(ladderStartedAt, enabled_at),
+    ladder_attempts: ladderStartedAt < enabledAtMs ? 0 : ladderAttempts,
+    ladder_started_at: Math.max(ladderStartedAt, enabledAtMs),
     ladder_trigger,
   };
 }

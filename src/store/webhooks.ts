@@ -59,16 +59,6 @@ interface WebhookRow {
   consecutive_failures: number;
 }
 
-/** Where and how to send what a webhook is told. */
-export interface Recipient {
-  url: string;
-  /** When the first of its failures in a row was; null: its last attempt did not fail. */
-  failing_since: number | null;
-  enabled_at: number;
-  /** What to sign with, the newest first. */
-  secrets: string[];
-}
-
 const WEBHOOK_COLUMNS = `
   seq, id, url, events, description, status, status_reason, created_at, last_success_at, last_failure_at,
   consecutive_failures`;
@@ -96,19 +86,6 @@ export function webhookReads(database: Database) {
        WHERE webhook_id = +:webhookId AND (expires_at IS NULL OR expires_at > +:nowMs)
        ORDER BY expires_at IS NOT NULL, created_at DESC`)
     .pluck();
-  const recipients = database
-    .prepare<
-      { ids: string; nowMs: number },
-      [id: WebhookId, url: string, failingSince: number | null, enabledAt: number, secret: string]
-    >(`
-      SELECT w.id, w.url, w.failing_since, w.enabled_at, s.secret
-        FROM json_each(:ids) wanted
-       CROSS JOIN webhooks w ON w.id = wanted.value
-       CROSS JOIN webhook_secrets s ON s.webhook_id = w.id AND (s.expires_at IS NULL OR s.expires_at > +:nowMs)
-       WHERE w.status = 'enabled' AND w.deleted_at IS NULL
-       ORDER BY s.expires_at IS NOT NULL, s.created_at DESC`)
-    .raw();
-
   return {
     get(id: string): Webhook | undefined {
       const row = byId.get(id);
@@ -133,20 +110,6 @@ export function webhookReads(database: Database) {
 
     /** What to sign with, the newest first; more than one while a rotation overlaps. */
     liveSecrets: (webhookId: WebhookId, nowMs: number): string[] => liveSecrets.all({ webhookId, nowMs }),
-
-    /** Those of these webhooks that may be sent to. For all of them together, as a query for each takes five times as long. */
-    recipients(webhookIds: readonly WebhookId[], nowMs: number): Map<WebhookId, Recipient> {
-      const found = new Map<WebhookId, Recipient>();
-      for (const [id, url, failing_since, enabled_at, secret] of recipients.all({
-        ids: JSON.stringify(webhookIds),
-        nowMs,
-      })) {
-        const known = found.get(id);
-        if (known === undefined) found.set(id, { url, failing_since, enabled_at, secrets: [secret] });
-        else known.secrets.push(secret);
-      }
-      return found;
-    },
   };
 }
 

@@ -25,7 +25,7 @@ const VERSION_COLUMN = /, -- authenticates.*\n\s*davit_version .*\n/;
 /** Without the version of the davit that wrote it, an index, and one of the states of a project. */
 const BEFORE = version(SCHEMA_VERSION - 1, [
   [INSTANCE, INSTANCE.replace(VERSION_COLUMN, '\n')],
-  [PROJECTS, PROJECTS.replace("'active', 'paused', 'archived'", "'active', 'paused'")],
+  [PROJECTS, PROJECTS.replace(" OR status = 'archived'", '')],
   [EVENTS_BY_AGE, ''],
 ]);
 
@@ -44,7 +44,12 @@ export const STEPS: readonly Migration[] = [
     version: SCHEMA_VERSION,
     migrate(database) {
       database.exec(EVENTS_BY_AGE);
-      remake(database, 'instance', INSTANCE, "only_row, created_at, probes, cursor_secret, '?'");
+      remake(
+        database,
+        'instance',
+        INSTANCE,
+        "only_row, created_at, probes, webhook_changes, cursor_secret, '?'",
+      );
       // Triggers of another table speak of this one, and rows of four others refer to it.
       remake(database, 'projects', PROJECTS, '*');
       database.exec(WAITING);

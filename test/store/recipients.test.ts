@@ -1,0 +1,115 @@
+import t, { type Test } from 'tap';
+import type { EventType, KeyId, WebhookId } from '../../src/domain.ts';
+import { openForReading } from '../../src/store/database.ts';
+import { recipientReads } from '../../src/store/recipients.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { type TestStore, testStore } from '../helpers/store.ts';
+
+const WEBHOOK = {
+  url: 'https://example.com/hook',
+  events: ['deployment.created'] as EventType[],
+  description: null,
+};
+
+type Change = (store: TestStore, id: WebhookId, keyId: KeyId) => Promise<unknown>;
+
+const CHANGES: [what: string, change: Change][] = [
+  [
+    'another url',
+    ({ writer }, id) => writer.write('webhooks.update', { id, url: 'https://b.example/', disableReason: '' }),
+  ],
+  ['a disabling', ({ writer }, id) => writer.write('webhooks.update', { id, ...DISABLED })],
+  [
+    'a disabling and enabling',
+    async ({ writer }, id) => {
+      await writer.write('webhooks.update', { id, ...DISABLED });
+      await writer.write('webhooks.update', { id, status: 'enabled', disableReason: '' });
+    },
+  ],
+  ['a rotation', ({ writer }, id) => writer.write('webhooks.rotate', { id, overlapMs: 60_000 })],
+  ['a rotation at once', ({ writer }, id) => writer.write('webhooks.rotate', { id, overlapMs: 0 })],
+  ['a deletion', ({ writer }, id) => writer.write('webhooks.remove', { id })],
+  ['a revoked key', ({ writer }, _, id) => writer.write('keys.revoke', { id })],
+];
+
+const DISABLED = { status: 'disabled', disableReason: 'tired' } as const;
+
+for (const [what, change] of CHANGES) {
+  t.test(`${what} is known at the next look`, async (t) => {
+    const effects = fakeEffects();
+    const { store, keyId, webhookId, recipient } = await remembering(t, effects.now);
+    const before = recipient();
+    t.match(before, { url: WEBHOOK.url, enabledAtMs: effects.now() });
+    effects.advance(1_000);
+    await change(store, webhookId, keyId);
+    const after = recipient();
+    t.notSame(after, before);
+    t.strictSame(after, lookedUpAnew(t, store, webhookId, effects.now()));
+  });
+}
+
+t.test('a secret whose time is over signs no more', async (t) => {
+  const effects = fakeEffects();
+  const { store, webhookId, recipient } = await remembering(t, effects.now);
+  await store.writer.write('webhooks.rotate', { id: webhookId, overlapMs: 60_000 });
+  effects.advance(59_999);
+  t.equal(recipient()?.secrets.length, 2);
+  effects.advance(1);
+  t.strictSame(recipient()?.secrets, store.reads.webhooks.liveSecrets(webhookId, effects.now()));
+  t.equal(recipient()?.secrets.length, 1);
+});
+
+t.test('what changes otherwise at a webhook is no reason to look it up again', async (t) => {
+  const effects = fakeEffects();
+  const { store, webhookId, recipient } = await remembering(t, effects.now);
+  const before = recipient();
+  store.execute('UPDATE webhooks SET last_success_at = 1, consecutive_failures = 7, failing_since = 1');
+  await store.writer.write('webhooks.update', { id: webhookId, description: 'ours', disableReason: '' });
+  await store.writer.write('webhooks.create', { ...WEBHOOK, keyId: (await store.key()).keyId });
+  t.strictSame(recipient(), before);
+  const changes = store.query('SELECT webhook_changes FROM instance');
+  store.execute('UPDATE webhooks SET last_success_at = 2, consecutive_failures = 0, failing_since = NULL');
+  t.strictSame(store.query('SELECT webhook_changes FROM instance'), changes);
+  // Nobody but the triggers says so: without them it is remembered.
+  store.execute(`DROP TRIGGER webhook_is_sent_to_otherwise; UPDATE webhooks SET url = 'https://c.example/'`);
+  t.strictSame(recipient(), before);
+});
+
+t.test('however many there are, each is what it is, and only so many are remembered', async (t) => {
+  const effects = fakeEffects();
+  const { store, webhookId, recipients } = await remembering(t, effects.now);
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 9000)
+    INSERT INTO webhooks (id, key_id, url, events, status, created_at, enabled_at)
+    SELECT 'whk_' || number, key_id, 'https://example.com/' || number, events, 'enabled', 1, 1 FROM numbers, webhooks;
+    INSERT INTO webhook_secrets (webhook_id, secret, created_at) SELECT id, 's' || seq, 1 FROM webhooks`);
+  for (let first = 1; first <= 9_000; first += 64) {
+    const ids = Array.from(
+      { length: 64 },
+      (_, index) => `whk_${Math.min(9_000, first + index)}` as WebhookId,
+    );
+    const found = recipients(ids);
+    t.ok(ids.every((id) => found.get(id)?.url === `https://example.com/${id.slice(4)}`));
+    t.ok(found.size <= 4_096 + 64);
+  }
+  t.equal(recipients([webhookId]).get(webhookId)?.url, WEBHOOK.url);
+});
+
+/** A webhook, and what is remembered of it. */
+async function remembering(t: Test, now: () => number) {
+  const effects = { ...fakeEffects(), now };
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id: webhookId } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+  const reader = openForReading(store.path);
+  t.teardown(() => reader.close());
+  const reads = recipientReads(reader);
+  const recipients = (ids: WebhookId[]) => reads.recipients(ids, now());
+  return { store, keyId, webhookId, recipients, recipient: () => recipients([webhookId]).get(webhookId) };
+}
+
+function lookedUpAnew(t: Test, store: TestStore, id: WebhookId, nowMs: number) {
+  const reader = openForReading(store.path);
+  t.teardown(() => reader.close());
+  return recipientReads(reader).recipients([id], nowMs).get(id);
+}
