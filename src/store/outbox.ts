@@ -103,7 +103,7 @@ export function outboxReads(database: Database) {
   // In the order of the list, which leads. What has changed since it was looked up is not among them.
   const rowsOf = database
     .prepare<[seqs: string, nowMs: number], DeliveryRow>(`
-      SELECT d.seq, d.id, d.event_id, d.webhook_id, e.payload, d.ladder_attempts, d.ladder_started_at, d.ladder_trigger
+      SELECT d.seq, d.id, d.event_id, e.payload, d.ladder_attempts, d.ladder_started_at, d.ladder_trigger
         FROM json_each(?) wanted
        CROSS JOIN deliveries d ON d.seq = wanted.value AND d.status = 'pending' AND d.next_attempt_at <= +?
        CROSS JOIN events e ON e.id = d.event_id`)
@@ -142,18 +142,22 @@ export function outboxReads(database: Database) {
       nowMs,
     );
     const picks = requests.map((request) => ({ webhookId: request.webhookId, ...pick(request, nowMs) }));
-    const due = Map.groupBy(
-      rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs)), nowMs),
-      ([, , , webhookId]) => webhookId,
-    );
-    return picks.map(({ webhookId, nextAtMs }) => {
+    const rows = rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs)), nowMs);
+    let place = 0;
+    return picks.map(({ webhookId, seqs, nextAtMs }) => {
       const recipient = found.get(webhookId);
-      if (recipient === undefined) return { due: [], secrets: [], nextAtMs: null };
-      return {
-        due: (due.get(webhookId) ?? []).map((row) => toDueDelivery(row, recipient)),
-        secrets: recipient.secrets,
-        nextAtMs,
+      const claim: Claim = {
+        due: [],
+        secrets: recipient?.secrets ?? [],
+        nextAtMs: recipient === undefined ? null : nextAtMs,
       };
+      for (const seq of seqs) {
+        const row = rows[place];
+        if (row?.[0] !== seq) continue;
+        place += 1;
+        if (recipient !== undefined) claim.due.push(toDueDelivery(webhookId, row, recipient));
+      }
+      return claim;
     });
   }
 
@@ -181,15 +185,18 @@ type DeliveryRow = [
   seq: number,
   id: DeliveryId,
   eventId: EventId,
-  webhookId: WebhookId,
   payload: string,
   ladderAttempts: number,
   ladderStartedAt: number,
   ladderTrigger: DueDelivery['ladder_trigger'],
 ];
 
-function toDueDelivery(row: DeliveryRow, { url, enabledAtMs }: Recipient): DueDelivery {
-  const [seq, id, event_id, webhook_id, payload, ladderAttempts, ladderStartedAt, ladder_trigger] = row;
+function toDueDelivery(
+  webhook_id: WebhookId,
+  row: DeliveryRow,
+  { url, enabledAtMs }: Recipient,
+): DueDelivery {
+  const [seq, id, event_id, payload, ladderAttempts, ladderStartedAt, ladder_trigger] = row;
   return {
     seq,
     id,
