@@ -21,7 +21,10 @@ const FEW = '1,000 pending';
 const MANY = '1,000,000 pending';
 const FOUR = '1,000,000 pending, four of each webhook';
 
-/** The function that the dispatcher calls, on a file of its own: webhooks in turn, one delivery of each. */
+/**
+ * The function that the dispatcher calls, on a file of its own: webhooks in turn, one delivery of each. Nothing is
+ * settled: who has had what was looked up at once begins anew.
+ */
 export const claim: Measure = {
   name: 'claim',
   title: `fair claim for ${WEBHOOKS.toLocaleString('en')} webhooks, ${BATCH} deliveries at a time, for each`,
