@@ -12,6 +12,8 @@ export interface Recipient {
 
 interface RememberedRecipient extends Recipient {
   secrets: string[];
+  /** When it was looked up: by a clock that was set back since, a secret may live again. */
+  sinceMs: number;
   /** From then on one of the secrets signs no more. */
   untilMs: number;
 }
@@ -56,7 +58,7 @@ export function recipientReads(database: Database) {
 
   function isKnown(id: WebhookId, nowMs: number): boolean {
     const recipient = remembered.get(id);
-    return recipient !== undefined && nowMs < recipient.untilMs;
+    return recipient !== undefined && recipient.sinceMs <= nowMs && nowMs < recipient.untilMs;
   }
 
   function lookUp(ids: readonly WebhookId[], nowMs: number): void {
@@ -65,7 +67,7 @@ export function recipientReads(database: Database) {
       const untilMs = expiresAt ?? Number.POSITIVE_INFINITY;
       const known = remembered.get(id);
       if (known === undefined) {
-        remembered.set(id, { url, enabledAtMs, secrets: [secret], untilMs });
+        remembered.set(id, { url, enabledAtMs, secrets: [secret], sinceMs: nowMs, untilMs });
       } else {
         known.secrets.push(secret);
         known.untilMs = Math.min(known.untilMs, untilMs);

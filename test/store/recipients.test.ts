@@ -59,6 +59,18 @@ t.test('a secret whose time is over signs no more', async (t) => {
   t.equal(recipient()?.secrets.length, 1);
 });
 
+t.test('when a clock that ran ahead is set right, a secret that seemed to be over signs again', async (t) => {
+  const effects = fakeEffects();
+  const { store, webhookId, recipient } = await remembering(t, effects.now);
+  await store.writer.write('webhooks.rotate', { id: webhookId, overlapMs: 60_000 });
+  const both = recipient()?.secrets;
+  t.equal(both?.length, 2);
+  effects.jump(120_000);
+  t.equal(recipient()?.secrets.length, 1);
+  effects.jump(-120_000);
+  t.strictSame(recipient()?.secrets, both);
+});
+
 t.test('what changes otherwise at a webhook is no reason to look it up again', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, recipient } = await remembering(t, effects.now);
