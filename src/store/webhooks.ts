@@ -196,7 +196,10 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
         description: description === undefined ? before.description : description,
       });
       // Another receiver: what the one before did wrong does not count against it.
-      if (url !== undefined && url !== before.url) forgiveFailures.run(id);
+      if (url !== undefined && url !== before.url) {
+        forgiveFailures.run(id);
+        changed('outbox');
+      }
       if (events !== undefined) {
         unsubscribe.run(id);
         for (const type of events) subscribe.run(type, id);

@@ -1,5 +1,6 @@
 import t from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
+import type { Change } from '../../src/store/context.ts';
 import type { Caller } from '../../src/store/keys.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
@@ -162,8 +163,12 @@ t.test('another url begins without the failures of the one before, the same url 
   const { keyId } = await store.key();
   const { id, url } = await newWebhook(store, keyId);
   store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
+  const heard: Change[] = [];
+  store.writer.onCommit((changes) => heard.push(...changes));
   t.match(await update(store, id, { url }), { consecutive_failures: 2 });
+  t.strictSame(heard, []);
   t.match(await update(store, id, { url: 'https://example.net/' }), { consecutive_failures: 0 });
+  t.strictSame(heard, ['outbox'], 'whoever delivers hears of it');
   t.match(store.query('SELECT failing_since FROM webhooks'), [{ failing_since: null }]);
 });
 
