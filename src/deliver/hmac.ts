@@ -36,7 +36,7 @@ export function hmacSha256(
   encoding: 'hex' | 'base64',
 ): string {
   // A UTF-16 unit becomes three bytes at most.
-  const mostBytes = BLOCK_BYTES + 3 * (prefix.length + body.length);
+  const mostBytes = BLOCK_BYTES + 3 * prefix.length + (typeof body === 'string' ? 3 : 1) * body.length;
   const message = mostBytes <= scratch.length ? scratch : Buffer.allocUnsafe(mostBytes);
   message.set(inner);
   let length = BLOCK_BYTES + message.write(prefix, BLOCK_BYTES);

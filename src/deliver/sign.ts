@@ -1,10 +1,9 @@
 import { timingSafeEqual } from 'node:crypto';
 import { type HmacKey, hmacKey, hmacSha256 } from './hmac.ts';
-import { putLatest } from './latest.ts';
 
 export interface Signing {
   eventId: string;
-  /** The webhook's live secrets: one, or more while a rotation overlaps. */
+  /** The webhook's live secrets: one, or more while a rotation overlaps. The list does not change. */
   secrets: readonly string[];
   /** When it is sent, in whole seconds since 1970. */
   atSeconds: number;
@@ -28,8 +27,8 @@ export function serviceSignature(
   atSeconds: number,
   body: string | Uint8Array,
 ): string {
-  const digests = secrets.map(
-    (secret) => `v1=${hmacSha256(keysOf(secret).service, `${atSeconds}.`, body, 'hex')}`,
+  const digests = keysOf(secrets).map(
+    ({ service }) => `v1=${hmacSha256(service, `${atSeconds}.`, body, 'hex')}`,
   );
   return [`t=${atSeconds}`, ...digests].join(',');
 }
@@ -41,8 +40,8 @@ export function standardSignature(
   atSeconds: number,
   body: string | Uint8Array,
 ): string {
-  return secrets
-    .map((secret) => `v1,${hmacSha256(keysOf(secret).standard, `${eventId}.${atSeconds}.`, body, 'base64')}`)
+  return keysOf(secrets)
+    .map(({ standard }) => `v1,${hmacSha256(standard, `${eventId}.${atSeconds}.`, body, 'base64')}`)
     .join(' ');
 }
 
@@ -51,17 +50,18 @@ interface SigningKeys {
   standard: HmacKey;
 }
 
-/** More than one server signs with at a time; they take 1 MB. */
-const KEYS_MAX = 1_024;
-const keys = new Map<string, SigningKeys>();
+/** By the list that they came in: who remembers whom to send to has the same one each time. */
+const keys = new WeakMap<readonly string[], readonly SigningKeys[]>();
 
 /** Made ready once: to sign with them takes less time than that. */
-function keysOf(secret: string): SigningKeys {
-  const known = keys.get(secret);
+function keysOf(secrets: readonly string[]): readonly SigningKeys[] {
+  const known = keys.get(secrets);
   if (known !== undefined) return known;
-  const standard = Buffer.from(secret.replace(/^whsec_/, ''), 'base64');
-  const made = { service: hmacKey(Buffer.from(secret)), standard: hmacKey(standard) };
-  putLatest(keys, secret, made, KEYS_MAX);
+  const made = secrets.map((secret) => ({
+    service: hmacKey(Buffer.from(secret)),
+    standard: hmacKey(Buffer.from(secret.replace(/^whsec_/, ''), 'base64')),
+  }));
+  keys.set(secrets, made);
   return made;
 }
 
