@@ -248,6 +248,20 @@ t.test('it is known when the next webhook is due, also one that was heard of lat
   t.equal(lanes.nextLookAtMs(nowMs + 1_000), nowMs + 2_000);
 });
 
+t.test('what was looked up ahead is forgotten when all that is pending is looked at anew', async (t) => {
+  const effects = fakeEffects();
+  const lanes = createLanes(effects);
+  const pending = { webhook_id: 'a' as WebhookId, next_attempt_at: effects.now(), failing_since: null };
+  lanes.replace([pending], effects.now());
+  const [turn] = lanes.turns(effects.now(), MANY, MANY);
+  if (turn === undefined) throw new Error('no turn');
+  turn.lane.ahead.push(1, 2);
+  lanes.looked(turn.lane, effects.now(), effects.now());
+  t.strictSame(lanes.turns(effects.now(), MANY, MANY)[0]?.lane.ahead, [1, 2]);
+  lanes.replace([pending], effects.now());
+  t.strictSame(turn.lane.ahead, []);
+});
+
 t.test('what is pending no more is not looked at, and its webhook forgotten after an hour', async (t) => {
   const effects = fakeEffects();
   const lanes = createLanes(effects);
