@@ -2,7 +2,13 @@ import type { Logger } from 'pino';
 import { createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
 import { type Change, webhookOf } from '../store/context.ts';
-import type { Claim, DueDelivery, Settlement } from '../store/outbox.ts';
+import {
+  type Claim,
+  type DueDelivery,
+  FIRST_PENDING,
+  type PendingPlace,
+  type Settlement,
+} from '../store/outbox.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import type { DeliveryFigures } from './figures.ts';
@@ -123,13 +129,14 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   /** Retries that were planned by the clock as it was come when they would have come. */
   function setBack(byMs: number): void {
     logger.warn({ by_ms: byMs }, 'the clock was set back: what waits for a retry is planned anew');
-    const planned = writePersistently(
-      writer,
-      'outbox.setBack',
-      { byMs, furthestMs: schedule.windowMs },
-      effects,
-    );
-    run(planned, 'retries could not be planned anew');
+    run(planAnew(byMs), 'retries could not be planned anew');
+  }
+
+  async function planAnew(byMs: number): Promise<void> {
+    const furthestMs = schedule.windowMs;
+    for (let after: PendingPlace | null = FIRST_PENDING; after !== null; ) {
+      after = await writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects);
+    }
   }
 
   /** Begins what these may begin. */

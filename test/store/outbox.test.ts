@@ -1,6 +1,6 @@
 import t from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
-import type { Settlement } from '../../src/store/outbox.ts';
+import { FIRST_PENDING, type PendingPlace, type Settlement } from '../../src/store/outbox.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -267,7 +267,8 @@ t.test(
     store.execute(`
     UPDATE deliveries SET next_attempt_at = ${nowMs} + CASE seq
       WHEN 1 THEN -5 WHEN 2 THEN ${hour} + 5 WHEN 3 THEN 5 ELSE ${40 * hour} END`);
-    await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour });
+    const after = FIRST_PENDING;
+    t.equal(await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after }), null);
     t.strictSame(
       store
         .query<{ next_attempt_at: number }>('SELECT next_attempt_at FROM deliveries ORDER BY seq')
@@ -276,6 +277,36 @@ t.test(
     );
   },
 );
+
+t.test('of a long backlog each retry is set back once, in steps', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  for (let count = 0; count < 3; count++) await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const [nowMs, hour] = [effects.now(), 3_600_000];
+  // Of each webhook some are due, and of the others many wait for the same moment.
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 700)
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
+                            ladder_started_at, ladder_trigger)
+    SELECT 'dlv_' || webhook_id || number, event_id, event_type, webhook_id, 'pending',
+           ${nowMs} + iif(number % 3 = 0, -number, ${2 * hour} + number % 7), created_at, ladder_started_at, ladder_trigger
+      FROM numbers, deliveries`);
+  const planned = () =>
+    store
+      .query<{ at: number }>('SELECT next_attempt_at AS at FROM deliveries ORDER BY seq')
+      .map(({ at }) => at);
+  const before = planned();
+  let steps = 0;
+  for (let after: PendingPlace | null = FIRST_PENDING; after !== null; steps++) {
+    after = await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after });
+  }
+  t.equal(steps, 17);
+  t.strictSame(
+    planned(),
+    before.map((atMs) => (atMs > nowMs ? atMs - hour : atMs)),
+  );
+});
 
 /** `count` more pending deliveries as the last one. */
 function copyPending(store: TestStore, count: number): void {
