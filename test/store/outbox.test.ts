@@ -1,6 +1,7 @@
 import t from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
 import { FIRST_PENDING, type PendingPlace, type Settlement } from '../../src/store/outbox.ts';
+import { newDeliveries } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -139,11 +140,11 @@ t.test('a claim leaves out what is under way, and says when the next one is due'
 });
 
 t.test('claims that go on from each other take every delivery once, the first due first', async (t) => {
-  const store = testStore(t);
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  copyPending(store, 150);
-  const atMs = Date.now() + 60_000;
+  await newDeliveries(store, webhookId, 151);
+  const atMs = effects.now();
   const pending = store.query<{ seq: number }>('SELECT seq FROM deliveries ORDER BY next_attempt_at, seq');
   const underWay = new Set<number>();
   const ahead: number[] = [];
@@ -169,11 +170,11 @@ t.test('claims that go on from each other take every delivery once, the first du
 });
 
 t.test('what changed after it was looked up is not claimed', async (t) => {
-  const store = testStore(t);
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  copyPending(store, 5);
-  const atMs = Date.now() + 60_000;
+  await newDeliveries(store, webhookId, 6);
+  const atMs = effects.now();
   const request = { webhookId, limit: 1, underWay: new Set<number>(), ahead: [] as number[] };
   const [first] = store.reads.outbox.claim([request], atMs);
   t.match(first, { due: [{ seq: 1 }], nextAtMs: atMs });

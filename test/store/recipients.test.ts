@@ -1,15 +1,10 @@
 import t, { type Test } from 'tap';
-import type { EventType, KeyId, WebhookId } from '../../src/domain.ts';
+import type { KeyId, WebhookId } from '../../src/domain.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { recipientReads } from '../../src/store/recipients.ts';
-import { fakeEffects } from '../helpers/effects.ts';
+import { newWebhook } from '../helpers/deliveries.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
-
-const WEBHOOK = {
-  url: 'https://example.com/hook',
-  events: ['deployment.created'] as EventType[],
-  description: null,
-};
 
 type Change = (store: TestStore, id: WebhookId, keyId: KeyId) => Promise<unknown>;
 
@@ -37,9 +32,9 @@ const DISABLED = { status: 'disabled', disableReason: 'tired' } as const;
 for (const [what, change] of CHANGES) {
   t.test(`${what} is known at the next look`, async (t) => {
     const effects = fakeEffects();
-    const { store, keyId, webhookId, recipient } = await remembering(t, effects.now);
+    const { store, keyId, webhookId, url, recipient } = await remembering(t, effects);
     const before = recipient();
-    t.match(before, { url: WEBHOOK.url, enabledAtMs: effects.now() });
+    t.match(before, { url, enabledAtMs: effects.now() });
     effects.advance(1_000);
     await change(store, webhookId, keyId);
     const after = recipient();
@@ -50,7 +45,7 @@ for (const [what, change] of CHANGES) {
 
 t.test('a secret whose time is over signs no more', async (t) => {
   const effects = fakeEffects();
-  const { store, webhookId, recipient } = await remembering(t, effects.now);
+  const { store, webhookId, recipient } = await remembering(t, effects);
   await store.writer.write('webhooks.rotate', { id: webhookId, overlapMs: 60_000 });
   effects.advance(59_999);
   t.equal(recipient()?.secrets.length, 2);
@@ -61,7 +56,7 @@ t.test('a secret whose time is over signs no more', async (t) => {
 
 t.test('when a clock that ran ahead is set right, a secret that seemed to be over signs again', async (t) => {
   const effects = fakeEffects();
-  const { store, webhookId, recipient } = await remembering(t, effects.now);
+  const { store, webhookId, recipient } = await remembering(t, effects);
   await store.writer.write('webhooks.rotate', { id: webhookId, overlapMs: 60_000 });
   const both = recipient()?.secrets;
   t.equal(both?.length, 2);
@@ -73,11 +68,11 @@ t.test('when a clock that ran ahead is set right, a secret that seemed to be ove
 
 t.test('what changes otherwise at a webhook is no reason to look it up again', async (t) => {
   const effects = fakeEffects();
-  const { store, webhookId, recipient } = await remembering(t, effects.now);
+  const { store, webhookId, recipient } = await remembering(t, effects);
   const before = recipient();
   store.execute('UPDATE webhooks SET last_success_at = 1, consecutive_failures = 7, failing_since = 1');
   await store.writer.write('webhooks.update', { id: webhookId, description: 'ours', disableReason: '' });
-  await store.writer.write('webhooks.create', { ...WEBHOOK, keyId: (await store.key()).keyId });
+  await newWebhook(store, (await store.key()).keyId);
   t.strictSame(recipient(), before);
   const changes = store.query('SELECT webhook_changes FROM instance');
   store.execute('UPDATE webhooks SET last_success_at = 2, consecutive_failures = 0, failing_since = NULL');
@@ -89,7 +84,7 @@ t.test('what changes otherwise at a webhook is no reason to look it up again', a
 
 t.test('however many there are, each is what it is, and only so many are remembered', async (t) => {
   const effects = fakeEffects();
-  const { store, webhookId, recipients } = await remembering(t, effects.now);
+  const { store, webhookId, url, recipients } = await remembering(t, effects);
   store.execute(`
     WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 9000)
     INSERT INTO webhooks (id, key_id, url, events, status, created_at, enabled_at)
@@ -104,20 +99,26 @@ t.test('however many there are, each is what it is, and only so many are remembe
     t.ok(ids.every((id) => found.get(id)?.url === `https://example.com/${id.slice(4)}`));
     t.ok(found.size <= 4_096 + 64);
   }
-  t.equal(recipients([webhookId]).get(webhookId)?.url, WEBHOOK.url);
+  t.equal(recipients([webhookId]).get(webhookId)?.url, url);
 });
 
 /** A webhook, and what is remembered of it. */
-async function remembering(t: Test, now: () => number) {
-  const effects = { ...fakeEffects(), now };
+async function remembering(t: Test, effects: FakeEffects) {
   const store = testStore(t, effects);
   const { keyId } = await store.key();
-  const { id: webhookId } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+  const { id: webhookId, url } = await newWebhook(store, keyId);
   const reader = openForReading(store.path);
   t.teardown(() => reader.close());
   const reads = recipientReads(reader);
-  const recipients = (ids: WebhookId[]) => reads.recipients(ids, now());
-  return { store, keyId, webhookId, recipients, recipient: () => recipients([webhookId]).get(webhookId) };
+  const recipients = (ids: WebhookId[]) => reads.recipients(ids, effects.now());
+  return {
+    store,
+    keyId,
+    webhookId,
+    url,
+    recipients,
+    recipient: () => recipients([webhookId]).get(webhookId),
+  };
 }
 
 function lookedUpAnew(t: Test, store: TestStore, id: WebhookId, nowMs: number) {
