@@ -19,8 +19,8 @@ export function hmacKey(bytes: Uint8Array): HmacKey {
   const inner = Buffer.alloc(BLOCK_BYTES, 0x36);
   const outer = Buffer.alloc(BLOCK_BYTES + DIGEST_BYTES, 0x5c);
   for (const [index, byte] of key.entries()) {
-    inner.writeUInt8(0x36 ^ byte, index);
-    outer.writeUInt8(0x5c ^ byte, index);
+    inner[index] = 0x36 ^ byte;
+    outer[index] = 0x5c ^ byte;
   }
   return { inner, outer };
 }

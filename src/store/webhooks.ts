@@ -86,6 +86,7 @@ export function webhookReads(database: Database) {
        WHERE webhook_id = +:webhookId AND (expires_at IS NULL OR expires_at > +:nowMs)
        ORDER BY expires_at IS NOT NULL, created_at DESC`)
     .pluck();
+
   return {
     get(id: string): Webhook | undefined {
       const row = byId.get(id);
