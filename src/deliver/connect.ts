@@ -7,7 +7,7 @@ import { type Cidr, hostnameOf, isInside, judgeAddress, loopbackOf, parseCidr } 
 import { putLatest } from './latest.ts';
 
 export interface ListenAddress {
-  /** `0.0.0.0` and `::` stand for every address of this machine. */
+  /** `0.0.0.0`, `::` and a name stand for every address of this machine. */
   address: string;
   port: number;
 }
@@ -231,12 +231,12 @@ interface Listener {
 }
 
 function listenerOf({ address, port }: ListenAddress, machineAddresses: () => readonly string[]): Listener {
-  // Asked anew each time: a machine's addresses change.
-  if (address === '0.0.0.0' || address === '::')
-    return { port, isAt: (ip) => machineAddresses().includes(ip) };
   const own = parseCidr(address);
-  if (!own.ok) throw new Error(`a refused address ${own.reason}`);
-  return { port, isAt: (ip) => isInside(ip, [own.cidr]) };
+  if (own.ok && address !== '0.0.0.0' && address !== '::') {
+    return { port, isAt: (ip) => isInside(ip, [own.cidr]) };
+  }
+  // Asked anew each time: a machine's addresses change. Which of them a name stands for is not asked.
+  return { port, isAt: (ip) => machineAddresses().includes(ip) };
 }
 
 /** Words for people, the same in each version of OpenSSL and Node, for what is met in practice. */

@@ -31,6 +31,17 @@ t.test('says where it listens, and stops cleanly on either signal', async (t) =>
   }
 });
 
+t.test('listens at a name, and its parts live with that', async (t) => {
+  const { directory } = place(t);
+  const service = await serve(t, directory, { DAVIT_METRICS_LISTEN: 'localhost:0' }, 'localhost:0');
+  t.match(service.url, /^http:\/\/localhost:\d+$/);
+  const { status, body } = await fetch(`${service.url}/readyz`);
+  await body?.cancel();
+  t.equal(status, 200);
+  service.kill('SIGTERM');
+  t.match(await service.ended, { exitCode: 0, signal: null });
+});
+
 t.test('what admin changes counts from the next request on', async (t) => {
   const { directory, json, davit } = place(t);
   const service = await serve(t, directory);
@@ -154,8 +165,8 @@ t.test('what keeps it from starting is one line that says what to do', async (t)
 });
 
 /** `davit serve` in this directory, ready. */
-async function serve(t: Test, directory: string, env: Record<string, string> = {}) {
-  const child = spawn(process.execPath, [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'silent'], {
+async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {
+  const child = spawn(process.execPath, [MAIN, 'serve', '--listen', listen, '--log-level', 'silent'], {
     cwd: directory,
     env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...env },
     stdio: ['ignore', 'pipe', 'inherit'],

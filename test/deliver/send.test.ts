@@ -543,7 +543,7 @@ t.test('an address that is not allowed', async (t) => {
   t.test('is refused if it is where davit itself listens, unless it was opened', async (t) => {
     // Public ones, which a test machine has not: nothing is sent to them, as they are refused.
     const machineAddresses = () => ['93.184.216.34', '2606:4700:4700::1111'];
-    for (const listening of ['93.184.216.34', '0.0.0.0', '::']) {
+    for (const listening of ['93.184.216.34', '0.0.0.0', '::', 'deploy.example']) {
       const { resolve } = scripted(['93.184.216.34']);
       const refusedAddresses = [{ address: listening, port: 443 }];
       const { send } = newSender(t, { resolve, refusedAddresses, machineAddresses });
@@ -555,7 +555,6 @@ t.test('an address that is not allowed', async (t) => {
     const { send } = newSender(t, { refusedAddresses: [{ address: '127.0.0.1', port: own.port }] });
     t.match(await send(own.url), { ok: true });
     t.match(await send(other.url), { ok: true });
-    t.throws(() => newSender(t, { refusedAddresses: [{ address: 'example.com', port: 80 }] }));
   });
 });
 
