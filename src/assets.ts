@@ -20,7 +20,7 @@ import {
 } from 'node:worker_threads';
 import { zstdDecompressSync } from 'node:zlib';
 import packageJson from '../package.json' with { type: 'json' };
-import { AppError } from './errors.ts';
+import { AppError, codeOf } from './errors.ts';
 import { threadMemory } from './memory.ts';
 
 /*
@@ -149,7 +149,7 @@ export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: str
     try {
       return writeNameless(name, bytes, directory);
     } catch (error) {
-      refusals.push(`${directory} ${errorCode(error)}`);
+      refusals.push(`${directory} ${codeOf(error)}`);
     }
   }
   throw new AppError(
@@ -181,8 +181,4 @@ function openNameless(name: AddonName, directory: string): number {
   } finally {
     rmSync(folder, { recursive: true });
   }
-}
-
-function errorCode(error: unknown): string {
-  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
 }

@@ -37,6 +37,16 @@ export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
+/** The system's name of what went wrong, `ENOENT` for instance; of an error that has none, what it says. */
+export function codeOf(error: unknown): string {
+  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
+}
+
+/** Whether it is SQLite's word for a disk, a lock or a file that keeps it from working; anything else of it is a bug. */
+export function isStorageProblem(error: unknown): boolean {
+  return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|CORRUPT|NOTADB)/.test(codeOf(error));
+}
+
 /**
  * A refusal that somebody outside will read: `message` says what was wrong and what to do, without
  * secrets or the offending value. Whatever else is thrown is a bug, and becomes `internal_error`.

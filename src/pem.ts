@@ -1,16 +1,16 @@
 import { X509Certificate } from 'node:crypto';
 import { readFileSync } from 'node:fs';
-import { AppError } from './errors.ts';
+import { AppError, codeOf } from './errors.ts';
 
 /** The text of the file that an option names. Throws AppError `invalid_request` with the option's name. */
 export function readPem(optionName: string, path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : error;
+    const code = codeOf(error);
     throw new AppError(
       'invalid_request',
-      `${optionName}: ${path} cannot be read (${String(code)}): check that it is there and that this user may read it`,
+      `${optionName}: ${path} cannot be read (${code}): check that it is there and that this user may read it`,
       { cause: error },
     );
   }

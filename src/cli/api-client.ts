@@ -117,7 +117,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         retryAfterMs = retryAfterOf(response, context.effects.now());
       } catch (error) {
         if (!isDropped(error)) throw explained(error, baseUrl);
-        why = `${baseUrl.host} cannot be reached (${codeOf(error)})`;
+        why = `${baseUrl.host} cannot be reached (${firstCodeOf(error)})`;
       }
       await waiting.wait(why, retryAfterMs);
     }
@@ -144,7 +144,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
 
 /** Whether a connection ended, or never came to be, for a reason that may pass. */
 export function isDropped(error: unknown): boolean {
-  const code = codeOf(error);
+  const code = firstCodeOf(error);
   return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
     code,
   );
@@ -227,7 +227,7 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
 
 /** What another try does not mend: a name that nobody has, a certificate that nobody trusts. */
 function explained(error: unknown, { host }: URL): unknown {
-  const code = codeOf(error);
+  const code = firstCodeOf(error);
   if (code === 'ENOTFOUND') return new AppError('unavailable', `there is no host ${host}: is the URL right?`);
   if (error instanceof errors.HTTPParserError) {
     return new AppError('unavailable', `${host} does not answer in HTTP: is the URL right?`, {
@@ -244,9 +244,9 @@ function explained(error: unknown, { host }: URL): unknown {
   return error;
 }
 
-function codeOf(error: unknown): string {
+function firstCodeOf(error: unknown): string {
   if (!(error instanceof Error)) return '';
   // Several addresses were tried: each has its error.
-  if (error instanceof AggregateError && error.errors.length > 0) return codeOf(error.errors[0]);
+  if (error instanceof AggregateError && error.errors.length > 0) return firstCodeOf(error.errors[0]);
   return 'code' in error ? String(error.code) : '';
 }

@@ -3,7 +3,7 @@ import { Command, CommanderError, Option } from 'commander';
 import { withVariable } from '../config.ts';
 import type { Timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, codeOf, isStorageProblem } from '../errors.ts';
 import { escapedIn, printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
@@ -185,7 +185,7 @@ function statusOf(path: string): Stats | undefined {
   try {
     return statSync(path, { throwIfNoEntry: false });
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
+    const code = codeOf(error);
     throw new AppError(
       'conflict',
       `cannot look for ${path} (${code}): ask as a user who may, or say another place with --db`,
@@ -292,11 +292,18 @@ export function stayAlive(): Disposable {
   return { [Symbol.dispose]: () => port1.close() };
 }
 
-/** One line for a refusal; a bug also shows where it happened. */
+/** One line for a refusal, and for what a file, a lock or a disk has against SQLite; a bug also shows where it happened. */
 export function errorText(error: unknown): string {
   if (error instanceof AppError) return `error: ${printable(error.message)}`;
   if (!(error instanceof Error)) return `error: ${String(error)}`;
   // What the system refused (a port, a file) is said by its message.
   if ('syscall' in error) return `error: ${printable(error.message)}`;
+  if (isStorageProblem(error)) return storageText(error);
   return `error: davit failed, which is a bug: ${error.stack ?? error.message}`;
+}
+
+function storageText(error: Error): string {
+  return codeOf(error).startsWith('SQLITE_BUSY')
+    ? 'error: another process keeps the database locked: try again when it has ended'
+    : `error: the database cannot be used (${printable(error.message)}): 'davit doctor' tells more`;
 }

@@ -1,5 +1,5 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { AppError, type ErrorCode } from '../errors.ts';
+import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/backup.ts';
 import { type CommandContext, errorText } from './command.ts';
 
@@ -78,7 +78,7 @@ async function perform(
 }
 
 function failureOf(error: unknown): FileMessage {
-  const code = error instanceof Error && 'code' in error ? error.code : undefined;
+  const code = codeOf(error);
   if (code === 'SQLITE_FULL' || code === 'ENOSPC' || code === 'EDQUOT') return { kind: 'noRoom' };
   if (error instanceof AppError) return { kind: 'failed', code: error.code, message: error.message };
   return { kind: 'failed', code: null, message: errorText(error) };

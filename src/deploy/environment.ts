@@ -1,5 +1,6 @@
 import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
 import { userInfo } from 'node:os';
+import { codeOf } from '../errors.ts';
 
 /** The PATH of every command whose project says no other; never the service's own. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -153,7 +154,7 @@ export function readOutputs(path: string): Outputs {
     // O_NONBLOCK: opening a named pipe would wait for its writer.
     descriptor = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? String(error.code) : String(error);
+    const code = codeOf(error);
     return { outputs: {}, notes: code === 'ENOENT' ? [] : notesOf([`it could not be read: ${code}`]) };
   }
   try {

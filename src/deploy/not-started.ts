@@ -1,5 +1,6 @@
 import { accessSync, closeSync, constants, openSync, readSync, type Stats, statSync } from 'node:fs';
 import { delimiter, resolve } from 'node:path';
+import { codeOf } from '../errors.ts';
 
 /** A command to be started. */
 export interface SpawnRequest {
@@ -125,7 +126,7 @@ function statOf(path: string): Stats | 'hidden' | undefined {
   try {
     return statSync(path);
   } catch (error) {
-    return error instanceof Error && 'code' in error && error.code === 'EACCES' ? 'hidden' : undefined;
+    return codeOf(error) === 'EACCES' ? 'hidden' : undefined;
   }
 }
 

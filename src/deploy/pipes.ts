@@ -1,6 +1,7 @@
 import { closeSync, readSync } from 'node:fs';
 import { Socket } from 'node:net';
 import type { Effects } from '../effects.ts';
+import { codeOf } from '../errors.ts';
 
 /** What is read from a pipe. */
 export interface PipeReading {
@@ -146,7 +147,7 @@ function readNow(descriptor: number): Buffer | undefined {
   try {
     return Buffer.from(scratch.subarray(0, readSync(descriptor, scratch)));
   } catch (error) {
-    if (error instanceof Error && 'code' in error && error.code === 'EAGAIN') return undefined;
+    if (codeOf(error) === 'EAGAIN') return undefined;
     throw error;
   }
 }

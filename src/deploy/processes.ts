@@ -1,6 +1,7 @@
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
+import { codeOf } from '../errors.ts';
 
 /** One process for ever: an id alone is given to another process later. */
 export interface ProcessIdentity {
@@ -248,7 +249,7 @@ function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): void {
   try {
     process.kill(target, name);
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : undefined;
+    const code = codeOf(error);
     if (code !== 'ESRCH' && code !== 'EPERM') throw error;
   }
 }

@@ -1,5 +1,5 @@
 import { delay, type Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, isStorageProblem } from '../errors.ts';
 import type { Change } from './context.ts';
 import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
@@ -282,12 +282,6 @@ function beginPatiently(begin: Statement<[]>, effects: Effects): void {
 
 function failure(error: unknown): WriteResult {
   return { ok: false, error };
-}
-
-function isStorageProblem(error: unknown): boolean {
-  return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|CORRUPT|NOTADB)/.test(
-    sqliteCode(error) ?? '',
-  );
 }
 
 /** What a person can do about it; a bug stays the error that it is. */
