@@ -112,7 +112,7 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   const directory = statSync(dirname(path));
   const findings: DoctorFinding[] = [];
   for (const [name, { mode, uid }] of filesBeside(path, file)) {
-    if (!name.endsWith('-lock') && (mode & 0o077) !== 0) {
+    if ((mode & 0o077) !== 0) {
       findings.push(
         problem(
           'permissions',

@@ -71,13 +71,12 @@ export async function migrateOlder(
   if (!isOlder(dbPath)) return null;
   const [{ lockForServing }, { giveToOwner }] = await Promise.all([
     import('../store/lock.ts'),
-    import('../store/restore.ts'),
+    import('../store/partial-file.ts'),
   ]);
   // Of a link the file that it leads to.
   const path = realpathSync(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
-    giveToOwner([`${path}-lock`], statSync(path));
     onBegin();
     return await withPartial(dirname(path), context, async (partial, signal) => {
       const file = { path, name: dbPath };

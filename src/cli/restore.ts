@@ -1,4 +1,4 @@
-import { existsSync, realpathSync, statSync } from 'node:fs';
+import { existsSync, statSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
@@ -54,16 +54,17 @@ async function restore(
 ): Promise<void> {
   const { terminal, effects } = context;
   const dbPath = dbPathOf(command);
+  const [{ adoptedBytes, replaceDatabase }, { lockForServing, realPath }, { SCHEMA_VERSION }] =
+    await Promise.all([
+      import('../store/restore.ts'),
+      import('../store/lock.ts'),
+      import('../store/database.ts'),
+    ]);
   // Of a link the file that it leads to: that is what SQLite and the lock go by, and what is replaced.
-  const path = existsSync(dbPath) ? realpathSync(dbPath) : resolve(dbPath);
+  const path = realPath(dbPath);
   const replaces = existsSync(path);
   // Where nobody can be asked, that is said before the work.
   if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
-  const [{ adoptedBytes, replaceDatabase }, { lockForServing }, { SCHEMA_VERSION }] = await Promise.all([
-    import('../store/restore.ts'),
-    import('../store/lock.ts'),
-    import('../store/database.ts'),
-  ]);
   adoptedBytes(file);
   await refuseServed(dbPath, file, path);
   await withPartial(dirname(path), context, async (partial, signal) => {

@@ -2,7 +2,7 @@ import { closeSync, existsSync, openSync, statSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, codeOf } from '../errors.ts';
 import { type NewerFile, newer } from './newer.ts';
 
 /*
@@ -133,15 +133,18 @@ export function openingProblem(path: string, error: unknown): unknown {
   return error;
 }
 
-/** SQLite would make the file with the umask's mode; secrets deserve better. */
-function createPrivately(path: string): void {
+/**
+ * SQLite would make the file with the umask's mode; secrets deserve better. Throws AppError `conflict` where it cannot be
+ * made.
+ */
+export function createPrivately(path: string): void {
   if (existsSync(path)) return;
   try {
-    closeSync(openSync(path, 'wx', 0o600));
+    // Made where a link leads, too, and left as it is if another davit was quicker.
+    closeSync(openSync(path, 'a', 0o600));
   } catch (error) {
-    const code = error instanceof Error && 'code' in error ? error.code : undefined;
-    if (code === 'EEXIST') return;
-    const reason = code === 'ENOENT' ? 'its directory is not there' : String(code);
+    const code = codeOf(error);
+    const reason = code === 'ENOENT' ? 'its directory is not there' : code;
     throw new AppError('conflict', `cannot create ${path} (${reason}): choose another place with --db`, {
       cause: error,
     });
@@ -233,4 +236,10 @@ function notOurs(path: string): AppError {
 /** `SQLITE_FULL`, `SQLITE_CONSTRAINT_UNIQUE` and so on; undefined for what SQLite did not throw. */
 export function sqliteCode(error: unknown): string | undefined {
   return error instanceof Sqlite.SqliteError ? error.code : undefined;
+}
+
+/** Whether SQLite said that a file is none of its own, or not whole any more. */
+export function isDamaged(error: unknown): boolean {
+  const code = sqliteCode(error);
+  return code === 'SQLITE_NOTADB' || code?.startsWith('SQLITE_CORRUPT') === true;
 }

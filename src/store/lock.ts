@@ -1,8 +1,17 @@
-import { existsSync, realpathSync } from 'node:fs';
+import { existsSync, readlinkSync, realpathSync, statSync, truncateSync } from 'node:fs';
+import { dirname, resolve } from 'node:path';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
-import { connect, type Database, sqliteCode } from './database.ts';
+import { AppError, codeOf } from '../errors.ts';
+import {
+  connect,
+  createPrivately,
+  type Database,
+  isDamaged,
+  openingProblem,
+  sqliteCode,
+} from './database.ts';
+import { giveToOwner } from './partial-file.ts';
 
 /** A service that has the file; what is null could not be read at that moment. */
 export interface Serving {
@@ -27,7 +36,32 @@ export function lockForServing(
   effects: Effects,
   maxConcurrent: number | null = null,
 ): () => void {
-  const lock = connect(lockPath(path), { timeoutMs: LOOKS_TIMEOUT_MS });
+  const serving: Serving = {
+    process_id: processId,
+    since: timestamp(effects.now()),
+    max_concurrent: maxConcurrent,
+  };
+  const file = lockPath(path);
+  // Whoever can read it could hold up a commit.
+  createPrivately(file);
+  const database = statSync(path, { throwIfNoEntry: false });
+  if (database !== undefined) giveToOwner([file], database);
+  try {
+    return holdLock(file, serving);
+  } catch (error) {
+    if (!isDamaged(error)) throw holdingProblem(path, error);
+  }
+  // A power cut may leave it so. Cut off, not removed: it stays the file that another davit would lock as well.
+  truncateSync(file);
+  try {
+    return holdLock(file, serving);
+  } catch (error) {
+    throw holdingProblem(path, error);
+  }
+}
+
+function holdLock(file: string, { process_id, since, max_concurrent }: Serving): () => void {
+  const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS });
   try {
     // No journal file beside it; what is in it may be lost at any time.
     lock.pragma('journal_mode = MEMORY');
@@ -39,38 +73,39 @@ export function lockForServing(
       CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER) STRICT`);
     lock
       .prepare('INSERT INTO holder (process_id, since, max_concurrent) VALUES (?, ?, ?)')
-      .run(processId, timestamp(effects.now()), maxConcurrent);
+      .run(process_id, since, max_concurrent);
     lock.exec('COMMIT');
     // RESERVED, not EXCLUSIVE: who is refused can still read who holds it.
     lock.exec('BEGIN IMMEDIATE');
   } catch (error) {
-    const busy = sqliteCode(error) === 'SQLITE_BUSY';
-    const holder = busy ? readHolder(lock) : undefined;
     lock.close();
-    if (!busy) throw error;
-    throw new AppError(
-      'conflict',
-      `${path} is served already${describe(holder)}: stop that one first, or serve another file`,
-      {
-        cause: error,
-      },
-    );
+    throw error;
   }
   return () => lock.close();
 }
 
+/** `error` as an AppError `conflict` that says who is in the way. */
+function holdingProblem(path: string, error: unknown): unknown {
+  if (sqliteCode(error) !== 'SQLITE_BUSY') return openingProblem(lockPath(path), error);
+  const message = `${path} is served already${describe(servedBy(path))}: stop that one first, or serve another file`;
+  return new AppError('conflict', message, { cause: error });
+}
+
 /**
  * The service that has the file at this moment; null when none has. Asks the operating system, as what a service
- * wrote outlives it, and never makes a lock.
+ * wrote outlives it, and never makes a lock. Throws AppError `conflict` where this user may not ask.
  */
 export function servedBy(path: string): Serving | null {
-  if (!existsSync(lockPath(path))) return null;
-  const lock = connect(lockPath(path), { timeoutMs: LOOKS_TIMEOUT_MS / 10 });
+  const file = lockPath(path);
+  if (!existsSync(file)) return null;
+  const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS / 10 });
   try {
     lock.exec('BEGIN IMMEDIATE');
     return null;
   } catch (error) {
-    if (sqliteCode(error) !== 'SQLITE_BUSY') throw error;
+    // A service that had it would have mended it.
+    if (isDamaged(error)) return null;
+    if (sqliteCode(error) !== 'SQLITE_BUSY') throw openingProblem(file, error);
     return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null };
   } finally {
     lock.close();
@@ -82,12 +117,21 @@ export function lockPath(path: string): string {
   return `${realPath(path)}-lock`;
 }
 
-/** One file has one lock, by whichever link it is reached. */
-function realPath(path: string): string {
+/** The file that a path leads to, by whichever links, also when it is not there yet: one file has one lock. */
+export function realPath(path: string): string {
   try {
     return realpathSync(path);
+  } catch (error) {
+    const target = codeOf(error) === 'ENOENT' ? linkTarget(path) : undefined;
+    return target === undefined ? resolve(path) : realPath(resolve(dirname(path), target));
+  }
+}
+
+function linkTarget(path: string): string | undefined {
+  try {
+    return readlinkSync(path);
   } catch {
-    return path; // not made yet
+    return undefined;
   }
 }
 
@@ -100,6 +144,8 @@ function readHolder(lock: Database): Serving | undefined {
   }
 }
 
-function describe(holder: Serving | undefined): string {
-  return holder === undefined ? '' : ` by process ${holder.process_id} since ${holder.since}`;
+function describe(holder: Serving | null): string {
+  return holder === null || holder.process_id === null
+    ? ''
+    : ` by process ${holder.process_id} since ${holder.since}`;
 }

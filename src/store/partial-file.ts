@@ -2,15 +2,17 @@ import {
   closeSync,
   existsSync,
   fsyncSync,
+  lchownSync,
   linkSync,
   openSync,
   readdirSync,
   renameSync,
   rmSync,
+  type Stats,
   statSync,
 } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
-import { AppError } from '../errors.ts';
+import { AppError, codeOf } from '../errors.ts';
 import type { StoredProcess } from './deployments.ts';
 
 /** A file that is being made beside the place where it will be. */
@@ -117,6 +119,9 @@ function removeAbandoned(directory: string, { isAlive, self, nowMs }: Maker): vo
   }
 }
 
-function codeOf(error: unknown): string {
-  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
+/** What root makes beside a file must be the service's own. */
+export function giveToOwner(paths: string[], { uid, gid }: Stats): void {
+  if (process.getuid?.() !== 0) return;
+  // A link is not followed: whoever owns the directory would choose what root gives away.
+  for (const path of paths) lchownSync(path, uid, gid);
 }

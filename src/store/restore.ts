@@ -1,13 +1,11 @@
 import {
   closeSync,
   existsSync,
-  lchownSync,
   linkSync,
   openSync,
   readSync,
   renameSync,
   rmSync,
-  type Stats,
   statSync,
   writeSync,
 } from 'node:fs';
@@ -15,8 +13,8 @@ import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { beginAlone } from './alone.ts';
-import { APPLICATION_ID, connect, type Database, sqliteCode } from './database.ts';
-import { syncDirectory, syncFile } from './partial-file.ts';
+import { APPLICATION_ID, connect, type Database, isDamaged, sqliteCode } from './database.ts';
+import { giveToOwner, syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
 const SIDE_FILES = ['-wal', '-journal'] as const;
@@ -113,8 +111,7 @@ function holdAlone(path: string): () => void {
     return () => database.close();
   } catch (error) {
     database.close();
-    const code = sqliteCode(error);
-    if (code === 'SQLITE_NOTADB' || code?.startsWith('SQLITE_CORRUPT') === true) return () => undefined;
+    if (isDamaged(error)) return () => undefined;
     throw error;
   }
 }
@@ -124,11 +121,4 @@ function refuseForeign(path: string, database: Database): void {
   const isEmpty = database.pragma('page_count', { simple: true }) === 0;
   if (isEmpty || database.pragma('application_id', { simple: true }) === APPLICATION_ID) return;
   throw new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
-}
-
-/** What root makes beside a file must be the service's own. */
-export function giveToOwner(paths: string[], { uid, gid }: Stats): void {
-  if (process.getuid?.() !== 0) return;
-  // A link is not followed: whoever owns the directory would choose what root gives away.
-  for (const path of paths) lchownSync(path, uid, gid);
 }

@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, readdirSync, statSync, truncateSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
@@ -311,12 +311,42 @@ t.test('a file that this user may only read is no bug, and it says so', ifMayBeS
 
 t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);
-  writeFileSync(`${there.dbPath}-lock`, '');
+  writeFileSync(`${there.dbPath}-lock`, '', { mode: 0o600 });
   spawnSync('chown', ['65534', `${there.dbPath}-lock`]);
   t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
     message: 'davit.db-lock belongs to another user than davit.db: the service may not be able to write',
     advice: /^chown --reference=/,
   });
+});
+
+t.test('while another program keeps all to itself, that is what is said', async (t) => {
+  const there = await withProject(t);
+  const other = new Sqlite(there.dbPath);
+  t.teardown(() => other.close());
+  other.pragma('locking_mode = EXCLUSIVE');
+  other.exec('BEGIN EXCLUSIVE; CREATE TABLE noted (at); DROP TABLE noted; COMMIT');
+  for (const words of [['doctor'], ['admin', 'key', 'list']]) {
+    t.match(await there.davit(words), {
+      stdout: '',
+      stderr: 'error: another process keeps the database locked: try again when it has ended\n',
+      exitCode: 1,
+    });
+  }
+});
+
+t.test('other commands say in one line that the file is damaged', async (t) => {
+  const there = await withProject(t);
+  const { size } = statSync(there.dbPath);
+  truncateSync(there.dbPath, Math.floor(size / 2));
+  for (const words of [
+    ['admin', 'key', 'list'],
+    ['admin', 'project', 'create', '--name', 'other'],
+    ['serve'],
+  ]) {
+    const { stdout, stderr, exitCode } = await there.davit(words);
+    t.match(stderr, /^error: the database cannot be used \([^\n]*malformed\): 'davit doctor' tells more\n$/);
+    t.strictSame([stdout, exitCode], ['', 1]);
+  }
 });
 
 async function withProject(t: Test): Promise<Place> {

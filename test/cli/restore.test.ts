@@ -241,6 +241,17 @@ t.test('a link stays, and what it leads to is replaced', async (t) => {
   t.equal(keptIn(join(directory, 'data')).length, 1);
 });
 
+t.test('a link to a file that is not there yet stays, and leads to the new one', async (t) => {
+  const { davit, dump, directory, dbPath } = await withCopy(t);
+  const then = dump();
+  rmSync(dbPath);
+  symlinkSync('real.db', dbPath);
+  t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0, stderr: '' });
+  t.ok(lstatSync(dbPath).isSymbolicLink());
+  t.ok(lstatSync(join(directory, 'real.db')).isFile());
+  t.strictSame(dump(), then);
+});
+
 t.test('where nobody can be asked it wants --yes', async (t) => {
   const { refused, directory } = await withCopy(t);
   t.match(await refused(['restore', 'copy.db']), { exitCode: 2, message: /say --yes if it is meant/ });

@@ -1,7 +1,7 @@
-import { existsSync } from 'node:fs';
+import { existsSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { lockForServing, servedBy } from '../../src/store/lock.ts';
+import { lockForServing, lockPath, servedBy } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -27,4 +27,53 @@ t.test('who has the file is known while it does, and no longer', async (t) => {
   const next = lockForServing(path, 4712, fakeEffects());
   t.match(servedBy(path), { process_id: 4712, max_concurrent: null });
   next();
+});
+
+t.test('nobody else can read a lock, and so hold up who takes it', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  lockForServing(path, 4711, fakeEffects())();
+  t.equal(statSync(lockPath(path)).mode & 0o777, 0o600);
+});
+
+t.test('a lock that a power cut damaged is nobody’s, and made anew', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  lockForServing(path, 4711, fakeEffects())();
+  const whole = readFileSync(lockPath(path));
+  const secondPageLost = Buffer.concat([whole.subarray(0, 4096), Buffer.alloc(whole.length - 4096)]);
+  for (const damaged of [Buffer.alloc(8192), Buffer.alloc(0), secondPageLost, Buffer.from('no database')]) {
+    writeFileSync(lockPath(path), damaged);
+    t.equal(servedBy(path), null);
+    t.strictSame(readFileSync(lockPath(path)), damaged, 'who only looks mends nothing');
+    const release = lockForServing(path, 4712, fakeEffects());
+    t.match(servedBy(path), { process_id: 4712 });
+    t.throws(() => lockForServing(path, 4713, fakeEffects()), { code: 'conflict' });
+    release();
+  }
+});
+
+t.test('a lock that only looks damaged keeps others out', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const release = lockForServing(path, 4711, fakeEffects());
+  writeFileSync(lockPath(path), Buffer.alloc(8192));
+  t.throws(() => lockForServing(path, 4712, fakeEffects()), {
+    code: 'conflict',
+    message: /is served already: stop that one first/,
+  });
+  release();
+});
+
+t.test('one file has one lock, by whichever links it is reached, before it is there too', async (t) => {
+  const directory = temporaryDirectory(t);
+  const path = join(directory, 'davit.db');
+  symlinkSync('davit.db', join(directory, 'link.db'));
+  symlinkSync(join(directory, 'link.db'), join(directory, 'far.db'));
+  symlinkSync('circle.db', join(directory, 'circle.db'));
+  const release = lockForServing(join(directory, 'far.db'), 4711, fakeEffects());
+  t.match(servedBy(path), { process_id: 4711 });
+  t.throws(() => lockForServing(join(directory, 'link.db'), 4712, fakeEffects()), { code: 'conflict' });
+  release();
+  t.throws(() => lockForServing(join(directory, 'missing', 'davit.db'), 4711, fakeEffects()), {
+    code: 'conflict',
+  });
+  t.equal(lockPath(join(directory, 'circle.db')), join(directory, 'circle.db-lock'));
 });
