@@ -1,15 +1,17 @@
 import {
-  existsSync,
+  lstatSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
   rmdir,
+  rmSync,
   statSync,
   unlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { rm } from 'node:fs/promises';
+import { chmod, readdir, rm } from 'node:fs/promises';
 import { join } from 'node:path';
+import { codeOf } from '../errors.ts';
 
 /** The files of one run: gone when it has ended. */
 export interface Workspace {
@@ -42,13 +44,30 @@ export function createWorkspaces(parent: string, lockPath: string): Workspaces {
 
   return { parent, make, removeLeft, close };
 
+  function make(directory: string | null): Workspace {
+    if (root !== undefined) {
+      try {
+        return makeIn(root, directory);
+      } catch {
+        // Those who tidy /tmp by age take it away when nothing ran for days, and so may a command.
+      }
+    }
+    const fresh = mkdtempSync(join(parent, namePrefix()));
+    try {
+      const made = makeIn(fresh, directory);
+      root = fresh;
+      return made;
+    } catch (error) {
+      rmSync(fresh, { recursive: true, force: true });
+      throw error;
+    }
+  }
+
   /**
    * At once, as trips to libuv's threads take longer than the calls. On ext4 a directory costs 80 µs and a file 15,
    * so there are no more of them than needed.
    */
-  function make(directory: string | null): Workspace {
-    // Those who tidy /tmp by age take it away when nothing ran for days.
-    if (root === undefined || !existsSync(root)) root = mkdtempSync(join(parent, namePrefix()));
+  function makeIn(root: string, directory: string | null): Workspace {
     count += 1;
     const outputFile = join(root, `${count}.output`);
     writeFileSync(outputFile, '', { mode: 0o600, flag: 'wx' });
@@ -68,7 +87,12 @@ export function createWorkspaces(parent: string, lockPath: string): Workspaces {
 
   async function removeLeft(): Promise<void> {
     const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
-    await Promise.all(left.map((name) => removeTree(join(parent, name))));
+    await Promise.all(
+      left
+        .map((name) => join(parent, name))
+        .filter(isOwn)
+        .map(removeTree),
+    );
   }
 
   async function close(): Promise<void> {
@@ -99,7 +123,30 @@ function removeEmpty(directory: string): Promise<boolean> {
   });
 }
 
+/**
+ * Whether this user made it, for nobody else. Of a name that anybody can give a directory, whoever may change what is
+ * in it could lead a removal astray.
+ */
+function isOwn(path: string): boolean {
+  const stats = lstatSync(path, { throwIfNoEntry: false });
+  return stats?.isDirectory() === true && stats.uid === process.geteuid?.() && (stats.mode & 0o077) === 0;
+}
+
 /** Links in it are removed, not followed. */
-function removeTree(path: string): Promise<void> {
-  return rm(path, { recursive: true, force: true });
+async function removeTree(path: string): Promise<void> {
+  try {
+    await rm(path, { recursive: true, force: true });
+  } catch (error) {
+    if (codeOf(error) !== 'EACCES') throw error;
+    // Some programs take the right to write from directories that they fill, Go from its modules for one.
+    await allowRemoval(path);
+    await rm(path, { recursive: true, force: true });
+  }
+}
+
+async function allowRemoval(directory: string): Promise<void> {
+  await chmod(directory, 0o700);
+  for (const entry of await readdir(directory, { withFileTypes: true })) {
+    if (entry.isDirectory()) await allowRemoval(join(directory, entry.name));
+  }
 }

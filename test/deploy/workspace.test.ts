@@ -1,4 +1,15 @@
-import { mkdirSync, readdirSync, rmSync, statSync, unlinkSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  chownSync,
+  mkdirSync,
+  readdirSync,
+  renameSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  unlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { createWorkspaces } from '../../src/deploy/workspace.ts';
@@ -66,6 +77,61 @@ t.test('what a killed service left goes, and what is of another service stays', 
   await createWorkspaces(parent, own).removeLeft();
   t.throws(() => statSync(directory), { code: 'ENOENT' });
   t.ok(statSync(elsewhere.directory).isDirectory());
+});
+
+t.test('a command that takes the place of all runs away keeps nobody else from running', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = createWorkspaces(parent, lockFile(parent));
+  workspaces.make(null);
+  const [root = ''] = runsIn(parent);
+  renameSync(join(parent, root), join(parent, 'elsewhere'));
+  writeFileSync(join(parent, root), 'a file');
+  t.strictSame(readdirSync(workspaces.make(null).directory), []);
+});
+
+t.test('what others named like that stays as it is', async (t) => {
+  const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
+  const own = lockFile(place);
+  createWorkspaces(parent, own).make(null);
+  const [root = ''] = runsIn(parent);
+  const prefix = root.slice(0, -6);
+  const strange = ['linked', 'opened', 'a-file', ...(process.getuid?.() === 0 ? ['given'] : [])];
+  mkdirSync(join(place, 'kept'), { mode: 0o700 });
+  symlinkSync(join(place, 'kept'), join(parent, `${prefix}linked`));
+  mkdirSync(join(parent, `${prefix}opened`));
+  chmodSync(join(parent, `${prefix}opened`), 0o777);
+  writeFileSync(join(parent, `${prefix}a-file`), '');
+  if (strange.includes('given')) {
+    mkdirSync(join(parent, `${prefix}given`), { mode: 0o700 });
+    chownSync(join(parent, `${prefix}given`), 65_534, 65_534);
+  }
+  await createWorkspaces(parent, own).removeLeft();
+  t.strictSame(runsIn(parent).sort(), strange.map((name) => prefix + name).sort());
+});
+
+t.test('a tree in which nobody may write goes too', async (t) => {
+  const parent = temporaryDirectory(t);
+  const lock = lockFile(parent);
+  // Root may write everywhere.
+  const isRoot = process.getuid?.() === 0;
+  if (isRoot) {
+    chownSync(parent, 65_534, 65_534);
+    process.seteuid?.(65_534);
+  }
+  try {
+    const workspace = createWorkspaces(parent, lock).make(null);
+    const modules = join(workspace.directory, 'mod/cache');
+    mkdirSync(modules, { recursive: true });
+    writeFileSync(join(modules, 'file'), 'x', { mode: 0o444 });
+    symlinkSync(parent, join(modules, 'link'));
+    chmodSync(modules, 0o555);
+    chmodSync(join(workspace.directory, 'mod'), 0o000);
+    await workspace.remove();
+    t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), []);
+    t.equal(statSync(parent).mode & 0o777, 0o700, 'a link is not followed');
+  } finally {
+    if (isRoot) process.seteuid?.(0);
+  }
 });
 
 t.test('where nothing can be made, the system says why', (t) => {
