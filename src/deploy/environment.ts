@@ -1,6 +1,7 @@
 import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import { codeOf } from '../errors.ts';
+import { masked } from './mask.ts';
 
 /** The PATH of every command whose project says no other; never the service's own. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -128,11 +129,13 @@ const NOTES_MAX = 10;
 /**
  * The outputs in a file of `name=value` lines: names as variables have, 64 characters at most; values of
  * 4 KiB at most; 100 of them. Of several with one name the last counts. A line that breaks a rule is left out.
+ * Whoever may read outputs need not be allowed to read logs: secrets are hidden as there, before anything is taken for a
+ * name or a value.
  */
-export function parseOutputs(text: string): Outputs {
+export function parseOutputs(bytes: Uint8Array, secrets: readonly string[] = []): Outputs {
   const outputs = new Map<string, string>();
   const problems: string[] = [];
-  for (const [index, line] of completeLines(text, problems).entries()) {
+  for (const [index, line] of completeLines(bytes, secrets, problems).entries()) {
     if (line === '') continue;
     const equals = line.indexOf('=');
     const name = line.slice(0, Math.max(0, equals));
@@ -148,7 +151,7 @@ export function parseOutputs(text: string): Outputs {
  * The same for the file that DEPLOY_OUTPUT names. The command may have put anything there: what is not a plain
  * file, or a link to one, is not opened or read, and gives a note. A file that is not there gives nothing.
  */
-export function readOutputs(path: string): Outputs {
+export function readOutputs(path: string, secrets: readonly string[] = []): Outputs {
   let descriptor: number;
   try {
     // O_NONBLOCK: opening a named pipe would wait for its writer.
@@ -162,7 +165,7 @@ export function readOutputs(path: string): Outputs {
     if (!stat.isFile()) return { outputs: {}, notes: notesOf(['it is not a plain file']) };
     if (stat.size === 0) return { outputs: {}, notes: [] };
     const bytes = Buffer.alloc(OUTPUT_FILE_MAX_BYTES + 1);
-    return parseOutputs(bytes.toString('utf8', 0, readFully(descriptor, bytes)));
+    return parseOutputs(bytes.subarray(0, readFully(descriptor, bytes)), secrets);
   } finally {
     closeSync(descriptor);
   }
@@ -178,11 +181,11 @@ function readFully(descriptor: number, bytes: Buffer): number {
   return length;
 }
 
-function completeLines(text: string, problems: string[]): string[] {
-  const bytes = Buffer.from(text);
-  if (bytes.length <= OUTPUT_FILE_MAX_BYTES) return text.split(/\r?\n/);
+function completeLines(bytes: Uint8Array, secrets: readonly string[], problems: string[]): string[] {
+  const read = bytes.subarray(0, OUTPUT_FILE_MAX_BYTES);
+  const lines = masked(read, secrets).toString().split(/\r?\n/);
+  if (read.length === bytes.length) return lines;
   problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
-  const lines = bytes.toString('utf8', 0, OUTPUT_FILE_MAX_BYTES).split(/\r?\n/);
   // Whatever the limit cut in two.
   lines.pop();
   return lines;

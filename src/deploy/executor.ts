@@ -14,7 +14,7 @@ import {
   type Outputs,
   readOutputs,
 } from './environment.ts';
-import { createLogKeeper, type LogKeeper, maskText } from './log.ts';
+import { createLogKeeper, type LogKeeper } from './log.ts';
 import type { ProcessIdentity } from './processes.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
@@ -182,9 +182,9 @@ export function createExecutor(options: ExecutorOptions): Executor {
     const running = start(claimed, workspace, log);
     void stopRequest.then(running.stop);
     const outcome = await running.outcome;
-    const { outputs, notes } = readOutputs(workspace.outputFile);
+    const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
     for (const note of notes) await log.append(Buffer.from(`davit: ${note}\n`));
-    return { outcome, outputs: masked(outputs, Object.values(claimed.variables)) };
+    return { outcome, outputs };
   }
 
   function track<Value>(promise: Promise<Value>): Promise<Value> {
@@ -235,11 +235,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
       logger.error({ err: error, deployment_id: id }, 'the process of a deployment is not recorded'),
     );
   }
-}
-
-/** Whoever may read outputs need not be allowed to read logs, and neither shows a secret. */
-function masked(outputs: Outputs['outputs'], secrets: string[]): Outputs['outputs'] {
-  return Object.fromEntries(Object.entries(outputs).map(([name, value]) => [name, maskText(value, secrets)]));
 }
 
 /** What is recorded of a run. */

@@ -1,5 +1,6 @@
 import type { Effects } from '../effects.ts';
 import type { LogAppend, LogChunk } from '../store/logs.ts';
+import { maskFor } from './mask.ts';
 
 export interface LogKeeperOptions {
   /** Of the beginning, this much is kept. */
@@ -117,107 +118,4 @@ function cut(bytes: Buffer, start: number, headBytes: number): LogChunk[] {
     from += length;
   }
   return chunks;
-}
-
-/** Hides secrets in a text that comes in pieces. */
-export interface Mask {
-  /** What is certain so far; keeps back what may be the beginning of a secret. */
-  push(bytes: Uint8Array): Buffer;
-  /** What was kept back. */
-  end(): Buffer;
-}
-
-/** Shorter values are words such as `true` or `eu-west`: hiding them would make logs unreadable and tell the value. */
-const SECRET_MIN_LENGTH = 8;
-const MASKED = Buffer.from('***');
-const NOTHING = Buffer.alloc(0);
-
-/**
- * Replaces every secret of 8 characters or more by `***`: the leftmost, and of several that begin there the
- * longest. The lines of a secret of several lines are secrets too, as programs print them one by one. What
- * comes out does not depend on how the text was cut.
- */
-export function maskFor(secrets: readonly string[]): Mask {
-  const needles = needlesOf(secrets);
-  let held: Buffer = NOTHING;
-
-  return {
-    push: (bytes) => (needles.length === 0 ? asBuffer(bytes) : replace(joined(held, bytes), false)),
-    end: () => replace(held, true),
-  };
-
-  function replace(text: Buffer, isLast: boolean): Buffer {
-    const pieces: Buffer[] = [];
-    const matches = needles.map((needle) => ({ needle, at: -1 }));
-    let from = 0;
-    for (;;) {
-      const match = earliestMatch(text, from, matches);
-      const begun = isLast ? text.length : earliestBeginning(text, from, needles);
-      if (match === undefined || begun <= match.at) {
-        pieces.push(text.subarray(from, begun));
-        held = text.subarray(begun);
-        return Buffer.concat(pieces);
-      }
-      pieces.push(text.subarray(from, match.at), MASKED);
-      from = match.at + match.needle.length;
-    }
-  }
-}
-
-/** The same for a text that is at hand. */
-export function maskText(text: string, secrets: readonly string[]): string {
-  const mask = maskFor(secrets);
-  return Buffer.concat([mask.push(Buffer.from(text)), mask.end()]).toString();
-}
-
-function needlesOf(secrets: readonly string[]): Buffer[] {
-  const texts = secrets.flatMap((secret) => [secret, ...secret.split(/\r?\n/)]);
-  return [...new Set(texts)]
-    .filter(({ length }) => length >= SECRET_MIN_LENGTH)
-    .map((text) => Buffer.from(text));
-}
-
-interface Match {
-  needle: Buffer;
-  /** Where it occurs next; Infinity when it does not. */
-  at: number;
-}
-
-function earliestMatch(text: Buffer, from: number, matches: Match[]): Match | undefined {
-  let best: Match | undefined;
-  for (const match of matches) {
-    if (match.at < from) {
-      const at = text.indexOf(match.needle, from);
-      match.at = at === -1 ? Number.POSITIVE_INFINITY : at;
-    }
-    if (match.at === Number.POSITIVE_INFINITY) continue;
-    const isBetter =
-      best === undefined ||
-      match.at < best.at ||
-      (match.at === best.at && match.needle.length > best.needle.length);
-    if (isBetter) best = match;
-  }
-  return best;
-}
-
-/** Where the text ends with the beginning of a needle, the leftmost of such places; the text's end if with none. */
-function earliestBeginning(text: Buffer, from: number, needles: Buffer[]): number {
-  let earliest = text.length;
-  for (const needle of needles) {
-    const first = needle[0] ?? 0;
-    let at = text.indexOf(first, Math.max(from, text.length - needle.length + 1));
-    while (at !== -1 && at < earliest) {
-      if (text.compare(needle, 0, text.length - at, at) === 0) earliest = at;
-      else at = text.indexOf(first, at + 1);
-    }
-  }
-  return earliest;
-}
-
-function joined(held: Buffer, bytes: Uint8Array): Buffer {
-  return held.length === 0 ? asBuffer(bytes) : Buffer.concat([held, bytes]);
-}
-
-function asBuffer(bytes: Uint8Array): Buffer {
-  return Buffer.from(bytes.buffer, bytes.byteOffset, bytes.byteLength);
 }

@@ -7,6 +7,7 @@ import t from 'tap';
 import {
   commandEnvironment,
   OUTPUT_FILE_MAX_BYTES,
+  type Outputs,
   parseOutputs,
   readOutputs,
   variableProblem,
@@ -134,13 +135,13 @@ t.test('values that no environment can hold are refused', async (t) => {
 });
 
 t.test('outputs are lines of name=value', async (t) => {
-  t.strictSame(parseOutputs('url=https://example.com/?a=b\n\nempty=\r\n_x1= spaces stay \nlast=no newline'), {
+  t.strictSame(outputsOf('url=https://example.com/?a=b\n\nempty=\r\n_x1= spaces stay \nlast=no newline'), {
     outputs: { url: 'https://example.com/?a=b', empty: '', _x1: ' spaces stay ', last: 'no newline' },
     notes: [],
   });
-  t.strictSame(parseOutputs(''), { outputs: {}, notes: [] });
-  t.strictSame(parseOutputs('a=1\na=2\n'), { outputs: { a: '2' }, notes: [] });
-  t.strictSame(Object.entries(parseOutputs('__proto__=x').outputs), [['__proto__', 'x']]);
+  t.strictSame(outputsOf(''), { outputs: {}, notes: [] });
+  t.strictSame(outputsOf('a=1\na=2\n'), { outputs: { a: '2' }, notes: [] });
+  t.strictSame(Object.entries(outputsOf('__proto__=x').outputs), [['__proto__', 'x']]);
 });
 
 t.test('a line that breaks a rule is left out, and told without its value', async (t) => {
@@ -154,7 +155,7 @@ t.test('a line that breaks a rule is left out, and told without its value', asyn
     `${'n'.repeat(64)}=${'x'.repeat(4096)}`,
     'good=yes',
   ];
-  t.strictSame(parseOutputs(lines.join('\n')), {
+  t.strictSame(outputsOf(lines.join('\n')), {
     outputs: { ['n'.repeat(64)]: 'x'.repeat(4096), good: 'yes' },
     notes: [
       'DEPLOY_OUTPUT: line 1 is not name=value',
@@ -169,7 +170,7 @@ t.test('a line that breaks a rule is left out, and told without its value', asyn
 
 t.test('there are at most 100 outputs, and few notes', async (t) => {
   const text = Array.from({ length: 1000 }, (_, number) => `n${number}=${number}\n`).join('');
-  const { outputs, notes } = parseOutputs(`${text}n0=again\n`);
+  const { outputs, notes } = outputsOf(`${text}n0=again\n`);
   t.equal(Object.keys(outputs).length, 100);
   t.equal(outputs['n0'], 'again', 'one that is there already may change');
   t.equal(notes.length, 11);
@@ -181,15 +182,15 @@ t.test('a file that is too long counts as far as it was read, without the line t
   const line = `${'x'.repeat(50)}\n`;
   const text = `first=1\n${line.repeat(2000)}`;
   const cutInside = `first=1\nsecond=${'x'.repeat(4000)}\n${'='.repeat(OUTPUT_FILE_MAX_BYTES - 4100)}\nlast=${'y'.repeat(4000)}`;
-  t.strictSame(parseOutputs(text).outputs, { first: '1' });
-  t.match(parseOutputs(text).notes[0], 'longer than 65536 bytes');
-  t.strictSame(Object.keys(parseOutputs(cutInside).outputs), ['first', 'second']);
+  t.strictSame(outputsOf(text).outputs, { first: '1' });
+  t.match(outputsOf(text).notes[0], 'longer than 65536 bytes');
+  t.strictSame(Object.keys(outputsOf(cutInside).outputs), ['first', 'second']);
 });
 
 t.test('whatever the text, outputs keep the rules', async (t) => {
   const pieces = ['a', 'B', '_', '=', '\n', '\r\n', '\0', ' ', '-', 'é', '\ud800', 'name=value\n'];
   const property = fc.property(fc.array(fc.constantFrom(...pieces), { maxLength: 60 }), (text) => {
-    const { outputs, notes } = parseOutputs(text.join(''));
+    const { outputs, notes } = outputsOf(text.join(''));
     for (const [name, value] of Object.entries(outputs)) {
       assert.match(name, /^[A-Za-z_][A-Za-z0-9_]{0,63}$/);
       assert.doesNotMatch(value, /[\0\n]/);
@@ -197,6 +198,34 @@ t.test('whatever the text, outputs keep the rules', async (t) => {
     assert.ok(notes.length <= 11);
   });
   t.doesNotThrow(() => fc.assert(property));
+});
+
+t.test(
+  'a secret is in no output, neither as a value nor by the name that its first part would make',
+  async (t) => {
+    const secrets = ['QWxhZGRpbjpvcGVuIHNlc2FtZQ==', 'hunter2hunter2', 'TOKEN=12345678'];
+    const lines = [
+      'QWxhZGRpbjpvcGVuIHNlc2FtZQ==',
+      'hunter2hunter2=ok',
+      'url=//hunter2hunter2@host',
+      'TOKEN=12345678',
+    ];
+    const { outputs, notes } = parseOutputs(Buffer.from(`${lines.join('\n')}\ngood=1\n`), secrets);
+    t.strictSame(outputs, { url: '//***@host', good: '1' });
+    t.strictSame(notes, [
+      'DEPLOY_OUTPUT: line 1 is not name=value',
+      'DEPLOY_OUTPUT: line 2 has a name with other characters than letters, digits and _',
+      'DEPLOY_OUTPUT: line 4 is not name=value',
+    ]);
+  },
+);
+
+t.test('bytes that are no UTF-8 count as the bytes that they are', async (t) => {
+  const { outputs, notes } = parseOutputs(
+    Buffer.concat([Buffer.alloc(30_000, 0xff), Buffer.from('\ngood=1\n')]),
+  );
+  t.strictSame(outputs, { good: '1' });
+  t.strictSame(notes, ['DEPLOY_OUTPUT: line 1 is not name=value']);
 });
 
 t.test('the outputs of a file', async (t) => {
@@ -221,3 +250,7 @@ t.test('the outputs of a file', async (t) => {
   });
   t.strictSame(readOutputs(path('pipe')), { outputs: {}, notes: ['DEPLOY_OUTPUT: it is not a plain file'] });
 });
+
+function outputsOf(text: string): Outputs {
+  return parseOutputs(Buffer.from(text));
+}

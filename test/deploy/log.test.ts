@@ -1,72 +1,12 @@
 import assert from 'node:assert/strict';
 import fc from 'fast-check';
 import t from 'tap';
-import { createLogKeeper, type LogKeeper, maskFor, maskText } from '../../src/deploy/log.ts';
+import { createLogKeeper, type LogKeeper } from '../../src/deploy/log.ts';
 import type { LogAppend } from '../../src/store/logs.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
 
 const KIB = 1024;
-
-t.test('a secret is hidden, however the output was cut', async (t) => {
-  const mask = maskFor(['hunter2hunter2']);
-  const pieces = ['the password is hunt', 'er2hun', 'ter2, and hunter2 is ', 'not, hunter'].map((text) =>
-    mask.push(Buffer.from(text)).toString(),
-  );
-  t.strictSame(pieces, ['the password is ', '', '***, and hunter2 is ', 'not, ']);
-  t.equal(mask.end().toString(), 'hunter');
-});
-
-t.test('only what may be the beginning of a secret is kept back', async (t) => {
-  const mask = maskFor(['secret-value']);
-  t.equal(mask.push(Buffer.from('a line\n')).toString(), 'a line\n');
-  t.equal(mask.push(Buffer.from('a line secret-va')).toString(), 'a line ');
-  t.equal(mask.push(Buffer.from('se, no\n')).toString(), 'secret-vase, no\n');
-});
-
-t.test('values of less than 8 characters are not hidden', async (t) => {
-  t.equal(
-    maskText('the region is eu-west, true', ['eu-west', 'true', '', 'is']),
-    'the region is eu-west, true',
-  );
-});
-
-t.test('of secrets that begin alike the longest is hidden', async (t) => {
-  t.equal(maskText('12345678 123456789 1234567', ['12345678', '123456789']), '*** *** 1234567');
-});
-
-t.test('a secret of several lines is hidden as a whole and line by line', async (t) => {
-  const secret = '-----BEGIN KEY-----\nMIIEpAIBAAKC\nshort\n-----END KEY-----\n';
-  t.equal(maskText(`key: ${secret}!`, [secret]), 'key: ***!');
-  t.equal(maskText('2: MIIEpAIBAAKC\n3: short\n', [secret]), '2: ***\n3: short\n');
-});
-
-t.test('bytes that are no UTF-8 pass', async (t) => {
-  const mask = maskFor(['pässwörd']);
-  const bytes = Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('pässwörd'), Buffer.from([0xc3])]);
-  t.strictSame(
-    Buffer.concat([mask.push(bytes), mask.end()]),
-    Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('***'), Buffer.from([0xc3])]),
-  );
-});
-
-t.test('what is hidden does not depend on how the output was cut', async (t) => {
-  // Few letters and much repetition, so that secrets overlap, begin alike and begin again inside themselves.
-  const text = fc.constantFrom('a', 'b', 'ab', 'aab', 'abababab', 'aabaabaab');
-  const secret = fc
-    .tuple(fc.constantFrom('abababababab', 'babababababa', 'aabaabaabaab'), fc.integer({ min: 7, max: 12 }))
-    .map(([whole, length]) => whole.slice(0, length));
-  const property = fc.property(
-    fc.array(text, { maxLength: 20 }),
-    fc.array(secret, { maxLength: 4 }),
-    (pieces, secrets) => {
-      const mask = maskFor(secrets);
-      const cut = [...pieces.map((piece) => mask.push(Buffer.from(piece))), mask.end()];
-      assert.equal(Buffer.concat(cut).toString(), plainlyMasked(pieces.join(''), secrets));
-    },
-  );
-  t.doesNotThrow(() => fc.assert(property, { numRuns: 2000 }));
-});
 
 t.test('small writes are gathered for 200 ms', async (t) => {
   const { keeper, appends, effects } = keeperFor();
@@ -269,19 +209,6 @@ function keptOf(appends: Omit<LogAppend, 'id'>[]): LogAppend['chunks'] {
 
 function joined(chunks: LogAppend['chunks']): Buffer {
   return Buffer.concat(chunks.map(({ bytes }) => bytes));
-}
-
-function plainlyMasked(text: string, secrets: string[]): string {
-  const longestFirst = secrets
-    .filter(({ length }) => length >= 8)
-    .sort((one, other) => other.length - one.length);
-  let masked = '';
-  for (let at = 0; at < text.length; ) {
-    const secret = longestFirst.find((candidate) => text.startsWith(candidate, at));
-    masked += secret === undefined ? text[at] : '***';
-    at += secret?.length ?? 1;
-  }
-  return masked;
 }
 
 function texts(appends: Omit<LogAppend, 'id'>[]): string[][] {

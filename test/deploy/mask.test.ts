@@ -1,0 +1,99 @@
+import assert from 'node:assert/strict';
+import fc from 'fast-check';
+import t from 'tap';
+import { masked, maskFor } from '../../src/deploy/mask.ts';
+
+t.test('a secret is hidden, however the output was cut', async (t) => {
+  const mask = maskFor(['hunter2hunter2']);
+  const pieces = ['the password is hunt', 'er2hun', 'ter2, and hunter2 is ', 'not, hunter'].map((text) =>
+    mask.push(Buffer.from(text)).toString(),
+  );
+  t.strictSame(pieces, ['the password is ', '', '***, and hunter2 is ', 'not, ']);
+  t.equal(mask.end().toString(), 'hunter');
+});
+
+t.test('only what may be the beginning of a secret is kept back', async (t) => {
+  const mask = maskFor(['secret-value']);
+  t.equal(mask.push(Buffer.from('a line\n')).toString(), 'a line\n');
+  t.equal(mask.push(Buffer.from('a line secret-va')).toString(), 'a line ');
+  t.equal(mask.push(Buffer.from('se, no\n')).toString(), 'secret-vase, no\n');
+});
+
+t.test('values of less than 8 characters are not hidden', async (t) => {
+  t.equal(
+    hidden('the region is eu-west, true', ['eu-west', 'true', '', 'is']),
+    'the region is eu-west, true',
+  );
+});
+
+t.test('of secrets that begin alike the longest is hidden', async (t) => {
+  t.equal(hidden('12345678 123456789 1234567', ['12345678', '123456789']), '*** *** 1234567');
+});
+
+t.test('a secret of several lines is hidden as a whole and line by line', async (t) => {
+  const secret = '-----BEGIN KEY-----\nMIIEpAIBAAKC\nshort\n-----END KEY-----\n';
+  t.equal(hidden(`key: ${secret}!`, [secret]), 'key: ***!');
+  t.equal(hidden('2: MIIEpAIBAAKC\n3: short\n', [secret]), '2: ***\n3: short\n');
+});
+
+t.test('bytes that are no UTF-8 pass', async (t) => {
+  const mask = maskFor(['pässwörd']);
+  const bytes = Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('pässwörd'), Buffer.from([0xc3])]);
+  t.strictSame(
+    Buffer.concat([mask.push(bytes), mask.end()]),
+    Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('***'), Buffer.from([0xc3])]),
+  );
+});
+
+t.test('what is hidden does not depend on how the output was cut', async (t) => {
+  // Few letters and much repetition, so that secrets overlap, begin alike and begin again inside themselves.
+  const text = fc.constantFrom('a', 'b', 'ab', 'aab', 'abababab', 'aabaabaab');
+  const secret = fc
+    .tuple(fc.constantFrom('abababababab', 'babababababa', 'aabaabaabaab'), fc.integer({ min: 7, max: 12 }))
+    .map(([whole, length]) => whole.slice(0, length));
+  const property = fc.property(
+    fc.array(text, { maxLength: 20 }),
+    fc.array(secret, { maxLength: 4 }),
+    (pieces, secrets) => {
+      const mask = maskFor(secrets);
+      const cut = [...pieces.map((piece) => mask.push(Buffer.from(piece))), mask.end()];
+      assert.equal(Buffer.concat(cut).toString(), plainlyMasked(pieces.join(''), secrets));
+    },
+  );
+  t.doesNotThrow(() => fc.assert(property, { numRuns: 2000 }));
+});
+
+t.test('many secrets are looked for at once: what is done grows with the text, not with both', async (t) => {
+  const lines = Array.from({ length: 14_000 }, (_, number) => `line ${number} of a key`);
+  const log = lines.map((line) => `> ${line}\n`).join('');
+  const compare = Buffer.prototype.compare;
+  let comparisons = 0;
+  t.teardown(() => {
+    Buffer.prototype.compare = compare;
+  });
+  const mask = maskFor([lines.join('\n')]);
+  Buffer.prototype.compare = function (this: Buffer, ...words: Parameters<typeof compare>) {
+    comparisons += 1;
+    return compare.apply(this, words);
+  };
+  const text = Buffer.concat([mask.push(Buffer.from(log)), mask.end()]).toString();
+  t.equal(text, '> ***\n'.repeat(lines.length));
+  t.ok(comparisons < lines.length * 40, `${comparisons} comparisons`);
+});
+
+function hidden(text: string, secrets: string[]): string {
+  return masked(Buffer.from(text), secrets).toString();
+}
+
+function plainlyMasked(text: string, secrets: string[]): string {
+  const longestFirst = secrets
+    .filter(({ length }) => length >= 8)
+    .sort((one, other) => other.length - one.length);
+  let masked = '';
+  for (let at = 0; at < text.length; ) {
+    const secret = longestFirst.find((candidate) => text.startsWith(candidate, at));
+    masked += secret === undefined ? text[at] : '***';
+    at += secret?.length ?? 1;
+  }
+  return masked;
+}
