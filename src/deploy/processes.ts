@@ -172,9 +172,9 @@ interface Members {
 
 function membersOf({ deploymentId, leader }: ProcessTree): Members {
   const known = new Set<string>();
-  // A session's number is its leader's id. It is ours while its leader lives, and after that until the
-  // session was seen empty: only then can another process get the number.
-  let sessionId = leader !== undefined && isAlive(leader) ? leader.processId : undefined;
+  // A session's number is its leader's id. It is ours until the session was seen empty: only then can another
+  // process get the number.
+  let sessionId = leader !== undefined && keepsNumber(leader) ? leader.processId : undefined;
   let groupSeen = false;
 
   return { find, groupWasSeen: () => groupSeen, areGone };
@@ -213,6 +213,15 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
     }
     return true;
   }
+}
+
+/**
+ * Whether nobody else has got its id. While some of its session lives the system gives it to nobody, whether it runs
+ * itself or not.
+ */
+function keepsNumber({ processId, processStartedAt }: ProcessIdentity): boolean {
+  const holder = processIdentity(processId);
+  return holder === undefined || holder.processStartedAt === processStartedAt;
 }
 
 /** Where others are born without pause: of a process that runs from us, one pass in twenty misses all. */

@@ -160,6 +160,19 @@ t.test('what a leader left that exited by itself may be spared', async (t) => {
   t.notOk(isAlive(daemon.identity));
 });
 
+t.test('what a dead leader left in its session is found without a marker', async (t) => {
+  const leader = await start(t, ['sh', '-c', 'env -i sleep 1000 & echo $!']);
+  const [line] = await once(leader.output, 'data');
+  const left = processIdentity(Number(line));
+  if (left === undefined) throw new Error('nothing was left');
+  t.teardown(() => isAlive(left) && process.kill(left.processId, 'SIGKILL'));
+  if (leader.child.exitCode === null) await once(leader.child, 'exit');
+  t.equal(processIdentity(leader.identity.processId), undefined, 'somebody has waited for it');
+  const tree = { deploymentId: newDeploymentId(), leader: leader.identity };
+  t.equal(await stopTree(tree, { graceMs: 10_000, effects }), 'gone');
+  t.notOk(isAlive(left));
+});
+
 let lastDeployment = 0;
 
 function newDeploymentId(): string {
