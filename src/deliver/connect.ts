@@ -1,10 +1,11 @@
 import type { LookupAddress } from 'node:dns';
-import { lookup } from 'node:dns/promises';
 import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
 import { type Cidr, hostnameOf, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
+import type { Effects } from '../effects.ts';
 import { putLatest } from './latest.ts';
+import { createResolver, type Resolve } from './resolver.ts';
 
 export interface ListenAddress {
   /** `0.0.0.0`, `::` and a name stand for every address of this machine. */
@@ -21,7 +22,7 @@ export interface ConnectorOptions {
   /** Certificates in PEM that are trusted besides the usual ones. */
   caPem?: string;
   /** All addresses of a name: asks the system's resolver unless a test brings its own. */
-  resolve?: (hostname: string) => Promise<readonly LookupAddress[]>;
+  resolve?: Resolve;
   /** The addresses of this machine: asks the system unless a test brings its own. */
   machineAddresses?: () => readonly string[];
 }
@@ -70,13 +71,13 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
  * Connects only to addresses that are judged to be allowed, and judges the very answers that the socket uses:
  * a name is resolved once for each connection, and one answer that is not allowed refuses them all.
  */
-export function createConnector(options: ConnectorOptions): Connector {
+export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem } = options;
-  const { resolve = resolveBySystem, machineAddresses = interfaceAddresses } = options;
+  const { machineAddresses = interfaceAddresses } = options;
+  const resolve = createResolver(options.resolve, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
   let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, Buffer>();
-  const resolving = new Map<string, Promise<readonly LookupAddress[]>>();
 
   return {
     connect,
@@ -188,21 +189,9 @@ export function createConnector(options: ConnectorOptions): Connector {
     const loopback = loopbackOf(hostname, allowedCidrs);
     if (loopback?.length === 0) throw new AttemptError('address_refused');
     if (loopback !== undefined) return loopback.map((address) => ({ address, family: isIP(address) }));
-    return resolveOnce(hostname).catch((error: unknown) => {
+    return resolve(hostname).catch((error: unknown) => {
       throw new AttemptError('dns', { cause: error });
     });
-  }
-
-  /**
-   * Those who ask for a name while it is being resolved share the answer. The system's resolver holds a
-   * thread until it answers, also when the attempt is long over: a dead name must not take more than one.
-   */
-  function resolveOnce(hostname: string): Promise<readonly LookupAddress[]> {
-    const underWay = resolving.get(hostname);
-    if (underWay !== undefined) return underWay;
-    const answer = resolve(hostname).finally(() => resolving.delete(hostname));
-    resolving.set(hostname, answer);
-    return answer;
   }
 
   function isAllowed(address: string, port: number): boolean {
@@ -215,10 +204,6 @@ export function createConnector(options: ConnectorOptions): Connector {
 /** Made once and kept: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. */
 function secureContextOf(caPem: string | undefined): SecureContext {
   return createSecureContext(caPem === undefined ? {} : { ca: [...getCACertificates('default'), caPem] });
-}
-
-function resolveBySystem(hostname: string): Promise<LookupAddress[]> {
-  return lookup(hostname, { all: true });
 }
 
 function interfaceAddresses(): string[] {

@@ -70,7 +70,7 @@ const BODY_READ_MAX_BYTES = 16 * 1024;
  */
 export function createSender(options: SenderOptions, effects: Effects): Sender {
   const { version, timeoutMs = TIMEOUT_MS, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
-  const { connect, trust } = createConnector({ ...options, timeoutMs });
+  const { connect, trust } = createConnector({ ...options, timeoutMs }, effects);
   const connections = createConnections(connect, idleConnectionsMax, effects);
   const targets = new Map<string, Target>();
   const underWay = createSlots<Cut>();

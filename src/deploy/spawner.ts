@@ -1,6 +1,7 @@
 import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
+import { createPlaces } from '../places.ts';
 import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
@@ -106,21 +107,4 @@ export async function createSpawner(effects: Effects): Promise<Spawner> {
     process.off('SIGCHLD', lookAtAll);
     reader.close();
   }
-}
-
-/** At most `count` at a time; who comes later waits its turn. */
-function createPlaces(count: number) {
-  const waiting: (() => void)[] = [];
-  let free = count;
-  return {
-    async take(): Promise<void> {
-      if (free > 0) free -= 1;
-      else await new Promise<void>((resolve) => waiting.push(resolve));
-    },
-    leave(): void {
-      const next = waiting.shift();
-      if (next === undefined) free += 1;
-      else next();
-    },
-  };
 }

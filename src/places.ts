@@ -1,0 +1,24 @@
+/** A number of places for work that goes on at the same time. */
+export interface Places {
+  /** Resolves when there is one, first come first served. */
+  take(): Promise<void>;
+  /** Gives one back. */
+  leave(): void;
+}
+
+/** At most `count` at a time; who comes later waits its turn. */
+export function createPlaces(count: number): Places {
+  const waiting: (() => void)[] = [];
+  let free = count;
+  return {
+    async take() {
+      if (free > 0) free -= 1;
+      else await new Promise<void>((resolve) => waiting.push(resolve));
+    },
+    leave() {
+      const next = waiting.shift();
+      if (next === undefined) free += 1;
+      else next();
+    },
+  };
+}

@@ -1,0 +1,19 @@
+import t from 'tap';
+import { createPlaces } from '../src/places.ts';
+
+t.test('there are so many places, and who waits gets one in turn', async (t) => {
+  const places = createPlaces(2);
+  const begun: string[] = [];
+  for (const name of ['one', 'two', 'three', 'four']) void places.take().then(() => begun.push(name));
+  await Promise.resolve();
+  t.strictSame(begun, ['one', 'two']);
+  places.leave();
+  await new Promise(setImmediate);
+  t.strictSame(begun, ['one', 'two', 'three']);
+  places.leave();
+  places.leave();
+  places.leave();
+  await new Promise(setImmediate);
+  t.strictSame(begun, ['one', 'two', 'three', 'four']);
+  await Promise.all([places.take(), places.take()]);
+});
