@@ -10,7 +10,7 @@ import { endOverdueReports } from './deploy/overdue.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
 import { createWorkspaces } from './deploy/workspace.ts';
-import type { Effects } from './effects.ts';
+import { delay, type Effects } from './effects.ts';
 import { figuresMemory } from './figures.ts';
 import { certificatesOf } from './http/certificates.ts';
 import { replaceCertificate } from './http/tls.ts';
@@ -41,6 +41,10 @@ const IDLE_MS = 500;
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
+/** What can be ended takes no longer; for the rest, and for a full disk, the API does not wait. */
+export const RECOVERY_WAIT_MS = 20_000;
+const LEFT_PROBLEM =
+  'what an earlier run left running is not ended and recorded yet: no deployment starts before it is';
 /** A loop that has not looked for so long hangs. */
 const HANGING_AFTER_MS = 10_000;
 
@@ -76,7 +80,7 @@ export async function startService(
   ]);
   started.defer(store.close);
   started.defer(spawner.close);
-  const dispatcher = startDispatcherThread(onFatal);
+  const dispatcher = startDispatcherThread(onFatal, effects);
   started.defer(dispatcher.stop);
 
   // Before the recovery, so that what it ends counts.
@@ -96,13 +100,15 @@ export async function startService(
 
   const workspaces = createWorkspaces(tmpdir(), lockPath(dbPath));
   started.defer(workspaces.close);
-  await recover(store, {
+  const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,
     workspaces,
     lockPath: lockPath(dbPath),
     effects,
     logger,
   });
+  let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, effects);
+  if (!recovered) logger.error(LEFT_PROBLEM);
 
   // Nobody waits for it to begin; if it cannot, onFatal hears of it.
   void dispatcher.begin({
@@ -132,7 +138,7 @@ export async function startService(
     killGraceMs: KILL_GRACE_MS,
     workspaces,
   });
-  const readiness = createReadiness(store, dispatcher, effects);
+  const readiness = createReadiness({ store, dispatcher, effects, isRecovered: () => recovered });
   const watches = createWatches(store, effects);
   started.defer(watches.close);
   const http = await createApi(
@@ -151,7 +157,7 @@ export async function startService(
   await http.start();
   started.defer(() => http.stop({ timeout: LAST_REQUESTS_MS }));
 
-  const loop = startLoop(executor.tick, {
+  const loop = startLoop(async () => (recovered ? executor.tick() : null), {
     idleMs: IDLE_MS,
     effects,
     onError: (error) => logger.error({ err: error }, 'the executor stumbled'),
@@ -171,11 +177,23 @@ export async function startService(
     onError: (error) => logger.error({ err: error }, 'what is over could not be removed'),
   });
   readiness.watch(loop);
+  let stopping = false;
+  if (!recovered) {
+    recovery.then(
+      () => {
+        recovered = true;
+        loop.wake();
+      },
+      (error: unknown) => stopping || onFatal(error),
+    );
+  }
   started.defer(async () => {
+    stopping = true;
     readiness.stopping();
     await Promise.all([reportsLoop.stop(), pruning.stop()]);
-    await loop.stop();
+    // The loop hands on who is canceled meanwhile.
     await executor.stop(config.shutdownGraceMs);
+    await loop.stop();
   });
 
   const running = started.move();
@@ -197,8 +215,21 @@ function urlOf({ listen, tls }: ServeConfig, port: number): string {
   return `${tls === null ? 'http' : 'https'}://${placeText({ ...listen, port })}`;
 }
 
+/** Whether it resolves within so long. Rejects as it does. */
+function isWithin(work: Promise<void>, limitMs: number, effects: Effects): Promise<boolean> {
+  return Promise.race([work.then(() => true), delay(limitMs, effects).then(() => false)]);
+}
+
+interface ReadinessParts {
+  store: Store;
+  dispatcher: DispatcherThread;
+  effects: Effects;
+  /** Whether deployments may start. */
+  isRecovered: () => boolean;
+}
+
 /** Whether the database takes writes and the loops turn. One look serves all who ask within a second. */
-function createReadiness(store: Store, dispatcher: DispatcherThread, effects: Effects) {
+function createReadiness({ store, dispatcher, effects, isRecovered }: ReadinessParts) {
   let executorLoop: Loop | undefined;
   let stopping = false;
   let last: { atMs: number; problem: Promise<string | null> } | undefined;
@@ -227,6 +258,7 @@ function createReadiness(store: Store, dispatcher: DispatcherThread, effects: Ef
       () => false,
     );
     if ((await Promise.race([wrote, timedOut])) !== true) return 'the database takes no writes';
+    if (!isRecovered()) return LEFT_PROBLEM;
     if ((executorLoop?.quietMs() ?? 0) > HANGING_AFTER_MS) return 'the executor hangs';
     const quietMs = await Promise.race([dispatcher.quietMs(), timedOut]);
     return quietMs === 'hangs' || quietMs > HANGING_AFTER_MS ? 'the dispatcher hangs' : null;

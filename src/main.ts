@@ -2,6 +2,7 @@ import type { CommandContext } from './cli/command.ts';
 import { runCommandLine } from './cli/commands.ts';
 import { createTerminal } from './cli/terminal.ts';
 import { realEffects } from './effects.ts';
+import { exitAtOnce } from './exit.ts';
 
 /*
  * What davit is started as. Nothing else in src/ reads the arguments or the environment of the process, takes its
@@ -40,5 +41,6 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
       };
     },
     exit: (code) => self.exit(code),
+    exitAtOnce,
   };
 }

@@ -20,6 +20,8 @@ export interface CommandContext {
   /** Called for each of these signals until the returned function is; a signal without listeners ends davit at once. */
   onSignal<Name extends SignalName>(names: readonly Name[], listener: (name: Name) => void): () => void;
   exit(code: number): void;
+  /** Waits for no name that is being resolved, as `exit` does. */
+  exitAtOnce(code: number): Promise<void>;
 }
 
 /** Of a process that a signal ended, as shells count it. SIGHUP comes when a terminal is closed. */

@@ -16,6 +16,9 @@ import { notifySystemd } from './notify.ts';
 /** The promise is 30 s: whoever started davit may kill it then. */
 const STOP_MAX_MS = 29_000;
 
+/** timeout(1) signals its child and then its group, and npm passes on what the terminal has told both. */
+const SAME_SIGNAL_MS = 200;
+
 /** systemd's own limit for a start is 90 s. */
 const MIGRATION_MAX_MS = 24 * 60 * 60_000;
 
@@ -42,14 +45,23 @@ export function defineServe(command: Command, context: CommandContext): void {
 }
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
-  const { terminal, effects, onSignal, exit } = context;
+  const { terminal, effects, onSignal } = context;
+  const exit = (code: number) => void context.exitAtOnce(code);
   // Waiting for the end of what a killed service left running is nothing that would.
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
-  let signals = 0;
+  let toldAtMs: number | undefined;
   onSignal(['SIGINT', 'SIGTERM'], (signal) => {
-    signals += 1;
-    if (signals > 1) exit(EXIT_CODE_OF_SIGNAL[signal]);
+    if (toldAtMs !== undefined) {
+      if (effects.monotonicMs() - toldAtMs > SAME_SIGNAL_MS) exit(EXIT_CODE_OF_SIGNAL[signal]);
+      return;
+    }
+    toldAtMs = effects.monotonicMs();
+    // From now on, also while what a crash left is still looked after.
+    effects.after(STOP_MAX_MS, () => {
+      terminal.note('error: stopping took too long; the next start looks after what was running');
+      exit(1);
+    });
     tellToStop();
   });
   let reload = () => {
@@ -75,10 +87,6 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   releaseStartMemory(effects, 'main');
   await toldToStop;
   void notifySystemd('STOPPING=1', context);
-  effects.after(STOP_MAX_MS, () => {
-    terminal.note('error: stopping took too long; the next start looks after what was running');
-    exit(1);
-  });
   await service.stop();
   // Whatever a library still holds open keeps nobody waiting.
   exit(0);

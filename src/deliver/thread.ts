@@ -1,6 +1,7 @@
 import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { WebhookId } from '../domain.ts';
+import { delay, type Effects } from '../effects.ts';
 import type { LogOptions } from '../logger.ts';
 import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
@@ -44,11 +45,13 @@ export interface DispatcherThread {
   stop(): Promise<void>;
 }
 
+const TERMINATE_MAX_MS = 1_000;
+
 /**
  * Starts the dispatcher's thread, which loads while others do their part and does nothing before `begin`. `onCrash`
  * is called if it dies.
  */
-export function startDispatcherThread(onCrash: (error: unknown) => void): DispatcherThread {
+export function startDispatcherThread(onCrash: (error: unknown) => void, effects: Effects): DispatcherThread {
   const thread = startThread('deliver/dispatcher-thread');
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
@@ -97,7 +100,8 @@ export function startDispatcherThread(onCrash: (error: unknown) => void): Dispat
       stopping = true;
       thread.postMessage('stop' satisfies ToDispatcherThread);
       await stopped.promise;
-      await thread.terminate();
+      // A name that is being resolved keeps the thread until it is, which nobody has to wait for.
+      await Promise.race([thread.terminate(), delay(TERMINATE_MAX_MS, effects)]);
     },
   };
 

@@ -10,7 +10,8 @@ import type { Workspaces } from './workspace.ts';
 /**
  * Ends what an earlier run of the service left running and did not see the end of: first its processes,
  * then the record, `failed` and `interrupted` (or `canceled`, where that was under way). Nothing is run again:
- * how far it came is not ours to know. Resolves when none is left; before that nothing new may be claimed.
+ * how far it came is not ours to know. Resolves when none is left, which a process of another user or a full disk may
+ * put off for ever; before that nothing new may be claimed.
  */
 export async function recover(
   { reads, writer }: Store,
@@ -31,7 +32,7 @@ export async function recover(
     .removeLeft()
     .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
 
-  async function end({ id, status, process }: UnfinishedDeployment): Promise<void> {
+  async function end({ id, process }: UnfinishedDeployment): Promise<void> {
     await stopTree(
       { deploymentId: id, leader: process ?? undefined },
       {
@@ -44,7 +45,9 @@ export async function recover(
           ),
       },
     );
-    const outcome = { kind: status === 'canceling' ? 'canceled' : 'interrupted' } as const;
+    // Canceled before the crash, or meanwhile.
+    const isCanceled = reads.deployments.get(id)?.status === 'canceling';
+    const outcome = { kind: isCanceled ? 'canceled' : 'interrupted' } as const;
     await writePersistently(writer, 'deployments.finish', endOf(id, outcome, {}), effects);
     logger.warn({ deployment_id: id }, 'a deployment was interrupted by the end of the service');
   }

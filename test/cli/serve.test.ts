@@ -109,8 +109,19 @@ t.test('a second signal ends it at once', async (t) => {
   await started;
   service.kill('SIGTERM');
   await untilStopping(service.url);
-  service.kill('SIGINT');
+  // Some time after the first: what comes with it is the same.
+  const again = setInterval(() => service.kill('SIGINT'), 20);
+  t.teardown(() => clearInterval(again));
   t.match(await service.ended, { exitCode: 130, signal: null });
+});
+
+t.test('a signal that comes twice, as from timeout(1), is one', async (t) => {
+  const { directory, dbPath } = place(t);
+  const service = await serve(t, directory);
+  service.kill('SIGTERM');
+  service.kill('SIGINT');
+  t.match(await service.ended, { exitCode: 0, signal: null });
+  t.notOk(existsSync(`${dbPath}-wal`));
 });
 
 t.test('what keeps it from starting is one line that says what to do', async (t) => {

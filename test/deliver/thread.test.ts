@@ -64,7 +64,7 @@ async function threads(t: Test) {
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });
   const door = new MessageChannel();
   const store = await openStoreWithThreads(path, [door.port1], crashed);
-  const dispatcher = startDispatcherThread(crashed);
+  const dispatcher = startDispatcherThread(crashed, realEffects);
   t.teardown(async () => {
     await dispatcher.stop();
     await store.close();

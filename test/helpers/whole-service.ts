@@ -68,7 +68,7 @@ export async function startWholeService(t: Test, changes: Partial<ServeConfig> =
   };
 }
 
-const CONFIG: Omit<ServeConfig, 'dbPath'> = {
+export const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   listen: { host: '127.0.0.1', port: 0 },
   tls: null,
   trustProxyCidrs: [],

@@ -1,0 +1,68 @@
+import { join } from 'node:path';
+import t, { type Test } from 'tap';
+import { RECOVERY_WAIT_MS, startService } from '../src/app.ts';
+import { realEffects } from '../src/effects.ts';
+import { openForWriting } from '../src/store/database.ts';
+import { storeOn } from '../src/store/store.ts';
+import { until } from './helpers/commands.ts';
+import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
+import { CONFIG } from './helpers/whole-service.ts';
+
+t.test(
+  'what an earlier run left and cannot be recorded yet keeps deployments waiting, not the API',
+  async (t) => {
+    const dbPath = join(temporaryDirectory(t), 'davit.db');
+    const store = storeOn(openForWriting(dbPath, realEffects), realEffects);
+    const project = await store.writer.write('projects.create', { ...PROJECT, command: ['/bin/true'] });
+    const left = await store.writer.write('deployments.create', newDeployment(project.id));
+    await store.writer.write('deployments.claim', undefined);
+    const next = await store.writer.write('deployments.create', newDeployment(project.id));
+    const statusOf = (id: typeof left.id) => store.reads.deployments.get(id)?.status;
+    const busy = openForWriting(dbPath, realEffects);
+    t.teardown(async () => {
+      busy.close();
+      await store.close();
+    });
+
+    busy.exec('BEGIN IMMEDIATE');
+    const impatient: typeof realEffects = {
+      ...realEffects,
+      after: (delayMs, action) => realEffects.after(delayMs === RECOVERY_WAIT_MS ? 0 : delayMs, action),
+    };
+    const service = await startService({ ...CONFIG, dbPath }, impatient, (error) =>
+      t.fail('the service died', { error }),
+    );
+    t.teardown(service.stop);
+    t.equal((await fetch(`${service.url}/healthz`)).status, 200);
+    t.strictSame(
+      [left, next].map(({ id }) => statusOf(id)),
+      ['running', 'queued'],
+    );
+
+    busy.exec('ROLLBACK');
+    await until(() => statusOf(next.id) === 'succeeded');
+    t.match(store.reads.deployments.get(left.id), { status: 'failed', reason: 'interrupted' });
+  },
+);
+
+t.test('who is canceled while davit stops is canceled, not interrupted', async (t) => {
+  const { dbPath, store } = await fileWith(t, ['/bin/sleep', '600']);
+  const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
+  const service = await startService({ ...CONFIG, dbPath, shutdownGraceMs: 60_000 }, realEffects, (error) =>
+    t.fail('the service died', { error }),
+  );
+  await until(() => store.reads.deployments.get(id)?.status === 'running');
+  const stopped = service.stop();
+  await store.writer.write('deployments.cancel', { id });
+  await stopped;
+  t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
+});
+
+/** A file with a project of this command, on a connection as `davit admin` has. */
+async function fileWith(t: Test, command: [string, ...string[]]) {
+  const dbPath = join(temporaryDirectory(t), 'davit.db');
+  const store = storeOn(openForWriting(dbPath, realEffects), realEffects);
+  t.teardown(store.close);
+  const { id } = await store.writer.write('projects.create', { ...PROJECT, command });
+  return { dbPath, store: { ...store, projectId: id } };
+}
