@@ -226,20 +226,28 @@ function watchClock(
   };
 }
 
-/** Looks when the limit could be reached, and again as long as it is not: timers come early, and are cut at 25 days. */
+/**
+ * Looks when the limit could be reached, and again as long as it is not: timers come early, and are cut at 25 days. Then
+ * once more, a turn of the event loop later: if davit itself was held up, what is in the pipe was not read yet.
+ */
 function whenOver(
   limitMs: number | null,
   effects: Effects,
   { passedMs, over }: { passedMs: () => number; over: () => void },
 ): () => void {
   if (limitMs === null) return () => undefined;
+  let looksOver = false;
   let cancel = effects.after(limitMs, look);
   return () => cancel();
 
   function look(): void {
     const restMs = (limitMs ?? 0) - passedMs();
-    if (restMs <= 0) over();
-    else cancel = effects.after(restMs, look);
+    if (restMs <= 0 && looksOver) {
+      over();
+      return;
+    }
+    looksOver = restMs <= 0;
+    cancel = effects.after(Math.max(0, restMs), look);
   }
 }
 

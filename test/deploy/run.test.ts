@@ -1,5 +1,6 @@
 import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
 import { readOutputs } from '../../src/deploy/environment.ts';
 import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
@@ -196,11 +197,27 @@ t.test('a command that is silent too long is stopped, one that prints is not', a
   t.strictSame(await talking.outcome, { kind: 'exited', exitCode: 0 });
 });
 
+t.test('a command that printed while davit itself was held up is not idle', async (t) => {
+  const script = 'for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done';
+  const command = startRun(t, spawner, ['sh', '-c', script], { idleTimeoutMs: 500 });
+  await command.printed('1');
+  await nextTurn();
+  realEffects.block(700);
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+});
+
 t.test('a command whose output is not taken is not idle', async (t) => {
+  const idleTimeoutMs = 200;
   const taken = Promise.withResolvers<void>();
-  const command = startRun(t, spawner, ['echo', 'one'], { idleTimeoutMs: 20, onOutput: () => taken.promise });
+  let offeredAtMs = Number.POSITIVE_INFINITY;
+  const onOutput = () => {
+    offeredAtMs = realEffects.monotonicMs();
+    return taken.promise;
+  };
+  const command = startRun(t, spawner, ['echo', 'one'], { idleTimeoutMs, onOutput });
   const { processId } = await command.started;
   await until(() => processIdentity(processId) === undefined);
+  await until(() => realEffects.monotonicMs() > offeredAtMs + idleTimeoutMs);
   taken.resolve();
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
