@@ -11,11 +11,12 @@ import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
 import { createWorkspaces } from './deploy/workspace.ts';
 import { delay, type Effects } from './effects.ts';
+import { isUnavailable, messageOf } from './errors.ts';
 import { figuresMemory } from './figures.ts';
 import { certificatesOf } from './http/certificates.ts';
 import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
-import { createLogger, logFormOf } from './logger.ts';
+import { createLogger, type Logger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
@@ -160,7 +161,7 @@ export async function startService(
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
     idleMs: IDLE_MS,
     effects,
-    onError: (error) => logger.error({ err: error }, 'the executor stumbled'),
+    onError: stumbled(logger, 'the executor stumbled'),
   });
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
@@ -168,7 +169,7 @@ export async function startService(
   const reportsLoop = startLoop(() => endOverdueReports(store, effects), {
     idleMs: IDLE_MS,
     effects,
-    onError: (error) => logger.error({ err: error }, 'overdue reports could not be ended'),
+    onError: stumbled(logger, 'overdue reports could not be ended'),
   });
   const pruner = createPruner({ writer: store.writer, effects, logger, retentionMs: config.retentionMs });
   const pruning = startLoop(pruner.tick, {
@@ -213,6 +214,14 @@ export async function startService(
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
   return `${tls === null ? 'http' : 'https'}://${placeText({ ...listen, port })}`;
+}
+
+/** A database that takes no writes is nothing that davit could mend. */
+function stumbled(logger: Logger, message: string): (error: unknown) => void {
+  return (error) => {
+    if (isUnavailable(error)) logger.warn({ reason: messageOf(error) }, message);
+    else logger.error({ err: error }, message);
+  };
 }
 
 /** Whether it resolves within so long. Rejects as it does. */

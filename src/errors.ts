@@ -42,6 +42,11 @@ export function codeOf(error: unknown): string {
   return error instanceof Error && 'code' in error ? String(error.code) : String(error);
 }
 
+/** Whether what was refused may be tried again later as it is: a full disk, as a rule. */
+export function isUnavailable(error: unknown): boolean {
+  return error instanceof AppError && error.code === 'unavailable';
+}
+
 /** Whether it is SQLite's word for a disk, a lock or a file that keeps it from working; anything else of it is a bug. */
 export function isStorageProblem(error: unknown): boolean {
   return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|CORRUPT|NOTADB)/.test(codeOf(error));

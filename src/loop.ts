@@ -1,5 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Effects } from './effects.ts';
+import { isUnavailable } from './errors.ts';
 
 export interface Loop {
   /** Something may have changed: look now, or right after the look that is under way. */
@@ -13,7 +14,8 @@ export interface Loop {
 /**
  * Looks for work over and over: `await tick()`, then sleep until the moment that it returned (milliseconds
  * since 1970; null: nothing is known to come), a wake, or `idleMs`, whichever is first. `idleMs` is what
- * finds the writes of other processes. A tick that throws is a bug: `onError` hears of it, and the loop goes on.
+ * finds the writes of other processes. A tick that throws is a bug: `onError` hears of it, and the loop goes on. Of a
+ * database that takes no writes it hears once, until a tick succeeds.
  */
 export function startLoop(
   tick: () => Promise<number | null>,
@@ -23,6 +25,7 @@ export function startLoop(
   let stopped = false;
   let woken = false;
   let endSleep: (() => void) | undefined;
+  let unavailable = false;
   let turnedAtMs = effects.monotonicMs();
   const ended = run();
 
@@ -56,9 +59,12 @@ export function startLoop(
 
   async function tickSafely(): Promise<number | null> {
     try {
-      return await tick();
+      const nextAtMs = await tick();
+      unavailable = false;
+      return nextAtMs;
     } catch (error) {
-      onError(error);
+      if (!(unavailable && isUnavailable(error))) onError(error);
+      unavailable = isUnavailable(error);
       return null;
     }
   }

@@ -1,5 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
+import { AppError } from '../src/errors.ts';
 import { startLoop } from '../src/loop.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
@@ -56,6 +57,23 @@ t.test('a look that throws is reported, and the loop goes on', async (t) => {
   await settle();
   t.equal(looks(), 2);
   t.match(errors, [{ message: 'a bug' }, { message: 'a bug' }]);
+});
+
+t.test('a database that takes no writes is reported once, until it takes some again', async (t) => {
+  const full = new AppError('unavailable', 'the disk is full');
+  const answers: (Error | null)[] = [full, full, full, null, full, new Error('a bug'), full];
+  const { effects, settle, errors } = loop(t, {
+    next: () => {
+      const answer = answers.shift() ?? null;
+      if (answer !== null) throw answer;
+      return null;
+    },
+  });
+  while (answers.length > 0) {
+    await settle();
+    effects.advance(500);
+  }
+  t.match(errors, [full, full, { message: 'a bug' }, full]);
 });
 
 t.test('it can be told how long ago the last look began', async (t) => {

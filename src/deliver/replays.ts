@@ -1,6 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { isUnavailable } from '../errors.ts';
 import type { OpenReplay } from '../store/replays.ts';
 import type { Reads } from '../store/store.ts';
 import type { Writer } from '../store/writer.ts';
@@ -64,7 +64,7 @@ export function createReplayer({
       await writer.write('replays.step', done);
       return true;
     } catch (error) {
-      if (error instanceof AppError && error.code === 'unavailable') return false;
+      if (isUnavailable(error)) return false;
       throw error;
     }
   }

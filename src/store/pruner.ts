@@ -1,6 +1,6 @@
 import { createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { isUnavailable } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { type Place, PRUNED, type Pruned, type Removed, START } from './retention.ts';
 import type { Writer } from './writer.ts';
@@ -109,7 +109,7 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
       if (walBytes > WAL_LARGE_BYTES) return PAUSE_WHILE_WAL_IS_LARGE_MS;
     } catch (error) {
       // A full disk, or more to do than can be done.
-      if (error instanceof AppError && error.code === 'unavailable') return PAUSE_WHILE_UNAVAILABLE_MS;
+      if (isUnavailable(error)) return PAUSE_WHILE_UNAVAILABLE_MS;
       // A bug, which is to keep nothing else in the file.
       goOnAt(pass, null);
       dueAtMs = effects.monotonicMs() + PAUSE_MAX_MS;

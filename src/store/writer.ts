@@ -1,5 +1,5 @@
 import { delay, type Effects } from '../effects.ts';
-import { AppError, isStorageProblem } from '../errors.ts';
+import { AppError, isStorageProblem, isUnavailable } from '../errors.ts';
 import type { Change } from './context.ts';
 import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
@@ -32,7 +32,7 @@ export async function writePersistently<Name extends OperationName>(
     try {
       return await writer.write(name, input);
     } catch (error) {
-      if (!(error instanceof AppError && error.code === 'unavailable')) throw error;
+      if (!isUnavailable(error)) throw error;
       await delay(RETRY_AFTER_MS, effects);
     }
   }
