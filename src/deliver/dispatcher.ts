@@ -198,9 +198,11 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     figures?.settled(settlement);
     // What cannot be recorded for any other reason than a full disk is a bug. It then stays under way, so
     // that it is not sent over and over.
-    await writePersistently(writer, 'outbox.settle', settlement, effects);
+    const settled = await writePersistently(writer, 'outbox.settle', settlement, effects);
     slot.recorded(now());
-    if (settlement.next.kind === 'retry') lanes.lookAt(lane.webhookId, settlement.next.atMs, now());
+    // A look that came while it was under way has passed it over.
+    if (settled === 'onNewerLadder') lanes.lookAt(lane.webhookId, now(), now());
+    else if (settlement.next.kind === 'retry') lanes.lookAt(lane.webhookId, settlement.next.atMs, now());
     wake();
   }
 

@@ -77,6 +77,12 @@ export interface Settlement {
   disableReason: string | null;
 }
 
+/**
+ * Where the delivery stands now: where the settlement says, or at the foot of a newer ladder, due already, as a
+ * redelivery or replay was asked for while the attempt that failed was under way. `gone`: it was pruned meanwhile.
+ */
+export type Settled = 'asSaid' | 'onNewerLadder' | 'gone';
+
 /** How far the clock was set back, and where to go on. */
 export interface SetBack {
   byMs: number;
@@ -273,15 +279,15 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   const planAt = database.prepare('UPDATE deliveries SET next_attempt_at = :atMs WHERE seq = +:seq');
 
   return {
-    /** The attempt and what follows from it for the delivery and its webhook, together. */
-    settle(settlement: Settlement): void {
+    /**
+     * The attempt and what follows from it for the delivery and its webhook, together. Nothing is recorded of a
+     * delivery that is gone.
+     */
+    settle(settlement: Settlement): Settled {
       const { deliveryId, webhookId, attempt, next, disableReason } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
-      const isKnown =
-        next.kind === 'delivered'
-          ? delivered.run({ ...ladderOf(settlement), atMs }).changes > 0
-          : countMissed(settlement);
-      if (!isKnown) return; // pruned meanwhile
+      const settled = settleDelivery(settlement, atMs);
+      if (settled === 'gone') return settled;
       insertAttempt.run({ deliveryId, ...attempt });
       if (next.kind === 'delivered') {
         succeeded.run({ webhookId, atMs });
@@ -291,6 +297,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
       }
       if (disableReason !== null) disable.run({ webhookId, reason: disableReason });
       changed('settled');
+      return settled;
     },
 
     /**
@@ -312,17 +319,20 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     },
   };
 
-  /** Whether the delivery is there. */
-  function countMissed(settlement: Settlement): boolean {
+  function settleDelivery(settlement: Settlement, atMs: number): Settled {
     const { deliveryId, next } = settlement;
     const retries = next.kind === 'retry';
-    const { changes } = missed.run({
-      ...ladderOf(settlement),
-      status: retries ? 'pending' : 'exhausted',
-      nextAttemptAt: retries ? next.atMs : null,
-    });
-    // A redelivery or replay was asked for while it was under way: its failure does not end the new ladder.
-    return changes > 0 || counted.run({ deliveryId }).changes > 0;
+    const { changes } =
+      next.kind === 'delivered'
+        ? delivered.run({ ...ladderOf(settlement), atMs })
+        : missed.run({
+            ...ladderOf(settlement),
+            status: retries ? 'pending' : 'exhausted',
+            nextAttemptAt: retries ? next.atMs : null,
+          });
+    if (changes > 0) return 'asSaid';
+    // The failure does not end the newer ladder.
+    return counted.run({ deliveryId }).changes > 0 ? 'onNewerLadder' : 'gone';
   }
 }
 

@@ -286,6 +286,41 @@ t.test('a redelivery that is asked for during an attempt has its whole ladder', 
   ]);
 });
 
+for (const { name, ladderAttempts } of [
+  { name: 'an attempt', ladderAttempts: 0 },
+  { name: 'the last attempt', ladderAttempts: RETRY_SCHEDULE.delaysMs.length + 1 },
+]) {
+  t.test(
+    `a redelivery asked for during ${name} to a webhook that answered before is sent next`,
+    async (t) => {
+      const effects = fakeEffects();
+      const { store, dispatcher } = service(t, effects);
+      const second = held(status(500));
+      const receiver = await startReceiver(t, { answers: [status(200), second.answer, status(200)] });
+      const webhook = await subscribe(store, receiver.url);
+      await newDeliveries(store, webhook.id, 1);
+      await deliverDue(dispatcher, effects);
+      await receiver.next();
+      const [id] = await newDeliveries(store, webhook.id, 1);
+      if (id === undefined) throw new Error('there is no delivery');
+      store.execute(`UPDATE deliveries SET ladder_attempts = ${ladderAttempts} WHERE id = '${id}'`);
+      await dispatcher.tick();
+      await receiver.next();
+
+      await store.writer.write('deliveries.redeliver', { id });
+      while ((await dispatcher.tick()) !== null);
+      t.equal(receiver.requests.length, 2, 'not while the first is under way');
+      second.release();
+      await dispatcher.settled();
+      await deliverDue(dispatcher, effects);
+      t.equal(receiver.requests.length, 3);
+      t.match(store.query('SELECT status, attempt_count FROM deliveries ORDER BY seq DESC LIMIT 1'), [
+        { status: 'delivered', attempt_count: 2 },
+      ]);
+    },
+  );
+}
+
 t.test('what was never tried for longer than the window has all its retries', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
