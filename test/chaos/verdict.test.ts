@@ -9,6 +9,7 @@ import { type Evidence, judgeFile } from '../../scripts/chaos/verdict.ts';
 import type { Deployment, EventType, KeyId, ProjectId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { AnswerRequest } from '../../src/store/operations.ts';
+import { settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 /*
@@ -368,18 +369,7 @@ async function deliver(store: TestStore): Promise<Inbox> {
   const [{ webhook_id: webhookId } = must()] = store.reads.outbox.pendingWebhooks();
   for (const due of store.reads.outbox.dueOf(webhookId, Number.MAX_SAFE_INTEGER, 100)) {
     events.set(due.event_id, { body: due.payload, requests: 1, acknowledged: true });
-    await store.writer.write('outbox.settle', {
-      deliveryId: due.id,
-      webhookId,
-      attempt: {
-        ...{ atMs: Date.now(), statusCode: 204, error: null, durationMs: 1 },
-        ...{ remoteAddress: '127.0.0.1', responseBody: null, trigger: 'schedule' },
-      },
-      next: { kind: 'delivered' },
-      ladderAttempts: 1,
-      ladderStartedAtMs: due.ladder_started_at,
-      disableReason: null,
-    });
+    await store.writer.write('outbox.settle', settlementOf(due, Date.now(), { kind: 'delivered' }));
   }
   return { receiver: 'steady', events, answeredGone: false, misbehaved: false };
 }

@@ -7,6 +7,7 @@ import { lockForServing } from '../../src/store/lock.ts';
 import { type Place, place } from '../helpers/cli.ts';
 import { namedPipe } from '../helpers/commands.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
+import { settlementOf } from '../helpers/outbox.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
@@ -318,21 +319,6 @@ async function fail(
 ): Promise<void> {
   const [delivery] = store.reads.outbox.dueOf(webhookId, realEffects.now(), 1);
   if (delivery === undefined) throw new Error('nothing is due');
-  await store.writer.write('outbox.settle', {
-    deliveryId: delivery.id,
-    webhookId,
-    attempt: {
-      atMs: realEffects.now(),
-      statusCode,
-      error: null,
-      durationMs: 12,
-      remoteAddress: '192.0.2.1',
-      responseBody: '',
-      trigger: 'schedule',
-    },
-    next: { kind: 'retry', atMs: nextAtMs },
-    ladderAttempts: 1,
-    ladderStartedAtMs: delivery.ladder_started_at,
-    disableReason: null,
-  });
+  const next = { kind: 'retry', atMs: nextAtMs } as const;
+  await store.writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next, { statusCode }));
 }

@@ -9,6 +9,7 @@ import type { Replay } from '../../src/store/replays.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { inFile } from '../helpers/administration.ts';
 import { type Place, place } from '../helpers/cli.ts';
+import { settlementOf } from '../helpers/outbox.ts';
 import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment } from '../helpers/store.ts';
@@ -236,15 +237,11 @@ t.test('deliveries are listed newest first, with what came of them', async (t) =
   await deploy(there, 3);
   await inFile(there, async ({ reads, writer }) => {
     for (const delivery of reads.outbox.dueOf(id, realEffects.now(), 1)) {
-      await writer.write('outbox.settle', {
-        deliveryId: delivery.id,
-        webhookId: id,
-        attempt: { ...FAILED, atMs: realEffects.now(), error: 'connection_refused' },
-        next: { kind: 'exhausted' },
-        ladderAttempts: 1,
-        ladderStartedAtMs: delivery.ladder_started_at,
-        disableReason: null,
-      });
+      const attempt = { statusCode: null, error: 'connection_refused' };
+      await writer.write(
+        'outbox.settle',
+        settlementOf(delivery, realEffects.now(), { kind: 'exhausted' }, attempt),
+      );
     }
   });
   const all = await there.json<Delivery[]>(webhook('deliveries', id));
@@ -293,14 +290,6 @@ t.test('on a terminal the list fits, and a status has its colour', needsTerminal
     [],
   );
 });
-
-const FAILED = {
-  statusCode: null,
-  durationMs: 12,
-  remoteAddress: null,
-  responseBody: null,
-  trigger: 'schedule' as const,
-};
 
 interface File extends Place {
   keyId: KeyId;

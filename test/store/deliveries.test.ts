@@ -4,6 +4,7 @@ import { type DeliveryFilter, SLICE_ROWS, storedStatuses } from '../../src/store
 import type { Caller } from '../../src/store/keys.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { settlementOf } from '../helpers/outbox.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
 const ALL: DeliveryFilter = { statuses: null, eventTypes: null, createdAfterMs: null, createdBeforeMs: null };
@@ -261,23 +262,7 @@ async function settle(
   atMs: number,
   kind: 'delivered' | 'exhausted',
 ): Promise<void> {
-  await store.writer.write('outbox.settle', {
-    deliveryId: due.id,
-    webhookId: due.webhook_id,
-    attempt: {
-      atMs,
-      statusCode: kind === 'delivered' ? 200 : 500,
-      error: null,
-      durationMs: 12,
-      remoteAddress: '192.0.2.1',
-      responseBody: '',
-      trigger: due.ladder_trigger,
-    },
-    next: { kind },
-    ladderAttempts: due.ladder_attempts + 1,
-    ladderStartedAtMs: due.ladder_started_at,
-    disableReason: null,
-  });
+  await store.writer.write('outbox.settle', settlementOf(due, atMs, { kind }));
 }
 
 function caller(keyId: KeyId): Caller {

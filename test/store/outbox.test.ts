@@ -1,8 +1,9 @@
 import t from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
-import { FIRST_PENDING, type PendingPlace, type Settlement } from '../../src/store/outbox.ts';
+import { FIRST_PENDING, type PendingPlace } from '../../src/store/outbox.ts';
 import { newDeliveries } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test(
@@ -54,12 +55,12 @@ t.test('a retry is due at its time and not before', async (t) => {
   const [due] = store.reads.outbox.dueOf(webhookId, effects.now(), 10);
   if (due === undefined) throw new Error('nothing is due');
   const atMs = effects.now() + 5_000;
-  await store.writer.write('outbox.settle', settlement(due, effects.now(), { kind: 'retry', atMs }));
+  await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'retry', atMs }));
 
   t.strictSame(store.reads.outbox.dueOf(webhookId, atMs - 1, 10), []);
   t.match(store.reads.outbox.dueOf(webhookId, atMs, 10), [{ id: due.id, ladder_attempts: 1 }]);
   t.match(store.query('SELECT number, status_code, error, trigger FROM attempts'), [
-    { number: 1, status_code: 500, error: 'status', trigger: 'schedule' },
+    { number: 1, status_code: 500, error: null, trigger: 'schedule' },
   ]);
   t.match(store.reads.webhooks.get(webhookId), {
     consecutive_failures: 1,
@@ -76,7 +77,7 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
     await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
     const [due] = store.reads.outbox.dueOf(webhookId, effects.now(), 1);
     if (due === undefined) throw new Error('nothing is due');
-    await store.writer.write('outbox.settle', settlement(due, effects.now(), { kind: 'exhausted' }));
+    await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
   };
   await failOnce();
   effects.advance(5 * 86_400_000 - 1);
@@ -108,9 +109,9 @@ t.test('a success ends a row of failures', async (t) => {
   if (due === undefined) throw new Error('nothing is due');
   await store.writer.write(
     'outbox.settle',
-    settlement(due, effects.now(), { kind: 'retry', atMs: effects.now() }),
+    settlementOf(due, effects.now(), { kind: 'retry', atMs: effects.now() }),
   );
-  await store.writer.write('outbox.settle', settlement(due, effects.now(), { kind: 'delivered' }));
+  await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'delivered' }));
   t.match(store.reads.webhooks.get(webhookId), {
     consecutive_failures: 0,
     last_success_at: '2026-11-21T08:00:00.012Z',
@@ -159,7 +160,7 @@ t.test('claims that go on from each other take every delivery once, the first du
     for (const { seq } of due) underWay.add(seq);
     // Some are recorded by the time of the next claim.
     for (const delivery of due.filter((_, index) => index % 2 === 0)) {
-      await store.writer.write('outbox.settle', settlement(delivery, atMs, { kind: 'delivered' }));
+      await store.writer.write('outbox.settle', settlementOf(delivery, atMs, { kind: 'delivered' }));
       underWay.delete(delivery.seq);
     }
   }
@@ -334,33 +335,4 @@ async function webhookOf(
   const { keyId } = await store.key(key);
   const webhook = await store.writer.write('webhooks.create', { ...WEBHOOK, events, keyId });
   return webhook.id;
-}
-
-function settlement(
-  due: {
-    id: Settlement['deliveryId'];
-    webhook_id: WebhookId;
-    ladder_started_at: number;
-    ladder_attempts: number;
-  },
-  atMs: number,
-  next: Settlement['next'],
-): Settlement {
-  return {
-    deliveryId: due.id,
-    webhookId: due.webhook_id,
-    attempt: {
-      atMs,
-      statusCode: next.kind === 'delivered' ? 200 : 500,
-      error: next.kind === 'delivered' ? null : 'status',
-      durationMs: 12,
-      remoteAddress: '93.184.216.34',
-      responseBody: '',
-      trigger: 'schedule',
-    },
-    next,
-    ladderAttempts: due.ladder_attempts + 1,
-    ladderStartedAtMs: due.ladder_started_at,
-    disableReason: null,
-  };
 }

@@ -4,6 +4,7 @@ import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/d
 import { PRUNED, START } from '../../src/store/retention.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { settlementOf } from '../helpers/outbox.ts';
 import { pruneAll } from '../helpers/retention.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -312,18 +313,7 @@ async function settle(
     exhaust: { kind: 'exhausted' },
     retry: { kind: 'retry', atMs: effects.now() + HOUR_MS },
   } as const;
-  await store.writer.write('outbox.settle', {
-    deliveryId: delivery.id,
-    webhookId: delivery.webhook_id,
-    attempt: {
-      ...{ atMs: effects.now(), statusCode: 200, error: null, durationMs: 5 },
-      ...{ remoteAddress: null, responseBody: null, trigger: delivery.ladder_trigger },
-    },
-    next: next[how],
-    ladderAttempts: delivery.ladder_attempts + 1,
-    ladderStartedAtMs: delivery.ladder_started_at,
-    disableReason: null,
-  });
+  await store.writer.write('outbox.settle', settlementOf(delivery, effects.now(), next[how]));
 }
 
 /** Ten replays of a webhook are open at most. */

@@ -1,0 +1,28 @@
+import type { DueDelivery, Settlement } from '../../src/store/outbox.ts';
+
+/** An attempt of what was claimed, as the dispatcher records it. `attempt` is what else is known of it. */
+export function settlementOf(
+  due: DueDelivery,
+  atMs: number,
+  next: Settlement['next'],
+  attempt: Partial<Settlement['attempt']> = {},
+): Settlement {
+  return {
+    deliveryId: due.id,
+    webhookId: due.webhook_id,
+    attempt: {
+      atMs,
+      statusCode: next.kind === 'delivered' ? 200 : 500,
+      error: null,
+      durationMs: 12,
+      remoteAddress: '192.0.2.1',
+      responseBody: '',
+      trigger: due.ladder_trigger,
+      ...attempt,
+    },
+    next,
+    ladderAttempts: due.ladder_attempts + 1,
+    ladderStartedAtMs: due.ladder_started_at,
+    disableReason: null,
+  };
+}
