@@ -220,6 +220,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     return {
       deliveryId: delivery.id,
       webhookId: delivery.webhook_id,
+      url: delivery.url,
+      enabledAtMs: delivery.enabled_at,
       attempt: {
         atMs,
         statusCode,

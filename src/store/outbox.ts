@@ -19,6 +19,8 @@ export interface DueDelivery {
   event_id: EventId;
   webhook_id: WebhookId;
   url: string;
+  /** When the webhook was last enabled. */
+  enabled_at: number;
   payload: string;
   /** Attempts on the ladder that it stands on now. */
   ladder_attempts: number;
@@ -61,6 +63,9 @@ export interface Claim {
 export interface Settlement {
   deliveryId: DeliveryId;
   webhookId: WebhookId;
+  /** As it was sent: what came of it says nothing of a webhook with another url, or that was enabled again since. */
+  url: string;
+  enabledAtMs: number;
   attempt: {
     atMs: number;
     statusCode: number | null;
@@ -231,6 +236,7 @@ function toDueDelivery(
     event_id,
     webhook_id,
     url,
+    enabled_at: enabledAtMs,
     payload,
     // What was held while the webhook was disabled begins a new ladder when it is enabled.
     ladder_attempts: ladderStartedAt < enabledAtMs ? 0 : ladderAttempts,
@@ -259,18 +265,19 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
     VALUES (:deliveryId, (SELECT attempt_count FROM deliveries WHERE id = +:deliveryId), :atMs, :statusCode, :error,
             :durationMs, :remoteAddress, :responseBody, :trigger)`);
+  const stillSentTo = 'id = +:webhookId AND url = +:url AND enabled_at = +:enabledAtMs';
   const succeeded = database.prepare(`
-    UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE id = +:webhookId`);
+    UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE ${stillSentTo}`);
   const failed = database.prepare(`
     UPDATE webhooks
        SET last_failure_at = :atMs, consecutive_failures = consecutive_failures + 1,
            failing_since = coalesce(failing_since, :atMs)
-     WHERE id = +:webhookId`);
+     WHERE ${stillSentTo}`);
   const disableLongFailing = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'every delivery failed for 5 days'
-     WHERE id = +:webhookId AND status = 'enabled' AND failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS}`);
+     WHERE ${stillSentTo} AND status = 'enabled' AND failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS}`);
   const disable = database.prepare(`
-    UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = +:webhookId AND status = 'enabled'`);
+    UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE ${stillSentTo} AND status = 'enabled'`);
   const pendingAfter = database.prepare<PendingPlace, PendingPlace>(`
     SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq FROM deliveries
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
@@ -284,18 +291,19 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * delivery that is gone.
      */
     settle(settlement: Settlement): Settled {
-      const { deliveryId, webhookId, attempt, next, disableReason } = settlement;
+      const { deliveryId, webhookId, url, enabledAtMs, attempt, next, disableReason } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
       const settled = settleDelivery(settlement, atMs);
       if (settled === 'gone') return settled;
       insertAttempt.run({ deliveryId, ...attempt });
+      const receiver = { webhookId, url, enabledAtMs };
       if (next.kind === 'delivered') {
-        succeeded.run({ webhookId, atMs });
+        succeeded.run({ ...receiver, atMs });
       } else {
-        failed.run({ webhookId, atMs });
-        disableLongFailing.run({ webhookId, atMs });
+        failed.run({ ...receiver, atMs });
+        disableLongFailing.run({ ...receiver, atMs });
       }
-      if (disableReason !== null) disable.run({ webhookId, reason: disableReason });
+      if (disableReason !== null) disable.run({ ...receiver, reason: disableReason });
       changed('settled');
       return settled;
     },

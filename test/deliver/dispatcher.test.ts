@@ -129,6 +129,29 @@ t.test('410 disables the webhook and says why', async (t) => {
   ]);
 });
 
+t.test('410 from a url that its webhook has no more disables nothing', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const gone = held(status(410));
+  const receiver = await startReceiver(t, { answers: [gone.answer] });
+  const elsewhere = await startReceiver(t);
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  await dispatcher.tick();
+  await receiver.next();
+  await store.writer.write('webhooks.update', { id, url: elsewhere.url, disableReason: 'tired' });
+  gone.release();
+  await dispatcher.settled();
+  t.match(store.query('SELECT status, consecutive_failures FROM webhooks'), [
+    { status: 'enabled', consecutive_failures: 0 },
+  ]);
+  effects.advance(5_500);
+  await deliverDue(dispatcher, effects);
+  t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
+    { status: 'delivered', attempt_count: 2 },
+  ]);
+});
+
 t.test('a redirect is a failure, and the second URL was never visited', async (t) => {
   const { store, dispatcher } = service(t, fakeEffects());
   const elsewhere = await startReceiver(t);

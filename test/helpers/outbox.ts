@@ -10,6 +10,8 @@ export function settlementOf(
   return {
     deliveryId: due.id,
     webhookId: due.webhook_id,
+    url: due.url,
+    enabledAtMs: due.enabled_at,
     attempt: {
       atMs,
       statusCode: next.kind === 'delivered' ? 200 : 500,

@@ -1,6 +1,7 @@
 import t from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
-import { FIRST_PENDING, type PendingPlace } from '../../src/store/outbox.ts';
+import { FIRST_PENDING, type PendingPlace, type Settlement } from '../../src/store/outbox.ts';
+import type { WebhookUpdate } from '../../src/store/webhooks.ts';
 import { newDeliveries } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { settlementOf } from '../helpers/outbox.ts';
@@ -120,6 +121,47 @@ t.test('a success ends a row of failures', async (t) => {
     { status: 'delivered', attempt_count: 2, next_attempt_at: null },
   ]);
 });
+
+const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[] }[] = [
+  { name: 'has another url', changes: [{ url: 'https://other.example/hook' }] },
+  { name: 'was enabled again', changes: [{ status: 'disabled' }, { status: 'enabled' }] },
+];
+const OUTCOMES: { next: Settlement['next']; disableReason: string | null }[] = [
+  { next: { kind: 'retry', atMs: Date.parse('2026-11-22T08:00:00Z') }, disableReason: 'it answered 410' },
+  { next: { kind: 'exhausted' }, disableReason: null },
+  { next: { kind: 'delivered' }, disableReason: null },
+];
+for (const { name, changes } of OTHER_RECEIVERS) {
+  t.test(`an attempt from before counts neither for nor against a webhook that ${name}`, async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const id = await webhookOf(store);
+    await newDeliveries(store, id, OUTCOMES.length);
+    const due = store.reads.outbox.dueOf(id, effects.now(), OUTCOMES.length);
+    effects.advance(1_000);
+    for (const change of changes) {
+      await store.writer.write('webhooks.update', { id, disableReason: 'tired', ...change });
+    }
+    // What failed at the new one, and would disable it with the next failure.
+    store.execute(
+      `UPDATE webhooks SET consecutive_failures = 1, failing_since = ${effects.now() - 5 * 86_400_000}`,
+    );
+    const before = store.query('SELECT * FROM webhooks');
+    for (const { next, disableReason } of OUTCOMES) {
+      const delivery = due.shift();
+      if (delivery === undefined) throw new Error('nothing is due');
+      const settlement = settlementOf(delivery, effects.now(), next);
+      await store.writer.write('outbox.settle', { ...settlement, disableReason });
+    }
+    t.strictSame(store.query('SELECT * FROM webhooks'), before);
+    t.match(store.query('SELECT status, ladder_attempts, attempt_count FROM deliveries ORDER BY seq'), [
+      { status: 'pending', ladder_attempts: 1, attempt_count: 1 },
+      { status: 'exhausted', ladder_attempts: 1, attempt_count: 1 },
+      { status: 'delivered', ladder_attempts: 1, attempt_count: 1 },
+    ]);
+    t.equal(store.query('SELECT * FROM attempts').length, OUTCOMES.length);
+  });
+}
 
 t.test('a claim leaves out what is under way, and says when the next one is due', async (t) => {
   const effects = fakeEffects();
