@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
-import type { Timestamp, WebhookStatus } from '../domain.ts';
+import type { Timestamp, WebhookId, WebhookStatus } from '../domain.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
+import type { PendingPlace } from '../store/outbox.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
@@ -178,7 +179,15 @@ async function setStatus(
   const before = resolveWebhook(store, idOrUrl, effects.now());
   const disableReason = 'disabled by the administrator';
   await store.writer.write('webhooks.update', { id: before.id, status, disableReason });
+  if (status === 'enabled' && before.status !== status) await hurry(store, before.id);
   return { before, after: resolveWebhook(store, before.id, effects.now()) };
+}
+
+/** As the service does for the API: one that runs is not told what is written here, and none may be running. */
+async function hurry({ writer }: Store, webhookId: WebhookId): Promise<void> {
+  let after: PendingPlace | null = null;
+  do after = await writer.write('outbox.hurry', { webhookId, after });
+  while (after !== null);
 }
 
 function consequence(before: WebhookBacklog, after: WebhookBacklog): string {

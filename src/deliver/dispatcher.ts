@@ -1,7 +1,8 @@
 import type { Logger } from 'pino';
 import { createWatchedClock } from '../clock.ts';
+import type { WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { type Change, webhookOf } from '../store/context.ts';
+import { type Change, enabledWebhookOf, webhookOf } from '../store/context.ts';
 import {
   type Claim,
   type DueDelivery,
@@ -108,6 +109,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     let concerned = false;
     for (const change of changes) {
       const webhookId = webhookOf(change);
+      const enabledId = enabledWebhookOf(change);
+      if (enabledId !== undefined) run(hurry(enabledId), 'retries could not be hurried');
       if (webhookId !== undefined) lanes.lookAt(webhookId, nowMs, nowMs);
       else if (change === 'outbox' || change === 'everything') lookAtAllDue = true;
       else continue;
@@ -137,6 +140,12 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     for (let after: PendingPlace | null = FIRST_PENDING; after !== null; ) {
       after = await writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects);
     }
+  }
+
+  async function hurry(webhookId: WebhookId): Promise<void> {
+    let after: PendingPlace | null = null;
+    do after = await writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects);
+    while (after !== null);
   }
 
   /** Begins what these may begin. */

@@ -146,7 +146,8 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
             openapi: {
               operationId: 'updateWebhook',
               summary: 'Change a webhook',
-              description: 'What is not in the body stays. `enabled` sends what was held meanwhile.',
+              description:
+                'What is not in the body stays. `enabled` sends what was held meanwhile, and tries now what waited for a retry.',
               responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
             },
           },

@@ -7,13 +7,22 @@ import type { Database } from './database.ts';
  *
  *   queue           what may be started, or has to be stopped; that one ended is known to the executor, who ended it
  *   a deployment    its state; or its log, of which there may be a hundred in a second
- *   a webhook       it has new deliveries, and is otherwise as it was
+ *   a webhook       it has new deliveries, and is otherwise as it was; or that it was enabled
  *   outbox          webhooks or deliveries in any other way
  *   settled         attempts were recorded, by the dispatcher
  *   everything      another process wrote, or nobody knows what
  */
-export type Change = 'queue' | 'outbox' | 'settled' | 'everything' | DeploymentId | WebhookId | LogChange;
+export type Change =
+  | 'queue'
+  | 'outbox'
+  | 'settled'
+  | 'everything'
+  | DeploymentId
+  | WebhookId
+  | LogChange
+  | EnabledChange;
 export type LogChange = `log:${DeploymentId}`;
+export type EnabledChange = `enabled:${WebhookId}`;
 
 /** What every store that writes is made with. Its functions run inside the writer's transaction. */
 export interface WriteContext {
@@ -26,7 +35,11 @@ export interface WriteContext {
 /** For whoever delivers. */
 export function concernsDeliveries(change: Change): boolean {
   return (
-    change === 'everything' || change === 'outbox' || change === 'settled' || webhookOf(change) !== undefined
+    change === 'everything' ||
+    change === 'outbox' ||
+    change === 'settled' ||
+    webhookOf(change) !== undefined ||
+    enabledWebhookOf(change) !== undefined
   );
 }
 
@@ -39,3 +52,15 @@ export function concernsDeployments(change: Change): boolean {
 export function webhookOf(change: Change): WebhookId | undefined {
   return parseId('whk', change);
 }
+
+/** That this webhook was enabled. */
+export function enabledChange(id: WebhookId): EnabledChange {
+  return `${ENABLED}${id}`;
+}
+
+/** The webhook that was enabled; undefined if the change is another. */
+export function enabledWebhookOf(change: Change): WebhookId | undefined {
+  return change.startsWith(ENABLED) ? parseId('whk', change.slice(ENABLED.length)) : undefined;
+}
+
+const ENABLED = 'enabled:';

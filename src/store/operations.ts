@@ -60,6 +60,7 @@ export function makeOperations(context: WriteContext) {
     'pings.keep': (attempt: Attempt): Attempt => attempt,
     'outbox.settle': outbox.settle,
     'outbox.setBack': outbox.setBack,
+    'outbox.hurry': outbox.hurry,
     'idempotency.recall': idempotency.recall,
     'retention.step': retention.step,
   };

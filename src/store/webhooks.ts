@@ -10,7 +10,7 @@ import {
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { newSigningSecret } from '../secrets.ts';
-import type { WriteContext } from './context.ts';
+import { enabledChange, type WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
 
@@ -19,9 +19,6 @@ export const WEBHOOKS_OF_KEY_MAX = 100;
 
 /** So many secrets of one webhook work at a time: each costs every delivery a signature. */
 const LIVE_SECRETS_MAX = 5;
-
-/** So many retries begin at once when a webhook is enabled; enabling must not take long. */
-const HURRIED_MAX = 1_000;
 
 export interface NewWebhook {
   keyId: KeyId;
@@ -143,11 +140,6 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
   const enable = database.prepare(
     "UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = :at WHERE id = +:id",
   );
-  const hurry = database.prepare(`
-    UPDATE deliveries SET next_attempt_at = :at
-     WHERE seq IN (SELECT seq FROM deliveries
-                    WHERE webhook_id = +:id AND status = 'pending' AND next_attempt_at > +:at
-                    ORDER BY next_attempt_at LIMIT ${HURRIED_MAX})`);
   const disable = database.prepare(
     "UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = +:id",
   );
@@ -185,8 +177,9 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Changes what is given. What is pending goes to a new url, too. Throws `not_found`, and `conflict`
-     * for enabling one whose key was revoked.
+     * Changes what is given. What is pending goes to a new url, too. Whoever enables one has what waits for a retry
+     * hurried, see outbox.ts; the service hears that it is to. Throws `not_found`, and `conflict` for enabling one
+     * whose key was revoked.
      */
     update({ id, url, events, description, status, disableReason }: WebhookUpdate): Webhook {
       const before = existing(id);
@@ -250,12 +243,10 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
         if (keyIsRevoked.get(id) !== undefined) {
           throw new AppError('conflict', 'the key that registered this webhook is revoked: register another');
         }
-        const at = effects.now();
-        enable.run({ id, at });
+        enable.run({ id, at: effects.now() });
         forgiveFailures.run(id);
-        // What waits for a retry was held as well; what arose meanwhile is due already.
-        hurry.run({ id, at });
         changed('outbox');
+        changed(enabledChange(id));
         return;
       }
       default:

@@ -105,6 +105,21 @@ t.test('enabled and disabled, and what that means for what waits', async (t) => 
   t.match(there.dump()['webhooks'], [{ status: 'enabled', status_reason: null }]);
 });
 
+t.test('what waited for a retry is due when its webhook is enabled, also without a service', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/');
+  await deploy(there, 1);
+  await inFile(there, async ({ reads, writer }) => {
+    for (const delivery of reads.outbox.dueOf(id, realEffects.now(), 1)) {
+      const next = { kind: 'retry', atMs: realEffects.now() + 3_600_000 } as const;
+      await writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next));
+    }
+  });
+  await there.davit(webhook('disable', id));
+  await there.davit(webhook('enable', id));
+  t.match(await there.json<WebhookBacklog>(webhook('show', id)), { pending_count: 1, due_count: 1 });
+});
+
 t.test('a deleted webhook is gone for ever, and only after a yes', async (t) => {
   const there = await file(t);
   const { id, signing_secret } = await register(there, 'https://one.test/');

@@ -286,6 +286,29 @@ t.test('an event is sent to where its webhook points now, or not at all', async 
   t.equal(receiver.requests.length, 1, 'what was held goes out');
 });
 
+t.test('all that waited for a retry is due once its webhook is enabled, however much it is', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const { id } = await subscribe(store, 'https://example.com/hook');
+  await newDeliveries(store, id, 1);
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 1500)
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
+                            ladder_started_at, ladder_attempts, ladder_trigger)
+    SELECT 'dlv_' || number, event_id, event_type, webhook_id, 'pending', next_attempt_at + ${HOUR_MS} + number,
+           created_at, ladder_started_at, 8, ladder_trigger
+      FROM numbers, deliveries`);
+  for (const status of ['disabled', 'enabled'] as const) {
+    effects.advance(1_000);
+    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+  }
+  await dispatcher.settled();
+  t.strictSame(
+    store.query('SELECT count(*) AS due FROM deliveries WHERE next_attempt_at <= ?', effects.now()),
+    [{ due: 1501 }],
+  );
+});
+
 t.test('a redelivery that is asked for during an attempt has its whole ladder', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);

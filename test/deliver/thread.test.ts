@@ -5,28 +5,17 @@ import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import { startDispatcherThread } from '../../src/deliver/thread.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { openStoreWithThreads } from '../../src/store/store.ts';
+import { openStoreWithThreads, type Store } from '../../src/store/store.ts';
+import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
-import { LOOPBACK_RULES } from '../helpers/deliveries.ts';
+import { LOOPBACK_RULES, newWebhook } from '../helpers/deliveries.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('pings, deliveries and replays all leave from the thread', async (t) => {
   const { store, dispatcher } = await threads(t);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'pong' })] });
-  const { key } = await store.writer.write('keys.create', {
-    name: 'ci',
-    scopes: ['webhooks:write'],
-    allProjects: true,
-    projectIds: [],
-    expiresAtMs: null,
-  });
-  const webhook = await store.writer.write('webhooks.create', {
-    keyId: key.id,
-    url: receiver.url,
-    events: ['deployment.created'],
-    description: null,
-  });
+  const webhook = await subscribe(store, receiver.url);
 
   t.match(await dispatcher.ping(webhook.id), {
     kind: 'attempted',
@@ -34,9 +23,8 @@ t.test('pings, deliveries and replays all leave from the thread', async (t) => {
   });
   t.match(JSON.parse((await receiver.next()).body.toString()), { type: 'ping' });
 
-  const project = await store.writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
   const settled = until(() => store.reads.webhooks.get(webhook.id)?.last_success_at !== null);
-  await store.writer.write('deployments.create', newDeployment(project.id));
+  await deploy(store);
   const first = await receiver.next();
   await settled;
   await store.writer.write('replays.create', {
@@ -53,12 +41,25 @@ t.test('pings, deliveries and replays all leave from the thread', async (t) => {
   t.equal(again.headers['webhook-id'], first.headers['webhook-id']);
 });
 
+t.test('what waited for a retry leaves when its webhook is enabled', async (t) => {
+  const { store } = await threads(t, { delaysMs: [3_600_000], windowMs: 86_400_000 });
+  const receiver = await startReceiver(t, { answers: [status(500), status(200)] });
+  const { id } = await subscribe(store, receiver.url);
+  await deploy(store);
+  await until(() => store.reads.webhooks.get(id)?.consecutive_failures === 1);
+  for (const status of ['disabled', 'enabled'] as const) {
+    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+  }
+  await until(() => store.reads.webhooks.get(id)?.last_success_at !== null);
+  t.equal(receiver.requests.length, 2);
+});
+
 t.test('a ping of what is not there is told as gone', async (t) => {
   const { dispatcher } = await threads(t);
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
 });
 
-async function threads(t: Test) {
+async function threads(t: Test, schedule = RETRY_SCHEDULE) {
   const path = join(temporaryDirectory(t), 'davit.db');
   openForWriting(path, realEffects).close();
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });
@@ -73,9 +74,25 @@ async function threads(t: Test) {
     path,
     port: door.port2,
     sender: { version: 'test', ...LOOPBACK_RULES },
-    schedule: RETRY_SCHEDULE,
+    schedule,
     log: { level: 'silent', form: 'json' },
     figures: undefined,
   });
   return { store, dispatcher };
+}
+
+async function subscribe(store: Store, url: string): Promise<WebhookWithSecret> {
+  const { key } = await store.writer.write('keys.create', {
+    name: 'ci',
+    scopes: ['webhooks:write'],
+    allProjects: true,
+    projectIds: [],
+    expiresAtMs: null,
+  });
+  return await newWebhook(store, key.id, { url });
+}
+
+async function deploy({ writer }: Store): Promise<void> {
+  const project = await writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
+  await writer.write('deployments.create', newDeployment(project.id));
 }

@@ -352,6 +352,44 @@ t.test('of a long backlog each retry is set back once, in steps', async (t) => {
   );
 });
 
+t.test(
+  'of a webhook that was enabled each retry is hurried, in steps, but none that failed since',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const [id, other] = [await webhookOf(store), await webhookOf(store)];
+    await store.writer.write('deployments.create', newDeployment(await store.project()));
+    const [nowMs, enabledAtMs] = [effects.now(), effects.now() + 1_000];
+    store.execute(`
+    UPDATE webhooks SET enabled_at = ${enabledAtMs};
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 299)
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
+                            ladder_started_at, ladder_trigger)
+    SELECT 'dlv_' || webhook_id || number, event_id, event_type, webhook_id, 'pending', ${nowMs} + 3600000 + number,
+           created_at, iif(number % 10 = 0, ${enabledAtMs}, ladder_started_at), ladder_trigger
+      FROM numbers, deliveries`);
+    effects.advance(2_000);
+    let after: PendingPlace | null = null;
+    let steps = 0;
+    do {
+      after = await store.writer.write('outbox.hurry', { webhookId: id, after });
+      steps++;
+    } while (after !== null);
+    t.equal(steps, 3);
+    const due = (webhookId: WebhookId, startedBefore: number) =>
+      store.query(
+        `SELECT count(*) AS count, sum(next_attempt_at <= ?) AS due FROM deliveries
+        WHERE webhook_id = ? AND ladder_started_at < ?`,
+        effects.now(),
+        webhookId,
+        startedBefore,
+      );
+    t.strictSame(due(id, enabledAtMs), [{ count: 271, due: 271 }]);
+    t.strictSame(due(id, enabledAtMs + 1), [{ count: 300, due: 271 }], 'of those since then');
+    t.strictSame(due(other, enabledAtMs + 1), [{ count: 300, due: 1 }], 'of another webhook');
+  },
+);
+
 /** `count` more pending deliveries as the last one. */
 function copyPending(store: TestStore, count: number): void {
   store.execute(`

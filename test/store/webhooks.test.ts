@@ -121,6 +121,7 @@ t.test('enabling forgives the failures, and what was held begins its ladder then
   t.match(store.query('SELECT failing_since, enabled_at FROM webhooks'), [
     { failing_since: null, enabled_at: effects.now() },
   ]);
+  await store.writer.write('outbox.hurry', { webhookId: id, after: null });
   t.match(
     store.reads.outbox
       .dueOf(id, effects.now(), 10)
