@@ -69,11 +69,12 @@ function gapMs(delayMs: number, { nowMs, retryAfter, randomFraction }: FailedAtt
 
 /**
  * The wait that a Retry-After header asks for, in milliseconds from `nowMs`, never below 0: seconds or one of
- * the three forms of an HTTP date (RFC 9110, sections 10.2.3 and 5.6.7). Undefined if it is neither.
+ * the three forms of an HTTP date (RFC 9110, sections 10.2.3 and 5.6.7), Infinity for seconds beyond all numbers.
+ * Undefined if it is neither.
  */
 export function parseRetryAfter(header: string, nowMs: number): number | undefined {
   const value = header.trim();
-  if (/^\d{1,12}$/.test(value)) return Number(value) * SECOND_MS;
+  if (/^\d+$/.test(value)) return Number(value) * SECOND_MS;
   const atMs = parseHttpDate(value);
   return atMs === undefined ? undefined : Math.max(0, atMs - nowMs);
 }

@@ -91,7 +91,7 @@ t.test('Retry-After', async (t) => {
   t.test('lengthens it by an hour at most', async (t) => {
     t.equal(after('3605'), 3_605_000);
     t.equal(after('3606'), 3_605_000);
-    t.equal(after('999999999999'), 3_605_000);
+    for (const digits of [12, 13, 400]) t.equal(after('9'.repeat(digits)), 3_605_000, `${digits} digits`);
     t.equal(after('Fri, 31 Dec 9999 23:59:59 GMT'), 3_605_000);
   });
 
@@ -116,7 +116,7 @@ t.test('Retry-After', async (t) => {
       t.equal(parseRetryAfter(header, nowMs), undefined, header);
     }
     t.equal(parseRetryAfter('Sun, 99 Nov 1994 08:49:37 GMT', nowMs), undefined);
-    t.equal(parseRetryAfter('9'.repeat(400), nowMs), undefined);
+    t.equal(parseRetryAfter('9'.repeat(400), nowMs), Number.POSITIVE_INFINITY);
   });
 });
 
