@@ -50,6 +50,16 @@ export function judgeAddress(ip: string, allowed: readonly Cidr[]): 'allowed' | 
 }
 
 /**
+ * The one address that a socket listens at which is bound to this one: of a mapped address the IPv4 address. Null for
+ * a wildcard in any spelling, which listens at all of the machine, and for what is no address.
+ */
+export function listenedAddress(ip: string): Cidr | null {
+  const bound = bytesOf(ip) ?? [];
+  const bytes = holds(MAPPED, bound) ? bound.slice(12) : bound;
+  return bytes.every((byte) => byte === 0) ? null : { bytes, prefixLength: bytes.length * 8 };
+}
+
+/**
  * Where a `localhost` name leads, undefined for every other name: to those loopback addresses that are
  * allowed, never through DNS, which may say anything (RFC 6761, section 6.3).
  */
@@ -135,6 +145,9 @@ function maskOfByte(prefixLength: number, index: number): number {
 
 /** All of IPv6 that IANA gives out to the public; what lies outside was never assigned for that. */
 const GLOBAL_UNICAST = block('2000::/3');
+
+/** IPv4 addresses as IPv6 sockets show them, RFC 4291, section 2.5.5.2. */
+const MAPPED = block('::ffff:0.0.0.0/96');
 
 const SPECIAL = [
   '0.0.0.0/8', // "this network", RFC 791

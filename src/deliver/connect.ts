@@ -2,14 +2,15 @@ import type { LookupAddress } from 'node:dns';
 import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
-import { type Cidr, hostnameOf, isInside, judgeAddress, loopbackOf, parseCidr } from '../address.ts';
+import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from './latest.ts';
 import { createResolver, type Resolve } from './resolver.ts';
 
 export interface ListenAddress {
-  /** `0.0.0.0`, `::` and a name stand for every address of this machine. */
+  /** A wildcard, however it is spelled, and a name stand for every address of this machine. */
   address: string;
+  /** 0: one that is free, which one is not known here. */
   port: number;
 }
 
@@ -196,7 +197,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
 
   function isAllowed(address: string, port: number): boolean {
     if (isInside(address, allowedCidrs)) return true;
-    const isOwn = listeners.some((listener) => listener.port === port && listener.isAt(address));
+    const isOwn = listeners.some((isAt) => isAt(address, port));
     return !isOwn && judgeAddress(address, []) === 'allowed';
   }
 }
@@ -210,18 +211,14 @@ function interfaceAddresses(): string[] {
   return Object.values(networkInterfaces()).flatMap((list) => list?.map(({ address }) => address) ?? []);
 }
 
-interface Listener {
-  port: number;
-  isAt: (ip: string) => boolean;
-}
+/** Whether a connection to this address and port may end at the listener. */
+type Listener = (ip: string, port: number) => boolean;
 
-function listenerOf({ address, port }: ListenAddress, machineAddresses: () => readonly string[]): Listener {
-  const own = parseCidr(address);
-  if (own.ok && address !== '0.0.0.0' && address !== '::') {
-    return { port, isAt: (ip) => isInside(ip, [own.cidr]) };
-  }
+function listenerOf(listen: ListenAddress, machineAddresses: () => readonly string[]): Listener {
+  const own = listenedAddress(listen.address);
   // Asked anew each time: a machine's addresses change. Which of them a name stands for is not asked.
-  return { port, isAt: (ip) => machineAddresses().includes(ip) };
+  const isAt = (ip: string) => (own === null ? machineAddresses().includes(ip) : isInside(ip, [own]));
+  return (ip, port) => (listen.port === port || listen.port === 0) && isAt(ip);
 }
 
 /** Words for people, the same in each version of OpenSSL and Node, for what is met in practice. */

@@ -543,12 +543,18 @@ t.test('an address that is not allowed', async (t) => {
   t.test('is refused if it is where davit itself listens, unless it was opened', async (t) => {
     // Public ones, which a test machine has not: nothing is sent to them, as they are refused.
     const machineAddresses = () => ['93.184.216.34', '2606:4700:4700::1111'];
-    for (const listening of ['93.184.216.34', '0.0.0.0', '::', 'deploy.example']) {
-      const { resolve } = scripted(['93.184.216.34']);
-      const refusedAddresses = [{ address: listening, port: 443 }];
-      const { send } = newSender(t, { resolve, refusedAddresses, machineAddresses });
-      t.match(await send('https://receiver.example/'), refused, `${listening}, behind a name`);
-      t.match(await send('https://93.184.216.34/'), refused, `${listening}, as a literal`);
+    const places = [
+      ...['93.184.216.34', '::ffff:93.184.216.34', 'deploy.example'],
+      ...['0.0.0.0', '::', '0::0', '0:0:0:0:0:0:0:0', '::ffff:0.0.0.0', '::ffff:0:0'],
+    ];
+    for (const listening of places) {
+      for (const port of [443, 0]) {
+        const { resolve } = scripted(['93.184.216.34']);
+        const refusedAddresses = [{ address: listening, port }];
+        const { send } = newSender(t, { resolve, refusedAddresses, machineAddresses });
+        t.match(await send('https://receiver.example/'), refused, `${listening} ${port}, behind a name`);
+        t.match(await send('https://93.184.216.34/'), refused, `${listening} ${port}, as a literal`);
+      }
     }
     const own = await startReceiver(t);
     const other = await startReceiver(t);
