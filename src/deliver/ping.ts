@@ -1,10 +1,10 @@
-import { type Attempt, newId, timestamp, type WebhookId } from '../domain.ts';
+import { type Attempt, type KeyId, newId, timestamp, type WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Reads } from '../store/store.ts';
 import type { Sender } from './send.ts';
 import { signedHeaders } from './sign.ts';
 
-/** `busy`: as many pings are under way as may be; `gone`: there is no such webhook any more. */
+/** `busy`: as many pings are under way as may be, of the webhook, of its key or of all; `gone`: there is no such webhook any more. */
 export type PingResult = { kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' };
 
 export interface Pinger {
@@ -14,6 +14,8 @@ export interface Pinger {
 
 /** Each may take as long as an attempt; deliveries keep their own slots beside these. */
 const PER_WEBHOOK = 2;
+/** One key whose receivers hang leaves most of them to the others. */
+const PER_KEY = 4;
 const TOTAL = 16;
 
 /**
@@ -29,17 +31,23 @@ export function createPinger({
   sender: Sender;
   effects: Effects;
 }): Pinger {
-  const underWay: WebhookId[] = [];
+  const underWay = new Set<{ webhookId: WebhookId; keyId: KeyId }>();
 
   return {
     async ping(webhookId) {
-      const own = underWay.filter((id) => id === webhookId).length;
-      if (own >= PER_WEBHOOK || underWay.length >= TOTAL) return { kind: 'busy' };
-      underWay.push(webhookId);
+      const keyId = reads.webhooks.keyOf(webhookId);
+      if (keyId === undefined) return { kind: 'gone' };
+      const ofKey = [...underWay].filter((ping) => ping.keyId === keyId);
+      const ofWebhook = ofKey.filter((ping) => ping.webhookId === webhookId);
+      if (ofWebhook.length >= PER_WEBHOOK || ofKey.length >= PER_KEY || underWay.size >= TOTAL) {
+        return { kind: 'busy' };
+      }
+      const ping = { webhookId, keyId };
+      underWay.add(ping);
       try {
         return await attempt(webhookId);
       } finally {
-        underWay.splice(underWay.indexOf(webhookId), 1);
+        underWay.delete(ping);
       }
     },
   };

@@ -68,6 +68,9 @@ export function webhookReads(database: Database) {
   const ofKey = database.prepare<{ id: string; keyId: string }, WebhookRow>(
     `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE id = +:id AND key_id = +:keyId AND deleted_at IS NULL`,
   );
+  const keyOf = database
+    .prepare<[string], KeyId>('SELECT key_id FROM webhooks WHERE id = +? AND deleted_at IS NULL')
+    .pluck();
   const everOfKey = database
     .prepare<{ id: string; keyId: string }, number>(
       'SELECT 1 FROM webhooks WHERE id = +:id AND key_id = +:keyId',
@@ -89,6 +92,9 @@ export function webhookReads(database: Database) {
       const row = byId.get(id);
       return row === undefined ? undefined : toWebhook(row);
     },
+
+    /** Which key registered it; undefined if there is no such webhook. */
+    keyOf: (id: WebhookId): KeyId | undefined => keyOf.get(id),
 
     /** A key sees the webhooks that it registered; undefined for all others. */
     visibleTo(caller: Caller, id: string): Webhook | undefined {

@@ -135,6 +135,28 @@ t.test('a third ping of a webhook at the same time is refused, one of another we
   t.equal(receiver.requests.length, 3);
 });
 
+t.test('a fifth ping of a key at the same time is refused, those of other keys are not', async (t) => {
+  const { answer, release } = held(status(200));
+  const { store, pinger, receiver } = await service(t, answer);
+  const ofKey = async (count: number) => {
+    const { keyId } = await store.key();
+    return await Promise.all(
+      Array.from({ length: count }, () => newWebhook(store, keyId, { url: receiver.url })),
+    );
+  };
+  const webhooks = [...(await ofKey(5)), ...(await ofKey(1))];
+  const pingAll = async () => {
+    const results = await Promise.all(webhooks.map(({ id }) => pinger.ping(id)));
+    return results.map(({ kind }) => kind);
+  };
+  const kinds = pingAll();
+  for (let count = 0; count < 5; count++) await receiver.next();
+  release();
+  const four = Array(4).fill('attempted');
+  t.strictSame(await kinds, [...four, 'busy', 'attempted']);
+  t.strictSame(await pingAll(), [...four, 'busy', 'attempted'], 'those that ended count no more');
+});
+
 async function service(
   t: Test,
   answer: Answer = status(200, { body: 'pong' }),
