@@ -1,6 +1,7 @@
 import { join } from 'node:path';
 import type { Plugin } from '@hapi/hapi';
 import { realEffects } from '../../src/effects.ts';
+import { createAnswers } from '../../src/http/answers.ts';
 import { authentication } from '../../src/http/auth.ts';
 import { deployments } from '../../src/http/deployments.ts';
 import { createClientAddress, createFailureLimiter } from '../../src/http/limits.ts';
@@ -24,7 +25,9 @@ export async function startPlainService(directory: string): Promise<string> {
   const logger = createLogger({ level: 'info', form: 'json' }, realEffects);
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const resources: Plugin<void>[] = [
-    deployments(store, pages, createWatches(store, effects), effects, { maxQueued: null }),
+    deployments(store.reads, createAnswers(store.writer), pages, createWatches(store, effects), effects, {
+      maxQueued: null,
+    }),
   ];
   const server = await createHttpServer(
     {

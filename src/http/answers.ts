@@ -13,62 +13,66 @@ type WriteRequest = Pick<Request, 'auth' | 'headers' | 'method' | 'path' | 'payl
 
 type Toolkit = Pick<ResponseToolkit, 'response'>;
 
-/**
- * Performs a write and answers with what it made, in one transaction with the request's Idempotency-Key:
- * a repeat is answered with the same bytes and `Idempotent-Replayed: true`.
- */
-export async function answerWrite(
-  request: WriteRequest,
-  h: Toolkit,
-  writer: Writer,
-  write: Omit<AnswerRequest, 'memory'>,
-): Promise<ResponseObject> {
-  const memory = idempotencyMemory(request);
-  return respond(h, await writer.write('answer', { ...write, memory } as AnswerRequest));
+/** How writes are answered, once for each Idempotency-Key. */
+export interface Answers {
+  /**
+   * Performs a write and answers with what it made, in one transaction with the request's Idempotency-Key:
+   * a repeat is answered with the same bytes and `Idempotent-Replayed: true`.
+   */
+  write(request: WriteRequest, h: Toolkit, write: Omit<AnswerRequest, 'memory'>): Promise<ResponseObject>;
+  /**
+   * For a write to what is not there, or not any more: if it repeats one that was answered, that answer. What a key
+   * sees never changes, so it saw it then. Throws `not_found`.
+   */
+  repeat(request: WriteRequest, h: Toolkit): Promise<ResponseObject>;
+  /**
+   * As `write`, for an attempt that is made right now and that no transaction can hold. Its answer is remembered
+   * after it. Repeats that come meanwhile wait for it, and other requests with its key are refused; only a crash in
+   * between lets one be made a second time.
+   */
+  attempt(request: WriteRequest, h: Toolkit, perform: () => Promise<Attempt>): Promise<ResponseObject>;
 }
 
-/**
- * For a write to what is not there, or not any more: if it repeats one that was answered, that answer. What a key
- * sees never changes, so it saw it then. Throws `not_found`.
- */
-export async function answerRepeat(
-  request: WriteRequest,
-  h: Toolkit,
-  writer: Writer,
-): Promise<ResponseObject> {
-  const memory = idempotencyMemory(request);
-  const remembered = memory === null ? undefined : await writer.write('idempotency.recall', memory);
-  if (remembered === undefined) throw notFound();
-  return respond(h, remembered);
-}
-
-/** As `answerWrite`, for an attempt that is made right now and that no transaction can hold. */
-export type AnswerAttempt = (
-  request: WriteRequest,
-  h: Toolkit,
-  perform: () => Promise<Attempt>,
-) => Promise<ResponseObject>;
-
-/**
- * The answer to an attempt is remembered after it. Repeats that come meanwhile wait for it; only a crash in
- * between lets one be made a second time.
- */
-export function createAttemptAnswers(writer: Writer): AnswerAttempt {
+/** One for all of a service: every write looks at the attempts that are under way. */
+export function createAnswers(writer: Writer): Answers {
   const underWay = new Map<string, { requestHash: Uint8Array; answer: Promise<Answer> }>();
 
-  return async (request, h, perform) => {
-    const memory = idempotencyMemory(request);
-    if (memory === null) return h.response(await perform());
-    const name = `${memory.keyId} ${memory.idempotencyKey}`;
-    const first = underWay.get(name);
-    if (first !== undefined) {
-      if (Buffer.compare(first.requestHash, memory.requestHash) !== 0) throw keyReused();
-      return respond(h, { ...(await first.answer), replayed: true });
-    }
+  return {
+    async write(request, h, write) {
+      const memory = idempotencyMemory(request);
+      const answer =
+        repeatedUnderWay(memory) ?? writer.write('answer', { ...write, memory } as AnswerRequest);
+      return respond(h, await answer);
+    },
+
+    async repeat(request, h) {
+      const memory = idempotencyMemory(request);
+      const remembered = memory === null ? undefined : await writer.write('idempotency.recall', memory);
+      if (remembered === undefined) throw notFound();
+      return respond(h, remembered);
+    },
+
+    async attempt(request, h, perform) {
+      const memory = idempotencyMemory(request);
+      if (memory === null) return h.response(await perform());
+      return respond(h, await (repeatedUnderWay(memory) ?? begin(memory, perform)));
+    },
+  };
+
+  /** The answer to come of an attempt that this repeats. Throws `idempotency_key_reused` if it is no repeat. */
+  function repeatedUnderWay(memory: IdempotencyMemory | null): Promise<Answer> | undefined {
+    const first = memory === null ? undefined : underWay.get(nameOf(memory));
+    if (memory === null || first === undefined) return undefined;
+    if (Buffer.compare(first.requestHash, memory.requestHash) !== 0) throw keyReused();
+    return first.answer.then((answer) => ({ ...answer, replayed: true }));
+  }
+
+  function begin(memory: IdempotencyMemory, perform: () => Promise<Attempt>): Promise<Answer> {
+    const name = nameOf(memory);
     const answer = recallOrPerform(memory, perform).finally(() => underWay.delete(name));
     underWay.set(name, { requestHash: memory.requestHash, answer });
-    return respond(h, await answer);
-  };
+    return answer;
+  }
 
   async function recallOrPerform(
     memory: IdempotencyMemory,
@@ -85,6 +89,10 @@ export function createAttemptAnswers(writer: Writer): AnswerAttempt {
       locationPrefix: null,
     });
   }
+}
+
+function nameOf({ keyId, idempotencyKey }: IdempotencyMemory): string {
+  return `${keyId} ${idempotencyKey}`;
 }
 
 function respond(h: Toolkit, { statusCode, location, body, replayed }: Answer): ResponseObject {

@@ -4,6 +4,7 @@ import type { ServeConfig } from '../config.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import type { Store } from '../store/store.ts';
+import { createAnswers } from './answers.ts';
 import { authentication } from './auth.ts';
 import { deliveries } from './deliveries.ts';
 import { deployments } from './deployments.ts';
@@ -31,6 +32,7 @@ export interface ApiOptions extends Pick<HttpServerOptions, 'tls' | 'onAnswer'> 
 export function createApi(options: ApiOptions, effects: Effects, logger: Logger): Promise<Server> {
   const { config, store, watches, ping, checkReadiness, tls, onAnswer } = options;
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
+  const answers = createAnswers(store.writer);
   const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
   return createHttpServer(
     { listen: config.listen, tls, rateLimit: config.rateLimit ?? 'off', onAnswer },
@@ -44,10 +46,10 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
       ),
       resources: [
         projects(store.reads, pages),
-        deployments(store, pages, watches, effects, { maxQueued: config.maxQueued }),
+        deployments(store.reads, answers, pages, watches, effects, { maxQueued: config.maxQueued }),
         logs(store, watches, effects),
-        webhooks(store, pages, webhookUrlRules, ping),
-        deliveries(store, pages, effects),
+        webhooks(store.reads, answers, pages, webhookUrlRules, ping),
+        deliveries(store.reads, answers, pages, effects),
         health(checkReadiness),
         openapi(version),
         docs(version),

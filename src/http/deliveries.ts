@@ -12,8 +12,8 @@ import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
 import type { DeliveryDetails } from '../store/deliveries.ts';
 import { newReplay } from '../store/new-replay.ts';
-import type { Store } from '../store/store.ts';
-import { answerWrite } from './answers.ts';
+import type { Reads } from '../store/store.ts';
+import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
@@ -37,7 +37,7 @@ interface ListQuery {
 }
 
 /** What became of each event on its way to a webhook, and sending it again. A key sees those of its own webhooks. */
-export function deliveries({ reads, writer }: Store, pages: Pages, effects: Effects): Plugin<void> {
+export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects: Effects): Plugin<void> {
   return {
     name: 'deliveries',
     register(server) {
@@ -124,7 +124,7 @@ export function deliveries({ reads, writer }: Store, pages: Pages, effects: Effe
         handler(request, h) {
           const id = pathId('dlv', request.params.delivery_id);
           if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) throw notFound();
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'deliveries.redeliver',
             input: { id },
             statusCode: 202,
@@ -168,7 +168,7 @@ export function deliveries({ reads, writer }: Store, pages: Pages, effects: Effe
           const webhook = visibleWebhook(reads, request);
           // What happens from now on is sent anyway.
           const untilMs = Math.min(until ?? Number.POSITIVE_INFINITY, effects.now());
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'replays.create',
             input: await newReplay(reads, webhook, { sinceMs: since, untilMs, status }),
             statusCode: 202,

@@ -13,8 +13,8 @@ import {
 import type { Effects } from '../effects.ts';
 import type { DeploymentFilter } from '../store/deployment-pages.ts';
 import type { Report } from '../store/reports.ts';
-import type { Store } from '../store/store.ts';
-import { answerRepeat, answerWrite } from './answers.ts';
+import type { Reads } from '../store/store.ts';
+import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
@@ -59,7 +59,8 @@ still a \`next_cursor\` to go on with.
 
 /** Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. */
 export function deployments(
-  { reads, writer }: Store,
+  reads: Reads,
+  answers: Answers,
   pages: Pages,
   watches: Watches,
   effects: Effects,
@@ -99,7 +100,7 @@ export function deployments(
         },
         handler(request, h) {
           const caller = callerOf(request);
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'deployments.create',
             input: {
               projectId: visibleProject(request, request.params.project_id),
@@ -194,8 +195,8 @@ export function deployments(
         },
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
-          if (id === undefined) return answerRepeat(request, h, writer);
-          return answerWrite(request, h, writer, {
+          if (id === undefined) return answers.repeat(request, h);
+          return answers.write(request, h, {
             operation: 'deployments.cancel',
             input: { id },
             statusCode: 202,
@@ -233,8 +234,8 @@ export function deployments(
         },
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
-          if (id === undefined) return answerRepeat(request, h, writer);
-          return answerWrite(request, h, writer, {
+          if (id === undefined) return answers.repeat(request, h);
+          return answers.write(request, h, {
             operation: 'deployments.redeploy',
             input: { id, keyId: callerOf(request).keyId, maxQueued },
             statusCode: 201,
@@ -261,9 +262,9 @@ export function deployments(
         },
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
-          if (id === undefined) return answerRepeat(request, h, writer);
+          if (id === undefined) return answers.repeat(request, h);
           const { status, message = null, outputs = null } = request.payload;
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'deployments.report',
             input: { id, status, message: message === '' ? null : message, outputs },
             statusCode: 200,

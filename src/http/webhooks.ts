@@ -12,9 +12,9 @@ import {
   type WebhookStatus,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import type { Reads, Store } from '../store/store.ts';
+import type { Reads } from '../store/store.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
-import { answerWrite, createAttemptAnswers } from './answers.ts';
+import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
@@ -38,8 +38,13 @@ const OVERLAP_DEFAULT_SECONDS = 24 * 60 * 60;
 const OVERLAP_MAX_SECONDS = 7 * 24 * 60 * 60;
 
 /** Webhooks of the key that registered them. `rules`: where deliveries may go beyond public addresses over HTTPS. */
-export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules, ping: Ping): Plugin<void> {
-  const answerAttempt = createAttemptAnswers(writer);
+export function webhooks(
+  reads: Reads,
+  answers: Answers,
+  pages: Pages,
+  rules: UrlRules,
+  ping: Ping,
+): Plugin<void> {
   const url = Joi.string()
     .custom((value: unknown, helpers) => {
       const result = parseWebhookUrl(value, rules);
@@ -82,7 +87,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
         },
         handler(request, h) {
           const { url, events, description = null } = request.payload;
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'webhooks.create',
             input: { keyId: callerOf(request).keyId, url, events, description },
             statusCode: 201,
@@ -154,7 +159,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
         },
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'webhooks.update',
             input: { id, ...request.payload, disableReason: 'disabled through the API' },
             statusCode: 200,
@@ -181,7 +186,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
           const id = pathId('whk', request.params.webhook_id);
           // Deleted ones too: a repeat with the same Idempotency-Key is answered as the deletion was.
           if (!reads.webhooks.wasRegisteredBy(callerOf(request), id)) throw notFound();
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'webhooks.remove',
             input: { id },
             statusCode: 204,
@@ -210,7 +215,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
         },
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
-          return answerWrite(request, h, writer, {
+          return answers.write(request, h, {
             operation: 'webhooks.rotate',
             input: { id, overlapMs: request.payload.overlap_seconds * 1000 },
             statusCode: 200,
@@ -236,7 +241,7 @@ export function webhooks({ reads, writer }: Store, pages: Pages, rules: UrlRules
         },
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
-          return answerAttempt(request, h, () => pinged(id));
+          return answers.attempt(request, h, () => pinged(id));
         },
       });
     },

@@ -3,6 +3,7 @@ import type { Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
 import type { Deployment, DeploymentId, DeploymentStatus } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
+import { createAnswers } from '../../src/http/answers.ts';
 import { deployments } from '../../src/http/deployments.ts';
 import { logs } from '../../src/http/logs.ts';
 import { createPages } from '../../src/http/pages.ts';
@@ -29,7 +30,7 @@ export async function startDeploymentsHttp(
     effects,
     store,
     resources: () => [
-      deployments(store, pages, watches, effects, { maxQueued }),
+      deployments(store.reads, createAnswers(store.writer), pages, watches, effects, { maxQueued }),
       logs(store, watches, effects),
     ],
   });

@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap';
 import { createReplayer } from '../../src/deliver/replays.ts';
 import type { Delivery, DeliveryId, KeyId, Page, WebhookId } from '../../src/domain.ts';
+import { createAnswers } from '../../src/http/answers.ts';
 import { deliveries } from '../../src/http/deliveries.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
@@ -526,7 +527,14 @@ async function service(t: Test) {
   const { port } = await startHttp(t, {
     store,
     effects,
-    resources: () => [deliveries(store, createPages(store.reads.instance.cursorSecret(), effects), effects)],
+    resources: () => [
+      deliveries(
+        store.reads,
+        createAnswers(store.writer),
+        createPages(store.reads.instance.cursorSecret(), effects),
+        effects,
+      ),
+    ],
   });
   const keys: Record<'owner' | 'reader' | 'unscoped' | 'stranger', { keyId: KeyId; secret: string }> = {
     owner: await store.key({ scopes: ['webhooks:read', 'webhooks:write'] }),

@@ -2,6 +2,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import { type Cidr, parseCidr } from '../../src/address.ts';
 import { realEffects } from '../../src/effects.ts';
+import { createAnswers } from '../../src/http/answers.ts';
 import { deployments } from '../../src/http/deployments.ts';
 import {
   addressGroup,
@@ -153,7 +154,11 @@ t.test('what fails inside tells what is left of the limit, too, as described', a
     rateLimit: { limit: 1_000, windowMs: 60_000 },
     resources: (store) => {
       const watches = createWatches(store, realEffects);
-      return [deployments(store, pages, watches, realEffects, { maxQueued: null })];
+      return [
+        deployments(store.reads, createAnswers(store.writer), pages, watches, realEffects, {
+          maxQueued: null,
+        }),
+      ];
     },
   });
   const { secret: key } = await store.key();

@@ -3,6 +3,7 @@ import Stripe from 'stripe';
 import t, { type Test } from 'tap';
 import { createPinger } from '../../src/deliver/ping.ts';
 import type { KeyId, Webhook, WebhookId } from '../../src/domain.ts';
+import { createAnswers } from '../../src/http/answers.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { webhooks } from '../../src/http/webhooks.ts';
 import { LOOPBACK_RULES, newWebhook, testSender } from '../helpers/deliveries.ts';
@@ -486,7 +487,8 @@ async function service(t: Test, effects: FakeEffects = fakeEffects()) {
     effects,
     resources: () => [
       webhooks(
-        store,
+        store.reads,
+        createAnswers(store.writer),
         createPages(store.reads.instance.cursorSecret(), effects),
         LOOPBACK_RULES,
         createPinger({ reads: store.reads, sender: testSender(t), effects }).ping,

@@ -1,0 +1,46 @@
+import t from 'tap';
+import { newWebhook } from '../helpers/deliveries.ts';
+import { requestJson } from '../helpers/http.ts';
+import { held, startReceiver, status } from '../helpers/receiver.ts';
+import { startWholeService } from '../helpers/whole-service.ts';
+
+t.test('while a ping is under way no other write may use its Idempotency-Key', async (t) => {
+  const service = await startWholeService(t);
+  const receiver = await startReceiver(t);
+  const { keyId, secret } = await service.key();
+  const projectId = await service.project({ command: null });
+  const { id } = await newWebhook(service.admin, keyId, { url: receiver.url });
+  const other = await newWebhook(service.admin, keyId);
+  const send = (path: string, body?: unknown, key = secret) =>
+    requestJson(Number(new URL(service.url).port), 'POST', path, {
+      key,
+      body,
+      headers: { 'idempotency-key': 'p' },
+    });
+  const deploy = `/v2/projects/${projectId}/deployments`;
+  const { answer, release } = held(status(200));
+  receiver.answerWith(answer);
+  const ping = send(`/v2/webhooks/${id}/ping`);
+  await receiver.next();
+
+  const others: [path: string, body?: unknown][] = [
+    [deploy, { ref: 'main' }],
+    ['/v2/webhooks', { url: 'https://example.com/another', events: ['deployment.failed'] }],
+    [`/v2/webhooks/${other.id}/replay`, { since: '2026-01-01T00:00:00Z' }],
+  ];
+  for (const [path, body] of others) {
+    t.match(
+      await send(path, body),
+      { status: 422, body: { error: { code: 'idempotency_key_reused' } } },
+      path,
+    );
+  }
+  t.strictSame(service.query('SELECT * FROM deployments'), []);
+  const stranger = await service.key();
+  t.equal((await send(deploy, { ref: 'main' }, stranger.secret)).status, 201, 'another key’s is another');
+
+  release();
+  t.match(await ping, { status: 200, body: { status_code: 200 } }, 'the first use wins');
+  t.match(await send(`/v2/webhooks/${id}/ping`), { status: 200, body: (await ping).body });
+  t.equal((await send(deploy, { ref: 'main' })).status, 422);
+});
