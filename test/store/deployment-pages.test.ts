@@ -2,7 +2,7 @@ import { deepEqual } from 'node:assert/strict';
 import fc from 'fast-check';
 import t from 'tap';
 import { DEPLOYMENT_STATUSES, type DeploymentStatus, type KeyId } from '../../src/domain.ts';
-import { openForReading } from '../../src/store/database.ts';
+import { type Database, openForReading } from '../../src/store/database.ts';
 import { type DeploymentFilter, deploymentPages } from '../../src/store/deployment-pages.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
 import type { Caller } from '../../src/store/keys.ts';
@@ -134,24 +134,96 @@ t.test('no page looks at more than it may, however rare what it is asked for', a
   );
 });
 
+t.test('whatever a list leaves out, each that waits has its true place in the queue', async (t) => {
+  const store = testStore(t);
+  const projectIds = await Promise.all([1, 2, 3].map((number) => store.project({ name: `p${number}` })));
+  const who = caller(await store.key(), true);
+  const row = fc.record({
+    project: fc.nat({ max: 2 }),
+    status: fc.constantFrom<DeploymentStatus>('queued', 'queued', 'succeeded'),
+    ref: fc.constantFrom('main', 'v1'),
+    reported: fc.constantFrom(0, 0, 0, 1),
+    gap: fc.nat({ max: 2 }),
+  });
+  const filter = fc.record({
+    projectId: fc.option(fc.constantFrom(...projectIds)),
+    statuses: fc.option(fc.constant<DeploymentStatus[]>(['queued'])),
+    ref: fc.option(fc.constantFrom('main', 'v1')),
+  });
+  fc.assert(
+    fc.property(
+      fc.array(row, { maxLength: 40 }),
+      filter,
+      fc.integer({ min: 1, max: 20 }),
+      (rows, filter, limit) => {
+        store.execute('DELETE FROM deployments');
+        const stored = insert(
+          store,
+          rows.map((one) => ({ ...one, projectId: projectIds[one.project] ?? '', createdAt: 1 })),
+        );
+        const positions = new Map<string, number | null>();
+        const queued = new Map<string, number>();
+        for (const [index, { seq, projectId, status }] of stored.entries()) {
+          const waits = status === 'queued' && rows[index]?.reported === 0;
+          if (waits) queued.set(projectId, (queued.get(projectId) ?? 0) + 1);
+          positions.set(`dpl_${seq}`, waits ? (queued.get(projectId) ?? 0) : null);
+        }
+        for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
+          const page = store.reads.deployments.page(who, { ...EVERYTHING, ...filter }, before, limit);
+          deepEqual(
+            page.items.map(({ queue_position }) => queue_position),
+            page.items.map(({ id }) => positions.get(id)),
+          );
+          before = page.goOnBefore;
+        }
+      },
+    ),
+    { numRuns: 200 },
+  );
+});
+
+t.test('a page counts nobody who waits more than once', async (t) => {
+  const store = testStore(t);
+  const projectIds = [await store.project(), await store.project()];
+  insert(
+    store,
+    Array.from({ length: 200 }, (_, index) => ({
+      ...row(projectIds[index % 2] ?? '', 'queued'),
+      reported: 0,
+    })),
+  );
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  let counted = 0;
+  const counting = preparedBy(database, (sql) => {
+    const statement = database.prepare(sql);
+    if (!sql.includes('count(*)')) return statement;
+    const get = (parameters: object) => {
+      const count = Number(statement.pluck().get(parameters));
+      counted += count;
+      return count;
+    };
+    return { pluck: () => ({ get }) };
+  });
+  const who = caller(await store.key(), true);
+  const { items } = deploymentReads(counting).page(who, EVERYTHING, Number.MAX_SAFE_INTEGER, 200);
+  t.strictSame([items.length, items[0]?.queue_position, items.at(-1)?.queue_position], [200, 100, 1]);
+  t.ok(counted > 0 && counted <= 200, `${counted} were counted`);
+});
+
 t.test('no list reads the deployments from end to end', async (t) => {
   const store = testStore(t);
   const database = openForReading(store.path);
   t.teardown(() => database.close());
   const plans: string[] = [];
-  const explaining = new Proxy(database, {
-    get(target, name) {
-      if (name !== 'prepare') return Reflect.get(target, name);
-      return (sql: string) => {
-        const named = Object.fromEntries([...sql.matchAll(/:(\w+)/g)].map(([, name]) => [name, null]));
-        const others = [...sql.matchAll(/\?/g)].map(() => null);
-        const steps = target
-          .prepare<unknown[], { detail: string }>(`EXPLAIN QUERY PLAN ${sql}`)
-          .all(...others, named);
-        plans.push(...steps.map(({ detail }) => detail));
-        return target.prepare(sql);
-      };
-    },
+  const explaining = preparedBy(database, (sql) => {
+    const named = Object.fromEntries([...sql.matchAll(/:(\w+)/g)].map(([, name]) => [name, null]));
+    const others = [...sql.matchAll(/\?/g)].map(() => null);
+    const steps = database
+      .prepare<unknown[], { detail: string }>(`EXPLAIN QUERY PLAN ${sql}`)
+      .all(...others, named);
+    plans.push(...steps.map(({ detail }) => detail));
+    return database.prepare(sql);
   });
   deploymentReads(explaining);
   t.ok(plans.length > 10);
@@ -162,6 +234,13 @@ t.test('no list reads the deployments from end to end', async (t) => {
   t.ok(plans.some((step) => step.includes('deployments_unfinished (seq>? AND seq<?)')));
   t.ok(plans.some((step) => step.includes('deployments_of_project (project_id=? AND seq>? AND seq<?)')));
 });
+
+/** The same connection, whose statements are what `prepare` gives. */
+function preparedBy(database: Database, prepare: (sql: string) => unknown): Database {
+  return new Proxy(database, {
+    get: (target, name) => (name === 'prepare' ? prepare : Reflect.get(target, name)),
+  });
+}
 
 interface StoredDeployment {
   seq: number;
@@ -178,18 +257,18 @@ function row(projectId: string, status: DeploymentStatus = 'succeeded') {
 /** As pruning, clocks and time leave them; the rules of their ends are not what is tested here. */
 function insert(
   store: TestStore,
-  rows: (Omit<StoredDeployment, 'seq'> & { gap: number })[],
+  rows: (Omit<StoredDeployment, 'seq'> & { gap: number; reported?: number })[],
 ): StoredDeployment[] {
   let [{ seq } = { seq: 0 }] = store.query<{ seq: number }>(
     'SELECT coalesce(max(seq), 0) AS seq FROM deployments',
   );
   return rows.map((one) => {
     seq += 1 + one.gap;
-    const { projectId, status, ref, createdAt } = one;
+    const { projectId, status, ref, createdAt, reported = 1 } = one;
     const ended = ['succeeded', 'failed', 'canceled'].includes(status);
     store.execute(`
       INSERT INTO deployments (seq, id, project_id, ref, status, reason, reported, trigger, created_at, started_at, finished_at)
-      VALUES (${seq}, 'dpl_${seq}', '${projectId}', '${ref}', '${status}', 'reported', 1, 'api', ${createdAt},
+      VALUES (${seq}, 'dpl_${seq}', '${projectId}', '${ref}', '${status}', 'reported', ${reported}, 'api', ${createdAt},
               ${status === 'queued' ? 'NULL' : createdAt}, ${ended ? createdAt : 'NULL'})`);
     return { seq, projectId, status, ref, createdAt };
   });
