@@ -375,5 +375,10 @@ const outputValue = Joi.string()
 const reportBody = bodySchema({
   status: Joi.string().valid('running', 'succeeded', 'failed').required(),
   message: textSchema(MESSAGE_MAX_LENGTH).allow(null, ''),
-  outputs: Joi.object().pattern(OUTPUT_NAME, outputValue).max(OUTPUTS_MAX),
+  outputs: Joi.object()
+    .pattern(OUTPUT_NAME, outputValue)
+    .max(OUTPUTS_MAX)
+    .description(
+      `At most ${OUTPUTS_MAX}; each value has at most ${OUTPUT_VALUE_MAX_BYTES} bytes in UTF-8, however many characters that are.`,
+    ),
 }).example({ status: 'succeeded', outputs: { url: 'https://example.org' } });

@@ -43,6 +43,7 @@ export interface JsonSchema {
   default?: unknown;
   examples?: unknown[];
   properties?: Record<string, JsonSchema>;
+  patternProperties?: Record<string, JsonSchema>;
   required?: string[];
   additionalProperties?: boolean | JsonSchema;
   items?: JsonSchema;

@@ -552,7 +552,7 @@ function valuesFrom(pool: Pool, urls: readonly string[]): Values {
   }
 
   function mapsOf(schema: JsonSchema): Arbitrary<unknown> {
-    const [inner = {}] = Object.values(Object(schema['patternProperties']) as Record<string, JsonSchema>);
+    const [inner = {}] = Object.values(schema.patternProperties ?? {});
     return fc.dictionary(
       fc.stringMatching(/^[A-Za-z_][A-Za-z0-9_]{0,20}$/).filter((name) => !/proto/.test(name)),
       of('', inner),

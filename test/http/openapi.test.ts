@@ -115,6 +115,19 @@ t.test('the description of the whole service', async (t) => {
     }
   });
 
+  t.test(
+    'has the bounds of what is inside of bodies, in words too where a schema cannot say them',
+    async (t) => {
+      const report = document.paths['/v2/deployments/{deployment_id}/report']?.post?.requestBody;
+      t.match(report?.content['application/json']?.schema.properties?.['outputs'], {
+        patternProperties: { '^[A-Za-z_][A-Za-z0-9_]{0,63}$': { type: 'string', maxLength: 4096 } },
+        additionalProperties: false,
+        maxProperties: 100,
+        description: /4096 bytes/,
+      });
+    },
+  );
+
   t.test('has every event with its signatures', async (t) => {
     t.strictSame(Object.keys(document.webhooks).sort(), [...EVENT_TYPES, 'ping'].sort());
     for (const [type, { post }] of Object.entries(document.webhooks)) {
