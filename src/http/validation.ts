@@ -260,5 +260,9 @@ function parseTimestamp(text: string): number | undefined {
   const localMs = Date.parse(`${local}Z`);
   if (Number.isNaN(localMs) || !new Date(localMs).toISOString().startsWith(local)) return undefined;
   const atMs = Date.parse(text);
-  return Number.isNaN(atMs) || offset === '' ? undefined : atMs;
+  return offset !== '' && atMs >= YEAR_0_MS && atMs < YEAR_10000_MS ? atMs : undefined;
 }
+
+/** An offset may lead out of the years that have four digits, and nothing else could be answered then. */
+const YEAR_0_MS = Date.parse('0000-01-01T00:00:00Z');
+const YEAR_10000_MS = Date.parse('+010000-01-01T00:00:00Z');

@@ -292,6 +292,16 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
     query: '?created_after=2028-02-29T00:00:00Z',
     taken: { limit: 50, created_after: Date.UTC(2028, 1, 29) },
   },
+  {
+    query: '?created_after=9999-12-31T23:59:59.999Z',
+    taken: { limit: 50, created_after: Date.UTC(9999, 11, 31, 23, 59, 59, 999) },
+  },
+  {
+    query: '?created_after=0000-01-01T01:00:00%2B01:00',
+    taken: { limit: 50, created_after: Date.parse('0000-01-01T00:00:00Z') },
+  },
+  { query: '?created_after=9999-12-31T23:59:59-00:01', details: [['created_after', /time/]] },
+  { query: '?created_after=0000-01-01T00:00:00%2B00:01', details: [['created_after', /time/]] },
   { query: '?created_after=2026-02-29T00:00:00Z', details: [['created_after', /^must be a time such as/]] },
   { query: '?created_after=2026-02-30T00:00:00Z', details: [['created_after', /time/]] },
   { query: '?created_after=2026-01-31T24:00:00Z', details: [['created_after', /time/]] },
