@@ -165,6 +165,7 @@ async function replay(
   const sinceMs = await momentOf(command, '--since', options.since, nowMs);
   const untilMs =
     options.until === undefined ? nowMs : await momentOf(command, '--until', options.until, nowMs);
+  if (sinceMs > nowMs) misused(command, '--since is in the future');
   if (untilMs < sinceMs) misused(command, '--until must not be before --since');
   const [status = null] =
     options.status === undefined ? [] : chosenOf(command, 'status', [options.status], DELIVERY_STATUSES);

@@ -143,7 +143,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           auth: { scope: 'webhooks:write' },
           validate: {
             payload: bodySchema({
-              since: timestampSchema.required(),
+              since: timestampSchema.required().description('Not in the future.'),
               until: timestampSchema.description('Now, if it is left out or later than that.'),
               status: Joi.string()
                 .valid(...DELIVERY_STATUSES)
@@ -165,9 +165,11 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           if (until !== undefined && until < since) {
             throw invalid('body', 'until', 'must not be before since');
           }
+          const nowMs = effects.now();
+          if (since > nowMs) throw invalid('body', 'since', 'must not be in the future');
           const webhook = visibleWebhook(reads, request);
           // What happens from now on is sent anyway.
-          const untilMs = Math.min(until ?? Number.POSITIVE_INFINITY, effects.now());
+          const untilMs = Math.min(until ?? nowMs, nowMs);
           return answers.write(request, h, {
             operation: 'replays.create',
             input: await newReplay(reads, webhook, { sinceMs: since, untilMs, status }),

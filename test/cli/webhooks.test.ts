@@ -162,6 +162,12 @@ t.test('what cannot be done is refused, and nothing is changed', async (t) => {
     [['replay', id, '--since', 'yesterday'], 2, /--since must be a moment such as 2026-01-31T12:00:00Z/],
     [['replay', id, '--since', '2026-02-30T12:00:00Z'], 2, /--since must be a moment/],
     [['replay', id, '--since', '1h', '--until', '2h'], 2, /--until must not be before --since/],
+    [['replay', id, '--since', '2099-01-01T00:00:00Z'], 2, /^error: --since is in the future/],
+    [
+      ['replay', id, '--since', '2099-01-01T00:00:00Z', '--until', '2100-01-01T00:00:00Z'],
+      2,
+      /--since is in the future/,
+    ],
     [['replay', id, '--since', '1h', '--status', 'lost'], 2, /there is no status 'lost'/],
     [['ping', id, '--webhook-allow-cidr', 'everywhere'], 2, /--webhook-allow-cidr/],
     [

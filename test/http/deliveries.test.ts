@@ -165,6 +165,27 @@ const REFUSALS: Refusal[] = [
     expected: malformed(['until', 'must not be before since']),
   },
   {
+    name: 'a replay that begins in the future',
+    method: 'POST',
+    path: replay,
+    body: { since: '2026-11-21T08:00:00.001Z' },
+    expected: malformed(['since', 'must not be in the future']),
+  },
+  {
+    name: 'a replay that begins and ends in the future',
+    method: 'POST',
+    path: replay,
+    body: { since: '2099-01-01T00:00:00Z', until: '2099-01-02T00:00:00Z' },
+    expected: malformed(['since', 'must not be in the future']),
+  },
+  {
+    name: 'a replay from after the last year with four digits on',
+    method: 'POST',
+    path: replay,
+    body: { since: '9999-12-31T23:59:59-01:00' },
+    expected: malformed(['since', /must be a time/]),
+  },
+  {
     name: 'a replay from a number on',
     method: 'POST',
     path: replay,
@@ -436,7 +457,11 @@ t.test('a replay says how many, and each of them is sent once more', async (t) =
 
 const COUNTS: { name: string; body: Record<string, string>; webhook?: 'disabled'; count: number }[] = [
   { name: 'all since then', body: { since: SINCE }, count: 5 },
-  { name: 'nothing yet', body: { since: '2026-11-21T08:00:00.001Z' }, count: 0 },
+  {
+    name: 'all up to now, where more is asked for',
+    body: { since: SINCE, until: '2099-01-01T00:00:00Z' },
+    count: 5,
+  },
   {
     name: 'nothing any more',
     body: { since: '2026-11-20T00:00:00Z', until: '2026-11-21T07:59:59.999Z' },

@@ -118,7 +118,7 @@ t.test('whatever is sent, the answer is one that the description has', { timeout
 function isBeyondSchemas(body: string): boolean {
   const { error } = JSON.parse(body) as { error: { details?: { field: string; reason: string }[] } };
   const said = error.details?.map(({ field, reason }) => `${field}: ${reason}`).join('; ') ?? '';
-  return /^(cursor: is not a cursor|until: must not be before since|tail: must not be sent together|url: must|outputs\.\w+: must be at most \d+ bytes)/.test(
+  return /^(cursor: is not a cursor|until: must not be before since|since: must not be in the future|tail: must not be sent together|url: must|outputs\.\w+: must be at most \d+ bytes)/.test(
     said,
   );
 }
