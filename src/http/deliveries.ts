@@ -19,6 +19,7 @@ import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
 import {
   bodySchema,
+  creationParameters,
   oneOrMoreOf,
   pageParameters,
   pathId,
@@ -51,8 +52,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               ...pageParameters,
               status: oneOrMoreOf(DELIVERY_STATUSES).description('May be repeated.'),
               event_type: oneOrMoreOf(EVENT_TYPES).description('May be repeated.'),
-              created_after: timestampSchema.description('Only those that were made later.'),
-              created_before: timestampSchema.description('Only those that were made earlier.'),
+              ...creationParameters,
             }),
           },
           plugins: {

@@ -21,6 +21,7 @@ import type { Pages } from './pages.ts';
 import { QUEUED_DEPLOYMENT } from './resources.ts';
 import {
   bodySchema,
+  creationParameters,
   idSchema,
   oneOrMoreOf,
   pageParameters,
@@ -28,7 +29,6 @@ import {
   querySchema,
   refSchema,
   textSchema,
-  timestampSchema,
   wholeNumber,
 } from './validation.ts';
 import { closeWithResponse, type Watches } from './watches.ts';
@@ -346,8 +346,7 @@ const narrowing = {
   ...pageParameters,
   status: oneOrMoreOf(DEPLOYMENT_STATUSES).description('May be repeated.'),
   ref: refSchema,
-  created_after: timestampSchema.description('Only those that were made later.'),
-  created_before: timestampSchema.description('Only those that were made earlier.'),
+  ...creationParameters,
 };
 
 interface ReportBody {

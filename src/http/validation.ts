@@ -107,20 +107,32 @@ export function wholeNumber({
 const TIMESTAMP = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
 
 /** A moment, RFC 3339 with seconds and an offset; becomes milliseconds since 1970, parts of them dropped. */
-export const timestampSchema = Joi.string()
-  .custom(
-    (value: string, helpers) =>
-      parseTimestamp(value) ??
-      helpers.error('any.invalid', { reason: 'must be a time such as 2026-01-31T12:00:00.000Z' }),
-  )
-  .meta({
-    jsonSchema: {
-      type: 'string',
-      format: 'date-time',
-      pattern: TIMESTAMP.source,
-      examples: ['2026-01-31T12:00:00Z'],
-    },
-  });
+export const timestampSchema = momentSchema(Math.floor);
+
+/** `?created_after=` and `?created_before=`: both leave out the moment itself. */
+export const creationParameters = {
+  created_after: timestampSchema.description('Only those that were made later.'),
+  // What was made at .939 is earlier than .9395, which must not become .939.
+  created_before: momentSchema(Math.ceil).description('Only those that were made earlier.'),
+};
+
+/** `round`: what becomes of parts of a millisecond. */
+function momentSchema(round: (partMs: number) => number): Joi.StringSchema {
+  return Joi.string()
+    .custom(
+      (value: string, helpers) =>
+        parseTimestamp(value, round) ??
+        helpers.error('any.invalid', { reason: 'must be a time such as 2026-01-31T12:00:00.000Z' }),
+    )
+    .meta({
+      jsonSchema: {
+        type: 'string',
+        format: 'date-time',
+        pattern: TIMESTAMP.source,
+        examples: ['2026-01-31T12:00:00Z'],
+      },
+    });
+}
 
 /** A query parameter that may be repeated, each time with one of `values`; becomes a list without doubles. */
 export function oneOrMoreOf(values: readonly string[]): Joi.AnySchema {
@@ -254,13 +266,14 @@ function mustBeOneOf(values: unknown): string {
   return `must be one of ${Array.isArray(values) ? values.join(', ') : ''}`;
 }
 
-function parseTimestamp(text: string): number | undefined {
-  const [, local = '', , offset = ''] = TIMESTAMP.exec(text) ?? [];
+function parseTimestamp(text: string, round: (partMs: number) => number): number | undefined {
+  const [, local = '', fraction = '', offset = ''] = TIMESTAMP.exec(text) ?? [];
   // Date takes the 30th of February for the 2nd of March, and 24:00 for the next day.
   const localMs = Date.parse(`${local}Z`);
   if (Number.isNaN(localMs) || !new Date(localMs).toISOString().startsWith(local)) return undefined;
-  const atMs = Date.parse(text);
-  return offset !== '' && atMs >= YEAR_0_MS && atMs < YEAR_10000_MS ? atMs : undefined;
+  const secondMs = Date.parse(`${local}${offset}`);
+  const partMs = Number(fraction.slice(1).padEnd(9, '0')) / 1_000_000;
+  return secondMs >= YEAR_0_MS && secondMs < YEAR_10000_MS ? secondMs + round(partMs) : undefined;
 }
 
 /** An offset may lead out of the years that have four digits, and nothing else could be answered then. */

@@ -288,6 +288,7 @@ t.test('a list is narrowed by statuses, types and times', async (t) => {
     ['event_type=deployment.failed&event_type=deployment.canceled', []],
     ['created_after=2026-11-21T08:01:00Z', [fourth, third]],
     ['created_before=2026-11-21T09:01:00%2B01:00', [first]],
+    ['created_before=2026-11-21T08:00:00.0005Z', [first]],
     ['created_after=2026-11-21T08:00:00Z&created_before=2026-11-21T08:03:00Z&status=pending', [third]],
   ];
   for (const [query, expected] of cases) {

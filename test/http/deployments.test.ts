@@ -170,6 +170,8 @@ t.test('a list is narrowed by what its query says', async (t) => {
     ['?created_after=2026-11-21T08:00:00Z', [third, second]],
     ['?created_after=2026-11-21T10:00:00.999%2B02:00', [third, second]],
     ['?created_before=2026-11-21T08:00:02.000Z', [second, first]],
+    ['?created_before=2026-11-21T08:00:02.0005Z', [third, second, first]],
+    ['?created_after=2026-11-21T08:00:00.0005Z', [third, second]],
     ['?created_after=2026-11-21T08:00:00Z&created_before=2026-11-21T08:00:02Z', [second]],
     ['?limit=2', [third, second]],
   ];

@@ -5,6 +5,7 @@ import t from 'tap';
 import { notFound } from '../../src/http/errors.ts';
 import {
   bodySchema,
+  creationParameters,
   idempotencyKey,
   idSchema,
   oneOrMoreOf,
@@ -67,7 +68,7 @@ function routes(): { taken: Taken[]; plugin: Plugin<void> } {
               status: oneOrMoreOf(['queued', 'running']),
               ref: refSchema,
               wait: wholeNumber({ min: 0, max: 60 }),
-              created_after: timestampSchema,
+              ...creationParameters,
             }),
           },
         },
@@ -299,6 +300,26 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
   {
     query: '?created_after=0000-01-01T01:00:00%2B01:00',
     taken: { limit: 50, created_after: Date.parse('0000-01-01T00:00:00Z') },
+  },
+  {
+    query: '?created_before=2026-01-31T12:00:00.123Z',
+    taken: { limit: 50, created_before: Date.UTC(2026, 0, 31, 12, 0, 0, 123) },
+  },
+  {
+    query: '?created_before=2026-01-31T12:00:00.057000Z',
+    taken: { limit: 50, created_before: Date.UTC(2026, 0, 31, 12, 0, 0, 57) },
+  },
+  {
+    query: '?created_before=2026-01-31T12:00:00.1230%2B00:00',
+    taken: { limit: 50, created_before: Date.UTC(2026, 0, 31, 12, 0, 0, 123) },
+  },
+  {
+    query: '?created_before=2026-01-31T12:00:00.123000001Z',
+    taken: { limit: 50, created_before: Date.UTC(2026, 0, 31, 12, 0, 0, 124) },
+  },
+  {
+    query: '?created_before=2026-01-31T12:00:00.9995Z',
+    taken: { limit: 50, created_before: Date.UTC(2026, 0, 31, 12, 0, 0, 1000) },
   },
   { query: '?created_after=9999-12-31T23:59:59-00:01', details: [['created_after', /time/]] },
   { query: '?created_after=0000-01-01T00:00:00%2B00:01', details: [['created_after', /time/]] },
