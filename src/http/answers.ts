@@ -1,6 +1,7 @@
 import { hash } from 'node:crypto';
 import type { Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import type { Attempt } from '../domain.ts';
+import { AppError } from '../errors.ts';
 import { type Answer, type IdempotencyMemory, keyReused } from '../store/idempotency.ts';
 import type { AnswerRequest } from '../store/operations.ts';
 import type { Writer } from '../store/writer.ts';
@@ -47,7 +48,7 @@ export function createAnswers(writer: Writer): Answers {
 
     async repeat(request, h) {
       const memory = idempotencyMemory(request);
-      const remembered = memory === null ? undefined : await writer.write('idempotency.recall', memory);
+      const remembered = memory === null ? undefined : await recallIfSame(memory);
       if (remembered === undefined) throw notFound();
       return respond(h, remembered);
     },
@@ -58,6 +59,16 @@ export function createAnswers(writer: Writer): Answers {
       return respond(h, await (repeatedUnderWay(memory) ?? begin(memory, perform)));
     },
   };
+
+  /** Undefined for another request with the key, too: visibility is judged before what the key was used for. */
+  async function recallIfSame(memory: IdempotencyMemory): Promise<Answer | undefined> {
+    try {
+      return await writer.write('idempotency.recall', memory);
+    } catch (error) {
+      if (error instanceof AppError && error.code === 'idempotency_key_reused') return undefined;
+      throw error;
+    }
+  }
 
   /** The answer to come of an attempt that this repeats. Throws `idempotency_key_reused` if it is no repeat. */
   function repeatedUnderWay(memory: IdempotencyMemory | null): Promise<Answer> | undefined {

@@ -123,7 +123,9 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         },
         handler(request, h) {
           const id = pathId('dlv', request.params.delivery_id);
-          if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) throw notFound();
+          if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) {
+            return answers.repeat(request, h);
+          }
           return answers.write(request, h, {
             operation: 'deliveries.redeliver',
             input: { id },

@@ -9,6 +9,7 @@ import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { type JsonResponse, requestJson, startHttp } from '../helpers/http.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
+import { pruneAll } from '../helpers/retention.ts';
 import { testStore } from '../helpers/store.ts';
 
 const list = ({ webhook }: Place) => `/v2/webhooks/${webhook}/deliveries`;
@@ -405,6 +406,30 @@ t.test('a repeated redelivery is one', async (t) => {
   t.strictSame(repeat.body, first.body);
   t.equal(repeat.headers.get('idempotent-replayed'), 'true');
   t.equal(receiver.requests.length, 2);
+});
+
+t.test('a redelivery is answered again when the delivery is pruned, to whoever asked for it', async (t) => {
+  const { http, store, effects, keys, deliver } = await service(t);
+  const receiver = await startReceiver(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const path = `/v2/deliveries/${delivery}/redeliver`;
+  const first = await call(http, 'POST', path, keys.owner.secret, undefined, 'again');
+  await deliver();
+  effects.advance(1_000);
+  await pruneAll(store, 500);
+  t.equal((await call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret)).status, 404);
+
+  const repeat = await call(http, 'POST', path, keys.owner.secret, undefined, 'again');
+  t.strictSame([repeat.status, repeat.body], [202, first.body]);
+  t.equal(repeat.headers.get('idempotent-replayed'), 'true');
+  t.equal((await call(http, 'POST', path, keys.stranger.secret, undefined, 'again')).status, 404);
+  t.equal((await call(http, 'POST', path, keys.owner.secret, undefined, 'new')).status, 404);
+  t.equal(
+    (await call(http, 'POST', redeliver(NOWHERE), keys.owner.secret, undefined, 'again')).status,
+    404,
+    'what is not there is not there, whatever the Idempotency-Key was used for',
+  );
 });
 
 t.test('of a disabled webhook, what is sent again is held and goes out when it is enabled', async (t) => {

@@ -415,6 +415,30 @@ t.test('what was answered is answered again, also when the deployment is pruned'
   t.strictSame(stateOf(http.store), before);
 });
 
+t.test('of a deployment that is not there nobody hears what an Idempotency-Key was used for', async (t) => {
+  const { http, key, projectId, id } = await setUp(t);
+  const { secret: blind } = await http.store.key({ allProjects: false, projectIds: [projectId] });
+  const hidden = await create(http.store, await http.store.project({ command: null }));
+  const headers = { 'idempotency-key': 'used' };
+  const send = (path: string, who: string, body?: unknown) =>
+    requestJson(http.port, 'POST', path, { key: who, headers, body });
+  for (const who of [key, blind]) {
+    t.equal((await send(`/v2/projects/${projectId}/deployments`, who, { ref: 'main' })).status, 201);
+  }
+  const before = stateOf(http.store);
+  const writes: [name: string, body?: unknown][] = [
+    ['cancel'],
+    ['redeploy'],
+    ['report', { status: 'running' }],
+  ];
+  for (const [name, body] of writes) {
+    t.equal((await send(`/v2/deployments/dpl_none/${name}`, key, body)).status, 404, name);
+    t.equal((await send(`/v2/deployments/${hidden}/${name}`, blind, body)).status, 404, name);
+    t.equal((await send(`/v2/deployments/${id}/${name}`, key, body)).status, 422, 'what is there is told');
+  }
+  t.strictSame(stateOf(http.store), before);
+});
+
 t.test('a redeployment runs the same ref once more, once for each key', async (t) => {
   const store = testStore(t, realEffects);
   const http = await startDeploymentsHttp(t, { store });
