@@ -66,7 +66,6 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         },
         async handler(request): Promise<Page<Delivery>> {
           const { limit, cursor, status, event_type, created_after, created_before } = request.query;
-          const webhook = visibleWebhook(reads, request);
           const filter = {
             statuses: status?.toSorted() ?? null,
             eventTypes: event_type?.toSorted() ?? null,
@@ -75,10 +74,12 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           };
           const walk = {
             list: 'deliveries',
-            filters: { webhookId: webhook.id, ...filter },
+            filters: { webhookId: request.params.webhook_id, ...filter },
             keyId: callerOf(request).keyId,
           };
+          // Before the webhook is looked up: a cursor is a value.
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
+          const webhook = visibleWebhook(reads, request);
           return pages.page(walk, await reads.deliveries.page(webhook, filter, beforeSeq, limit + 1), limit);
         },
       });

@@ -43,6 +43,8 @@ interface DeploymentListQuery {
   created_before?: number;
 }
 
+type ListRequest = Pick<Request<{ Query: DeploymentListQuery }>, 'auth' | 'query'>;
+
 interface DeploymentRefs {
   Params: { deployment_id: string };
 }
@@ -131,7 +133,12 @@ export function deployments(
             },
           },
         },
-        handler: (request) => page(request, visibleProject(request, request.params.project_id)),
+        handler(request) {
+          const { project_id } = request.params;
+          const walk = begin(request, project_id);
+          visibleProject(request, project_id);
+          return page(request, walk);
+        },
       });
 
       server.route<{ Query: DeploymentListQuery }>({
@@ -150,7 +157,7 @@ export function deployments(
           },
         },
         // A project that the key does not see has no deployments for it, as one that is not there.
-        handler: (request) => page(request, request.query.project_id ?? null),
+        handler: (request) => page(request, begin(request, request.query.project_id ?? null)),
       });
 
       server.route<DeploymentRefs & { Query: { wait: number } }>({
@@ -296,11 +303,9 @@ export function deployments(
     return reads.deployments.visibleTo(callerOf(request), pathId('dpl', pathText))?.id;
   }
 
-  function page(
-    request: Pick<Request<{ Query: DeploymentListQuery }>, 'auth' | 'query'>,
-    projectId: ProjectId | null,
-  ): Page<Deployment> {
-    const { limit, cursor, status, ref, created_after, created_before } = request.query;
+  /** What a list walks, and from where. Before its project is looked up: a cursor is a value. */
+  function begin({ auth, query }: ListRequest, projectId: string | null) {
+    const { cursor, status, ref, created_after, created_before } = query;
     const filter: DeploymentFilter = {
       projectId,
       statuses: status?.toSorted() ?? null,
@@ -308,10 +313,16 @@ export function deployments(
       createdAfterMs: created_after ?? null,
       createdBeforeMs: created_before ?? null,
     };
-    const caller = callerOf(request);
-    const walk = { list: 'deployments', filters: { ...filter }, keyId: caller.keyId };
-    const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
-    const { items, goOnBefore } = reads.deployments.page(caller, filter, beforeSeq, limit);
+    const walk = { list: 'deployments', filters: { ...filter }, keyId: callerOf({ auth }).keyId };
+    return { filter, walk, beforeSeq: pages.position(walk, cursor, Number.MAX_SAFE_INTEGER) };
+  }
+
+  function page(
+    request: ListRequest,
+    { filter, walk, beforeSeq }: ReturnType<typeof begin>,
+  ): Page<Deployment> {
+    const { limit } = request.query;
+    const { items, goOnBefore } = reads.deployments.page(callerOf(request), filter, beforeSeq, limit);
     return pages.stretch(walk, items, goOnBefore);
   }
 

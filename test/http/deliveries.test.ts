@@ -89,6 +89,18 @@ const REFUSALS: Refusal[] = [
     expected: malformed(['type', 'is not allowed']),
   },
   {
+    name: 'a list of a webhook that never was, with a cursor that nobody made',
+    method: 'GET',
+    path: () => `${list(NOWHERE)}?cursor=abc`,
+    expected: malformed(['cursor', /begin without one/]),
+  },
+  {
+    name: 'a list of what is no webhook, with a cursor that nobody made',
+    method: 'GET',
+    path: () => '/v2/webhooks/1/deliveries?cursor=abc',
+    expected: malformed(['cursor', /begin without one/]),
+  },
+  {
     name: 'a wrong list of another key’s webhook',
     method: 'GET',
     path: (place) => `${list(place)}?limit=0`,

@@ -96,6 +96,8 @@ t.test('what is wrong with a request changes nothing', async (t) => {
     ['GET', '/v2/deployments?created_after=yesterday', undefined, /created_after: must be a time/],
     ['GET', '/v2/deployments?created_before=2026-02-30T00:00:00Z', undefined, /created_before/],
     ['GET', '/v2/deployments?limit=0', undefined, /limit/],
+    ['GET', '/v2/projects/prj_none/deployments?cursor=x', undefined, /cursor: is not a cursor of this list/],
+    ['GET', '/v2/projects/1/deployments?cursor=x', undefined, /cursor: is not a cursor of this list/],
     ['GET', '/v2/deployments?cursor=x', undefined, /cursor: is not a cursor of this list/],
     [
       'GET',
