@@ -138,9 +138,7 @@ export function keyWrites({ database, effects }: WriteContext) {
   const forgetEndedSecrets = database.prepare(
     'DELETE FROM key_secrets WHERE key_id = +:keyId AND expires_at <= +:nowMs',
   );
-  const touch = database.prepare(
-    'UPDATE keys SET last_used_at = max(coalesce(last_used_at, 0), :atMs) WHERE id = +:keyId',
-  );
+  const touch = database.prepare('UPDATE keys SET last_used_at = :atMs WHERE id = +:keyId');
 
   return {
     /** The secret is in this answer and nowhere else. Throws `not_found` for a project that is not there. */
@@ -204,6 +202,7 @@ export function keyWrites({ database, effects }: WriteContext) {
       return existing(id);
     },
 
+    /** Also back, when the clock was ahead: what stayed ahead would be written anew at each use. */
     touch(input: { keyId: KeyId; atMs: number }): void {
       touch.run(input);
     },

@@ -1,0 +1,38 @@
+import t from 'tap';
+import { createPages } from '../../src/http/pages.ts';
+import { projects } from '../../src/http/projects.ts';
+import type { Writer } from '../../src/store/writer.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { requestJson, startHttp } from '../helpers/http.ts';
+import { testStore } from '../helpers/store.ts';
+
+t.test('the use of a key is noted once a minute, also after the clock was ahead', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const notes: number[] = [];
+  const write: Writer['write'] = (name, input) => {
+    if (name === 'keys.touch') notes.push(effects.now());
+    return store.writer.write(name, input);
+  };
+  const { port } = await startHttp(t, {
+    effects,
+    store: { ...store, writer: { ...store.writer, write } },
+    resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
+  });
+  const { secret, keyId } = await store.key();
+  /** When the uses that follow are noted, from now on. */
+  const notedAt = async (...afterMs: number[]): Promise<number[]> => {
+    const startMs = effects.now();
+    for (const ms of afterMs) {
+      effects.jump(ms);
+      t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
+      await store.writer.write('instance.probe', undefined); // after it, what was noted is written
+    }
+    return notes.splice(0).map((atMs) => atMs - startMs);
+  };
+
+  t.strictSame(await notedAt(0, 59_999, 1), [0, 60_000]);
+  t.strictSame(await notedAt(3_600_000), [3_600_000], 'the clock is set ahead');
+  t.strictSame(await notedAt(-3_600_000, 1, 1), [-3_600_000], 'and right again');
+  t.equal(store.reads.keys.get(keyId)?.last_used_at, '2026-11-21T08:01:00.000Z');
+});
