@@ -108,7 +108,12 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
       ).argParser(repeated),
     )
     // Not --env-file: Node itself looks for that among the arguments, and loads the file into davit's environment.
-    .addOption(option('--env-from <file>', 'such variables, one name=value a line; - for stdin'));
+    .addOption(
+      option(
+        '--env-from <file>',
+        'such variables, one name=value a line, taken as it is but for quotes around all of the value; # begins a comment; - for stdin',
+      ),
+    );
   addSetting('--timeout <duration>', 'stop the command after that, or off', orOff(durationMsOf), '30m');
   addSetting(
     '--idle-timeout <duration>',

@@ -1,5 +1,5 @@
+import { isUtf8 } from 'node:buffer';
 import { readFileSync } from 'node:fs';
-import { parseEnv } from 'node:util';
 import { variableProblem } from '../deploy/environment.ts';
 import { AppError, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
@@ -15,26 +15,25 @@ export async function readVariables(
 ): Promise<Record<string, string>> {
   const variables = new Map(envFrom === undefined ? [] : await entriesOfFile(envFrom, context));
   for (const text of env) variables.set(...entryOf(text, context));
-  for (const [name, value] of variables) {
-    const problem = variableProblem(name, value);
-    if (problem !== undefined) throw refused(`the variable ${printable(name)} ${problem}`);
-  }
   return Object.fromEntries(variables);
 }
 
 async function entriesOfFile(path: string, { terminal }: CommandContext): Promise<[string, string][]> {
-  const text = path === '-' ? (await terminal.readInput()).toString('utf8') : readText(path);
-  const entries = Object.entries(parseEnv(text)).map(([name, value]): [string, string] => [
-    name,
-    value ?? '',
-  ]);
+  const bytes = path === '-' ? await terminal.readInput() : readBytes(path);
+  // One character for each byte: a line is judged before it is read as UTF-8.
+  const lines = bytes.toString('latin1').split(/\r?\n/);
+  const entries = lines.flatMap((line, index): [string, string][] =>
+    /^[ \t]*(?:#|$)/.test(line)
+      ? []
+      : [entryOfLine(Buffer.from(line, 'latin1'), `--env-from ${path}: line ${index + 1}`)],
+  );
   if (entries.length === 0) throw refused(`--env-from ${path} holds no name=value lines`);
   return entries;
 }
 
-function readText(path: string): string {
+function readBytes(path: string): Buffer {
   try {
-    return readFileSync(path, 'utf8');
+    return readFileSync(path);
   } catch (error) {
     throw new AppError('invalid_request', `--env-from: ${messageOf(error)}`, {
       cause: error,
@@ -42,15 +41,41 @@ function readText(path: string): string {
   }
 }
 
+/** What is no `name=value` may be a part of a secret: nothing of a line is repeated. */
+function entryOfLine(bytes: Buffer, where: string): [name: string, value: string] {
+  if (!isUtf8(bytes)) throw refused(`${where} is not valid UTF-8`);
+  const line = bytes.toString();
+  if (/^\s*export\s/.test(line)) throw refused(`${where} begins with export: leave that word out`);
+  const separator = line.indexOf('=');
+  if (separator < 0) {
+    throw refused(`${where} has no =: write name=value; a name alone is only for --env`);
+  }
+  const entry: [string, string] = [line.slice(0, separator), unquoted(line.slice(separator + 1))];
+  const problem = variableProblem(...entry);
+  if (problem !== undefined) throw refused(`${where}: the variable ${problem}`);
+  return entry;
+}
+
+/** Without the quotes of either kind that are wholly around it; what stands between them is left as it is. */
+function unquoted(value: string): string {
+  return /^(["'])(.*)\1$/s.exec(value)?.[2] ?? value;
+}
+
 function entryOf(text: string, { environment }: CommandContext): [name: string, value: string] {
   const separator = text.indexOf('=');
-  if (separator > 0) return [text.slice(0, separator), text.slice(separator + 1)];
+  if (separator > 0) return checked(text.slice(0, separator), text.slice(separator + 1));
   // What stands there may be a value: it is not repeated.
   if (separator === 0) throw refused('--env needs a name before the =, as in --env STAGE=live');
   const value = environment[text];
   if (value === undefined)
     throw refused(`--env ${printable(text)}: no such variable is set here; give it as NAME=value`);
-  return [text, value];
+  return checked(text, value);
+}
+
+function checked(name: string, value: string): [name: string, value: string] {
+  const problem = variableProblem(name, value);
+  if (problem !== undefined) throw refused(`the variable ${printable(name)} ${problem}`);
+  return [name, value];
 }
 
 function refused(message: string): AppError {

@@ -69,7 +69,7 @@ t.test('the command is every word after --, untouched', async (t) => {
 
 t.test('values of variables are stored and never shown', async (t) => {
   const { davit, dump, directory } = place(t);
-  writeFileSync(join(directory, 'site.env'), '# secrets\nTOKEN="from file"\nexport STAGE=test\nEMPTY=\n');
+  writeFileSync(join(directory, 'site.env'), '# secrets\nTOKEN="from file"\nSTAGE=test\nEMPTY=\n');
   const made = await davit(
     create(
       'website',
@@ -87,20 +87,12 @@ t.test('values of variables are stored and never shown', async (t) => {
   t.equal(made.exitCode, 0);
   const changed = await davit(set('--env-from', '-', '--unset-env', 'EMPTY'), { stdin: 'PIPED=from stdin' });
   t.equal(changed.exitCode, 0);
-  t.strictSame(
-    Object.fromEntries(
-      (dump()['project_variables'] as { name: string; value: string }[]).map(({ name, value }) => [
-        name,
-        value,
-      ]),
-    ),
-    {
-      CI_TOKEN: 'from here',
-      PIPED: 'from stdin',
-      STAGE: 'live=really',
-      TOKEN: 'from file',
-    },
-  );
+  t.strictSame(variablesIn(dump()), {
+    CI_TOKEN: 'from here',
+    PIPED: 'from stdin',
+    STAGE: 'live=really',
+    TOKEN: 'from file',
+  });
   const shown = await Promise.all([
     davit(['admin', 'project', 'show', 'website']),
     davit(['admin', 'project', 'show', 'website', '--json']),
@@ -108,6 +100,55 @@ t.test('values of variables are stored and never shown', async (t) => {
   ]);
   for (const { stdout, stderr } of [made, changed, ...shown]) t.notMatch(stdout + stderr, /from |really/);
   t.match(shown[0].stdout, /^variables +CI_TOKEN PIPED STAGE TOKEN$/m);
+});
+
+t.test('a value in a file is all that stands behind the =, but for quotes around all of it', async (t) => {
+  const { davit, dump } = place(t);
+  const values: [line: string, value: string][] = [
+    ['abc#def', 'abc#def'],
+    ['  spaced\t ', '  spaced\t '],
+    ['a=b==', 'a=b=='],
+    ['"a\\nb $HOME \\""', 'a\\nb $HOME \\"'],
+    ["'it's'", "it's"],
+    ['""', ''],
+    ['"', '"'],
+    ['"x" # no comment', '"x" # no comment'],
+    [' "x"', ' "x"'],
+    ['`date`', '`date`'],
+    ['"mixed\'', '"mixed\''],
+    ['\u2028\u00e9\ufeff', '\u2028\u00e9\ufeff'],
+    ['a\rb', 'a\rb'],
+    ['', ''],
+  ];
+  const lines = values.map(([line], index) => `V${index}=${line}`);
+  const text = ['# of 2026', ' \t', '', '  # export X=1', ...lines, 'V0=again', 'V0=abc#def'].join('\r\n');
+  t.match(await davit(create('website', '--env-from', '-'), { stdin: text }), { exitCode: 0 });
+  t.strictSame(
+    variablesIn(dump()),
+    Object.fromEntries(values.map(([, value], index) => [`V${index}`, value])),
+  );
+});
+
+t.test('a line of a file that is no name=value is refused by its number, and never shown', async (t) => {
+  const { refused, davit } = place(t);
+  await davit(create('website', '--env', 'A=1'));
+  const cases: [line: string | Buffer, message: RegExp][] = [
+    ['export B=secret', /--env-from -: line 3 begins with export: leave that word out/],
+    ['secret', /line 3 has no =: write name=value; a name alone is only for --env/],
+    ['=secret', /line 3: the variable must be named with letters/],
+    [' B=secret', /line 3: the variable must be named with letters/],
+    ['B =secret', /line 3: the variable must be named with letters/],
+    ['secret/+=', /line 3: the variable must be named with letters/],
+    ['LD_PRELOAD=/secret.so', /line 3: the variable changes how programs are loaded/],
+    ['B=secret\0', /line 3: the variable must not hold a NUL/],
+    [Buffer.from('B=secret\xff', 'latin1'), /line 3 is not valid UTF-8/],
+  ];
+  for (const [line, message] of cases) {
+    const stdin = Buffer.concat([Buffer.from('# one\nA=2\n'), Buffer.from(line), Buffer.from('\nC=3\n')]);
+    const refusal = await refused(set('--env-from', '-'), { stdin });
+    t.match(refusal, { exitCode: 1, message });
+    t.notMatch(refusal.message, /secret/);
+  }
 });
 
 t.test('what cannot be meant is refused, and nothing is made of it', async (t) => {
@@ -262,6 +303,11 @@ t.test('a list is readable as it is and as JSON', async (t) => {
     ].join('\n'),
   );
 });
+
+function variablesIn(dump: Record<string, unknown[]>): Record<string, string> {
+  const rows = dump['project_variables'] as { name: string; value: string }[];
+  return Object.fromEntries(rows.map(({ name, value }) => [name, value]));
+}
 
 /** As the API would; the project's queue then holds `count`. */
 async function queue({ dbPath }: Place, name: string, count: number): Promise<void> {
