@@ -6,6 +6,7 @@ import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
 import { tookText } from './deployment-status.ts';
+import { proxiesOf, proxyStatusOf, watchProxies } from './proxies.ts';
 
 export interface ApiOptions {
   /** Where the service is, with whatever path a proxy puts it under. */
@@ -70,12 +71,15 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   const { baseUrl, key, caPem, version } = options;
   const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
   const tls = ca === undefined ? {} : { ca };
+  const proxies = proxiesOf(context.environment);
   const agent = new EnvHttpProxyAgent({
+    ...proxies,
     connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
     requestTls: tls,
     headersTimeout: ANSWER_TIMEOUT_MS,
     bodyTimeout: SILENCE_TIMEOUT_MS,
   });
+  const watched = watchProxies(proxies);
   const patience = () => createPatience(options.retryForMs, context);
 
   return {
@@ -98,7 +102,10 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       );
     },
 
-    close: () => agent.destroy(),
+    async close() {
+      watched.stop();
+      await agent.destroy();
+    },
   };
 
   async function persistently<Result>(
@@ -113,11 +120,13 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         const response = await send(asked);
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
         await response.body.dump();
-        why = `${baseUrl.host} answers ${response.statusCode}`;
+        why = `${watched.placeOf(baseUrl.host)} answers ${response.statusCode}`;
         retryAfterMs = retryAfterOf(response, context.effects.now());
       } catch (error) {
-        if (!isDropped(error)) throw explained(error, baseUrl);
-        why = `${baseUrl.host} cannot be reached (${firstCodeOf(error)})`;
+        const place = watched.placeOf(baseUrl.host, error);
+        const status = proxyStatusOf(error);
+        if (status === 407 || !isDropped(error)) throw explained(error, place);
+        why = `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
       }
       await waiting.wait(why, retryAfterMs);
     }
@@ -145,7 +154,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
 /** Whether a connection ended, or never came to be, for a reason that may pass. */
 export function isDropped(error: unknown): boolean {
   const code = firstCodeOf(error);
-  return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
+  return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|PRX_CONN|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
     code,
   );
 }
@@ -226,22 +235,21 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
 }
 
 /** What another try does not mend: a name that nobody has, a certificate that nobody trusts. */
-function explained(error: unknown, { host }: URL): unknown {
+function explained(error: unknown, place: string): unknown {
+  const message = explanationOf(error, place);
+  return message === undefined ? error : new AppError('unavailable', message, { cause: error });
+}
+
+function explanationOf(error: unknown, place: string): string | undefined {
   const code = firstCodeOf(error);
-  if (code === 'ENOTFOUND') return new AppError('unavailable', `there is no host ${host}: is the URL right?`);
-  if (error instanceof errors.HTTPParserError) {
-    return new AppError('unavailable', `${host} does not answer in HTTP: is the URL right?`, {
-      cause: error,
-    });
-  }
+  if (proxyStatusOf(error) === 407)
+    return `${place} cannot be reached: the proxy wants a user and a password`;
+  if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
+  if (error instanceof errors.HTTPParserError) return `${place} does not answer in HTTP: is the URL right?`;
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
-    return new AppError(
-      'unavailable',
-      `${host} cannot be trusted (${code}): an authority of your own is trusted with --ca-file`,
-      { cause: error },
-    );
+    return `${place} cannot be trusted (${code}): an authority of your own is trusted with --ca-file`;
   }
-  return error;
+  return undefined;
 }
 
 function firstCodeOf(error: unknown): string {

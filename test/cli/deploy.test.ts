@@ -227,7 +227,7 @@ t.test('what no further try mends is said at once', async (t) => {
   const other = await scripted(t, [[200, {}]]);
   const notHttp = await startReceiver(t, { answers: [raw('220 mail.example.com ESMTP\r\n')] });
   const cases: [url: string, message: RegExp][] = [
-    ['http://davit.invalid', /there is no host davit\.invalid: is the URL right\?/],
+    ['http://davit.invalid', /davit\.invalid has no address: is the name right\?/],
     [elsewhere.url, /the service is elsewhere \(301\): https:\/\/deploy\.example\.com\//],
     [`http://127.0.0.1:${notHttp.port}`, /does not answer in HTTP: is the URL right\?/],
     [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],

@@ -1,0 +1,78 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel';
+import type { DiagnosticsChannel } from 'undici';
+import { AppError } from '../errors.ts';
+import type { CommandContext } from './command.ts';
+
+type Environment = CommandContext['environment'];
+type Proxies = ReturnType<typeof proxiesOf>;
+
+/**
+ * The proxies that the environment names, as undici takes them; empty: none. As curl does, one without a scheme is
+ * http. Throws AppError `invalid_request` with the variable, whose value may hold a password.
+ */
+export function proxiesOf(environment: Environment) {
+  return {
+    httpProxy: proxyOf(environment, 'HTTP_PROXY'),
+    httpsProxy: proxyOf(environment, 'HTTPS_PROXY'),
+    noProxy: environment['no_proxy'] ?? environment['NO_PROXY'] ?? '',
+  };
+}
+
+function proxyOf(environment: Environment, upperName: string): string {
+  const name = environment[upperName.toLowerCase()] === undefined ? upperName : upperName.toLowerCase();
+  const text = environment[name] ?? '';
+  if (text === '') return '';
+  const url = URL.parse(/^[a-z][a-z\d+.-]*:\/\//i.test(text) ? text : `http://${text}`);
+  if (url === null || !/^https?:$/.test(url.protocol) || !canBeDecoded(url.username + url.password)) {
+    throw new AppError(
+      'invalid_request',
+      `${name} is no proxy that davit can use: it must be like http://proxy.example.com:3128`,
+    );
+  }
+  return url.href;
+}
+
+function canBeDecoded(text: string): boolean {
+  try {
+    decodeURIComponent(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Which of these proxies connections go through; all hosts as URLs have them, with a port that is not the usual one. */
+export function watchProxies({ httpProxy, httpsProxy }: Proxies) {
+  const hosts = [httpProxy, httpsProxy].map((text) => URL.parse(text)?.host);
+  const unreached = new WeakSet<Error>();
+  let usedHost: string | undefined;
+  const noteBegin = (message: unknown) => {
+    const { connectParams } = message as DiagnosticsChannel.ClientBeforeConnectMessage;
+    if (hosts.includes(connectParams.host)) usedHost = connectParams.host;
+  };
+  const noteError = (message: unknown) => {
+    const { error, connectParams } = message as DiagnosticsChannel.ClientConnectErrorMessage;
+    if (hosts.includes(connectParams.host)) unreached.add(error);
+  };
+  subscribe('undici:client:beforeConnect', noteBegin);
+  subscribe('undici:client:connectError', noteError);
+
+  return {
+    /** What a request to `host` failed at with this error, as messages call it. */
+    placeOf(host: string, error?: unknown): string {
+      if (usedHost === undefined) return host;
+      const isProxy = error instanceof Error && unreached.has(error);
+      return isProxy ? `the proxy ${usedHost}` : `${host} behind the proxy ${usedHost}`;
+    },
+    stop() {
+      unsubscribe('undici:client:beforeConnect', noteBegin);
+      unsubscribe('undici:client:connectError', noteError);
+    },
+  };
+}
+
+/** What a proxy answered in place of letting a request through; undefined: nothing of the kind. */
+export function proxyStatusOf(error: unknown): number | undefined {
+  const [, digits] = /^Proxy .*\((\d{3})\)/.exec(error instanceof Error ? error.message : '') ?? [];
+  return digits === undefined ? undefined : Number(digits);
+}

@@ -1,0 +1,96 @@
+import { once } from 'node:events';
+import { createServer } from 'node:http';
+import type { AddressInfo } from 'node:net';
+import t, { type Test } from 'tap';
+import { proxiesOf } from '../../src/cli/proxies.ts';
+import { runHere } from '../helpers/cli.ts';
+
+const NOBODY = 'http://127.0.0.1:1';
+
+/** With this environment, to a host that only a proxy could know; without a second try. */
+const deployTo = (url: string, environment: Record<string, string>) =>
+  runHere(['deploy', 'prj_1', 'main', '--retry-for', '0', '--url', url], {
+    environment: { DAVIT_KEY: 'davit_key', ...environment },
+  });
+
+t.test('a proxy without a scheme is http, small letters count first, and an empty one is none', async (t) => {
+  t.strictSame(proxiesOf({}), { httpProxy: '', httpsProxy: '', noProxy: '' });
+  t.strictSame(
+    proxiesOf({ HTTP_PROXY: 'proxy.corp:3128', HTTPS_PROXY: 'u:p%40@proxy.corp', NO_PROXY: 'a' }),
+    {
+      httpProxy: 'http://proxy.corp:3128/',
+      httpsProxy: 'http://u:p%40@proxy.corp/',
+      noProxy: 'a',
+    },
+  );
+  const both = { http_proxy: 'https://one', HTTP_PROXY: 'two', https_proxy: '', HTTPS_PROXY: 'two' };
+  t.strictSame(proxiesOf(both), { httpProxy: 'https://one/', httpsProxy: '', noProxy: '' });
+});
+
+t.test('a proxy that cannot be used is refused by its variable, without its value', async (t) => {
+  for (const value of ['ftp://x', 'socks5://x:1080', 'http://user:p%ZZ@h:9', '::bad', 'http://', 'a b']) {
+    for (const name of ['http_proxy', 'HTTP_PROXY', 'HTTPS_PROXY']) {
+      t.strictSame(await deployTo('http://127.0.0.1:1', { [name]: value }), {
+        stdout: '',
+        stderr: `error: ${name} is no proxy that davit can use: it must be like http://proxy.example.com:3128\n`,
+        exitCode: 1,
+      });
+    }
+  }
+});
+
+t.test('a proxy that cannot be reached is what the error names', async (t) => {
+  for (const url of ['http://davit.invalid', 'https://davit.invalid']) {
+    const refused = await deployTo(url, { HTTP_PROXY: 'user:secret@127.0.0.1:1' });
+    t.equal(refused.exitCode, 1);
+    t.equal(
+      lastLine(refused.stderr),
+      'error: the proxy 127.0.0.1:1 cannot be reached (ECONNREFUSED), and --retry-for is over: gave up',
+    );
+    const unknown = await deployTo(url, { HTTP_PROXY: 'http://proxy.invalid:3128' });
+    t.equal(
+      lastLine(unknown.stderr),
+      'error: the proxy proxy.invalid:3128 has no address: is the name right?',
+    );
+  }
+  const direct = await deployTo(NOBODY, { HTTP_PROXY: 'proxy.invalid:3128', NO_PROXY: '127.0.0.1' });
+  t.match(lastLine(direct.stderr), /^error: 127\.0\.0\.1:1 cannot be reached \(ECONNREFUSED\)/);
+});
+
+t.test('a proxy that does not let it through is named beside what was asked for', async (t) => {
+  const cases: [status: number, message: RegExp][] = [
+    [
+      407,
+      /^error: davit\.invalid behind the proxy HOST cannot be reached: the proxy wants a user and a password$/,
+    ],
+    [
+      503,
+      /^error: davit\.invalid behind the proxy HOST (?:answers 503|cannot be reached \(503\)), and --retry-for/,
+    ],
+  ];
+  for (const [status, message] of cases) {
+    const proxy = await startRefusing(t, status);
+    for (const url of ['http://davit.invalid', 'https://davit.invalid']) {
+      const { stderr, exitCode } = await deployTo(url, { HTTP_PROXY: proxy });
+      t.equal(exitCode, 1);
+      t.match(lastLine(stderr).replace(proxy, 'HOST'), message);
+    }
+  }
+});
+
+function lastLine(text: string): string {
+  return text.trimEnd().split('\n').at(-1) ?? '';
+}
+
+/** A proxy that answers whatever it is asked for with this status; gives its host. */
+async function startRefusing(t: Test, status: number): Promise<string> {
+  const server = createServer((_, response) => response.writeHead(status).end());
+  server.on('connect', (_, client) => client.end(`HTTP/1.1 ${status} No\r\n\r\n`));
+  server.listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.teardown(() => {
+    server.closeAllConnections();
+    server.close();
+  });
+  return `127.0.0.1:${(server.address() as AddressInfo).port}`;
+}
