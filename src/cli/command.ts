@@ -9,6 +9,7 @@ import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
 import { nearest } from './suggest.ts';
 import type { Terminal } from './terminal.ts';
+import { explainErrors, withoutSecrets } from './usage.ts';
 
 /** What every command is given; main.ts makes it. */
 export interface CommandContext {
@@ -63,7 +64,10 @@ export function createProgram(version: string, { terminal, environment }: Comman
       getErrHelpWidth: () => width,
     })
     .exitOverride()
-    .hook('preAction', (_program, command) => correctFlags(command, environment));
+    .hook('preAction', (_program, command) => {
+      correctFlags(command, environment);
+      checkRequired(command);
+    });
 }
 
 /** Runs the program. Returns the exit code: 0, 1 for a refusal, 2 for wrong usage; everything is said already. */
@@ -115,6 +119,17 @@ export class Refusal extends Error {
 /** An option as all are: with its DAVIT_ variable. */
 export function option(flags: string, description: string): Option {
   return withVariable(new Option(flags, description));
+}
+
+/**
+ * One without which the command does nothing. Commander's own mandatory options are missed before a word that is none
+ * of its options is looked at, which is mostly why they are missed.
+ */
+class RequiredOption extends Option {}
+
+/** The same as `option`; the command is not begun without it. */
+export function requiredOption(flags: string, description: string): Option {
+  return withVariable(new RequiredOption(flags, description));
 }
 
 /** Every command that answers something has it. */
@@ -253,6 +268,14 @@ function isDb(candidate: Option): boolean {
   return candidate.long === '--db';
 }
 
+function checkRequired(command: Command): void {
+  const missing = command.options.find(
+    (candidate) =>
+      candidate instanceof RequiredOption && command.getOptionValue(candidate.attributeName()) === undefined,
+  );
+  if (missing !== undefined) misused(command, `required option '${missing.flags}' not specified`);
+}
+
 /** Commander takes a flag as given whenever its variable is set: `DAVIT_YES=0` must not mean yes. */
 function correctFlags(command: Command, environment: CommandContext['environment']): void {
   for (const flag of command.options) {
@@ -265,28 +288,6 @@ function correctFlags(command: Command, environment: CommandContext['environment
   }
 }
 
-/** Every error of usage is one line, and says where to look. */
-function explainErrors(command: Command): void {
-  command.configureOutput({
-    outputError(text, write) {
-      const message = text
-        .trim()
-        .replace(/\s*\((Did you mean .*\?)\)$/s, (_, question: string) => `: ${lowerFirst(question)}`);
-      const hint = message.endsWith('?') ? '' : ` (see '${pathOf(command)} --help')`;
-      write(`${printable(message.replace(/\.$/, '').replaceAll(/\s*\n\s*/g, ' '))}${hint}`);
-    },
-  });
-  for (const subcommand of command.commands) explainErrors(subcommand);
-}
-
-function lowerFirst(text: string): string {
-  return text.charAt(0).toLowerCase() + text.slice(1);
-}
-
-function pathOf(command: Command): string {
-  return command.parent === null ? command.name() : `${pathOf(command.parent)} ${command.name()}`;
-}
-
 /** Neither the timers of `effects` nor an open file keep a process alive: this does until it is disposed of. */
 export function stayAlive(): Disposable {
   const { port1 } = new MessageChannel();
@@ -296,7 +297,7 @@ export function stayAlive(): Disposable {
 
 /** One line for a refusal, and for what a file, a lock or a disk has against SQLite; a bug also shows where it happened. */
 export function errorText(error: unknown): string {
-  if (error instanceof AppError) return `error: ${printable(error.message)}`;
+  if (error instanceof AppError) return `error: ${printable(withoutSecrets(error.message))}`;
   if (!(error instanceof Error)) return `error: ${String(error)}`;
   // What the system refused (a port, a file) is said by its message.
   if ('syscall' in error) return `error: ${printable(error.message)}`;

@@ -22,6 +22,7 @@ import {
   option,
   printJson,
   Refusal,
+  requiredOption,
   stayAlive,
 } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
@@ -59,7 +60,7 @@ export function defineDeploy(command: Command, context: CommandContext): void {
     .configureHelp({ ...command.configureHelp(), visibleGlobalOptions: () => [] })
     .argument('<project_id>', 'what to deploy', projectIdOf)
     .argument('<ref>', 'a branch, a tag or a commit of it', refOf)
-    .addOption(option('--url <url>', 'where the service is').argParser(urlOf).makeOptionMandatory())
+    .addOption(requiredOption('--url <url>', 'where the service is').argParser(urlOf))
     .addOption(option('--key-file <file>', 'a file that holds the key; else $DAVIT_KEY'))
     .addOption(option('--wait', 'follow the log until it has ended'))
     .addOption(

@@ -14,6 +14,7 @@ import {
   moment,
   option,
   printJson,
+  requiredOption,
   withStore,
 } from './command.ts';
 import { checkName, KEY_ARGUMENT, nameOfKey, resolveKey, resolveProject } from './names.ts';
@@ -55,7 +56,7 @@ function defineCreate(command: Command, context: CommandContext): void {
       'KEY=$(davit admin key create --name ops --all-scopes --all-projects)',
     ],
   )
-    .addOption(option('--name <name>', 'to recognise it by').makeOptionMandatory())
+    .addOption(requiredOption('--name <name>', 'to recognise it by'))
     .addOption(
       option('--scope <scope...>', 'what it may do; may be repeated')
         .choices(SCOPES)

@@ -13,6 +13,7 @@ import {
   misused,
   option,
   printJson,
+  requiredOption,
   withStore,
 } from './command.ts';
 import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
@@ -61,7 +62,7 @@ export function defineCreateProject(command: Command, context: CommandContext): 
     ],
   )
     .usage('[options] [-- command args...]')
-    .addOption(option('--name <name>', 'how people call it').makeOptionMandatory());
+    .addOption(requiredOption('--name <name>', 'how people call it'));
   addSettings(command, 'with defaults');
   command
     .argument('[command...]')
@@ -245,7 +246,9 @@ function commandOf(
   const dashesAt = commandLine.indexOf('--');
   const count = dashesAt < 0 ? 0 : commandLine.length - dashesAt - 1;
   if (words.length !== count) {
-    misused(command, `'${printable(words[0] ?? '')}' is not expected here: put -- before the command`);
+    // Behind a = stands a value, and of a variable as a rule.
+    const [word = ''] = (words[0] ?? '').split(/(?<==)/);
+    misused(command, `'${printable(word)}' is not expected here: put -- before the command`);
   }
   const [file, ...rest] = words;
   if (file === undefined)

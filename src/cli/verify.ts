@@ -1,6 +1,14 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { parseDuration } from '../durations.ts';
-import { type CommandContext, explain, jsonOption, option, printJson, Refusal } from './command.ts';
+import {
+  type CommandContext,
+  explain,
+  jsonOption,
+  option,
+  printJson,
+  Refusal,
+  requiredOption,
+} from './command.ts';
 
 interface VerifyOptions {
   secret: string;
@@ -22,11 +30,9 @@ export function defineVerify(command: Command, context: CommandContext): void {
     ],
   )
     .addOption(
-      option('--secret <secret>', 'the signing secret as it was shown')
-        .env('DAVIT_SIGNING_SECRET')
-        .makeOptionMandatory(),
+      requiredOption('--secret <secret>', 'the signing secret as it was shown').env('DAVIT_SIGNING_SECRET'),
     )
-    .addOption(option('--header <header>', 'the Service-Signature header').makeOptionMandatory())
+    .addOption(requiredOption('--header <header>', 'the Service-Signature header'))
     .addOption(
       option('--tolerance <seconds>', 'how far its time may be from now, also as a duration')
         .argParser(parseTolerance)

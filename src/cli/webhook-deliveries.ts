@@ -18,6 +18,7 @@ import {
   moment,
   option,
   printJson,
+  requiredOption,
   withStore,
 } from './command.ts';
 import { chosenOf, limitOption } from './lists.ts';
@@ -142,9 +143,7 @@ export function defineReplay(command: Command, context: CommandContext): void {
     ],
   )
     .argument(...WEBHOOK_ARGUMENT)
-    .addOption(
-      option('--since <moment>', 'only deliveries that came to be then or later').makeOptionMandatory(),
-    )
+    .addOption(requiredOption('--since <moment>', 'only deliveries that came to be then or later'))
     .addOption(option('--until <moment>', 'only those that came to be then or earlier; else until now'))
     .addOption(
       option('--status <status>', `only those that are so now: ${DELIVERY_STATUSES.join(', ')}`)

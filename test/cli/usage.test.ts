@@ -6,6 +6,8 @@ import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
+import { realEffects } from '../../src/effects.ts';
+import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
 import { COMPILE_CACHE, MAIN, place, run, runProcess } from '../helpers/cli.ts';
 
 t.test('--version is the version and nothing else', async (t) => {
@@ -80,6 +82,12 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['help sreve', /unknown command 'sreve': did you mean serve\?/],
     ['help admin nonsense', /unknown command 'nonsense' \(see 'davit admin --help'\)/],
     ['admin key create', /required option '--name <name>' not specified/],
+    ['admin key create --nmae x', /unknown option '--nmae': did you mean --name\?/],
+    ['admin project create -- make --nmae', /required option '--name <name>' not specified/],
+    ['deploy prj_x main --ulr http://x', /unknown option '--ulr': did you mean --url\?/],
+    ['verify --sceret x', /unknown option '--sceret': did you mean --secret\?/],
+    ['verify', /required option '--secret <secret>' not specified/],
+    ['admin webhook replay --snice 1h', /unknown option '--snice': did you mean --since\?/],
   ];
   await Promise.all(
     cases.map(async ([line, message]) => {
@@ -88,6 +96,51 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     }),
   );
   t.notOk(existsSync(join(directory, 'davit.db')), 'none of them makes a file');
+});
+
+t.test('what is wrong is not repeated: it may be a secret in the wrong place', async (t) => {
+  const { refused, davit } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  const key = newKeySecret(realEffects.randomBytes);
+  const secret = newSigningSecret(realEffects.randomBytes);
+  const user = 'http://user:s3cr3t@host/';
+  const cases: [words: string[], message: RegExp][] = [
+    [
+      ['serve', '--listen', user],
+      /^error: option '--listen <host:port>' argument is invalid\. It must be an/,
+    ],
+    [
+      ['deploy', key, 'main'],
+      /^error: command-argument value is invalid for argument 'project_id'\. It must/,
+    ],
+    [['deploy', 'prj_1', `main' is invalid. ${key}`], /value is invalid for argument 'ref'\. It may hold/],
+    [
+      ['deploy', 'prj_1', 'main', key, user],
+      /too many arguments for 'deploy'\. Expected 2 arguments but got 4 \(/,
+    ],
+    [['deploy', 'prj_1', 'main', `--key=${key}`], /unknown option '--key' \(/],
+    [['deploy', 'prj_1', 'main', `--ulr=${user}`], /unknown option '--ulr': did you mean --url\?$/],
+    [
+      ['deploy', 'prj_1', 'main', '--url', user],
+      /'--url <url>' argument is invalid\. It must not hold a user/,
+    ],
+    [[key], /unknown command 'davit_…' \(/],
+    [['admin', 'key', 'show', key], /there is no key 'davit_…':/],
+    [['admin', 'project', 'show', secret], /there is no project 'whsec_…':/],
+    [['admin', 'webhook', 'show', user], /there is no webhook 'http:\/\/…@host\/':/],
+    [['backup', '--db', `${key}.db`, 'copy.db'], /there is no file davit_…\.db:/],
+  ];
+  for (const [words, message] of cases) {
+    const refusal = await refused(words);
+    t.match(refusal.message, message);
+    t.notMatch(refusal.message, /s3cr3t/);
+    for (const hidden of [key, secret]) t.notOk(refusal.message.includes(hidden.slice(6)));
+  }
+  const { message } = await refused(['serve'], { env: { DAVIT_LISTEN: `${key}' from env 'X' is invalid` } });
+  t.match(
+    message,
+    /^error: option '--listen <host:port>' value from env 'DAVIT_LISTEN' is invalid\. It must/,
+  );
 });
 
 t.test('davit help leads to every command', async (t) => {
