@@ -5,6 +5,7 @@ import { realEffects } from '../../src/effects.ts';
 import { hashKeySecret, isKeySecret } from '../../src/secrets.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
+import { needsTerminal } from '../helpers/terminal.ts';
 
 const ALL = ['--all-scopes', '--all-projects'];
 const create = (name: string, ...rest: string[]) => ['admin', 'key', 'create', '--name', name, ...rest];
@@ -146,6 +147,30 @@ t.test('keys are listed and shown without their secrets', async (t) => {
   for (const { stdout } of [list, show]) t.notOk(stdout.includes(secret));
 });
 
+t.test('a list says when a key ends', async (t) => {
+  const there = place(t);
+  const { expires_at } = await there.json<Key>(create('ci', ...ALL, '--expires-in', '90d'));
+  t.match(
+    (await there.davit(['admin', 'key', 'list'])).stdout,
+    new RegExp(` live until ${expires_at}  never`),
+  );
+});
+
+t.test('on a terminal it fits into 80 columns with that', needsTerminal, async (t) => {
+  const there = place(t);
+  await there.davit(create('quite a long name', '--expires-in', '365d', ...ALL));
+  await there.davit(create('for ever', ...ALL));
+  await projectOf(there, 'website-of-everybody');
+  const some = ['--project', 'website-of-everybody', '--scope', 'logs:read', '--scope', 'deployments:write'];
+  await there.davit(create('reader', ...some));
+  await there.davit(['admin', 'key', 'revoke', 'reader', '--yes']);
+  const shown = onTerminal(there, 'admin key list', '').stdout;
+  t.match(shown, /^ID .* SECRET +STATE +USED +PROJ.* SCOPES\r\n/);
+  t.match(shown, /\n\w+ +quite.* 364d left +never +all/);
+  t.match(shown, /\n\w+ +for .* live +never +all/);
+  t.match(shown, /\n\w+ +reader +\S+ +revoked +never +webs/);
+});
+
 t.test('a rotated key is the same key with another secret', async (t) => {
   const there = place(t);
   const first = await there.json<Key & { secret: string }>(create('ci', ...ALL));
@@ -208,21 +233,17 @@ t.test('a name leads to the key that still lives', async (t) => {
   });
 });
 
-t.test(
-  'on a terminal it asks, and only a yes revokes',
-  hasScript() ? {} : { skip: 'needs script(1)' },
-  async (t) => {
-    const there = place(t);
-    await there.davit(create('ci', ...ALL));
-    const before = there.dump();
-    const no = onTerminal(there, 'admin key revoke ci', 'n\n');
-    t.match(no, { status: 1, stdout: /Revoke key ci \(key_\w+\)\? \[y\/N\] .*nothing was changed/s });
-    t.strictSame(there.dump(), before);
-    const yes = onTerminal(there, 'admin key revoke ci', 'y\n');
-    t.match(yes, { status: 0, stdout: /is revoked/ });
-    t.match(onTerminal(there, 'admin key list', ''), { status: 0, stdout: /ci +…\w{4} +revoked +never/ });
-  },
-);
+t.test('on a terminal it asks, and only a yes revokes', needsTerminal, async (t) => {
+  const there = place(t);
+  await there.davit(create('ci', ...ALL));
+  const before = there.dump();
+  const no = onTerminal(there, 'admin key revoke ci', 'n\n');
+  t.match(no, { status: 1, stdout: /Revoke key ci \(key_\w+\)\? \[y\/N\] .*nothing was changed/s });
+  t.strictSame(there.dump(), before);
+  const yes = onTerminal(there, 'admin key revoke ci', 'y\n');
+  t.match(yes, { status: 0, stdout: /is revoked/ });
+  t.match(onTerminal(there, 'admin key list', ''), { status: 0, stdout: /ci +…\w{4} +revoked +never/ });
+});
 
 /** Whom the file knows by this secret, at this moment. */
 function holderOf({ dbPath }: Place, secret: string) {
@@ -237,10 +258,6 @@ function holderOf({ dbPath }: Place, secret: string) {
 async function projectOf({ davit }: Place, name: string): Promise<string> {
   const { stdout } = await davit(['admin', 'project', 'create', '--name', name]);
   return stdout.trim();
-}
-
-function hasScript(): boolean {
-  return spawnSync('script', ['--version']).status === 0;
 }
 
 /** script(1) gives the command a terminal of its own, types `typed` there, and returns what stood on it. */
