@@ -281,10 +281,15 @@ function correctFlags(command: Command, environment: CommandContext['environment
   for (const flag of command.options) {
     const name = flag.attributeName();
     if (flag.envVar === undefined || flag.required || command.getOptionValueSource(name) !== 'env') continue;
-    const value = environment[flag.envVar] ?? '';
-    if (/^(?:1|true|yes|on)$/i.test(value)) continue;
+    const value = environment[flag.envVar];
+    // Undefined: it is the variable of its counterpart, as of --dir beside --no-dir.
+    if (value === undefined || /^(?:1|true|yes|on)$/i.test(value)) continue;
     if (!/^(?:0|false|no|off|)$/i.test(value)) misused(command, `${flag.envVar} must be 1 or 0`);
-    command.setOptionValueWithSource(name, flag.negate ? true : flag.defaultValue, 'default');
+    const counterpart = command.options.find((one) => one !== flag && one.attributeName() === name);
+    const given = environment[counterpart?.envVar ?? ''];
+    if (given === undefined)
+      command.setOptionValueWithSource(name, flag.negate ? true : flag.defaultValue, 'default');
+    else command.setOptionValueWithSource(name, given, 'env');
   }
 }
 

@@ -222,12 +222,12 @@ function changesOf(
 ): Partial<Omit<ProjectSettings, 'variables'>> {
   const { name, dir, timeout, idleTimeout, reportTimeout, policy } = options;
   const newCommand = commandOf(command, words, context);
-  if (newCommand !== null && !options.command)
+  if (newCommand !== null && command.getOptionValueSource('command') === 'cli')
     misused(command, '--no-command and a command exclude each other');
   return {
     ...(name === undefined ? {} : { name: checkName(command, name) }),
-    ...(newCommand === null ? {} : { command: newCommand }),
-    ...(options.command ? {} : { command: null }),
+    // A command that is typed counts before what a variable says.
+    ...(newCommand === null && options.command ? {} : { command: newCommand }),
     ...(typeof dir === 'string' ? { directory: directoryOf(command, dir) } : {}),
     ...(dir === false ? { directory: null } : {}),
     ...(timeout === undefined ? {} : { timeoutMs: nullIfOff(timeout) }),

@@ -225,6 +225,24 @@ t.test('set changes what is given and nothing else', async (t) => {
   t.strictSame(await json<ProjectDetails>(set('--no-command')), expected);
 });
 
+t.test('variables change a project as options do, and what is typed counts before them', async (t) => {
+  const { davit, directory } = place(t);
+  await davit(create('website', '--dir', '/', '--', 'make'));
+  const steps: [words: string[], env: Record<string, string>, changes: object][] = [
+    [[], { DAVIT_DIR: 'one' }, { directory: join(directory, 'one') }],
+    [[], { DAVIT_DIR: 'two', DAVIT_NO_DIR: '0' }, { directory: join(directory, 'two') }],
+    [['--timeout', '1h'], { DAVIT_NO_DIR: '0' }, { directory: join(directory, 'two') }],
+    [['--dir', 'three'], { DAVIT_DIR: 'two', DAVIT_NO_DIR: '1' }, { directory: join(directory, 'three') }],
+    [['--no-dir'], { DAVIT_DIR: 'two' }, { directory: null }],
+    [['--', 'false'], { DAVIT_NO_COMMAND: '1' }, { command: ['false'] }],
+    [[], { DAVIT_NO_COMMAND: '1' }, { command: null }],
+  ];
+  for (const [words, env, changes] of steps) {
+    const { stdout, stderr } = await davit(set('--json', ...words), { env });
+    t.match(JSON.parse(stdout || '{}'), changes, stderr);
+  }
+});
+
 t.test('it warns of what is not there yet, and of a second project of that name', async (t) => {
   const { davit, directory } = place(t);
   mkdirSync(join(directory, 'site'));
