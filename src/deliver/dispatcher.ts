@@ -62,9 +62,13 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, figures } = options;
   const lanes = createLanes(effects);
   const now = createWatchedClock(effects, (byMs) => {
-    if (byMs < 0) setBack(-byMs);
+    if (byMs >= 0) return;
+    logger.warn({ by_ms: -byMs }, 'the clock was set back: what waits for a retry is planned anew');
+    walk(() => planAnew(-byMs));
   });
   const running = new Set<Promise<void>>();
+  let walks = 0;
+  let lastWalk = Promise.resolve();
   let lookAtAllDue = true;
   let lookedAtAllMs = 0;
   let behindAtOnce = BEGUN_AT_ONCE_MAX;
@@ -110,7 +114,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     for (const change of changes) {
       const webhookId = webhookOf(change);
       const enabledId = enabledWebhookOf(change);
-      if (enabledId !== undefined) run(hurry(enabledId), 'retries could not be hurried');
+      if (enabledId !== undefined) walk(() => hurry(enabledId));
       if (webhookId !== undefined) lanes.lookAt(webhookId, nowMs, nowMs);
       else if (change === 'outbox' || change === 'everything') lookAtAllDue = true;
       else continue;
@@ -124,17 +128,24 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     lookedAtAllMs = effects.monotonicMs();
     const pending = reads.outbox.pendingWebhooks();
     lanes.replace(pending, nowMs);
-    // No retry is planned for later than that: while davit was down, the clock was set back.
+    // While davit was down, the clock was set back, or the window was made shorter.
     const furthestAtMs = pending.at(-1)?.next_attempt_at ?? 0;
-    if (furthestAtMs > nowMs + schedule.windowMs) setBack(0);
+    if (furthestAtMs <= nowMs + schedule.windowMs || walks > 0) return;
+    const window_ms = schedule.windowMs;
+    logger.warn({ window_ms }, 'retries were planned beyond the window: they are planned anew');
+    walk(() => planAnew(0));
   }
 
-  /** Retries that were planned by the clock as it was come when they would have come. */
-  function setBack(byMs: number): void {
-    logger.warn({ by_ms: byMs }, 'the clock was set back: what waits for a retry is planned anew');
-    run(planAnew(byMs), 'retries could not be planned anew');
+  /** One after the other: what one plans for earlier, another that is further on would not meet. */
+  function walk(steps: () => Promise<void>): void {
+    walks += 1;
+    const ended = lastWalk.then(steps).finally(() => {
+      walks -= 1;
+    });
+    lastWalk = run(ended, 'retries could not be planned anew');
   }
 
+  /** Retries that were planned by the clock as it was come when they would have come, and none beyond the window. */
   async function planAnew(byMs: number): Promise<void> {
     const furthestMs = schedule.windowMs;
     for (let after: PendingPlace | null = FIRST_PENDING; after !== null; ) {
@@ -142,6 +153,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     }
   }
 
+  /** What waited for a retry when the webhook was enabled is tried now. */
   async function hurry(webhookId: WebhookId): Promise<void> {
     let after: PendingPlace | null = null;
     do after = await writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects);
@@ -177,11 +189,13 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     lanes.looked(lane, nextAtMs, nowMs);
   }
 
-  function run(work: Promise<unknown>, problem: string): void {
+  /** Resolves when it has ended, in whichever way. */
+  function run(work: Promise<unknown>, problem: string): Promise<void> {
     const ended = work
       .catch((error: unknown) => logger.error({ err: error }, problem))
       .then(() => void running.delete(ended));
     running.add(ended);
+    return ended;
   }
 
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {

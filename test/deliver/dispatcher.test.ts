@@ -6,7 +6,7 @@ import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
 import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
 import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
-import { newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
+import { copyWaiting, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
@@ -44,8 +44,7 @@ t.test('an event arrives signed, and stripe and standardwebhooks both accept it 
 t.test('the log names the fields of an attempt as the API does', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const lines: Record<string, unknown>[] = [];
-  const logger = pino({ level: 'debug', base: null }, { write: (line) => void lines.push(JSON.parse(line)) });
+  const { logger, lines } = keptLog();
   const dispatcher = testDispatcher(t, store, effects, { logger });
   const receiver = await startReceiver(t, { answers: [status(500)] });
   const { id: webhook_id } = await subscribe(store, receiver.url);
@@ -291,13 +290,7 @@ t.test('all that waited for a retry is due once its webhook is enabled, however 
   const { store, dispatcher } = service(t, effects);
   const { id } = await subscribe(store, 'https://example.com/hook');
   await newDeliveries(store, id, 1);
-  store.execute(`
-    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 1500)
-    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
-                            ladder_started_at, ladder_attempts, ladder_trigger)
-    SELECT 'dlv_' || number, event_id, event_type, webhook_id, 'pending', next_attempt_at + ${HOUR_MS} + number,
-           created_at, ladder_started_at, 8, ladder_trigger
-      FROM numbers, deliveries`);
+  copyWaiting(store, 1_500, effects.now() + HOUR_MS);
   for (const status of ['disabled', 'enabled'] as const) {
     effects.advance(1_000);
     await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
@@ -434,6 +427,34 @@ t.test('a retry that a wrong clock planned years ahead comes after a restart', a
   t.equal(receiver.requests.length, 1);
 });
 
+t.test('what was planned beyond a window that is shorter now is planned anew once and said so', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  await subscribe(store, receiver.url);
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  store.execute(`UPDATE deliveries SET next_attempt_at = next_attempt_at + ${3 * HOUR_MS}`);
+  copyWaiting(store, 500, effects.now() + 3 * HOUR_MS);
+  const { logger, lines } = keptLog();
+  const schedule = { delaysMs: [], windowMs: HOUR_MS };
+  const dispatcher = testDispatcher(t, store, effects, { logger, schedule });
+  await dispatcher.tick();
+  // It looks at all again, before the last step.
+  await store.writer.write('webhooks.update', { id, url: `${receiver.url}/new`, disableReason: 'tired' });
+  await dispatcher.tick();
+  await dispatcher.settled();
+  const said = lines.filter(({ msg }) => msg !== 'delivery attempt');
+  t.strictSame(
+    said.map(({ msg, window_ms }) => ({ msg, window_ms })),
+    [{ msg: 'retries were planned beyond the window: they are planned anew', window_ms: HOUR_MS }],
+  );
+  t.match(
+    store.query('SELECT max(next_attempt_at) <= ? AS isWithin FROM deliveries', effects.now() + HOUR_MS),
+    [{ isWithin: 1 }],
+  );
+});
+
 t.test('a full disk has nothing sent twice, and all recorded when there is room', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher, wakes } = service(t, effects);
@@ -462,6 +483,13 @@ function service(t: Test, effects: FakeEffects) {
   const store = testStore(t, effects);
   const wakes = createWakes();
   return { store, effects, wakes, dispatcher: testDispatcher(t, store, effects, { wake: wakes.wake }) };
+}
+
+/** What is logged, as it is written. */
+function keptLog() {
+  const lines: Record<string, unknown>[] = [];
+  const logger = pino({ level: 'debug', base: null }, { write: (line) => void lines.push(JSON.parse(line)) });
+  return { logger, lines };
 }
 
 /** Tells when a dispatcher wants to look again. */

@@ -71,6 +71,17 @@ export function copyDeliveries(store: TestStore, count: number): void {
       FROM numbers, (SELECT * FROM deliveries ORDER BY seq DESC LIMIT 1)`);
 }
 
+/** `count` more of each delivery, that wait for a retry: the first until `firstAtMs`, each other a millisecond longer. */
+export function copyWaiting(store: TestStore, count: number, firstAtMs: number): void {
+  store.execute(`
+    WITH RECURSIVE numbers (number) AS (SELECT 0 UNION ALL SELECT number + 1 FROM numbers WHERE number < ${count} - 1)
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
+                            ladder_started_at, ladder_attempts, ladder_trigger)
+    SELECT id || number, event_id, event_type, webhook_id, 'pending', ${firstAtMs} + number, created_at,
+           ladder_started_at, 1, ladder_trigger
+      FROM numbers, deliveries`);
+}
+
 function loopback() {
   const result = parseCidr('127.0.0.0/8');
   if (!result.ok) throw new Error(result.reason);
