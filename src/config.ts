@@ -22,8 +22,6 @@ type ValueOf<S> = S extends Setting<infer Value> ? Value : never;
 /** With what is stopped after it, all is over within 30 s. */
 const SHUTDOWN_GRACE_MS = 25_000;
 
-const RETRY_DELAYS = '5s,30s,2m,6m,18m,45m,1h45m,3h30m,7h';
-
 /** logger.ts has the same list, but brings all of the logging library with it. */
 const LOG_LEVELS: Record<LogLevel, LogLevel> = {
   debug: 'debug',
@@ -70,7 +68,7 @@ const SETTINGS = {
   webhookRetryDelaysMs: setting(
     '--webhook-retry-delays <list>',
     'waits between attempts of a delivery',
-    RETRY_DELAYS,
+    '5s,30s,2m,6m,18m,45m,1h45m,3h30m,7h',
     durationsMsOf,
   ),
   webhookRetryWindowMs: setting(

@@ -2,7 +2,6 @@ import { Command, CommanderError } from 'commander';
 import t from 'tap';
 import { parseCidr } from '../src/address.ts';
 import { type ServeConfig, serveConfig, serveOptions, someSettings } from '../src/config.ts';
-import { RETRY_SCHEDULE } from '../src/deliver/retry.ts';
 import { LOG_LEVELS } from '../src/logger.ts';
 
 t.test('without options it is as the contract says', async (t) => {
@@ -16,8 +15,10 @@ t.test('without options it is as the contract says', async (t) => {
     maxConcurrent: 2,
     maxQueued: 100,
     webhookTimeoutMs: 10_000,
-    webhookRetryDelaysMs: RETRY_SCHEDULE.delaysMs,
-    webhookRetryWindowMs: RETRY_SCHEDULE.windowMs,
+    webhookRetryDelaysMs: [5, 30, 120, 360, 1080, 2700, 6300, 12_600, 25_200].map(
+      (seconds) => seconds * 1000,
+    ),
+    webhookRetryWindowMs: 24 * 60 * 60_000,
     webhookAllowCidrs: [],
     webhookAllowHttp: false,
     webhookCaFile: null,

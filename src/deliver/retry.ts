@@ -5,30 +5,10 @@ export interface RetrySchedule {
   readonly windowMs: number;
 }
 
-const SECOND_MS = 1_000;
-const MINUTE_MS = 60 * SECOND_MS;
-const HOUR_MS = 60 * MINUTE_MS;
-
-/** 5 s, 30 s, 2 min, 6 min, 18 min, 45 min, 1 h 45, 3 h 30 and 7 h after the attempt before; a last one after 24 h. */
-export const RETRY_SCHEDULE: RetrySchedule = {
-  delaysMs: [
-    5 * SECOND_MS,
-    30 * SECOND_MS,
-    2 * MINUTE_MS,
-    6 * MINUTE_MS,
-    18 * MINUTE_MS,
-    45 * MINUTE_MS,
-    105 * MINUTE_MS,
-    210 * MINUTE_MS,
-    7 * HOUR_MS,
-  ],
-  windowMs: 24 * HOUR_MS,
-};
-
 /** So that what failed together does not come back together. */
 const JITTER = 0.1;
 
-const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
+const RETRY_AFTER_LENGTHENS_AT_MOST_MS = 60 * 60_000;
 
 export type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 
@@ -74,7 +54,7 @@ function gapMs(delayMs: number, { nowMs, retryAfter, randomFraction }: FailedAtt
  */
 export function parseRetryAfter(header: string, nowMs: number): number | undefined {
   const value = header.trim();
-  if (/^\d+$/.test(value)) return Number(value) * SECOND_MS;
+  if (/^\d+$/.test(value)) return Number(value) * 1_000;
   const atMs = parseHttpDate(value);
   return atMs === undefined ? undefined : Math.max(0, atMs - nowMs);
 }

@@ -4,12 +4,12 @@ import Stripe from 'stripe';
 import t, { type Test } from 'tap';
 import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
 import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
-import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const HOUR_MS = 60 * 60_000;
@@ -110,7 +110,7 @@ t.test(
       if (nextAtMs === null) break;
       effects.advance(nextAtMs - effects.now());
     }
-    t.equal(receiver.requests.length, RETRY_SCHEDULE.delaysMs.length + 2);
+    t.equal(receiver.requests.length, DEFAULT_SCHEDULE.delaysMs.length + 2);
     t.equal(lastAtMs - startedAtMs, 24 * 60 * 60_000);
     t.match(store.query('SELECT status FROM deliveries'), [{ status: 'exhausted' }]);
   },
@@ -327,7 +327,7 @@ t.test('a redelivery that is asked for during an attempt has its whole ladder', 
 
 for (const { name, ladderAttempts } of [
   { name: 'an attempt', ladderAttempts: 0 },
-  { name: 'the last attempt', ladderAttempts: RETRY_SCHEDULE.delaysMs.length + 1 },
+  { name: 'the last attempt', ladderAttempts: DEFAULT_SCHEDULE.delaysMs.length + 1 },
 ]) {
   t.test(
     `a redelivery asked for during ${name} to a webhook that answered before is sent next`,
@@ -371,7 +371,7 @@ t.test('what was never tried for longer than the window has all its retries', as
     if (nextAtMs === null) break;
     effects.advance(nextAtMs - effects.now());
   }
-  t.equal(receiver.requests.length, RETRY_SCHEDULE.delaysMs.length + 2);
+  t.equal(receiver.requests.length, DEFAULT_SCHEDULE.delaysMs.length + 2);
   t.match(store.query('SELECT status FROM deliveries'), [{ status: 'exhausted' }]);
 });
 

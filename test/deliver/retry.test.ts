@@ -1,6 +1,7 @@
 import fc from 'fast-check';
 import t from 'tap';
-import { type FailedAttempt, nextAttempt, parseRetryAfter, RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
+import { type FailedAttempt, nextAttempt, parseRetryAfter } from '../../src/deliver/retry.ts';
+import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 
 const HOUR_MS = 3_600_000;
 const START_MS = Date.parse('2026-11-21T08:00:00.000Z');
@@ -12,7 +13,7 @@ function failed(changes: Partial<FailedAttempt>): FailedAttempt {
     nowMs: START_MS,
     retryAfter: null,
     randomFraction: 0,
-    schedule: RETRY_SCHEDULE,
+    schedule: DEFAULT_SCHEDULE,
     ...changes,
   };
 }
@@ -136,7 +137,7 @@ t.test('whatever the clock and the schedule are', async (t) => {
       fc.date({ noInvalidDate: true }).map((date) => date.toUTCString()),
     ),
     randomFraction: fc.double({ min: 0, max: 1, noNaN: true }),
-    schedule: fc.oneof(fc.constant(RETRY_SCHEDULE), schedule),
+    schedule: fc.oneof(fc.constant(DEFAULT_SCHEDULE), schedule),
   });
 
   t.test(

@@ -1,7 +1,6 @@
 import { join } from 'node:path';
 import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
-import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import { startDispatcherThread } from '../../src/deliver/thread.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
@@ -10,6 +9,7 @@ import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
 import { LOOPBACK_RULES, newWebhook } from '../helpers/deliveries.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
+import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('pings, deliveries and replays all leave from the thread', async (t) => {
@@ -59,7 +59,7 @@ t.test('a ping of what is not there is told as gone', async (t) => {
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
 });
 
-async function threads(t: Test, schedule = RETRY_SCHEDULE) {
+async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   const path = join(temporaryDirectory(t), 'davit.db');
   openForWriting(path, realEffects).close();
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });

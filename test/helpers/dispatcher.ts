@@ -1,9 +1,9 @@
 import { pino } from 'pino';
 import type { Test } from 'tap';
 import { createDispatcher, type Dispatcher, type DispatcherOptions } from '../../src/deliver/dispatcher.ts';
-import { RETRY_SCHEDULE } from '../../src/deliver/retry.ts';
 import type { Effects } from '../../src/effects.ts';
 import { testSender } from './deliveries.ts';
+import { DEFAULT_SCHEDULE } from './schedule.ts';
 import type { TestStore } from './store.ts';
 
 /** A dispatcher with the real sender; `tick` is called by the test. */
@@ -17,7 +17,7 @@ export function testDispatcher(
     reads: store.reads,
     writer: store.writer,
     sender: options.sender ?? testSender(t),
-    schedule: RETRY_SCHEDULE,
+    schedule: DEFAULT_SCHEDULE,
     effects,
     logger: pino({ level: 'silent' }),
     ...options,
