@@ -16,7 +16,7 @@ import type { PendingWebhook } from '../store/outbox.ts';
  * new and 64 from then on: see test/deliver/lanes.test.ts.
  */
 
-export type Standing = 'proven' | 'new' | 'slow' | 'failing';
+type Standing = 'proven' | 'new' | 'slow' | 'failing';
 const STANDINGS: readonly Standing[] = ['proven', 'new', 'slow', 'failing'];
 
 export interface LaneLimits {
@@ -114,8 +114,6 @@ export interface Lanes {
   looked(lane: Lane, nextAtMs: number | null, nowMs: number): void;
   /** When `turns` may name more; null: no moment is known. Those who wait for a slot need none. */
   nextLookAtMs(nowMs: number): number | null;
-  /** How many attempts of each standing are under way. */
-  inUse(): Readonly<Record<Standing, number>>;
 }
 
 interface OwnLane extends Lane {
@@ -170,7 +168,6 @@ export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneL
     begin,
     looked,
     nextLookAtMs,
-    inUse: () => inUse,
   };
 
   function lookAt(webhookId: WebhookId, atMs: number, nowMs: number): void {
