@@ -159,10 +159,6 @@ export function outboxReads(database: Database) {
     /** When the first of the webhook's failures in a row was; null: its last attempt did not fail. */
     failingSince: (webhookId: WebhookId): number | null => failingSince.get(webhookId) ?? null,
 
-    /** The first `limit` deliveries of a webhook that are due. */
-    dueOf: (webhookId: WebhookId, nowMs: number, limit: number): DueDelivery[] =>
-      claim([{ webhookId, limit, underWay: new Set(), ahead: [] }], nowMs).flatMap(({ due }) => due),
-
     /**
      * For each request the webhook's next deliveries that are due at `nowMs`. Costs 2 to 3 µs for each delivery, with
      * a million pending as with a thousand.

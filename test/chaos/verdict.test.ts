@@ -9,7 +9,7 @@ import { type Evidence, judgeFile } from '../../scripts/chaos/verdict.ts';
 import type { Deployment, EventType, KeyId, ProjectId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { AnswerRequest } from '../../src/store/operations.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 /*
@@ -367,7 +367,7 @@ async function acknowledged(
 async function deliver(store: TestStore): Promise<Inbox> {
   const events: Inbox['events'] = new Map();
   const [{ webhook_id: webhookId } = must()] = store.reads.outbox.pendingWebhooks();
-  for (const due of store.reads.outbox.dueOf(webhookId, Number.MAX_SAFE_INTEGER, 100)) {
+  for (const due of dueOf(store, webhookId, Number.MAX_SAFE_INTEGER, 100)) {
     events.set(due.event_id, { body: due.payload, requests: 1, acknowledged: true });
     await store.writer.write('outbox.settle', settlementOf(due, Date.now(), { kind: 'delivered' }));
   }

@@ -7,7 +7,7 @@ import { lockForServing } from '../../src/store/lock.ts';
 import { type Place, place } from '../helpers/cli.ts';
 import { namedPipe } from '../helpers/commands.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
@@ -317,7 +317,7 @@ async function fail(
   statusCode: number,
   nextAtMs: number,
 ): Promise<void> {
-  const [delivery] = store.reads.outbox.dueOf(webhookId, realEffects.now(), 1);
+  const [delivery] = dueOf(store, webhookId, realEffects.now(), 1);
   if (delivery === undefined) throw new Error('nothing is due');
   const next = { kind: 'retry', atMs: nextAtMs } as const;
   await store.writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next, { statusCode }));

@@ -9,7 +9,7 @@ import type { Replay } from '../../src/store/replays.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { inFile } from '../helpers/administration.ts';
 import { type Place, place } from '../helpers/cli.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment } from '../helpers/store.ts';
@@ -109,10 +109,10 @@ t.test('what waited for a retry is due when its webhook is enabled, also without
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
   await deploy(there, 1);
-  await inFile(there, async ({ reads, writer }) => {
-    for (const delivery of reads.outbox.dueOf(id, realEffects.now(), 1)) {
+  await inFile(there, async (store) => {
+    for (const delivery of dueOf(store, id, realEffects.now(), 1)) {
       const next = { kind: 'retry', atMs: realEffects.now() + 3_600_000 } as const;
-      await writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next));
+      await store.writer.write('outbox.settle', settlementOf(delivery, realEffects.now(), next));
     }
   });
   await there.davit(webhook('disable', id));
@@ -256,10 +256,10 @@ t.test('deliveries are listed newest first, with what came of them', async (t) =
     stderr: 'there are no such deliveries\n',
   });
   await deploy(there, 3);
-  await inFile(there, async ({ reads, writer }) => {
-    for (const delivery of reads.outbox.dueOf(id, realEffects.now(), 1)) {
+  await inFile(there, async (store) => {
+    for (const delivery of dueOf(store, id, realEffects.now(), 1)) {
       const attempt = { statusCode: null, error: 'connection_refused' };
-      await writer.write(
+      await store.writer.write(
         'outbox.settle',
         settlementOf(delivery, realEffects.now(), { kind: 'exhausted' }, attempt),
       );

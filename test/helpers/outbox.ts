@@ -1,4 +1,17 @@
+import type { WebhookId } from '../../src/domain.ts';
 import type { DueDelivery, Settlement } from '../../src/store/outbox.ts';
+import type { Store } from '../../src/store/store.ts';
+
+/** The first `limit` deliveries of a webhook that are due. */
+export function dueOf(
+  { reads }: Pick<Store, 'reads'>,
+  webhookId: WebhookId,
+  nowMs: number,
+  limit: number,
+): DueDelivery[] {
+  const request = { webhookId, limit, underWay: new Set<number>(), ahead: [] };
+  return reads.outbox.claim([request], nowMs).flatMap(({ due }) => due);
+}
 
 /** An attempt of what was claimed, as the dispatcher records it. `attempt` is what else is known of it. */
 export function settlementOf(

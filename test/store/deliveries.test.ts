@@ -4,7 +4,7 @@ import { type DeliveryFilter, SLICE_ROWS, storedStatuses } from '../../src/store
 import type { Caller } from '../../src/store/keys.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
 const ALL: DeliveryFilter = { statuses: null, eventTypes: null, createdAfterMs: null, createdBeforeMs: null };
@@ -162,7 +162,7 @@ for (const before of ['delivered', 'exhausted', 'pending'] as const) {
         next_attempt_at: '2026-11-21T09:00:00.000Z',
         delivered_at: null,
       });
-      t.match(store.reads.outbox.dueOf(id, effects.now(), 10), [
+      t.match(dueOf(store, id, effects.now(), 10), [
         { id: delivery, ladder_attempts: 0, ladder_started_at: effects.now(), ladder_trigger: 'redeliver' },
       ]);
       t.equal(store.query('SELECT * FROM deliveries').length, 1);
@@ -251,7 +251,7 @@ function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disable
 }
 
 function claimed(store: TestStore, id: WebhookId, nowMs: number) {
-  const [due] = store.reads.outbox.dueOf(id, nowMs, 1);
+  const [due] = dueOf(store, id, nowMs, 1);
   if (due === undefined) throw new Error('nothing is due');
   return due;
 }

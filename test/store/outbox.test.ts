@@ -4,7 +4,7 @@ import { FIRST_PENDING, type PendingPlace, type Settlement } from '../../src/sto
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test(
@@ -53,13 +53,13 @@ t.test('a retry is due at its time and not before', async (t) => {
   const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [due] = store.reads.outbox.dueOf(webhookId, effects.now(), 10);
+  const [due] = dueOf(store, webhookId, effects.now(), 10);
   if (due === undefined) throw new Error('nothing is due');
   const atMs = effects.now() + 5_000;
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'retry', atMs }));
 
-  t.strictSame(store.reads.outbox.dueOf(webhookId, atMs - 1, 10), []);
-  t.match(store.reads.outbox.dueOf(webhookId, atMs, 10), [{ id: due.id, ladder_attempts: 1 }]);
+  t.strictSame(dueOf(store, webhookId, atMs - 1, 10), []);
+  t.match(dueOf(store, webhookId, atMs, 10), [{ id: due.id, ladder_attempts: 1 }]);
   t.match(store.query('SELECT number, status_code, error, trigger FROM attempts'), [
     { number: 1, status_code: 500, error: null, trigger: 'schedule' },
   ]);
@@ -76,7 +76,7 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
   const projectId = await store.project();
   const failOnce = async () => {
     await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
-    const [due] = store.reads.outbox.dueOf(webhookId, effects.now(), 1);
+    const [due] = dueOf(store, webhookId, effects.now(), 1);
     if (due === undefined) throw new Error('nothing is due');
     await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
   };
@@ -106,7 +106,7 @@ t.test('a success ends a row of failures', async (t) => {
   const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [due] = store.reads.outbox.dueOf(webhookId, effects.now(), 1);
+  const [due] = dueOf(store, webhookId, effects.now(), 1);
   if (due === undefined) throw new Error('nothing is due');
   await store.writer.write(
     'outbox.settle',
@@ -137,7 +137,7 @@ for (const { name, changes } of OTHER_RECEIVERS) {
     const store = testStore(t, effects);
     const id = await webhookOf(store);
     await newDeliveries(store, id, OUTCOMES.length);
-    const due = store.reads.outbox.dueOf(id, effects.now(), OUTCOMES.length);
+    const due = dueOf(store, id, effects.now(), OUTCOMES.length);
     effects.advance(1_000);
     for (const change of changes) {
       await store.writer.write('webhooks.update', { id, disableReason: 'tired', ...change });

@@ -4,7 +4,7 @@ import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/d
 import { PRUNED, START } from '../../src/store/retention.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { pruneAll } from '../helpers/retention.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -305,7 +305,7 @@ async function settle(
 ): Promise<void> {
   const [pending] = store.reads.outbox.pendingWebhooks();
   if (pending === undefined) return;
-  const due = store.reads.outbox.dueOf(pending.webhook_id, effects.now(), 5);
+  const due = dueOf(store, pending.webhook_id, effects.now(), 5);
   const delivery = due[pick % Math.max(1, due.length)];
   if (delivery === undefined) return;
   const next = {

@@ -5,7 +5,7 @@ import { connect, openForWriting } from '../../src/store/database.ts';
 import { retentionWrites, START } from '../../src/store/retention.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { settlementOf } from '../helpers/outbox.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { DAY_MS, pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
 import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -311,7 +311,7 @@ t.test('the file shrinks a few pages at a time, and keeps some for what comes', 
 t.test('an attempt that was under way when its delivery went is recorded nowhere', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   await newDeliveries(store, id, 1);
-  const [due] = store.reads.outbox.dueOf(id, effects.now(), 1);
+  const [due] = dueOf(store, id, effects.now(), 1);
   if (due === undefined) throw new Error('nothing is due');
   await store.writer.write('webhooks.remove', { id });
   await pruneAll(store, null);

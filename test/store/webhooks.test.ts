@@ -5,6 +5,7 @@ import type { Caller } from '../../src/store/keys.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { dueOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const DAY_MS = 86_400_000;
@@ -123,9 +124,7 @@ t.test('enabling forgives the failures, and what was held begins its ladder then
   ]);
   await store.writer.write('outbox.hurry', { webhookId: id, after: null });
   t.match(
-    store.reads.outbox
-      .dueOf(id, effects.now(), 10)
-      .map((due) => [due.id, due.ladder_attempts, due.ladder_started_at]),
+    dueOf(store, id, effects.now(), 10).map((due) => [due.id, due.ladder_attempts, due.ladder_started_at]),
     [
       [arisen, 0, effects.now()],
       [waiting, 0, effects.now()],
