@@ -181,7 +181,10 @@ const WEBHOOK: Described<Webhook> = {
   description: 'Where events are sent. A key sees the webhooks that it registered.',
   fields: {
     id: idJsonSchema('whk'),
-    url: { type: 'string', format: 'uri' },
+    url: {
+      ...TEXT,
+      description: 'Where to: a URL as the WHATWG URL standard has it, not always a URI of RFC 3986.',
+    },
     events: { type: 'array', items: oneOf(EVENT_TYPES), minItems: 1, uniqueItems: true },
     description: nullable(TEXT),
     status: {

@@ -1,6 +1,6 @@
 import type { Plugin, Request } from '@hapi/hapi';
 import Joi from 'joi';
-import { parseWebhookUrl, type UrlRules } from '../address.ts';
+import { parseWebhookUrl, URL_MAX_LENGTH, type UrlRules } from '../address.ts';
 import {
   type Attempt,
   EVENT_TYPES,
@@ -50,8 +50,10 @@ export function webhooks(
       const result = parseWebhookUrl(value, rules);
       return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
     })
-    .description('Where to: `https`, a public address, no user info and no fragment.')
-    .meta({ jsonSchema: { type: 'string', format: 'uri', maxLength: 2048 } });
+    .description(
+      'Where to: a URL as the WHATWG URL standard has it, with `https`, a public address, no user info and no fragment.',
+    )
+    .meta({ jsonSchema: { type: 'string', maxLength: URL_MAX_LENGTH } });
   const events = Joi.array()
     .items(Joi.string().valid(...EVENT_TYPES))
     .min(1)

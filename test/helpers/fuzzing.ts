@@ -57,7 +57,6 @@ export function fuzzRequests(
 ): Arbitrary<FuzzRequest> {
   const ajv = new Ajv2020({ allErrors: false, strictTypes: false });
   formats.default(ajv, ['date-time', 'uri-reference']);
-  ajv.addFormat('uri', true);
   const values = valuesFrom(pool, urls);
   const operations = Object.entries(document.paths).flatMap(([path, item]) =>
     METHODS.flatMap((method) => {
@@ -509,7 +508,7 @@ function valuesFrom(pool: Pool, urls: readonly string[]): Values {
     if (allowed !== undefined) return fc.constantFrom(...allowed);
     if (name === 'project_id') return seen('prj');
     if (name === 'ref') return refs;
-    if (format === 'uri') return fc.constantFrom(...urls);
+    if (name === 'url') return fc.constantFrom(...urls);
     if (format === 'date-time') return MOMENTS;
     if (pattern !== undefined) throw new Error(`nothing here makes values of ${pattern}`);
     const kinds = [type].flat();

@@ -53,6 +53,7 @@ t.test('whatever is sent, the answer is one that the description has', { timeout
       `${receiver.url}/${'x'.repeat(300)}`,
       'https://hooks.invalid/davit?x=%20',
       'https://bücher.invalid/',
+      'https://hooks.invalid/a|b?{x}%zz',
     ],
   });
   const statuses = new Map<string, Map<number, number>>();

@@ -319,6 +319,8 @@ t.test('a webhook alone is as it was made, without its secret', async (t) => {
 
 const CHANGES: { body: Record<string, unknown>; expected: Partial<Webhook> }[] = [
   { body: { url: 'HTTPS://Example.COM:443/a/../b' }, expected: { url: 'https://example.com/b' } },
+  { body: { url: 'https://example.com/a|b?{x}' }, expected: { url: 'https://example.com/a|b?{x}' } },
+  { body: { url: 'https://example.com/%zz' }, expected: { url: 'https://example.com/%zz' } },
   {
     body: { events: ['deployment.started', 'deployment.created'] },
     expected: { events: ['deployment.started', 'deployment.created'] },
