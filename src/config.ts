@@ -58,7 +58,12 @@ const SETTINGS = {
     '2',
     parseCount,
   ),
-  maxQueued: limit('--max-queued <n>', 'deployments that may wait in one project, or off', '100', parseCount),
+  maxQueued: limit(
+    '--max-queued <n>',
+    'deployments that may wait in one project with a command and the policy queue, or off',
+    '100',
+    parseCount,
+  ),
   webhookTimeoutMs: setting(
     '--webhook-timeout <duration>',
     'how long a receiver may take to answer',

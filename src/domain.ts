@@ -217,7 +217,7 @@ export interface Deployment {
   duration_ms: number | null;
   exit_code: number | null;
   signal: string | null;
-  /** 1 is the next of its project; null once it left the queue. */
+  /** 1 is the next of its project; null once it left the queue, and for a project without a command. */
   queue_position: number | null;
   trigger: Trigger;
   /** Null for deployments made on the machine by `davit admin`. */

@@ -59,6 +59,9 @@ Newest first. When what is asked for is rare among very many, a page may have fe
 still a \`next_cursor\` to go on with.
 `.trim();
 
+const QUEUE_FULL =
+  'Too many requests, or too many deployments of this project wait already, if it has a command and the policy `queue`.';
+
 /** Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. */
 export function deployments(
   reads: Reads,
@@ -95,7 +98,7 @@ export function deployments(
               },
               errors: {
                 conflict: 'The project is archived.',
-                rate_limited: 'Too many requests, or too many deployments of this project wait already.',
+                rate_limited: QUEUE_FULL,
               },
             },
           },
@@ -234,7 +237,7 @@ export function deployments(
               },
               errors: {
                 conflict: 'The project is archived.',
-                rate_limited: 'Too many requests, or too many deployments of this project wait already.',
+                rate_limited: QUEUE_FULL,
               },
             },
           },
@@ -261,7 +264,8 @@ export function deployments(
             openapi: {
               operationId: 'reportDeployment',
               summary: 'Report how a deployment goes',
-              description: 'For projects without a command, whose deployments another system carries out.',
+              description:
+                'For projects without a command, whose deployments another system carries out. The same end once more changes nothing, and neither does `failed` after a cancellation.',
               responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
               errors: { conflict: 'It ended otherwise already, or its project has a command.' },
             },

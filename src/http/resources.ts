@@ -127,11 +127,19 @@ const DEPLOYMENT: Described<Deployment> = {
       description:
         'From its start to its end, in milliseconds; null until it ended, and if it never started.',
     },
-    exit_code: nullable({ type: 'integer' }),
-    signal: { ...nullable(TEXT), description: 'Which signal ended its command, `SIGKILL` for instance.' },
+    exit_code: {
+      ...nullable({ type: 'integer' }),
+      description:
+        'With which its command ended by itself; null where davit ended it: canceled, a timeout, `interrupted`.',
+    },
+    signal: {
+      ...nullable(TEXT),
+      description: 'Which signal ended its command, `SIGKILL` for instance; null where davit ended it.',
+    },
     queue_position: {
       ...nullable({ type: 'integer', minimum: 1 }),
-      description: '1 is the next of its project; null once it left the queue.',
+      description:
+        '1 is the next of its project; null once it left the queue, and for a project without a command.',
     },
     trigger: { ...oneOf(TRIGGERS), description: 'How it came to be.' },
     created_by: {
@@ -272,7 +280,10 @@ const ATTEMPT: Described<Attempt> = {
     number: { type: 'integer', minimum: 1 },
     at: MOMENT,
     status_code: { ...nullable({ type: 'integer' }), description: 'Null when there was no answer.' },
-    error: { ...nullable(TEXT), description: 'What went wrong; null after a 2xx.' },
+    error: {
+      ...nullable(TEXT),
+      description: 'Why there was no answer; null when there was one, whatever its status.',
+    },
     duration_ms: COUNT,
     remote_address: nullable(TEXT),
     response_body: { ...nullable(TEXT), description: 'The first 4 KiB of the answer.' },

@@ -9,6 +9,7 @@ import { METHODS, type OpenApiDocument, type Operation } from '../../src/http/op
 import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
 import { EXAMPLE_IDS, REF_JSON_SCHEMA } from '../../src/http/resources.ts';
+import { hasEnded } from '../../src/store/endings.ts';
 import { createContract, type Exchange } from '../helpers/contract.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
@@ -127,6 +128,11 @@ t.test('the description of the whole service', async (t) => {
       });
     },
   );
+
+  t.test('shows of 409 what is really sent', async (t) => {
+    const conflict = document.components.responses['conflict']?.content?.['application/json'];
+    t.match(conflict?.example, { error: { message: hasEnded('succeeded').message } });
+  });
 
   t.test('has every event with its signatures', async (t) => {
     t.strictSame(Object.keys(document.webhooks).sort(), [...EVENT_TYPES, 'ping'].sort());
