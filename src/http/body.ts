@@ -116,8 +116,8 @@ function declaredLength({ headers }: IncomingMessage): number | undefined {
 
 function checkMediaType({ headers }: IncomingMessage): void {
   const [mediaType = '', ...parameters] = (headers['content-type'] ?? '').split(';');
-  const charset = parameters.map((parameter) => CHARSET.exec(parameter)?.[1]?.toLowerCase()).find(Boolean);
-  if (mediaType.trim().toLowerCase() !== 'application/json' || (charset ?? 'utf-8') !== 'utf-8') {
+  const charset = parameters.map((parameter) => CHARSET.exec(parameter)?.[1]).find(Boolean) ?? 'utf-8';
+  if (mediaType.trim().toLowerCase() !== 'application/json' || !UTF_8.test(charset)) {
     throw new AppError('unsupported_media_type', 'the body must be JSON: Content-Type: application/json');
   }
   if ((headers['content-encoding'] ?? 'identity').trim().toLowerCase() !== 'identity') {
@@ -127,6 +127,9 @@ function checkMediaType({ headers }: IncomingMessage): void {
     );
   }
 }
+
+/** Without the dash it is no registered name, and common. */
+const UTF_8 = /^utf-?8$/i;
 
 const CHARSET = /^\s*charset\s*=\s*"?([^"\s]*)"?\s*$/i;
 

@@ -77,6 +77,11 @@ const ACCEPTED: { name: string; request: Buffer; payload: unknown }[] = [
     payload: [1],
   },
   {
+    name: 'the charset as many write it',
+    request: withLength('[1]', 'Content-Type: application/json; charset=utf8\r\n'),
+    payload: [1],
+  },
+  {
     name: 'another parameter',
     request: withLength('[1]', 'Content-Type: application/json;profile=x\r\n'),
     payload: [1],
@@ -165,6 +170,12 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
   {
     name: 'text',
     request: withLength('{}', 'Content-Type: text/json\r\n'),
+    status: 415,
+    code: 'unsupported_media_type',
+  },
+  {
+    name: 'a charset that only begins as ours',
+    request: withLength('{}', 'Content-Type: application/json; charset=utf-80\r\n'),
     status: 415,
     code: 'unsupported_media_type',
   },
