@@ -136,10 +136,14 @@ export function logs({ reads }: Store, watches: Watches, effects: Effects): Plug
 
 const streamOptions = { objectMode: false, highWaterMark: READ_AHEAD_BYTES };
 
-/** Any other Accept, or none, gets the text. */
+/** Any other Accept, or none, gets the text; so does one that refuses events (RFC 9110, 12.4.2). */
 function wantsEvents({ headers }: LogRequest): boolean {
-  return (headers.accept ?? '').split(',').some((range) => /^\s*text\/event-stream\s*(;|$)/i.test(range));
+  return (headers.accept ?? '')
+    .split(',')
+    .some((range) => /^\s*text\/event-stream\s*(;|$)/i.test(range) && !REFUSED.test(range));
 }
+
+const REFUSED = /;\s*q=0(\.0*)?\s*(;|$)/i;
 
 function lastEventIdOf({ headers }: LogRequest): number | undefined {
   const value: unknown = headers['last-event-id'];

@@ -170,6 +170,9 @@ t.test('an Accept that names text/event-stream gets events, any other the text',
     ['text/event-streams', 'text/plain; charset=utf-8'],
     ['text/event-stream', 'text/event-stream; charset=utf-8'],
     ['TEXT/Event-Stream;q=0.9', 'text/event-stream; charset=utf-8'],
+    ['text/event-stream;q=0.001', 'text/event-stream; charset=utf-8'],
+    ['text/event-stream;q=0', 'text/plain; charset=utf-8'],
+    ['text/event-stream; Q=0.000, text/plain', 'text/plain; charset=utf-8'],
     ['text/html, text/event-stream', 'text/event-stream; charset=utf-8'],
   ];
   for (const [accept, type] of rows) {
