@@ -3,7 +3,6 @@ import { InvalidArgumentError, Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
 import { parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
-import type { LogLevel } from './logger.ts';
 
 /** What `davit serve` is told, checked, with the units in the names. */
 export type ServeConfig = Readonly<
@@ -22,14 +21,9 @@ type ValueOf<S> = S extends Setting<infer Value> ? Value : never;
 /** With what is stopped after it, all is over within 30 s. */
 const SHUTDOWN_GRACE_MS = 25_000;
 
-/** logger.ts has the same list, but brings all of the logging library with it. */
-const LOG_LEVELS: Record<LogLevel, LogLevel> = {
-  debug: 'debug',
-  info: 'info',
-  warn: 'warn',
-  error: 'error',
-  silent: 'silent',
-};
+/** Here, as logger.ts brings all of the logging library with it. */
+export const LOG_LEVELS = ['debug', 'info', 'warn', 'error', 'silent'] as const;
+export type LogLevel = (typeof LOG_LEVELS)[number];
 
 /** The options of `davit serve`: one line each, with the default as one would type it. */
 const SETTINGS = {
@@ -109,7 +103,7 @@ const SETTINGS = {
     'debug, info, warn, error or silent',
     'info',
     parseLogLevel,
-    Object.values(LOG_LEVELS),
+    LOG_LEVELS,
   ),
 };
 
@@ -313,7 +307,7 @@ function parseBlock(text: string): Cidr {
 }
 
 function parseLogLevel(text: string): LogLevel {
-  const level = Object.values(LOG_LEVELS).find((known) => known === text);
+  const level = LOG_LEVELS.find((known) => known === text);
   if (level === undefined) throw new InvalidArgumentError('It must be debug, info, warn, error or silent.');
   return level;
 }

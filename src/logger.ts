@@ -1,12 +1,10 @@
 import { type Logger, pino } from 'pino';
+import type { LogLevel } from './config.ts';
 import { timestamp } from './domain.ts';
 import type { Effects } from './effects.ts';
 import { logText } from './log-text.ts';
 
 export type { Logger };
-
-export const LOG_LEVELS = ['debug', 'info', 'warn', 'error', 'silent'] as const;
-export type LogLevel = (typeof LOG_LEVELS)[number];
 
 /** JSON lines for programs; text for people, with colours where their terminal shows them. */
 export type LogForm = 'json' | 'text' | 'colours';

@@ -1,8 +1,7 @@
 import { Command, CommanderError } from 'commander';
 import t from 'tap';
 import { parseCidr } from '../src/address.ts';
-import { type ServeConfig, serveConfig, serveOptions, someSettings } from '../src/config.ts';
-import { LOG_LEVELS } from '../src/logger.ts';
+import { LOG_LEVELS, type ServeConfig, serveConfig, serveOptions, someSettings } from '../src/config.ts';
 
 t.test('without options it is as the contract says', async (t) => {
   t.strictSame(configOf([]), {
