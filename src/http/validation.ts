@@ -6,7 +6,7 @@ import { notFound } from './errors.ts';
 import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
 
 /** For a write that says everything with its path: no body, or an empty object. */
-export const noBody = Joi.object({}).empty(null).default({});
+const noBody = Joi.object({}).empty(null).default({});
 
 /** A JSON object with these fields and no others. */
 export function bodySchema(fields: Joi.SchemaMap): Joi.ObjectSchema {
@@ -74,7 +74,7 @@ export function pathId<P extends IdPrefix>(
   return id;
 }
 
-export const PAGE_DEFAULT_LIMIT = 50;
+const PAGE_DEFAULT_LIMIT = 50;
 export const PAGE_MAX_LIMIT = 200;
 
 /** `?limit=` and `?cursor=`. The cursor is opaque here; src/http/pages.ts judges it. */

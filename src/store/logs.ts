@@ -42,14 +42,6 @@ const PIECE_MAX_BYTES = 16 * 1024;
 
 /** Logs, piece by piece. */
 export function logReads(database: Database) {
-  const chunksFrom = database.prepare<
-    { id: string; from: number; limit: number },
-    { start: number; bytes: Buffer }
-  >(`
-    SELECT start, bytes FROM log_chunks
-     WHERE deployment_id = +:id
-       AND start >= coalesce((SELECT max(start) FROM log_chunks WHERE deployment_id = +:id AND start <= +:from), 0)
-     ORDER BY start LIMIT :limit`);
   // A chunk is loaded whole, 64 KiB at most, and only what is asked for leaves SQLite.
   const chunkAt = database.prepare<
     { id: string; from: number; maxBytes: number },
@@ -66,12 +58,7 @@ export function logReads(database: Database) {
     )
     .pluck();
 
-  return {
-    /** Up to `limit` pieces, beginning with the one that holds byte `from` or is the last before it. */
-    chunksFrom: (id: string, from: number, limit: number): LogChunk[] => chunksFrom.all({ id, from, limit }),
-    pieceAt,
-    text,
-  };
+  return { pieceAt, text };
 
   /** What is at byte `from`, which must be before `end`: 16 KiB at most, and nothing from `end` on. */
   function pieceAt(id: string, from: number, end: number): LogPiece {

@@ -225,5 +225,6 @@ function sleeping(id: Parameters<typeof newDeployment>[0]) {
 }
 
 function logOf(store: TestStore, id: DeploymentId): string {
-  return Buffer.concat(store.reads.logs.chunksFrom(id, 0, 1000).map(({ bytes }) => bytes)).toString();
+  const { log_bytes = 0 } = store.reads.deployments.get(id) ?? {};
+  return Buffer.concat([...store.reads.logs.text(id, 0, log_bytes)]).toString();
 }
