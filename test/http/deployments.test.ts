@@ -285,15 +285,15 @@ t.test('an end between the look and the wait is not missed', async (t) => {
 });
 
 t.test('what another process writes is heard of within a second', async (t) => {
-  const { http, key, id } = await setUp(t);
+  const effects = fakeEffects();
+  const { http, key, id } = await setUp(t, { effects });
   const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
   await until(() => http.watches.size() === 1);
-  const admin = openStore(http.store.path, realEffects);
-  const canceledAtMs = performance.now();
+  const admin = openStore(http.store.path, effects);
   await admin.writer.write('deployments.cancel', { id });
   await admin.close();
+  effects.advance(999);
   t.match((await waiting).body, { status: 'canceled', reason: 'user' });
-  t.ok(performance.now() - canceledAtMs < 1_000);
 });
 
 t.test('a request that waits ends with its client, and with the service', async (t) => {
