@@ -141,7 +141,6 @@ export async function startService(
   });
   const readiness = createReadiness({ store, dispatcher, effects, isRecovered: () => recovered });
   const watches = createWatches(store, effects);
-  started.defer(watches.close);
   const http = await createApi(
     {
       config,
@@ -155,8 +154,10 @@ export async function startService(
     effects,
     logger,
   );
-  await http.start();
   started.defer(() => http.stop({ timeout: LAST_REQUESTS_MS }));
+  // Before that: whoever waits is answered, and is not waited for.
+  started.defer(watches.close);
+  await http.start();
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
     idleMs: IDLE_MS,

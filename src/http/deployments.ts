@@ -75,8 +75,6 @@ export function deployments(
   return {
     name: 'deployments',
     register(server) {
-      server.ext('onPreStop', watches.close);
-
       server.route<{ Params: { project_id: string }; Payload: { ref: Ref } }>({
         method: 'POST',
         path: '/v2/projects/{project_id}/deployments',

@@ -62,7 +62,6 @@ export function logs({ reads }: Store, watches: Watches, effects: Effects): Plug
   return {
     name: 'logs',
     register(server) {
-      server.ext('onPreStop', watches.close);
       server.route<{ Params: { deployment_id: string }; Query: LogQuery }>({
         method: 'GET',
         path: '/v2/deployments/{deployment_id}/logs',

@@ -22,8 +22,6 @@ export interface Watches {
    * has as many as it may, `unavailable` if all together have or the service stops.
    */
   open(changes: readonly Change[], keyId: KeyId): Watch;
-  /** How many are open. */
-  size(): number;
   /** Grows with every commit that is heard of: what was read at one number holds as long as that stays. */
   commits(): number;
   /** The service stops: closes them all, and opens none any more. */
@@ -70,7 +68,7 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     },
   );
 
-  return { open, size: () => watches.size, commits: () => commits, close };
+  return { open, commits: () => commits, close };
 
   function open(changes: readonly Change[], keyId: KeyId): Watch {
     refuseIfMany(keyId);

@@ -7,14 +7,15 @@ import { createAnswers } from '../../src/http/answers.ts';
 import { deployments } from '../../src/http/deployments.ts';
 import { logs } from '../../src/http/logs.ts';
 import { createPages } from '../../src/http/pages.ts';
-import { createWatches, type Watches } from '../../src/http/watches.ts';
+import { createWatches } from '../../src/http/watches.ts';
 import { startLoop } from '../../src/loop.ts';
 import { testSpawner, testWorkspaces } from './commands.ts';
 import { type RunningHttp, startHttp } from './http.ts';
 import { type TestStore, testStore } from './store.ts';
+import { type CountedWatches, countWatches } from './watches.ts';
 
 export interface DeploymentsHttp extends RunningHttp {
-  watches: Watches;
+  watches: CountedWatches;
 }
 
 /** Deployments and their logs over HTTP; nothing carries them out. */
@@ -24,7 +25,7 @@ export async function startDeploymentsHttp(
 ): Promise<DeploymentsHttp> {
   const { effects = realEffects, maxQueued = 100 } = options;
   const store = options.store ?? testStore(t, effects);
-  const watches = createWatches(store, effects);
+  const watches = countWatches(createWatches(store, effects));
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const http = await startHttp(t, {
     effects,
@@ -34,6 +35,7 @@ export async function startDeploymentsHttp(
       logs(store, watches, effects),
     ],
   });
+  http.server.ext('onPreStop', watches.close);
   return { ...http, watches };
 }
 

@@ -154,6 +154,7 @@ t.test('what fails inside tells what is left of the limit, too, as described', a
     rateLimit: { limit: 1_000, windowMs: 60_000 },
     resources: (store) => {
       const watches = createWatches(store, realEffects);
+      t.teardown(watches.close);
       return [
         deployments(store.reads, createAnswers(store.writer), pages, watches, realEffects, {
           maxQueued: null,

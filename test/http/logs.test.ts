@@ -16,6 +16,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { openEvents, parseEvents, textOf } from '../helpers/events.ts';
 import { connectRaw, requestJson } from '../helpers/http.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { countWatches } from '../helpers/watches.ts';
 
 t.test('a log is text, byte by byte as it was printed', async (t) => {
   const { http, id, key } = await running(t);
@@ -276,7 +277,7 @@ t.test('whatever was printed, and however it came, its events say the same', asy
   const store = testStore(t, effects);
   const projectId = await store.project();
   const { keyId } = await store.key();
-  const watches = createWatches(store, effects);
+  const watches = countWatches(createWatches(store, effects));
   t.teardown(watches.close);
   const logEvents = createLogEvents(store.reads, watches, effects);
   const mayFollow = () => true;

@@ -6,6 +6,8 @@ import { logChange } from '../../src/store/logs.ts';
 import { openStore } from '../../src/store/store.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
+import { countWatches } from '../helpers/watches.ts';
+import { startWholeService } from '../helpers/whole-service.ts';
 
 t.test('a watch hears of what it is for, and of nothing else', async (t) => {
   const { effects, store, watches, ids } = await setUp(t);
@@ -70,6 +72,18 @@ t.test('when the service stops, all end, and nobody begins to wait', async (t) =
   await watches.close();
 });
 
+t.test('a service that stops ends what it still has to say, and cuts nobody off', async (t) => {
+  const service = await startWholeService(t);
+  const { secret } = await service.key();
+  const projectId = await service.project({ command: null });
+  const { id } = await service.admin.writer.write('deployments.create', newDeployment(projectId));
+  const log = await fetch(`${service.url}/v2/deployments/${id}/logs`, {
+    headers: { authorization: `Bearer ${secret}`, accept: 'text/event-stream' },
+  });
+  await service.stop();
+  t.equal(await log.text(), 'retry: 1000\n\n');
+});
+
 t.test('commits of other processes are looked for twice a second', async (t) => {
   const { effects, store, watches, ids } = await setUp(t);
   const admin = openStore(store.path, effects);
@@ -90,7 +104,7 @@ const KEY = 'key_test' as KeyId;
 async function setUp(t: Test) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const watches = createWatches(store, effects);
+  const watches = countWatches(createWatches(store, effects));
   t.teardown(watches.close);
   await nextTurn();
   const projectId = await store.project();
