@@ -217,8 +217,9 @@ function optional<Value>(
 }
 
 function list<Item>(flags: string, description: string, parse: (text: string) => Item): Setting<Item[]> {
+  const append = appending(parse);
   const option = optionOf(flags, `${description}; may be repeated, or a list with commas`)
-    .argParser<Item[]>(appending(parse))
+    .argParser<Item[]>((text, before) => (text === 'none' ? [] : append(text, before)))
     .default([], 'none');
   return { option, take: (held) => held as Item[] };
 }

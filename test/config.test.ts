@@ -85,6 +85,16 @@ t.test('what may be off is null', async (t) => {
   t.match(configOf(['--webhook-ca-file', 'off']), { webhookCaFile: 'off' }, 'a file may have that name');
 });
 
+t.test('a list may be none, as its default is called; beside others that is no block', async (t) => {
+  t.match(configOf(['--trust-proxy', 'none', '--webhook-allow-cidr=none']), {
+    trustProxyCidrs: [],
+    webhookAllowCidrs: [],
+  });
+  t.strictSame(configOf(['--trust-proxy', '10.0.0.1', '--trust-proxy', 'none']).trustProxyCidrs, []);
+  for (const list of ['none,10.0.0.1', '10.0.0.1,none'])
+    t.match(refusalOf(['--trust-proxy', list]), /10\.0\.0\.0\/8/);
+});
+
 t.test('repeats start anew with every command line', async (t) => {
   t.equal(configOf(['--trust-proxy', '10.0.0.1']).trustProxyCidrs.length, 1);
   t.equal(configOf(['--trust-proxy', '10.0.0.1']).trustProxyCidrs.length, 1);
