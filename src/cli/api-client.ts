@@ -50,7 +50,10 @@ export interface ApiClient {
 export interface Patience {
   /** Something came: the time that is given begins anew with the next failure. */
   reset(): void;
-  /** Waits longer each time, at least what the service asks for. Throws AppError `unavailable` at the end of all. */
+  /**
+   * Waits longer each time, at least what the service asks for, and at most what is left of the time that is given.
+   * Throws AppError `unavailable` when none is left.
+   */
   wait(why: string, retryAfterMs?: number): Promise<void>;
 }
 
@@ -174,11 +177,13 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
       const [random = 0] = effects.randomBytes(1);
       // Up to a third less, so that the jobs which a restart cut off do not all come back at once.
       const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
-      const delayMs = Math.round(Math.max(ownMs, retryAfterMs));
+      const leftMs = sinceMs + limitMs - nowMs;
       failures += 1;
-      if (nowMs - sinceMs + delayMs > limitMs) {
+      if (leftMs <= 0 || retryAfterMs > leftMs) {
         throw new AppError('unavailable', `${why}, and --retry-for is over: gave up`);
       }
+      // The last try is made when all of the time is over.
+      const delayMs = Math.ceil(Math.min(Math.max(ownMs, retryAfterMs), leftMs));
       terminal.note(`${why}: trying again in ${tookText(delayMs)}`);
       await delay(delayMs, effects);
     },

@@ -6,13 +6,14 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
-import { place, run } from '../helpers/cli.ts';
+import { place, run, runHere } from '../helpers/cli.ts';
 import {
   type DeployOptions,
   runningDeployments,
   servedDeployments,
   untilFile,
 } from '../helpers/deploy-client.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { raw, startReceiver } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
@@ -116,6 +117,33 @@ t.test('a service that has too much to do is given the time that it asks for', a
     { stdout: '', stderr: 'error: 127.0.0.1 answers 503, and --retry-for is over: gave up\n', exitCode: 1 },
   );
   t.equal(busier.count(), 1);
+});
+
+t.test('the last try is made when the time that is given is over', async (t) => {
+  for (const [retryFor, ms] of [
+    ['0', 0],
+    ['3s', 3_000],
+    ['10s', 10_000],
+    ['2m', 120_000],
+  ] as const) {
+    const effects = fakeEffects();
+    const { stderr, exitCode } = await runHere(
+      ['deploy', 'prj_1', 'main', '--url', 'http://127.0.0.1:1', '--retry-for', retryFor],
+      {
+        environment: { DAVIT_KEY: 'davit_key' },
+        effects: {
+          ...effects,
+          after(delayMs, action) {
+            setImmediate(() => effects.advance(delayMs));
+            return effects.after(delayMs, action);
+          },
+        },
+      },
+    );
+    t.equal(exitCode, 1);
+    t.match(stderr, /cannot be reached \(ECONNREFUSED\), and --retry-for is over: gave up\n$/);
+    t.equal(effects.monotonicMs(), ms, stderr);
+  }
 });
 
 t.test('what the service refuses is said in its words, in one line', async (t) => {
