@@ -162,7 +162,7 @@ async function createProject(
     idleTimeoutMs: nullIfOff(options.idleTimeout),
     reportTimeoutMs: nullIfOff(options.reportTimeout),
     policy: options.policy,
-    variables: await readVariables(options, context),
+    variables: await readVariables(command, options, context),
   };
   checkPlace(command, settings);
   const { project, namesakes } = await withStore(command, context, 'create', async (store) => {
@@ -190,7 +190,7 @@ async function setProject(
   context: CommandContext,
 ): Promise<void> {
   const changes = changesOf(command, words, options, context);
-  const variables = await readVariables(options, context);
+  const variables = await readVariables(command, options, context);
   const unsetVariables = [...new Set(options.unsetEnv)];
   const both = unsetVariables.find((name) => Object.hasOwn(variables, name));
   if (both !== undefined) misused(command, `${printable(both)} is both set and taken away: decide for one`);

@@ -1,20 +1,23 @@
 import { isUtf8 } from 'node:buffer';
 import { readFileSync } from 'node:fs';
+import type { Command } from 'commander';
 import { variableProblem } from '../deploy/environment.ts';
 import { AppError, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
-import type { CommandContext } from './command.ts';
+import { type CommandContext, misused } from './command.ts';
 
 /**
  * The variables of `--env-from` and over them those of `--env`: `NAME=value`, or `NAME` for davit's own value of
- * it, so that a secret need not stand in a command line. Errors never show a value. Throws AppError.
+ * it, so that a secret need not stand in a command line. Errors never show a value. Throws AppError, and what `--env`
+ * says wrongly is misuse.
  */
 export async function readVariables(
+  command: Command,
   { env = [], envFrom }: { env?: readonly string[]; envFrom?: string },
   context: CommandContext,
 ): Promise<Record<string, string>> {
   const variables = new Map(envFrom === undefined ? [] : await entriesOfFile(envFrom, context));
-  for (const text of env) variables.set(...entryOf(text, context));
+  for (const text of env) variables.set(...entryOf(command, text, context));
   return Object.fromEntries(variables);
 }
 
@@ -61,20 +64,20 @@ function unquoted(value: string): string {
   return /^(["'])(.*)\1$/s.exec(value)?.[2] ?? value;
 }
 
-function entryOf(text: string, { environment }: CommandContext): [name: string, value: string] {
+function entryOf(
+  command: Command,
+  text: string,
+  { environment }: CommandContext,
+): [name: string, value: string] {
   const separator = text.indexOf('=');
-  if (separator > 0) return checked(text.slice(0, separator), text.slice(separator + 1));
   // What stands there may be a value: it is not repeated.
-  if (separator === 0) throw refused('--env needs a name before the =, as in --env STAGE=live');
-  const value = environment[text];
+  if (separator === 0) misused(command, '--env needs a name before the =, as in --env STAGE=live');
+  const name = separator < 0 ? text : text.slice(0, separator);
+  const value = separator < 0 ? environment[name] : text.slice(separator + 1);
+  const problem = variableProblem(name, value ?? '');
+  if (problem !== undefined) misused(command, `the variable ${printable(name)} ${problem}`);
   if (value === undefined)
-    throw refused(`--env ${printable(text)}: no such variable is set here; give it as NAME=value`);
-  return checked(text, value);
-}
-
-function checked(name: string, value: string): [name: string, value: string] {
-  const problem = variableProblem(name, value);
-  if (problem !== undefined) throw refused(`the variable ${printable(name)} ${problem}`);
+    throw refused(`--env ${printable(name)}: no such variable is set here; give it as NAME=value`);
   return [name, value];
 }
 
