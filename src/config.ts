@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import { InvalidArgumentError, Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
-import { parseDuration } from './durations.ts';
+import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
 
 /** What `davit serve` is told, checked, with the units in the names. */
@@ -256,7 +256,9 @@ export function nullIfOff<Value>(value: Value | 'off'): Value | null {
 export function durationMsOf(text: string): number {
   const durationMs = parseDuration(text);
   if (durationMs === undefined || durationMs === 0) {
-    throw new InvalidArgumentError('It must be a duration such as 10s, 30m, 24h or 5d.');
+    throw new InvalidArgumentError(
+      `It must be a duration such as 10s, 30m, 24h or 5d, and at most ${LONGEST_DURATION}.`,
+    );
   }
   return durationMs;
 }
@@ -265,7 +267,9 @@ export function durationMsOf(text: string): number {
 export function durationMsOrNone(text: string): number {
   const durationMs = parseDuration(text);
   if (durationMs === undefined)
-    throw new InvalidArgumentError('It must be a duration such as 30m or 24h, or 0.');
+    throw new InvalidArgumentError(
+      `It must be a duration such as 30m or 24h, and at most ${LONGEST_DURATION}, or 0.`,
+    );
   return durationMs;
 }
 
@@ -289,7 +293,9 @@ function parseRateLimit(text: string): { limit: number; windowMs: number } {
   const [, limit, duration = ''] = /^([1-9]\d{0,5})\/(.+)$/.exec(text) ?? [];
   const windowMs = parseDuration(duration);
   if (limit === undefined || windowMs === undefined || windowMs === 0) {
-    throw new InvalidArgumentError('It must be a number of requests and a duration, such as 600/1m, or off.');
+    throw new InvalidArgumentError(
+      `It must be 1 to 999999 requests and a duration of at most ${LONGEST_DURATION}, such as 600/1m, or off.`,
+    );
   }
   return { limit: Number(limit), windowMs };
 }

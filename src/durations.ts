@@ -6,6 +6,9 @@ const DAY_MS = 24 * HOUR_MS;
 /** A hundred years: whatever is added to it stays a date. */
 const DURATION_MAX_MS = 36_500 * DAY_MS;
 
+/** The same as one types it, for messages. */
+export const LONGEST_DURATION = formatDuration(DURATION_MAX_MS);
+
 const DURATION_FORM = /^(?=\d)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?$/;
 
 /** `10s`, `30m`, `24h`, `5d`, also `1h45m`, and `0`, in milliseconds; undefined for anything else and beyond 36500 days. */

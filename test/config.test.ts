@@ -155,6 +155,18 @@ t.test('what is wrong is refused, with the name of the option and an example', a
   }
 });
 
+t.test('what is beyond a bound is told the bound', async (t) => {
+  for (const [option, value, bound] of [
+    ['--retention', '36501d', 'at most 36500d'],
+    ['--webhook-timeout', '9999999999999s', 'at most 36500d'],
+    ['--rate-limit', '1000000/1m', '1 to 999999 requests'],
+    ['--rate-limit', '600/99999d', 'at most 36500d'],
+    ['--max-concurrent', '1000000', 'from 1 to 999999'],
+  ] as const) {
+    t.ok(refusalOf([`${option}=${value}`]).includes(bound), `${option}=${value}`);
+  }
+});
+
 t.test('half of TLS is refused', async (t) => {
   for (const half of [
     ['--tls-cert', 'c.pem'],

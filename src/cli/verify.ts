@@ -1,5 +1,5 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { parseDuration } from '../durations.ts';
+import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import {
   type CommandContext,
   explain,
@@ -63,10 +63,11 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
 }
 
 function parseTolerance(text: string): number {
-  if (/^\d{1,9}$/.test(text)) return Number(text);
-  const durationMs = parseDuration(text);
+  const durationMs = parseDuration(/^\d+$/.test(text) ? `${text}s` : text);
   if (durationMs === undefined) {
-    throw new InvalidArgumentError('It must be a number of seconds, or a duration such as 5m.');
+    throw new InvalidArgumentError(
+      `It must be a number of seconds, or a duration such as 5m, and at most ${LONGEST_DURATION}.`,
+    );
   }
   return durationMs / 1_000;
 }

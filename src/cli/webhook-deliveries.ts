@@ -8,7 +8,7 @@ import {
   type EventType,
   type Webhook,
 } from '../domain.ts';
-import { parseDuration } from '../durations.ts';
+import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
@@ -197,5 +197,8 @@ async function momentOf(command: Command, name: string, text: string, nowMs: num
   const { value, error } = timestampSchema.validate(text);
   return error === undefined
     ? Number(value)
-    : misused(command, `${name} must be a moment such as 2026-01-31T12:00:00Z, or so long ago: 24h`);
+    : misused(
+        command,
+        `${name} must be a moment such as 2026-01-31T12:00:00Z, or so long ago: 24h, and at most ${LONGEST_DURATION}`,
+      );
 }

@@ -79,6 +79,7 @@ t.test('nothing is implied: a key that does not say what it may do and see is re
     [['--all-scopes', '--project', 'twin'], 1, /several projects are named 'twin': use the id/],
     [[...ALL, '--expires-in', '90'], 2, /--expires-in <duration>.*such as 10s/],
     [[...ALL, '--expires-in', '0'], 2, /--expires-in/],
+    [[...ALL, '--expires-in', '99999d'], 2, /--expires-in <duration>.* at most 36500d/],
   ];
   await Promise.all(
     cases.map(async ([words, exitCode, message]) => {

@@ -51,12 +51,15 @@ t.test('the tolerance is in seconds, or a duration', async (t) => {
     verify([...old, '--tolerance', '3600']),
     verify([...old, '--tolerance', '1h']),
     verify([...old, '--tolerance', '10m']),
+    verify([...old, '--tolerance', '3153600000']),
     verify([...old, '--tolerance', 'ten']),
+    verify([...old, '--tolerance', '99999999999']),
   ]);
   t.strictSame(
     results.map(({ exitCode }) => exitCode),
-    [0, 0, 1, 2],
+    [0, 0, 1, 0, 2, 2],
   );
+  t.match(results.at(-1)?.stderr, /a number of seconds, or a duration such as 5m, and at most 36500d/);
 });
 
 t.test('--json says the same', async (t) => {
