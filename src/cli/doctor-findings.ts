@@ -334,15 +334,17 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
       webhook;
     if (status === 'disabled') {
       const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
-      return held_count === 0
-        ? [{ check: 'webhooks', level: 'note', message, advice: null }]
-        : [
-            problem(
-              'webhooks',
-              `${message}, and ${held_count} deliveries are held for it`,
-              `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
-            ),
-          ];
+      if (held_count === 0) return [{ check: 'webhooks', level: 'note', message, advice: null }];
+      const isForEver = reads.keys.get(webhook.created_by.key_id)?.revoked_at !== null;
+      return [
+        problem(
+          'webhooks',
+          `${message}, and ${held_count} deliveries are held for it`,
+          isForEver
+            ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
+            : `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
+        ),
+      ];
     }
     if (failing_since !== null && ageMs(failing_since, nowMs) > FAILING_FOR_MS) {
       const how = last_error === null ? '' : `, last with ${last_error}`;
@@ -366,6 +368,18 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
       ),
     ];
   });
+  const failing = webhooks.filter(
+    ({ status, failing_since }) =>
+      status === 'enabled' && failing_since !== null && ageMs(failing_since, nowMs) <= FAILING_FOR_MS,
+  );
+  if (failing.length > 0) {
+    findings.push({
+      check: 'webhooks',
+      level: 'note',
+      message: `${webhooks.length} of them, ${failing.length} failing now, for less than ${formatDuration(FAILING_FOR_MS)}`,
+      advice: 'davit admin webhook list',
+    });
+  }
   return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
 }
 

@@ -128,6 +128,13 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       /davit admin webhook enable whk_1/,
     ],
     [
+      'one that nothing enables again, as its key is revoked',
+      `UPDATE keys SET revoked_at = 1;${webhook('status', "'disabled'")}${delivery}`,
+      'webhooks',
+      /^whk_1 is disabled, and 1 deliveries are held for it$/,
+      /^davit admin webhook delete whk_1: its key is revoked, so it stays disabled$/,
+    ],
+    [
       'deliveries that are long overdue',
       webhook('status', "'enabled'") + delivery,
       'webhooks',
@@ -176,6 +183,19 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
     const found = findingOf(await reportOf(t, there, 1), check);
     t.match(found, { level: 'problem', message, advice }, what);
   }
+});
+
+t.test('a webhook that has just begun to fail is a note', async (t) => {
+  const there = await withProject(t);
+  const insert = (id: string, failing_since: number | 'NULL') => `
+    INSERT INTO webhooks (id, key_id, url, events, created_at, enabled_at, status, failing_since, consecutive_failures)
+    SELECT '${id}', id, 'https://example.com/', '[]', 1, 1, 'enabled', ${failing_since}, 88 FROM keys;`;
+  change(there.dbPath, insert('whk_1', nowMs - 600_000) + insert('whk_2', 'NULL'));
+  t.match(findingOf(await reportOf(t, there, 0), 'webhooks'), {
+    level: 'note',
+    message: '2 of them, 1 failing now, for less than 1h',
+    advice: 'davit admin webhook list',
+  });
 });
 
 t.test('with a service, what is stuck in it is said', async (t) => {
