@@ -251,6 +251,9 @@ function explanationOf(error: unknown, place: string): string | undefined {
     return `${place} cannot be reached: the proxy wants a user and a password`;
   if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
   if (error instanceof errors.HTTPParserError) return `${place} does not answer in HTTP: is the URL right?`;
+  if (/SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)/.test(code)) {
+    return `${place} does not speak TLS: is it http:// in place of https://?`;
+  }
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
     return `${place} cannot be trusted (${code}): an authority of your own is trusted with --ca-file`;
   }

@@ -12,6 +12,7 @@ import {
   randomBase62,
 } from '../domain.ts';
 import { AppError, messageOf } from '../errors.ts';
+import { readAuthorities } from '../pem.ts';
 import { printable } from '../printable.ts';
 import type { ApiClient, ApiRefusal } from './api-client.ts';
 import {
@@ -89,7 +90,7 @@ async function deploy(
   context: CommandContext,
 ): Promise<void> {
   const key = keyOf(command, options, context);
-  const caPem = options.caFile === undefined ? null : readOption('--ca-file', options.caFile);
+  const caPem = isGiven(options.caFile) ? readAuthorities('--ca-file', options.caFile) : null;
   const idempotencyKey =
     options.idempotencyKey ?? `davit-deploy-${randomBase62(22, context.effects.randomBytes)}`;
   warnOfPlainText(options.url, context);
@@ -252,19 +253,23 @@ function onInterruption(
 
 /** Never from the command line, which everybody on the machine can read. */
 function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: CommandContext): string {
-  const key = (keyFile === undefined ? environment['DAVIT_KEY'] : readOption('--key-file', keyFile))?.trim();
+  const key = (isGiven(keyFile) ? readKeyFile(keyFile) : environment['DAVIT_KEY'])?.trim();
   if (key === undefined || key === '')
     return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
   if (!/^[\x21-\x7e]+$/.test(key)) return misused(command, 'the key must be the one line that davit printed');
   return key;
 }
 
-function readOption(name: string, path: string): string {
+/** An empty variable is as good as none. */
+function isGiven(path: string | undefined): path is string {
+  return path !== undefined && path !== '';
+}
+
+function readKeyFile(path: string): string {
   try {
     return readFileSync(path, 'utf8');
   } catch (error) {
-    const reason = messageOf(error);
-    throw new AppError('invalid_request', `${name}: ${reason}`, { cause: error });
+    throw new AppError('invalid_request', `--key-file: ${messageOf(error)}`, { cause: error });
   }
 }
 

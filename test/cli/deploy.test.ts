@@ -275,6 +275,7 @@ t.test('the key may come from a file, and is warned of where it goes in clear', 
   const { deploy, key } = await shared.another();
   writeFileSync(join(directory, 'key'), `${key}\n`);
   t.match(await deploy(['good', '--key-file', 'key'], { key: '' }), { exitCode: 0, stderr: /^deployment/ });
+  t.match(await deploy(['good'], { env: { DAVIT_KEY_FILE: '', DAVIT_CA_FILE: '' } }), { exitCode: 0 });
   const { stderr } = await run(['deploy', 'prj_1', 'main', '--url', 'http://davit.invalid'], {
     env: { DAVIT_KEY: 'davit_key' },
   });
@@ -297,6 +298,20 @@ t.test('over TLS, with an authority of its own', async (t) => {
   t.match(await deploy(['good', '--wait'], { url: https, env: { NODE_EXTRA_CA_CERTS: ca } }), {
     exitCode: 0,
   });
+});
+
+t.test('what speaks no TLS, or is no certificate, is said so', async (t) => {
+  const { deploy } = await shared.another();
+  t.match(await deploy(['good'], { url: shared.url.replace('http:', 'https:') }), {
+    exitCode: 1,
+    stderr: /^error: 127\.0\.0\.1:\d+ does not speak TLS: is it http:\/\/ in place of https:\/\/\?\n$/,
+  });
+  for (const [file, message] of [
+    [join(FIXTURES, 'localhost.key'), /^error: --ca-file: \S+ holds no certificate in PEM\n$/],
+    ['missing.pem', /^error: --ca-file: missing\.pem cannot be read \(ENOENT\)/],
+  ] as const) {
+    t.match(await deploy(['good', '--ca-file', file]), { exitCode: 1, stderr: message });
+  }
 });
 
 t.test('through the proxy that the environment names', async (t) => {
