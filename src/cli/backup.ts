@@ -5,7 +5,7 @@ import { timestamp } from '../domain.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/backup.ts';
 import { formatBytes } from './bytes.ts';
-import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
+import { type CommandContext, existingDbPathOf, explain, jsonOption, misused, printJson } from './command.ts';
 import { fillPartial, withPartial } from './file-work.ts';
 
 /** `davit backup`. */
@@ -31,6 +31,7 @@ async function backup(
   options: { json?: boolean },
   context: CommandContext,
 ): Promise<void> {
+  if (file === '') misused(command, 'the name of the copy must not be empty');
   const dbPath = existingDbPathOf(command);
   // Absolute: SQLite takes a text that begins with `file:` for something else.
   const path = resolve(file);

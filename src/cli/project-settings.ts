@@ -24,9 +24,9 @@ import { readVariables } from './variables.ts';
  */
 
 const COMMAND_HELP =
-  'The command comes after --, one word for each argument; no shell reads it. Without one, another system does the work ' +
-  'and reports it. A bare name is looked up in PATH; a path with a slash counts from --dir. Exit code 0 is success. The ' +
-  "command gets DEPLOY_REF, other DEPLOY_ variables and those of --env, and nothing of davit's own environment.";
+  'The command comes after --, one word for each argument; no shell reads it. A bare name is looked up in PATH; a path ' +
+  'with a slash counts from --dir. Exit code 0 is success. The command gets DEPLOY_REF, other DEPLOY_ variables and ' +
+  "those of --env, and nothing of davit's own environment.";
 
 type Words = [string, ...string[]];
 
@@ -54,7 +54,7 @@ interface SetOptions extends Partial<Omit<CreateOptions, 'dir'>> {
 export function defineCreateProject(command: Command, context: CommandContext): void {
   explain(
     command.summary('make a project; prints its id'),
-    `Makes a project and prints its id.\n\n${COMMAND_HELP}`,
+    `Makes a project and prints its id. Without a command, another system does the work and reports it.\n\n${COMMAND_HELP}`,
     [
       'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
       'davit admin project create --name api --env STAGE=live -- make -C /srv/api',
@@ -245,7 +245,9 @@ function commandOf(
 ): Words | null {
   const dashesAt = commandLine.indexOf('--');
   const count = dashesAt < 0 ? 0 : commandLine.length - dashesAt - 1;
-  if (words.length !== count) {
+  // A word that was typed after -- is taken for the project then.
+  if (words.length < count) misused(command, "missing required argument 'project'");
+  if (words.length > count) {
     // Behind a = stands a value, and of a variable as a rule.
     const [word = ''] = (words[0] ?? '').split(/(?<==)/);
     misused(command, `'${printable(word)}' is not expected here: put -- before the command`);

@@ -14,6 +14,7 @@ import {
   exactMoment,
   explain,
   jsonOption,
+  misused,
   option,
   printJson,
 } from './command.ts';
@@ -53,6 +54,7 @@ async function restore(
   context: CommandContext,
 ): Promise<void> {
   const { terminal, effects } = context;
+  if (file === '') misused(command, 'the name of the copy must not be empty');
   const dbPath = dbPathOf(command);
   const [{ adoptedBytes, replaceDatabase }, { lockForServing, realPath }, { SCHEMA_VERSION }] =
     await Promise.all([

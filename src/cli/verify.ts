@@ -47,7 +47,7 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
   const { verify } = await import('../deliver/sign.ts');
   if (terminal.inputIsTyped) terminal.note('reading the body from the terminal until ^D');
   const body = await terminal.readInput();
-  const result = verify({
+  const verified = verify({
     secret: options.secret,
     // As it stands in a request, it may have been copied with its name.
     header: options.header.replace(/^service-signature:\s*/i, ''),
@@ -55,12 +55,16 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
     nowSeconds: Math.floor(effects.now() / 1_000),
     toleranceSeconds: options.tolerance,
   });
+  // Also where stdin is closed or a directory: Node reads nothing from either. No delivery is empty.
+  const result = verified.ok || body.length > 0 ? verified : NO_BODY;
   if (options.json === true) printJson(context, result);
   else if (result.ok) terminal.print('ok');
   if (result.ok) return;
   if (options.json !== true) terminal.note(`error: ${result.reason}`);
   throw new Refusal(result.reason);
 }
+
+const NO_BODY = { ok: false, reason: 'nothing came over stdin: give the body there, as in < body' } as const;
 
 function parseTolerance(text: string): number {
   const durationMs = parseDuration(/^\d+$/.test(text) ? `${text}s` : text);

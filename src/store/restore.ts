@@ -55,11 +55,12 @@ export function adoptFile(from: string, to: string): void {
   }
 }
 
-/** How many bytes that copies. Throws AppError `not_found` where there is no such file. */
+/** How many bytes that copies. Throws AppError `not_found` where there is no such file, or something else. */
 export function adoptedBytes(from: string): number {
   const stats = statSync(from, { throwIfNoEntry: false });
-  if (stats?.isFile() === true) return stats.size;
-  throw new AppError('not_found', `there is no file ${from}`);
+  if (stats === undefined) throw new AppError('not_found', `there is no file ${from}`);
+  if (!stats.isFile()) throw new AppError('not_found', `${from} is no file`);
+  return stats.size;
 }
 
 /** The ids of what a file, of whichever schema, says is running; none of a file that cannot be read. */

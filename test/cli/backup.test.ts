@@ -96,6 +96,7 @@ t.test('what is there already is never overwritten, be it a file, a directory or
     });
   }
   t.match(await refused(['backup', 'link']), { exitCode: 1, message: /link is there already/ });
+  t.match(await refused(['backup', '']), { exitCode: 2, message: /the name of the copy must not be empty/ });
   t.equal(readFileSync(join(directory, 'notes.txt'), 'utf8'), 'notes');
   t.strictSame(readdirSync(directory).sort(), before);
 });

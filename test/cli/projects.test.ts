@@ -181,6 +181,7 @@ t.test('what cannot be meant is refused, and nothing is made of it', async (t) =
     [create('x', '--env-from', 'none.env'), 1, /--env-from: ENOENT/],
     [create('x', '--env-from', 'empty.env'), 1, /empty\.env holds no name=value lines/],
     [set(), 2, /nothing to change/],
+    [['admin', 'project', 'set', '--', 'false'], 2, /missing required argument 'project'/],
     [set('--no-command', '--', 'make'), 2, /--no-command and a command exclude each other/],
     [set('--no-dir'), 2, /'\.\/deploy\.sh' counts from --dir/],
     [set('--env', 'A=2', '--unset-env', 'A'), 2, /A is both set and taken away/],
@@ -243,6 +244,14 @@ t.test('variables change a project as options do, and what is typed counts befor
     const { stdout, stderr } = await davit(set('--json', ...words), { env });
     t.match(JSON.parse(stdout || '{}'), changes, stderr);
   }
+});
+
+t.test('only a new project is without a command if none is given, and the help says so', async (t) => {
+  const { davit } = place(t);
+  const helpOf = async (name: string) =>
+    (await davit(['admin', 'project', name, '--help'])).stdout.replaceAll(/\s+/g, ' ');
+  t.match(await helpOf('create'), /Without a command, another system does the work/);
+  t.notMatch(await helpOf('set'), /Without/);
 });
 
 t.test('it warns of what is not there yet, and of a second project of that name', async (t) => {

@@ -1,4 +1,4 @@
-import { spawn, spawnSync } from 'node:child_process';
+import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
   chmodSync,
@@ -180,7 +180,15 @@ t.test('what is no whole davit file is refused', async (t) => {
         rmSync(path);
         mkdirSync(path);
       },
-      /there is no file directory\.db/,
+      /directory\.db is no file/,
+    ],
+    [
+      'pipe.db',
+      (path) => {
+        rmSync(path);
+        execFileSync('mkfifo', [path]);
+      },
+      /pipe\.db is no file/,
     ],
     ['empty.db', (path) => truncateSync(path), /empty\.db is not a davit file/],
     ['text.db', (path) => writeFileSync(path, 'text'), /text\.db is not a davit file/],
@@ -210,6 +218,7 @@ t.test('what is no whole davit file is refused', async (t) => {
     exitCode: 1,
     message: /is the file that it would replace/,
   });
+  t.match(await refused(['restore', '']), { exitCode: 2, message: /the name of the copy must not be empty/ });
   const after = readdirSync(directory).filter((name) => name !== 'davit.db-lock');
   t.strictSame(after.sort(), before);
 });

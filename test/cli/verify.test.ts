@@ -1,7 +1,9 @@
+import { spawnSync } from 'node:child_process';
+import { closeSync, openSync } from 'node:fs';
 import t from 'tap';
 import { serviceSignature } from '../../src/deliver/sign.ts';
 import { realEffects } from '../../src/effects.ts';
-import { run } from '../helpers/cli.ts';
+import { MAIN, run } from '../helpers/cli.ts';
 
 const SECRET = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
 /** Not UTF-8, and with what text reading would change. */
@@ -43,6 +45,20 @@ t.test('whatever is altered, old or foreign is not', async (t) => {
     ],
   );
   for (const { stdout, exitCode } of results) t.strictSame([stdout, exitCode], ['', 1]);
+});
+
+t.test('a stdin that brings nothing, or cannot be read, is said so', async (t) => {
+  const words = ['verify', '--secret', SECRET, '--header', header()];
+  const stderr = 'error: nothing came over stdin: give the body there, as in < body\n';
+  t.strictSame(await run(words, { stdin: '' }), { stdout: '', stderr, exitCode: 1 });
+  const directory = openSync('/', 'r');
+  t.match(
+    spawnSync(process.execPath, [MAIN, ...words], { stdio: [directory, 'pipe', 'pipe'], encoding: 'utf8' }),
+    { status: 1, stdout: '', stderr },
+  );
+  closeSync(directory);
+  const signed = serviceSignature([SECRET], nowSeconds(), Buffer.alloc(0));
+  t.match(await verify(['--secret', SECRET, '--header', signed], {}, Buffer.alloc(0)), { stdout: 'ok\n' });
 });
 
 t.test('the tolerance is in seconds, or a duration', async (t) => {
