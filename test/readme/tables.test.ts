@@ -21,6 +21,8 @@ interface CommandOption {
 interface OptionRow extends Omit<CommandOption, 'command'> {
   /** `any`: every command that no other row with these flags names. */
   commands: string[] | 'any';
+  /** Of `any but …`. */
+  but: string[];
 }
 
 t.test('every option stands in the README with its default and its variable', async (t) => {
@@ -57,6 +59,12 @@ t.test('every option stands in the README with its default and its variable', as
     [],
     'rows that stand for nothing',
   );
+  const all = [...new Set(options.map(({ command }) => command))];
+  for (const { flags, but } of rows.filter(({ commands }) => commands === 'any')) {
+    const having = new Set(options.filter((option) => option.flags === flags).map(({ command }) => command));
+    const without = all.filter((command) => !having.has(command));
+    t.strictSame(without.toSorted(), but.toSorted(), `commands without ${flags}`);
+  }
   for (const row of rows) {
     const meant = options.filter((option) => rowOf(option) === row);
     const defaults = new Set(meant.map(({ defaultText }) => defaultText).filter((text) => text !== ''));
@@ -150,7 +158,9 @@ function optionRows(): OptionRow[] {
 
 function optionRow([commands = '', flags = '', defaultText = '', variable = '']: string[]): OptionRow {
   return {
-    commands: commands.startsWith('any') ? 'any' : codesIn(commands),
+    ...(commands.startsWith('any')
+      ? { commands: 'any', but: codesIn(commands) }
+      : { commands: codesIn(commands), but: [] }),
     flags: codesIn(flags).join(),
     defaultText: codesIn(defaultText).join(),
     variable: codesIn(variable).join(),
