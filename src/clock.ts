@@ -18,3 +18,26 @@ export function createWatchedClock(effects: Effects, onSet: (byMs: number) => vo
     return nowMs;
   };
 }
+
+/** More than anybody sets a clock in the time of a ladder of retries. */
+const SETTINGS_MAX = 100;
+
+/** What of the time between two moments never passed, as the clock was set in between. */
+export interface ClockSettings {
+  /** The clock says `nowMs` now, and was just set by so much. */
+  add(byMs: number, nowMs: number): void;
+  /** By how much it was set since it said `sinceMs`: ahead, or back if it is negative. */
+  since(sinceMs: number): number;
+}
+
+/** Remembers how a clock was set; the latest hundred times. */
+export function createClockSettings(): ClockSettings {
+  let settings: { atMs: number; byMs: number }[] = [];
+  return {
+    add(byMs, nowMs) {
+      settings = [...settings.slice(1 - SETTINGS_MAX), { atMs: nowMs, byMs }];
+    },
+    since: (sinceMs) =>
+      settings.reduce((sumMs, { atMs, byMs }) => (sinceMs < atMs ? sumMs + byMs : sumMs), 0),
+  };
+}

@@ -1,5 +1,5 @@
 import t from 'tap';
-import { createWatchedClock } from '../src/clock.ts';
+import { createClockSettings, createWatchedClock } from '../src/clock.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
 t.test('a clock that is set is noticed once, at the next reading, by how much', async (t) => {
@@ -29,4 +29,16 @@ t.test('time that passes and a clock that is slewed are believed', async (t) => 
       t.equal(now(), effects.now());
     }
   }
+});
+
+t.test('of the time since a moment what never passed is known', async (t) => {
+  const settings = createClockSettings();
+  t.equal(settings.since(0), 0);
+  settings.add(500, 2_000);
+  settings.add(-200, 2_300);
+  t.equal(settings.since(1_000), 300);
+  t.equal(settings.since(2_100), -200, 'after the first');
+  t.equal(settings.since(2_300), 0);
+  for (let count = 0; count < 100; count++) settings.add(1, 10_000);
+  t.equal(settings.since(1_000), 100, 'the latest hundred are remembered');
 });

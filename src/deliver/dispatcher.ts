@@ -1,10 +1,11 @@
 import type { Logger } from 'pino';
-import { createWatchedClock } from '../clock.ts';
+import { createClockSettings, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { type Change, enabledWebhookOf, webhookOf } from '../store/context.ts';
 import {
   type Claim,
+  DISABLE_AFTER_FAILING_MS,
   type DueDelivery,
   FIRST_PENDING,
   type PendingPlace,
@@ -61,7 +62,9 @@ const LOOK_AT_ALL_EVERY_MS = 60_000;
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, figures } = options;
   const lanes = createLanes(effects);
+  const clockSettings = createClockSettings();
   const now = createWatchedClock(effects, (byMs) => {
+    clockSettings.add(byMs, effects.now());
     if (byMs >= 0) return;
     logger.warn({ by_ms: -byMs }, 'the clock was set back: what waits for a retry is planned anew');
     walk(() => planAnew(-byMs));
@@ -257,7 +260,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       next: outcome.ok
         ? { kind: 'delivered' }
         : nextAttempt({
-            ladderStartedAtMs,
+            // What of it never passed, as a clock was set ahead, takes no retry away.
+            ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
             ladderAttempts,
             nowMs: now(),
             retryAfter: outcome.retryAfter,
@@ -266,6 +270,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
           }),
       ladderAttempts,
       ladderStartedAtMs,
+      neverPassedMs: Math.max(0, clockSettings.since(atMs - DISABLE_AFTER_FAILING_MS)),
       disableReason: statusCode === 410 ? 'the receiver answered 410 Gone' : null,
     };
   }

@@ -10,7 +10,7 @@ import { type Recipient, recipientReads } from './recipients.ts';
 const READ_AHEAD = 32;
 
 /** A webhook that has only failed for so long is disabled. */
-const DISABLE_AFTER_FAILING_MS = 5 * 24 * 60 * 60 * 1000;
+export const DISABLE_AFTER_FAILING_MS = 5 * 24 * 60 * 60 * 1000;
 
 /** A delivery whose time has come, with all that sending it takes but the secrets. */
 export interface DueDelivery {
@@ -78,6 +78,8 @@ export interface Settlement {
   next: { kind: 'delivered' } | { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
   ladderAttempts: number;
   ladderStartedAtMs: number;
+  /** What of the last five days never passed, as the clock was set ahead. */
+  neverPassedMs: number;
   /** Why the webhook is to be disabled with it; null: it is not. */
   disableReason: string | null;
 }
@@ -277,7 +279,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      WHERE ${stillSentTo}`);
   const disableLongFailing = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'every delivery failed for 5 days'
-     WHERE ${stillSentTo} AND status = 'enabled' AND failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS}`);
+     WHERE ${stillSentTo} AND status = 'enabled' AND failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs`);
   const disable = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE ${stillSentTo} AND status = 'enabled'`);
   const pendingAfter = database.prepare<PendingPlace, PendingPlace>(`
@@ -301,7 +303,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * delivery that is gone.
      */
     settle(settlement: Settlement): Settled {
-      const { deliveryId, webhookId, url, enabledAtMs, attempt, next, disableReason } = settlement;
+      const { deliveryId, webhookId, url, enabledAtMs, attempt, next } = settlement;
+      const { neverPassedMs, disableReason } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
       const settled = settleDelivery(settlement, atMs);
       if (settled === 'gone') return settled;
@@ -311,7 +314,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
         succeeded.run({ ...receiver, atMs });
       } else {
         failed.run({ ...receiver, atMs });
-        disableLongFailing.run({ ...receiver, atMs });
+        disableLongFailing.run({ ...receiver, atMs, neverPassedMs });
       }
       if (disableReason !== null) disable.run({ ...receiver, reason: disableReason });
       changed('settled');

@@ -414,6 +414,35 @@ t.test('a clock that is set forward by an hour brings each retry once', async (t
   t.ok(first >= effects.now() + 9_000, 'and then waits for the 30 s of the schedule');
 });
 
+t.test('time that never passed ends no ladder and disables no webhook', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  await deliverDue(dispatcher, effects);
+  effects.advance(1_000);
+  effects.jump(6 * 24 * HOUR_MS);
+  const nextAtMs = await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 2);
+  t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
+    { status: 'pending', attempt_count: 2 },
+  ]);
+  t.ok((nextAtMs ?? 0) - effects.now() <= 33_000, 'the next one is the next of the schedule');
+  t.match(store.reads.webhooks.get(id), { status: 'enabled' });
+
+  effects.advance(1_000);
+  effects.jump(-6 * 24 * HOUR_MS);
+  await deliverDue(dispatcher, effects);
+  effects.advance(25 * HOUR_MS);
+  await probe(dispatcher, effects, 2, 5_000);
+  t.match(
+    store.query('SELECT status FROM deliveries'),
+    [{ status: 'exhausted' }],
+    'set right, it counts again',
+  );
+});
+
 t.test('a retry that a wrong clock planned years ahead comes after a restart', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);

@@ -38,6 +38,7 @@ export function settlementOf(
     next,
     ladderAttempts: due.ladder_attempts + 1,
     ladderStartedAtMs: due.ladder_started_at,
+    neverPassedMs: 0,
     disableReason: null,
   };
 }
