@@ -1,6 +1,7 @@
 import { resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { selfCommand } from '../assets.ts';
+import { printable } from '../printable.ts';
 import { type CommandContext, dbPathOf, explain, option } from './command.ts';
 
 const STATE_DIRECTORY = '/var/lib/davit';
@@ -21,13 +22,38 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
     .action(({ user }: { user: string }) => {
       const isTold = command.optsWithGlobals()['db'] !== './davit.db';
       const dbPath = isTold ? resolve(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
-      context.terminal.print(unitText(user, dbPath));
+      const { file, arguments: words } = selfCommand();
+      context.terminal.print(unitText(user, [file, ...words], dbPath));
+      for (const warning of warningsOf([file, ...words], dbPath))
+        context.terminal.note(`warning: ${warning}`);
     });
 }
 
-function unitText(user: string, dbPath: string): string {
-  const { file, arguments: words } = selfCommand();
-  const command = [file, ...words, 'serve', '--db', dbPath].map(quoted).join(' ');
+/** What these settings of the unit hide from it, systemd.exec(5). */
+const HIDDEN = [
+  ['ProtectHome=yes', /^\/(?:home|root|run\/user)\//],
+  ['PrivateTmp=yes', /^(?:\/var)?\/tmp\//],
+] as const;
+
+/** Why the unit could not start: it would not see these files. */
+function warningsOf(programs: readonly string[], dbPath: string): string[] {
+  const hiding = (path: string) => HIDDEN.flatMap(([setting, form]) => (form.test(path) ? setting : []));
+  return [
+    ...programs.flatMap((path) =>
+      hiding(path).map(
+        (setting) =>
+          `${setting} hides ${printable(path)} from the unit: install davit as /usr/local/bin/davit, and let that print it`,
+      ),
+    ),
+    ...hiding(dbPath).map(
+      (setting) =>
+        `${setting} hides ${printable(dbPath)} from the unit: choose another place with --db, ${STATE_DIRECTORY}/davit.db as a rule`,
+    ),
+  ];
+}
+
+function unitText(user: string, program: readonly string[], dbPath: string): string {
+  const command = [...program, 'serve', '--db', dbPath].map(quotedToRun).join(' ');
   const place = dbPath.startsWith(`${STATE_DIRECTORY}/`)
     ? ['StateDirectory=davit', 'StateDirectoryMode=0700']
     : [`ReadWritePaths=${quoted(resolve(dbPath, '..'))}`];
@@ -96,9 +122,14 @@ WantedBy=multi-user.target
 `;
 }
 
-/** As a unit file takes it, systemd.service(5): a % would begin something else, and a $ a variable. */
+/** The same in a command line, systemd.service(5): a $ would begin a variable. */
+function quotedToRun(word: string): string {
+  return quoted(word).replaceAll('$', '$$$$');
+}
+
+/** As a unit file takes it, systemd.syntax(7): a % would begin something else. */
 function quoted(word: string): string {
-  const escaped = word.replaceAll('%', '%%').replaceAll('$', '$$$$');
+  const escaped = word.replaceAll('%', '%%');
   return /^[\w@%+=:,./$-]+$/.test(word)
     ? escaped
     : `"${escaped.replaceAll('\\', '\\\\').replaceAll('"', '\\"')}"`;

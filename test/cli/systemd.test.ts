@@ -11,7 +11,8 @@ import { serveWithLog } from '../helpers/served.ts';
 
 t.test('the unit file runs this very davit, on a file of its own', async (t) => {
   const { stdout, stderr, exitCode } = await run(['admin', 'systemd-unit']);
-  t.strictSame([stderr, exitCode], ['', 0]);
+  t.equal(exitCode, 0);
+  t.notMatch(stderr, /davit\.db/, 'where these sources lie may be hidden from it, where the file is not');
   for (const line of [
     `ExecStart=${process.execPath} ${MAIN} serve --db /var/lib/davit/davit.db`,
     'Type=notify',
@@ -40,7 +41,36 @@ t.test('with another user and another file', async (t) => {
   t.match(stdout, /^ExecStart=.* serve --db "\/srv\/my files\/100%%\.db"$/m);
   t.match(stdout, /^ReadWritePaths="\/srv\/my files"$/m);
   t.notMatch(stdout, /^StateDirectory/m);
+  const dollar = await run(['admin', 'systemd-unit', '--db', '/srv/$a b/$c.db']);
+  t.match(dollar.stdout, /^ExecStart=.* serve --db "\/srv\/\$\$a b\/\$\$c\.db"$/m);
+  t.match(dollar.stdout, /^ReadWritePaths="\/srv\/\$a b"$/m, 'variables are only in command lines');
   t.match(await run(['admin', 'systemd-unit', '--user', 'two words']), { exitCode: 2, stdout: '' });
+});
+
+t.test('what the unit would not see is said, with what to do', async (t) => {
+  const cases: [dbPath: string, setting: string | null][] = [
+    ['/home/me/davit.db', 'ProtectHome=yes'],
+    ['/root/davit.db', 'ProtectHome=yes'],
+    ['/tmp/davit.db', 'PrivateTmp=yes'],
+    ['/var/tmp/x/davit.db', 'PrivateTmp=yes'],
+    ['/srv/home/tmp/davit.db', null],
+    ['/homes/davit.db', null],
+  ];
+  for (const [dbPath, setting] of cases) {
+    const { stdout, stderr, exitCode } = await run(['admin', 'systemd-unit', '--db', dbPath]);
+    t.equal(exitCode, 0);
+    t.match(stdout, /^\[Install\]$/m);
+    const warnings = stderr.split('\n').filter((line) => line.includes(dbPath));
+    const warning = `warning: ${setting} hides ${dbPath} from the unit: choose another place with --db, /var/lib/davit/davit.db as a rule`;
+    t.strictSame(warnings, setting === null ? [] : [warning]);
+  }
+  const { stderr } = await run(['admin', 'systemd-unit']);
+  for (const path of [process.execPath, MAIN].filter((one) => /^\/(?:home|root|tmp)\//.test(one))) {
+    t.match(
+      stderr,
+      `hides ${path} from the unit: install davit as /usr/local/bin/davit, and let that print it\n`,
+    );
+  }
 });
 
 t.test('systemd finds nothing wrong with it', ifHas('systemd-analyze'), async (t) => {
