@@ -74,12 +74,13 @@ function checkFiles(
     environment: { PATH: variables['PATH'] ?? COMMAND_PATH },
   };
   const directoryFinding = checkDirectory(project);
+  const hasDirectory = directoryFinding.level === 'ok';
   const [word] = command;
   // What counts from a directory that is not there is not there either: once is enough to say.
-  const isPointless = directoryFinding.level === 'problem' && word.includes('/') && !isAbsolute(word);
+  const isPointless = !hasDirectory && word.includes('/') && !isAbsolute(word);
   return [
     directoryFinding,
-    ...(directory === null ? [] : checkWritable('directory', directory)),
+    ...(directory === null || !hasDirectory ? [] : checkWritable('directory', directory)),
     ...(isPointless ? [] : checkCommand(project, request)),
     ...checkHome(project, variables),
   ];
@@ -184,6 +185,10 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return 'give this user the right to enter all directories above it: chmod o+x, or chgrp and chmod g+x';
     case 'notExecutable':
       return `chmod +x ${problem.path}; if it is so already, its file system is mounted noexec`;
+    case 'linkCircle':
+      return `mend the link, or name another place with ${set}`;
+    case 'nameTooLong':
+      return `name another place with ${set}`;
     case 'noInterpreter':
       return problem.interpreter.endsWith('\r')
         ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${problem.path}`

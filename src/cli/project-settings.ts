@@ -286,7 +286,11 @@ function warnOfPlace({ directory, command }: ProjectDetails, { terminal }: Comma
 }
 
 function isDirectory(path: string): boolean {
-  return statSync(path, { throwIfNoEntry: false })?.isDirectory() === true;
+  try {
+    return statSync(path).isDirectory();
+  } catch {
+    return false;
+  }
 }
 
 function isExecutable(path: string): boolean {

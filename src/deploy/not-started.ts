@@ -18,6 +18,7 @@ export type StartProblem =
   /** `word` is in none of the directories of `searchPath`. */
   | { kind: 'notFound'; word: string; searchPath: string }
   | { kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable'; path: string }
+  | { kind: 'linkCircle' | 'nameTooLong'; path: string }
   | { kind: 'noInterpreter'; path: string; interpreter: string };
 
 /**
@@ -67,6 +68,10 @@ export function problemText(problem: StartProblem): string {
       return `the command ${problem.path} is a directory`;
     case 'notExecutable':
       return `the command ${problem.path} is not executable`;
+    case 'linkCircle':
+      return `${problem.path} cannot be reached: its links lead in a circle`;
+    case 'nameTooLong':
+      return `${problem.path} cannot be reached: that is too long for a name`;
     case 'noInterpreter':
       return `the command ${problem.path} begins with #!${problem.interpreter}, which does not exist or is not executable`;
     default:
@@ -79,6 +84,7 @@ export function directoryProblem(path: string): StartProblem | undefined {
   const stat = statOf(path);
   if (stat === 'hidden') return { kind: 'directoryClosed', path };
   if (stat === undefined) return { kind: 'directoryMissing', path };
+  if (typeof stat === 'string') return { kind: stat, path };
   if (!stat.isDirectory()) return { kind: 'notADirectory', path };
   return mayExecute(path) ? undefined : { kind: 'directoryClosed', path };
 }
@@ -92,6 +98,7 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   const stat = statOf(path);
   if (stat === 'hidden') return { kind: 'commandHidden', path };
   if (stat === undefined) return { kind: 'commandMissing', path };
+  if (typeof stat === 'string') return { kind: stat, path };
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
   const [interpreter] = interpreterOf(path);
@@ -116,17 +123,26 @@ function search(word: string, searchPath: string, directory: string): string | u
   const paths = searchPath.split(delimiter).map((folder) => resolve(directory, folder, word));
   const files = paths.filter((path) => {
     const stat = statOf(path);
-    return stat !== undefined && stat !== 'hidden' && stat.isFile();
+    return typeof stat === 'object' && stat.isFile();
   });
   return files.find(mayExecute) ?? files[0];
 }
 
 /** Undefined where nothing is; `hidden` where this user may not even look. */
-function statOf(path: string): Stats | 'hidden' | undefined {
+function statOf(path: string): Stats | 'hidden' | 'linkCircle' | 'nameTooLong' | undefined {
   try {
     return statSync(path);
   } catch (error) {
-    return codeOf(error) === 'EACCES' ? 'hidden' : undefined;
+    switch (codeOf(error)) {
+      case 'EACCES':
+        return 'hidden';
+      case 'ELOOP':
+        return 'linkCircle';
+      case 'ENAMETOOLONG':
+        return 'nameTooLong';
+      default:
+        return undefined;
+    }
   }
 }
 

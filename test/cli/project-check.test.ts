@@ -66,6 +66,30 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
       /^the command true was not found in PATH \(\/nowhere\)$/,
       /--env PATH=/,
     ],
+    [
+      'links in a circle for a directory',
+      ({ directory }) => {
+        symlinkSync('circle', join(directory, 'circle'));
+        return ['--dir', 'circle', '--', './deploy.sh'];
+      },
+      /^\S+\/circle cannot be reached: its links lead in a circle$/,
+      /^mend the link, or name another place with davit admin project set prj_\w+$/,
+    ],
+    [
+      'a directory with too long a name',
+      () => ['--dir', 'x'.repeat(256), '--', 'true'],
+      /^\S+\/x+ cannot be reached: that is too long for a name$/,
+      /^name another place with davit admin project set prj_\w+$/,
+    ],
+    [
+      'links in a circle for a command',
+      ({ directory }) => {
+        symlinkSync('circle', join(directory, 'circle'));
+        return ['--dir', '.', '--', './circle'];
+      },
+      /^\S+\/circle cannot be reached: its links lead in a circle$/,
+      /^mend the link/,
+    ],
     ['a directory for a command', () => ['--', '/usr'], /^the command \/usr is a directory$/, /name another/],
     [
       'no right to run it',

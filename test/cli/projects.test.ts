@@ -1,4 +1,4 @@
-import { chmodSync, mkdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
@@ -262,6 +262,14 @@ t.test('it warns of what is not there yet, and of a second project of that name'
     stderr: /warning: .*\/missing is not a directory yet/,
     exitCode: 0,
   });
+  symlinkSync('circle', join(directory, 'circle'));
+  for (const dir of ['circle', 'x'.repeat(256)]) {
+    t.match(await davit(create(dir.slice(0, 9), '--dir', dir, '--', './x')), {
+      stdout: /^prj_\w+\n$/,
+      stderr: new RegExp(`warning: .*/${dir} is not a directory yet`),
+      exitCode: 0,
+    });
+  }
   writeFileSync(script, '#!/bin/sh\n', { mode: 0o644 });
   t.match(await davit(create('website', '--dir', 'site', '--', './deploy.sh')), {
     stderr: /warning: .*\/site\/deploy\.sh cannot be run yet.*warning: 2 projects have this name now/s,
