@@ -14,7 +14,7 @@ export interface Candidate {
 }
 
 /** Nouns of which the file knows the names: as the placeholders of arguments and options call them. */
-export const NAMED_NOUNS = ['project', 'key', 'webhook', 'deployment'] as const;
+const NAMED_NOUNS = ['project', 'key', 'webhook', 'deployment'] as const;
 export type NamedNoun = (typeof NAMED_NOUNS)[number];
 
 /** What the file calls those things; `dbPath` is null where `--db` does not say which file. */
