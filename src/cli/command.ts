@@ -305,7 +305,7 @@ export function errorText(error: unknown): string {
   if (error instanceof AppError) return `error: ${printable(withoutSecrets(error.message))}`;
   if (!(error instanceof Error)) return `error: ${String(error)}`;
   // What the system refused (a port, a file) is said by its message.
-  if ('syscall' in error) return `error: ${printable(error.message)}`;
+  if ('syscall' in error) return `error: ${printable(withoutSecrets(error.message))}`;
   if (isStorageProblem(error)) return storageText(error);
   return `error: davit failed, which is a bug: ${error.stack ?? error.message}`;
 }

@@ -112,7 +112,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
     .addOption(
       option(
         '--env-from <file>',
-        'such variables, one name=value a line, taken as it is but for quotes around all of the value; # begins a comment; - for stdin',
+        'such variables, one name=value a line, taken as it is but for quotes around all of the value; lines that begin with # are skipped; - for stdin',
       ),
     );
   addSetting('--timeout <duration>', 'stop the command after that, or off', orOff(durationMsOf), '30m');
