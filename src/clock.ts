@@ -37,7 +37,14 @@ export function createClockSettings(): ClockSettings {
     add(byMs, nowMs) {
       settings = [...settings.slice(1 - SETTINGS_MAX), { atMs: nowMs, byMs }];
     },
-    since: (sinceMs) =>
-      settings.reduce((sumMs, { atMs, byMs }) => (sinceMs < atMs ? sumMs + byMs : sumMs), 0),
+    since(sinceMs) {
+      let sumMs = 0;
+      // From the latest: a clock that was ahead for a while was set at moments that are still to come.
+      for (const { atMs, byMs } of settings.toReversed()) {
+        if (sinceMs >= atMs) break;
+        sumMs += byMs;
+      }
+      return sumMs;
+    },
   };
 }

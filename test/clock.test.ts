@@ -39,6 +39,11 @@ t.test('of the time since a moment what never passed is known', async (t) => {
   t.equal(settings.since(1_000), 300);
   t.equal(settings.since(2_100), -200, 'after the first');
   t.equal(settings.since(2_300), 0);
+  settings.add(90_000, 100_000);
+  t.equal(settings.since(9_000), 90_000);
+  settings.add(-90_000, 11_000);
+  t.equal(settings.since(9_000), 0, 'ahead and back again');
+  t.equal(settings.since(12_000), 0, 'and what comes after it');
   for (let count = 0; count < 100; count++) settings.add(1, 10_000);
   t.equal(settings.since(1_000), 100, 'the latest hundred are remembered');
 });

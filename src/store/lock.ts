@@ -1,4 +1,18 @@
-import { existsSync, readlinkSync, realpathSync, statSync, truncateSync } from 'node:fs';
+import {
+  closeSync,
+  constants,
+  existsSync,
+  fchmodSync,
+  fchownSync,
+  fstatSync,
+  ftruncateSync,
+  openSync,
+  readlinkSync,
+  readSync,
+  realpathSync,
+  type Stats,
+  statSync,
+} from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
@@ -11,7 +25,6 @@ import {
   openingProblem,
   sqliteCode,
 } from './database.ts';
-import { giveToOwner } from './partial-file.ts';
 
 /** A service that has the file; what is null could not be read at that moment. */
 export interface Serving {
@@ -42,23 +55,78 @@ export function lockForServing(
     max_concurrent: maxConcurrent,
   };
   const file = lockPath(path);
-  // Whoever can read it could hold up a commit.
-  createPrivately(file);
-  const database = statSync(path, { throwIfNoEntry: false });
-  if (database !== undefined) giveToOwner([file], database);
+  prepareLock(file, path);
   try {
     return holdLock(file, serving);
   } catch (error) {
     if (!isDamaged(error)) throw holdingProblem(path, error);
   }
-  // A power cut may leave it so. Cut off, not removed: it stays the file that another davit would lock as well.
-  truncateSync(file);
+  // A power cut may leave it so.
+  emptyLock(file);
   try {
     return holdLock(file, serving);
   } catch (error) {
     throw holdingProblem(path, error);
   }
 }
+
+/** Makes it, if it is not there, for the owner of the database alone: whoever can read it could hold up a commit. */
+function prepareLock(file: string, path: string): void {
+  createPrivately(file);
+  withPlainFile(file, constants.O_RDONLY, (descriptor, { mode, uid, nlink }) => {
+    if (nlink !== 1) return; // somebody's copy, or somebody else's file
+    const database = process.getuid?.() === 0 ? statSync(path, { throwIfNoEntry: false }) : undefined;
+    if (database !== undefined) fchownSync(descriptor, database.uid, database.gid);
+    if ((mode & 0o077) !== 0 && (process.getuid?.() === 0 || uid === process.getuid?.())) {
+      fchmodSync(descriptor, 0o600);
+    }
+  });
+}
+
+/** Cuts it off. It is not removed: it stays the file that another davit would lock as well. */
+function emptyLock(file: string): void {
+  withPlainFile(file, constants.O_RDWR, (descriptor, { size, nlink }) => {
+    const head = Buffer.alloc(Math.min(size, SQLITE_HEAD.length));
+    readSync(descriptor, head, 0, head.length, 0);
+    const isOurs = nlink === 1 && (head.equals(SQLITE_HEAD) || head.every((byte) => byte === 0));
+    if (!isOurs) throw noLock(file);
+    ftruncateSync(descriptor, 0);
+  });
+}
+
+/**
+ * Whoever may write in the directory may have put anything there, which is then left alone. Not to be called while this
+ * process holds the lock: closing the file would let go of it, fcntl(2).
+ */
+function withPlainFile(
+  file: string,
+  flags: number,
+  action: (descriptor: number, stats: Stats) => void,
+): void {
+  let descriptor: number;
+  try {
+    descriptor = openSync(file, flags | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+  } catch (error) {
+    if (codeOf(error) === 'ELOOP') throw noLock(file);
+    throw new AppError('conflict', `cannot open ${file} (${codeOf(error)}): it must be this user's own`, {
+      cause: error,
+    });
+  }
+  try {
+    const stats = fstatSync(descriptor);
+    if (!stats.isFile()) throw noLock(file);
+    action(descriptor, stats);
+  } finally {
+    closeSync(descriptor);
+  }
+}
+
+function noLock(file: string): AppError {
+  return new AppError('conflict', `${file} is no lock of davit's, which must be there: move it away`);
+}
+
+/** How each of SQLite's files begins. */
+const SQLITE_HEAD = Buffer.from('SQLite format 3\0');
 
 function holdLock(file: string, { process_id, since, max_concurrent }: Serving): () => void {
   const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS });
@@ -123,7 +191,7 @@ export function realPath(path: string): string {
     return realpathSync(path);
   } catch (error) {
     const target = codeOf(error) === 'ENOENT' ? linkTarget(path) : undefined;
-    return target === undefined ? resolve(path) : realPath(resolve(dirname(path), target));
+    return target === undefined ? resolve(path) : realPath(resolve(realpathSync(dirname(path)), target));
   }
 }
 

@@ -1,4 +1,15 @@
-import { existsSync, readFileSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  existsSync,
+  linkSync,
+  mkdirSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { lockForServing, lockPath, servedBy } from '../../src/store/lock.ts';
@@ -40,7 +51,7 @@ t.test('a lock that a power cut damaged is nobody’s, and made anew', async (t)
   lockForServing(path, 4711, fakeEffects())();
   const whole = readFileSync(lockPath(path));
   const secondPageLost = Buffer.concat([whole.subarray(0, 4096), Buffer.alloc(whole.length - 4096)]);
-  for (const damaged of [Buffer.alloc(8192), Buffer.alloc(0), secondPageLost, Buffer.from('no database')]) {
+  for (const damaged of [Buffer.alloc(8192), Buffer.alloc(0), secondPageLost]) {
     writeFileSync(lockPath(path), damaged);
     t.equal(servedBy(path), null);
     t.strictSame(readFileSync(lockPath(path)), damaged, 'who only looks mends nothing');
@@ -49,6 +60,36 @@ t.test('a lock that a power cut damaged is nobody’s, and made anew', async (t)
     t.throws(() => lockForServing(path, 4713, fakeEffects()), { code: 'conflict' });
     release();
   }
+});
+
+t.test('what is no lock stays as it is', async (t) => {
+  const directory = temporaryDirectory(t);
+  const path = join(directory, 'davit.db');
+  const [theirs, file] = [join(directory, 'theirs'), lockPath(path)];
+  const makings: (() => void)[] = [
+    () => writeFileSync(file, 'a diary'),
+    () => symlinkSync(theirs, file),
+    () => linkSync(theirs, file),
+    () => mkdirSync(file),
+  ];
+  for (const make of makings) {
+    rmSync(file, { force: true });
+    writeFileSync(theirs, Buffer.alloc(4096));
+    make();
+    t.throws(() => lockForServing(path, 4711, fakeEffects()), {
+      code: 'conflict',
+      message: /is no lock of davit's, which must be there: move it away$/,
+    });
+    t.strictSame(readFileSync(theirs), Buffer.alloc(4096));
+  }
+});
+
+t.test('a lock that others could read is taken from them', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  lockForServing(path, 4711, fakeEffects())();
+  chmodSync(lockPath(path), 0o644);
+  lockForServing(path, 4711, fakeEffects())();
+  t.equal(statSync(lockPath(path)).mode & 0o777, 0o600);
 });
 
 t.test('a lock that only looks damaged keeps others out', async (t) => {
@@ -76,4 +117,10 @@ t.test('one file has one lock, by whichever links it is reached, before it is th
     code: 'conflict',
   });
   t.equal(lockPath(join(directory, 'circle.db')), join(directory, 'circle.db-lock'));
+
+  mkdirSync(join(directory, 'real/sub'), { recursive: true });
+  symlinkSync('real/sub', join(directory, 'linked'));
+  symlinkSync('../up.db', join(directory, 'real/sub/link.db'));
+  const real = realpathSync(directory);
+  t.equal(lockPath(join(directory, 'linked/link.db')), join(real, 'real/up.db-lock'), 'from where it lies');
 });
