@@ -183,10 +183,10 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
     const members: ProcessStat[] = [];
     const others: ProcessStat[] = [];
     await visitProcesses(leader?.processStartedAt ?? 0, (stat) => {
-      const belongs =
-        known.has(keyOf(stat)) ||
-        stat.sessionId === sessionId ||
-        markerOf(stat.processId, DEPLOYMENT_MARKER) === deploymentId;
+      const isMarked = markerOf(stat.processId, DEPLOYMENT_MARKER) === deploymentId;
+      // Where one of a session is marked, all of it is ours.
+      if (isMarked && stat.sessionId === leader?.processId) sessionId = stat.sessionId;
+      const belongs = known.has(keyOf(stat)) || stat.sessionId === sessionId || isMarked;
       if (belongs) onFound(stat);
       (belongs ? members : others).push(stat);
     });
@@ -215,13 +215,17 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
   }
 }
 
-/**
- * Whether nobody else has got its id. While some of its session lives the system gives it to nobody, whether it runs
- * itself or not.
- */
+/** Whether nobody else can have got its id: it has it itself, or ids have not begun anew since the machine was booted. */
 function keepsNumber({ processId, processStartedAt }: ProcessIdentity): boolean {
   const holder = processIdentity(processId);
-  return holder === undefined || holder.processStartedAt === processStartedAt;
+  return holder === undefined ? idsAreUnused() : holder.processStartedAt === processStartedAt;
+}
+
+/** Whether the system has not given any id out twice: proc_stat(5) counts all that were born. */
+export function idsAreUnused(): boolean {
+  const born = /^processes (\d+)$/m.exec(readText('/proc/stat') ?? '')?.[1];
+  const idMax = readText('/proc/sys/kernel/pid_max');
+  return born !== undefined && idMax !== undefined && Number(born) < Number(idMax);
 }
 
 /** Where others are born without pause: of a process that runs from us, one pass in twenty misses all. */

@@ -7,6 +7,7 @@ import t, { type Test } from 'tap';
 import {
   bootId,
   findMarked,
+  idsAreUnused,
   isAlive,
   type ProcessIdentity,
   processIdentity,
@@ -160,18 +161,25 @@ t.test('what a leader left that exited by itself may be spared', async (t) => {
   t.notOk(isAlive(daemon.identity));
 });
 
-t.test('what a dead leader left in its session is found without a marker', async (t) => {
-  const leader = await start(t, ['sh', '-c', 'env -i sleep 1000 & echo $!']);
-  const [line] = await once(leader.output, 'data');
-  const left = processIdentity(Number(line));
-  if (left === undefined) throw new Error('nothing was left');
-  t.teardown(() => isAlive(left) && process.kill(left.processId, 'SIGKILL'));
-  if (leader.child.exitCode === null) await once(leader.child, 'exit');
-  t.equal(processIdentity(leader.identity.processId), undefined, 'somebody has waited for it');
-  const tree = { deploymentId: newDeploymentId(), leader: leader.identity };
+t.test('what a dead leader left in its session is found with whoever is marked there', async (t) => {
+  const deploymentId = newDeploymentId();
+  const script = 'env -i sleep 1000 & echo $!; sleep 1000 & echo $!';
+  const left = await leftBy(t, ['sh', '-c', script], deploymentId);
+  const tree = { deploymentId, leader: left.leader };
   t.equal(await stopTree(tree, { graceMs: 10_000, effects }), 'gone');
-  t.notOk(isAlive(left));
+  t.strictSame(left.processes.map(isAlive), [false, false]);
 });
+
+t.test(
+  'and without anybody marked, as long as no id can be another’s',
+  idsAreUnused() ? {} : { skip: 'ids were given out again since the machine was booted' },
+  async (t) => {
+    const left = await leftBy(t, ['sh', '-c', 'env -i sleep 1000 & echo $!'], newDeploymentId());
+    const tree = { deploymentId: newDeploymentId(), leader: left.leader };
+    t.equal(await stopTree(tree, { graceMs: 10_000, effects }), 'gone');
+    t.strictSame(left.processes.map(isAlive), [false]);
+  },
+);
 
 let lastDeployment = 0;
 
@@ -214,4 +222,30 @@ async function descendantsOf({ processId }: ProcessIdentity): Promise<ProcessIde
     .split('\n')
     .map((line) => processIdentity(Number(line)))
     .filter((identity) => identity !== undefined);
+}
+
+/** What a command left running, which prints the ids of it and ends. */
+async function leftBy(t: Test, command: [string, ...string[]], deploymentId: string) {
+  const { child, identity: leader, output } = await start(t, command, deploymentId);
+  let text = '';
+  output.on('data', (bytes: Buffer) => {
+    text += bytes.toString();
+  });
+  if (child.exitCode === null) await once(child, 'exit');
+  await until(() => text.endsWith('\n'));
+  const processes = text
+    .trim()
+    .split('\n')
+    .map((id) => processIdentity(Number(id)))
+    .filter((identity) => identity !== undefined);
+  for (const { processId } of processes) t.teardown(() => signalIfThere(processId));
+  return { leader, processes };
+}
+
+function signalIfThere(processId: number): void {
+  try {
+    process.kill(processId, 'SIGKILL');
+  } catch {
+    // It is gone, as it should be.
+  }
 }
