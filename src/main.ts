@@ -20,7 +20,7 @@ void main(process.argv.slice(2));
 async function main(commandLine: string[]): Promise<void> {
   const exitCode = await runCommandLine(contextOf(process, commandLine));
   // Only a success waits for what is still open; and it leaves the 1 of output that was lost.
-  if (exitCode !== 0) process.exit(exitCode);
+  if (exitCode !== 0) await leave(exitCode);
 }
 
 function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {
@@ -40,7 +40,10 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
         for (const { name, listen } of entries) self.off(name, listen);
       };
     },
-    exit: (code) => self.exit(code),
-    exitAtOnce,
+    exit: (code) => void leave(code),
   };
+}
+
+function leave(code: number): Promise<void> {
+  return exitAtOnce(code).catch(() => process.exit(code));
 }

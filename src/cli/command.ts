@@ -20,9 +20,8 @@ export interface CommandContext {
   effects: Effects;
   /** Called for each of these signals until the returned function is; a signal without listeners ends davit at once. */
   onSignal<Name extends SignalName>(names: readonly Name[], listener: (name: Name) => void): () => void;
+  /** Soon: what is under way may still go on for some milliseconds. */
   exit(code: number): void;
-  /** Waits for no name that is being resolved, as `exit` does. */
-  exitAtOnce(code: number): Promise<void>;
 }
 
 /** Of a process that a signal ended, as shells count it. SIGHUP comes when a terminal is closed. */

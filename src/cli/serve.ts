@@ -45,8 +45,7 @@ export function defineServe(command: Command, context: CommandContext): void {
 }
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
-  const { terminal, effects, onSignal } = context;
-  const exit = (code: number) => void context.exitAtOnce(code);
+  const { terminal, effects, onSignal, exit } = context;
   // Waiting for the end of what a killed service left running is nothing that would.
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();

@@ -44,7 +44,9 @@ function withSuggestion(message: string, command: Command): string {
 
 /** The text with neither keys and signing secrets nor what stands before the @ of a URL. */
 export function withoutSecrets(text: string): string {
-  return text.replaceAll(/\b(davit_|whsec_)[\w+/]{20,}=*/g, '$1…').replaceAll(/:\/\/[^\s/@]+@/g, '://…@');
+  return text
+    .replaceAll(/\b(davit_)[0-9A-Za-z]{20,}|\b(whsec_)[0-9A-Za-z+/]{20,}=*/g, '$1$2…')
+    .replaceAll(/:\/\/[^\s/@]+@/g, '://…@');
 }
 
 function lowerFirst(text: string): string {

@@ -53,7 +53,13 @@ function entryOfLine(bytes: Buffer, where: string): [name: string, value: string
   if (separator < 0) {
     throw refused(`${where} has no =: write name=value; a name alone is only for --env`);
   }
-  const entry: [string, string] = [line.slice(0, separator), unquoted(line.slice(separator + 1))];
+  const value = line.slice(separator + 1);
+  if (/^(["'])(?!.*\1$)/s.test(value) || /^["']$/.test(value)) {
+    throw refused(
+      `${where} has a quote that is not closed on it: a value of several lines goes by --env NAME`,
+    );
+  }
+  const entry: [string, string] = [line.slice(0, separator), unquoted(value)];
   const problem = variableProblem(...entry);
   if (problem !== undefined) throw refused(`${where}: the variable ${problem}`);
   return entry;

@@ -44,7 +44,6 @@ async function ping(
   else context.terminal.print(attemptText(attempt, context));
   if (status_code !== null && status_code >= 200 && status_code <= 299) return;
   context.terminal.note(failureText(error));
-  await context.exitAtOnce(1);
   throw new Refusal('the ping failed');
 }
 

@@ -179,7 +179,8 @@ async function setStatus(
   const before = resolveWebhook(store, idOrUrl, effects.now());
   const disableReason = 'disabled by the administrator';
   await store.writer.write('webhooks.update', { id: before.id, status, disableReason });
-  if (status === 'enabled' && before.status !== status) await hurry(store, before.id);
+  // Also of one that is enabled: who did it may not have come to the end.
+  if (status === 'enabled') await hurry(store, before.id);
   return { before, after: resolveWebhook(store, before.id, effects.now()) };
 }
 

@@ -9,6 +9,7 @@ import {
   type DueDelivery,
   FIRST_PENDING,
   type PendingPlace,
+  type PendingWebhook,
   type Settlement,
 } from '../store/outbox.ts';
 import type { Reads } from '../store/store.ts';
@@ -73,6 +74,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   let walks = 0;
   let lastWalk = Promise.resolve();
   let lookAtAllDue = true;
+  let isFirstLook = true;
   let lookedAtAllMs = 0;
   let behindAtOnce = BEGUN_AT_ONCE_MAX;
   /** When the first reason to look came since the last look. */
@@ -131,6 +133,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     lookedAtAllMs = effects.monotonicMs();
     const pending = reads.outbox.pendingWebhooks();
     lanes.replace(pending, nowMs);
+    if (isFirstLook) hurryTheRest(pending, nowMs);
+    isFirstLook = false;
     // While davit was down, the clock was set back, or the window was made shorter.
     const furthestAtMs = pending.at(-1)?.next_attempt_at ?? 0;
     if (furthestAtMs <= nowMs + schedule.windowMs || walks > 0) return;
@@ -153,6 +157,13 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const furthestMs = schedule.windowMs;
     for (let after: PendingPlace | null = FIRST_PENDING; after !== null; ) {
       after = await writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects);
+    }
+  }
+
+  /** Of those that were enabled just before davit ended. */
+  function hurryTheRest(pending: readonly PendingWebhook[], nowMs: number): void {
+    for (const { webhook_id: webhookId } of pending) {
+      if (reads.outbox.isUnhurried(webhookId, nowMs)) walk(() => hurry(webhookId));
     }
   }
 

@@ -149,6 +149,13 @@ export function outboxReads(database: Database) {
        CROSS JOIN deliveries d ON d.seq = wanted.value AND d.status = 'pending' AND d.next_attempt_at <= +?
        CROSS JOIN events e ON e.id = d.event_id`)
     .raw();
+  const unhurried = database
+    .prepare<{ webhookId: WebhookId; nowMs: number }, number>(`
+      SELECT 1 FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
+       WHERE d.webhook_id = +:webhookId AND d.status = 'pending' AND d.next_attempt_at > +:nowMs
+         AND d.ladder_started_at < w.enabled_at
+       LIMIT 1`)
+    .pluck();
   const { recipients } = recipientReads(database);
   const failingSince = database
     .prepare<[WebhookId], number | null>('SELECT failing_since FROM webhooks WHERE id = +?')
@@ -157,6 +164,10 @@ export function outboxReads(database: Database) {
   return {
     /** The enabled webhooks that have something pending, the first due first. */
     pendingWebhooks: (): PendingWebhook[] => pendingWebhooks.all(),
+
+    /** Whether some of the webhook's retries were not hurried when it was enabled, as davit ended meanwhile. */
+    isUnhurried: (webhookId: WebhookId, nowMs: number): boolean =>
+      unhurried.get({ webhookId, nowMs }) !== undefined,
 
     /** When the first of the webhook's failures in a row was; null: its last attempt did not fail. */
     failingSince: (webhookId: WebhookId): number | null => failingSince.get(webhookId) ?? null,

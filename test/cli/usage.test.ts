@@ -129,6 +129,10 @@ t.test('what is wrong is not repeated: it may be a secret in the wrong place', a
     [['admin', 'project', 'show', secret], /there is no project 'whsec_…':/],
     [['admin', 'webhook', 'show', user], /there is no webhook 'http:\/\/…@host\/':/],
     [['backup', '--db', `${key}.db`, 'copy.db'], /there is no file davit_…\.db:/],
+    [
+      ['backup', '--db', '/srv/davit_data/production/website/main.db', 'copy.db'],
+      /there is no file \/srv\/davit_data\/production\/website\/main\.db:/,
+    ],
   ];
   for (const [words, message] of cases) {
     const refusal = await refused(words);

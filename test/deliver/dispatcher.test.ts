@@ -302,6 +302,29 @@ t.test('all that waited for a retry is due once its webhook is enabled, however 
   );
 });
 
+t.test('of a webhook that was enabled just before davit ended, too', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t);
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  copyWaiting(store, 300, effects.now() + HOUR_MS);
+  for (const status of ['disabled', 'enabled'] as const) {
+    effects.advance(1_000);
+    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+  }
+  const dispatcher = testDispatcher(t, store, effects);
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.strictSame(
+    store.query(
+      'SELECT count(*) AS waiting FROM deliveries WHERE next_attempt_at >= ?',
+      effects.now() + HOUR_MS / 2,
+    ),
+    [{ waiting: 0 }],
+  );
+});
+
 t.test('a redelivery that is asked for during an attempt has its whole ladder', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);

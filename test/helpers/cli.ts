@@ -64,7 +64,6 @@ export async function runHere(
       effects,
       onSignal: () => () => undefined,
       exit: exited.resolve,
-      exitAtOnce: async (code) => exited.resolve(code),
     });
     const exitCode = await Promise.race([running, exited.promise]);
     return { stdout: stdout.text(), stderr: stderr.text(), exitCode };
