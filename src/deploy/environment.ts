@@ -1,7 +1,7 @@
 import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import { codeOf } from '../errors.ts';
-import { masked } from './mask.ts';
+import { HIDDEN, hiderOf } from './mask.ts';
 
 /** The PATH of every command whose project says no other; never the service's own. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -129,18 +129,20 @@ const NOTES_MAX = 10;
 /**
  * The outputs in a file of `name=value` lines: names as variables have, 64 characters at most; values of
  * 4 KiB at most; 100 of them. Of several with one name the last counts. A line that breaks a rule is left out.
- * Whoever may read outputs need not be allowed to read logs: secrets are hidden as there, before anything is taken for a
- * name or a value.
+ * Whoever may read outputs need not be allowed to read logs: secrets are hidden in values as there, and no name is made
+ * of one.
  */
 export function parseOutputs(bytes: Uint8Array, secrets: readonly string[] = []): Outputs {
   const outputs = new Map<string, string>();
   const problems: string[] = [];
-  for (const [index, line] of completeLines(bytes, secrets, problems).entries()) {
+  const hide = hiderOf(secrets);
+  for (const [index, line] of completeLines(bytes, problems).entries()) {
     if (line === '') continue;
     const equals = line.indexOf('=');
     const name = line.slice(0, Math.max(0, equals));
-    const value = line.slice(equals + 1);
-    const problem = outputProblem(name, value, equals, outputs);
+    const value = hide(line.slice(equals + 1));
+    const isSecret = hide(name) === HIDDEN || hide(line) !== `${hide(line.slice(0, equals + 1))}${value}`;
+    const problem = isSecret ? 'would show a secret as a name' : outputProblem(name, value, equals, outputs);
     if (problem === undefined) outputs.set(name, value);
     else problems.push(`line ${index + 1} ${problem}`);
   }
@@ -181,9 +183,9 @@ function readFully(descriptor: number, bytes: Buffer): number {
   return length;
 }
 
-function completeLines(bytes: Uint8Array, secrets: readonly string[], problems: string[]): string[] {
+function completeLines(bytes: Uint8Array, problems: string[]): string[] {
   const read = bytes.subarray(0, OUTPUT_FILE_MAX_BYTES);
-  const lines = masked(read, secrets).toString().split(/\r?\n/);
+  const lines = new TextDecoder('utf-8', { ignoreBOM: true }).decode(read).split(/\r?\n/);
   if (read.length === bytes.length) return lines;
   problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
   // Whatever the limit cut in two.

@@ -8,7 +8,9 @@ export interface Mask {
 
 /** Shorter values are words such as `true` or `eu-west`: hiding them would make logs unreadable and tell the value. */
 const SECRET_MIN_LENGTH = 8;
-const MASKED = Buffer.from('***');
+/** What stands in the place of a secret. */
+export const HIDDEN = '***';
+const MASKED = Buffer.from(HIDDEN);
 const NOTHING = Buffer.alloc(0);
 
 /**
@@ -48,14 +50,18 @@ export function maskFor(secrets: readonly string[]): Mask {
   }
 }
 
-/** The same for bytes that are all at hand. */
-export function masked(bytes: Uint8Array, secrets: readonly string[]): Buffer {
+/** The same for texts that are all at hand. */
+export function hiderOf(secrets: readonly string[]): (text: string) => string {
   const mask = maskFor(secrets);
-  return Buffer.concat([mask.push(bytes), mask.end()]);
+  return (text) => Buffer.concat([mask.push(Buffer.from(text)), mask.end()]).toString();
 }
 
 function needlesOf(secrets: readonly string[]): Buffer[] {
-  const texts = secrets.flatMap((secret) => [secret, ...secret.split(/\r?\n/)]);
+  // The line end behind a secret, which many files have, is not a part of it.
+  const texts = secrets.flatMap((secret) => [
+    secret.replace(/^[\r\n]+|[\r\n]+$/g, ''),
+    ...secret.split(/\r?\n/),
+  ]);
   return [...new Set(texts)]
     .filter(({ length }) => length >= SECRET_MIN_LENGTH)
     .map((text) => Buffer.from(text))
