@@ -19,7 +19,8 @@ export function releaseStartMemory(effects: Effects, part: 'thread' | 'main'): v
     collectGarbage();
     if (part === 'thread') return;
     keepHeapsSmall();
-    effects.after(AFTER_MS, () => void releasePages(effects));
+    // Without it davit only takes more: with no descriptor left, for instance, nothing can be read.
+    effects.after(AFTER_MS, () => void releasePages(effects).catch(() => undefined));
   });
 }
 

@@ -5,7 +5,7 @@ import { createSecureContext, getCACertificates, connect as openTls, type Secure
 import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from './latest.ts';
-import { createResolver, type Resolve } from './resolver.ts';
+import { type Ask, createResolver } from './resolver.ts';
 
 export interface ListenAddress {
   /** A wildcard, however it is spelled, and a name stand for every address of this machine. */
@@ -23,7 +23,7 @@ export interface ConnectorOptions {
   /** Certificates in PEM that are trusted besides the usual ones. */
   caPem?: string;
   /** All addresses of a name: asks the system's resolver unless a test brings its own. */
-  resolve?: Resolve;
+  resolve?: Ask;
   /** The addresses of this machine: asks the system unless a test brings its own. */
   machineAddresses?: () => readonly string[];
 }
@@ -39,8 +39,11 @@ export interface Connector {
   trust(caPem: string): void;
 }
 
-/** Opens one connection to where a URL leads, TLS where it says `https:`. */
-export type Connect = (url: URL, hears: SocketEvents) => OpenSocket;
+/**
+ * Opens one connection to where a URL leads, TLS where it says `https:`. `isFailing`: the receiver did not answer well
+ * the last time, and its name keeps no other waiting.
+ */
+export type Connect = (url: URL, hears: SocketEvents, isFailing: boolean) => OpenSocket;
 
 export interface OpenSocket {
   /** Where it leads; null until it is connected. */
@@ -75,7 +78,7 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem } = options;
   const { machineAddresses = interfaceAddresses } = options;
-  const resolve = createResolver(options.resolve, effects);
+  const resolve = createResolver(options.resolve, timeoutMs, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
   let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, Buffer>();
@@ -89,7 +92,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     },
   };
 
-  function connect(url: URL, hears: SocketEvents): OpenSocket {
+  function connect(url: URL, hears: SocketEvents, isFailing: boolean): OpenSocket {
     const { protocol } = url;
     const hostname = hostnameOf(url);
     const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
@@ -111,7 +114,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     const how = {
       host: hostname,
       port,
-      lookup: guardedLookup(port),
+      lookup: guardedLookup(port, isFailing),
       noDelay: true,
       autoSelectFamily: true,
       // The default of 250 ms gives up on addresses that are merely far away; the last one gets all the rest.
@@ -167,10 +170,10 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
   }
 
-  function guardedLookup(port: number): LookupFunction {
+  function guardedLookup(port: number, isFailing: boolean): LookupFunction {
     return (hostname, _options, callback) => {
       // A list is what `autoSelectFamily` asks for.
-      judgedAddresses(hostname, port).then(
+      judgedAddresses(hostname, port, isFailing).then(
         (addresses) => callback(null, addresses),
         (error: AttemptError) => callback(error, []),
       );
@@ -178,19 +181,23 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   }
 
   /** All addresses of the name, each of them allowed. Fails with an AttemptError. */
-  async function judgedAddresses(hostname: string, port: number): Promise<LookupAddress[]> {
-    const addresses = await addressesOf(hostname);
+  async function judgedAddresses(
+    hostname: string,
+    port: number,
+    isFailing: boolean,
+  ): Promise<LookupAddress[]> {
+    const addresses = await addressesOf(hostname, isFailing);
     if (addresses.length === 0) throw new AttemptError('dns');
     if (!addresses.every(({ address }) => isAllowed(address, port)))
       throw new AttemptError('address_refused');
     return [...addresses];
   }
 
-  async function addressesOf(hostname: string): Promise<readonly LookupAddress[]> {
+  async function addressesOf(hostname: string, isFailing: boolean): Promise<readonly LookupAddress[]> {
     const loopback = loopbackOf(hostname, allowedCidrs);
     if (loopback?.length === 0) throw new AttemptError('address_refused');
     if (loopback !== undefined) return loopback.map((address) => ({ address, family: isIP(address) }));
-    return resolve(hostname).catch((error: unknown) => {
+    return resolve(hostname, isFailing).catch((error: unknown) => {
       throw new AttemptError('dns', { cause: error });
     });
   }

@@ -1,5 +1,5 @@
 import type { Effects } from '../effects.ts';
-import type { Connect } from './connect.ts';
+import type { Connect, SocketEvents } from './connect.ts';
 
 /** Where a connection leads. */
 export interface Place {
@@ -28,8 +28,8 @@ export interface Exchange {
 
 export interface Connections {
   /** One that stands idle, else a new one. */
-  take(place: Place): Connection;
-  open(place: Place): Connection;
+  take(place: Place, isFailing: boolean): Connection;
+  open(place: Place, isFailing: boolean): Connection;
   /** After a whole answer: it may serve again, for `idleMs` if the receiver says how long it waits. */
   giveBack(connection: Connection, idleMs: number | null): void;
   /** Closes it, whatever it does. */
@@ -81,22 +81,22 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
     },
   };
 
-  function take(place: Place): Connection {
+  function take(place: Place, isFailing: boolean): Connection {
     // The one that was used last: the others may then go out of use.
     const connection = idleOfOrigin.get(place.origin)?.at(-1);
-    if (connection === undefined) return open(place);
+    if (connection === undefined) return open(place, isFailing);
     if (connection.idleUntilMs <= effects.monotonicMs()) {
       drop(connection);
-      return take(place);
+      return take(place, isFailing);
     }
     leaveIdle(connection);
     return connection;
   }
 
-  function open({ url, origin }: Place): Connection {
+  function open({ url, origin }: Place, isFailing: boolean): Connection {
     let waiting: string | undefined;
     let isConnected = false;
-    const socket = connect(url, {
+    const hears: SocketEvents = {
       connected() {
         isConnected = true;
         if (waiting !== undefined) socket.write(waiting);
@@ -111,7 +111,8 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
         if (connection.exchange === undefined) drop(connection);
         else connection.exchange.closed(error);
       },
-    });
+    };
+    const socket = connect(url, hears, isFailing);
     const connection: OwnConnection = {
       origin,
       openedAtMs: effects.monotonicMs(),

@@ -15,7 +15,7 @@ import {
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import type { DeliveryFigures } from './figures.ts';
-import { createLanes, type Lane, type Turn } from './lanes.ts';
+import { createLanes, FAILING_AFTER, type Lane, type Turn } from './lanes.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
 import type { Sender, SendOutcome } from './send.ts';
 import { signedHeaders } from './sign.ts';
@@ -222,7 +222,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       atSeconds: Math.floor(atMs / 1000),
       body: delivery.payload,
     });
-    const outcome = await sender.send({ url: delivery.url, headers, body: delivery.payload });
+    const isFailing = lane.failures >= FAILING_AFTER;
+    const outcome = await sender.send({ url: delivery.url, headers, body: delivery.payload, isFailing });
     const stopped = outcome.error === 'stopped';
     slot.end(stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
     figures?.ended();

@@ -34,7 +34,7 @@ export const LANE_LIMITS: LaneLimits = { perWebhook: 4, total: 256, share: 64 };
 const SLOW_AFTER_MS = 1_000;
 
 /** One that was proven is failing after this many failures in a row; one that was not, after the first. */
-const FAILING_AFTER = 3;
+export const FAILING_AFTER = 3;
 
 /**
  * Between the beginnings of two attempts of a failing webhook lies a thousandth of the time for which it has failed,

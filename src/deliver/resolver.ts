@@ -5,48 +5,78 @@ import { createPlaces } from '../places.ts';
 import { putLatest } from './latest.ts';
 
 /** All addresses of a name; rejects as the system's resolver does. */
-export type Resolve = (hostname: string) => Promise<readonly LookupAddress[]>;
+export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;
+
+/** The same, for a receiver that has failed the last time or not. */
+export type Resolve = (hostname: string, isFailing: boolean) => Promise<readonly LookupAddress[]>;
 
 /**
  * Of libuv's threads half, 32, may wait for names at the same time, and a name that no server answers for keeps one for
- * 10 s and more, whatever became of the attempt. So names that are new, and names that kept one long the last time, have
- * a share each, and the others always find a thread.
+ * 10 s and more, whatever became of the attempt. So names of which it is not known that they are answered for at once
+ * have a share, and those of them whose receivers fail anyway another; all other names always find a thread.
  */
 const SHARE = 8;
 const LONG_MS = 2_000;
 const KNOWN_MAX = 1_000;
 
+interface Look {
+  answer: Promise<readonly LookupAddress[]>;
+  /** When somebody wanted it last; on the clock that never jumps. */
+  wantedAtMs: number;
+}
+
 /**
  * Asks for names so that those that nobody answers for do not hold up the others. Those who ask for a name while it is
- * being resolved share the answer: a dead name does not take more than one thread.
+ * being resolved share the answer: a dead name does not take more than one thread of a share. Nobody waits for longer
+ * than `patienceMs`: who waited in vain is not asked for any more.
  */
-export function createResolver(ask: Resolve = askSystem, effects: Pick<Effects, 'monotonicMs'>): Resolve {
-  const underWay = new Map<string, Promise<readonly LookupAddress[]>>();
-  /** How the last look for a name went; those that are not in it are new. */
-  const known = new Map<string, 'brief' | 'long'>();
-  const shares = { new: createPlaces(SHARE), long: createPlaces(SHARE) };
+export function createResolver(
+  ask: Ask = askSystem,
+  patienceMs: number,
+  effects: Pick<Effects, 'monotonicMs'>,
+): Resolve {
+  /** Names that were answered for at once the last time. */
+  const known = new Map<string, true>();
+  const shares = { new: createShare(), failing: createShare() };
+  const free = { looks: new Map<string, Look>(), places: undefined };
 
-  return (hostname) => {
-    const shared = underWay.get(hostname);
-    if (shared !== undefined) return shared;
-    const answer = resolve(hostname).finally(() => underWay.delete(hostname));
-    underWay.set(hostname, answer);
-    return answer;
+  return (hostname, isFailing) => {
+    const share = known.has(hostname) ? free : isFailing ? shares.failing : shares.new;
+    const wantedAtMs = effects.monotonicMs();
+    const shared = share.looks.get(hostname);
+    if (shared !== undefined) {
+      shared.wantedAtMs = wantedAtMs;
+      return shared.answer;
+    }
+    const look: Look = { wantedAtMs, answer: Promise.resolve([]) };
+    look.answer = resolve(hostname, look, share.places).finally(() => share.looks.delete(hostname));
+    share.looks.set(hostname, look);
+    return look.answer;
   };
 
-  async function resolve(hostname: string): Promise<readonly LookupAddress[]> {
-    const kind = known.get(hostname) ?? 'new';
-    const share = kind === 'brief' ? undefined : shares[kind];
-    await share?.take();
-    const startedAtMs = effects.monotonicMs();
+  async function resolve(
+    hostname: string,
+    look: Look,
+    places: ReturnType<typeof createPlaces> | undefined,
+  ): Promise<readonly LookupAddress[]> {
+    await places?.take();
     try {
-      return await ask(hostname);
+      const startedAtMs = effects.monotonicMs();
+      if (startedAtMs - look.wantedAtMs > patienceMs) throw new Error('nobody waits for it any more');
+      try {
+        return await ask(hostname);
+      } finally {
+        if (effects.monotonicMs() - startedAtMs >= LONG_MS) known.delete(hostname);
+        else putLatest(known, hostname, true, KNOWN_MAX);
+      }
     } finally {
-      const isLong = effects.monotonicMs() - startedAtMs >= LONG_MS;
-      putLatest(known, hostname, isLong ? 'long' : 'brief', KNOWN_MAX);
-      share?.leave();
+      places?.leave();
     }
   }
+}
+
+function createShare() {
+  return { looks: new Map<string, Look>(), places: createPlaces(SHARE) };
 }
 
 function askSystem(hostname: string): Promise<LookupAddress[]> {

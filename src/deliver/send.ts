@@ -22,6 +22,8 @@ export interface SendRequest {
   /** Besides those that every delivery has. */
   headers: Readonly<Record<string, string>>;
   body: string;
+  /** Whether its receiver failed lately: then its name keeps no other waiting. */
+  isFailing?: boolean;
 }
 
 /** What came of one attempt, in the fields in which it is recorded. */
@@ -78,7 +80,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
 
   return { send, trust, close };
 
-  function send({ url, headers, body }: SendRequest): Promise<SendOutcome> {
+  function send({ url, headers, body, isFailing = false }: SendRequest): Promise<SendOutcome> {
     const startedAtMs = effects.monotonicMs();
     const target = targetOf(url);
     if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
@@ -98,14 +100,14 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
             connections.drop(connection);
           }
           if (wasStale(end, connection)) {
-            cut = exchangeOver(connections.open(target));
+            cut = exchangeOver(connections.open(target, isFailing));
             return;
           }
           cancelDeadline();
           underWay.take(place);
           resolve(outcomeOf(end, connection.remoteAddress()));
         });
-      let cut = exchangeOver(connections.take(target));
+      let cut = exchangeOver(connections.take(target, isFailing));
       const cancelDeadline = effects.after(timeoutMs, () => cut(new AttemptError('timeout')));
       const place = underWay.put((error) => cut(error));
     });

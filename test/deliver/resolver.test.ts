@@ -5,15 +5,16 @@ import { createResolver } from '../../src/deliver/resolver.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 
 const ANSWER: LookupAddress[] = [{ address: '93.184.216.34', family: 4 }];
+const PATIENCE_MS = 10_000;
 
 t.test('those who ask for a name at the same time share one look', async (t) => {
   const { resolve, asked, answer } = newResolver();
-  const both = Promise.all([resolve('one.example'), resolve('one.example')]);
+  const both = Promise.all([resolve('one.example', false), resolve('one.example', false)]);
   await nextTurn();
   t.strictSame(asked, ['one.example']);
   answer('one.example');
   t.strictSame(await both, [ANSWER, ANSWER]);
-  const again = resolve('one.example');
+  const again = resolve('one.example', false);
   await nextTurn();
   t.strictSame(asked, ['one.example', 'one.example'], 'nothing is kept: names change');
   answer('one.example');
@@ -21,65 +22,78 @@ t.test('those who ask for a name at the same time share one look', async (t) => 
 });
 
 t.test(
-  'names that nobody answers for hold up neither those that are known nor those that are new',
+  'dead names hold up neither those that are known nor the new ones of receivers that do not fail',
   async (t) => {
-    const { resolve, asked, answer, effects } = newResolver();
-    const known = resolve('known.example');
+    const { resolve, asked, answer } = newResolver();
+    const known = resolve('known.example', false);
     await nextTurn();
     answer('known.example');
     await known;
-    const dead = Array.from({ length: 40 }, (_, number) => `dead${number}.example`);
-    const looks = Promise.allSettled(dead.map(resolve));
+    for (const number of Array(40).keys()) void resolve(`dead${number}.example`, true);
     await nextTurn();
-    t.equal(asked.length, 1 + 8, 'of the new ones only a few are asked for at a time');
-    const meanwhile = resolve('known.example');
+    t.equal(asked.length, 1 + 8, 'only a few are asked for at a time');
+    for (const name of ['known.example', 'new.example']) {
+      const look = resolve(name, false);
+      await nextTurn();
+      t.equal(asked.at(-1), name);
+      answer(name);
+      t.strictSame(await look, ANSWER);
+    }
+    // A receiver may fail for other reasons.
+    const failing = resolve('known.example', true);
     await nextTurn();
     t.equal(asked.at(-1), 'known.example');
     answer('known.example');
-    await meanwhile;
-
-    for (let done = 0; done < dead.length; done += 8) {
-      effects.advance(10_000);
-      for (const name of dead.slice(done, done + 8)) answer(name, new Error('EAI_AGAIN'));
-      await nextTurn();
-    }
-    t.match(
-      await looks,
-      dead.map(() => ({ status: 'rejected', reason: { message: 'EAI_AGAIN' } })),
-    );
-
-    asked.length = 0;
-    for (const name of dead) resolve(name).catch(() => undefined);
+    await failing;
+    for (const number of Array(40).keys()) void resolve(`fresh${number}.example`, false);
     await nextTurn();
-    t.equal(asked.length, 8, 'and once they are known for it they have a share of their own');
-    const fresh = resolve('new.example');
-    await nextTurn();
-    t.equal(asked.at(-1), 'new.example');
-    answer('new.example');
-    t.strictSame(await fresh, ANSWER);
+    t.equal(asked.length, 12 + 8, 'of new ones few are asked for at a time, too');
   },
 );
 
-t.test('a name that is answered for again is like any other', async (t) => {
+t.test('a name that was answered for late is like a new one until it is not', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   const names = Array.from({ length: 9 }, (_, number) => `slow${number}.example`);
   for (const name of names) {
-    const look = resolve(name);
+    const look = resolve(name, false);
     await nextTurn();
     effects.advance(2_000);
     answer(name);
     await look;
-    const again = resolve(name);
-    await nextTurn();
-    answer(name);
-    await again;
   }
   asked.length = 0;
-  const looks = Promise.all(names.map(resolve));
+  const looks = Promise.all(names.map((name) => resolve(name, false)));
   await nextTurn();
-  t.strictSame(asked, names);
-  for (const name of names) answer(name);
+  t.equal(asked.length, 8);
+  for (const name of names) {
+    answer(name);
+    await nextTurn();
+  }
   await looks;
+  asked.length = 0;
+  const again = Promise.all(names.map((name) => resolve(name, false)));
+  await nextTurn();
+  t.equal(asked.length, 9);
+  for (const name of names) answer(name);
+  await again;
+});
+
+t.test('a name that nobody waits for any more is not asked for', async (t) => {
+  const { resolve, asked, answer, effects } = newResolver();
+  const dead = Array.from({ length: 8 }, (_, number) => `dead${number}.example`);
+  const first = Promise.all(dead.map((name) => resolve(name, false)));
+  const left = resolve('left.example', false);
+  const wanted = resolve('wanted.example', false);
+  await nextTurn();
+  effects.advance(PATIENCE_MS);
+  void resolve('wanted.example', false);
+  effects.advance(1);
+  for (const name of dead) answer(name);
+  await first;
+  await t.rejects(left, { message: 'nobody waits for it any more' });
+  t.strictSame(asked.slice(8), ['wanted.example']);
+  answer('wanted.example');
+  t.strictSame(await wanted, ANSWER);
 });
 
 /** A resolver on one that answers when a test says so. */
@@ -87,20 +101,15 @@ function newResolver() {
   const effects = fakeEffects();
   const asked: string[] = [];
   const waiting = new Map<string, PromiseWithResolvers<LookupAddress[]>>();
-  const resolve = createResolver((hostname) => {
-    asked.push(hostname);
-    const look = Promise.withResolvers<LookupAddress[]>();
-    waiting.set(hostname, look);
-    return look.promise;
-  }, effects);
-  return {
-    effects,
-    resolve,
-    asked,
-    answer(hostname: string, error?: Error) {
-      const look = waiting.get(hostname);
-      if (error === undefined) look?.resolve(ANSWER);
-      else look?.reject(error);
+  const resolve = createResolver(
+    (hostname) => {
+      asked.push(hostname);
+      const look = Promise.withResolvers<LookupAddress[]>();
+      waiting.set(hostname, look);
+      return look.promise;
     },
-  };
+    PATIENCE_MS,
+    effects,
+  );
+  return { effects, resolve, asked, answer: (hostname: string) => waiting.get(hostname)?.resolve(ANSWER) };
 }
