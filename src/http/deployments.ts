@@ -381,8 +381,7 @@ const outputValue = Joi.string()
     Buffer.byteLength(value) <= OUTPUT_VALUE_MAX_BYTES
       ? value
       : helpers.error('any.invalid', { reason: `must be at most ${OUTPUT_VALUE_MAX_BYTES} bytes` }),
-  )
-  .meta({ jsonSchema: { type: 'string', maxLength: OUTPUT_VALUE_MAX_BYTES } });
+  );
 
 const reportBody = bodySchema({
   status: Joi.string().valid('running', 'succeeded', 'failed').required(),
@@ -390,6 +389,15 @@ const reportBody = bodySchema({
   outputs: Joi.object()
     .pattern(OUTPUT_NAME, outputValue)
     .max(OUTPUTS_MAX)
+    // Of patternProperties, which would be joi's own words, generators of clients make objects without properties.
+    .meta({
+      jsonSchema: {
+        type: 'object',
+        propertyNames: { pattern: OUTPUT_NAME.source },
+        additionalProperties: { type: 'string', maxLength: OUTPUT_VALUE_MAX_BYTES },
+        maxProperties: OUTPUTS_MAX,
+      },
+    })
     .description(
       `At most ${OUTPUTS_MAX}; each value has at most ${OUTPUT_VALUE_MAX_BYTES} bytes in UTF-8, however many characters that are.`,
     ),

@@ -148,7 +148,7 @@ export function createClientAddress(trustedProxies: readonly Cidr[]): ClientAddr
 /** Whom an address stands for when attempts are counted: an IPv6 client has at least a /64 to itself. */
 export function addressGroup(address: string): string {
   if (isIP(address) !== 6) return address;
-  const parsed = ipaddr.process(address);
+  const parsed = ipaddr.process(withoutZone(address));
   if (parsed.kind() === 'ipv4') return parsed.toString();
   return `${ipaddr.IPv6.networkAddressFromCIDR(`${parsed.toString()}/64`).toString()}/64`;
 }
@@ -156,7 +156,12 @@ export function addressGroup(address: string): string {
 /** One spelling for each address, IPv4 ones within IPv6 as what they are. Undefined: not an address. */
 function normalAddress(text: string): string | undefined {
   // ipaddr.js also takes `1` and `0x7f.1` for addresses; Node's own test does not.
-  return isIP(text) === 0 ? undefined : ipaddr.process(text).toString();
+  return isIP(text) === 0 ? undefined : ipaddr.process(withoutZone(text)).toString();
+}
+
+/** Of `fe80::1%br-0` the address; ipaddr.js takes some names of interfaces and throws at others. */
+function withoutZone(address: string): string {
+  return address.replace(/%.*$/s, '');
 }
 
 /** Some proxies write `192.0.2.1:4711` and `[2001:db8::1]:4711`. */

@@ -180,14 +180,10 @@ interface JoiDescription {
   metas?: { jsonSchema?: JsonSchema }[];
   examples?: unknown[];
   keys?: Record<string, JoiDescription>;
-  patterns?: { regex?: string; rule: JoiDescription }[];
   items?: JoiDescription[];
 }
 
-function annotated(
-  generated: JsonSchema,
-  { metas = [], examples, keys, patterns = [], items }: JoiDescription,
-): JsonSchema {
+function annotated(generated: JsonSchema, { metas = [], examples, keys, items }: JoiDescription): JsonSchema {
   const ours = metas.find(({ jsonSchema }) => jsonSchema !== undefined)?.jsonSchema;
   const { description, default: defaultValue } = generated;
   const schema: JsonSchema =
@@ -201,16 +197,10 @@ function annotated(
           ...(defaultValue === undefined ? {} : { default: defaultValue }),
         };
   if (examples !== undefined) schema.examples = examples;
-  const { properties, patternProperties } = schema;
+  const { properties } = schema;
   if (properties !== undefined && keys !== undefined) {
     schema.properties = Object.fromEntries(
       Object.entries(properties).map(([name, property]) => [name, annotated(property, keys[name] ?? {})]),
-    );
-  }
-  if (patternProperties !== undefined) {
-    const ruleOf = (name: string) => patterns.find(({ regex }) => regex === `/${name}/`)?.rule ?? {};
-    schema.patternProperties = Object.fromEntries(
-      Object.entries(patternProperties).map(([name, property]) => [name, annotated(property, ruleOf(name))]),
     );
   }
   if (schema.items !== undefined && items?.[0] !== undefined) {

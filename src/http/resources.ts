@@ -43,7 +43,6 @@ export interface JsonSchema {
   default?: unknown;
   examples?: unknown[];
   properties?: Record<string, JsonSchema>;
-  patternProperties?: Record<string, JsonSchema>;
   required?: string[];
   additionalProperties?: boolean | JsonSchema;
   items?: JsonSchema;

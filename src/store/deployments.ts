@@ -1,6 +1,6 @@
 import type { Deployment, DeploymentId, ProjectId } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import type { Database } from './database.ts';
+import { type Database, inSnapshot } from './database.ts';
 import { type DeploymentFilter, deploymentPages } from './deployment-pages.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow, toDeployment } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
@@ -83,8 +83,10 @@ export function deploymentReads(database: Database) {
 
     /** See `deploymentPages`. */
     page(caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): DeploymentPage {
-      const { rows, goOnBefore } = pages(caller, filter, beforeSeq, limit);
-      return { items: toDeployments(rows), goOnBefore };
+      return inSnapshot(database, () => {
+        const { rows, goOnBefore } = pages(caller, filter, beforeSeq, limit);
+        return { items: toDeployments(rows), goOnBefore };
+      });
     },
 
     /** When the first of the reports that are waited for is overdue; null: none is waited for, or none has a limit. */

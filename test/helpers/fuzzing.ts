@@ -551,7 +551,8 @@ function valuesFrom(pool: Pool, urls: readonly string[]): Values {
   }
 
   function mapsOf(schema: JsonSchema): Arbitrary<unknown> {
-    const [inner = {}] = Object.values(schema.patternProperties ?? {});
+    const { additionalProperties } = schema;
+    const inner = typeof additionalProperties === 'object' ? additionalProperties : {};
     return fc.dictionary(
       fc.stringMatching(/^[A-Za-z_][A-Za-z0-9_]{0,20}$/).filter((name) => !/proto/.test(name)),
       of('', inner),

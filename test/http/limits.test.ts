@@ -228,6 +228,8 @@ t.test('an address is counted with those that it cannot be told from', (t) => {
     ['2001:0DB8:0001:0002::', '2001:db8:1:2::/64'],
     ['2001:db8:1:3::1', '2001:db8:1:3::/64'],
     ['::1', '::/64'],
+    ['fe80::1%br-abc', 'fe80::/64'],
+    ['fe80::1%eth0.10', 'fe80::/64'],
     ['unknown', 'unknown'],
   ];
   for (const [address, group] of rows) t.equal(addressGroup(address), group, address);
