@@ -1,4 +1,6 @@
+import { statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
+import { resolve } from 'node:path';
 import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
@@ -52,12 +54,14 @@ const HANGING_AFTER_MS = 10_000;
 /**
  * Puts davit together and starts it: the file and its lock, the writer, what a crash left behind, the
  * dispatcher, the executor, HTTP. What was started is stopped in the opposite order.
- * Throws AppError for what the user can mend; `onFatal` is called when something dies that all stands on.
+ * Throws AppError for what the user can mend; `onFatal` is called when something dies that all stands on. Whoever aborts
+ * `toldToStop` before it serves has it throw the signal's reason, with all stopped.
  */
 export async function startService(
   config: ServeConfig,
   effects: Effects,
   onFatal: (error: unknown) => void,
+  toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
   const logger = createLogger(log, effects);
@@ -99,7 +103,7 @@ export async function startService(
     started.defer(metrics.close);
   }
 
-  const workspaces = createWorkspaces(tmpdir(), lockPath(dbPath));
+  const workspaces = createWorkspaces(resolve(tmpdir()), lockPath(dbPath));
   started.defer(workspaces.close);
   const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,
@@ -108,7 +112,8 @@ export async function startService(
     effects,
     logger,
   });
-  let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, effects);
+  let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, toldToStop, effects);
+  toldToStop.throwIfAborted();
   if (!recovered) logger.error(LEFT_PROBLEM);
 
   // Nobody waits for it to begin; if it cannot, onFatal hears of it.
@@ -139,7 +144,13 @@ export async function startService(
     killGraceMs: KILL_GRACE_MS,
     workspaces,
   });
-  const readiness = createReadiness({ store, dispatcher, effects, isRecovered: () => recovered });
+  const readiness = createReadiness({
+    store,
+    dispatcher,
+    effects,
+    isRecovered: () => recovered,
+    isInPlace: watchPlace(dbPath),
+  });
   const watches = createWatches(store, effects);
   const http = await createApi(
     {
@@ -225,9 +236,18 @@ function stumbled(logger: Logger, message: string): (error: unknown) => void {
   };
 }
 
-/** Whether it resolves within so long. Rejects as it does. */
-function isWithin(work: Promise<void>, limitMs: number, effects: Effects): Promise<boolean> {
-  return Promise.race([work.then(() => true), delay(limitMs, effects).then(() => false)]);
+/** Whether it resolves within so long, and before `signal` is aborted. Rejects as it does. */
+function isWithin(
+  work: Promise<void>,
+  limitMs: number,
+  signal: AbortSignal,
+  effects: Effects,
+): Promise<boolean> {
+  const aborted = new Promise<false>((resolve) => {
+    if (signal.aborted) resolve(false);
+    signal.addEventListener('abort', () => resolve(false), { once: true });
+  });
+  return Promise.race([work.then(() => true), delay(limitMs, effects).then(() => false), aborted]);
 }
 
 interface ReadinessParts {
@@ -236,10 +256,21 @@ interface ReadinessParts {
   effects: Effects;
   /** Whether deployments may start. */
   isRecovered: () => boolean;
+  /** Whether the file that is open is where it was. */
+  isInPlace: () => boolean;
+}
+
+/** Tells from now on whether the path still leads to the file that it leads to now. */
+function watchPlace(path: string): () => boolean {
+  const before = statSync(path);
+  return () => {
+    const now = statSync(path, { throwIfNoEntry: false });
+    return now?.ino === before.ino && now.dev === before.dev;
+  };
 }
 
 /** Whether the database takes writes and the loops turn. One look serves all who ask within a second. */
-function createReadiness({ store, dispatcher, effects, isRecovered }: ReadinessParts) {
+function createReadiness({ store, dispatcher, effects, isRecovered, isInPlace }: ReadinessParts) {
   let executorLoop: Loop | undefined;
   let stopping = false;
   let last: { atMs: number; problem: Promise<string | null> } | undefined;
@@ -267,6 +298,7 @@ function createReadiness({ store, dispatcher, effects, isRecovered }: ReadinessP
       () => true,
       () => false,
     );
+    if (!isInPlace()) return 'another file is where the database was, or none: nothing of it is kept';
     if ((await Promise.race([wrote, timedOut])) !== true) return 'the database takes no writes';
     if (!isRecovered()) return LEFT_PROBLEM;
     if ((executorLoop?.quietMs() ?? 0) > HANGING_AFTER_MS) return 'the executor hangs';

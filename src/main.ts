@@ -18,9 +18,10 @@ process.env['UV_THREADPOOL_SIZE'] ??= '64';
 void main(process.argv.slice(2));
 
 async function main(commandLine: string[]): Promise<void> {
-  const exitCode = await runCommandLine(contextOf(process, commandLine));
+  const context = contextOf(process, commandLine);
+  const exitCode = await runCommandLine(context);
   // Only a success waits for what is still open; and it leaves the 1 of output that was lost.
-  if (exitCode !== 0) await leave(exitCode);
+  if (exitCode !== 0) context.exit(exitCode);
 }
 
 function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {
@@ -40,8 +41,17 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
         for (const { name, listen } of entries) self.off(name, listen);
       };
     },
-    exit: (code) => void leave(code),
+    exit(code) {
+      if (isResolving(self)) void leave(code);
+      else self.exit(code);
+    },
+    exitWithThreads: (code) => void leave(code),
   };
+}
+
+/** Whether a name is being resolved, which `process.exit` would wait for: see exit.ts. */
+function isResolving(self: NodeJS.Process): boolean {
+  return self.getActiveResourcesInfo().includes('GetAddrInfoReqWrap');
 }
 
 function leave(code: number): Promise<void> {

@@ -1,10 +1,13 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { renameSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { RECOVERY_WAIT_MS, startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import { openForWriting } from '../src/store/database.ts';
 import { storeOn } from '../src/store/store.ts';
-import { until } from './helpers/commands.ts';
+import { fixture, PATH, until } from './helpers/commands.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
 import { CONFIG } from './helpers/whole-service.ts';
 
@@ -66,3 +69,31 @@ async function fileWith(t: Test, command: [string, ...string[]]) {
   const { id } = await store.writer.write('projects.create', { ...PROJECT, command });
   return { dbPath, store: { ...store, projectId: id } };
 }
+
+t.test('told to stop while it looks after what was left, it does not begin to serve', async (t) => {
+  const { dbPath, store } = await fileWith(t, ['/bin/true']);
+  const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
+  await store.writer.write('deployments.claim', undefined);
+  const left = spawn(fixture('ignores-sigterm'), [], { env: { PATH, DEPLOY_ID: id }, stdio: 'pipe' });
+  t.teardown(() => left.kill('SIGKILL'));
+  await once(left.stdout, 'data');
+
+  const start = new AbortController();
+  const serving = startService({ ...CONFIG, dbPath }, realEffects, () => undefined, start.signal);
+  setImmediate(() => start.abort(new Error('told to stop')));
+  await t.rejects(serving, { message: 'told to stop' });
+  t.equal(store.reads.deployments.get(id)?.status, 'running', 'the next start looks after it');
+});
+
+t.test('a service whose file was taken away is not ready', async (t) => {
+  const { dbPath } = await fileWith(t, ['/bin/true']);
+  const service = await startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
+  t.teardown(service.stop);
+  const readyz = () => fetch(`${service.url}/readyz`);
+  t.equal((await readyz()).status, 200);
+  renameSync(dbPath, `${dbPath}.elsewhere`);
+  let answer = await readyz();
+  while (answer.status === 200) answer = await readyz();
+  t.match(await answer.json(), { error: { message: /another file is where the database was/ } });
+  renameSync(`${dbPath}.elsewhere`, dbPath);
+});

@@ -20,8 +20,10 @@ export interface CommandContext {
   effects: Effects;
   /** Called for each of these signals until the returned function is; a signal without listeners ends davit at once. */
   onSignal<Name extends SignalName>(names: readonly Name[], listener: (name: Name) => void): () => void;
-  /** Soon: what is under way may still go on for some milliseconds. */
+  /** Waits for no name that is being resolved: then what is under way may go on for some milliseconds. */
   exit(code: number): void;
+  /** The same where threads may resolve names. */
+  exitWithThreads(code: number): void;
 }
 
 /** Of a process that a signal ended, as shells count it. SIGHUP comes when a terminal is closed. */

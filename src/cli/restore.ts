@@ -32,8 +32,9 @@ export function defineRestore(command: Command, context: CommandContext): void {
     'Takes a copy back that davit backup made: checks it, keeps the file that is there under another name, and puts a ' +
       'copy of the copy in its place. The service must be stopped. It then goes on with the keys, cursors, queues and ' +
       'deliveries of that moment.\n\n' +
-      'Deployments that were running when the copy was made are recorded as interrupted at the next start; their ' +
-      'processes are known by id, start time and boot, so no other process is ended in their place. Those that waited ' +
+      'Deployments that were running when the copy was made are ended and recorded as interrupted at the next start, ' +
+      'also if they still run for the service that the copy is of; their processes are known by id, start time and ' +
+      'boot, so no other process is ended in their place. Those that waited ' +
       'are started, also if they were carried out since: pause their projects or cancel them before davit serve, if ' +
       'that is not meant. Deliveries that were made since may come once more, with the same event ids.',
     [
@@ -165,7 +166,7 @@ function report(
   const next = [
     part('starts', facts.waiting_deployments, 'deployment that waited', 'deployments that waited'),
     part(
-      'records as interrupted',
+      'ends where it still runs, and records as interrupted,',
       facts.running_deployments,
       'deployment that was running',
       'deployments that were running',

@@ -45,10 +45,11 @@ export function defineServe(command: Command, context: CommandContext): void {
 }
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
-  const { terminal, effects, onSignal, exit } = context;
+  const { terminal, effects, onSignal, exitWithThreads: exit } = context;
   // Waiting for the end of what a killed service left running is nothing that would.
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
+  const start = new AbortController();
   let toldAtMs: number | undefined;
   onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     if (toldAtMs !== undefined) {
@@ -61,6 +62,7 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
       terminal.note('error: stopping took too long; the next start looks after what was running');
       exit(1);
     });
+    start.abort();
     tellToStop();
   });
   let reload = () => {
@@ -76,9 +78,11 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
     terminal.note(errorText(error));
     exit(1);
   };
-  const service = await startService(config, effects, onFatal).catch((error) => {
+  const service = await startService(config, effects, onFatal, start.signal).catch((error) => {
+    if (error === start.signal.reason) return undefined;
     throw listenProblem(error, config);
   });
+  if (service === undefined) return exit(0);
   reload = service.reload;
   if (reloadIsDue) reload();
   terminal.print(`davit listening on ${service.url}`);

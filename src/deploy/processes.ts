@@ -108,12 +108,12 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
 
   // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
+  const startedAtMs = effects.monotonicMs();
   const members = membersOf(tree);
   const found = await members.find();
   const disposition = leader === undefined ? 'gone' : terminationDisposition(leader);
   if (disposition === 'gone' && options.spareWhenExited === true) return disposition;
 
-  const startedAtMs = effects.monotonicMs();
   const group = disposition === 'gone' ? undefined : leader?.processId;
   if (group !== undefined) terminate(-group);
   for (const stat of found) {

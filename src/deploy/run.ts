@@ -131,8 +131,8 @@ async function untilEnd(
   return outcomeOfStopped(first, disposition, await started.ended);
 }
 
-/** After the grace of a clean stop, so that all of it is over within 30 s. */
-const SHUTDOWN_KILL_GRACE_MS = 3_000;
+/** After the grace of a clean stop, so that all of it is over within 30 s: with many, looking for them takes the rest. */
+const SHUTDOWN_KILL_GRACE_MS = 2_000;
 
 function endTree(
   leader: ProcessIdentity,

@@ -87,12 +87,13 @@ export function createWorkspaces(parent: string, lockPath: string): Workspaces {
 
   async function removeLeft(): Promise<void> {
     const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
-    await Promise.all(
-      left
-        .map((name) => join(parent, name))
-        .filter(isOwn)
-        .map(removeTree),
-    );
+    // What cannot go, by whichever fault of a command, keeps nothing else from going.
+    const places = left.map((name) => join(parent, name)).filter(isOwn);
+    const entries = places.flatMap((place) => readdirSync(place).map((name) => join(place, name)));
+    const removals = await Promise.allSettled(entries.map(removeTree));
+    await Promise.all(places.map(removeEmpty));
+    const failed = removals.find((removal) => removal.status === 'rejected');
+    if (failed !== undefined) throw failed.reason;
   }
 
   async function close(): Promise<void> {
@@ -139,14 +140,15 @@ async function removeTree(path: string): Promise<void> {
   } catch (error) {
     if (codeOf(error) !== 'EACCES') throw error;
     // Some programs take the right to write from directories that they fill, Go from its modules for one.
-    await allowRemoval(path);
+    await allowRemoval(Buffer.from(path));
     await rm(path, { recursive: true, force: true });
   }
 }
 
-async function allowRemoval(directory: string): Promise<void> {
+/** In bytes: a name need not be UTF-8. */
+async function allowRemoval(directory: Buffer): Promise<void> {
   await chmod(directory, 0o700);
-  for (const entry of await readdir(directory, { withFileTypes: true })) {
-    if (entry.isDirectory()) await allowRemoval(join(directory, entry.name));
+  for (const entry of await readdir(directory, { withFileTypes: true, encoding: 'buffer' })) {
+    if (entry.isDirectory()) await allowRemoval(Buffer.concat([directory, Buffer.from('/'), entry.name]));
   }
 }

@@ -133,11 +133,8 @@ export function openingProblem(path: string, error: unknown): unknown {
   return error;
 }
 
-/**
- * SQLite would make the file with the umask's mode; secrets deserve better. Throws AppError `conflict` where it cannot be
- * made.
- */
-export function createPrivately(path: string): void {
+/** SQLite would make the file with the umask's mode; secrets deserve better. */
+function createPrivately(path: string): void {
   if (existsSync(path)) return;
   try {
     // Made where a link leads, too, and left as it is if another davit was quicker.

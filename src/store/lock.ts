@@ -17,14 +17,7 @@ import { dirname, resolve } from 'node:path';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import {
-  connect,
-  createPrivately,
-  type Database,
-  isDamaged,
-  openingProblem,
-  sqliteCode,
-} from './database.ts';
+import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 
 /** A service that has the file; what is null could not be read at that moment. */
 export interface Serving {
@@ -72,8 +65,7 @@ export function lockForServing(
 
 /** Makes it, if it is not there, for the owner of the database alone: whoever can read it could hold up a commit. */
 function prepareLock(file: string, path: string): void {
-  createPrivately(file);
-  withPlainFile(file, constants.O_RDONLY, (descriptor, { mode, uid, nlink }) => {
+  withPlainFile(file, constants.O_RDWR | constants.O_CREAT, (descriptor, { mode, uid, nlink }) => {
     if (nlink !== 1) return; // somebody's copy, or somebody else's file
     const database = process.getuid?.() === 0 ? statSync(path, { throwIfNoEntry: false }) : undefined;
     if (database !== undefined) fchownSync(descriptor, database.uid, database.gid);
@@ -105,9 +97,9 @@ function withPlainFile(
 ): void {
   let descriptor: number;
   try {
-    descriptor = openSync(file, flags | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+    descriptor = openSync(file, flags | constants.O_NOFOLLOW | constants.O_NONBLOCK, 0o600);
   } catch (error) {
-    if (codeOf(error) === 'ELOOP') throw noLock(file);
+    if (['ELOOP', 'EISDIR'].includes(codeOf(error))) throw noLock(file);
     throw new AppError('conflict', `cannot open ${file} (${codeOf(error)}): it must be this user's own`, {
       cause: error,
     });

@@ -58,7 +58,7 @@ t.test(
     const restored = await davit(['restore', 'copy.db', '--db', 'new/davit.db']);
     t.equal(
       restored.stderr,
-      'davit serve now starts 2 deployments that waited, records as interrupted 1 deployment that was running, ' +
+      'davit serve now starts 2 deployments that waited, ends where it still runs, and records as interrupted, 1 deployment that was running, ' +
         'sends 1 delivery\n',
     );
 

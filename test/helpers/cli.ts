@@ -64,6 +64,7 @@ export async function runHere(
       effects,
       onSignal: () => () => undefined,
       exit: exited.resolve,
+      exitWithThreads: exited.resolve,
     });
     const exitCode = await Promise.race([running, exited.promise]);
     return { stdout: stdout.text(), stderr: stderr.text(), exitCode };

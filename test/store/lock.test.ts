@@ -69,6 +69,7 @@ t.test('what is no lock stays as it is', async (t) => {
   const makings: (() => void)[] = [
     () => writeFileSync(file, 'a diary'),
     () => symlinkSync(theirs, file),
+    () => symlinkSync(join(directory, 'nowhere'), file),
     () => linkSync(theirs, file),
     () => mkdirSync(file),
   ];
@@ -81,6 +82,7 @@ t.test('what is no lock stays as it is', async (t) => {
       message: /is no lock of davit's, which must be there: move it away$/,
     });
     t.strictSame(readFileSync(theirs), Buffer.alloc(4096));
+    t.notOk(existsSync(join(directory, 'nowhere')));
   }
 });
 
