@@ -2,6 +2,7 @@ import type { Command } from 'commander';
 import type { Timestamp, WebhookId, WebhookStatus } from '../domain.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { PendingPlace } from '../store/outbox.ts';
+import { inSteps } from '../store/steps.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
@@ -186,9 +187,7 @@ async function setStatus(
 
 /** As the service does for the API: one that runs is not told what is written here, and none may be running. */
 async function hurry({ writer }: Store, webhookId: WebhookId): Promise<void> {
-  let after: PendingPlace | null = null;
-  do after = await writer.write('outbox.hurry', { webhookId, after });
-  while (after !== null);
+  await inSteps<PendingPlace>((after) => writer.write('outbox.hurry', { webhookId, after }));
 }
 
 function consequence(before: WebhookBacklog, after: WebhookBacklog): string {

@@ -7,11 +7,11 @@ import {
   type Claim,
   DISABLE_AFTER_FAILING_MS,
   type DueDelivery,
-  FIRST_PENDING,
   type PendingPlace,
   type PendingWebhook,
   type Settlement,
 } from '../store/outbox.ts';
+import { inSteps } from '../store/steps.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import type { DeliveryFigures } from './figures.ts';
@@ -155,9 +155,9 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   /** Retries that were planned by the clock as it was come when they would have come, and none beyond the window. */
   async function planAnew(byMs: number): Promise<void> {
     const furthestMs = schedule.windowMs;
-    for (let after: PendingPlace | null = FIRST_PENDING; after !== null; ) {
-      after = await writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects);
-    }
+    await inSteps<PendingPlace>((after) =>
+      writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
+    );
   }
 
   /** Of those that were enabled just before davit ended. */
@@ -169,9 +169,9 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   /** What waited for a retry when the webhook was enabled is tried now. */
   async function hurry(webhookId: WebhookId): Promise<void> {
-    let after: PendingPlace | null = null;
-    do after = await writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects);
-    while (after !== null);
+    await inSteps<PendingPlace>((after) =>
+      writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
+    );
   }
 
   /** Begins what these may begin. */

@@ -95,7 +95,8 @@ export interface SetBack {
   byMs: number;
   /** No retry is planned for later than that from now. */
   furthestMs: number;
-  after: PendingPlace;
+  /** Null: the beginning. */
+  after: PendingPlace | null;
 }
 
 /** Where a walk through all that is pending stands: after this delivery, webhook by webhook. */
@@ -108,11 +109,12 @@ export interface PendingPlace {
 /** Whose retries are hurried, and where to go on. */
 export interface Hurry {
   webhookId: WebhookId;
+  /** Null: the beginning. */
   after: PendingPlace | null;
 }
 
 /** Before all that is pending. */
-export const FIRST_PENDING: PendingPlace = { webhookId: '', nextAttemptAtMs: 0, seq: 0 };
+const FIRST_PENDING: PendingPlace = { webhookId: '', nextAttemptAtMs: 0, seq: 0 };
 
 /** One step keeps the writer from others for about 4 ms. All at once, a million took it 3 s and 200 MB. */
 const STEP_ROWS = 128;
@@ -339,7 +341,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      */
     setBack({ byMs, furthestMs, after }: SetBack): PendingPlace | null {
       const nowMs = effects.now();
-      const places = pendingAfter.all(after);
+      const places = pendingAfter.all(after ?? FIRST_PENDING);
       for (const { nextAttemptAtMs, seq } of places) {
         if (nextAttemptAtMs <= nowMs) continue;
         const earlierMs = Math.max(nowMs, nextAttemptAtMs - byMs);

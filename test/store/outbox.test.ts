@@ -1,6 +1,7 @@
 import t from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
-import { FIRST_PENDING, type PendingPlace, type Settlement } from '../../src/store/outbox.ts';
+import type { PendingPlace, Settlement } from '../../src/store/outbox.ts';
+import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -311,7 +312,7 @@ t.test(
     store.execute(`
     UPDATE deliveries SET next_attempt_at = ${nowMs} + CASE seq
       WHEN 1 THEN -5 WHEN 2 THEN ${hour} + 5 WHEN 3 THEN 5 ELSE ${40 * hour} END`);
-    const after = FIRST_PENDING;
+    const after = null;
     t.equal(await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after }), null);
     t.strictSame(
       store
@@ -342,9 +343,10 @@ t.test('of a long backlog each retry is set back once, in steps', async (t) => {
       .map(({ at }) => at);
   const before = planned();
   let steps = 0;
-  for (let after: PendingPlace | null = FIRST_PENDING; after !== null; steps++) {
-    after = await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after });
-  }
+  await inSteps<PendingPlace>((after) => {
+    steps++;
+    return store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after });
+  });
   t.equal(steps, 17);
   t.strictSame(
     planned(),
@@ -365,12 +367,11 @@ t.test(
     UPDATE webhooks SET enabled_at = ${enabledAtMs};
     UPDATE deliveries SET ladder_started_at = ${enabledAtMs} WHERE next_attempt_at % 10 = 0 AND next_attempt_at > ${nowMs}`);
     effects.advance(2_000);
-    let after: PendingPlace | null = null;
     let steps = 0;
-    do {
-      after = await store.writer.write('outbox.hurry', { webhookId: id, after });
+    await inSteps<PendingPlace>((after) => {
       steps++;
-    } while (after !== null);
+      return store.writer.write('outbox.hurry', { webhookId: id, after });
+    });
     t.equal(steps, 3);
     const due = (webhookId: WebhookId, startedBefore: number) =>
       store.query(
