@@ -107,8 +107,8 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   // After another boot nothing of it can live, and the ids of the old one mean somebody else.
   if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
 
-  // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
   const startedAtMs = effects.monotonicMs();
+  // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
   const members = membersOf(tree);
   const found = await members.find();
   const disposition = leader === undefined ? 'gone' : terminationDisposition(leader);
@@ -183,10 +183,12 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
     const members: ProcessStat[] = [];
     const others: ProcessStat[] = [];
     await visitProcesses(leader?.processStartedAt ?? 0, (stat) => {
-      const isMarked = markerOf(stat.processId, DEPLOYMENT_MARKER) === deploymentId;
+      // The marker last: it is another file to read.
+      const isKnown = known.has(keyOf(stat)) || stat.sessionId === sessionId;
+      const isMarked = !isKnown && markerOf(stat.processId, DEPLOYMENT_MARKER) === deploymentId;
       // Where one of a session is marked, all of it is ours.
       if (isMarked && stat.sessionId === leader?.processId) sessionId = stat.sessionId;
-      const belongs = known.has(keyOf(stat)) || stat.sessionId === sessionId || isMarked;
+      const belongs = isKnown || isMarked;
       if (belongs) onFound(stat);
       (belongs ? members : others).push(stat);
     });
