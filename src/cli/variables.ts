@@ -54,20 +54,17 @@ function entryOfLine(bytes: Buffer, where: string): [name: string, value: string
     throw refused(`${where} has no =: write name=value; a name alone is only for --env`);
   }
   const value = line.slice(separator + 1);
-  if (/^(["'])(?!.*\1$)/s.test(value) || /^["']$/.test(value)) {
+  // One pair of either kind that is wholly around it; what stands between them is left as it is.
+  const quoted = /^(["'])(.*)\1$/s.exec(value)?.[2];
+  if (quoted === undefined && /^["']/.test(value)) {
     throw refused(
       `${where} has a quote that is not closed on it: a value of several lines goes by --env NAME`,
     );
   }
-  const entry: [string, string] = [line.slice(0, separator), unquoted(value)];
+  const entry: [string, string] = [line.slice(0, separator), quoted ?? value];
   const problem = variableProblem(...entry);
   if (problem !== undefined) throw refused(`${where}: the variable ${problem}`);
   return entry;
-}
-
-/** Without the quotes of either kind that are wholly around it; what stands between them is left as it is. */
-function unquoted(value: string): string {
-  return /^(["'])(.*)\1$/s.exec(value)?.[2] ?? value;
 }
 
 function entryOf(

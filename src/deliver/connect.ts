@@ -40,8 +40,8 @@ export interface Connector {
 }
 
 /**
- * Opens one connection to where a URL leads, TLS where it says `https:`. `isFailing`: the receiver did not answer well
- * the last time, and its name keeps no other waiting.
+ * Opens one connection to where a URL leads, TLS where it says `https:`. `isFailing`: its
+ * attempts fail, and its name keeps no other waiting.
  */
 export type Connect = (url: URL, hears: SocketEvents, isFailing: boolean) => OpenSocket;
 

@@ -7,7 +7,7 @@ import { putLatest } from './latest.ts';
 /** All addresses of a name; rejects as the system's resolver does. */
 export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;
 
-/** The same, for a receiver that has failed the last time or not. */
+/** The same, for a receiver whose attempts fail or not. */
 export type Resolve = (hostname: string, isFailing: boolean) => Promise<readonly LookupAddress[]>;
 
 /**

@@ -22,7 +22,7 @@ export interface SendRequest {
   /** Besides those that every delivery has. */
   headers: Readonly<Record<string, string>>;
   body: string;
-  /** Whether its receiver failed lately: then its name keeps no other waiting. */
+  /** Whether attempts of its receiver fail: then its name keeps no other waiting. */
   isFailing?: boolean;
 }
 

@@ -132,7 +132,7 @@ const NOTES_MAX = 10;
  * Whoever may read outputs need not be allowed to read logs: secrets are hidden in values as there, and no name is made
  * of one.
  */
-export function parseOutputs(bytes: Uint8Array, secrets: readonly string[] = []): Outputs {
+export function parseOutputs(bytes: Buffer, secrets: readonly string[] = []): Outputs {
   const outputs = new Map<string, string>();
   const problems: string[] = [];
   const hide = hiderOf(secrets);
@@ -183,10 +183,9 @@ function readFully(descriptor: number, bytes: Buffer): number {
   return length;
 }
 
-function completeLines(bytes: Uint8Array, problems: string[]): string[] {
-  const read = bytes.subarray(0, OUTPUT_FILE_MAX_BYTES);
-  const lines = new TextDecoder('utf-8', { ignoreBOM: true }).decode(read).split(/\r?\n/);
-  if (read.length === bytes.length) return lines;
+function completeLines(bytes: Buffer, problems: string[]): string[] {
+  const lines = bytes.toString('utf8', 0, OUTPUT_FILE_MAX_BYTES).split(/\r?\n/);
+  if (bytes.length <= OUTPUT_FILE_MAX_BYTES) return lines;
   problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
   // Whatever the limit cut in two.
   lines.pop();

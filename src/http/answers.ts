@@ -72,8 +72,9 @@ export function createAnswers(writer: Writer): Answers {
 
   /** The answer to come of an attempt that this repeats. Throws `idempotency_key_reused` if it is no repeat. */
   function repeatedUnderWay(memory: IdempotencyMemory | null): Promise<Answer> | undefined {
-    const first = memory === null ? undefined : underWay.get(nameOf(memory));
-    if (memory === null || first === undefined) return undefined;
+    if (memory === null) return undefined;
+    const first = underWay.get(nameOf(memory));
+    if (first === undefined) return undefined;
     if (Buffer.compare(first.requestHash, memory.requestHash) !== 0) throw keyReused();
     return first.answer.then((answer) => ({ ...answer, replayed: true }));
   }
