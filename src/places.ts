@@ -2,6 +2,8 @@
 export interface Places {
   /** Resolves when there is one, first come first served. */
   take(): Promise<void>;
+  /** Takes one if there is one, and says whether there was. */
+  takeNow(): boolean;
   /** Gives one back. */
   leave(): void;
 }
@@ -10,15 +12,22 @@ export interface Places {
 export function createPlaces(count: number): Places {
   const waiting: (() => void)[] = [];
   let free = count;
+
   return {
     async take() {
-      if (free > 0) free -= 1;
-      else await new Promise<void>((resolve) => waiting.push(resolve));
+      if (!takeNow()) await new Promise<void>((resolve) => waiting.push(resolve));
     },
+    takeNow,
     leave() {
       const next = waiting.shift();
       if (next === undefined) free += 1;
       else next();
     },
   };
+
+  function takeNow(): boolean {
+    if (free === 0) return false;
+    free -= 1;
+    return true;
+  }
 }

@@ -17,3 +17,12 @@ t.test('there are so many places, and who waits gets one in turn', async (t) => 
   t.strictSame(begun, ['one', 'two', 'three', 'four']);
   await Promise.all([places.take(), places.take()]);
 });
+
+t.test('who will not wait is told whether there was one', (t) => {
+  const places = createPlaces(1);
+  t.equal(places.takeNow(), true);
+  t.equal(places.takeNow(), false);
+  places.leave();
+  t.equal(places.takeNow(), true);
+  t.end();
+});

@@ -146,12 +146,23 @@ t.test('the first cause counts', async (t) => {
   t.strictSame(await command.outcome, { kind: 'interrupted' });
 });
 
-t.test('stopped before it is started, nothing is started', async (t) => {
-  const command = startRun(t, spawner, ['sh', '-c', 'echo started']);
+t.test('stopped while it waits for its start, nothing is started', async (t) => {
+  const free = Promise.withResolvers<void>();
+  const busy: Spawner = {
+    ...spawner,
+    async spawn(request, isWanted) {
+      await free.promise;
+      return spawner.spawn(request, isWanted);
+    },
+  };
+  const command = startRun(t, busy, ['sh', '-c', 'echo started']);
   command.stop('user');
+  free.resolve();
   t.strictSame(await command.outcome, { kind: 'canceled' });
   t.equal(command.output(), '');
+});
 
+t.test('stopped, what could not be started is canceled', async (t) => {
   const missing = startRun(t, spawner, ['/no/such/command']);
   missing.stop('user');
   t.strictSame(await missing.outcome, { kind: 'canceled' });
