@@ -5,7 +5,7 @@ import { createSecureContext, getCACertificates, connect as openTls, type Secure
 import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from './latest.ts';
-import { type Ask, createResolver } from './resolver.ts';
+import { type Ask, createResolver, type Reputation } from './resolver.ts';
 
 export interface ListenAddress {
   /** A wildcard, however it is spelled, and a name stand for every address of this machine. */
@@ -39,11 +39,8 @@ export interface Connector {
   trust(caPem: string): void;
 }
 
-/**
- * Opens one connection to where a URL leads, TLS where it says `https:`. `isFailing`: its
- * attempts fail, and its name keeps no other waiting.
- */
-export type Connect = (url: URL, hears: SocketEvents, isFailing: boolean) => OpenSocket;
+/** Opens one connection to where a URL leads, TLS where it says `https:`. */
+export type Connect = (url: URL, hears: SocketEvents, reputation: Reputation) => OpenSocket;
 
 export interface OpenSocket {
   /** Where it leads; null until it is connected. */
@@ -92,7 +89,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     },
   };
 
-  function connect(url: URL, hears: SocketEvents, isFailing: boolean): OpenSocket {
+  function connect(url: URL, hears: SocketEvents, reputation: Reputation): OpenSocket {
     const { protocol } = url;
     const hostname = hostnameOf(url);
     const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
@@ -114,7 +111,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     const how = {
       host: hostname,
       port,
-      lookup: guardedLookup(port, isFailing),
+      lookup: guardedLookup(port, reputation),
       noDelay: true,
       autoSelectFamily: true,
       // The default of 250 ms gives up on addresses that are merely far away; the last one gets all the rest.
@@ -170,10 +167,10 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
   }
 
-  function guardedLookup(port: number, isFailing: boolean): LookupFunction {
+  function guardedLookup(port: number, reputation: Reputation): LookupFunction {
     return (hostname, _options, callback) => {
       // A list is what `autoSelectFamily` asks for.
-      judgedAddresses(hostname, port, isFailing).then(
+      judgedAddresses(hostname, port, reputation).then(
         (addresses) => callback(null, addresses),
         (error: AttemptError) => callback(error, []),
       );
@@ -184,20 +181,20 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   async function judgedAddresses(
     hostname: string,
     port: number,
-    isFailing: boolean,
+    reputation: Reputation,
   ): Promise<LookupAddress[]> {
-    const addresses = await addressesOf(hostname, isFailing);
+    const addresses = await addressesOf(hostname, reputation);
     if (addresses.length === 0) throw new AttemptError('dns');
     if (!addresses.every(({ address }) => isAllowed(address, port)))
       throw new AttemptError('address_refused');
     return [...addresses];
   }
 
-  async function addressesOf(hostname: string, isFailing: boolean): Promise<readonly LookupAddress[]> {
+  async function addressesOf(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
     const loopback = loopbackOf(hostname, allowedCidrs);
     if (loopback?.length === 0) throw new AttemptError('address_refused');
     if (loopback !== undefined) return loopback.map((address) => ({ address, family: isIP(address) }));
-    return resolve(hostname, isFailing).catch((error: unknown) => {
+    return resolve(hostname, reputation).catch((error: unknown) => {
       throw new AttemptError('dns', { cause: error });
     });
   }

@@ -1,5 +1,6 @@
 import type { Effects } from '../effects.ts';
 import type { Connect, SocketEvents } from './connect.ts';
+import type { Reputation } from './resolver.ts';
 
 /** Where a connection leads. */
 export interface Place {
@@ -28,8 +29,8 @@ export interface Exchange {
 
 export interface Connections {
   /** One that stands idle, else a new one. */
-  take(place: Place, isFailing: boolean): Connection;
-  open(place: Place, isFailing: boolean): Connection;
+  take(place: Place, reputation: Reputation): Connection;
+  open(place: Place, reputation: Reputation): Connection;
   /** After a whole answer: it may serve again, for `idleMs` if the receiver says how long it waits. */
   giveBack(connection: Connection, idleMs: number | null): void;
   /** Closes it, whatever it does. */
@@ -81,19 +82,19 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
     },
   };
 
-  function take(place: Place, isFailing: boolean): Connection {
+  function take(place: Place, reputation: Reputation): Connection {
     // The one that was used last: the others may then go out of use.
     const connection = idleOfOrigin.get(place.origin)?.at(-1);
-    if (connection === undefined) return open(place, isFailing);
+    if (connection === undefined) return open(place, reputation);
     if (connection.idleUntilMs <= effects.monotonicMs()) {
       drop(connection);
-      return take(place, isFailing);
+      return take(place, reputation);
     }
     leaveIdle(connection);
     return connection;
   }
 
-  function open({ url, origin }: Place, isFailing: boolean): Connection {
+  function open({ url, origin }: Place, reputation: Reputation): Connection {
     let waiting: string | undefined;
     let isConnected = false;
     const hears: SocketEvents = {
@@ -112,7 +113,7 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
         else connection.exchange.closed(error);
       },
     };
-    const socket = connect(url, hears, isFailing);
+    const socket = connect(url, hears, reputation);
     const connection: OwnConnection = {
       origin,
       openedAtMs: effects.monotonicMs(),

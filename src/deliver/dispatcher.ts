@@ -16,6 +16,7 @@ import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import type { DeliveryFigures } from './figures.ts';
 import { createLanes, FAILING_AFTER, type Lane, type Turn } from './lanes.ts';
+import type { Reputation } from './resolver.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
 import type { Sender, SendOutcome } from './send.ts';
 import { signedHeaders } from './sign.ts';
@@ -62,7 +63,7 @@ const LOOK_AT_ALL_EVERY_MS = 60_000;
  */
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, figures } = options;
-  const lanes = createLanes(effects);
+  const lanes = createLanes(effects, reads.outbox.history);
   const clockSettings = createClockSettings();
   const now = createWatchedClock(effects, (byMs) => {
     clockSettings.add(byMs, effects.now());
@@ -73,6 +74,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const running = new Set<Promise<void>>();
   let walks = 0;
   let lastWalk = Promise.resolve();
+  /** Of these a commit said something since the last look. */
+  let heardOf: WebhookId[] = [];
   let lookAtAllDue = true;
   let isFirstLook = true;
   let lookedAtAllMs = 0;
@@ -85,8 +88,20 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   return { tick, settled };
 
   async function tick(): Promise<number | null> {
-    const nowMs = now();
+    try {
+      return look(now());
+    } catch (error) {
+      // Whose turn it was is not known any more.
+      lookAtAllDue = true;
+      throw error;
+    }
+  }
+
+  function look(nowMs: number): number | null {
     adaptPortion();
+    const heard = heardOf;
+    heardOf = [];
+    for (const webhookId of heard) lanes.lookAt(webhookId, nowMs, nowMs);
     if (lookAtAllDue || effects.monotonicMs() - lookedAtAllMs > LOOK_AT_ALL_EVERY_MS) lookAtAll(nowMs);
     const turns = lanes.turns(nowMs, BEGUN_AT_ONCE_MAX, behindAtOnce);
     if (turns.length === 0) return lanes.nextLookAtMs(nowMs);
@@ -114,13 +129,12 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   function hear(changes: ReadonlySet<Change>): void {
-    const nowMs = now();
     let concerned = false;
     for (const change of changes) {
       const webhookId = webhookOf(change);
       const enabledId = enabledWebhookOf(change);
       if (enabledId !== undefined) walk(() => hurry(enabledId));
-      if (webhookId !== undefined) lanes.lookAt(webhookId, nowMs, nowMs);
+      if (webhookId !== undefined) heardOf.push(webhookId);
       else if (change === 'outbox' || change === 'everything') lookAtAllDue = true;
       else continue;
       concerned = true;
@@ -175,8 +189,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   /** Begins what these may begin. */
-  function claim(named: readonly Turn[], nowMs: number): void {
-    const turns = named.filter(({ lane }) => lane.known || !learnsThatItFails(lane, nowMs));
+  function claim(turns: readonly Turn[], nowMs: number): void {
     const requests = turns.map(({ lane, slots }) => ({
       webhookId: lane.webhookId,
       limit: slots,
@@ -187,15 +200,6 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       const lane = turns[index]?.lane;
       if (lane !== undefined) take(lane, claim, nowMs);
     });
-  }
-
-  /** One that has failed before this process gets its turn among those that fail. */
-  function learnsThatItFails(lane: Lane, nowMs: number): boolean {
-    const failingSinceMs = reads.outbox.failingSince(lane.webhookId);
-    lanes.learn(lane, failingSinceMs);
-    if (failingSinceMs === null) return false;
-    lanes.looked(lane, nowMs, nowMs);
-    return true;
   }
 
   function take(lane: Lane, { due, secrets, nextAtMs }: Claim, nowMs: number): void {
@@ -222,8 +226,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       atSeconds: Math.floor(atMs / 1000),
       body: delivery.payload,
     });
-    const isFailing = lane.failures >= FAILING_AFTER;
-    const outcome = await sender.send({ url: delivery.url, headers, body: delivery.payload, isFailing });
+    const { url, payload: body } = delivery;
+    const outcome = await sender.send({ url, headers, body, reputation: reputationOf(lane) });
     const stopped = outcome.error === 'stopped';
     slot.end(stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
     figures?.ended();
@@ -301,6 +305,11 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');
   }
+}
+
+function reputationOf({ failures, hasSucceeded }: Lane): Reputation {
+  if (failures >= FAILING_AFTER) return 'failing';
+  return hasSucceeded ? 'proven' : 'unproven';
 }
 
 function randomFraction(effects: Effects): number {

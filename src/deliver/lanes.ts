@@ -1,12 +1,12 @@
 import type { WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import type { PendingWebhook } from '../store/outbox.ts';
+import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
 
 /*
  * Who may send now. A receiver is judged by what it does, and each kind but the proven has a quarter of the
  * slots at most:
  *
- *   new      has not yet answered well since davit started: one attempt at a time shows what it is
+ *   new      has never answered well: one attempt at a time shows what it is
  *   proven   answers well and quickly: up to four at a time, from whatever is free
  *   slow     its last attempt took longer than a second, or one that is under way does
  *   failing  one attempt at a time, and not too often, until one succeeds
@@ -72,9 +72,8 @@ export interface Lane {
   readonly underWay: ReadonlySet<number>;
   /** What was looked up beyond the last claim: see ClaimRequest. */
   readonly ahead: number[];
-  /** Whether its failures before this process are known. */
-  readonly known: boolean;
-  /** Its failures in a row, as far as they are known. */
+  readonly hasSucceeded: boolean;
+  /** Its failures in a row; of those before this process no more than FAILING_AFTER. */
   readonly failures: number;
 }
 
@@ -106,8 +105,6 @@ export interface Lanes {
    * be answered with `looked`.
    */
   turns(nowMs: number, freshMax: number, behindMax: number): Turn[];
-  /** A webhook that has failed before, since `failingSinceMs`; null: it has not. */
-  learn(lane: Lane, failingSinceMs: number | null): void;
   /** Takes a slot for a delivery. */
   begin(lane: Lane, seq: number, nowMs: number): TakenSlot;
   /** After its turn: when the lane's next delivery is due; null: none is pending. */
@@ -118,7 +115,6 @@ export interface Lanes {
 
 interface OwnLane extends Lane {
   readonly underWay: Set<number>;
-  known: boolean;
   standing: Standing;
   /** Attempts that hold a slot. */
   slots: number;
@@ -143,8 +139,15 @@ interface Slot {
   isSlow: boolean;
 }
 
-/** In memory only: after a restart each webhook shows anew what it is. Moments are those of the wall clock. */
-export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneLimits = LANE_LIMITS): Lanes {
+/**
+ * In memory only. What is not remembered, as davit was started anew for instance, begins with what `historyOf` tells of
+ * it: with all webhooks new, those that had succeeded waited 9 s for those that hang. Moments are those of the wall clock.
+ */
+export function createLanes(
+  effects: Pick<Effects, 'monotonicMs'>,
+  historyOf: (webhookId: WebhookId) => AttemptHistory,
+  limits: LaneLimits = LANE_LIMITS,
+): Lanes {
   const lanes = new Map<WebhookId, OwnLane>();
   /** Those with something due that had nothing due before, and those that are behind: see `turns`. */
   const fresh = perStanding(() => new Set<OwnLane>());
@@ -164,7 +167,6 @@ export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneL
     lookAt,
     replace,
     turns,
-    learn,
     begin,
     looked,
     nextLookAtMs,
@@ -183,14 +185,13 @@ export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneL
       lane.lookAtMs = Number.POSITIVE_INFINITY;
       lane.ahead.length = 0;
     }
-    for (const { webhook_id, next_attempt_at, failing_since } of pending) {
-      const lane = laneOf(webhook_id);
-      lane.lookAtMs = next_attempt_at;
+    for (const webhook of pending) {
+      const lane = laneOf(webhook.webhook_id, () => webhook);
+      lane.lookAtMs = webhook.next_attempt_at;
       // The clock may have been set back.
       lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + probeGapMs(lane, nowMs));
-      if (!lane.known) learn(lane, failing_since);
       // Somebody enabled it again, or gave it another url.
-      if (failing_since === null && lane.underWay.size === 0) forgive(lane);
+      if (webhook.failing_since === null && lane.underWay.size === 0) forgive(lane);
     }
     for (const lane of lanes.values()) {
       place(lane, nowMs, behind);
@@ -231,15 +232,6 @@ export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneL
       }
     }
     return turns;
-  }
-
-  function learn(lane: Lane, failingSinceMs: number | null): void {
-    const own = ownLane(lane);
-    own.known = true;
-    if (failingSinceMs === null) return;
-    own.failures = FAILING_AFTER;
-    own.failingSinceMs = failingSinceMs;
-    judge(own);
   }
 
   function begin(lane: Lane, seq: number, nowMs: number): TakenSlot {
@@ -399,10 +391,10 @@ export function createLanes(effects: Pick<Effects, 'monotonicMs'>, limits: LaneL
     lane.queue = null;
   }
 
-  function laneOf(webhookId: WebhookId): OwnLane {
+  function laneOf(webhookId: WebhookId, history = historyOf): OwnLane {
     const known = lanes.get(webhookId);
     if (known !== undefined) return known;
-    const lane = newLane(webhookId, effects.monotonicMs());
+    const lane = newLane(webhookId, history(webhookId), effects.monotonicMs());
     lanes.set(webhookId, lane);
     return lane;
   }
@@ -419,24 +411,29 @@ function standingOf(lane: OwnLane): Standing {
   return lane.lastWasSlow || lane.slowSlots > 0 ? 'slow' : 'proven';
 }
 
-function newLane(webhookId: WebhookId, usedAtMs: number): OwnLane {
-  return {
+function newLane(
+  webhookId: WebhookId,
+  { failing_since, last_success_at }: AttemptHistory,
+  usedAtMs: number,
+): OwnLane {
+  const lane: OwnLane = {
     webhookId,
     underWay: new Set(),
     ahead: [],
-    known: false,
     standing: 'new',
     slots: 0,
     slowSlots: 0,
     lastWasSlow: false,
-    hasSucceeded: false,
-    failures: 0,
-    failingSinceMs: 0,
+    hasSucceeded: last_success_at !== null,
+    failures: failing_since === null ? 0 : FAILING_AFTER,
+    failingSinceMs: failing_since ?? 0,
     lookAtMs: Number.POSITIVE_INFINITY,
     notBeforeMs: 0,
     usedAtMs,
     queue: null,
   };
+  lane.standing = standingOf(lane);
+  return lane;
 }
 
 function perStanding<Value>(make: () => Value): Record<Standing, Value> {

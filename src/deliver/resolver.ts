@@ -7,13 +7,17 @@ import { putLatest } from './latest.ts';
 /** All addresses of a name; rejects as the system's resolver does. */
 export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;
 
-/** The same, for a receiver whose attempts fail or not. */
-export type Resolve = (hostname: string, isFailing: boolean) => Promise<readonly LookupAddress[]>;
+/** What is known of a receiver: attempts succeeded, none did yet, or they fail. */
+export type Reputation = 'proven' | 'unproven' | 'failing';
+
+/** The same, for a receiver of this reputation. */
+export type Resolve = (hostname: string, reputation: Reputation) => Promise<readonly LookupAddress[]>;
 
 /**
  * Of libuv's threads half, 32, may wait for names at the same time, and a name that no server answers for keeps one for
  * 10 s and more, whatever became of the attempt. So names of which it is not known that they are answered for at once
- * have a share, and those of them whose receivers fail anyway another; all other names always find a thread.
+ * have a share for each reputation of their receivers: a hundred dead names that are new do not hold up those that
+ * were sent to before davit was started anew. All other names always find a thread.
  */
 const SHARE = 8;
 const LONG_MS = 2_000;
@@ -37,11 +41,11 @@ export function createResolver(
 ): Resolve {
   /** Names that were answered for at once the last time. */
   const known = new Map<string, true>();
-  const shares = { new: createShare(), failing: createShare() };
+  const shares = { proven: createShare(), unproven: createShare(), failing: createShare() };
   const free = { looks: new Map<string, Look>(), places: undefined };
 
-  return (hostname, isFailing) => {
-    const share = known.has(hostname) ? free : isFailing ? shares.failing : shares.new;
+  return (hostname, reputation) => {
+    const share = known.has(hostname) ? free : shares[reputation];
     const wantedAtMs = effects.monotonicMs();
     const shared = share.looks.get(hostname);
     if (shared !== undefined) {

@@ -4,6 +4,7 @@ import { type Answer, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.t
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
 import { type Connection, createConnections, type Place } from './connections.ts';
 import { putLatest } from './latest.ts';
+import type { Reputation } from './resolver.ts';
 
 export interface SenderOptions extends Omit<ConnectorOptions, 'timeoutMs'> {
   /** Stands in the User-Agent. */
@@ -22,8 +23,8 @@ export interface SendRequest {
   /** Besides those that every delivery has. */
   headers: Readonly<Record<string, string>>;
   body: string;
-  /** Whether attempts of its receiver fail: then its name keeps no other waiting. */
-  isFailing?: boolean;
+  /** Its receiver's; if nothing is said, `unproven`. */
+  reputation?: Reputation;
 }
 
 /** What came of one attempt, in the fields in which it is recorded. */
@@ -80,7 +81,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
 
   return { send, trust, close };
 
-  function send({ url, headers, body, isFailing = false }: SendRequest): Promise<SendOutcome> {
+  function send({ url, headers, body, reputation = 'unproven' }: SendRequest): Promise<SendOutcome> {
     const startedAtMs = effects.monotonicMs();
     const target = targetOf(url);
     if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
@@ -100,14 +101,14 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
             connections.drop(connection);
           }
           if (wasStale(end, connection)) {
-            cut = exchangeOver(connections.open(target, isFailing));
+            cut = exchangeOver(connections.open(target, reputation));
             return;
           }
           cancelDeadline();
           underWay.take(place);
           resolve(outcomeOf(end, connection.remoteAddress()));
         });
-      let cut = exchangeOver(connections.take(target, isFailing));
+      let cut = exchangeOver(connections.take(target, reputation));
       const cancelDeadline = effects.after(timeoutMs, () => cut(new AttemptError('timeout')));
       const place = underWay.put((error) => cut(error));
     });

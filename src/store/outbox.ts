@@ -28,11 +28,18 @@ export interface DueDelivery {
   ladder_trigger: Exclude<AttemptTrigger, 'ping'>;
 }
 
+/** How a webhook's attempts went, as far as they are recorded. */
+export interface AttemptHistory {
+  /** When the first of its failures in a row was; null: its last attempt did not fail. */
+  failing_since: number | null;
+  /** Null: none ever succeeded. */
+  last_success_at: number | null;
+}
+
 /** A webhook that has something pending: the moment of its first. */
-export interface PendingWebhook {
+export interface PendingWebhook extends AttemptHistory {
   webhook_id: WebhookId;
   next_attempt_at: number;
-  failing_since: number | null;
 }
 
 /** Asks for the next deliveries of one webhook. */
@@ -132,7 +139,7 @@ export function outboxReads(database: Database) {
     )
     SELECT w.id AS webhook_id,
            (SELECT min(next_attempt_at) FROM deliveries WHERE status = 'pending' AND webhook_id = w.id) AS next_attempt_at,
-           w.failing_since
+           w.failing_since, w.last_success_at
       FROM pending JOIN webhooks w ON w.id = pending.webhook_id
      WHERE w.status = 'enabled' AND w.deleted_at IS NULL
      ORDER BY next_attempt_at`);
@@ -159,9 +166,9 @@ export function outboxReads(database: Database) {
        LIMIT 1`)
     .pluck();
   const { recipients } = recipientReads(database);
-  const failingSince = database
-    .prepare<[WebhookId], number | null>('SELECT failing_since FROM webhooks WHERE id = +?')
-    .pluck();
+  const history = database.prepare<[WebhookId], AttemptHistory>(
+    'SELECT failing_since, last_success_at FROM webhooks WHERE id = +?',
+  );
 
   return {
     /** The enabled webhooks that have something pending, the first due first. */
@@ -171,8 +178,9 @@ export function outboxReads(database: Database) {
     isUnhurried: (webhookId: WebhookId, nowMs: number): boolean =>
       unhurried.get({ webhookId, nowMs }) !== undefined,
 
-    /** When the first of the webhook's failures in a row was; null: its last attempt did not fail. */
-    failingSince: (webhookId: WebhookId): number | null => failingSince.get(webhookId) ?? null,
+    /** Of one that is not there: nothing has happened. */
+    history: (webhookId: WebhookId): AttemptHistory =>
+      history.get(webhookId) ?? { failing_since: null, last_success_at: null },
 
     /**
      * For each request the webhook's next deliveries that are due at `nowMs`. Costs 2 to 3 µs for each delivery, with

@@ -256,6 +256,43 @@ t.test('a webhook that failed before a restart is probed, not flooded', async (t
   t.equal(receiver.requests.length, 2);
 });
 
+t.test('a look that fails loses nobody', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t);
+  const { id } = await subscribe(store, receiver.url);
+  let broken: 'pendingWebhooks' | 'history' | 'claim' | undefined;
+  const failing = (name: typeof broken) => {
+    if (broken === name) throw new Error(`${name} cannot be read`);
+  };
+  const { outbox } = store.reads;
+  const reads: typeof store.reads = {
+    ...store.reads,
+    outbox: {
+      ...outbox,
+      pendingWebhooks: () => failing('pendingWebhooks') ?? outbox.pendingWebhooks(),
+      history: (webhookId) => failing('history') ?? outbox.history(webhookId),
+      claim: (requests, nowMs) => failing('claim') ?? outbox.claim(requests, nowMs),
+    },
+  };
+  const dispatcher = testDispatcher(t, store, effects, { reads });
+  await newDeliveries(store, id, 1);
+  for (broken of ['pendingWebhooks', 'claim'] as const) {
+    await t.rejects(dispatcher.tick(), { message: `${broken} cannot be read` });
+  }
+  broken = undefined;
+  await deliverDue(dispatcher, effects);
+  await receiver.next();
+
+  const other = await subscribe(store, receiver.url);
+  await newDeliveries(store, other.id, 1);
+  broken = 'history';
+  await t.rejects(dispatcher.tick(), { message: 'history cannot be read' });
+  broken = undefined;
+  await deliverDue(dispatcher, effects);
+  await receiver.next();
+});
+
 t.test('an event is sent to where its webhook points now, or not at all', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);

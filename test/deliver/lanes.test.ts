@@ -9,10 +9,13 @@ import {
   type TakenSlot,
 } from '../../src/deliver/lanes.ts';
 import type { WebhookId } from '../../src/domain.ts';
+import type { AttemptHistory, PendingWebhook } from '../../src/store/outbox.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 
 /** More than any look begins. */
 const MANY = 10_000;
+
+const NOTHING_HAPPENED: AttemptHistory = { failing_since: null, last_success_at: null };
 
 t.test('a new webhook gets one attempt at a time until one succeeds, then four', async (t) => {
   const model = outbox();
@@ -83,10 +86,26 @@ t.test('any number of new webhooks that hang hold a quarter of the slots', async
   t.equal(model.total(), LANE_LIMITS.share, 'also while they are slow');
 });
 
+t.test('after a restart those that had succeeded do not wait for new ones that hang', async (t) => {
+  const proven = { failing_since: null, last_success_at: 1 };
+  const failing = { failing_since: 2, last_success_at: 1 };
+  const model = outbox({ histories: { proven, failing } });
+  const hanging = Array.from({ length: 500 }, (_, index) => ({ id: `new${index}`, count: 1 }));
+  model.replace([...hanging, { id: 'waiting', count: 10, ...proven }]);
+  model.look();
+  t.equal(model.underWay('waiting'), LANE_LIMITS.perWebhook);
+  t.equal(model.total(), LANE_LIMITS.perWebhook + LANE_LIMITS.share);
+  // Nor do those that had nothing to be sent when davit was started.
+  for (const id of ['proven', 'failing']) model.add(id, 10);
+  model.look();
+  t.equal(model.underWay('proven'), LANE_LIMITS.perWebhook);
+  t.equal(model.underWay('failing'), 1);
+});
+
 t.test('webhooks that fail hold a quarter of the slots, one each', async (t) => {
   const model = outbox();
   const ids = Array.from({ length: 200 }, (_, index) => `dead${index}`);
-  model.replace(ids.map((id) => ({ id, count: 1_000, failingSinceMs: 0 })));
+  model.replace(ids.map((id) => ({ id, count: 1_000, failing_since: 0 })));
   for (let look = 0; look < 10; look++) {
     model.look();
     model.effects.advance(100);
@@ -187,7 +206,7 @@ t.test('a failing webhook is probed less often the longer it fails, at least eve
 
 t.test('one success, and a webhook that failed for days has four slots again', async (t) => {
   const model = outbox();
-  model.replace([{ id: 'dead', count: 1_000, failingSinceMs: 0 }]);
+  model.replace([{ id: 'dead', count: 1_000, failing_since: 0 }]);
   model.look();
   t.equal(model.underWay('dead'), 1);
   model.end('dead', 'succeeded');
@@ -198,7 +217,7 @@ t.test('one success, and a webhook that failed for days has four slots again', a
 t.test('all failing webhooks together begin 500 attempts a second', async (t) => {
   const model = outbox();
   const ids = Array.from({ length: 1_000 }, (_, index) => `dead${index}`);
-  model.replace(ids.map((id) => ({ id, count: 1_000, failingSinceMs: model.effects.now() })));
+  model.replace(ids.map((id) => ({ id, count: 1_000, failing_since: model.effects.now() })));
   for (let elapsedMs = 0; elapsedMs < 2_000; elapsedMs += 10) {
     model.look();
     for (const id of ids) while (model.underWay(id) > 0) model.end(id, 'failed');
@@ -236,7 +255,7 @@ t.test('all webhooks together have at most 4,096 attempts unrecorded', async (t)
 
 t.test('it is known when the next webhook is due, also one that was heard of later', async (t) => {
   const effects = fakeEffects();
-  const lanes = createLanes(effects);
+  const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const nowMs = effects.now();
   t.equal(lanes.nextLookAtMs(nowMs), null);
   lanes.lookAt('b' as WebhookId, nowMs + 2_000, nowMs);
@@ -250,8 +269,8 @@ t.test('it is known when the next webhook is due, also one that was heard of lat
 
 t.test('what was looked up ahead is forgotten when all that is pending is looked at anew', async (t) => {
   const effects = fakeEffects();
-  const lanes = createLanes(effects);
-  const pending = { webhook_id: 'a' as WebhookId, next_attempt_at: effects.now(), failing_since: null };
+  const lanes = createLanes(effects, () => NOTHING_HAPPENED);
+  const pending = pendingOne('a', effects.now());
   lanes.replace([pending], effects.now());
   const [turn] = lanes.turns(effects.now(), MANY, MANY);
   if (turn === undefined) throw new Error('no turn');
@@ -264,7 +283,7 @@ t.test('what was looked up ahead is forgotten when all that is pending is looked
 
 t.test('what is pending no more is not looked at, and its webhook forgotten after an hour', async (t) => {
   const effects = fakeEffects();
-  const lanes = createLanes(effects);
+  const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const id = 'a' as WebhookId;
   lanes.lookAt(id, effects.now() + 1_000, effects.now());
   lanes.replace([], effects.now());
@@ -342,10 +361,18 @@ t.test('whatever happens, the limits hold, and all that is due is begun in the e
   );
 });
 
+function pendingOne(id: string, atMs: number, history?: Partial<AttemptHistory>): PendingWebhook {
+  return { webhook_id: id as WebhookId, next_attempt_at: atMs, ...NOTHING_HAPPENED, ...history };
+}
+
 /** Lanes over an outbox that is a number for each webhook, all of it due. */
-function outbox({ limits = LANE_LIMITS, recording = true } = {}) {
+function outbox({
+  limits = LANE_LIMITS,
+  recording = true,
+  histories = {} as Record<string, AttemptHistory>,
+} = {}) {
   const effects: FakeEffects = fakeEffects();
-  const lanes: Lanes = createLanes(effects, limits);
+  const lanes: Lanes = createLanes(effects, (id) => histories[id] ?? NOTHING_HAPPENED, limits);
   const pendingOf = new Map<string, number>();
   const begunOf = new Map<string, number>();
   const slotsOf = new Map<string, TakenSlot[]>();
@@ -365,14 +392,10 @@ function outbox({ limits = LANE_LIMITS, recording = true } = {}) {
     add,
     look,
     lookAtAll,
-    replace(rows: { id: string; count: number; failingSinceMs: number | null }[]) {
+    replace(rows: ({ id: string; count: number } & Partial<AttemptHistory>)[]) {
       for (const { id, count } of rows) pendingOf.set(id, count);
       lanes.replace(
-        rows.map(({ id, failingSinceMs }) => ({
-          webhook_id: id as WebhookId,
-          next_attempt_at: effects.now(),
-          failing_since: failingSinceMs,
-        })),
+        rows.map(({ id, count: _, ...history }) => pendingOne(id, effects.now(), history)),
         effects.now(),
       );
     },
@@ -414,11 +437,7 @@ function outbox({ limits = LANE_LIMITS, recording = true } = {}) {
 
   function lookAtAll(): void {
     lanes.replace(
-      [...pendingOf].flatMap(([id, count]) =>
-        count === 0
-          ? []
-          : [{ webhook_id: id as WebhookId, next_attempt_at: effects.now(), failing_since: null }],
-      ),
+      [...pendingOf].flatMap(([id, count]) => (count === 0 ? [] : [pendingOne(id, effects.now())])),
       effects.now(),
     );
   }

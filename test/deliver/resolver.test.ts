@@ -9,12 +9,12 @@ const PATIENCE_MS = 10_000;
 
 t.test('those who ask for a name at the same time share one look', async (t) => {
   const { resolve, asked, answer } = newResolver();
-  const both = Promise.all([resolve('one.example', false), resolve('one.example', false)]);
+  const both = Promise.all([resolve('one.example', 'unproven'), resolve('one.example', 'unproven')]);
   await nextTurn();
   t.strictSame(asked, ['one.example']);
   answer('one.example');
   t.strictSame(await both, [ANSWER, ANSWER]);
-  const again = resolve('one.example', false);
+  const again = resolve('one.example', 'unproven');
   await nextTurn();
   t.strictSame(asked, ['one.example', 'one.example'], 'nothing is kept: names change');
   answer('one.example');
@@ -25,44 +25,58 @@ t.test(
   'dead names hold up neither those that are known nor the new ones of receivers that do not fail',
   async (t) => {
     const { resolve, asked, answer } = newResolver();
-    const known = resolve('known.example', false);
+    const known = resolve('known.example', 'unproven');
     await nextTurn();
     answer('known.example');
     await known;
-    for (const number of Array(40).keys()) void resolve(`dead${number}.example`, true);
+    for (const number of Array(40).keys()) void resolve(`dead${number}.example`, 'failing');
     await nextTurn();
     t.equal(asked.length, 1 + 8, 'only a few are asked for at a time');
     for (const name of ['known.example', 'new.example']) {
-      const look = resolve(name, false);
+      const look = resolve(name, 'unproven');
       await nextTurn();
       t.equal(asked.at(-1), name);
       answer(name);
       t.strictSame(await look, ANSWER);
     }
     // A receiver may fail for other reasons.
-    const failing = resolve('known.example', true);
+    const failing = resolve('known.example', 'failing');
     await nextTurn();
     t.equal(asked.at(-1), 'known.example');
     answer('known.example');
     await failing;
-    for (const number of Array(40).keys()) void resolve(`fresh${number}.example`, false);
+    for (const number of Array(40).keys()) void resolve(`fresh${number}.example`, 'unproven');
     await nextTurn();
     t.equal(asked.length, 12 + 8, 'of new ones few are asked for at a time, too');
   },
 );
 
+t.test('names of receivers that were sent to before have a share of their own', async (t) => {
+  const { resolve, asked, answer } = newResolver();
+  for (const number of Array(40).keys()) void resolve(`new${number}.example`, 'unproven');
+  for (const number of Array(40).keys()) void resolve(`failing${number}.example`, 'failing');
+  const look = resolve('proven.example', 'proven');
+  await nextTurn();
+  t.ok(asked.includes('proven.example'));
+  answer('proven.example');
+  t.strictSame(await look, ANSWER);
+  for (const number of Array(40).keys()) void resolve(`proven${number}.example`, 'proven');
+  await nextTurn();
+  t.equal(asked.length, 1 + 3 * 8, 'and no more than that');
+});
+
 t.test('a name that was answered for late is like a new one until it is not', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   const names = Array.from({ length: 9 }, (_, number) => `slow${number}.example`);
   for (const name of names) {
-    const look = resolve(name, false);
+    const look = resolve(name, 'unproven');
     await nextTurn();
     effects.advance(2_000);
     answer(name);
     await look;
   }
   asked.length = 0;
-  const looks = Promise.all(names.map((name) => resolve(name, false)));
+  const looks = Promise.all(names.map((name) => resolve(name, 'unproven')));
   await nextTurn();
   t.equal(asked.length, 8);
   for (const name of names) {
@@ -71,7 +85,7 @@ t.test('a name that was answered for late is like a new one until it is not', as
   }
   await looks;
   asked.length = 0;
-  const again = Promise.all(names.map((name) => resolve(name, false)));
+  const again = Promise.all(names.map((name) => resolve(name, 'unproven')));
   await nextTurn();
   t.equal(asked.length, 9);
   for (const name of names) answer(name);
@@ -81,12 +95,12 @@ t.test('a name that was answered for late is like a new one until it is not', as
 t.test('a name that nobody waits for any more is not asked for', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   const dead = Array.from({ length: 8 }, (_, number) => `dead${number}.example`);
-  const first = Promise.all(dead.map((name) => resolve(name, false)));
-  const left = resolve('left.example', false);
-  const wanted = resolve('wanted.example', false);
+  const first = Promise.all(dead.map((name) => resolve(name, 'unproven')));
+  const left = resolve('left.example', 'unproven');
+  const wanted = resolve('wanted.example', 'unproven');
   await nextTurn();
   effects.advance(PATIENCE_MS);
-  void resolve('wanted.example', false);
+  void resolve('wanted.example', 'unproven');
   effects.advance(1);
   for (const name of dead) answer(name);
   await first;
