@@ -22,7 +22,7 @@ import { createLogger, type Logger, logFormOf } from './logger.ts';
 import { type Loop, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { openForWriting } from './store/database.ts';
-import { lockForServing, lockPath } from './store/lock.ts';
+import { lockForServing, lockPath, refuseOtherNames } from './store/lock.ts';
 import { createPruner } from './store/pruner.ts';
 import { openStoreWithThreads, type Store } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
@@ -71,6 +71,7 @@ export async function startService(
   await using started = new AsyncDisposableStack();
   const { dbPath } = config;
 
+  refuseOtherNames(dbPath);
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 

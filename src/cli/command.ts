@@ -161,7 +161,11 @@ export async function withStore<Result>(
 ): Promise<Result> {
   const path = whenMissing === 'refuse' ? existingDbPathOf(command) : dbPathOf(command);
   // Only here: loading SQLite takes longer than all else that `--help` needs.
-  const { openStore } = await import('../store/store.ts');
+  const [{ openStore }, { refuseOtherNames }] = await Promise.all([
+    import('../store/store.ts'),
+    import('../store/lock.ts'),
+  ]);
+  refuseOtherNames(path);
   const store = openStore(path, effects);
   try {
     return await action(store);

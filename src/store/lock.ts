@@ -7,6 +7,7 @@ import {
   fstatSync,
   ftruncateSync,
   openSync,
+  readFileSync,
   readlinkSync,
   readSync,
   realpathSync,
@@ -17,7 +18,8 @@ import { dirname, resolve } from 'node:path';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
+import { beginAlone } from './alone.ts';
+import { connect, type Database, isDamaged, kindOf, openingProblem, sqliteCode } from './database.ts';
 
 /** A service that has the file; what is null could not be read at that moment. */
 export interface Serving {
@@ -170,6 +172,39 @@ export function servedBy(path: string): Serving | null {
   } finally {
     lock.close();
   }
+}
+
+/**
+ * By another name of the file, a hard link, there is another lock, and SQLite keeps another WAL: who writes by both damages
+ * it. Throws AppError `conflict` while somebody has open a file with several names that is not served by this one.
+ */
+export function refuseOtherNames(path: string): void {
+  const stats = statSync(path, { throwIfNoEntry: false });
+  if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
+  const database = connect(path, { timeoutMs: LOOKS_TIMEOUT_MS });
+  try {
+    kindOf(database, path); // somebody else's stays as it was
+    beginAlone(database, path);
+  } catch (error) {
+    if (!(error instanceof AppError) || sqliteCode(error.cause) === undefined)
+      throw openingProblem(path, error);
+    throw new AppError(
+      'conflict',
+      `${path} has another name too, a hard link, and ${openerOf(stats)} has the file open: stop that first, and remove ` +
+        'one of the names, as to write by both would damage it',
+      { cause: error },
+    );
+  } finally {
+    database.close();
+  }
+}
+
+/** Whoever has a database of SQLite open has locked a part of it, proc_locks(5). */
+function openerOf({ ino }: Stats): string {
+  const found = readFileSync('/proc/locks', 'utf8').matchAll(/ (\d+) [\da-f]+:[\da-f]+:(\d+) /g);
+  const processIds = [...found].filter(([, , inode]) => Number(inode) === ino).map(([, id]) => Number(id));
+  const processId = processIds.find((id) => id > 0 && id !== process.pid);
+  return processId === undefined ? 'another process' : `process ${processId}`;
 }
 
 /** The file that whoever serves a database has open all the time. */

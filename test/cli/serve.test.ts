@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, writeFileSync } from 'node:fs';
+import { existsSync, linkSync, rmSync, writeFileSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
@@ -174,6 +174,34 @@ t.test('what keeps it from starting is one line that says what to do', async (t)
     { exitCode: 2, stderr: /^error: --listen and --metrics-listen are the same place: choose another port/ },
   ]);
 });
+
+t.test(
+  'a file that is served is opened by none of its other names, hard links, and by its own as ever',
+  async (t) => {
+    const { davit, directory, dbPath } = place(t, runProcess);
+    const service = await serve(t, directory);
+    const another = join(directory, 'another.db');
+    linkSync(dbPath, another);
+    const refusal = {
+      exitCode: 1,
+      stdout: '',
+      stderr: new RegExp(
+        `^error: another\\.db has another name too, a hard link, and process ${service.processId} has the file open: .*\n$`,
+      ),
+    };
+    t.match(await davit(['serve', '--listen', '127.0.0.1:0', '--db', 'another.db']), refusal);
+    t.match(await davit(['admin', 'project', 'create', '--name', 'site', '--db', 'another.db']), refusal);
+    t.match(await davit(['admin', 'project', 'create', '--name', 'site']), { exitCode: 0 });
+    service.kill('SIGTERM');
+    await service.ended;
+
+    t.match(await davit(['admin', 'project', 'show', 'site', '--db', 'another.db']), { exitCode: 0 });
+    const next = await serve(t, directory, { DAVIT_DB: 'another.db' });
+    next.kill('SIGTERM');
+    t.match(await next.ended, { exitCode: 0 }, 'a name more is none too many while nobody else is there');
+    rmSync(another);
+  },
+);
 
 /** `davit serve` in this directory, ready. */
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {
