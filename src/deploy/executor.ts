@@ -183,7 +183,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     void stopRequest.then(running.stop);
     const outcome = await running.outcome;
     const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
-    for (const note of notes) await log.append(Buffer.from(`davit: ${note}\n`));
+    for (const note of notes) await log.appendLine(`davit: ${note}`);
     return { outcome, outputs };
   }
 

@@ -17,6 +17,8 @@ export interface LogKeeperOptions {
 export interface LogKeeper {
   /** Resolves at once as long as writing keeps up, later when it does not. Keeps `bytes`: they must not change. */
   append(bytes: Uint8Array): Promise<void>;
+  /** What davit itself has to say, on a line of its own. */
+  appendLine(text: string): Promise<void>;
   /** Resolves when everything was written; nothing may be appended after it. */
   end(): Promise<void>;
 }
@@ -41,15 +43,11 @@ export function createLogKeeper({
   let writing: Promise<void> | undefined;
   let failed = false;
   let cancelTimer: (() => void) | undefined;
+  let midLine = false;
 
   return {
-    async append(bytes) {
-      if (failed) await writing;
-      add(mask.push(bytes));
-      if (pendingBytes >= CHUNK_MAX_BYTES) startWriting();
-      else if (pendingBytes > 0) cancelTimer ??= effects.after(GATHER_MS, startWriting);
-      while (pendingBytes >= PENDING_MAX_BYTES) await writing;
-    },
+    append,
+    appendLine: (text) => append(Buffer.from(`${midLine ? '\n' : ''}${text}\n`)),
     async end() {
       add(mask.end());
       while (pendingBytes > 0 || writing !== undefined) {
@@ -58,6 +56,15 @@ export function createLogKeeper({
       }
     },
   };
+
+  async function append(bytes: Uint8Array): Promise<void> {
+    if (failed) await writing;
+    if (bytes.length > 0) midLine = bytes.at(-1) !== LINE_FEED;
+    add(mask.push(bytes));
+    if (pendingBytes >= CHUNK_MAX_BYTES) startWriting();
+    else if (pendingBytes > 0) cancelTimer ??= effects.after(GATHER_MS, startWriting);
+    while (pendingBytes >= PENDING_MAX_BYTES) await writing;
+  }
 
   function add(bytes: Buffer): void {
     if (bytes.length === 0) return;
@@ -103,6 +110,7 @@ export function createLogKeeper({
   }
 }
 
+const LINE_FEED = 0x0a;
 const CHUNK_MAX_BYTES = 64 * 1024;
 const PENDING_MAX_BYTES = 1024 * 1024;
 /** Somebody who follows the log does not notice, and a command that prints in dribbles costs 5 writes a second. */

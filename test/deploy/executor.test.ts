@@ -43,6 +43,16 @@ t.test('a deployment is carried out with the ref in its environment, and its log
   );
 });
 
+t.test('what is wrong with outputs is said in the log, on lines of their own', async (t) => {
+  const { store, executor } = await service(t);
+  const script = 'printf "no line end"; echo neither >>"$DEPLOY_OUTPUT"';
+  const projectId = await store.project({ command: ['/bin/sh', '-c', script] });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  await executor.settled();
+  t.equal(logOf(store, id), 'no line end\ndavit: DEPLOY_OUTPUT: line 1 is not name=value\n');
+});
+
 t.test('how a command ends is what is recorded', async (t) => {
   const { store, executor } = await service(t);
   const cases: [string, string[], Partial<Deployment>][] = [

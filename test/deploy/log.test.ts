@@ -25,6 +25,21 @@ t.test('small writes are gathered for 200 ms', async (t) => {
   t.equal(appends.length, 2);
 });
 
+t.test('what davit itself says is on a line of its own, whatever a command printed last', async (t) => {
+  const logAfter = async (...printed: string[]) => {
+    const { keeper, appends } = keeperFor({ secrets: ['a secret value'] });
+    for (const text of printed) await keeper.append(Buffer.from(text));
+    await keeper.appendLine('davit: one');
+    await keeper.appendLine('davit: two');
+    await keeper.end();
+    return texts(appends).flat().join('');
+  };
+  t.equal(await logAfter(), 'davit: one\ndavit: two\n');
+  t.equal(await logAfter('a line\n', ''), 'a line\ndavit: one\ndavit: two\n');
+  t.equal(await logAfter('no line', ''), 'no line\ndavit: one\ndavit: two\n');
+  t.equal(await logAfter('a secret'), 'a secret\ndavit: one\ndavit: two\n', 'also behind what was held back');
+});
+
 t.test('a full chunk does not wait', async (t) => {
   const { keeper, appends } = keeperFor();
   await keeper.append(Buffer.alloc(64 * KIB, 'x'));
@@ -177,15 +192,16 @@ interface Kept {
 }
 
 function keeperFor(
-  options: { headBytes?: number; tailBytes?: number; write?: () => Promise<void> } = {},
+  options: { headBytes?: number; tailBytes?: number; secrets?: string[]; write?: () => Promise<void> } = {},
 ): Kept {
-  const { headBytes = 256 * KIB, tailBytes = 5 * 1024 * KIB, write = async () => undefined } = options;
+  const { headBytes = 256 * KIB, tailBytes = 5 * 1024 * KIB, secrets = [] } = options;
+  const { write = async () => undefined } = options;
   const effects = fakeEffects();
   const appends: Omit<LogAppend, 'id'>[] = [];
   const keeper = createLogKeeper({
     headBytes,
     tailBytes,
-    secrets: [],
+    secrets,
     effects,
     write(append) {
       appends.push(append);
