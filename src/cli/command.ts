@@ -79,6 +79,8 @@ export async function runProgram(
   explainErrors(program);
   try {
     const [first, ...words] = commandLine;
+    const unreadableAt = commandLine.findIndex(holdsReplaced);
+    if (unreadableAt >= 0) misused(program, `argument ${unreadableAt + 1} is not valid UTF-8`);
     if (first === 'help') showHelp(program, words);
     else await program.parseAsync(commandLine, { from: 'user' });
     return 0;
@@ -88,6 +90,11 @@ export async function runProgram(
     terminal.note(errorText(error));
     return 1;
   }
+}
+
+/** Whether Node has put U+FFFD where bytes were no UTF-8: what they were is lost. */
+export function holdsReplaced(text: string): boolean {
+  return text.includes('\ufffd');
 }
 
 /** `davit help admin project`: commander's own looks no deeper than one level. */

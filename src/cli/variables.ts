@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import { variableProblem } from '../deploy/environment.ts';
 import { AppError, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
-import { type CommandContext, misused } from './command.ts';
+import { type CommandContext, holdsReplaced, misused } from './command.ts';
 
 /**
  * The variables of `--env-from` and over them those of `--env`: `NAME=value`, or `NAME` for davit's own value of
@@ -81,6 +81,7 @@ function entryOf(
   if (problem !== undefined) misused(command, `the variable ${printable(name)} ${problem}`);
   if (value === undefined)
     throw refused(`--env ${printable(name)}: no such variable is set here; give it as NAME=value`);
+  if (holdsReplaced(value)) throw refused(`--env ${printable(name)}: its value here is not valid UTF-8`);
   return [name, value];
 }
 

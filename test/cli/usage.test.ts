@@ -40,6 +40,30 @@ t.test('--help fits 80 columns at every level, gives examples, and lists every c
   });
 });
 
+t.test('bytes that are no text are refused, as what they were would be lost', async (t) => {
+  const { directory, dbPath } = place(t);
+  const cases: [script: string, exitCode: number, error: RegExp][] = [
+    [
+      '"$@" --env "A=$(printf "p\\344ss")"',
+      2,
+      /^error: argument 6 is not valid UTF-8 \(see 'davit --help'\)\n$/,
+    ],
+    ['"$@" -- echo "$(printf "\\377")"', 2, /^error: argument 7 is not valid UTF-8 /],
+    ['A="$(printf "p\\344ss")" "$@" --env A', 1, /^error: --env A: its value here is not valid UTF-8\n$/],
+  ];
+  for (const [script, exitCode, error] of cases) {
+    const words = [MAIN, 'admin', 'project', 'create', '--name=x'];
+    const child = spawn('/bin/sh', ['-c', script, 'sh', process.execPath, ...words], {
+      cwd: directory,
+      env: COMPILE_CACHE,
+    });
+    const [stderr, [ended]] = await Promise.all([text(child.stderr), once(child, 'close')]);
+    t.equal(ended, exitCode);
+    t.match(stderr, error);
+  }
+  t.notOk(existsSync(dbPath), 'nothing was made');
+});
+
 t.test('--help tells of every option its variable', async (t) => {
   const helps = await Promise.all(
     [
