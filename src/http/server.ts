@@ -278,8 +278,12 @@ function checkHost({ raw: { req } }: Request): void {
     throw invalid('header', 'Host', 'must be sent once');
 }
 
-/** hapi would answer 400 too, but only after taking in the whole body. */
+/**
+ * Of a request for `foo://bar`, whose path is empty, hapi's router throws where nobody catches it: davit would end. Bad
+ * encoding it would answer with 400 too, but only after taking in the whole body.
+ */
 function checkPath({ path }: Request): void {
+  if (!path.startsWith('/')) throw invalid('path', 'path', 'must begin with /');
   if (path.includes('%') && decoded(path) === undefined)
     throw invalid('path', 'path', 'is not valid percent-encoding');
 }

@@ -212,6 +212,26 @@ t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
   t.strictSame(await statusOf('GET /open HTTP/1.0'), [200]);
 });
 
+t.test('what is asked for must have a path, whichever URL it is', async (t) => {
+  const { plugin } = resource();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const targets = {
+    'foo://bar': 400,
+    'foo://bar?x=1#y': 400,
+    'foo://': 400,
+    'http://': 400,
+    'http://d': 404,
+    '*': 400,
+  };
+  for (const [target, status] of Object.entries(targets)) {
+    for (const method of ['GET', 'HEAD', 'POST', 'OPTIONS']) {
+      const head = `${method} ${target} HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n`;
+      const [answer] = parseResponses(await rawRequest(port, head));
+      t.equal(answer?.status, status, `${method} ${target}`);
+    }
+  }
+});
+
 t.test('requests of one connection are answered in their order', async (t) => {
   const { plugin } = resource();
   const { port } = await startHttp(t, { resources: () => [plugin] });
