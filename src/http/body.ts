@@ -13,7 +13,7 @@ const BODY_MAX_DEPTH = 32;
 /**
  * Reads the body before authentication, where hapi would read it after, so that every check comes in the
  * promised order. hapi leaves a payload alone that is there already (lib/route.js, `internals.payload`)
- * and still validates it. What was read is null for no body, else any JSON value.
+ * and still validates it. What was read is null for no body, else any JSON value but null.
  */
 export function requestBodies(): Plugin<void> {
   return {
@@ -26,6 +26,12 @@ export function requestBodies(): Plugin<void> {
         request.app.bodyIsEmpty = bytes.length === 0;
         // hapi's types call it read-only; its own extensions, and its documentation, set it.
         Object.assign(request, { payload: bytes.length === 0 ? null : parseJson(bytes) });
+        return h.continue;
+      });
+      // Just before it is validated: no schema of ours tells it from no body, and none takes it.
+      server.ext('onPostAuth', ({ app, payload, route }, h) => {
+        if (payload === null && !app.bodyIsEmpty && route.method !== 'get')
+          throw invalidBody('must be an object');
         return h.continue;
       });
     },

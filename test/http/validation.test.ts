@@ -375,6 +375,7 @@ t.test('a route that declares nothing takes nothing', async (t) => {
   ]);
   t.equal(await statusOf('/v2/plain', '{"a":1}'), 400);
   t.equal(await statusOf('/v2/plain', '[]'), 400);
+  t.equal(await statusOf('/v2/plain', 'null'), 400, 'which is not the same as no body');
   t.equal(await statusOf('/v2/plain?a=1'), 400);
   t.strictSame(taken, []);
 });

@@ -193,6 +193,13 @@ const REFUSALS: Refusal[] = [
     body: { overlap_seconds: '60' },
     expected: malformed(['overlap_seconds', 'must be a whole number']),
   },
+  {
+    name: 'a rotation with null for a body',
+    method: 'POST',
+    path: rotate,
+    body: null,
+    expected: malformed(['body', 'must be an object']),
+  },
   { name: 'a rotation by another key', method: 'POST', path: rotate, key: 'stranger', expected: missing },
 
   { name: 'a ping without the scope', method: 'POST', path: ping, key: 'reader', expected: forbidden },
