@@ -39,6 +39,8 @@ async function backup(
     const { nameTaken } = await import('../store/partial-file.ts');
     throw nameTaken(file);
   }
+  const { refuseOtherNames } = await import('../store/lock.ts');
+  refuseOtherNames(dbPath);
   const at = timestamp(context.effects.now());
   await withPartial(dirname(path), context, async (partial, signal) => {
     const from = { path: resolve(dbPath), name: dbPath };

@@ -191,7 +191,13 @@ t.test(
     };
     t.match(await davit(['serve', '--listen', '127.0.0.1:0', '--db', 'another.db']), refusal);
     t.match(await davit(['admin', 'project', 'create', '--name', 'site', '--db', 'another.db']), refusal);
+    t.match(
+      await davit(['backup', '--db', 'another.db', 'copy.db']),
+      refusal,
+      'it would not have the latest',
+    );
     t.match(await davit(['admin', 'project', 'create', '--name', 'site']), { exitCode: 0 });
+    t.match(await davit(['backup', 'copy.db']), { exitCode: 0 });
     service.kill('SIGTERM');
     await service.ended;
 
