@@ -115,13 +115,13 @@ async function refuseServed(dbPath: string, file: string, path: string): Promise
 
 /** The restored file knows nothing of them, and nobody would end them any more. */
 async function refuseWhileRunning(dbPath: string, path: string): Promise<void> {
-  const [{ unfinishedIn }, { DEPLOYMENT_MARKER, findMarked }] = await Promise.all([
+  const [{ unfinishedIn }, { findMarked }] = await Promise.all([
     import('../store/restore.ts'),
     import('../deploy/processes.ts'),
   ]);
   const ids = new Set<string>(unfinishedIn(path));
   if (ids.size === 0) return;
-  for (const [id, [process]] of await findMarked(DEPLOYMENT_MARKER, ids)) {
+  for (const [id, [process]] of await findMarked(ids)) {
     throw new AppError(
       'conflict',
       `deployment ${id} of ${dbPath} is still running as process ${process?.processId}: end it, or start and stop davit, which does so`,

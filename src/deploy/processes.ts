@@ -62,18 +62,17 @@ export function terminationDisposition(identity: ProcessIdentity): TerminationDi
   return holdsSignal(status, 'SigCgt', SIGTERM_NUMBER) ? 'caught' : 'default';
 }
 
-/** The processes whose environment, as they were started, has `name` with one of `values`: one pass over /proc. */
+/** The processes that carry the marker of one of these deployments, since they were started: one pass over /proc. */
 export async function findMarked(
-  name: string,
-  values: ReadonlySet<string>,
+  deploymentIds: ReadonlySet<string>,
 ): Promise<Map<string, ProcessIdentity[]>> {
   const found = new Map<string, ProcessIdentity[]>();
-  await visitProcesses(0, (stat) => {
-    const value = markerOf(stat.processId, name);
-    if (value === undefined || !values.has(value)) return;
-    const identities = found.get(value) ?? [];
+  await visitProcesses((stat, marker) => {
+    const deploymentId = marker();
+    if (deploymentId === undefined || !deploymentIds.has(deploymentId)) return;
+    const identities = found.get(deploymentId) ?? [];
     identities.push(identityOf(stat));
-    found.set(value, identities);
+    found.set(deploymentId, identities);
   });
   return found;
 }
@@ -182,10 +181,11 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
   async function find(onFound: (stat: ProcessStat) => void = () => undefined): Promise<ProcessStat[]> {
     const members: ProcessStat[] = [];
     const others: ProcessStat[] = [];
-    await visitProcesses(leader?.processStartedAt ?? 0, (stat) => {
+    await visitProcesses((stat, marker) => {
+      if (stat.startedAt < (leader?.processStartedAt ?? 0)) return;
       // The marker last: it is another file to read.
       const isKnown = known.has(keyOf(stat)) || stat.sessionId === sessionId;
-      const isMarked = !isKnown && markerOf(stat.processId, DEPLOYMENT_MARKER) === deploymentId;
+      const isMarked = !isKnown && marker() === deploymentId;
       // Where one of a session is marked, all of it is ours.
       if (isMarked && stat.sessionId === leader?.processId) sessionId = stat.sessionId;
       const belongs = isKnown || isMarked;
@@ -283,21 +283,49 @@ interface ProcessStat {
 /** A process costs 12 to 26 µs to read: this many at a time keep the turns of the event loop short. */
 const PROCESSES_PER_TURN = 64;
 
+/** `marker` reads the process's marker when it is asked first. */
+type Visit = (stat: ProcessStat, marker: () => string | undefined) => void;
+
+let nextPass: { visits: Visit[]; ended: Promise<void> } | undefined;
+let lastEnded: Promise<unknown> = Promise.resolve();
+
 /**
- * Visits the processes that started at or after `sinceTicks` and run, newest first: one that forks and leaves
- * is met before it has left. Not this process, and no kernel threads.
+ * Visits the processes that run, newest first: one that forks and leaves is met before it has left. Not this process,
+ * and no kernel threads. All who ask before a pass has begun share it: with one for each, fifty trees of ten
+ * processes that were ended together took more than the 30 s of a stop.
  */
-async function visitProcesses(sinceTicks: number, visit: (stat: ProcessStat) => void): Promise<void> {
+function visitProcesses(visit: Visit): Promise<void> {
+  if (nextPass === undefined) {
+    const visits: Visit[] = [];
+    nextPass = { visits, ended: passFor(visits) };
+    lastEnded = nextPass.ended.catch(() => undefined);
+  }
+  nextPass.visits.push(visit);
+  return nextPass.ended;
+}
+
+async function passFor(visits: readonly Visit[]): Promise<void> {
+  await lastEnded;
+  await nextTurn(); // whom that has served may want the next at once
+  nextPass = undefined;
   const processIds = readdirSync('/proc').map(Number).filter(Number.isInteger);
   processIds.sort((one, other) => other - one);
   for (const [index, processId] of processIds.entries()) {
     if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
     if (processId === process.pid) continue;
     const stat = readStat(processId);
-    if (stat === undefined || stat.startedAt < sinceTicks || hasExited(stat) || isKernelThread(stat))
-      continue;
-    visit(stat);
+    if (stat === undefined || hasExited(stat) || isKernelThread(stat)) continue;
+    const marker = once(() => markerOf(processId));
+    for (const visit of visits) visit(stat, marker);
   }
+}
+
+function once<Value>(read: () => Value): () => Value {
+  let result: { value: Value } | undefined;
+  return () => {
+    result ??= { value: read() };
+    return result.value;
+  };
 }
 
 /** The id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */
@@ -342,11 +370,11 @@ function readStat(processId: number): ProcessStat | undefined {
   };
 }
 
-/** What `name` was when the process was started; undefined when it was not set, or may not be known. */
-function markerOf(processId: number, name: string): string | undefined {
+/** The deployment that it was started in; undefined when it was in none, or may not be known. */
+function markerOf(processId: number): string | undefined {
   const environment = readText(`/proc/${processId}/environ`);
   if (environment === undefined) return undefined;
-  const entry = `${name}=`;
+  const entry = `${DEPLOYMENT_MARKER}=`;
   let at = environment.startsWith(entry) ? 0 : environment.indexOf(`\0${entry}`) + 1;
   if (at === 0 && !environment.startsWith(entry)) return undefined;
   at += entry.length;

@@ -1,6 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFileSync, readFileSync } from 'node:fs';
+import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import t, { type Test } from 'tap';
@@ -92,7 +92,7 @@ t.test('one pass finds the processes of many deployments, and no others', async 
   const again = await start(t, ['sleep', '1000'], two);
   await start(t, ['sleep', '1000'], `${one}0`);
   await start(t, ['sleep', '1000'], undefined, { MY_DEPLOY_ID: one, NOTE: `DEPLOY_ID=${one}` });
-  const found = await findMarked('DEPLOY_ID', new Set([one, two, three]));
+  const found = await findMarked(new Set([one, two, three]));
   t.strictSame([...found.keys()].sort(), [one, two].sort());
   t.strictSame(found.get(one), [first.identity]);
   t.strictSame(found.get(two), [again.identity, second.identity]);
@@ -104,7 +104,7 @@ t.test('a marker is found in a large environment', async (t) => {
     LARGE: 'x'.repeat(100_000),
     DEPLOY_ID: deploymentId,
   });
-  t.strictSame((await findMarked('DEPLOY_ID', new Set([deploymentId]))).get(deploymentId), [identity]);
+  t.strictSame((await findMarked(new Set([deploymentId]))).get(deploymentId), [identity]);
 });
 
 t.test('stopping without a leader ends whatever carries the marker', async (t) => {
@@ -181,11 +181,32 @@ t.test(
   },
 );
 
+t.test('trees that are ended together share what is read of the machine’s processes', async (t) => {
+  const trees = [];
+  for (let number = 0; number < 32; number++) {
+    const deploymentId = newDeploymentId();
+    const { identity: leader } = await start(t, ['sleep', '1000'], deploymentId);
+    trees.push({ deploymentId, leader });
+  }
+  const processes = readdirSync('/proc').filter((name) => /^[0-9]+$/.test(name)).length;
+  const readsBefore = readCalls();
+  await Promise.all(trees.map((tree) => stopTree(tree, { graceMs: 10_000, effects })));
+  const reads = readCalls() - readsBefore;
+  t.notOk(trees.some(({ leader }) => isAlive(leader)));
+  // Each for itself makes three passes, in which it reads a file of each process.
+  t.ok(reads < trees.length * processes, `${reads} reads for ${processes} processes`);
+});
+
 let lastDeployment = 0;
 
 function newDeploymentId(): string {
   lastDeployment += 1;
   return `dpl_process${process.pid}x${lastDeployment}`;
+}
+
+/** How often this process has called read(2) and the like. */
+function readCalls(): number {
+  return Number(/^syscr: (\d+)$/m.exec(readFileSync('/proc/self/io', 'latin1'))?.[1]);
 }
 
 interface Started {

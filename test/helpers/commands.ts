@@ -105,7 +105,7 @@ export function startRun(
 }
 
 export async function marked(deploymentId: string): Promise<ProcessIdentity[]> {
-  return (await findMarked('DEPLOY_ID', new Set([deploymentId]))).get(deploymentId) ?? [];
+  return (await findMarked(new Set([deploymentId]))).get(deploymentId) ?? [];
 }
 
 /** Resolves when `condition` holds: for what happens in another process and tells nobody. */
