@@ -1,3 +1,4 @@
+import { readFileSync } from 'node:fs';
 import {
   createServer as createPlainServer,
   type IncomingHttpHeaders,
@@ -80,10 +81,10 @@ const DEFAULT_TIMEOUTS: HttpTimeouts = {
 const HEADERS_MAX_BYTES = 16 * 1024;
 
 /** Each costs a file descriptor and, idle after its first request, 29 KiB (measured). */
-const DEFAULT_MAX_CONNECTIONS = 4_096;
+const CONNECTIONS_MAX = 4_096;
 
-/** Beyond the maximum, this many more still hear that there are too many; the rest is dropped unheard. */
-const SPARE_CONNECTIONS = 256;
+/** Of the maximum, so many more still hear that there are too many; the rest is dropped unheard. */
+const SPARE_FRACTION = 1 / 16;
 
 /**
  * The HTTP wing, in the order in which a request meets it. `authentication` brings the default strategy,
@@ -95,15 +96,16 @@ export async function createHttpServer(
   effects: Effects,
   logger: Logger,
 ): Promise<Server> {
-  const listener = createListener(options);
+  const { tls, maxConnections = defaultMaxConnections() } = options;
+  const listener = createListener(options, maxConnections);
   const server = createHapiServer(listener, options);
   answerParserErrors(listener, effects, logger);
 
   await server.register([
     envelope(effects, logger, options.onAnswer), // the request's id, what every response carries, and the line in the log
     errorBodies(effects, logger), // one body for every error
-    ...(options.tls === null ? [together()] : []), // those that arrived at once go on side by side
-    admission(listener, options), // no more connections than we can serve
+    ...(tls === null ? [together()] : []), // those that arrived at once go on side by side
+    admission(listener, tls, maxConnections), // no more connections than we can serve
     routing(), // host, path, query syntax; 404 and 405
     requestBodies(), // size, type, syntax: 413, 415, 400
     plugins.authentication, // 401
@@ -115,12 +117,15 @@ export async function createHttpServer(
   return server;
 }
 
+/** Half of the files that may be open are for davit's own work: without one, not even a cancellation is carried out. */
+function defaultMaxConnections(): number {
+  const limits = readFileSync('/proc/self/limits', 'latin1');
+  const openFilesMax = Number(/^Max open files +(\d+)/m.exec(limits)?.[1] ?? Infinity); // it may say unlimited
+  return Math.min(CONNECTIONS_MAX, Math.floor(openFilesMax / 2));
+}
+
 /** Node's own listener, because hapi's takes none of these options. */
-function createListener({
-  tls,
-  timeouts,
-  maxConnections = DEFAULT_MAX_CONNECTIONS,
-}: HttpServerOptions): Listener {
+function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: number): Listener {
   const { headersMs, requestMs, checkMs, keepAliveMs, idleMs } = { ...DEFAULT_TIMEOUTS, ...timeouts };
   const httpOptions = {
     headersTimeout: headersMs,
@@ -137,7 +142,7 @@ function createListener({
       ? createPlainServer(httpOptions)
       : createTlsServer({ ...httpOptions, ...tlsOptions(tls), handshakeTimeout: headersMs });
   listener.timeout = idleMs;
-  listener.maxConnections = maxConnections + SPARE_CONNECTIONS;
+  listener.maxConnections = Math.ceil(maxConnections * (1 + SPARE_FRACTION));
   // Any other expectation than 100-continue may be ignored (RFC 9110, 10.1.1); Node would answer a bare 417.
   listener.on('checkExpectation', (request, response) => listener.emit('request', request, response));
   return listener;
@@ -219,10 +224,7 @@ function logBrokenOff(request: Request, logger: Logger): void {
   );
 }
 
-function admission(
-  listener: Listener,
-  { tls, maxConnections = DEFAULT_MAX_CONNECTIONS }: HttpServerOptions,
-): Plugin<void> {
+function admission(listener: Listener, tls: HttpServerOptions['tls'], maxConnections: number): Plugin<void> {
   let connections = 0;
   listener.on(tls === null ? 'connection' : 'secureConnection', (socket) => {
     connections++;

@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
@@ -7,6 +8,7 @@ import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { testStore } from '../helpers/store.ts';
 
 /** One route that asks for everything, and remembers who got to it. */
@@ -291,6 +293,28 @@ t.test('beyond the connections that it can serve, the service says so', async (t
   third.send(get);
   t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
 });
+
+t.test(
+  'connections take half of the files that may be open: the rest is for the work',
+  ifHas('prlimit'),
+  async (t) => {
+    const { plugin } = resource();
+    const limitOpenFiles = (limit: string) =>
+      execFileSync('prlimit', ['--pid', String(process.pid), `--nofile=${limit}:`]);
+    const limit = /^Max open files +(\S+)/m.exec(readFileSync('/proc/self/limits', 'latin1'))?.[1] ?? '';
+    limitOpenFiles('200');
+    t.teardown(() => limitOpenFiles(limit));
+    const { port } = await startHttp(t, { resources: () => [plugin] });
+    limitOpenFiles(limit);
+    const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+    for (let number = 1; number <= 100; number++) {
+      const connection = await connectRaw(port);
+      connection.send(get);
+      t.match(await connection.received('open'), /^HTTP\/1\.1 200 /);
+    }
+    t.match(parseResponses(await rawRequest(port, get)), [{ status: 503, body: /unavailable/ }]);
+  },
+);
 
 t.test('a client that leaves stops nothing', async (t) => {
   const { reached, plugin } = resource();
