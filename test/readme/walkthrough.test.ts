@@ -1,5 +1,5 @@
 import { execFile, spawn } from 'node:child_process';
-import { mkdirSync, readdirSync, readFileSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, readFileSync, readlinkSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
@@ -43,6 +43,9 @@ t.test('the first deployment, from an empty directory', ifHas('git', 'curl'), as
   t.equal(index(), 'hello\n', 'a rollback is a deployment of the earlier ref');
   t.match(await deploy('v2'), /there is no v2\n.*failed.*\nexit 1\n$/s);
   t.equal(index(), 'hello\n', 'what failed changed nothing');
+  symlinkSync(readlinkSync(join(there.directory, 'current')), join(there.directory, 'next'));
+  await deploy('main');
+  t.equal(index(), 'goodbye\n', 'what one left that was stopped before its last step does no harm');
   for (const ref of ['v1', 'main']) await deploy(ref);
   t.equal(readdirSync(join(there.directory, 'releases')).length, 5, 'of six');
   t.equal(index(), 'goodbye\n');
