@@ -3,6 +3,7 @@ import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { DeploymentEnd } from '../store/endings.ts';
+import type { InputOf, OutputOf } from '../store/operations.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
@@ -135,7 +136,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       tailBytes: LOG_TAIL_BYTES,
       secrets: Object.values(claimed.variables),
       effects,
-      write: (append) => writePersistently(writer, 'logs.append', { id: claimed.id, ...append }, effects),
+      write: (append) => record('logs.append', { id: claimed.id, ...append }),
     });
     const workspace = makeWorkspace(claimed.directory);
     try {
@@ -145,7 +146,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
           : await runIn(workspace, claimed, log, stopRequest);
       await log.end();
       const end = endOf(claimed.id, outcome, outputs);
-      const recorded = writePersistently(writer, 'deployments.finish', end, effects);
+      const recorded = record('deployments.finish', end);
       underWay.delete(claimed.id);
       // What cannot be claimed now, on a full disk for instance, the loop tries again.
       claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
@@ -230,8 +231,20 @@ export function createExecutor(options: ExecutorOptions): Executor {
     return { ...running, outcome: running.outcome.finally(() => cancelNote()) };
   }
 
+  function record<Name extends 'logs.append' | 'deployments.setProcess' | 'deployments.finish'>(
+    name: Name,
+    input: InputOf<Name>,
+  ): Promise<OutputOf<Name>> {
+    return writePersistently(writer, name, input, effects, (error) =>
+      logger.warn(
+        { deployment_id: input.id, reason: messageOf(error) },
+        'what a deployment did cannot be recorded: it waits for that',
+      ),
+    );
+  }
+
   function noteProcess(id: DeploymentId, identity: ProcessIdentity): void {
-    track(writePersistently(writer, 'deployments.setProcess', { id, ...identity }, effects)).catch((error) =>
+    track(record('deployments.setProcess', { id, ...identity })).catch((error) =>
       logger.error({ err: error, deployment_id: id }, 'the process of a deployment is not recorded'),
     );
   }

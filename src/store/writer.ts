@@ -20,19 +20,22 @@ export interface Writer {
 
 /**
  * For what has happened already and must be recorded, the end of a command or of an attempt: tries again
- * for as long as the database takes no writes (a full disk). Rejects with any other error.
+ * for as long as the database takes no writes (a full disk), of which `onRefused` hears once. Rejects with any other
+ * error.
  */
 export async function writePersistently<Name extends OperationName>(
   writer: Writer,
   name: Name,
   input: InputOf<Name>,
   effects: Effects,
+  onRefused?: (error: unknown) => void,
 ): Promise<OutputOf<Name>> {
-  for (;;) {
+  for (let attempt = 1; ; attempt++) {
     try {
       return await writer.write(name, input);
     } catch (error) {
       if (!isUnavailable(error)) throw error;
+      if (attempt === 1) onRefused?.(error);
       await delay(RETRY_AFTER_MS, effects);
     }
   }

@@ -110,6 +110,25 @@ t.test('no more than the limit run at a time, one of each project', async (t) =>
   await executor.stop(0);
 });
 
+t.test(
+  'what a full disk keeps from being recorded is told once, and recorded when there is room',
+  async (t) => {
+    const warnings: Record<string, unknown>[] = [];
+    const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
+    const { store, executor } = await service(t, { logger });
+    const projectId = await store.project({ command: ['/bin/sh', '-c', 'yes | head -c 200000'] });
+    const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+    store.limitPages(true);
+    await executor.tick();
+    await until(() => warnings.length > 0);
+    store.limitPages(false);
+    await executor.settled();
+    t.match(warnings, [{ deployment_id: id, reason: /disk is full/ }]);
+    t.equal(warnings.length, 1);
+    t.match(store.reads.deployments.get(id), { status: 'succeeded', log_bytes: 200_000 });
+  },
+);
+
 t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => {
   const { store, executor } = await service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
