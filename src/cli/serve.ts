@@ -70,6 +70,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   };
   let reloadIsDue = false;
   onSignal(['SIGHUP'], () => reload());
+  // Node would open its debugger, to every user of the machine.
+  onSignal(['SIGUSR1'], () => undefined);
 
   await migrateFirst(config, context);
   const { startService } = await import('../app.ts');

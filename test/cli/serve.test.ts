@@ -9,6 +9,7 @@ import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
+import { serveWithLog } from '../helpers/served.ts';
 import { newDeployment } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -122,6 +123,14 @@ t.test('a signal that comes twice, as from timeout(1), is one', async (t) => {
   service.kill('SIGINT');
   t.match(await service.ended, { exitCode: 0, signal: null });
   t.notOk(existsSync(`${dbPath}-wal`));
+});
+
+t.test('SIGUSR1 opens no debugger', async (t) => {
+  const service = await serveWithLog(t, place(t).directory);
+  service.signal('SIGUSR1');
+  t.equal((await fetch(`${service.url}/healthz`)).status, 200);
+  t.equal(await service.stop(), 0);
+  t.notMatch(service.stderr(), /debug/i);
 });
 
 t.test('what keeps it from starting is one line that says what to do', async (t) => {
