@@ -1,7 +1,8 @@
-import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
+import { processIds, readProc } from './proc.ts';
 
 /** One process for ever: an id alone is given to another process later. */
 export interface ProcessIdentity {
@@ -57,7 +58,7 @@ export function isAlive(identity: ProcessIdentity): boolean {
 /** What SIGTERM would do to that process now. */
 export function terminationDisposition(identity: ProcessIdentity): TerminationDisposition {
   if (!isAlive(identity)) return 'gone';
-  const status = readText(`/proc/${identity.processId}/status`) ?? '';
+  const status = readProc(`/proc/${identity.processId}/status`) ?? '';
   if (holdsSignal(status, 'SigIgn', SIGTERM_NUMBER)) return 'ignored';
   return holdsSignal(status, 'SigCgt', SIGTERM_NUMBER) ? 'caught' : 'default';
 }
@@ -79,10 +80,9 @@ export async function findMarked(
 
 /** The other processes that have the file open, as far as this user may look. */
 export function holdersOf(path: string): number[] {
-  return readdirSync('/proc')
-    .map(Number)
-    .filter((processId) => Number.isInteger(processId) && processId !== process.pid)
-    .filter((processId) => openFilesOf(processId).includes(path));
+  return processIds().filter(
+    (processId) => processId !== process.pid && openFilesOf(processId).includes(path),
+  );
 }
 
 function openFilesOf(processId: number): string[] {
@@ -225,8 +225,8 @@ function keepsNumber({ processId, processStartedAt }: ProcessIdentity): boolean 
 
 /** Whether the system has not given any id out twice: proc_stat(5) counts all that were born. */
 export function idsAreUnused(): boolean {
-  const born = /^processes (\d+)$/m.exec(readText('/proc/stat') ?? '')?.[1];
-  const idMax = readText('/proc/sys/kernel/pid_max');
+  const born = /^processes (\d+)$/m.exec(readProc('/proc/stat') ?? '')?.[1];
+  const idMax = readProc('/proc/sys/kernel/pid_max');
   return born !== undefined && idMax !== undefined && Number(born) < Number(idMax);
 }
 
@@ -308,9 +308,8 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   await lastEnded;
   await nextTurn(); // whom that has served may want the next at once
   nextPass = undefined;
-  const processIds = readdirSync('/proc').map(Number).filter(Number.isInteger);
-  processIds.sort((one, other) => other - one);
-  for (const [index, processId] of processIds.entries()) {
+  const newestFirst = processIds().sort((one, other) => other - one);
+  for (const [index, processId] of newestFirst.entries()) {
     if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
     if (processId === process.pid) continue;
     const stat = readStat(processId);
@@ -330,7 +329,7 @@ function once<Value>(read: () => Value): () => Value {
 
 /** The id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */
 function newestProcessId(): string | undefined {
-  return readText('/proc/loadavg')?.trim().split(' ').at(-1);
+  return readProc('/proc/loadavg')?.trim().split(' ').at(-1);
 }
 
 function identityOf(stat: ProcessStat): ProcessIdentity {
@@ -353,7 +352,7 @@ function isKernelThread({ flags }: ProcessStat): boolean {
 }
 
 function readStat(processId: number): ProcessStat | undefined {
-  const text = readText(`/proc/${processId}/stat`);
+  const text = readProc(`/proc/${processId}/stat`);
   if (text === undefined) return undefined;
   // The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ', 20);
@@ -372,7 +371,7 @@ function readStat(processId: number): ProcessStat | undefined {
 
 /** The deployment that it was started in; undefined when it was in none, or may not be known. */
 function markerOf(processId: number): string | undefined {
-  const environment = readText(`/proc/${processId}/environ`);
+  const environment = readProc(`/proc/${processId}/environ`);
   if (environment === undefined) return undefined;
   const entry = `${DEPLOYMENT_MARKER}=`;
   let at = environment.startsWith(entry) ? 0 : environment.indexOf(`\0${entry}`) + 1;
@@ -380,25 +379,4 @@ function markerOf(processId: number): string | undefined {
   at += entry.length;
   const end = environment.indexOf('\0', at);
   return environment.slice(at, end === -1 ? undefined : end);
-}
-
-const scratch = Buffer.allocUnsafe(64 * 1024);
-
-/** A file of /proc as latin1; undefined when its process is gone or somebody else's. */
-function readText(path: string): string | undefined {
-  let descriptor: number;
-  try {
-    descriptor = openSync(path, 'r');
-  } catch {
-    return undefined;
-  }
-  try {
-    const length = readSync(descriptor, scratch, 0, scratch.length, 0);
-    if (length < scratch.length) return scratch.toString('latin1', 0, length);
-    return readFileSync(path, 'latin1');
-  } catch {
-    return undefined;
-  } finally {
-    closeSync(descriptor);
-  }
 }

@@ -70,11 +70,9 @@ export async function createSpawner(effects: Effects): Promise<Spawner> {
       );
       if ('code' in spawned) return { kind: 'notStarted', cause: whyNotStarted(spawned.code, request) };
       const { processId } = spawned;
-      // Nobody has waited for it, so the id is still its own, even if it has exited.
-      const identity = processIdentity(processId);
-      // Without its start time nobody could tell it from a stranger later (a /proc mounted with hidepid).
-      if (identity === undefined) process.kill(-processId, 'SIGKILL');
       const ended = new Promise<ProcessEnd>((resolve) => running.set(processId, resolve));
+      // Nobody has waited for it, so the id is still its own, even if it has exited.
+      const identity = identityOrEnd(processId);
       look(processId);
       if (identity === undefined) {
         return { kind: 'notStarted', cause: whyNotStarted('hidden in /proc', request) };
@@ -89,6 +87,17 @@ export async function createSpawner(effects: Effects): Promise<Spawner> {
     } finally {
       closeSync(pipe.writer);
       if (!isRead) closeSync(pipe.reader);
+    }
+  }
+
+  /** Without its start time nobody could tell it from a stranger later (a /proc mounted with hidepid): then it is ended. */
+  function identityOrEnd(processId: number): ProcessIdentity | undefined {
+    let identity: ProcessIdentity | undefined;
+    try {
+      identity = processIdentity(processId);
+      return identity;
+    } finally {
+      if (identity === undefined) process.kill(-processId, 'SIGKILL');
     }
   }
 

@@ -1,4 +1,3 @@
-import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
@@ -8,6 +7,7 @@ import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
+import { limitOpenFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { testStore } from '../helpers/store.ts';
 
@@ -299,13 +299,10 @@ t.test(
   ifHas('prlimit'),
   async (t) => {
     const { plugin } = resource();
-    const limitOpenFiles = (limit: string) =>
-      execFileSync('prlimit', ['--pid', String(process.pid), `--nofile=${limit}:`]);
-    const limit = /^Max open files +(\S+)/m.exec(readFileSync('/proc/self/limits', 'latin1'))?.[1] ?? '';
-    limitOpenFiles('200');
-    t.teardown(() => limitOpenFiles(limit));
+    const lift = limitOpenFiles(200);
+    t.teardown(lift);
     const { port } = await startHttp(t, { resources: () => [plugin] });
-    limitOpenFiles(limit);
+    lift();
     const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
     for (let number = 1; number <= 100; number++) {
       const connection = await connectRaw(port);

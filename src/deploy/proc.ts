@@ -1,0 +1,66 @@
+import { closeSync, openSync, readdirSync, readFileSync, readSync } from 'node:fs';
+import { codeOf } from '../errors.ts';
+
+/*
+ * Who runs is read from /proc. Where no more files may be open that must not look as if nobody did: one is kept open, to
+ * be given up for that moment.
+ */
+let spare: number | undefined;
+
+/** The ids of all processes, with this one. */
+export function processIds(): number[] {
+  return withSpare(() => readdirSync('/proc'))
+    .map(Number)
+    .filter(Number.isInteger);
+}
+
+/**
+ * A file below /proc as latin1; undefined when its process is gone or somebody else's. Throws the system's error if
+ * neither is known.
+ */
+export function readProc(path: string): string | undefined {
+  try {
+    return withSpare(() => read(path));
+  } catch (error) {
+    if (GONE_OR_HIDDEN.has(codeOf(error) ?? '')) return undefined;
+    throw error;
+  }
+}
+
+const GONE_OR_HIDDEN = new Set(['ENOENT', 'ESRCH', 'EACCES', 'EPERM']);
+
+const scratch = Buffer.allocUnsafe(64 * 1024);
+
+function read(path: string): string {
+  const descriptor = openSync(path, 'r');
+  try {
+    const length = readSync(descriptor, scratch, 0, scratch.length, 0);
+    if (length < scratch.length) return scratch.toString('latin1', 0, length);
+  } finally {
+    closeSync(descriptor);
+  }
+  return readFileSync(path, 'latin1');
+}
+
+function withSpare<Result>(look: () => Result): Result {
+  spare ??= openSpare();
+  try {
+    return look();
+  } catch (error) {
+    if (codeOf(error) !== 'EMFILE' || spare === undefined) throw error;
+    closeSync(spare);
+    try {
+      return look();
+    } finally {
+      spare = openSpare();
+    }
+  }
+}
+
+function openSpare(): number | undefined {
+  try {
+    return openSync('/dev/null', 'r');
+  } catch {
+    return undefined;
+  }
+}
