@@ -4,7 +4,7 @@ import {
   mkdtempSync,
   readdirSync,
   rmdir,
-  rmSync,
+  rmdirSync,
   statSync,
   unlinkSync,
   writeFileSync,
@@ -58,7 +58,7 @@ export function createWorkspaces(parent: string, lockPath: string): Workspaces {
       root = fresh;
       return made;
     } catch (error) {
-      rmSync(fresh, { recursive: true, force: true });
+      removeEmptyNow(fresh);
       throw error;
     }
   }
@@ -103,6 +103,15 @@ export function createWorkspaces(parent: string, lockPath: string): Workspaces {
   function namePrefix(): string {
     const { dev, ino } = statSync(lockPath);
     return `davit-runs-${dev.toString(36)}-${ino.toString(36)}-`;
+  }
+}
+
+/** For what could not be filled, as a rule, so that it is empty. What is not, the next start removes. */
+function removeEmptyNow(directory: string): void {
+  try {
+    rmdirSync(directory);
+  } catch {
+    // Why it could not be filled says more.
   }
 }
 

@@ -13,6 +13,8 @@ import {
 import { join } from 'node:path';
 import t from 'tap';
 import { createWorkspaces } from '../../src/deploy/workspace.ts';
+import { useUpFiles } from '../helpers/limits.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a run has an empty directory and an empty file, for nobody else, and they go with it', async (t) => {
@@ -140,6 +142,19 @@ t.test('where nothing can be made, the system says why', (t) => {
   t.throws(() => createWorkspaces(join(parent, 'missing'), lock).make(null), { code: 'ENOENT' });
   t.throws(() => createWorkspaces(lock, lock).make(null), { code: 'ENOTDIR' });
   t.end();
+});
+
+t.test('where no more files may be open it says so, and leaves nothing', ifHas('prlimit'), async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = createWorkspaces(parent, lockFile(parent));
+  const release = useUpFiles();
+  try {
+    t.throws(() => workspaces.make(null), { code: 'EMFILE' });
+  } finally {
+    release();
+  }
+  t.strictSame(runsIn(parent), []);
+  t.strictSame(readdirSync(workspaces.make(null).directory), []);
 });
 
 function lockFile(directory: string, name = 'lock'): string {
