@@ -89,11 +89,17 @@ t.test('a served file', async (t) => {
     const place = emptyPlace(t);
     const killed = await serve(t, place);
     t.strictSame(await stop(killed, 'SIGKILL'), [null, 'SIGKILL']);
-    // Pipes for the output of commands have names, and the next start removes them.
-    const left = filesIn(join(place, 'tmp')).filter((name) => !name.startsWith('davit-pipes-'));
-    t.strictSame(left, []);
-    t.strictSame(await stop(await serve(t, place), 'SIGTERM'), [0, null]);
     t.strictSame(filesIn(join(place, 'tmp')), []);
+  });
+
+  t.test('has no thread that waits to open a debugger', async (t) => {
+    const place = emptyPlace(t);
+    const service = await serve(t, place);
+    const tasks = `/proc/${service.process.pid}/task`;
+    const names = readdirSync(tasks).map((id) => readFileSync(`${tasks}/${id}/comm`, 'utf8').trim());
+    t.ok(names.includes('writer-thread'));
+    t.notOk(names.some((name) => /inspector/i.test(name)));
+    t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
   });
 });
 
