@@ -66,10 +66,10 @@ async function restore(
   // Of a link the file that it leads to: that is what SQLite and the lock go by, and what is replaced.
   const path = realPath(dbPath);
   const replaces = existsSync(path);
-  // Where nobody can be asked, that is said before the work.
-  if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
   adoptedBytes(file);
   await refuseServed(dbPath, file, path);
+  // Where nobody can be asked, that is said before the work.
+  if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
   await withPartial(dirname(path), context, async (partial, signal) => {
     const unlock = lockForServing(path, process.pid, effects);
     try {
