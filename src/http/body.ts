@@ -11,6 +11,12 @@ export const BODY_MAX_BYTES = 64 * 1024;
 const BODY_MAX_DEPTH = 32;
 
 /**
+ * Of one list or object; ours have 100 at most. joi looks at each, and describes what is wrong with it: 32,000 numbers
+ * in place of event types took 0.9 s, in which nobody was answered.
+ */
+const ITEMS_MAX = 1_000;
+
+/**
  * Reads the body before authentication, where hapi would read it after, so that every check comes in the
  * promised order. hapi leaves a payload alone that is there already (lib/route.js, `internals.payload`)
  * and still validates it. What was read is null for no body, else any JSON value but null.
@@ -209,11 +215,15 @@ function checkedNames(value: unknown, depth: number, field = 'body'): number {
   }
   if (typeof value !== 'object' || value === null) return 0;
   if (depth > BODY_MAX_DEPTH) throw invalidBody(`must not be nested deeper than ${BODY_MAX_DEPTH}`);
+  const entries = Object.entries(value);
+  if (entries.length > ITEMS_MAX) {
+    throw invalidBody(`must have at most ${ITEMS_MAX} items in one list or object`);
+  }
   if (Array.isArray(value)) {
     return value.reduce((names: number, item: unknown) => names + checkedNames(item, depth + 1, field), 0);
   }
   let names = 0;
-  for (const [name, item] of Object.entries(value)) {
+  for (const [name, item] of entries) {
     checkText(name, field);
     if (reachesPrototype(name, item)) throw invalidBody('must not have a name that reaches for a prototype');
     names += 1 + checkedNames(item, depth + 1, depth === 1 && PLAIN_NAME.test(name) ? name : field);

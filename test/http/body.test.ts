@@ -116,6 +116,11 @@ const ACCEPTED: { name: string; request: Buffer; payload: unknown }[] = [
     request: withLength('{"constructor":"a"}'),
     payload: { constructor: 'a' },
   },
+  {
+    name: '1,000 items in a list',
+    request: withLength(`[${'1,'.repeat(999)}1]`),
+    payload: Array.from({ length: 1_000 }, () => 1),
+  },
   { name: '32 levels', request: withLength(`${'['.repeat(32)}${']'.repeat(32)}`), payload: nested(32) },
 ];
 
@@ -330,6 +335,20 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     status: 400,
     code: 'invalid_request',
     reason: /nested/,
+  },
+  {
+    name: 'more items in a list than any of ours has',
+    request: withLength(`{"events":[${'1,'.repeat(1_000)}1]}`),
+    status: 400,
+    code: 'invalid_request',
+    reason: /at most 1000 items/,
+  },
+  {
+    name: 'more names in an object than any of ours has',
+    request: withLength(`{${Array.from({ length: 1_001 }, (_, index) => `"field${index}":1`).join()}}`),
+    status: 400,
+    code: 'invalid_request',
+    reason: /at most 1000 items/,
   },
 ];
 
