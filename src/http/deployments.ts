@@ -55,8 +55,8 @@ export interface DeploymentsOptions {
 }
 
 const LIST_DESCRIPTION = `
-Newest first. When what is asked for is rare among very many, a page may have fewer items than \`limit\`, or none, and
-still a \`next_cursor\` to go on with.
+Newest first. When what is asked for is rare among very many, or has long outputs, a page may have fewer items than
+\`limit\`, or none, and still a \`next_cursor\` to go on with.
 `.trim();
 
 const QUEUE_FULL =

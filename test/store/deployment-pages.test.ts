@@ -50,7 +50,8 @@ t.test(
         fc.integer({ min: 1, max: 7 }), // limit
         fc.integer({ min: 1, max: 12 }), // looked at
         fc.nat({ max: 3 }), // projects that are read one by one
-        (rows, filter, viewer, limit, lookedAtMax, separateProjectsMax) => {
+        fc.constantFrom(1, 5, 1_000), // characters of outputs, which are {} here
+        (rows, filter, viewer, limit, lookedAtMax, separateProjectsMax, textMax) => {
           const caller = callers[viewer];
           if (caller === undefined) throw new Error('no such caller');
           store.execute('DELETE FROM deployments');
@@ -64,7 +65,7 @@ t.test(
             .map(({ seq }) => seq)
             .reverse();
 
-          const pages = deploymentPages(database, { lookedAtMax, separateProjectsMax });
+          const pages = deploymentPages(database, { lookedAtMax, separateProjectsMax, textMax });
           const walked: number[] = [];
           let before: number | null = Number.MAX_SAFE_INTEGER;
           for (let page = 0; before !== null; page++) {
@@ -132,6 +133,32 @@ t.test('no page looks at more than it may, however rare what it is asked for', a
     { rows: [], goOnBefore: null },
     'what has not ended is found without looking at what has',
   );
+});
+
+t.test('a page ends where it has become large, and has one deployment at least', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  insert(
+    store,
+    Array.from({ length: 7 }, () => row(projectId)),
+  );
+  store.execute(`UPDATE deployments SET outputs = '{"text":"${'x'.repeat(1_000)}"}' WHERE seq > 2`);
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const who = caller(await store.key(), true);
+  const sizes = (textMax: number) => {
+    const pages = deploymentPages(database, { textMax });
+    const found: number[] = [];
+    for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
+      const page = pages(who, EVERYTHING, before, 6);
+      found.push(page.rows.length);
+      before = page.goOnBefore;
+    }
+    return found;
+  };
+  t.strictSame(sizes(2_500), [2, 2, 3], 'small ones fill up what is left');
+  t.strictSame(sizes(10), [1, 1, 1, 1, 1, 2]);
+  t.strictSame(sizes(1_000_000), [6, 1]);
 });
 
 t.test('whatever a list leaves out, each that waits has its true place in the queue', async (t) => {
