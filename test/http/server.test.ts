@@ -294,6 +294,49 @@ t.test('beyond the connections that it can serve, the service says so', async (t
   t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
 });
 
+t.test('a connection has a hundred requests unanswered at most, and ends after the one beyond', async (t) => {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>();
+  const reached: string[] = [];
+  const held: Plugin<void> = {
+    name: 'held',
+    register(server) {
+      server.route<{ Params: { id: string } }>({
+        method: 'GET',
+        path: '/held/{id}',
+        options: { auth: false },
+        async handler({ params }) {
+          reached.push(params.id);
+          // Once what came in the same read has been looked at.
+          if (reached.length === 100) setImmediate(release);
+          await released;
+          return { held: params.id };
+        },
+      });
+    },
+  };
+  const { port } = await startHttp(t, { resources: () => [held] });
+  const gets = (count: number) =>
+    Array.from({ length: count }, (_, index) => `GET /held/${index} HTTP/1.1\r\nHost: d\r\n\r\n`).join('');
+  const answers = parseResponses(await rawRequest(port, gets(200)));
+  t.strictSame(
+    answers.map(({ status }) => status),
+    [...Array.from({ length: 100 }, () => 200), 503],
+  );
+  t.match(answers.at(-1), {
+    headers: { 'retry-after': '1', connection: 'close' },
+    body: /"unavailable","message":"[^"]*wait for their answers/,
+  });
+  t.equal(reached.length, 100);
+
+  const patient = await connectRaw(port);
+  for (let times = 0; times < 3; times++) {
+    patient.send(`${gets(99)}GET /held/last${times} HTTP/1.1\r\nHost: d\r\n\r\n`);
+    await patient.received(`"last${times}"`);
+  }
+  patient.socket.end();
+  t.equal(parseResponses(await patient.closed).length, 300, 'however many there are after each other');
+});
+
 t.test(
   'connections take half of the files that may be open: the rest is for the work',
   ifHas('prlimit'),
