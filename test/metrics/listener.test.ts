@@ -75,6 +75,18 @@ t.test('of many connections the first are served', async (t) => {
   for (const { socket } of open) socket.destroy();
 });
 
+t.test('a connection is asked to close after a hundred requests', async (t) => {
+  const { port, scrapes } = await listener(t);
+  const answers = await rawRequest(port, 'GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n'.repeat(150));
+  t.equal(scrapes.length, 100);
+  const heads = answers.split('davit_x 1\n').slice(0, -1);
+  t.equal(heads.length, 100);
+  t.strictSame(
+    heads.map((head) => /Connection: close/i.test(head)),
+    [...Array.from({ length: 99 }, () => false), true],
+  );
+});
+
 t.test('closing cuts off who is still waiting', async (t) => {
   const { promise, resolve } = Promise.withResolvers<string>();
   const { url, close, scrapes, log } = await listener(t, () => promise);
