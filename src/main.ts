@@ -21,7 +21,9 @@ async function main(commandLine: string[]): Promise<void> {
   const context = contextOf(process, commandLine);
   const exitCode = await runCommandLine(context);
   // Only a success waits for what is still open; and it leaves the 1 of output that was lost.
-  if (exitCode !== 0) context.exit(exitCode);
+  if (exitCode === 0) return;
+  await context.terminal.flushed();
+  context.exit(exitCode);
 }
 
 function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {

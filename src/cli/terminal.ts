@@ -9,6 +9,8 @@ export interface Terminal {
    * nobody to go on for.
    */
   write(bytes: Uint8Array): Promise<boolean>;
+  /** Resolves when both outputs have taken all that was given to them, or take no more: a pipe holds 64 KiB. */
+  flushed(): Promise<void>;
   /** A line for the person who watches, to stderr: notes, warnings and errors. */
   note(text: string): void;
   /** What is going on, in a line on stderr that the next one takes the place of; nothing where nobody watches. */
@@ -51,10 +53,10 @@ export function createTerminal(
       wipeProgress();
       stdout.write(line(text));
     },
-    write: (bytes) =>
-      new Promise((resolve) => {
-        stdout.write(bytes, (error) => resolve(error === null || error === undefined));
-      }),
+    write: (bytes) => taken(stdout, bytes),
+    async flushed() {
+      await Promise.all([taken(stdout, ''), taken(stderr, '')]);
+    },
     note(text) {
       wipeProgress();
       stderr.write(line(text));
@@ -94,6 +96,13 @@ export function createTerminal(
     stderr.write(WIPE_LINE);
     progressShown = false;
   }
+}
+
+/** Resolves when it has these and all before them; to false if it takes no more. */
+function taken(output: Output, bytes: Uint8Array | string): Promise<boolean> {
+  return new Promise((resolve) => {
+    output.write(bytes, (error) => resolve(error === null || error === undefined));
+  });
 }
 
 /** To the beginning of the line, and nothing in it any more: ECMA-48, EL. */

@@ -1,6 +1,15 @@
-import { PassThrough } from 'node:stream';
-import t from 'tap';
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, closeSync, constants, openSync, writeFileSync } from 'node:fs';
+import { Socket } from 'node:net';
+import { join } from 'node:path';
+import { PassThrough, type Readable } from 'node:stream';
+import { text } from 'node:stream/consumers';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import t, { type Test } from 'tap';
 import { createTerminal } from '../../src/cli/terminal.ts';
+import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
+import { namedPipe } from '../helpers/commands.ts';
 
 t.test('results and notes go their own ways, each line ended once', async (t) => {
   const { terminal, written } = streams({});
@@ -32,6 +41,50 @@ t.test('bytes are written as they are, and it is told when nobody takes them', a
   stdout.destroy();
   t.equal(await terminal.write(bytes), false);
 });
+
+t.test('a refusal that says more than a pipe holds is read to its end', async (t) => {
+  const { directory, dbPath } = await withFile(t);
+  chmodSync(dbPath, 0o644);
+  // Each is named in the report.
+  const names = Array.from({ length: 500 }, (_, number) => `davit.db.before-${number}-${'x'.repeat(200)}`);
+  for (const name of names) writeFileSync(join(directory, name), '');
+  // A pipe: between processes of Node there are sockets, which hold more.
+  const pipe = namedPipe(t);
+  const reading = openSync(pipe, constants.O_RDONLY | constants.O_NONBLOCK);
+  const writing = openSync(pipe, 'w');
+  const child = spawn(process.execPath, [MAIN, 'doctor', '--json'], {
+    cwd: directory,
+    env: COMPILE_CACHE,
+    stdio: ['ignore', writing, 'pipe'],
+  });
+  closeSync(writing);
+  const ended = once(child, 'close');
+  await once(child.stderr as Readable, 'data'); // that something needs attention: all is said
+  const stdout = await text(new Socket({ fd: reading }));
+  t.strictSame(await ended, [1, null]);
+  t.ok(stdout.length > 65_536);
+  t.match(JSON.parse(stdout), { ok: false });
+});
+
+t.test(
+  'nothing is left to be taken once the outputs are flushed, also by a reader that went away',
+  async (t) => {
+    const { terminal, stdout, stderr } = streams({});
+    const long = 'x'.repeat(2 * stdout.writableHighWaterMark);
+    terminal.print(long);
+    let flushed = false;
+    const flushing = terminal.flushed().then(() => {
+      flushed = true;
+    });
+    await nextTurn();
+    t.equal(flushed, false);
+    t.equal(String(stdout.read()), `${long}\n`);
+    await flushing;
+    stdout.destroy();
+    stderr.destroy();
+    await terminal.flushed();
+  },
+);
 
 t.test('a question waits for one line', async (t) => {
   const { terminal, stdin, written } = streams({ isTTY: true });
@@ -71,6 +124,12 @@ t.test('a reader that goes away is no failure, a full disk is', async (t) => {
   stdout.emit('error', Object.assign(new Error('write ENOSPC'), { code: 'ENOSPC' }));
   t.strictSame(lost, ['write ENOSPC']);
 });
+
+async function withFile(t: Test) {
+  const there = place(t);
+  await there.davit(['admin', 'project', 'create', '--name', 'site', '--', '/bin/true']);
+  return there;
+}
 
 /** A terminal on streams in memory; `kind` is what makes a stream one of a terminal. */
 function streams(kind: { isTTY?: boolean; columns?: number; hasColors?: () => boolean }) {
