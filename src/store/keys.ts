@@ -132,6 +132,10 @@ export function keyWrites({ database, effects }: WriteContext) {
   const disableWebhooks = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'the key that registered it was revoked'
      WHERE key_id = +? AND deleted_at IS NULL`);
+  // They would wait for ever, and keep from retention what they are yet to send.
+  const endReplays = database.prepare(`
+    UPDATE replays SET finished_at = ?
+     WHERE finished_at IS NULL AND webhook_id IN (SELECT id FROM webhooks WHERE key_id = +?)`);
   const endSecrets = database.prepare(`
     UPDATE key_secrets SET expires_at = :endsAt
      WHERE key_id = +:keyId AND (expires_at IS NULL OR expires_at > +:endsAt)`);
@@ -193,12 +197,16 @@ export function keyWrites({ database, effects }: WriteContext) {
     },
 
     /**
-     * Counts from the next request on. Its webhooks are disabled with it: whoever lost access is sent nothing more.
-     * Revoking twice changes nothing. Throws `not_found`.
+     * Counts from the next request on. Its webhooks are disabled with it, and their replays ended: whoever lost access
+     * is sent nothing more. Revoking twice changes nothing. Throws `not_found`.
      */
     revoke({ id }: { id: string }): Key {
       existing(id);
-      if (markRevoked.run(effects.now(), id).changes > 0) disableWebhooks.run(id);
+      const at = effects.now();
+      if (markRevoked.run(at, id).changes > 0) {
+        disableWebhooks.run(id);
+        endReplays.run(at, id);
+      }
       return existing(id);
     },
 

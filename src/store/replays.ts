@@ -149,13 +149,14 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
 
   return {
     /**
-     * Has the deliveries that fit sent again, each with the whole ladder ahead. Throws `not_found`, and
-     * `rate_limited` while ten replays of the webhook are open.
+     * Has the deliveries that fit sent again, each with the whole ladder ahead. Throws `not_found`, `conflict` if the
+     * webhook's key was revoked, and `rate_limited` while ten replays of the webhook are open.
      */
     create({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, status, count }: NewReplay): Replay {
       if (webhooks.get(webhookId) === undefined) {
         throw new AppError('not_found', 'there is no such webhook');
       }
+      webhooks.refuseRevoked(webhookId);
       if (count > 0) {
         if ((countOpen.get(webhookId) ?? 0) >= OPEN_REPLAYS_MAX) {
           throw new AppError('rate_limited', 'too many replays of this webhook are open: wait for them', {

@@ -71,6 +71,10 @@ export function webhookReads(database: Database) {
   const keyOf = database
     .prepare<[string], KeyId>('SELECT key_id FROM webhooks WHERE id = +? AND deleted_at IS NULL')
     .pluck();
+  const keyIsRevoked = database
+    .prepare<[string], number>(`
+      SELECT 1 FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +? AND k.revoked_at IS NOT NULL`)
+    .pluck();
   const everOfKey = database
     .prepare<{ id: string; keyId: string }, number>(
       'SELECT 1 FROM webhooks WHERE id = +:id AND key_id = +:keyId',
@@ -95,6 +99,12 @@ export function webhookReads(database: Database) {
 
     /** Which key registered it; undefined if there is no such webhook. */
     keyOf: (id: WebhookId): KeyId | undefined => keyOf.get(id),
+
+    /** Such a webhook is disabled for ever. Throws `conflict` if its key was revoked. */
+    refuseRevoked(id: WebhookId): void {
+      if (keyIsRevoked.get(id) === undefined) return;
+      throw new AppError('conflict', 'the key that registered this webhook is revoked: register another');
+    },
 
     /** A key sees the webhooks that it registered; undefined for all others. */
     visibleTo(caller: Caller, id: string): Webhook | undefined {
@@ -139,10 +149,6 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
   const forgiveFailures = database.prepare(
     'UPDATE webhooks SET consecutive_failures = 0, failing_since = NULL WHERE id = +?',
   );
-  const keyIsRevoked = database
-    .prepare<[string], number>(`
-      SELECT 1 FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +? AND k.revoked_at IS NOT NULL`)
-    .pluck();
   const enable = database.prepare(
     "UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = :at WHERE id = +:id",
   );
@@ -246,9 +252,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
         disable.run({ id, reason: disableReason });
         return;
       case 'enabled': {
-        if (keyIsRevoked.get(id) !== undefined) {
-          throw new AppError('conflict', 'the key that registered this webhook is revoked: register another');
-        }
+        reads.refuseRevoked(id);
         enable.run({ id, at: effects.now() });
         forgiveFailures.run(id);
         changed('outbox');

@@ -186,6 +186,10 @@ t.test('what cannot be done is refused, and nothing is changed', async (t) => {
     exitCode: 1,
     message: /key that registered .* is revoked/,
   });
+  t.match(await there.refused(webhook('replay', id, '--since', '24h')), {
+    exitCode: 1,
+    message: /key that registered .* is revoked/,
+  });
 });
 
 t.test('a ping goes out from here, signed, and tells what came of it', async (t) => {

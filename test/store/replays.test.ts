@@ -204,12 +204,29 @@ t.test('a webhook is busy from so many due deliveries on', async (t) => {
   );
 });
 
+t.test('with its key a webhook loses its replays, and no other begins; those of others go on', async (t) => {
+  const { store, effects, id, keyId } = await service(t);
+  const other = await newWebhook(store, (await store.key()).keyId);
+  await newDeliveries(store, id, 2);
+  await replay(store, effects, id);
+  await replay(store, effects, other.id);
+  effects.advance(1_000);
+  await store.writer.write('keys.revoke', { id: keyId });
+  t.match(store.query('SELECT webhook_id, finished_at FROM replays ORDER BY seq'), [
+    { webhook_id: id, finished_at: effects.now() },
+    { webhook_id: other.id, finished_at: null },
+  ]);
+  const before = store.dump();
+  for (const count of [0, 2]) await t.rejects(replay(store, effects, id, { count }), { code: 'conflict' });
+  t.strictSame(store.dump(), before);
+});
+
 async function service(t: Parameters<typeof testStore>[0]) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  return { store, effects, id };
+  return { store, effects, id, keyId };
 }
 
 function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects): ReplaySelection {
