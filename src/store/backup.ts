@@ -1,3 +1,4 @@
+import { assetText } from '../assets.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import {
   APPLICATION_ID,
@@ -76,7 +77,7 @@ export function checkDatabase(path: string): FileCheck {
 /** The first thing that SQLite finds wrong with it; undefined for a whole file. Reads all of it. */
 export function firstProblem(database: Database): string | undefined {
   const [damage] = integrityProblems(database, 1);
-  return damage ?? foreignKeyProblems(database, 1)[0] ?? instanceProblem(database);
+  return damage ?? completenessProblems(database, 1)[0] ?? foreignKeyProblems(database, 1)[0];
 }
 
 /** What is wrong with pages, indexes and constraints, `limit` sentences at most. */
@@ -87,6 +88,23 @@ export function integrityProblems(database: Database, limit: number): string[] {
     .filter((sentence) => sentence !== 'ok')
     .map((sentence) => sentence.replace(/^\*\*\* in database main \*\*\*\n/, '').replaceAll('\n', '; '));
 }
+
+/**
+ * What every file has and this one lacks, `limit` sentences at most: its one row of `instance` and, as far as this
+ * davit knows its schema, tables, indexes and triggers. To SQLite it is whole without them.
+ */
+export function completenessProblems(database: Database, limit: number): string[] {
+  const present = new Set(database.prepare<[], string>('SELECT name FROM sqlite_schema').pluck().all());
+  const isKnown = schemaVersionOf(database) === SCHEMA_VERSION;
+  const missing = Array.from(isKnown ? assetText('schema.sql').matchAll(CREATED) : [])
+    .filter(([, , name = '']) => !present.has(name))
+    .map(([, kind = '', name]) => `the ${kind.toLowerCase()} ${name} is missing`);
+  if (missing.length > 0) return missing.slice(0, limit);
+  const count = database.prepare<[], number>('SELECT count(*) FROM instance').pluck().get();
+  return count === 1 ? [] : ['what belongs to the file as a whole is missing'];
+}
+
+const CREATED = /^CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)/gm;
 
 /** Rows that refer to rows that are not there, `limit` sentences at most. */
 export function foreignKeyProblems(database: Database, limit: number): string[] {
@@ -102,11 +120,6 @@ export function foreignKeyProblems(database: Database, limit: number): string[] 
 function compactBytes(database: Database): number {
   const number = (name: string) => Number(database.pragma(name, { simple: true }));
   return (number('page_count') - number('freelist_count')) * number('page_size');
-}
-
-function instanceProblem(database: Database): string | undefined {
-  const count = database.prepare<[], number>('SELECT count(*) FROM instance').pluck().get();
-  return count === 1 ? undefined : 'what belongs to the file as a whole is missing';
 }
 
 function withDatabase<Result>(path: string, action: (database: Database) => Result): Result | Unusable {

@@ -1,5 +1,6 @@
 import type { Effects } from '../effects.ts';
 import {
+  completenessProblems,
   firstProblem,
   foreignKeyProblems,
   identify,
@@ -78,8 +79,11 @@ function examine(database: Database) {
     /** How much of the file holds nothing, and is used before the file grows. */
     unusedBytes: (): number => number('PRAGMA freelist_count') * number('PRAGMA page_size'),
 
-    /** What is wrong with pages, indexes and constraints; reads the whole file. */
-    integrityProblems: (): string[] => integrityProblems(database, SENTENCES_MAX),
+    /** What is wrong with pages, indexes and constraints, and what is not there; reads the whole file. */
+    integrityProblems: (): string[] => [
+      ...integrityProblems(database, SENTENCES_MAX),
+      ...completenessProblems(database, SENTENCES_MAX),
+    ],
     foreignKeyProblems: (): string[] => foreignKeyProblems(database, SENTENCES_MAX),
 
     /** Projects whose count of waiting deployments, which triggers keep, is not what waits. */

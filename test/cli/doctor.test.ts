@@ -176,6 +176,20 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       /^1 of key_projects refer to (?:keys|projects) that are not there$/,
       /restore the last backup/,
     ],
+    [
+      'an index that is not there',
+      'DROP INDEX one_terminal_event_per_deployment',
+      'integrity',
+      /^the index one_terminal_event_per_deployment is missing$/,
+      /restore the last backup/,
+    ],
+    [
+      'a row that every file has',
+      'DELETE FROM instance',
+      'integrity',
+      /^what belongs to the file as a whole is missing$/,
+      /restore the last backup/,
+    ],
   ];
   for (const [what, sql, check, message, advice] of cases) {
     const there = await withProject(t);

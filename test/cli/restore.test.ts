@@ -201,6 +201,21 @@ t.test('what is no whole davit file is refused', async (t) => {
       (path) => change(path, 'PRAGMA foreign_keys = OFF; DELETE FROM projects'),
       /reference\.db is damaged \(1 of project_variables refer to projects that are not there\)/,
     ],
+    [
+      'table.db',
+      (path) => change(path, 'DROP TABLE replays'),
+      /table\.db is damaged \(the table replays is missing\)/,
+    ],
+    [
+      'trigger.db',
+      (path) => change(path, 'DROP TRIGGER deployment_end_is_final'),
+      /trigger\.db is damaged \(the trigger deployment_end_is_final is missing\)/,
+    ],
+    [
+      'instance.db',
+      (path) => change(path, 'DELETE FROM instance'),
+      /instance\.db is damaged \(what belongs to the file as a whole is missing\)/,
+    ],
     ['index.db', swapIndexes, /index\.db is damaged \(.*index.*\)/],
   ];
   for (const [name, make] of variants) {
