@@ -25,8 +25,9 @@ export interface FileFacts {
   deployments: number;
   /** The next service on the file records these as interrupted. */
   running_deployments: number;
-  /** The next service on the file starts these. */
+  /** The next service on the file starts these; those of paused projects wait on. */
   waiting_deployments: number;
+  /** It sends these; what is held for a disabled webhook is not among them. */
   pending_deliveries: number;
 }
 
@@ -172,7 +173,11 @@ function factsOf(database: Database): FileFacts {
     running_deployments: number(
       "SELECT count(*) FROM deployments WHERE status IN ('running', 'canceling') AND reported = 0",
     ),
-    waiting_deployments: number("SELECT count(*) FROM deployments WHERE status = 'queued' AND reported = 0"),
-    pending_deliveries: number("SELECT count(*) FROM deliveries WHERE status = 'pending'"),
+    waiting_deployments: number(`
+      SELECT count(*) FROM deployments d JOIN projects p ON p.id = d.project_id
+       WHERE d.status = 'queued' AND d.reported = 0 AND p.status = 'active'`),
+    pending_deliveries: number(`
+      SELECT count(*) FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
+       WHERE d.status = 'pending' AND w.status = 'enabled' AND w.deleted_at IS NULL`),
   };
 }

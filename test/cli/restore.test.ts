@@ -235,6 +235,25 @@ t.test('what is no whole davit file is refused', async (t) => {
   t.strictSame(after.sort(), before);
 });
 
+t.test('what davit serve starts and sends is said without what is paused, held or deleted', async (t) => {
+  const { davit, json, directory } = await withCopy(t);
+  await davit(['admin', 'project', 'create', '--name', 'paused', '--', '/bin/true']);
+  await davit(['admin', 'deployment', 'create', 'paused', 'main']);
+  await davit(['admin', 'project', 'pause', 'paused']);
+  change(
+    join(directory, 'davit.db'),
+    `INSERT INTO webhooks (id, key_id, url, events, status, created_at, enabled_at, deleted_at)
+     SELECT 'whk_' || value, keys.id, 'https://example.com/', '[]', value, 1, 1, iif(value = 'enabled', 2, NULL)
+       FROM keys, json_each('["enabled", "disabled"]');
+     INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at, ladder_trigger)
+     SELECT 'dlv_' || webhooks.id, events.id, type, webhooks.id, 'pending', 1, 1, 1, 'schedule'
+       FROM events, webhooks`,
+  );
+  t.match(await json(['backup', 'other.db']), { waiting_deployments: 0, pending_deliveries: 0 });
+  const { stderr, exitCode } = await davit(['restore', 'other.db', '--db', 'new.db']);
+  t.strictSame([stderr, exitCode], ['', 0]);
+});
+
 t.test("somebody else's database is not replaced", async (t) => {
   const { refused, directory } = await withCopy(t);
   const path = join(directory, 'songs.db');
