@@ -92,7 +92,7 @@ t.test('a name that nobody could type or tell apart is refused', async (t) => {
   const there = place(t);
   for (const name of [
     ...['', ' ci', 'ci\n', 'a\u001b[2Jb', '-ci', 'key_1', 'x'.repeat(101)],
-    ...['ci\u202etxt', 'c\u200bi', 'ci\u2066', '\ufeffci'],
+    ...['ci\u202etxt', 'c\u200bi', 'ci\u2066', '\ufeffci', 'c\u00adi', '\u{e0041}'],
   ]) {
     const { exitCode, message } = await there.refused(['admin', 'key', 'create', `--name=${name}`, ...ALL]);
     t.equal(exitCode, 2);

@@ -59,13 +59,15 @@ t.test('letters of two columns count as two', async (t) => {
 t.test('what a terminal would obey is shown instead', async (t) => {
   t.equal(printable('a\u001b[2Jb\nc\u009bd\u2028'), 'a\\x1b[2Jb\\x0ac\\x9bd\\u2028');
   t.equal(printable('a\u202etxt.exe \u2066b\u200bc\ufeff'), 'a\\u202etxt.exe \\u2066b\\u200bc\\ufeff');
-  for (const text of ['日本語 é 🚢', '👩‍👩‍👧‍👦 ⚠️ 🇩🇪', 'שלום עולם']) t.equal(printable(text), text);
+  t.equal(printable('a\u00adb\u034fc\u2800\u3164\u{e0041}'), 'a\\xadb\\u034fc\u2800\\u3164\\u{e0041}');
+  for (const text of ['日本語 é 🚢', '👩‍👩‍👧‍👦 ⚠️ 🇩🇪', 'שלום עולם', '葛\u{e0100}', 'می\u200cخواهم'])
+    t.equal(printable(text), text);
   t.equal(table([{ id: '\u001b[31m', name: 'x', note: '' }], COLUMNS, 80), 'ID        NAME\n\\x1b[31m  x');
   t.equal(fields({ columns: 80 }, [['name', '\u0007']]), 'name  \\x07');
 });
 
 t.test('JSON stays the same value, and nothing in it is obeyed', async (t) => {
-  const value = { message: 'a\u009b31m\u202eb\u2028\u007f\u001b', list: ['é 🚢'] };
+  const value = { message: 'a\u009b31m\u202eb\u2028\u007f\u001b\u{e0041}', list: ['é 🚢'] };
   const json = escapedIn(JSON.stringify(value, null, 2));
   t.strictSame(JSON.parse(json), value);
   t.equal(printable(json.replaceAll('\n', '')), json.replaceAll('\n', ''));
