@@ -25,6 +25,42 @@ t.test('small writes are gathered for 200 ms', async (t) => {
   t.equal(appends.length, 2);
 });
 
+t.test('a command that prints in dribbles costs five writes a second', async (t) => {
+  const { keeper, appends, effects } = keeperFor();
+  await keeper.append(Buffer.from('. '));
+  effects.advance(150);
+  await keeper.append(Buffer.alloc(64 * KIB, 'x'));
+  await settled();
+  t.equal(appends.length, 1, 'a full chunk, which did not wait');
+  for (let number = 0; number < 40; number++) {
+    await keeper.append(Buffer.from('. '));
+    effects.advance(50);
+    await settled();
+  }
+  t.equal(appends.length, 1 + 2 * 5);
+});
+
+t.test('what is printed while a write takes long is written 200 ms after it', async (t) => {
+  const written = Promise.withResolvers<void>();
+  const { keeper, appends, effects } = keeperFor({ write: () => written.promise });
+  await keeper.append(Buffer.from('one'));
+  effects.advance(200);
+  await keeper.append(Buffer.from('two'));
+  effects.advance(200);
+  t.strictSame(texts(appends), [['one']]);
+  written.resolve();
+  await settled();
+  effects.advance(200);
+  t.strictSame(texts(appends), [['one'], ['two']]);
+});
+
+t.test('a log that ends like a secret begins is kept to its end', async (t) => {
+  const { keeper, appends } = keeperFor({ secrets: ['a secret value'] });
+  await keeper.append(Buffer.from('this is a secret'));
+  await keeper.end();
+  t.equal(texts(appends).flat().join(''), 'this is a secret');
+});
+
 t.test('what davit itself says is on a line of its own, whatever a command printed last', async (t) => {
   const logAfter = async (...printed: string[]) => {
     const { keeper, appends } = keeperFor({ secrets: ['a secret value'] });
@@ -141,6 +177,8 @@ t.test('of any log the head and the tail are kept, and the positions are true', 
       assert.ok(tailStart + (tail[0]?.bytes.length ?? 1) > whole.length - tailBytes, 'no chunk too many');
       assert.equal(appends.at(-1)?.logBytes ?? 0, whole.length);
       assert.equal(appends.at(-1)?.truncated ?? false, tailStart > headBytes);
+      const drops = appends.map(({ dropTailBefore }) => dropTailBefore).filter((drop) => drop !== null);
+      assert.deepEqual(drops, [...new Set(drops)], 'nothing is dropped twice');
     },
   );
   await t.resolves(fc.assert(property, { numRuns: 300 }));
