@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import { readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
@@ -6,7 +6,7 @@ import { readOutputs } from '../../src/deploy/environment.ts';
 import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
 import { run } from '../../src/deploy/run.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import {
   fixture,
   marked,
@@ -77,7 +77,11 @@ t.test('bytes arrive as they were printed: no newline, no UTF-8', async (t) => {
 t.test('a command has its own session and group, no input, and the environment it was given', async (t) => {
   const variables = { PATH, GREETING: 'a "b"\n$c' };
   const command = startRun(t, spawner, ['cat', '-', '/proc/self/stat', '/proc/self/environ'], {
-    environment: Object.fromEntries([...Object.entries(variables), ['__proto__', 'own']]),
+    environment: Object.fromEntries([
+      ...Object.entries(variables),
+      ['__proto__', 'own'],
+      ['DEPLOY_ID', 'another'],
+    ]),
   });
   const { processId } = await command.started;
   await command.outcome;
@@ -165,7 +169,8 @@ t.test('stopped while it waits for its start, nothing is started', async (t) => 
 t.test('stopped, what could not be started is canceled', async (t) => {
   const missing = startRun(t, spawner, ['/no/such/command']);
   missing.stop('user');
-  t.strictSame(await missing.outcome, { kind: 'canceled' });
+  missing.stop('shutdown');
+  t.strictSame(await missing.outcome, { kind: 'canceled' }, 'the first cause counts');
 });
 
 t.test('stopped while it is being started, it is stopped', async (t) => {
@@ -209,26 +214,32 @@ t.test('a command that is silent too long is stopped, one that prints is not', a
 });
 
 t.test('a command that printed while davit itself was held up is not idle', async (t) => {
-  const script = 'for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo $i; sleep 0.1; done';
+  const script = 'for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do echo $i; sleep 0.1; done';
   const command = startRun(t, spawner, ['sh', '-c', script], { idleTimeoutMs: 500 });
-  await command.printed('1');
+  // After the first look at how long it was silent.
+  await command.printed('8');
   await nextTurn();
   realEffects.block(700);
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
 
 t.test('a command whose output is not taken is not idle', async (t) => {
+  const gate = namedPipe(t);
   const idleTimeoutMs = 200;
   const taken = Promise.withResolvers<void>();
   let offeredAtMs = Number.POSITIVE_INFINITY;
-  const onOutput = () => {
-    offeredAtMs = realEffects.monotonicMs();
-    return taken.promise;
-  };
-  const command = startRun(t, spawner, ['echo', 'one'], { idleTimeoutMs, onOutput });
+  const command = startRun(t, spawner, ['sh', '-c', 'echo one; read line <"$GATE"'], {
+    environment: { PATH, GATE: gate },
+    idleTimeoutMs,
+    onOutput() {
+      offeredAtMs = realEffects.monotonicMs();
+      return taken.promise;
+    },
+  });
   const { processId } = await command.started;
+  await until(() => realEffects.monotonicMs() > offeredAtMs + 2 * idleTimeoutMs);
+  await writeFile(gate, 'go\n');
   await until(() => processIdentity(processId) === undefined);
-  await until(() => realEffects.monotonicMs() > offeredAtMs + idleTimeoutMs);
   taken.resolve();
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
@@ -252,6 +263,60 @@ t.test('a command that ignores SIGTERM and finishes its work has succeeded', asy
   await writeFile(gate, 'well\n');
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
   t.equal(command.output(), 'ready\nfinished well\n');
+});
+
+t.test('a command that ignores SIGTERM and fails was canceled', async (t) => {
+  const gate = namedPipe(t);
+  const script = `trap '' TERM; echo ready; read line <"$GATE"; exit 3`;
+  const command = startRun(t, spawner, ['sh', '-c', script], { environment: { PATH, GATE: gate } });
+  await command.printed('ready');
+  command.stop('user');
+  await writeFile(gate, 'go\n');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+});
+
+t.test('a command that does its last work just before SIGTERM comes has succeeded', async (t) => {
+  const gate = namedPipe(t);
+  const command = startRun(t, spawner, ['sh', '-c', 'echo ready; exec cat "$GATE"'], {
+    environment: { PATH, GATE: gate },
+  });
+  const { processId } = await command.started;
+  await command.printed('ready');
+  await until(() => readFileSync(`/proc/${processId}/comm`, 'latin1') === 'cat\n');
+  // The command is over before the signal arrives.
+  t.intercept(process, 'kill', {
+    value(_target: number, signal: string) {
+      if (signal === 'SIGTERM') writeFileSync(gate, '');
+    },
+  });
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+});
+
+t.test('a stop of the service waits 2 s for a command, whatever its own grace is', async (t) => {
+  const speed = 100;
+  const effects: Effects = {
+    ...realEffects,
+    monotonicMs: () => realEffects.monotonicMs() * speed,
+    after: (delayMs, action) => realEffects.after(delayMs / speed, action),
+  };
+  const ready = Promise.withResolvers<void>();
+  const killGraceMs = 60 * 60_000;
+  const { outcome, stop } = run(
+    {
+      ...REQUEST,
+      deploymentId: `dpl_stop${process.pid}`,
+      command: [fixture('ignores-sigterm')],
+      killGraceMs,
+    },
+    { spawner, effects, onStarted() {}, onOutput: async () => ready.resolve() },
+  );
+  await ready.promise;
+  const stoppedAtMs = effects.monotonicMs();
+  stop('shutdown');
+  t.strictSame(await outcome, { kind: 'interrupted' });
+  const stoppedForMs = effects.monotonicMs() - stoppedAtMs;
+  t.ok(stoppedForMs >= 2_000 && stoppedForMs < killGraceMs, `${stoppedForMs} ms`);
 });
 
 t.test('a command that catches SIGTERM may tidy up, and is canceled all the same', async (t) => {
@@ -425,6 +490,31 @@ t.test('when what it tells cannot be recorded, the command is stopped and the ru
   );
   await t.rejects(outcome, { message: 'the disk is full' });
   t.strictSame(await marked(deploymentId), []);
+});
+
+t.test('no timer of a run that is over goes on', async (t) => {
+  const timers = new Set<object>();
+  const effects: Effects = {
+    ...realEffects,
+    after(delayMs, action) {
+      const timer = {};
+      timers.add(timer);
+      const cancel = realEffects.after(delayMs, () => {
+        timers.delete(timer);
+        action();
+      });
+      return () => {
+        timers.delete(timer);
+        cancel();
+      };
+    },
+  };
+  const { outcome } = run(
+    { ...REQUEST, deploymentId: 'dpl_timers', command: ['true'], timeoutMs: 60_000, idleTimeoutMs: 60_000 },
+    { spawner, effects, onStarted() {}, onOutput: async () => undefined },
+  );
+  await outcome;
+  t.equal(timers.size, 0);
 });
 
 t.test('no pipe stays open', async (t) => {
