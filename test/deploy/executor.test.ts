@@ -1,6 +1,8 @@
 import { spawn } from 'node:child_process';
 import { readdirSync, writeFileSync } from 'node:fs';
+import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
@@ -9,7 +11,9 @@ import { recover } from '../../src/deploy/recover.ts';
 import { createWorkspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { fixture, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
+import type { OperationName } from '../../src/store/operations.ts';
+import type { Writer } from '../../src/store/writer.ts';
+import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -41,6 +45,110 @@ t.test('a deployment is carried out with the ref in its environment, and its log
     store.query('SELECT type FROM events ORDER BY seq').map((row) => row['type']),
     ['deployment.created', 'deployment.started', 'deployment.succeeded'],
   );
+});
+
+t.test('what a variable of the project holds is neither in the log nor in the outputs', async (t) => {
+  const { store, executor } = await service(t);
+  const script = 'echo "the token is $TOKEN"; echo "token=$TOKEN" >>"$DEPLOY_OUTPUT"';
+  const projectId = await store.project({
+    command: ['/bin/sh', '-c', script],
+    variables: { TOKEN: 'top-secret-token' },
+  });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  await executor.settled();
+  t.equal(logOf(store, id).split('\n')[0], 'the token is ***');
+  t.notMatch(JSON.stringify(store.reads.deployments.get(id)), /top-secret-token/);
+  t.equal(store.reads.deployments.get(id)?.status, 'succeeded');
+});
+
+t.test('what waits in a project begins when the one before has ended, and knows its ref', async (t) => {
+  const { store, executor } = await service(t, { maxConcurrent: 1 });
+  const projectId = await store.project({ command: ['/bin/sh', '-c', 'echo "after $DEPLOY_PREVIOUS_REF"'] });
+  const ids = [];
+  for (const name of ['v1', 'v2', 'v3']) {
+    const { id } = await store.writer.write(
+      'deployments.create',
+      newDeployment(projectId, { ref: ref(name) }),
+    );
+    ids.push(id);
+  }
+  await executor.tick();
+  await executor.settled();
+  t.strictSame(
+    ids.map((id) => logOf(store, id)),
+    ['after \n', 'after v1\n', 'after v2\n'],
+  );
+});
+
+t.test('when nothing more can be claimed, that is told, and what ran is recorded', async (t) => {
+  const { lines, logger } = recordedLog();
+  const store = testStore(t, realEffects);
+  const executor = await executorOn(t, refusing(store, 'deployments.claim', 1), { logger, maxConcurrent: 1 });
+  const projectId = await store.project();
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  await executor.settled();
+  t.match(store.reads.deployments.get(id), { status: 'succeeded' });
+  t.strictSame(
+    lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
+    ['nothing could be claimed'],
+  );
+});
+
+t.test('an end that cannot be recorded is told as fatal', async (t) => {
+  const { lines, logger } = recordedLog();
+  const store = testStore(t, realEffects);
+  const executor = await executorOn(t, refusing(store, 'deployments.finish', 0), { logger });
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await executor.tick();
+  await executor.settled();
+  t.strictSame(
+    lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
+    ['the end of a deployment could not be recorded'],
+  );
+  t.notOk(lines.some(({ msg }) => msg === 'deployment ended'));
+});
+
+t.test('a run whose directory cannot be made has failed and says so', async (t) => {
+  const file = join(temporaryDirectory(t), 'file');
+  writeFileSync(file, '');
+  const { store, executor } = await service(t, { workspaces: createWorkspaces(file, file) });
+  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await executor.tick();
+  await executor.settled();
+  t.match(store.reads.deployments.get(id), {
+    status: 'failed',
+    reason: 'spawn_failed',
+    message: /^no directory for this run: /,
+  });
+});
+
+t.test('the files of a run are gone when it is over', async (t) => {
+  const parent = temporaryDirectory(t);
+  const { store, executor } = await service(t, { workspaces: createWorkspaces(parent, parent) });
+  const script = 'echo text >"$PWD/file"; echo name=value >>"$DEPLOY_OUTPUT"';
+  const projectId = await store.project({ command: ['/bin/sh', '-c', script] });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  await executor.settled();
+  t.match(store.reads.deployments.get(id), { status: 'succeeded', outputs: { name: 'value' } });
+  const roots = readdirSync(parent);
+  t.equal(roots.length, 1);
+  t.strictSame(readdirSync(join(parent, roots[0] ?? '')), []);
+});
+
+t.test('the process of a command that goes on is recorded', async (t) => {
+  const { store, executor } = await service(t);
+  const projectId = await store.project({ command: ['/bin/sleep', '600'] });
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  const recorded = () => store.reads.deployments.unfinished()[0]?.process ?? undefined;
+  await until(() => recorded() !== undefined);
+  const identity = recorded();
+  t.ok(identity !== undefined && isAlive(identity));
+  await executor.stop(0);
+  t.notOk(identity !== undefined && isAlive(identity));
 });
 
 t.test('what is wrong with outputs is said in the log, on lines of their own', async (t) => {
@@ -83,6 +191,15 @@ t.test('a timeout ends a command that goes on', async (t) => {
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'timeout' });
 });
 
+t.test('silence for too long ends a command', async (t) => {
+  const { store, executor } = await service(t);
+  const projectId = await store.project({ command: ['/bin/sleep', '600'], idleTimeoutMs: 50 });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  await executor.settled();
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'idle_timeout' });
+});
+
 t.test('a canceled deployment is stopped, and canceled once it is gone', async (t) => {
   const { store, executor } = await service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
@@ -110,24 +227,34 @@ t.test('no more than the limit run at a time, one of each project', async (t) =>
   await executor.stop(0);
 });
 
-t.test(
-  'what a full disk keeps from being recorded is told once, and recorded when there is room',
-  async (t) => {
-    const warnings: Record<string, unknown>[] = [];
-    const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
-    const { store, executor } = await service(t, { logger });
-    const projectId = await store.project({ command: ['/bin/sh', '-c', 'yes | head -c 200000'] });
-    const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-    store.limitPages(true);
-    await executor.tick();
-    await until(() => warnings.length > 0);
-    store.limitPages(false);
-    await executor.settled();
-    t.match(warnings, [{ deployment_id: id, reason: /disk is full/ }]);
-    t.equal(warnings.length, 1);
-    t.match(store.reads.deployments.get(id), { status: 'succeeded', log_bytes: 200_000 });
-  },
-);
+t.test('what a full disk keeps from being recorded is told, and recorded when there is room', async (t) => {
+  const warnings: Record<string, unknown>[] = [];
+  const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
+  const { store, executor } = await service(t, { logger });
+  const projectId = await store.project({ command: ['/bin/sh', '-c', 'yes | head -c 200000'] });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  store.limitPages(true);
+  await executor.tick();
+  await until(() => warnings.length > 0);
+  store.limitPages(false);
+  await executor.settled();
+  t.match(warnings[0], { deployment_id: id, reason: /disk is full/ });
+  t.match(store.reads.deployments.get(id), { status: 'succeeded', log_bytes: 200_000 });
+});
+
+t.test('a command that ends within the grace of a stop has done its work', async (t) => {
+  const gate = namedPipe(t);
+  const { store, executor } = await service(t);
+  const projectId = await store.project({ command: ['/bin/cat', gate] });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  const stopped = executor.stop(60_000);
+  await nextTurn();
+  await writeFile(gate, 'go\n');
+  await stopped;
+  t.match(store.reads.deployments.get(id), { status: 'succeeded' });
+  t.equal(logOf(store, id), 'go\n');
+});
 
 t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => {
   const { store, executor } = await service(t);
@@ -136,7 +263,11 @@ t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => 
   const second = await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
   await executor.stop(0);
-  t.match(store.reads.deployments.get(first.id), { status: 'failed', reason: 'interrupted' });
+  t.match(store.reads.deployments.get(first.id), {
+    status: 'failed',
+    reason: 'interrupted',
+    message: 'davit stopped while this ran; it may have done a part of its work',
+  });
   await executor.tick();
   t.match(store.reads.deployments.get(second.id), { status: 'queued' });
 });
@@ -242,6 +373,21 @@ async function executorOn(
     workspaces: testWorkspaces(t),
     ...changes,
   });
+}
+
+function recordedLog() {
+  const lines: { level: number; msg: string }[] = [];
+  return { lines, logger: pino({}, { write: (line) => void lines.push(JSON.parse(line)) }) };
+}
+
+/** The store, with a bug in one operation after so many that went well. */
+function refusing(store: TestStore, operation: OperationName, afterCount: number): TestStore {
+  let count = 0;
+  const write: Writer['write'] = (name, input) => {
+    if (name === operation && ++count > afterCount) return Promise.reject(new Error('a bug'));
+    return store.writer.write(name, input);
+  };
+  return { ...store, writer: { ...store.writer, write } };
 }
 
 function sleeping(id: Parameters<typeof newDeployment>[0]) {
