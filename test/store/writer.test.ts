@@ -1,14 +1,22 @@
 import { readdirSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import type { Attempt } from '../../src/domain.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { openStoreWithThreads } from '../../src/store/store.ts';
-import { createGroupCommit } from '../../src/store/writer.ts';
+import {
+  createGroupCommit,
+  createWriter,
+  type WriteResult,
+  type Writer,
+  writePersistently,
+} from '../../src/store/writer.ts';
 import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { KEY, newDeployment, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
@@ -225,6 +233,132 @@ t.test('many writes from one turn share commits', async (t) => {
   t.equal(commits, 1);
 });
 
+t.test('what is refused as the disk is full is tried again each second, told once', async (t) => {
+  const effects = fakeEffects();
+  const unavailable = new AppError('unavailable', 'the disk is full');
+  const refusals: unknown[] = [];
+  let writes = 0;
+  const write = async () => {
+    writes += 1;
+    if (writes < 4) throw unavailable;
+    return 'written';
+  };
+  const writer = { write } as unknown as Writer;
+  const written = writePersistently(writer, 'instance.probe', undefined, effects, (error) =>
+    refusals.push(error),
+  );
+  for (const expected of [1, 2, 3]) {
+    await nextTurn();
+    t.equal(writes, expected);
+    effects.advance(1_000);
+  }
+  t.equal(await written, 'written');
+  t.strictSame(refusals, [unavailable]);
+});
+
+t.test('what is refused for any other reason is not tried again', async (t) => {
+  const conflict = new AppError('conflict', 'it has ended');
+  let writes = 0;
+  const write = async () => {
+    writes += 1;
+    throw conflict;
+  };
+  const writer = { write } as unknown as Writer;
+  const refused = () => t.fail('it is no refusal of the disk');
+  await t.rejects(writePersistently(writer, 'instance.probe', undefined, fakeEffects(), refused), conflict);
+  t.equal(writes, 1);
+});
+
+t.test('beyond 20,000 that wait a write is refused at once, the others are done', async (t) => {
+  const store = testStore(t);
+  const writes = Array.from({ length: 20_000 }, () => store.writer.write('instance.probe', undefined));
+  await t.rejects(store.writer.write('instance.probe', undefined), {
+    code: 'unavailable',
+    retryAfterSeconds: 1,
+  });
+  await Promise.all(writes);
+  await t.resolves(store.writer.write('instance.probe', undefined));
+});
+
+t.test('a close commits all that waits, and what comes later is refused', async (t) => {
+  const store = testStore(t);
+  const database = openForWriting(store.path, realEffects);
+  const group = createGroupCommit(database, realEffects);
+  const results: WriteResult[] = [];
+  const enqueue = () =>
+    group.enqueue({
+      name: 'projects.create',
+      input: PROJECT,
+      patient: false,
+      settle: (result) => results.push(result),
+    });
+  for (let number = 0; number < 300; number++) enqueue();
+  group.close();
+  t.equal(results.filter(({ ok }) => ok).length, 300);
+  t.strictSame(store.query('SELECT count(*) AS projects FROM projects'), [{ projects: 300 }]);
+  t.notOk(database.open);
+
+  enqueue();
+  t.match(results.at(-1), { ok: false, error: { code: 'unavailable', retryAfterSeconds: 5 } });
+  await nextTurn();
+  t.equal(results.length, 301, 'nothing is committed any more');
+});
+
+t.test('a write waits until another process has written, for 5 s at most', async (t) => {
+  const store = testStore(t);
+  const other = new Sqlite(store.path);
+  t.teardown(() => other.close());
+  const effects = fakeEffects();
+  let releasedAtMs = Number.POSITIVE_INFINITY;
+  const blocking: Effects = {
+    ...effects,
+    block(durationMs) {
+      effects.block(durationMs);
+      if (other.inTransaction && effects.monotonicMs() >= releasedAtMs) other.exec('ROLLBACK');
+    },
+  };
+  const writer = createWriter(openForWriting(store.path, realEffects), blocking);
+  t.teardown(writer.close);
+
+  other.exec('BEGIN IMMEDIATE');
+  await t.rejects(writer.write('projects.create', PROJECT), {
+    code: 'unavailable',
+    message: 'the database takes no writes at the moment: nothing was written; try again shortly',
+  });
+  t.equal(effects.monotonicMs(), 5_000);
+
+  releasedAtMs = effects.monotonicMs() + 4_900;
+  await t.resolves(writer.write('projects.create', PROJECT));
+});
+
+t.test('who does not listen any more hears nothing', async (t) => {
+  const store = testStore(t);
+  const heard: unknown[] = [];
+  const unsubscribe = store.writer.onCommit((changes) => heard.push([...changes]));
+  unsubscribe();
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  t.strictSame(heard, []);
+});
+
+t.test('listeners hear nothing of what a full disk undid', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const heard: unknown[] = [];
+  store.writer.onCommit((changes) => heard.push([...changes]));
+  store.limitPages(true);
+  const results = await Promise.allSettled([
+    store.writer.write('deployments.create', newDeployment(projectId)),
+    store.writer.write('projects.create', { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } }),
+  ]);
+  t.strictSame(
+    results.map(({ status }) => status),
+    ['rejected', 'rejected'],
+  );
+  store.limitPages(false);
+  await store.writer.write('instance.probe', undefined);
+  t.strictSame(heard, []);
+});
+
 t.test('the patient let the others go first, and are not forgotten over them', async (t) => {
   const store = testStore(t);
   const group = createGroupCommit(openForWriting(store.path, realEffects), realEffects);
@@ -246,11 +380,12 @@ t.test('the patient let the others go first, and are not forgotten over them', a
     ...Array.from({ length: 300 }, () => write('patient', true)),
     ...Array.from({ length: 300 }, () => write('other', false)),
   ]);
-  t.equal(order.lastIndexOf('other') < order.lastIndexOf('patient'), true);
   t.strictSame(
     [order.slice(0, 192), order.slice(192, 256)].map((part) => new Set(part)),
     [new Set(['other']), new Set(['patient'])],
     'in the first commit',
   );
+  t.strictSame(new Set(order.slice(256, 364)), new Set(['other']), 'in the second');
+  t.equal(order.lastIndexOf('other') < order.lastIndexOf('patient'), true);
   t.equal(order.length, 600);
 });
