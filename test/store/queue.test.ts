@@ -1,5 +1,6 @@
 import t from 'tap';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
+import type { ProjectSettings } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -25,7 +26,8 @@ t.test('a queued deployment is canceled at once, and the others move up', async 
 
 t.test('a running deployment is canceling until its command is gone', async (t) => {
   const store = testStore(t);
-  const [id] = await create(store, await store.project(), 1);
+  const projectId = await store.project();
+  const [id] = await create(store, projectId, 1);
   await store.writer.write('deployments.claim', undefined);
   t.match(await store.writer.write('deployments.cancel', { id }), { status: 'canceling', finished_at: null });
   t.strictSame(eventsOf(store, id), ['deployment.created', 'deployment.started'], 'which nobody is told of');
@@ -33,6 +35,7 @@ t.test('a running deployment is canceling until its command is gone', async (t) 
   const before = store.dump();
   t.match(await store.writer.write('deployments.cancel', { id }), { status: 'canceling' });
   t.strictSame(store.dump(), before, 'a second time changes nothing');
+  await create(store, projectId, 1);
   t.equal(await store.writer.write('deployments.claim', undefined), null, 'and nothing starts beside it');
 });
 
@@ -130,6 +133,109 @@ t.test('whoever waits hears of what changed, and of nothing else', async (t) => 
   t.strictSame(heard.flat(), [], 'what runs elsewhere is nothing to start');
 });
 
+t.test('the ref before is the latest that succeeded', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const previous = [];
+  for (const [name, status] of [
+    ['v1', 'succeeded'],
+    ['v2', 'succeeded'],
+    ['v3', 'failed'],
+    ['v4', 'succeeded'],
+  ] as const) {
+    const deployment = newDeployment(projectId, { ref: ref(name) });
+    const { id } = await store.writer.write('deployments.create', deployment);
+    const claimed = await store.writer.write('deployments.claim', undefined);
+    previous.push(claimed?.previous_ref);
+    const reason = status === 'failed' ? 'exit_code' : null;
+    await store.writer.write('deployments.finish', { ...NOTHING, id, status, reason });
+  }
+  t.strictSame(previous, [null, 'v1', 'v2', 'v2']);
+});
+
+t.test('where a command came later, what is reported neither waits for it nor holds it up', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project({ command: null, policy: 'latest' });
+  const [running, waiting] = await create(store, projectId, 2);
+  const report = { id: running, status: 'running', message: null, outputs: null } as const;
+  await store.writer.write('deployments.report', report);
+  await set(store, projectId, { command: ['/bin/true'] });
+  const [id] = await create(store, projectId, 1);
+  t.equal(store.reads.deployments.get(waiting)?.status, 'queued', 'it is not superseded');
+  t.match(await store.writer.write('deployments.claim', undefined), { id });
+});
+
+t.test('under the policy latest a new one cancels all that wait, and is never too many', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const older = await create(store, projectId, 3);
+  await set(store, projectId, { policy: 'latest' });
+  const latest = newDeployment(projectId, { maxQueued: 1 });
+  const { id, queue_position } = await store.writer.write('deployments.create', latest);
+  t.equal(queue_position, 1);
+  for (const canceled of older) {
+    t.match(store.reads.deployments.get(canceled), {
+      status: 'canceled',
+      reason: 'superseded',
+      superseded_by: id,
+    });
+  }
+  t.strictSame(
+    store
+      .query(`SELECT deployment_id FROM events WHERE type = 'deployment.canceled' ORDER BY seq`)
+      .map(({ deployment_id }) => deployment_id),
+    older,
+    'the oldest first',
+  );
+});
+
+t.test('a clock that is set back has nothing begin before it was made, or end before it began', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const [first, second] = await create(store, await store.project(), 2);
+  effects.jump(-3_600_000);
+  await store.writer.write('deployments.claim', undefined);
+  await store.writer.write('deployments.cancel', { id: second });
+  const made = '2026-11-21T08:00:00.000Z';
+  t.match(store.reads.deployments.get(first), { created_at: made, started_at: made });
+  t.match(store.reads.deployments.get(second), { finished_at: made });
+
+  await store.writer.write('deployments.finish', {
+    ...NOTHING,
+    id: first,
+    status: 'succeeded',
+    reason: null,
+  });
+  t.match(store.reads.deployments.get(first), { finished_at: made, duration_ms: 0 });
+
+  effects.jump(3_601_000);
+  const [third] = await create(store, await store.project(), 1);
+  effects.advance(1_000);
+  await store.writer.write('deployments.claim', undefined);
+  effects.jump(-3_600_000);
+  await store.writer.write('deployments.finish', {
+    ...NOTHING,
+    id: third,
+    status: 'succeeded',
+    reason: null,
+  });
+  t.match(store.reads.deployments.get(third), {
+    started_at: '2026-11-21T08:00:02.000Z',
+    finished_at: '2026-11-21T08:00:02.000Z',
+  });
+});
+
+t.test('the process of a deployment that has ended is not noted any more', async (t) => {
+  const store = testStore(t);
+  const [id] = await create(store, await store.project(), 1);
+  await store.writer.write('deployments.claim', undefined);
+  await store.writer.write('deployments.finish', { ...NOTHING, id, status: 'succeeded', reason: null });
+  const before = store.dump();
+  const process = { processId: 4711, processStartedAt: 1, bootId: 'b' };
+  await store.writer.write('deployments.setProcess', { id, ...process });
+  t.strictSame(store.dump(), before);
+});
+
 t.test('archiving cancels what waits, with its events, and leaves what runs', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
@@ -158,6 +264,9 @@ t.test('archiving cancels what waits, with its events, and leaves what runs', as
     store.query(`SELECT deployment_id FROM events WHERE type = 'deployment.canceled' ORDER BY seq`),
     canceledIds.map((deployment_id) => ({ deployment_id })),
   );
+  for (const { id } of waiting) {
+    t.equal(store.reads.deployments.get(id)?.message, 'its project was archived');
+  }
   t.strictSame((await store.writer.write('projects.archive', { id: projectId })).canceledIds, []);
 });
 
@@ -199,6 +308,10 @@ async function create(
   const [first, second = first, third = first] = ids;
   if (first === undefined || second === undefined || third === undefined) throw new Error('none was made');
   return [first, second, third];
+}
+
+async function set(store: TestStore, id: ProjectId, changes: Partial<ProjectSettings>): Promise<void> {
+  await store.writer.write('projects.set', { id, changes, variables: {}, unsetVariables: [] });
 }
 
 function eventsOf(store: TestStore, id: DeploymentId): string[] {
