@@ -86,6 +86,26 @@ t.test('a repeated end keeps what the first one said', async (t) => {
   });
 });
 
+t.test('what an earlier report said stays where the end says nothing', async (t) => {
+  const { store, id } = await reported(t);
+  await report(store, id, { status: 'running', message: 'building', outputs: { node: 'a' } });
+  const heard: unknown[] = [];
+  store.writer.onCommit((changes) => heard.push([...changes]));
+  await report(store, id, { status: 'running' });
+  t.strictSame(heard, [[id]], 'who waits hears of each report');
+  t.match(await report(store, id, { status: 'succeeded' }), {
+    message: 'building',
+    outputs: { node: 'a' },
+  });
+});
+
+t.test('a clock that is set back has no reported deployment begin before it was made', async (t) => {
+  const effects = fakeEffects();
+  const { store, id } = await reported(t, effects);
+  effects.jump(-3_600_000);
+  t.match(await report(store, id, { status: 'running' }), { started_at: '2026-11-21T08:00:00.000Z' });
+});
+
 t.test('nobody reports on what davit carries out itself', async (t) => {
   const store = testStore(t);
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
