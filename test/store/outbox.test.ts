@@ -118,9 +118,43 @@ t.test('a success ends a row of failures', async (t) => {
     consecutive_failures: 0,
     last_success_at: '2026-11-21T08:00:00.012Z',
   });
+  t.equal(store.reads.outbox.history(webhookId).failing_since, null);
   t.match(store.query('SELECT status, attempt_count, next_attempt_at FROM deliveries'), [
     { status: 'delivered', attempt_count: 2, next_attempt_at: null },
   ]);
+});
+
+t.test('a webhook that was disabled meanwhile keeps the reason that it has', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const webhookId = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const [due] = dueOf(store, webhookId, effects.now(), 1);
+  if (due === undefined) throw new Error('nothing is due');
+  await store.writer.write('webhooks.update', { id: webhookId, status: 'disabled', disableReason: 'tired' });
+  const failed = {
+    ...settlementOf(due, effects.now(), { kind: 'exhausted' }),
+    disableReason: 'it answered 410',
+  };
+  await store.writer.write('outbox.settle', failed);
+  effects.advance(6 * 86_400_000);
+  await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
+  t.match(store.reads.webhooks.get(webhookId), { status_reason: 'tired', consecutive_failures: 2 });
+});
+
+t.test('of a delivery that was pruned meanwhile nothing is recorded', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const webhookId = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const [due] = dueOf(store, webhookId, effects.now(), 1);
+  if (due === undefined) throw new Error('nothing is due');
+  store.execute('DELETE FROM deliveries');
+  const before = store.dump();
+  for (const next of [{ kind: 'delivered' }, { kind: 'exhausted' }] as const) {
+    t.equal(await store.writer.write('outbox.settle', settlementOf(due, effects.now(), next)), 'gone');
+  }
+  t.strictSame(store.dump(), before);
 });
 
 const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[] }[] = [
@@ -259,7 +293,8 @@ t.test('each webhook gets what is its own: deliveries, url and secrets, the newe
 });
 
 t.test('of a webhook that is disabled or deleted nothing is claimed', async (t) => {
-  const store = testStore(t);
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
   const disabled = await webhookOf(store);
   const deleted = await webhookOf(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
@@ -272,15 +307,19 @@ t.test('of a webhook that is disabled or deleted nothing is claimed', async (t) 
     ahead: [],
   }));
   const nothing = { due: [], secrets: [], nextAtMs: null };
-  t.strictSame(store.reads.outbox.claim(requests, Date.now()), [nothing, nothing]);
+  for (const nowMs of [effects.now(), effects.now() - 1]) {
+    t.strictSame(store.reads.outbox.claim(requests, nowMs), [nothing, nothing]);
+  }
 });
 
 t.test('a claim costs the same whatever is pending', async (t) => {
-  const store = testStore(t);
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const atMs = effects.now() + 60_000;
   const claim = () =>
-    store.reads.outbox.claim([{ webhookId, limit: 4, underWay: new Set(), ahead: [] }], Date.now() + 60_000);
+    store.reads.outbox.claim([{ webhookId, limit: 4, underWay: new Set(), ahead: [] }], atMs);
   // The quickest of many: other tests run at the same time.
   const quickestMs = () => {
     const durationsMs = Array.from({ length: 200 }, () => {
