@@ -1,6 +1,7 @@
 import t from 'tap';
 import type { ProjectId } from '../../src/domain.ts';
 import type { AnswerRequest } from '../../src/store/operations.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('fifty concurrent repeats make one deployment and fifty identical answers', async (t) => {
@@ -35,6 +36,15 @@ t.test('a refusal is not remembered: the same key may succeed later', async (t) 
 
   await store.writer.write('projects.setStatus', { id: projectId, status: 'active' });
   t.match(await store.writer.write('answer', request), { statusCode: 201, replayed: false });
+});
+
+t.test('what is answered is remembered from when it was answered', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const request = await deploymentRequest(store, 'one');
+  effects.advance(1_000);
+  await store.writer.write('answer', request);
+  t.strictSame(store.query('SELECT created_at FROM idempotency_keys'), [{ created_at: effects.now() }]);
 });
 
 t.test('a replay comes before the state is judged', async (t) => {
