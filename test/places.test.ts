@@ -18,6 +18,15 @@ t.test('there are so many places, and who waits gets one in turn', async (t) => 
   await Promise.all([places.take(), places.take()]);
 });
 
+t.test('a place that was handed on is no place more', async (t) => {
+  const places = createPlaces(1);
+  await places.take();
+  const waited = places.take();
+  places.leave();
+  await waited;
+  t.equal(places.takeNow(), false);
+});
+
 t.test('who will not wait is told whether there was one', (t) => {
   const places = createPlaces(1);
   t.equal(places.takeNow(), true);

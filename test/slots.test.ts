@@ -10,6 +10,7 @@ t.test('a value is taken out once, by the number of its place', async (t) => {
   t.equal(slots.take(one), undefined);
   t.equal(slots.take(99), undefined);
   t.strictSame(slots.values(), ['other']);
+  t.not(slots.put('third'), slots.put('fourth'), 'what was taken out twice is one free place');
 });
 
 t.test('places are used again, and no two values have one at the same time', async (t) => {
