@@ -81,6 +81,9 @@ t.test('it can be told how long ago the last look began', async (t) => {
   await settle();
   effects.advance(300);
   t.equal(running.quietMs(), 300);
+  running.wake();
+  await settle();
+  t.equal(running.quietMs(), 0);
 });
 
 t.test('after a stop there is no look', async (t) => {
@@ -91,6 +94,25 @@ t.test('after a stop there is no look', async (t) => {
   effects.advance(5_000);
   await settle();
   t.equal(looks(), 1);
+});
+
+t.test('a stop during a look waits for that look, and for nothing else', async (t) => {
+  const effects = fakeEffects();
+  const look = Promise.withResolvers<null>();
+  const running = startLoop(() => look.promise, {
+    idleMs: 500,
+    effects,
+    onError: (error) => t.fail(`${error}`),
+  });
+  let stopped = false;
+  void running.stop().then(() => {
+    stopped = true;
+  });
+  await nextTurn();
+  t.equal(stopped, false);
+  look.resolve(null);
+  for (let turn = 0; turn < 5; turn++) await nextTurn();
+  t.equal(stopped, true);
 });
 
 function loop(
