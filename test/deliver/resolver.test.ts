@@ -110,6 +110,29 @@ t.test('a name that nobody waits for any more is not asked for', async (t) => {
   t.strictSame(await wanted, ANSWER);
 });
 
+t.test('a known name that is answered for late is like a new one from then on', async (t) => {
+  const { resolve, asked, answer, effects } = newResolver();
+  for (const lateMs of [0, 2_000]) {
+    const look = resolve('known.example', 'unproven');
+    await nextTurn();
+    effects.advance(lateMs);
+    answer('known.example');
+    await look;
+  }
+  for (const number of Array(8).keys()) void resolve(`dead${number}.example`, 'unproven');
+  void resolve('known.example', 'unproven');
+  await nextTurn();
+  t.equal(asked.length, 2 + 8);
+  t.not(asked.at(-1), 'known.example');
+});
+
+t.test('the system is asked for all addresses of a name', async (t) => {
+  const resolve = createResolver(undefined, PATIENCE_MS, fakeEffects());
+  const addresses = await resolve('localhost', 'unproven');
+  t.ok(addresses.length > 0);
+  for (const { address } of addresses) t.match(address, /^(127\.|::1$)/);
+});
+
 /** A resolver on one that answers when a test says so. */
 function newResolver() {
   const effects = fakeEffects();

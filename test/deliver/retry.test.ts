@@ -119,6 +119,16 @@ t.test('Retry-After', async (t) => {
     t.equal(parseRetryAfter('Sun, 99 Nov 1994 08:49:37 GMT', nowMs), undefined);
     t.equal(parseRetryAfter('9'.repeat(400), nowMs), Number.POSITIVE_INFINITY);
   });
+
+  t.test('is in UTC wherever davit runs, also without a zone', async (t) => {
+    const zone = process.env['TZ'];
+    t.teardown(() => {
+      if (zone === undefined) delete process.env['TZ'];
+      else process.env['TZ'] = zone;
+    });
+    process.env['TZ'] = 'America/New_York';
+    t.equal(parseRetryAfter('Sun Nov  6 08:49:37 1994', Date.UTC(1994, 10, 6, 8, 49, 0)), 37_000);
+  });
 });
 
 t.test('whatever the clock and the schedule are', async (t) => {

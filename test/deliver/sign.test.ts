@@ -129,6 +129,9 @@ t.test('the verifier', async (t) => {
     }
     t.match(verdict({ header: HEADER.replace('v1=', 'v2=') }), { ok: false, reason: /no v1/ });
     t.match(verdict({ header: HEADER.replace('v1=', 'v0=') }), { ok: false, reason: /no v1/ });
+    t.match(verdict({ header: HEADER.replace('t=', 'T=') }), { ok: false, reason: /no t$/ });
+    t.match(verdict({ header: '' }), { ok: false, reason: /is missing/ });
+    t.match(verdict({ header: `${HEADER},=` }), { ok: false, reason: /not a list/ });
   });
 
   t.test('finds the one signature of several that matches, wherever it stands', async (t) => {
