@@ -308,6 +308,49 @@ t.test('what is pending no more is not looked at, and its webhook forgotten afte
   t.equal(succeed(), 1, 'forgotten');
 });
 
+t.test('a webhook that waits for a retry for longer than an hour is not forgotten', async (t) => {
+  const model = outbox();
+  const [id = ''] = model.proven(1);
+  const retryAtMs = model.effects.now() + 2 * 60 * 60_000;
+  model.lanes.lookAt(id as WebhookId, retryAtMs, model.effects.now());
+  model.effects.advance(60 * 60_000 + 1);
+  model.lanes.replace([pendingOne(id, retryAtMs)], model.effects.now());
+  model.effects.advance(60 * 60_000);
+  t.match(model.lanes.turns(model.effects.now(), MANY, MANY), [{ lane: { webhookId: id }, slots: 4 }]);
+});
+
+t.test('a webhook of which no failure is recorded any more is forgiven, once all of it is', async (t) => {
+  const effects = fakeEffects();
+  const lanes = createLanes(effects, () => NOTHING_HAPPENED);
+  const pending = pendingOne('a', effects.now());
+  lanes.replace([pending], effects.now());
+  const [turn] = lanes.turns(effects.now(), MANY, MANY);
+  if (turn === undefined) throw new Error('no turn');
+  const slot = lanes.begin(turn.lane, 1, effects.now());
+  slot.end('failed', effects.now());
+  lanes.replace([pending], effects.now());
+  t.equal(turn.lane.failures, 1, 'as this one is not recorded yet');
+  slot.recorded(effects.now());
+  lanes.replace([pending], effects.now());
+  t.equal(turn.lane.failures, 0);
+});
+
+t.test('a clock that is set back keeps no failing webhook from being probed', async (t) => {
+  const effects = fakeEffects();
+  const failing = { failing_since: effects.now(), last_success_at: null };
+  const lanes = createLanes(effects, () => failing);
+  lanes.replace([pendingOne('a', effects.now(), failing)], effects.now());
+  const [turn] = lanes.turns(effects.now(), MANY, MANY);
+  if (turn === undefined) throw new Error('no turn');
+  const slot = lanes.begin(turn.lane, 1, effects.now());
+  slot.end('failed', effects.now());
+  slot.recorded(effects.now());
+  effects.jump(-3_600_000);
+  lanes.replace([pendingOne('a', effects.now(), failing)], effects.now());
+  effects.advance(5_000);
+  t.match(lanes.turns(effects.now(), MANY, MANY), [{ lane: { webhookId: 'a' } }]);
+});
+
 t.test('whatever happens, the limits hold, and all that is due is begun in the end', async () => {
   const limits = { perWebhook: 4, total: 16, share: 4 };
   const step = fc.oneof(
