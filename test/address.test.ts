@@ -310,3 +310,29 @@ t.test('a localhost name leads to the loopback addresses that are open', async (
     t.equal(loopbackOf(name, cidrs('127.0.0.0/8')), undefined, name);
   }
 });
+
+t.test('a block ends where it ends, and is of one family', async (t) => {
+  for (const last of [
+    '198.19.255.255',
+    '100.127.255.255',
+    '172.31.255.255',
+    '3fff:fff:ffff::',
+    '2001:1ff:ffff::',
+  ]) {
+    t.equal(judgeAddress(last, []), 'refused', last);
+  }
+  for (const next of ['198.20.0.0', '100.128.0.0', '172.32.0.0', '3fff:1000::', '2001:200::']) {
+    t.equal(judgeAddress(next, []), 'allowed', next);
+  }
+  // The bytes of 2001:db8::/32.
+  t.equal(judgeAddress('32.1.13.184', []), 'allowed');
+});
+
+t.test('what stands behind the authority of a URL may hold an @', async (t) => {
+  for (const url of ['https://example.com/?to=a@b', 'https://example.com/@a']) {
+    t.same(parseWebhookUrl(url, { allowHttp: false, allowedCidrs: [] }), { ok: true, url });
+  }
+  t.match(parseWebhookUrl('https://example.com?to=a@b', { allowHttp: false, allowedCidrs: [] }), {
+    ok: true,
+  });
+});
