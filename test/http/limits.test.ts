@@ -102,6 +102,14 @@ t.test('callers are remembered up to a number; the quietest is forgiven first', 
   t.end();
 });
 
+t.test('who keeps asking is not forgotten before who was quiet for longer', (t) => {
+  const effects = fakeEffects();
+  const limiter = createRateLimiter({ limit: 2, windowMs: 60_000 }, effects, { maxCallers: 2 });
+  for (const who of ['busy', 'quiet', 'busy', 'third']) t.equal(limiter.take(who).kind, 'allowed');
+  t.equal(limiter.take('busy').kind, 'limited');
+  t.end();
+});
+
 t.test('off is off', (t) => {
   const limiter = createRateLimiter('off', fakeEffects());
   for (let count = 0; count < 10_000; count++) limiter.take('a');
