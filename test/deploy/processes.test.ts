@@ -181,6 +181,42 @@ t.test(
   },
 );
 
+t.test('processes that cannot be ended are told once, and waited for', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { identity } = await start(t, ['sleep', '1000'], deploymentId);
+  const { kill } = process;
+  let refusals = 0;
+  // As the kernel answers where a command became another user.
+  const intercepted = t.intercept(process, 'kill', {
+    value() {
+      refusals += 1;
+      throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
+    },
+  });
+  const told: number[][] = [];
+  const heard = Promise.withResolvers<void>();
+  const hurried: Effects = { ...effects, after: (_delayMs, action) => effects.after(0, action) };
+  const stopped = stopTree(
+    { deploymentId, leader: identity },
+    {
+      graceMs: 0,
+      effects: hurried,
+      onStuck(processIds) {
+        told.push(processIds);
+        heard.resolve();
+      },
+    },
+  );
+  await heard.promise;
+  const refusalsBefore = refusals;
+  await until(() => refusals > refusalsBefore + 10);
+  t.ok(isAlive(identity));
+  intercepted.restore();
+  kill.call(process, identity.processId, 'SIGKILL');
+  t.equal(await stopped, 'default');
+  t.strictSame(told, [[identity.processId]]);
+});
+
 t.test('trees that are ended together share what is read of the machine’s processes', async (t) => {
   const trees = [];
   for (let number = 0; number < 32; number++) {
