@@ -116,6 +116,48 @@ t.test(
   },
 );
 
+t.test('a receiver that asks for more time gets it', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(503, { headers: { 'Retry-After': '120' } })] });
+  await subscribe(store, receiver.url);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const nextAtMs = await deliverDue(dispatcher, effects);
+  t.equal((nextAtMs ?? 0) - effects.now(), 120_000);
+});
+
+t.test('what another process wrote is looked for, as soon as it is heard of', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const commits = new Set<Parameters<TestStore['writer']['onCommit']>[0]>();
+  let wakes = 0;
+  const dispatcher = testDispatcher(t, store, effects, {
+    writer: {
+      ...store.writer,
+      onCommit(listener) {
+        commits.add(listener);
+        return () => commits.delete(listener);
+      },
+    },
+    wake() {
+      wakes += 1;
+    },
+  });
+  const receiver = await startReceiver(t, { answers: [status(204)] });
+  await subscribe(store, receiver.url);
+  await deliverDue(dispatcher, effects);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 0, 'nothing was heard of it');
+
+  for (const listener of commits) listener(new Set(['queue']));
+  t.equal(wakes, 0, 'that is none of its business');
+  for (const listener of commits) listener(new Set(['everything']));
+  t.equal(wakes, 1);
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 1);
+});
+
 t.test('410 disables the webhook and says why', async (t) => {
   const { store, dispatcher } = service(t, fakeEffects());
   const receiver = await startReceiver(t, { answers: [status(410)] });
