@@ -36,3 +36,17 @@ t.test('the use of a key is noted once a minute, also after the clock was ahead'
   t.strictSame(await notedAt(-3_600_000, 1, 1), [-3_600_000], 'and right again');
   t.equal(store.reads.keys.get(keyId)?.last_used_at, '2026-11-21T08:01:00.000Z');
 });
+
+t.test('a request goes on when the use of its key cannot be noted', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const write: Writer['write'] = (name, input) =>
+    name === 'keys.touch' ? Promise.reject(new Error('the disk is full')) : store.writer.write(name, input);
+  const { port } = await startHttp(t, {
+    effects,
+    store: { ...store, writer: { ...store.writer, write } },
+    resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
+  });
+  const { secret } = await store.key();
+  t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
+});
