@@ -270,8 +270,13 @@ t.test('a command that ignores SIGTERM and fails was canceled', async (t) => {
   const script = `trap '' TERM; echo ready; read line <"$GATE"; exit 3`;
   const command = startRun(t, spawner, ['sh', '-c', script], { environment: { PATH, GATE: gate } });
   await command.printed('ready');
+  // It goes on once it was told to end, and not before.
+  t.intercept(process, 'kill', {
+    value(_target: number, signal: string) {
+      if (signal === 'SIGTERM') writeFileSync(gate, 'go\n');
+    },
+  });
   command.stop('user');
-  await writeFile(gate, 'go\n');
   t.strictSame(await command.outcome, { kind: 'canceled' });
 });
 
