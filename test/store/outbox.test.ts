@@ -1,10 +1,10 @@
 import t from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
-import type { PendingPlace, Settlement } from '../../src/store/outbox.ts';
+import type { DueDelivery, PendingPlace, Settlement } from '../../src/store/outbox.ts';
 import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
-import { fakeEffects } from '../helpers/effects.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -52,10 +52,7 @@ t.test('revoking a key disables its webhooks, and what was waiting is not sent',
 t.test('a retry is due at its time and not before', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [due] = dueOf(store, webhookId, effects.now(), 10);
-  if (due === undefined) throw new Error('nothing is due');
+  const { webhookId, due } = await oneDue(store, effects);
   const atMs = effects.now() + 5_000;
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'retry', atMs }));
 
@@ -105,10 +102,7 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
 t.test('a success ends a row of failures', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [due] = dueOf(store, webhookId, effects.now(), 1);
-  if (due === undefined) throw new Error('nothing is due');
+  const { webhookId, due } = await oneDue(store, effects);
   await store.writer.write(
     'outbox.settle',
     settlementOf(due, effects.now(), { kind: 'retry', atMs: effects.now() }),
@@ -127,10 +121,7 @@ t.test('a success ends a row of failures', async (t) => {
 t.test('a webhook that was disabled meanwhile keeps the reason that it has', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [due] = dueOf(store, webhookId, effects.now(), 1);
-  if (due === undefined) throw new Error('nothing is due');
+  const { webhookId, due } = await oneDue(store, effects);
   await store.writer.write('webhooks.update', { id: webhookId, status: 'disabled', disableReason: 'tired' });
   const failed = {
     ...settlementOf(due, effects.now(), { kind: 'exhausted' }),
@@ -145,10 +136,7 @@ t.test('a webhook that was disabled meanwhile keeps the reason that it has', asy
 t.test('of a delivery that was pruned meanwhile nothing is recorded', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [due] = dueOf(store, webhookId, effects.now(), 1);
-  if (due === undefined) throw new Error('nothing is due');
+  const { due } = await oneDue(store, effects);
   store.execute('DELETE FROM deliveries');
   const before = store.dump();
   for (const next of [{ kind: 'delivered' }, { kind: 'exhausted' }] as const) {
@@ -442,6 +430,18 @@ const WEBHOOK = {
   events: ['deployment.created'] as EventType[],
   description: null,
 };
+
+/** A webhook with one delivery, which is due. */
+async function oneDue(
+  store: TestStore,
+  effects: FakeEffects,
+): Promise<{ webhookId: WebhookId; due: DueDelivery }> {
+  const webhookId = await webhookOf(store);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const [due] = dueOf(store, webhookId, effects.now(), 1);
+  if (due === undefined) throw new Error('nothing is due');
+  return { webhookId, due };
+}
 
 async function webhookOf(
   store: TestStore,
