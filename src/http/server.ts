@@ -1,4 +1,3 @@
-import { readFileSync } from 'node:fs';
 import {
   createServer as createPlainServer,
   type IncomingHttpHeaders,
@@ -13,6 +12,7 @@ import type { Logger } from 'pino';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
+import { openFilesMax } from '../open-files.ts';
 import type { Caller } from '../store/keys.ts';
 import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
@@ -122,9 +122,7 @@ export async function createHttpServer(
 
 /** Half of the files that may be open are for davit's own work: without one, not even a cancellation is carried out. */
 function defaultMaxConnections(): number {
-  const limits = readFileSync('/proc/self/limits', 'latin1');
-  const openFilesMax = Number(/^Max open files +(\d+)/m.exec(limits)?.[1] ?? Infinity); // it may say unlimited
-  return Math.min(CONNECTIONS_MAX, Math.floor(openFilesMax / 2));
+  return Math.min(CONNECTIONS_MAX, Math.floor(openFilesMax() / 2));
 }
 
 /** Node's own listener, because hapi's takes none of these options. */
@@ -282,9 +280,7 @@ function pipelining(listener: Listener): Plugin<void> {
         throw new AppError(
           'unavailable',
           'too many requests at once on this connection: wait for their answers',
-          {
-            retryAfterSeconds: 1,
-          },
+          { retryAfterSeconds: 1 },
         );
       });
     },

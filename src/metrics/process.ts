@@ -1,5 +1,6 @@
-import { readdirSync, readFileSync } from 'node:fs';
+import { readdirSync } from 'node:fs';
 import { type Figure, readFigure } from '../figures.ts';
+import { openFilesMax } from '../open-files.ts';
 
 /**
  * What every Prometheus client tells of its process, by the names that dashboards know, all threads together. From
@@ -18,7 +19,7 @@ export function processFigures(startedAtMs: number): Figure[] {
     ]),
     readFigure('gauge', { name: 'process_open_fds', help: 'Open file descriptors.' }, openDescriptors()),
     readFigure('gauge', { name: 'process_max_fds', help: 'How many file descriptors may be open.' }, [
-      { value: Number(fieldOf('/proc/self/limits', /^Max open files +(\d+)/m) ?? Number.POSITIVE_INFINITY) },
+      { value: openFilesMax() },
     ]),
     readFigure(
       'gauge',
@@ -34,13 +35,5 @@ function openDescriptors(): { value: number }[] {
     return [{ value: readdirSync('/proc/self/fd').length - 1 }];
   } catch {
     return [];
-  }
-}
-
-function fieldOf(path: string, pattern: RegExp): string | undefined {
-  try {
-    return pattern.exec(readFileSync(path, 'latin1'))?.[1];
-  } catch {
-    return undefined;
   }
 }
