@@ -70,7 +70,7 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   };
   let reloadIsDue = false;
   onSignal(['SIGHUP'], () => reload());
-  // Node would open its debugger, to every user of the machine.
+  // From its sources Node would open its debugger, to every user of the machine; the executable would end.
   onSignal(['SIGUSR1'], () => undefined);
 
   await migrateFirst(config, context);

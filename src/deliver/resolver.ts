@@ -1,7 +1,7 @@
 import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
 import type { Effects } from '../effects.ts';
-import { createPlaces } from '../places.ts';
+import { createPlaces, type Places } from '../places.ts';
 import { putLatest } from './latest.ts';
 
 /** All addresses of a name; rejects as the system's resolver does. */
@@ -61,7 +61,7 @@ export function createResolver(
   async function resolve(
     hostname: string,
     look: Look,
-    places: ReturnType<typeof createPlaces> | undefined,
+    places: Places | undefined,
   ): Promise<readonly LookupAddress[]> {
     await places?.take();
     try {

@@ -22,7 +22,7 @@ export function readProc(path: string): string | undefined {
   try {
     return withSpare(() => read(path));
   } catch (error) {
-    if (GONE_OR_HIDDEN.has(codeOf(error) ?? '')) return undefined;
+    if (GONE_OR_HIDDEN.has(codeOf(error))) return undefined;
     throw error;
   }
 }
