@@ -7,6 +7,7 @@ import {
   type Lanes,
   type SlotEnd,
   type TakenSlot,
+  type Turn,
 } from '../../src/deliver/lanes.ts';
 import type { WebhookId } from '../../src/domain.ts';
 import type { AttemptHistory, PendingWebhook } from '../../src/store/outbox.ts';
@@ -272,8 +273,7 @@ t.test('what was looked up ahead is forgotten when all that is pending is looked
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const pending = pendingOne('a', effects.now());
   lanes.replace([pending], effects.now());
-  const [turn] = lanes.turns(effects.now(), MANY, MANY);
-  if (turn === undefined) throw new Error('no turn');
+  const turn = firstTurn(lanes, effects.now());
   turn.lane.ahead.push(1, 2);
   lanes.looked(turn.lane, effects.now(), effects.now());
   t.strictSame(lanes.turns(effects.now(), MANY, MANY)[0]?.lane.ahead, [1, 2]);
@@ -291,8 +291,7 @@ t.test('what is pending no more is not looked at, and its webhook forgotten afte
 
   const succeed = () => {
     lanes.lookAt(id, effects.now(), effects.now());
-    const [turn] = lanes.turns(effects.now(), MANY, MANY);
-    if (turn === undefined) throw new Error('no turn');
+    const turn = firstTurn(lanes, effects.now());
     const slot = lanes.begin(turn.lane, 1, effects.now());
     lanes.looked(turn.lane, null, effects.now());
     slot.end('succeeded', effects.now());
@@ -316,8 +315,7 @@ t.test('a webhook that waits for a retry for longer than an hour is not forgotte
   model.effects.advance(60 * 60_000 + 1);
   model.lanes.replace([pendingOne(id, retryAtMs)], model.effects.now());
   model.effects.advance(60 * 60_000);
-  const [turn] = model.lanes.turns(model.effects.now(), MANY, MANY);
-  if (turn === undefined) throw new Error('no turn');
+  const turn = firstTurn(model.lanes, model.effects.now());
   t.match(turn, { lane: { webhookId: id }, slots: 4 });
   model.lanes.begin(turn.lane, 1, model.effects.now());
   t.strictSame([...turn.lane.underWay], [1]);
@@ -328,8 +326,7 @@ t.test('a webhook of which no failure is recorded any more is forgiven, once all
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const pending = pendingOne('a', effects.now());
   lanes.replace([pending], effects.now());
-  const [turn] = lanes.turns(effects.now(), MANY, MANY);
-  if (turn === undefined) throw new Error('no turn');
+  const turn = firstTurn(lanes, effects.now());
   const slot = lanes.begin(turn.lane, 1, effects.now());
   slot.end('failed', effects.now());
   lanes.replace([pending], effects.now());
@@ -344,8 +341,7 @@ t.test('a clock that is set back keeps no failing webhook from being probed', as
   const failing = { failing_since: effects.now(), last_success_at: null };
   const lanes = createLanes(effects, () => failing);
   lanes.replace([pendingOne('a', effects.now(), failing)], effects.now());
-  const [turn] = lanes.turns(effects.now(), MANY, MANY);
-  if (turn === undefined) throw new Error('no turn');
+  const turn = firstTurn(lanes, effects.now());
   const slot = lanes.begin(turn.lane, 1, effects.now());
   slot.end('failed', effects.now());
   slot.recorded(effects.now());
@@ -407,6 +403,12 @@ t.test('whatever happens, the limits hold, and all that is due is begun in the e
     }),
   );
 });
+
+function firstTurn(lanes: Lanes, nowMs: number): Turn {
+  const [turn] = lanes.turns(nowMs, MANY, MANY);
+  if (turn === undefined) throw new Error('no turn');
+  return turn;
+}
 
 function pendingOne(id: string, atMs: number, history?: Partial<AttemptHistory>): PendingWebhook {
   return { webhook_id: id as WebhookId, next_attempt_at: atMs, ...NOTHING_HAPPENED, ...history };

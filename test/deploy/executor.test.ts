@@ -128,10 +128,7 @@ t.test('the files of a run are gone when it is over', async (t) => {
   const parent = temporaryDirectory(t);
   const { store, executor } = await service(t, { workspaces: createWorkspaces(parent, parent) });
   const script = 'echo text >"$PWD/file"; echo name=value >>"$DEPLOY_OUTPUT"';
-  const projectId = await store.project({ command: ['/bin/sh', '-c', script] });
-  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', script] });
   t.match(store.reads.deployments.get(id), { status: 'succeeded', outputs: { name: 'value' } });
   const roots = readdirSync(parent);
   t.equal(roots.length, 1);
@@ -154,10 +151,7 @@ t.test('the process of a command that goes on is recorded', async (t) => {
 t.test('what is wrong with outputs is said in the log, on lines of their own', async (t) => {
   const { store, executor } = await service(t);
   const script = 'printf "no line end"; echo neither >>"$DEPLOY_OUTPUT"';
-  const projectId = await store.project({ command: ['/bin/sh', '-c', script] });
-  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', script] });
   t.equal(logOf(store, id), 'no line end\ndavit: DEPLOY_OUTPUT: line 1 is not name=value\n');
 });
 
@@ -174,29 +168,20 @@ t.test('how a command ends is what is recorded', async (t) => {
     ['nothing executable', [fixture('not-executable')], { status: 'failed', reason: 'spawn_failed' }],
   ];
   for (const [name, command, expected] of cases) {
-    const projectId = await store.project({ command: command as [string] });
-    const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-    await executor.tick();
-    await executor.settled();
+    const id = await carriedOut(store, executor, { command: command as [string] });
     t.match(store.reads.deployments.get(id), expected, name);
   }
 });
 
 t.test('a timeout ends a command that goes on', async (t) => {
   const { store, executor } = await service(t);
-  const projectId = await store.project({ command: ['/bin/sleep', '600'], timeoutMs: 50 });
-  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor, { command: ['/bin/sleep', '600'], timeoutMs: 50 });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'timeout' });
 });
 
 t.test('silence for too long ends a command', async (t) => {
   const { store, executor } = await service(t);
-  const projectId = await store.project({ command: ['/bin/sleep', '600'], idleTimeoutMs: 50 });
-  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-  await executor.tick();
-  await executor.settled();
+  const id = await carriedOut(store, executor, { command: ['/bin/sleep', '600'], idleTimeoutMs: 50 });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'idle_timeout' });
 });
 
@@ -397,6 +382,19 @@ function sleeping(id: Parameters<typeof newDeployment>[0]) {
     variables: {},
     unsetVariables: [],
   };
+}
+
+/** A deployment of a new project, once it is over. */
+async function carriedOut(
+  store: TestStore,
+  executor: Executor,
+  project: Parameters<TestStore['project']>[0],
+): Promise<DeploymentId> {
+  const projectId = await store.project(project);
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await executor.tick();
+  await executor.settled();
+  return id;
 }
 
 function logOf(store: TestStore, id: DeploymentId): string {
