@@ -135,10 +135,14 @@ async function makeFrom(directory: string, output: string): Promise<void> {
 
 /** Runs the service for a moment, and has its threads write their code into `directory`. */
 async function recordCode(executable: string, directory: string): Promise<void> {
-  const child = spawn(executable, ['serve', '--db', join(directory, 'davit.db'), '--listen', '127.0.0.1:0'], {
-    stdio: ['ignore', 'ignore', 'inherit'],
-    env: { ...process.env, NODE_OPTIONS: `--require=${RECORDER}`, CODE_DIRECTORY: directory },
-  });
+  const child = spawn(
+    executable,
+    ['serve', '--db', join(directory, 'davit.db'), '--listen', '127.0.0.1:0', '--log-level', 'warn'],
+    {
+      stdio: ['ignore', 'ignore', 'inherit'],
+      env: { ...process.env, NODE_OPTIONS: `--require=${RECORDER}`, CODE_DIRECTORY: directory },
+    },
+  );
   const ended = once(child, 'exit');
   const started = bundles.filter((name) => name !== NOT_STARTED);
   const untilMs = performance.now() + RECORD_MAX_MS;

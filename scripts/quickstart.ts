@@ -4,6 +4,8 @@ import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
+import { Readable } from 'node:stream';
+import { setTimeout as delay } from 'node:timers/promises';
 
 /*
  * davit's main job on real input, with nothing but the executable: a git repository, a project that releases
@@ -199,7 +201,7 @@ async function startService(): Promise<string> {
     const url = /^davit listening on (\S+)$/m.exec(readFileSync(ready, 'utf8'))?.[1];
     if (url !== undefined) return url;
     if (ended) throw new Error(`davit did not start:\n${readFileSync(SERVICE_LOG, 'utf8')}`);
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await delay(20);
   }
 }
 
@@ -247,7 +249,6 @@ async function followLog(url: string, key: string, deploymentId: string): Promis
     headers: { Authorization: `Bearer ${key}`, Accept: 'text/event-stream' },
   });
   if (!response.ok || response.body === null) throw new Error(`the log answered ${response.status}`);
-  const { Readable } = await import('node:stream');
   let event = 'log';
   let data: string[] = [];
   for await (const line of createInterface({ input: Readable.fromWeb(response.body) })) {
@@ -335,7 +336,7 @@ function stopEarlierOne(): void {
 async function cleanUp(): Promise<void> {
   if (serviceProcessId !== undefined) process.kill(serviceProcessId, 'SIGTERM');
   while (serviceProcessId !== undefined && existsSync(`/proc/${serviceProcessId}`)) {
-    await new Promise((resolve) => setTimeout(resolve, 20));
+    await delay(20);
   }
   rmSync(FOLDER, { recursive: true, force: true });
   heading('all of it worked, and is cleaned up');

@@ -1,4 +1,4 @@
-import { statSync } from 'node:fs';
+import { existsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { resolve } from 'node:path';
 import { Server as TlsListener } from 'node:tls';
@@ -6,25 +6,29 @@ import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
 import { placeText, type ServeConfig } from './config.ts';
 import { deliveryFigures } from './deliver/figures.ts';
-import { type DispatcherThread, startDispatcherThread } from './deliver/thread.ts';
+import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { endOverdueReports } from './deploy/overdue.ts';
+import { requireOwnProc } from './deploy/proc.ts';
+import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
 import { createWorkspaces } from './deploy/workspace.ts';
 import { delay, type Effects } from './effects.ts';
-import { isUnavailable, messageOf } from './errors.ts';
+import { AppError, isUnavailable, messageOf } from './errors.ts';
 import { figuresMemory } from './figures.ts';
 import { certificatesOf } from './http/certificates.ts';
 import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
 import { createLogger, type Logger, logFormOf } from './logger.ts';
-import { type Loop, startLoop } from './loop.ts';
+import { LOOK_OUTSIDE_EVERY_MS, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
+import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath, refuseOtherNames } from './store/lock.ts';
+import { watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
-import { openStoreWithThreads, type Store } from './store/store.ts';
+import { openStoreWithThreads } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
 
 export interface Service {
@@ -38,8 +42,6 @@ export interface Service {
   stop(): Promise<void>;
 }
 
-/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
-const IDLE_MS = 500;
 /** It says itself when its next step is due. */
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
@@ -48,8 +50,6 @@ const LAST_REQUESTS_MS = 1_500;
 export const RECOVERY_WAIT_MS = 20_000;
 const LEFT_PROBLEM =
   'what an earlier run left running is not ended and recorded yet: no deployment starts before it is';
-/** A loop that has not looked for so long hangs. */
-const HANGING_AFTER_MS = 10_000;
 
 /**
  * Puts davit together and starts it: the file and its lock, the writer, what a crash left behind, the
@@ -71,7 +71,10 @@ export async function startService(
   await using started = new AsyncDisposableStack();
   const { dbPath } = config;
 
+  requireOwnProc();
   refuseOtherNames(dbPath);
+  const isNew = !existsSync(dbPath);
+  refuseRemovedLock(dbPath);
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
@@ -126,10 +129,8 @@ export async function startService(
       timeoutMs: config.webhookTimeoutMs,
       allowHttp: config.webhookAllowHttp,
       allowedCidrs: config.webhookAllowCidrs,
-      refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])].map(
-        ({ host, port }) => ({ address: host, port }),
-      ),
-      ...(caPem === null ? {} : { caPem }),
+      refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])],
+      caPem,
     },
     schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
     log,
@@ -146,11 +147,11 @@ export async function startService(
     workspaces,
   });
   const readiness = createReadiness({
-    store,
-    dispatcher,
+    isInPlace: watchPlace(dbPath, effects),
+    probe: () => store.writer.write('instance.probe', undefined),
+    problem: () => (recovered ? null : LEFT_PROBLEM),
+    dispatcherQuietMs: dispatcher.quietMs,
     effects,
-    isRecovered: () => recovered,
-    isInPlace: watchPlace(dbPath),
   });
   const watches = createWatches(store, effects);
   const http = await createApi(
@@ -170,9 +171,10 @@ export async function startService(
   // Before that: whoever waits is answered, and is not waited for.
   started.defer(watches.close);
   await http.start();
+  if (isNew) logger.info({ file: resolve(dbPath) }, 'made the file: it has no keys and no projects yet');
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
-    idleMs: IDLE_MS,
+    idleMs: LOOK_OUTSIDE_EVERY_MS,
     effects,
     onError: stumbled(logger, 'the executor stumbled'),
   });
@@ -180,7 +182,7 @@ export async function startService(
     if (changes.has('queue')) loop.wake();
   });
   const reportsLoop = startLoop(() => endOverdueReports(store, effects), {
-    idleMs: IDLE_MS,
+    idleMs: LOOK_OUTSIDE_EVERY_MS,
     effects,
     onError: stumbled(logger, 'overdue reports could not be ended'),
   });
@@ -225,6 +227,18 @@ export async function startService(
   };
 }
 
+/** A service whose lock somebody took for a leftover serves on, and another lock in its place would keep nobody out. */
+function refuseRemovedLock(dbPath: string): void {
+  const file = lockPath(dbPath);
+  if (existsSync(file)) return;
+  const [holder] = holdersOf(`${file} (deleted)`); // proc_pid_fd(5)
+  if (holder === undefined) return;
+  throw new AppError(
+    'conflict',
+    `${dbPath} is served already by process ${holder}, whose lock was removed: stop that one first, or serve another file`,
+  );
+}
+
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
   return `${tls === null ? 'http' : 'https'}://${placeText({ ...listen, port })}`;
 }
@@ -249,61 +263,4 @@ function isWithin(
     signal.addEventListener('abort', () => resolve(false), { once: true });
   });
   return Promise.race([work.then(() => true), delay(limitMs, effects).then(() => false), aborted]);
-}
-
-interface ReadinessParts {
-  store: Store;
-  dispatcher: DispatcherThread;
-  effects: Effects;
-  /** Whether deployments may start. */
-  isRecovered: () => boolean;
-  /** Whether the file that is open is where it was. */
-  isInPlace: () => boolean;
-}
-
-/** Tells from now on whether the path still leads to the file that it leads to now. */
-function watchPlace(path: string): () => boolean {
-  const before = statSync(path);
-  return () => {
-    const now = statSync(path, { throwIfNoEntry: false });
-    return now?.ino === before.ino && now.dev === before.dev;
-  };
-}
-
-/** Whether the database takes writes and the loops turn. One look serves all who ask within a second. */
-function createReadiness({ store, dispatcher, effects, isRecovered, isInPlace }: ReadinessParts) {
-  let executorLoop: Loop | undefined;
-  let stopping = false;
-  let last: { atMs: number; problem: Promise<string | null> } | undefined;
-
-  return {
-    watch(loop: Loop) {
-      executorLoop = loop;
-    },
-    stopping() {
-      stopping = true;
-    },
-    check(): Promise<string | null> {
-      if (stopping) return Promise.resolve('the service is stopping');
-      const nowMs = effects.monotonicMs();
-      if (last === undefined || nowMs - last.atMs > 1_000) last = { atMs: nowMs, problem: look() };
-      return last.problem;
-    },
-  };
-
-  async function look(): Promise<string | null> {
-    const timedOut = new Promise<'hangs'>((resolve) =>
-      effects.after(HANGING_AFTER_MS, () => resolve('hangs')),
-    );
-    const wrote = store.writer.write('instance.probe', undefined).then(
-      () => true,
-      () => false,
-    );
-    if (!isInPlace()) return 'another file is where the database was, or none: nothing of it is kept';
-    if ((await Promise.race([wrote, timedOut])) !== true) return 'the database takes no writes';
-    if (!isRecovered()) return LEFT_PROBLEM;
-    if ((executorLoop?.quietMs() ?? 0) > HANGING_AFTER_MS) return 'the executor hangs';
-    const quietMs = await Promise.race([dispatcher.quietMs(), timedOut]);
-    return quietMs === 'hangs' || quietMs > HANGING_AFTER_MS ? 'the dispatcher hangs' : null;
-  }
 }

@@ -1,8 +1,9 @@
 import { isIP } from 'node:net';
-import { InvalidArgumentError, Option } from 'commander';
+import { InvalidArgumentError, type Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
 import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
+import { appending, durationMsOf, nullIfOff, option, orOff, parseCount } from './options.ts';
 
 /** What `davit serve` is told, checked, with the units in the names. */
 export type ServeConfig = Readonly<
@@ -24,6 +25,12 @@ const SHUTDOWN_GRACE_MS = 25_000;
 /** Here, as logger.ts brings all of the logging library with it. */
 export const LOG_LEVELS = ['debug', 'info', 'warn', 'error', 'silent'] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
+
+/** A place to listen: an address or a name of this machine, and a port; 0: one that is free. */
+export interface ListenAddress {
+  host: string;
+  port: number;
+}
 
 /** The options of `davit serve`: one line each, with the default as one would type it. */
 const SETTINGS = {
@@ -66,7 +73,7 @@ const SETTINGS = {
   ),
   webhookRetryDelaysMs: setting(
     '--webhook-retry-delays <list>',
-    'waits between attempts of a delivery',
+    'waits between attempts of a delivery, each up to 10 % longer at random',
     '5s,30s,2m,6m,18m,45m,1h45m,3h30m,7h',
     durationsMsOf,
   ),
@@ -139,7 +146,7 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
 
 /** What the system has against a place to listen, said by the name of the option that chose it. */
 export function cannotListen(
-  place: { host: string; port: number },
+  place: ListenAddress,
   optionName: string,
   error: Error & { code?: unknown },
 ): AppError {
@@ -151,7 +158,7 @@ export function cannotListen(
 }
 
 /** A place to listen as one types it: `127.0.0.1:8080`, `[::1]:0`. */
-export function placeText({ host, port }: { host: string; port: number }): string {
+export function placeText({ host, port }: ListenAddress): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 
@@ -170,12 +177,6 @@ export function someSettings<Name extends keyof Settings>(...names: Name[]) {
   };
 }
 
-/** Lets an option be given by the environment too: `--tls-cert` by DAVIT_TLS_CERT. */
-export function withVariable(option: Option): Option {
-  const name = (option.long ?? '').replace(/^--/, '');
-  return option.env(`DAVIT_${name.replaceAll('-', '_').toUpperCase()}`);
-}
-
 interface Setting<Value> {
   option: Option;
   /** Takes what commander holds for the option: what its parser returned, or its default. */
@@ -190,11 +191,13 @@ function setting<Value>(
   /** What a shell offers. */
   choices: readonly string[] = [],
 ): Setting<Value> {
-  const option = optionOf(flags, description)
-    .choices(choices)
-    .argParser(parse)
-    .default(parse(defaultText), defaultText);
-  return { option, take: (held) => held as Value };
+  return {
+    option: option(flags, description)
+      .choices(choices)
+      .argParser(parse)
+      .default(parse(defaultText), defaultText),
+    take: (held) => held as Value,
+  };
 }
 
 function limit<Value>(
@@ -203,8 +206,10 @@ function limit<Value>(
   defaultText: string,
   parse: (text: string) => Value,
 ): Setting<Value | null> {
-  const { option } = setting(flags, description, defaultText, orOff(parse));
-  return { option, take: (held) => nullIfOff(held as Value | 'off') };
+  return {
+    ...setting(flags, description, defaultText, orOff(parse)),
+    take: (held) => nullIfOff(held as Value | 'off'),
+  };
 }
 
 function optional<Value>(
@@ -212,72 +217,31 @@ function optional<Value>(
   description: string,
   parse: (text: string) => Value,
 ): Setting<Value | null> {
-  const option = optionOf(flags, description).argParser<Value>(parse);
-  return { option, take: (held) => (held === undefined ? null : (held as Value)) };
+  return {
+    option: option(flags, description).argParser<Value>(parse),
+    take: (held) => (held === undefined ? null : (held as Value)),
+  };
 }
 
 function list<Item>(flags: string, description: string, parse: (text: string) => Item): Setting<Item[]> {
   const append = appending(parse);
-  const option = optionOf(flags, `${description}; may be repeated, or a list with commas`)
-    .argParser<Item[]>((text, before) => (text === 'none' ? [] : append(text, before)))
-    .default([], 'none');
-  return { option, take: (held) => held as Item[] };
+  return {
+    option: option(flags, `${description}; may be repeated, or a list with commas`)
+      .argParser<Item[]>((text, before) => (text === 'none' ? [] : append(text, before)))
+      .default([], 'none'),
+    take: (held) => held as Item[],
+  };
 }
 
 function flag(flags: string, description: string): Setting<boolean> {
-  return { option: optionOf(flags, description), take: (held) => held === true };
-}
-
-function optionOf(flags: string, description: string): Option {
-  return withVariable(new Option(flags, description));
-}
-
-/** For an option that may be repeated. */
-export function repeated(text: string, before: string[] = []): string[] {
-  return [...before, text];
-}
-
-/** The same, each a list with commas: so its variable can hold several. */
-export function appending<Item>(parse: (text: string) => Item): (text: string, before?: Item[]) => Item[] {
-  return (text, before = []) => [...before, ...text.split(',').map((item) => parse(item.trim()))];
-}
-
-/** For an option that may be switched off: commander would make an empty text of a parser's null. */
-export function orOff<Value>(parse: (text: string) => Value): (text: string) => Value | 'off' {
-  return (text) => (text === 'off' ? 'off' : parse(text));
-}
-
-/** The value of such an option; null: off. */
-export function nullIfOff<Value>(value: Value | 'off'): Value | null {
-  return value === 'off' ? null : value;
-}
-
-/** As durations.ts reads it, in milliseconds; longer than nothing. Throws InvalidArgumentError. */
-export function durationMsOf(text: string): number {
-  const durationMs = parseDuration(text);
-  if (durationMs === undefined || durationMs === 0) {
-    throw new InvalidArgumentError(
-      `It must be a duration such as 10s, 30m, 24h or 5d, and at most ${LONGEST_DURATION}.`,
-    );
-  }
-  return durationMs;
-}
-
-/** The same, or 0 for none. */
-export function durationMsOrNone(text: string): number {
-  const durationMs = parseDuration(text);
-  if (durationMs === undefined)
-    throw new InvalidArgumentError(
-      `It must be a duration such as 30m or 24h, and at most ${LONGEST_DURATION}, or 0.`,
-    );
-  return durationMs;
+  return { option: option(flags, description), take: (held) => held === true };
 }
 
 function durationsMsOf(text: string): number[] {
   return text.split(',').map((item) => durationMsOf(item.trim()));
 }
 
-function parseListen(text: string): { host: string; port: number } {
+function parseListen(text: string): ListenAddress {
   const [, ipv6, name, digits = ''] = /^(?:\[([\da-fA-F:.]+)\]|([^\s:[\]/]+)):(\d{1,5})$/.exec(text) ?? [];
   const host = ipv6 ?? name;
   const port = Number(digits);
@@ -294,17 +258,10 @@ function parseRateLimit(text: string): { limit: number; windowMs: number } {
   const windowMs = parseDuration(duration);
   if (limit === undefined || windowMs === undefined || windowMs === 0) {
     throw new InvalidArgumentError(
-      `It must be 1 to 999999 requests and a duration of at most ${LONGEST_DURATION}, such as 600/1m, or off.`,
+      `It must be 1 to 999999 requests and a duration of at most ${LONGEST_DURATION}, such as 600/1m.`,
     );
   }
   return { limit: Number(limit), windowMs };
-}
-
-/** A whole number from 1. Throws InvalidArgumentError. */
-export function parseCount(text: string): number {
-  if (!/^[1-9]\d{0,5}$/.test(text))
-    throw new InvalidArgumentError('It must be a whole number from 1 to 999999.');
-  return Number(text);
 }
 
 function parseBlock(text: string): Cidr {

@@ -44,14 +44,14 @@ export function newId<P extends IdPrefix>(
   prefix: P,
   effects: { now(): number; randomBytes(size: number): Uint8Array },
 ): IdOfPrefix[P] {
-  const suffix = timeBase62(effects.now()) + randomBase62(ID_RANDOM_LENGTH, effects.randomBytes);
+  const suffix = base62(effects.now(), ID_TIME_LENGTH) + randomBase62(ID_RANDOM_LENGTH, effects.randomBytes);
   return `${prefix}_${suffix}` as IdOfPrefix[P];
 }
 
-/** Milliseconds since 1970, in characters whose order is the order of time. */
-function timeBase62(atMs: number): string {
+/** A whole number in `length` characters of `[0-9A-Za-z]`, whose order is the order of the numbers. */
+export function base62(value: number, length: number): string {
   let text = '';
-  for (let rest = atMs; text.length < ID_TIME_LENGTH; rest = Math.floor(rest / 62)) {
+  for (let rest = value; text.length < length; rest = Math.floor(rest / 62)) {
     text = `${BASE62[rest % 62]}${text}`;
   }
   return text;
@@ -95,7 +95,7 @@ function refProblem(value: unknown): string | undefined {
   if (!/^[A-Za-z0-9_]/.test(value)) return 'must begin with a letter, a digit or _';
   if (!/^[A-Za-z0-9._\-/+@=,#]+$/.test(value)) return 'may hold only letters, digits and . _ - / + @ = , #';
   if (value === 'HEAD') return 'must name a branch, a tag or a commit, not HEAD';
-  for (const part of ['..', '//', '@{']) {
+  for (const part of ['..', '//']) {
     if (value.includes(part)) return `must not contain ${part}`;
   }
   if (value.endsWith('/') || value.endsWith('.')) return 'must not end with / or .';
@@ -153,6 +153,11 @@ export const REASONS = [
   'report_timeout',
 ] as const;
 export type Reason = (typeof REASONS)[number];
+
+/** What bounds the outputs of a deployment, whether its command writes them or they are reported. */
+export const OUTPUTS_MAX = 100;
+export const OUTPUT_NAME_MAX_LENGTH = 64;
+export const OUTPUT_VALUE_MAX_BYTES = 4 * 1024;
 
 export const TRIGGERS = ['api', 'redeploy', 'admin'] as const;
 export type Trigger = (typeof TRIGGERS)[number];

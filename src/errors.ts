@@ -70,6 +70,11 @@ export class AppError extends Error {
   }
 }
 
+/** For a key that is none, or none any more. */
+export function wrongKey(): AppError {
+  return new AppError('unauthorized', 'this API key is wrong, expired or revoked');
+}
+
 /** One thing is wrong with a request: `reason` reads on from the field's name, and never repeats the value. */
 export function invalid(place: ErrorDetail['in'], field: string, reason: string): AppError {
   return new AppError('invalid_request', `${field}: ${reason}`, { details: [{ in: place, field, reason }] });

@@ -26,7 +26,7 @@ export function logText(line: string, colours: boolean): string {
   const name = textOf(level);
   const words = [
     style('gray', textOf(time)),
-    style(STYLES[name] ?? 'bold', printable(name).toUpperCase().padEnd(5)),
+    style(STYLES[name] ?? 'bold', name.toUpperCase().padEnd(5)),
     textOf(msg),
     ...Object.entries(fields).map(([key, value]) => `${style('cyan', `${printable(key)}=`)}${shown(value)}`),
   ];

@@ -2,6 +2,9 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Effects } from './effects.ts';
 import { isUnavailable } from './errors.ts';
 
+/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
+export const LOOK_OUTSIDE_EVERY_MS = 500;
+
 export interface Loop {
   /** Something may have changed: look now, or right after the look that is under way. */
   wake(): void;

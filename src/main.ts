@@ -3,6 +3,7 @@ import { runCommandLine } from './cli/commands.ts';
 import { createTerminal } from './cli/terminal.ts';
 import { realEffects } from './effects.ts';
 import { exitAtOnce } from './exit.ts';
+import { poolThreads } from './system-limits.ts';
 
 /*
  * What davit is started as. Nothing else in src/ reads the arguments or the environment of the process, takes its
@@ -13,7 +14,7 @@ import { exitAtOnce } from './exit.ts';
  * Names are resolved in libuv's threads, and by default no more than two at a time: two names that nobody
  * answers for would hold up every delivery. Must be set before the first of these threads starts.
  */
-process.env['UV_THREADPOOL_SIZE'] ??= '64';
+process.env['UV_THREADPOOL_SIZE'] ??= String(poolThreads());
 
 void main(process.argv.slice(2));
 

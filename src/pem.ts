@@ -1,19 +1,10 @@
 import { X509Certificate } from 'node:crypto';
-import { readFileSync } from 'node:fs';
-import { AppError, codeOf } from './errors.ts';
+import { AppError } from './errors.ts';
+import { readOptionFile } from './option-files.ts';
 
 /** The text of the file that an option names. Throws AppError `invalid_request` with the option's name. */
 export function readPem(optionName: string, path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    const code = codeOf(error);
-    throw new AppError(
-      'invalid_request',
-      `${optionName}: ${path} cannot be read (${code}): check that it is there and that this user may read it`,
-      { cause: error },
-    );
-  }
+  return readOptionFile(optionName, path).toString();
 }
 
 /**

@@ -1,6 +1,6 @@
 import { hash } from 'node:crypto';
 import { crc32 } from 'node:zlib';
-import { randomBase62 } from './domain.ts';
+import { base62, randomBase62 } from './domain.ts';
 
 type RandomBytes = (size: number) => Uint8Array;
 
@@ -34,12 +34,5 @@ export function newSigningSecret(random: RandomBytes): string {
 }
 
 function checksum(body: string): string {
-  const digits = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
-  let rest = crc32(body);
-  let text = '';
-  for (let position = 0; position < KEY_CHECKSUM_LENGTH; position++) {
-    text = digits.charAt(rest % 62) + text;
-    rest = Math.floor(rest / 62);
-  }
-  return text;
+  return base62(crc32(body), KEY_CHECKSUM_LENGTH);
 }

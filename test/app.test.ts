@@ -1,13 +1,16 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { renameSync } from 'node:fs';
+import { existsSync, renameSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { RECOVERY_WAIT_MS, startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import { openForWriting } from '../src/store/database.ts';
+import { lockPath } from '../src/store/lock.ts';
 import { storeOn } from '../src/store/store.ts';
+import { place } from './helpers/cli.ts';
 import { fixture, PATH, until } from './helpers/commands.ts';
+import { serve } from './helpers/served.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
 import { CONFIG } from './helpers/whole-service.ts';
 
@@ -94,6 +97,23 @@ t.test('a service whose file was taken away is not ready', async (t) => {
   renameSync(dbPath, `${dbPath}.elsewhere`);
   let answer = await readyz();
   while (answer.status === 200) answer = await readyz();
-  t.match(await answer.json(), { error: { message: /another file is where the database was/ } });
+  t.match(await answer.json(), { error: { message: /was moved, removed or replaced/ } });
   renameSync(`${dbPath}.elsewhere`, dbPath);
 });
+
+t.test(
+  'a second service is refused beside one whose lock was removed, and not once that has ended',
+  async (t) => {
+    const { directory, dbPath } = place(t);
+    const first = await serve(t, directory);
+    rmSync(lockPath(dbPath));
+    const second = () => startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
+    await t.rejects(second(), {
+      code: 'conflict',
+      message: new RegExp(`is served already by process ${first.processId}, whose lock was removed`),
+    });
+    t.notOk(existsSync(lockPath(dbPath)), 'the next is refused as well');
+    t.equal(await first.stop(), 0);
+    await (await second()).stop();
+  },
+);

@@ -1,7 +1,15 @@
 import { Command, CommanderError } from 'commander';
 import t from 'tap';
 import { parseCidr } from '../src/address.ts';
-import { LOG_LEVELS, type ServeConfig, serveConfig, serveOptions, someSettings } from '../src/config.ts';
+import {
+  cannotListen,
+  LOG_LEVELS,
+  placeText,
+  type ServeConfig,
+  serveConfig,
+  serveOptions,
+  someSettings,
+} from '../src/config.ts';
 
 t.test('without options it is as the contract says', async (t) => {
   t.strictSame(configOf([]), {
@@ -49,7 +57,7 @@ t.test('another command takes some of the options, with their defaults and varia
 t.test('every option is taken over', async (t) => {
   const config = configOf([
     ...['--listen', '[::1]:0', '--tls-cert', 'c.pem', '--tls-key', 'k.pem'],
-    ...['--trust-proxy', '10.0.0.0/8,fd00::/8', '--trust-proxy', '192.168.1.1'],
+    ...['--trust-proxy', '10.0.0.0/8, fd00::/8', '--trust-proxy', '192.168.1.1'],
     ...['--rate-limit', '5/1s', '--max-concurrent', '8', '--max-queued', '1'],
     ...['--webhook-timeout', '3s', '--webhook-retry-delays', '1s, 1m', '--webhook-retry-window', '1h30m'],
     ...['--webhook-allow-cidr', '127.0.0.0/8', '--webhook-allow-http', '--webhook-ca-file', 'ca.pem'],
@@ -131,11 +139,16 @@ t.test('what is wrong is refused, with the name of the option and an example', a
         '[127.0.0.1]:80',
         'a b:80',
         'http://x:80',
+        'a/b:80',
         '127.0.0.1:-1',
       ],
     ],
     ['--metrics-listen', '127.0.0.1:8080', ['', '9464', ':9464', 'http://127.0.0.1:9464', 'off']],
-    ['--rate-limit', '600/1m', ['', '600', '600/', '/1m', '600/1m/2', '1.5/1m', '600/0s', '600/m', 'OFF']],
+    [
+      '--rate-limit',
+      '600/1m',
+      ['', '600', '600/', '/1m', '600/1m/2', '1.5/1m', '600/0s', '600/m', '0/1m', '06/1m', 'OFF'],
+    ],
     ['--max-concurrent', '1 to 999999', ['0', '-1', '1.5', '1e3', '', 'off', '1000000', ' 2']],
     ['--max-queued', '1 to 999999', ['0', 'x']],
     ['--webhook-timeout', '10s', ['0', '0s', '10', '10ms', 'off']],
@@ -165,6 +178,20 @@ t.test('what is beyond a bound is told the bound', async (t) => {
   ] as const) {
     t.ok(refusalOf([`${option}=${value}`]).includes(bound), `${option}=${value}`);
   }
+});
+
+t.test('a place to listen is said as one types it, and what the system has against it', async (t) => {
+  for (const text of ['127.0.0.1:65535', '[::1]:0', '[::ffff:127.0.0.1]:1', 'deploy.example:80']) {
+    t.equal(placeText(configOf(['--listen', text]).listen), text);
+  }
+  const inUse = Object.assign(new Error('listen EADDRINUSE'), { code: 'EADDRINUSE' });
+  const { code, message, cause } = cannotListen({ host: '::1', port: 80 }, '--listen', inUse);
+  t.strictSame([code, cause], ['unavailable', inUse]);
+  t.equal(message, 'cannot listen on [::1]:80 (EADDRINUSE): choose another place with --listen');
+  t.match(
+    cannotListen({ host: 'x', port: 80 }, '--listen', new Error('no such place')).message,
+    /\(no such place\)/,
+  );
 });
 
 t.test('half of TLS is refused', async (t) => {

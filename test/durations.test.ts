@@ -27,6 +27,18 @@ t.test('whatever is formatted is read as the same', async (t) => {
   );
 });
 
+t.test('what is formatted is as short as it can be', async (t) => {
+  const cases = {
+    '0': 0,
+    '1s': 1_999,
+    '1h45m': 6_300_000,
+    '1d1s': 86_401_000,
+    '36500d': SECONDS_MAX * 1_000,
+  };
+  for (const [text, durationMs] of Object.entries(cases)) t.equal(formatDuration(durationMs), text);
+  t.equal(formatDuration(999), '0');
+});
+
 t.test('each unit counts for itself, and they add up', async (t) => {
   const count = fc.integer({ min: 0, max: 5_000 });
   fc.assert(
@@ -61,6 +73,7 @@ t.test('nothing else is a duration', async (t) => {
   for (const text of wrong) t.equal(parseDuration(text), undefined, JSON.stringify(text));
   t.equal(parseDuration('36500d'), SECONDS_MAX * 1_000);
   t.equal(parseDuration('36501d'), undefined);
+  t.equal(parseDuration(`${SECONDS_MAX}s`), SECONDS_MAX * 1_000);
   t.equal(parseDuration('99999999999999999999s'), undefined);
 });
 

@@ -1,4 +1,4 @@
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
 import { mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
@@ -20,7 +20,7 @@ t.test('programs get JSON, a terminal text, and colours where it shows them', as
 
 t.test('a pipe gets a line of JSON each, and of an error not what hangs on it', async (t) => {
   const { stderr } = spawnSync(process.execPath, [PROGRAM], { env: COMPILE_CACHE, encoding: 'utf8' });
-  const [request, bug, thrown, ...more] = stderr
+  const [request, bug, thrown, circle, ...more] = stderr
     .trimEnd()
     .split('\n')
     .map((line) => JSON.parse(line));
@@ -43,7 +43,23 @@ t.test('a pipe gets a line of JSON each, and of an error not what hangs on it', 
     },
   });
   t.match(thrown, { err: { message: 'the text \u001b[2J' } });
+  t.strictSame(Object.keys(circle.err), ['type', 'message', 'stack', 'cause']);
+  t.equal(JSON.stringify(circle.err).split('"message":"round"').length - 1, 6, 'it and five causes');
   t.notMatch(stderr, /secret/);
+});
+
+t.test('a line is written soon, not when the next comes or the process ends', async (t) => {
+  const child = spawn(process.execPath, [PROGRAM], {
+    env: { ...COMPILE_CACHE, LINGER: '1' },
+    stdio: ['pipe', 'ignore', 'pipe'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  let stderr = '';
+  for await (const piece of child.stderr.setEncoding('utf8')) {
+    stderr += piece;
+    if (stderr.includes('"msg":"circle"}\n')) child.stdin.end();
+  }
+  t.equal(stderr.split('\n').length, 5);
 });
 
 t.test('on a terminal it is text, with colours unless NO_COLOR is set', needsTerminal, async (t) => {

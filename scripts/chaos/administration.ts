@@ -10,19 +10,12 @@ import type { AdminWork } from './plan.ts';
 
 const execute = promisify(execFile);
 
-/** A command of davit's that ended: what it printed as JSON, or what it complained of. */
-export type CommandResult<Value> =
-  | { ok: true; value: Value }
-  | { ok: false; exitCode: number | null; complaint: string };
-
 export interface Administration {
-  /** `davit <words> --json` as a process of its own. */
-  davit<Value>(...words: string[]): Promise<CommandResult<Value>>;
   perform(what: AdminWork, pick: number): Promise<void>;
   backup(): Promise<void>;
   /** Lets every project go on. */
   resumeAll(): Promise<void>;
-  figures: { commands: number; refused: number; backups: number; backupsRefused: number };
+  figures: { commands: number; backups: number; backupsRefused: number };
 }
 
 export interface AdministrationOptions {
@@ -42,13 +35,14 @@ const TIMEOUT_MS = 30_000;
 /** What people do at the machine while the service runs, or does not. */
 export function createAdministration(options: AdministrationOptions): Administration {
   const { executable, databasePath, backupDirectory, ledger, projectIds, isLetIn } = options;
-  const figures = { commands: 0, refused: 0, backups: 0, backupsRefused: 0 };
+  const figures = { commands: 0, backups: 0, backupsRefused: 0 };
   const paused = new Set<string>();
   let numbers = 0;
 
-  return { davit, perform, backup, resumeAll, figures };
+  return { perform, backup, resumeAll, figures };
 
-  async function davit<Value>(...words: string[]): Promise<CommandResult<Value>> {
+  /** `davit <words> --json` as a process of its own; with what it printed if it ended well. */
+  async function davit<Value>(...words: string[]): Promise<{ ok: true; value: Value } | { ok: false }> {
     figures.commands += 1;
     const before = words.includes('--') ? words.indexOf('--') : words.length;
     const all = [...words.slice(0, before), '--json', '--db', databasePath, ...words.slice(before)];
@@ -60,22 +54,13 @@ export function createAdministration(options: AdministrationOptions): Administra
       });
       return { ok: true, value: JSON.parse(stdout) as Value };
     } catch (error) {
-      figures.refused += 1;
-      const {
-        code = null,
-        stderr = '',
-        killed,
-      } = error as {
-        code?: number | null;
-        stderr?: string;
-        killed?: boolean;
-      };
+      const { code, stderr = '', killed } = error as { code?: number; stderr?: string; killed?: boolean };
       if (killed === true) ledger.violation('admin commands end', `${words.join(' ')} took ${TIMEOUT_MS} ms`);
       // 0 and 1 are answers, 2 is a mistake of ours, a signal or a stack trace is a bug of davit's.
       if ((code !== 1 || /^\s+at /m.test(stderr)) && killed !== true) {
         ledger.violation('admin commands say what is wrong', `${words.join(' ')}: exit ${code}: ${stderr}`);
       }
-      return { ok: false, exitCode: code, complaint: stderr };
+      return { ok: false };
     }
   }
 

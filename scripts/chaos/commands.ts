@@ -1,18 +1,16 @@
 import { writeFileSync } from 'node:fs';
 
 /** What a deployment does is what its ref begins with. */
-export const COMMAND_KINDS = [
-  'quick',
-  'fails',
-  'slow',
-  'outputs',
-  'deaf',
-  'scatters',
-  'floods',
-  'dies',
-  'hangs',
-] as const;
-export type CommandKind = (typeof COMMAND_KINDS)[number];
+export type CommandKind =
+  | 'quick'
+  | 'fails'
+  | 'slow'
+  | 'outputs'
+  | 'deaf'
+  | 'scatters'
+  | 'floods'
+  | 'dies'
+  | 'hangs';
 
 /** How a deployment of this kind may end if nobody interferes, and what it then shows. */
 export const EXPECTED_ENDS: Record<

@@ -45,7 +45,7 @@ const RESIZE_TRIES_MAX = 100;
 const PROBE_MAX_MS = 10_000;
 
 /** Why this kind of fault cannot be done here; undefined: it can. */
-export function whyNot(kind: FaultKind, disk: string | null): string | undefined {
+function whyNot(kind: FaultKind, disk: string | null): string | undefined {
   switch (kind) {
     case 'full-disk':
       return disk === null ? 'mounting a small disk is not allowed here' : undefined;

@@ -22,7 +22,7 @@ export const COMMON_FAULTS = [
   'slow-clients',
   'flood',
 ] as const;
-export const SPECIAL_FAULTS = ['full-disk', 'failing-fsync', 'clock-jumps'] as const;
+const SPECIAL_FAULTS = ['full-disk', 'failing-fsync', 'clock-jumps'] as const;
 export const FAULT_KINDS = [...COMMON_FAULTS, ...SPECIAL_FAULTS] as const;
 export type FaultKind = (typeof FAULT_KINDS)[number];
 

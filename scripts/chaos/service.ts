@@ -73,7 +73,7 @@ export interface ServiceOptions {
   onUnexpectedEnd(detail: string): void;
 }
 
-export const FAKETIME_LIBRARY = findLibrary('faketime/libfaketimeMT.so.1');
+const FAKETIME_LIBRARY = findLibrary('faketime/libfaketimeMT.so.1');
 const FIU_LIBRARIES = ['/usr/lib/fiu/fiu_run_preload.so', '/usr/lib/fiu/fiu_posix_preload.so'];
 
 /** Short times, so that minutes show what takes days. The rate limit is one that does not bite. */

@@ -245,6 +245,13 @@ function explained(error: unknown, place: string): unknown {
   return message === undefined ? error : new AppError('unavailable', message, { cause: error });
 }
 
+/** Where trusting another authority would not do. */
+const CERTIFICATE_ADVICE: Record<string, string> = {
+  CERT_HAS_EXPIRED: 'its certificate has expired, and has to be renewed there',
+  CERT_NOT_YET_VALID: 'its certificate is not valid yet: are the clocks right, here and there?',
+  ERR_TLS_CERT_ALTNAME_INVALID: 'its certificate is for another name: is the URL right?',
+};
+
 function explanationOf(error: unknown, place: string): string | undefined {
   const code = firstCodeOf(error);
   if (proxyStatusOf(error) === 407)
@@ -255,7 +262,8 @@ function explanationOf(error: unknown, place: string): string | undefined {
     return `${place} does not speak TLS: is it http:// in place of https://?`;
   }
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
-    return `${place} cannot be trusted (${code}): an authority of your own is trusted with --ca-file`;
+    const advice = CERTIFICATE_ADVICE[code] ?? 'an authority of your own is trusted with --ca-file';
+    return `${place} cannot be trusted (${code}): ${advice}`;
   }
   return undefined;
 }

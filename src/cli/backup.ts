@@ -3,7 +3,7 @@ import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { printable } from '../printable.ts';
-import type { FileFacts } from '../store/backup.ts';
+import type { FileFacts } from '../store/check.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, misused, printJson } from './command.ts';
 import { fillPartial, withPartial } from './file-work.ts';

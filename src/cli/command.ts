@@ -1,15 +1,15 @@
 import { type Stats, statSync } from 'node:fs';
+import { resolve } from 'node:path';
 import { Command, CommanderError, Option } from 'commander';
-import { withVariable } from '../config.ts';
 import type { Timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf, isStorageProblem } from '../errors.ts';
+import { option, withVariable } from '../options.ts';
 import { escapedIn, printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
-import { nearest } from './suggest.ts';
 import type { Terminal } from './terminal.ts';
-import { explainErrors, withoutSecrets } from './usage.ts';
+import { explainErrors, rootOf, withoutSecrets } from './usage.ts';
 
 /** What every command is given; main.ts makes it. */
 export interface CommandContext {
@@ -50,7 +50,7 @@ export function createProgram(version: string, { terminal, environment }: Comman
     ],
   )
     .version(version)
-    .addOption(withVariable(new Option('--db <file>', 'the one file')).default('./davit.db'))
+    .addOption(option('--db <file>', 'the one file').default('./davit.db'))
     .configureHelp({
       showGlobalOptions: true,
       optionDescription,
@@ -107,26 +107,12 @@ function showHelp(program: Command, words: readonly string[]): void {
 
 function subcommandOf(command: Command, word: string): Command {
   const found = command.commands.find((one) => one.name() === word);
-  if (found !== undefined) return found;
-  const names = command.createHelp().visibleCommands(command);
-  const meant = nearest(
-    word,
-    names.map((one) => one.name()),
-  );
-  return misused(
-    command,
-    `unknown command '${word}'${meant === undefined ? '' : `: did you mean ${meant}?`}`,
-  );
+  return found ?? misused(command, `unknown command '${word}'`);
 }
 
 /** The command has said on its own what is wrong: exit code 1. */
 export class Refusal extends Error {
   override readonly name = 'Refusal';
-}
-
-/** An option as all are: with its DAVIT_ variable. */
-export function option(flags: string, description: string): Option {
-  return withVariable(new Option(flags, description));
 }
 
 /**
@@ -158,11 +144,11 @@ export function explain(command: Command, text: string, examples: readonly strin
 
 /**
  * Opens the file for `action` and closes it in any case. Only what begins something makes a file that is
- * not there: elsewhere a wrong name would look like a file with nothing in it. Throws AppError.
+ * not there, and says so: elsewhere a wrong name would look like a file with nothing in it. Throws AppError.
  */
 export async function withStore<Result>(
   command: Command,
-  { effects }: CommandContext,
+  { effects, terminal }: CommandContext,
   whenMissing: 'create' | 'refuse',
   action: (store: Store) => Promise<Result> | Result,
 ): Promise<Result> {
@@ -173,7 +159,9 @@ export async function withStore<Result>(
     import('../store/lock.ts'),
   ]);
   refuseOtherNames(path);
+  const isNew = statusOf(path) === undefined;
   const store = openStore(path, effects);
+  if (isNew) terminal.note(`made the file ${printable(resolve(path))}`);
   try {
     return await action(store);
   } finally {
@@ -257,6 +245,7 @@ export function exactMoment(context: CommandContext, at: Timestamp): string {
 }
 
 function optionDescription({
+  flags,
   description,
   defaultValue,
   defaultValueDescription,
@@ -267,13 +256,12 @@ function optionDescription({
     required && defaultValue !== undefined
       ? [`default ${defaultValueDescription ?? String(defaultValue)}`]
       : [];
+  // `default 10s` tells how one reads, `default off` does not.
+  const example =
+    flags.endsWith('<duration>') && !/\d[dhms]/.test(preset.join()) ? ['such as 30m or 5d'] : [];
   const variable = envVar === undefined ? [] : [`$${envVar}`];
-  const details = [...preset, ...variable];
+  const details = [...example, ...preset, ...variable];
   return details.length === 0 ? description : `${description} (${details.join(', ')})`;
-}
-
-function rootOf(command: Command): Command {
-  return command.parent === null ? command : rootOf(command.parent);
 }
 
 function isDb(candidate: Option): boolean {
@@ -285,7 +273,8 @@ function checkRequired(command: Command): void {
     (candidate) =>
       candidate instanceof RequiredOption && command.getOptionValue(candidate.attributeName()) === undefined,
   );
-  if (missing !== undefined) misused(command, `required option '${missing.flags}' not specified`);
+  if (missing === undefined) return;
+  misused(command, `required option '${missing.flags}' not specified: give it, or ${missing.envVar}`);
 }
 
 /** Commander takes a flag as given whenever its variable is set: `DAVIT_YES=0` must not mean yes. */

@@ -1,5 +1,5 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
-import { type ApiAnswer, type ApiClient, type ApiRefusal, isDropped } from './api-client.ts';
+import { type ApiAnswer, type ApiClient, type ApiRefusal, isDropped, type Patience } from './api-client.ts';
 import type { LogOutput } from './deployment-logs.ts';
 import { readEvents } from './event-stream.ts';
 
@@ -28,7 +28,7 @@ export async function followLog(
     });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     try {
-      for await (const event of readEvents(answer.body)) {
+      for await (const event of readEvents(heard(answer.body, patience))) {
         patience.reset();
         lastEventId = event.lastEventId || lastEventId;
         if (event.type === 'end') return await ended(id, api, event.data);
@@ -40,6 +40,22 @@ export async function followLog(
       if (!isDropped(error)) throw error;
     }
     await patience.wait('the connection ended before the deployment did');
+  }
+}
+
+/**
+ * The bytes as they come. A heartbeat resets `patience` as an event does: a silent log over connections that a proxy cuts
+ * every few minutes is followed to its end. What every connection begins with does not.
+ */
+async function* heard(
+  bytes: AsyncIterable<Uint8Array>,
+  patience: Patience,
+): AsyncGenerator<Uint8Array, void, undefined> {
+  let isGreeting = true;
+  for await (const piece of bytes) {
+    if (!isGreeting) patience.reset();
+    isGreeting = false;
+    yield piece;
   }
 }
 

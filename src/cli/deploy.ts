@@ -1,7 +1,5 @@
-import { readFileSync } from 'node:fs';
 import { type Command, InvalidArgumentError } from 'commander';
 import { version } from '../assets.ts';
-import { durationMsOrNone } from '../config.ts';
 import {
   type Deployment,
   type DeploymentId,
@@ -11,7 +9,9 @@ import {
   type Ref,
   randomBase62,
 } from '../domain.ts';
-import { AppError, messageOf } from '../errors.ts';
+import { AppError } from '../errors.ts';
+import { readOptionFile } from '../option-files.ts';
+import { durationMsOrNone, option } from '../options.ts';
 import { readAuthorities } from '../pem.ts';
 import { printable } from '../printable.ts';
 import type { ApiClient, ApiRefusal } from './api-client.ts';
@@ -20,7 +20,6 @@ import {
   EXIT_CODE_OF_SIGNAL,
   explain,
   misused,
-  option,
   printJson,
   Refusal,
   requiredOption,
@@ -253,7 +252,9 @@ function onInterruption(
 
 /** Never from the command line, which everybody on the machine can read. */
 function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: CommandContext): string {
-  const key = (isGiven(keyFile) ? readKeyFile(keyFile) : environment['DAVIT_KEY'])?.trim();
+  const key = (
+    isGiven(keyFile) ? readOptionFile('--key-file', keyFile).toString() : environment['DAVIT_KEY']
+  )?.trim();
   if (key === undefined || key === '')
     return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
   if (!/^[\x21-\x7e]+$/.test(key)) return misused(command, 'the key must be the one line that davit printed');
@@ -263,14 +264,6 @@ function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: Co
 /** An empty variable is as good as none. */
 function isGiven(path: string | undefined): path is string {
   return path !== undefined && path !== '';
-}
-
-function readKeyFile(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch (error) {
-    throw new AppError('invalid_request', `--key-file: ${messageOf(error)}`, { cause: error });
-  }
 }
 
 function warnOfPlainText({ protocol, hostname }: URL, { terminal }: CommandContext): void {
@@ -303,6 +296,9 @@ function urlOf(text: string): URL {
   }
   if (url.username !== '' || url.password !== '') {
     throw new InvalidArgumentError('It must not hold a user or a password: the key is all that counts.');
+  }
+  if (/\/v2\/*$/.test(url.pathname)) {
+    throw new InvalidArgumentError('It must not end with /v2, which is added to it.');
   }
   return url;
 }

@@ -1,9 +1,10 @@
 import type { Command } from 'commander';
 import { type Deployment, isTerminal } from '../domain.ts';
 import { delay } from '../effects.ts';
+import { option } from '../options.ts';
 import { printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
-import { type CommandContext, explain, option, stayAlive, withStore } from './command.ts';
+import { type CommandContext, explain, stayAlive, withStore } from './command.ts';
 import { obstacleOf, statusText } from './deployment-status.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
@@ -58,13 +59,17 @@ async function noteWait(
   if (reason !== undefined) terminal.note(`note: ${reason}`);
 }
 
-function whyItMayTake(deployment: Deployment, { reads }: Store, served: boolean): string | undefined {
+/** `deployment` as it was found: it may have ended since. */
+export function whyItMayTake(deployment: Deployment, store: Store, served: boolean): string | undefined {
+  const { reads } = store;
   const { id, status, queue_position, project_id } = deployment;
   if (status === 'queued') {
     const obstacle = obstacleOf(deployment, reads.projects.resolve(project_id), served);
     return obstacle ?? (queue_position === 1 ? undefined : `it is number ${queue_position} of its project`);
   }
   const isOurs = reads.deployments.unfinished().some((running) => running.id === id);
+  // It was running before that look, too: if it runs still, it is not among ours.
+  if (!isOurs && isTerminal(resolveDeployment(store, id).status)) return undefined;
   if (!isOurs) return 'another system carries it out, and reports how it went';
   return served ? undefined : "no service is running: 'davit serve' ends what is left of it";
 }

@@ -1,15 +1,8 @@
 import type { Command } from 'commander';
-import { appending, someSettings } from '../config.ts';
-import {
-  DEPLOYMENT_STATUSES,
-  type Deployment,
-  type DeploymentStatus,
-  type ProjectId,
-  parseRef,
-  type Ref,
-  type Timestamp,
-} from '../domain.ts';
+import { someSettings } from '../config.ts';
+import { DEPLOYMENT_STATUSES, type Deployment, parseRef, type Ref, type Timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { appending, option } from '../options.ts';
 import { ADMINISTRATOR } from '../store/administrator.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
@@ -20,13 +13,12 @@ import {
   jsonOption,
   misused,
   moment,
-  option,
   printJson,
   withStore,
 } from './command.ts';
 import { defineLogs } from './deployment-logs.ts';
 import { obstacleOf, statusColour, statusText, tookText } from './deployment-status.ts';
-import { chosenOf, limitOption } from './lists.ts';
+import { chosenOf, latestOf, limitOption } from './lists.ts';
 import {
   DEPLOYMENT_ARGUMENT,
   nameOfProject,
@@ -171,33 +163,17 @@ function defineList(command: Command, context: CommandContext): void {
         options.status === undefined
           ? null
           : chosenOf(command, 'status', options.status, DEPLOYMENT_STATUSES);
-      return withStore(command, context, 'refuse', (store) => {
+      return withStore(command, context, 'refuse', async (store) => {
         const projectId = options.project === undefined ? null : resolveProject(store, options.project).id;
-        const { items, isAll } = latest(store, projectId, statuses, options.limit);
+        const filter = { projectId, statuses, ref: null, createdAfterMs: null, createdBeforeMs: null };
+        const { items, isAll } = await latestOf(options.limit, (beforeSeq, limit) =>
+          store.reads.deployments.page(ADMINISTRATOR, filter, beforeSeq, limit),
+        );
         if (options.json === true) return printJson(context, items);
         printDeployments(items, store, context);
         if (!isAll) context.terminal.note(`these are the latest ${items.length}: --limit shows more`);
       });
     });
-}
-
-function latest(
-  store: Store,
-  projectId: ProjectId | null,
-  statuses: readonly DeploymentStatus[] | null,
-  limit: number,
-): { items: Deployment[]; isAll: boolean } {
-  const filter = { projectId, statuses, ref: null, createdAfterMs: null, createdBeforeMs: null };
-  const items: Deployment[] = [];
-  for (
-    let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
-    beforeSeq !== null && items.length <= limit;
-  ) {
-    const page = store.reads.deployments.page(ADMINISTRATOR, filter, beforeSeq, limit + 1 - items.length);
-    items.push(...page.items);
-    beforeSeq = page.goOnBefore;
-  }
-  return { items: items.slice(0, limit), isAll: items.length <= limit };
 }
 
 function printDeployments(items: readonly Deployment[], store: Store, context: CommandContext): void {
@@ -210,24 +186,19 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
   }
   const names = new Map(store.reads.projects.list().map(({ id, name }) => [id, name]));
   terminal.print(
-    table(
-      items,
-      [
-        { title: 'ID', of: ({ id }) => id },
-        { title: 'PROJECT', of: ({ project_id }) => names.get(project_id) ?? project_id, shrinks: true },
-        { title: 'REF', of: ({ ref }) => ref, shrinks: true },
-        {
-          title: 'STATUS',
-          of: (deployment) => statusText(deployment),
-          colour: ({ status }) => statusColour(status),
-          shrinks: true,
-        },
-        { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
-        { title: 'TOOK', of: ({ duration_ms }) => (duration_ms === null ? '' : tookText(duration_ms)) },
-      ],
-      terminal.columns,
-      terminal.colours,
-    ),
+    table(terminal, items, [
+      { title: 'ID', of: ({ id }) => id },
+      { title: 'PROJECT', of: ({ project_id }) => names.get(project_id) ?? project_id, shrinks: true },
+      { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+      {
+        title: 'STATUS',
+        of: (deployment) => statusText(deployment),
+        colour: ({ status }) => statusColour(status),
+        shrinks: true,
+      },
+      { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+      { title: 'TOOK', of: ({ duration_ms }) => (duration_ms === null ? '' : tookText(duration_ms)) },
+    ]),
   );
 }
 

@@ -1,16 +1,19 @@
-import { readdirSync, type Stats, statfsSync, statSync } from 'node:fs';
+import { closeSync, openSync, readdirSync, type Stats, statfsSync, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
-import { type Unusable, whatIsWrong } from '../store/backup.ts';
+import { codeOf } from '../errors.ts';
+import { type Unusable, whatIsWrong } from '../store/check.ts';
 import type { OlderPatient, Patient } from '../store/doctor.ts';
-import type { Serving } from '../store/lock.ts';
+import { lockPath, type Serving } from '../store/lock.ts';
 import type { Reads } from '../store/store.ts';
+import { WAL_LARGE_BYTES } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
-import type { AnyFinding } from './findings.ts';
+import { type AnyFinding, isProblem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { findingsOf } from './project-findings.ts';
+import { countText } from './webhook-text.ts';
 
 export interface DoctorFinding extends AnyFinding {
   check:
@@ -44,8 +47,6 @@ const DAY_MS = 24 * 60 * MINUTE_MS;
 
 /** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
 const DISK_LOW_BYTES = 256_000_000;
-/** At half of it the writer itself copies what is left over: more is held up by somebody. */
-const WAL_LARGE_BYTES = 64 * 1024 * 1024;
 /** Clocks that NTP keeps differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
 /** A start, an end or a retry takes seconds. */
@@ -168,6 +169,13 @@ function checkDisk({ path }: Case): DoctorFinding {
   const freeBytes = bavail * bsize;
   const fileBytes = statSync(path).size;
   const message = `${formatBytes(freeBytes)} are free where the file is, which has ${formatBytes(fileBytes)}`;
+  if (isReadOnly(path)) {
+    return problem(
+      'disk',
+      'the file system is read-only: it was mounted so, or an error has made it so',
+      'see what the kernel says of it (dmesg), mend and mount it again: until then davit answers 503 and starts nothing',
+    );
+  }
   if (freeBytes < DISK_LOW_BYTES) {
     return problem('disk', message, 'make room: when it is full davit answers 503 and starts nothing');
   }
@@ -178,6 +186,19 @@ function checkDisk({ path }: Case): DoctorFinding {
     return { check: 'disk', level: 'note', message, advice: 'a copy of it needs another disk' };
   }
   return ok('disk', message);
+}
+
+/**
+ * By opening the lock file: access(2) does not know of a file system that the kernel has closed after an error, and to
+ * close the file itself would let go of what SQLite has locked of it, fcntl(2).
+ */
+function isReadOnly(path: string): boolean {
+  try {
+    closeSync(openSync(lockPath(path), 'r+'));
+    return false;
+  } catch (error) {
+    return codeOf(error) === 'EROFS';
+  }
 }
 
 function checkWal({ service, walBytes }: Case): DoctorFinding {
@@ -339,7 +360,7 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
       return [
         problem(
           'webhooks',
-          `${message}, and ${held_count} deliveries are held for it`,
+          `${message}, with ${countText(held_count)} held for it`,
           isForEver
             ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
             : `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
@@ -387,7 +408,7 @@ function checkProjects(reads: Reads): DoctorFinding[] {
   const projects = reads.projects.list().filter(({ status }) => status !== 'archived');
   const findings = projects.flatMap((project) =>
     findingsOf(project, reads.projects.variables(project.id))
-      .filter(({ level }) => level === 'problem')
+      .filter(isProblem)
       .map(({ level, message, advice }) => ({
         check: 'projects' as const,
         level,

@@ -5,10 +5,10 @@ import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
-import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson, Refusal } from './command.ts';
+import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
 import type { DoctorFinding } from './doctor-findings.ts';
-import { findingsText } from './findings.ts';
-import { serviceOf } from './serving.ts';
+import { findingsText, isProblem, refuseProblems } from './findings.ts';
+import { serviceOf, serviceText } from './serving.ts';
 import { fields, table } from './table.ts';
 
 /** What `--json` prints. */
@@ -48,10 +48,7 @@ async function look(command: Command, options: { json?: boolean }, context: Comm
   const report = await examine(command, context);
   if (options.json === true) printJson(context, report);
   else printReport(report, context);
-  if (report.ok) return;
-  const count = report.findings.filter(isProblem).length;
-  context.terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
-  throw new Refusal('something needs attention');
+  refuseProblems(report.findings, context.terminal);
 }
 
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
@@ -109,11 +106,8 @@ function reportOf(report: Omit<Report, 'ok'>): Report {
   return { file, ok: !report.findings.some(isProblem), ...rest };
 }
 
-function isProblem({ level }: DoctorFinding): boolean {
-  return level === 'problem';
-}
-
-function printReport(report: Report, { terminal }: CommandContext): void {
+function printReport(report: Report, context: CommandContext): void {
+  const { terminal } = context;
   const { service, tables, findings } = report;
   terminal.print(
     fields(terminal, [
@@ -121,7 +115,7 @@ function printReport(report: Report, { terminal }: CommandContext): void {
       ['unused in it', report.unused_bytes === null ? null : formatBytes(report.unused_bytes)],
       ['wal', formatBytes(report.wal_bytes)],
       ['disk', `${formatBytes(report.disk_free_bytes)} free`],
-      ['service', service === null ? 'none' : `process ${service.process_id} since ${service.since}`],
+      ['service', service === null ? 'none' : serviceText(service, context)],
       ['schema', report.schema_version === null ? null : String(report.schema_version)],
       ['sqlite', report.sqlite_version],
     ]),
@@ -132,7 +126,7 @@ function printReport(report: Report, { terminal }: CommandContext): void {
       { title: 'ROWS', of: ({ rows }: TableSize) => String(rows) },
       { title: 'SIZE', of: ({ bytes }: TableSize) => formatBytes(bytes) },
     ];
-    terminal.print(`\n${table(tables, columns, terminal.columns, terminal.colours)}`);
+    terminal.print(`\n${table(terminal, tables, columns)}`);
   }
   terminal.print(`\n${findingsText(findings, terminal)}`);
 }

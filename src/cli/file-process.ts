@@ -1,6 +1,6 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
-import type { FileCheck } from '../store/backup.ts';
+import type { FileCheck } from '../store/check.ts';
 import { type CommandContext, errorText } from './command.ts';
 
 /** `copy`: the file of a running service, compactly. `adopt`: a file that somebody kept, byte for byte. */
@@ -18,7 +18,7 @@ export type FileMessage =
   | { kind: 'noRoom' }
   | { kind: 'failed'; code: ErrorCode | null; message: string };
 
-/** How main.ts calls it. No user does. */
+/** How davit calls itself for it: see file-work.ts. No user does. */
 export const FILE_PROCESS = '__file';
 
 /**
@@ -52,13 +52,15 @@ async function perform(
   to: string,
   tell: (message: FileMessage) => void,
 ): Promise<FileMessage> {
-  const { checkDatabase, copyDatabase } = await import('../store/backup.ts');
   const onBegin = (bytes: number) => tell({ kind: 'copying', bytes });
   const onCopied = () => tell({ kind: 'checking' });
   switch (job) {
-    case 'copy':
+    case 'copy': {
+      const { copyDatabase } = await import('../store/backup.ts');
       return { kind: 'done', check: copyDatabase(from, to, { onBegin, onCopied }) };
+    }
     case 'adopt': {
+      const { checkDatabase } = await import('../store/check.ts');
       const { adoptFile, adoptedBytes } = await import('../store/restore.ts');
       onBegin(adoptedBytes(from));
       adoptFile(from, to);

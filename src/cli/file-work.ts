@@ -6,7 +6,7 @@ import { text } from 'node:stream/consumers';
 import { selfCommand } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import type { FileFacts, Unusable } from '../store/backup.ts';
+import type { FileFacts, Unusable } from '../store/check.ts';
 import { newer } from '../store/newer.ts';
 import type { PartialFile } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';

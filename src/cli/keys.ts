@@ -1,8 +1,7 @@
 import type { Command } from 'commander';
-import { appending, durationMsOf, durationMsOrNone, repeated } from '../config.ts';
-import { type Key, type ProjectId, SCOPES, type Scope, type Timestamp } from '../domain.ts';
+import { type Key, type ProjectId, SCOPES, type Timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
-import { printable } from '../printable.ts';
+import { appending, durationMsOf, durationMsOrNone, option, repeated } from '../options.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
@@ -12,13 +11,12 @@ import {
   jsonOption,
   misused,
   moment,
-  option,
   printJson,
   requiredOption,
   withStore,
 } from './command.ts';
+import { chosenOf } from './lists.ts';
 import { checkName, KEY_ARGUMENT, nameOfKey, resolveKey, resolveProject } from './names.ts';
-import { nearest } from './suggest.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin key`. */
@@ -77,7 +75,7 @@ function defineCreate(command: Command, context: CommandContext): void {
 async function createKey(command: Command, options: CreateOptions, context: CommandContext): Promise<void> {
   const name = checkName(command, options.name);
   const scopeNames = chosen(command, options.scope, options.allScopes, ['scope', 'what the key may do']);
-  const scopes = scopeNames === 'all' ? [...SCOPES] : scopesOf(command, scopeNames);
+  const scopes = scopeNames === 'all' ? [...SCOPES] : chosenOf(command, 'scope', scopeNames, SCOPES);
   const projects = chosen(command, options.project, options.allProjects, ['project', 'what the key sees']);
   const { key, secret } = await withStore(
     command,
@@ -114,20 +112,6 @@ function chosen(
   return (
     named ?? misused(command, `say ${purpose}: --${name} <${name}>, as often as needed, or --all-${name}s`)
   );
-}
-
-function scopesOf(command: Command, names: readonly string[]): Scope[] {
-  const scopes = names.map((name) => {
-    const scope = SCOPES.find((known) => known === name);
-    if (scope !== undefined) return scope;
-    const meant = nearest(name, SCOPES);
-    const question = meant === undefined ? '' : ` did you mean ${meant}?`;
-    return misused(
-      command,
-      `there is no scope '${printable(name)}':${question} the scopes are ${SCOPES.join(', ')}`,
-    );
-  });
-  return [...new Set(scopes)];
 }
 
 function printSecret(
@@ -169,22 +153,18 @@ function printKeys(keys: readonly Key[], store: Store, context: CommandContext):
   }
   const names = projectNames(store);
   terminal.print(
-    table(
-      keys,
-      [
-        { title: 'ID', of: ({ id }) => id },
-        { title: 'NAME', of: ({ name }) => name, shrinks: true },
-        { title: 'SECRET', of: ({ last4 }) => `…${last4}` },
-        { title: 'STATE', of: (key) => stateAndEndOf(key, context) },
-        {
-          title: 'USED',
-          of: (key) => (key.last_used_at === null ? 'never' : moment(context, key.last_used_at)),
-        },
-        { title: 'PROJECTS', of: (key) => projectsText(key, names), shrinks: true },
-        { title: 'SCOPES', of: scopesText, shrinks: true },
-      ],
-      terminal.columns,
-    ),
+    table(terminal, keys, [
+      { title: 'ID', of: ({ id }) => id },
+      { title: 'NAME', of: ({ name }) => name, shrinks: true },
+      { title: 'SECRET', of: ({ last4 }) => `…${last4}` },
+      { title: 'STATE', of: (key) => stateAndEndOf(key, context) },
+      {
+        title: 'USED',
+        of: (key) => (key.last_used_at === null ? 'never' : moment(context, key.last_used_at)),
+      },
+      { title: 'PROJECTS', of: (key) => projectsText(key, names), shrinks: true },
+      { title: 'SCOPES', of: scopesText, shrinks: true },
+    ]),
   );
 }
 

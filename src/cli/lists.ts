@@ -1,7 +1,8 @@
 import type { Command, Option } from 'commander';
-import { parseCount } from '../config.ts';
+import { option, parseCount } from '../options.ts';
 import { printable } from '../printable.ts';
-import { misused, option } from './command.ts';
+import type { ListPage } from '../store/list-page.ts';
+import { misused } from './command.ts';
 import { nearest } from './suggest.ts';
 
 const SHOWN = 20;
@@ -9,6 +10,23 @@ const SHOWN = 20;
 /** How much a list shows. */
 export function limitOption(): Option {
   return option('--limit <n>', 'show at most so many').argParser(parseCount).default(SHOWN);
+}
+
+/** The first `limit` of a list, of as many pages as that takes, and whether there are no more. */
+export async function latestOf<Item>(
+  limit: number,
+  page: (beforeSeq: number, limit: number) => ListPage<Item> | Promise<ListPage<Item>>,
+): Promise<{ items: Item[]; isAll: boolean }> {
+  const found: Item[] = [];
+  for (
+    let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
+    beforeSeq !== null && found.length <= limit;
+  ) {
+    const { items, goOnBefore }: ListPage<Item> = await page(beforeSeq, limit + 1 - found.length);
+    found.push(...items);
+    beforeSeq = goOnBefore;
+  }
+  return { items: found.slice(0, limit), isAll: found.length <= limit };
 }
 
 /** The values of `known` that were named, each once; anything else is misuse. */

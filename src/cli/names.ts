@@ -39,7 +39,7 @@ export function checkName(command: Command, name: string): string {
 
 function nameProblem(name: string): string | undefined {
   if (name === '') return 'must not be empty';
-  if (name.length > NAME_MAX_LENGTH) return `must be at most ${NAME_MAX_LENGTH} characters`;
+  if ([...name].length > NAME_MAX_LENGTH) return `must be at most ${NAME_MAX_LENGTH} characters`;
   if (name.trim() !== name) return 'must not begin or end with white space';
   if (name.startsWith('-')) return 'must not begin with -';
   if (printable(name) !== name || /\p{Cs}/u.test(name)) {

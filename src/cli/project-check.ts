@@ -3,16 +3,8 @@ import { userInfo } from 'node:os';
 import type { Command } from 'commander';
 import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import {
-  type CommandContext,
-  dbPathOf,
-  explain,
-  jsonOption,
-  printJson,
-  Refusal,
-  withStore,
-} from './command.ts';
-import { findingsText } from './findings.ts';
+import { type CommandContext, dbPathOf, explain, jsonOption, printJson, withStore } from './command.ts';
+import { findingsText, isProblem, refuseProblems } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { type Finding, findingsOf } from './project-findings.ts';
 import { serviceOf } from './serving.ts';
@@ -48,17 +40,20 @@ async function checkProject(
       ],
     };
   });
-  const count = findings.filter(({ level }) => level === 'problem').length;
   if (options.json === true) {
     const { id, name } = project;
     const checked_as = userName();
-    printJson(context, { project_id: id, project_name: name, checked_as, ok: count === 0, findings });
+    printJson(context, {
+      project_id: id,
+      project_name: name,
+      checked_as,
+      ok: !findings.some(isProblem),
+      findings,
+    });
   } else {
     context.terminal.print(`${nameOfProject(project)}\n${findingsText(findings, context.terminal)}`);
   }
-  if (count === 0) return;
-  context.terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
-  throw new Refusal('something needs attention');
+  refuseProblems(findings, context.terminal);
 }
 
 /** Whether somebody else than the service asks, who may do other things than it. */

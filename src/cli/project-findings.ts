@@ -13,15 +13,10 @@ import {
 } from '../deploy/not-started.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
+import type { AnyFinding } from './findings.ts';
 
-export interface Finding {
-  /** What was looked at. */
+export interface Finding extends AnyFinding {
   check: 'user' | 'status' | 'directory' | 'command' | 'variables' | 'limits';
-  /** `problem`: deployments fail, or somebody is at risk. `note`: it may be meant so, but is worth knowing. */
-  level: 'ok' | 'note' | 'problem';
-  message: string;
-  /** What to do; null: nothing. */
-  advice: string | null;
 }
 
 /**
@@ -36,6 +31,17 @@ export function findingsOf(project: ProjectDetails, variables: Readonly<Record<s
     ...checkVariables(project, variables),
     ...(command === null ? checkReportTimeout(project) : checkTimeouts(project)),
   ];
+}
+
+/** What its deployments would fail of at their start, by the same look as `findingsOf`; undefined: nothing. */
+export function startProblemOf(
+  project: ProjectDetails,
+  variables: Readonly<Record<string, string>>,
+): StartProblem | undefined {
+  const { command, directory } = project;
+  const problem = directory === null ? undefined : directoryProblem(directory);
+  if (problem !== undefined || command === null) return problem;
+  return commandProblem(requestOf(command, directory, variables));
 }
 
 const NO_COMMAND: Finding = {
@@ -68,11 +74,6 @@ function checkFiles(
   variables: Readonly<Record<string, string>>,
 ): Finding[] {
   const { directory } = project;
-  const request: SpawnRequest = {
-    command,
-    directory: directory ?? tmpdir(),
-    environment: { PATH: variables['PATH'] ?? COMMAND_PATH },
-  };
   const directoryFinding = checkDirectory(project);
   const hasDirectory = directoryFinding.level === 'ok';
   const [word] = command;
@@ -81,9 +82,21 @@ function checkFiles(
   return [
     directoryFinding,
     ...(directory === null || !hasDirectory ? [] : checkWritable('directory', directory)),
-    ...(isPointless ? [] : checkCommand(project, request)),
+    ...(isPointless ? [] : checkCommand(project, requestOf(command, directory, variables))),
     ...checkHome(project, variables),
   ];
+}
+
+function requestOf(
+  command: SpawnRequest['command'],
+  directory: string | null,
+  variables: Readonly<Record<string, string>>,
+): SpawnRequest {
+  return {
+    command,
+    directory: directory ?? tmpdir(),
+    environment: { PATH: variables['PATH'] ?? COMMAND_PATH },
+  };
 }
 
 function checkDirectory(project: ProjectDetails): Finding {

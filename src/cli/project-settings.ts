@@ -1,9 +1,9 @@
-import { accessSync, constants, statSync } from 'node:fs';
 import { isAbsolute, resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
-import { durationMsOf, nullIfOff, orOff, repeated } from '../config.ts';
+import { problemText } from '../deploy/not-started.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { durationMsOf, nullIfOff, option, orOff, repeated } from '../options.ts';
 import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
 import {
@@ -11,12 +11,12 @@ import {
   explain,
   jsonOption,
   misused,
-  option,
   printJson,
   requiredOption,
   withStore,
 } from './command.ts';
 import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { startProblemOf } from './project-findings.ts';
 import { readVariables } from './variables.ts';
 
 /*
@@ -105,7 +105,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
     .addOption(
       option(
         '--env <name=value>',
-        'a variable for the command; a name alone takes its value from here',
+        'a variable for the command; a name alone takes its value from here; may be repeated',
       ).argParser(repeated),
     )
     // Not --env-file: Node itself looks for that among the arguments, and loads the file into davit's environment.
@@ -176,7 +176,7 @@ async function createProject(
     context.terminal.note(`made ${nameOfProject(project)}`);
     context.terminal.print(project.id);
   }
-  warnOfPlace(project, context);
+  warnOfStart(project, settings.variables, context);
   if (namesakes.length > 1) {
     context.terminal.note(`warning: ${namesakes.length} projects have this name now: use their ids`);
   }
@@ -197,7 +197,7 @@ async function setProject(
   if (Object.keys(changes).length + Object.keys(variables).length + unsetVariables.length === 0) {
     misused(command, 'nothing to change: say what');
   }
-  const project = await withStore(command, context, 'refuse', (store) => {
+  const { project, all } = await withStore(command, context, 'refuse', async (store) => {
     const before = resolveProject(store, text);
     checkPlace(command, { ...before, ...changes });
     const unknown = unsetVariables.find((name) => !before.variable_names.includes(name));
@@ -207,11 +207,13 @@ async function setProject(
         `${nameOfProject(before)} has no variable ${printable(unknown)}: 'davit admin project show' lists them`,
       );
     }
-    return store.writer.write('projects.set', { id: before.id, changes, variables, unsetVariables });
+    const changed = { id: before.id, changes, variables, unsetVariables };
+    const after = await store.writer.write('projects.set', changed);
+    return { project: after, all: store.reads.projects.variables(before.id) };
   });
   if (options.json === true) printJson(context, project);
   else context.terminal.print(`${nameOfProject(project)} is changed`);
-  warnOfPlace(project, context);
+  warnOfStart(project, all, context);
 }
 
 function changesOf(
@@ -272,34 +274,14 @@ function checkPlace(command: Command, project: Pick<ProjectSettings, 'command' |
 }
 
 /** It may be made later, or be there only for the service: so it is no reason to refuse. */
-function warnOfPlace({ directory, command }: ProjectDetails, { terminal }: CommandContext): void {
-  if (directory !== null && !isDirectory(directory)) {
-    terminal.note(`warning: ${printable(directory)} is not a directory yet: deployments fail until it is`);
-    return;
-  }
-  const file = command?.[0];
-  if (file === undefined || !file.includes('/')) return;
-  const path = resolve(directory ?? '/', file);
-  if (!isExecutable(path)) {
-    terminal.note(`warning: ${printable(path)} cannot be run yet: deployments fail until it can`);
-  }
-}
-
-function isDirectory(path: string): boolean {
-  try {
-    return statSync(path).isDirectory();
-  } catch {
-    return false;
-  }
-}
-
-function isExecutable(path: string): boolean {
-  try {
-    accessSync(path, constants.X_OK);
-    return !isDirectory(path);
-  } catch {
-    return false;
-  }
+function warnOfStart(
+  project: ProjectDetails,
+  variables: Readonly<Record<string, string>>,
+  { terminal }: CommandContext,
+): void {
+  const problem = startProblemOf(project, variables);
+  if (problem === undefined) return;
+  terminal.note(`warning: ${printable(problemText(problem))}: deployments fail until that is mended`);
 }
 
 function policyOf(text: string): QueuePolicy {

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { formatDuration } from '../durations.ts';
-import { AppError } from '../errors.ts';
+import { option } from '../options.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import {
   type CommandContext,
@@ -9,7 +9,6 @@ import {
   explain,
   jsonOption,
   moment,
-  option,
   printJson,
   withStore,
 } from './command.ts';
@@ -68,22 +67,18 @@ function printProjects(projects: readonly ProjectDetails[], context: CommandCont
     return;
   }
   terminal.print(
-    table(
-      projects,
-      [
-        { title: 'ID', of: ({ id }) => id },
-        { title: 'NAME', of: ({ name }) => name, shrinks: true },
-        { title: 'STATUS', of: ({ status }) => status },
-        { title: 'WAITING', of: ({ queued_count }) => (queued_count === 0 ? '' : String(queued_count)) },
-        { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
-        {
-          title: 'COMMAND',
-          of: ({ command }) => (command === null ? 'none' : quoted(command)),
-          shrinks: true,
-        },
-      ],
-      terminal.columns,
-    ),
+    table(terminal, projects, [
+      { title: 'ID', of: ({ id }) => id },
+      { title: 'NAME', of: ({ name }) => name, shrinks: true },
+      { title: 'STATUS', of: ({ status }) => status },
+      { title: 'WAITING', of: ({ queued_count }) => (queued_count === 0 ? '' : String(queued_count)) },
+      { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+      {
+        title: 'COMMAND',
+        of: ({ command }) => (command === null ? 'none' : quoted(command)),
+        shrinks: true,
+      },
+    ]),
   );
 }
 
@@ -143,12 +138,6 @@ function defineStatus(
     .action((idOrName: string, options: { json?: boolean }) =>
       withStore(command, context, 'refuse', async (store) => {
         const before = resolveProject(store, idOrName);
-        if (status === 'paused' && before.status === 'archived') {
-          throw new AppError(
-            'conflict',
-            `${nameOfProject(before)} is archived and starts nothing: resume it first`,
-          );
-        }
         const project = await store.writer.write('projects.setStatus', { id: before.id, status });
         if (options.json === true) return printJson(context, project);
         context.terminal.print(

@@ -8,18 +8,10 @@ import type {
   WebhookBacklog,
 } from '../store/backlog.ts';
 import type { Serving } from '../store/lock.ts';
-import {
-  type CommandContext,
-  exactMoment,
-  explain,
-  jsonOption,
-  moment,
-  printJson,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption, moment, printJson, withStore } from './command.ts';
 import { statusColour } from './deployment-status.ts';
 import { limitOption } from './lists.ts';
-import { serviceOf } from './serving.ts';
+import { serviceOf, serviceText } from './serving.ts';
 import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';
 
@@ -122,13 +114,8 @@ function summary(
     ['waiting', String(waiting.count)],
     ['elsewhere', reported.count === 0 ? null : `${reported.count}, whose end is to be reported`],
     ['deliveries', `${pending_count} pending, ${due_count} of them due; ${held_count} held`],
-    ['replays', replays.count === 0 ? null : `${replays.count} under way`],
+    ['replays', replays.count === 0 ? null : `${replays.count} not finished`],
   ]);
-}
-
-function serviceText({ process_id, since }: Serving, context: CommandContext): string {
-  const who = process_id === null ? 'runs' : `process ${process_id}`;
-  return since === null ? who : `${who}, since ${exactMoment(context, since)}`;
 }
 
 function runningText(count: number, service: Serving | null): string {
@@ -195,16 +182,12 @@ function printReplays(replays: Stretch<ReplayBacklog>, context: CommandContext):
   if (replays.count === 0) return;
   terminal.print('');
   terminal.print(
-    table(
-      replays.items,
-      [
-        { title: 'REPLAY TO', of: ({ webhook_id }) => webhook_id },
-        { title: 'OF EVENTS FROM', of: ({ since }) => moment(context, since) },
-        { title: 'UNTIL', of: ({ until }) => moment(context, until) },
-        { title: 'ASKED FOR', of: ({ created_at }) => moment(context, created_at) },
-      ],
-      terminal.columns,
-    ),
+    table(terminal, replays.items, [
+      { title: 'REPLAY TO', of: ({ webhook_id }) => webhook_id },
+      { title: 'OF EVENTS FROM', of: ({ since }) => moment(context, since) },
+      { title: 'UNTIL', of: ({ until }) => moment(context, until) },
+      { title: 'ASKED FOR', of: ({ created_at }) => moment(context, created_at) },
+    ]),
   );
   printRest(replays, context);
 }
@@ -219,9 +202,7 @@ function printStretch<Item extends { id: string }>(
   const { terminal } = context;
   if (stretch.count === 0) return;
   terminal.print('');
-  terminal.print(
-    table(stretch.items, [{ title, of: ({ id }) => id }, ...columns], terminal.columns, terminal.colours),
-  );
+  terminal.print(table(terminal, stretch.items, [{ title, of: ({ id }) => id }, ...columns]));
   printRest(stretch, context);
 }
 

@@ -3,8 +3,9 @@ import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { option } from '../options.ts';
 import { printable } from '../printable.ts';
-import type { FileFacts } from '../store/backup.ts';
+import type { FileFacts } from '../store/check.ts';
 import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
 import {
@@ -15,7 +16,6 @@ import {
   explain,
   jsonOption,
   misused,
-  option,
   printJson,
 } from './command.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';

@@ -12,6 +12,8 @@ import {
 } from './command.ts';
 import { migrateOlder } from './migrate.ts';
 import { notifySystemd } from './notify.ts';
+import { nearest } from './suggest.ts';
+import { rootOf } from './usage.ts';
 
 /** The promise is 30 s: whoever started davit may kill it then. */
 const STOP_MAX_MS = 29_000;
@@ -37,11 +39,35 @@ export function defineServe(command: Command, context: CommandContext): void {
     ],
   );
   for (const serveOption of serveOptions()) command.addOption(serveOption);
-  command.action((values: Record<string, unknown>) => {
+  command.action(async (values: Record<string, unknown>) => {
     const result = serveConfig(dbPathOf(command), values);
     if (!result.ok) misused(command, result.reason);
+    await warnOfVariables(command, result.config, context);
     return serve(result.config, context);
   });
+}
+
+/** One whose name is wrong would set nothing, and nobody would know. */
+async function warnOfVariables(
+  command: Command,
+  { logLevel }: ServeConfig,
+  { environment, effects }: CommandContext,
+): Promise<void> {
+  const read = [...command.options, ...rootOf(command).options].flatMap(({ envVar = [] }) => envVar);
+  const others = Object.keys(environment).filter((name) => name.startsWith('DAVIT_') && !read.includes(name));
+  // Some are for other commands, or whoever runs it uses them; what they begin with is no resemblance.
+  const warnings = others.flatMap((name) => {
+    const meant = nearest(withoutPrefix(name), read.map(withoutPrefix));
+    return meant === undefined ? [] : `${name} is no variable of davit serve: did you mean DAVIT_${meant}?`;
+  });
+  if (warnings.length === 0) return;
+  const { createLogger, logFormOf } = await import('../logger.ts');
+  const logger = createLogger({ level: logLevel, form: logFormOf(process.stderr) }, effects);
+  for (const warning of warnings) logger.warn(warning);
+}
+
+function withoutPrefix(variable: string): string {
+  return variable.replace(/^DAVIT_/, '');
 }
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {

@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import type { Serving } from '../store/lock.ts';
-import { dbPathOf } from './command.ts';
+import { type CommandContext, dbPathOf, exactMoment } from './command.ts';
 
 /** The service that has the file now, and so takes up what is written within a second; null: there is none. */
 export async function serviceOf(command: Command): Promise<Serving | null> {
@@ -11,4 +11,10 @@ export async function serviceOf(command: Command): Promise<Serving | null> {
 /** Whether there is such a service. */
 export async function isServed(command: Command): Promise<boolean> {
   return (await serviceOf(command)) !== null;
+}
+
+/** Who it is, as far as its lock tells. */
+export function serviceText({ process_id, since }: Serving, context: CommandContext): string {
+  const who = process_id === null ? 'runs' : `process ${process_id}`;
+  return since === null ? who : `${who}, since ${exactMoment(context, since)}`;
 }

@@ -1,8 +1,9 @@
 import { resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { selfCommand } from '../assets.ts';
+import { option } from '../options.ts';
 import { printable } from '../printable.ts';
-import { type CommandContext, dbPathOf, explain, option } from './command.ts';
+import { type CommandContext, dbPathOf, explain } from './command.ts';
 
 const STATE_DIRECTORY = '/var/lib/davit';
 

@@ -1,5 +1,6 @@
 import { styleText } from 'node:util';
 import { printable } from '../printable.ts';
+import type { Terminal } from './terminal.ts';
 
 export type Colour = 'red' | 'green' | 'yellow' | 'gray';
 
@@ -16,15 +17,13 @@ const GAP = '  ';
 const SMALLEST_WIDTH = 6;
 
 /**
- * Aligned columns under their titles; a column in which nothing stands is left out. `width`: columns of the
- * terminal, to which whatever may shrink is cut; null: nothing is cut. Where even that is too wide, each row is told in
- * lines of its own. `colours`: whether it is one that shows them.
+ * Aligned columns under their titles; a column in which nothing stands is left out. Whatever may shrink is cut to the
+ * width of the terminal, if it is one. Where even that is too wide, each row is told in lines of its own.
  */
 export function table<Row>(
+  { columns: width, colours }: Pick<Terminal, 'columns' | 'colours'>,
   rows: readonly Row[],
   columns: readonly Column<Row>[],
-  width: number | null,
-  colours = false,
 ): string {
   const filled = columns
     .map((column) => ({ ...column, cells: rows.map((row) => printable(column.of(row))) }))
@@ -64,7 +63,7 @@ export function table<Row>(
  * line go on below themselves.
  */
 export function fields(
-  { columns }: { columns: number | null },
+  { columns }: Pick<Terminal, 'columns'>,
   entries: readonly (readonly [name: string, value: string | null])[],
 ): string {
   const shown = entries.filter((entry): entry is readonly [string, string] => entry[1] !== null);

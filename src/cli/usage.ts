@@ -4,12 +4,10 @@ import { nearest } from './suggest.ts';
 
 /** From now on every error of usage is one line, says where to look, and repeats no value. */
 export function explainErrors(command: Command): void {
-  command.configureOutput({
+  // Commander's own look no further than one command, and take `--ulr=…` as a whole.
+  command.showSuggestionAfterError(false).configureOutput({
     outputError(text, write) {
-      const message = withSuggestion(withoutValue(text.trim()), command).replace(
-        /\s*\((Did you mean .*\?)\)$/s,
-        (_, question: string) => `: ${lowerFirst(question)}`,
-      );
+      const message = withSuggestion(withoutValue(text.trim()), command);
       const hint = message.endsWith('?') ? '' : ` (see '${pathOf(command)} --help')`;
       const line = withoutSecrets(message)
         .replace(/\.$/, '')
@@ -29,17 +27,40 @@ function withoutValue(message: string): string {
     .replace(/^(error: unknown option '[^=]*)=.*'/s, "$1'");
 }
 
-/** Commander takes `--ulr=…` as a whole, and finds nothing like it. */
 function withSuggestion(message: string, command: Command): string {
-  const [, flag] = /^error: unknown option '(--.*)'$/s.exec(message) ?? [];
-  if (flag === undefined) return message;
+  const [, kind, word = ''] = /^error: unknown (option|command) '(.*)'$/s.exec(message) ?? [];
+  if (kind === undefined) return message;
+  const known = kind === 'option' ? optionsOf(command) : commandsOf(command);
+  const meant = known.get(nearest(word, known.keys()) ?? '');
+  if (meant === undefined) return message;
+  // It is there, but was said with a value, as in `--wait=yes`.
+  return meant === word ? `error: option '${word}' takes no value` : `${message}: did you mean ${meant}?`;
+}
+
+function optionsOf(command: Command): Map<string, string> {
   const help = command.createHelp();
   const options = [...help.visibleOptions(command), ...help.visibleGlobalOptions(command)];
-  const meant = nearest(
-    flag,
-    options.flatMap(({ long }) => long ?? []),
+  return new Map(
+    options
+      .flatMap(({ long, short }) => [long, short].flatMap((flag) => flag ?? []))
+      .map((flag) => [flag, flag]),
   );
-  return meant === undefined ? message : `${message}: did you mean ${meant}?`;
+}
+
+/** Its own, and by their whole path those of `davit` and `davit admin`, each of which is looked for in the other. */
+function commandsOf(command: Command): Map<string, string> {
+  const root = rootOf(command);
+  const admin = root.commands.filter((one) => one.name() === 'admin');
+  const others = [root, ...admin].filter((one) => one !== command).flatMap(visibleCommands);
+  return new Map([
+    ['version', `${pathOf(root)} --version`],
+    ...others.map((one): [string, string] => [one.name(), pathOf(one)]),
+    ...visibleCommands(command).map((one): [string, string] => [one.name(), one.name()]),
+  ]);
+}
+
+function visibleCommands(command: Command): Command[] {
+  return command.createHelp().visibleCommands(command);
 }
 
 /** The text with neither keys and signing secrets nor what stands before the @ of a URL. */
@@ -49,8 +70,9 @@ export function withoutSecrets(text: string): string {
     .replaceAll(/:\/\/[^\s/@]+@/g, '://…@');
 }
 
-function lowerFirst(text: string): string {
-  return text.charAt(0).toLowerCase() + text.slice(1);
+/** `davit` itself. */
+export function rootOf(command: Command): Command {
+  return command.parent === null ? command : rootOf(command.parent);
 }
 
 function pathOf(command: Command): string {

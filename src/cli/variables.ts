@@ -1,8 +1,8 @@
 import { isUtf8 } from 'node:buffer';
-import { readFileSync } from 'node:fs';
 import type { Command } from 'commander';
 import { variableProblem } from '../deploy/environment.ts';
-import { AppError, messageOf } from '../errors.ts';
+import { AppError } from '../errors.ts';
+import { readOptionFile } from '../option-files.ts';
 import { printable } from '../printable.ts';
 import { type CommandContext, holdsReplaced, misused } from './command.ts';
 
@@ -22,7 +22,7 @@ export async function readVariables(
 }
 
 async function entriesOfFile(path: string, { terminal }: CommandContext): Promise<[string, string][]> {
-  const bytes = path === '-' ? await terminal.readInput() : readBytes(path);
+  const bytes = path === '-' ? await terminal.readInput() : readOptionFile('--env-from', path);
   // One character for each byte: a line is judged before it is read as UTF-8.
   const lines = bytes.toString('latin1').split(/\r?\n/);
   const entries = lines.flatMap((line, index): [string, string][] =>
@@ -32,16 +32,6 @@ async function entriesOfFile(path: string, { terminal }: CommandContext): Promis
   );
   if (entries.length === 0) throw refused(`--env-from ${path} holds no name=value lines`);
   return entries;
-}
-
-function readBytes(path: string): Buffer {
-  try {
-    return readFileSync(path);
-  } catch (error) {
-    throw new AppError('invalid_request', `--env-from: ${messageOf(error)}`, {
-      cause: error,
-    });
-  }
 }
 
 /** What is no `name=value` may be a part of a secret: nothing of a line is repeated. */

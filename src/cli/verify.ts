@@ -1,14 +1,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
-import {
-  type CommandContext,
-  explain,
-  jsonOption,
-  option,
-  printJson,
-  Refusal,
-  requiredOption,
-} from './command.ts';
+import { option } from '../options.ts';
+import { type CommandContext, explain, jsonOption, printJson, Refusal, requiredOption } from './command.ts';
 
 interface VerifyOptions {
   secret: string;

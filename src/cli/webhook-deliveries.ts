@@ -1,14 +1,7 @@
 import type { Command } from 'commander';
-import { appending } from '../config.ts';
-import {
-  DELIVERY_STATUSES,
-  type Delivery,
-  type DeliveryStatus,
-  EVENT_TYPES,
-  type EventType,
-  type Webhook,
-} from '../domain.ts';
+import { DELIVERY_STATUSES, type Delivery, type DeliveryStatus, EVENT_TYPES } from '../domain.ts';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
+import { appending, option } from '../options.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
@@ -16,12 +9,11 @@ import {
   jsonOption,
   misused,
   moment,
-  option,
   printJson,
   requiredOption,
   withStore,
 } from './command.ts';
-import { chosenOf, limitOption } from './lists.ts';
+import { chosenOf, latestOf, limitOption } from './lists.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { isServed } from './serving.ts';
 import { type Colour, table } from './table.ts';
@@ -70,24 +62,14 @@ async function listDeliveries(
   const eventTypes = eventType === undefined ? null : chosenOf(command, 'event type', eventType, EVENT_TYPES);
   await withStore(command, context, 'refuse', async (store) => {
     const webhook = resolveWebhook(store, idOrUrl, context.effects.now());
-    const found = await latest(store, webhook, statuses, eventTypes, limit + 1);
-    const items = found.slice(0, limit);
+    const filter = { statuses, eventTypes, createdAfterMs: null, createdBeforeMs: null };
+    const { items, isAll } = await latestOf(limit, (beforeSeq, pageLimit) =>
+      store.reads.deliveries.page(webhook, filter, beforeSeq, pageLimit),
+    );
     if (json === true) return printJson(context, items);
     printDeliveries(items, store, context);
-    if (found.length > limit) context.terminal.note(`these are the latest ${limit}: --limit shows more`);
+    if (!isAll) context.terminal.note(`these are the latest ${limit}: --limit shows more`);
   });
-}
-
-async function latest(
-  store: Store,
-  webhook: Webhook,
-  statuses: DeliveryStatus[] | null,
-  eventTypes: EventType[] | null,
-  limit: number,
-): Promise<Delivery[]> {
-  const filter = { statuses, eventTypes, createdAfterMs: null, createdBeforeMs: null };
-  const page = await store.reads.deliveries.page(webhook, filter, Number.MAX_SAFE_INTEGER, limit);
-  return page.map(({ item }) => item);
 }
 
 function printDeliveries(items: readonly Delivery[], store: Store, context: CommandContext): void {
@@ -97,23 +79,18 @@ function printDeliveries(items: readonly Delivery[], store: Store, context: Comm
     return;
   }
   terminal.print(
-    table(
-      items,
-      [
-        { title: 'ID', of: ({ id }) => id },
-        { title: 'EVENT', of: ({ event_type }) => event_type, shrinks: true },
-        { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
-        { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
-        { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shrinks: true },
-        {
-          title: 'NEXT',
-          of: ({ next_attempt_at }) => (next_attempt_at === null ? '' : moment(context, next_attempt_at)),
-        },
-        { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
-      ],
-      terminal.columns,
-      terminal.colours,
-    ),
+    table(terminal, items, [
+      { title: 'ID', of: ({ id }) => id },
+      { title: 'EVENT', of: ({ event_type }) => event_type, shrinks: true },
+      { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
+      { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
+      { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shrinks: true },
+      {
+        title: 'NEXT',
+        of: ({ next_attempt_at }) => (next_attempt_at === null ? '' : moment(context, next_attempt_at)),
+      },
+      { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
+    ]),
   );
 }
 

@@ -67,7 +67,7 @@ async function attemptPing(
       timeoutMs: webhookTimeoutMs,
       allowHttp: webhookAllowHttp,
       allowedCidrs: webhookAllowCidrs,
-      ...(caPem === null ? {} : { caPem }),
+      caPem,
     },
     effects,
   );

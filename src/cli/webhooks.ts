@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import type { Timestamp, WebhookId, WebhookStatus } from '../domain.ts';
+import { option } from '../options.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { PendingPlace } from '../store/outbox.ts';
 import { inSteps } from '../store/steps.ts';
@@ -11,7 +12,6 @@ import {
   explain,
   jsonOption,
   moment,
-  option,
   printJson,
   withStore,
 } from './command.ts';
@@ -75,35 +75,30 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
     return;
   }
   terminal.print(
-    table(
-      webhooks,
-      [
-        { title: 'ID', of: ({ id }) => id },
-        { title: 'URL', of: ({ url }) => url, shrinks: true },
-        { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
-        {
-          title: 'WAITING',
-          of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
-        },
-        {
-          title: 'LAST SUCCESS',
-          of: ({ last_success_at }) => (last_success_at === null ? '' : moment(context, last_success_at)),
-        },
-        {
-          title: 'LAST FAILURE',
-          of: ({ last_failure_at }) => (last_failure_at === null ? '' : moment(context, last_failure_at)),
-        },
-        {
-          title: 'FAILED',
-          of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
-          colour: () => 'red',
-        },
-        { title: 'KEY', of: ({ created_by }) => created_by.name, shrinks: true },
-        { title: 'EVENTS', of: ({ events }) => events.join(' '), shrinks: true },
-      ],
-      terminal.columns,
-      terminal.colours,
-    ),
+    table(terminal, webhooks, [
+      { title: 'ID', of: ({ id }) => id },
+      { title: 'URL', of: ({ url }) => url, shrinks: true },
+      { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
+      {
+        title: 'WAITING',
+        of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
+      },
+      {
+        title: 'LAST SUCCESS',
+        of: ({ last_success_at }) => (last_success_at === null ? '' : moment(context, last_success_at)),
+      },
+      {
+        title: 'LAST FAILURE',
+        of: ({ last_failure_at }) => (last_failure_at === null ? '' : moment(context, last_failure_at)),
+      },
+      {
+        title: 'FAILED',
+        of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
+        colour: () => 'red',
+      },
+      { title: 'KEY', of: ({ created_by }) => created_by.name, shrinks: true },
+      { title: 'EVENTS', of: ({ events }) => events.join(' '), shrinks: true },
+    ]),
   );
 }
 

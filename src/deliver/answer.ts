@@ -102,7 +102,7 @@ export function createAnswerReader(): AnswerReader {
     const text = held + bytes.toString('latin1', from, from + room);
     const endsAt = text.indexOf(end, Math.max(0, heldBefore - end.length + 1));
     if (endsAt === -1) {
-      if (part === 'head' && !isHttp(text)) throw invalid();
+      if (part === 'head' && !isHttp(text, heldBefore)) throw invalid();
       if (text.length - heldBefore === room) throw invalid();
       held = text;
       return text.length - heldBefore;
@@ -180,11 +180,17 @@ function isLineEnd(byte: number | undefined): boolean {
   return byte === 0x0d || byte === 0x0a;
 }
 
-/** Whether this may be the beginning of an answer: lines end with both characters. */
-function isHttp(text: string): boolean {
+/**
+ * Whether this may be the beginning of an answer: lines end with both characters. `from`: where what was not looked at
+ * yet begins; a head of 16 KiB that came byte by byte took 0.9 s to be looked at as a whole each time.
+ */
+function isHttp(text: string, from: number): boolean {
   const beginning = 'HTTP/1.';
-  return text.slice(0, beginning.length) === beginning.slice(0, text.length) && !/(?<!\r)\n/.test(text);
+  BARE_LINE_FEED.lastIndex = from;
+  return text.slice(0, beginning.length) === beginning.slice(0, text.length) && !BARE_LINE_FEED.test(text);
 }
+
+const BARE_LINE_FEED = /(?<!\r)\n/g;
 
 function parseHead(text: string): Head {
   // A line that begins with a space goes on with the one before: RFC 9112, section 5.2.

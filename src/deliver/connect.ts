@@ -3,25 +3,22 @@ import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
 import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
+import type { ListenAddress } from '../config.ts';
 import type { Effects } from '../effects.ts';
-import { putLatest } from './latest.ts';
+import { putLatest } from '../latest.ts';
 import { type Ask, createResolver, type Reputation } from './resolver.ts';
-
-export interface ListenAddress {
-  /** A wildcard, however it is spelled, and a name stand for every address of this machine. */
-  address: string;
-  /** 0: one that is free, which one is not known here. */
-  port: number;
-}
 
 export interface ConnectorOptions {
   /** How long a connection may take at most; whoever waits for it may give up before. */
   timeoutMs: number;
   allowedCidrs: readonly Cidr[];
-  /** Where davit itself listens: refused like a private address, unless `allowedCidrs` opens it. */
+  /**
+   * Where davit itself listens: refused like a private address, unless `allowedCidrs` opens it. A wildcard, however it
+   * is spelled, and a name stand for every address of this machine, port 0 for every port.
+   */
   refusedAddresses?: readonly ListenAddress[];
   /** Certificates in PEM that are trusted besides the usual ones. */
-  caPem?: string;
+  caPem?: string | null;
   /** All addresses of a name: asks the system's resolver unless a test brings its own. */
   resolve?: Ask;
   /** The addresses of this machine: asks the system unless a test brings its own. */
@@ -73,7 +70,7 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
  * a name is resolved once for each connection, and one answer that is not allowed refuses them all.
  */
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
-  const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem } = options;
+  const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;
   const { machineAddresses = interfaceAddresses } = options;
   const resolve = createResolver(options.resolve, timeoutMs, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
@@ -207,8 +204,8 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
 }
 
 /** Made once and kept: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. */
-function secureContextOf(caPem: string | undefined): SecureContext {
-  return createSecureContext(caPem === undefined ? {} : { ca: [...getCACertificates('default'), caPem] });
+function secureContextOf(caPem: string | null): SecureContext {
+  return createSecureContext(caPem === null ? {} : { ca: [...getCACertificates('default'), caPem] });
 }
 
 function interfaceAddresses(): string[] {
@@ -219,7 +216,7 @@ function interfaceAddresses(): string[] {
 type Listener = (ip: string, port: number) => boolean;
 
 function listenerOf(listen: ListenAddress, machineAddresses: () => readonly string[]): Listener {
-  const own = listenedAddress(listen.address);
+  const own = listenedAddress(listen.host);
   // Asked anew each time: a machine's addresses change. Which of them a name stands for is not asked.
   const isAt = (ip: string) => (own === null ? machineAddresses().includes(ip) : isInside(ip, [own]));
   return (ip, port) => (listen.port === port || listen.port === 0) && isAt(ip);

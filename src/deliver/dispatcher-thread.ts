@@ -3,7 +3,7 @@ import type { WebhookId } from '../domain.ts';
 import { delay, realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
-import { startLoop } from '../loop.ts';
+import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
@@ -18,9 +18,6 @@ import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } f
  * The dispatcher beside the thread that accepts requests, not in it: with both in one, the p99 of accepting
  * a deployment rises from 13 ms to over 300 ms while deliveries run flat out.
  */
-
-/** What other processes wrote is found at the latest after this. */
-const IDLE_MS = 500;
 
 /**
  * So long attempts that are under way may go on when davit stops: all but those of receivers that hang end within
@@ -55,13 +52,13 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     wake: () => loop.wake(),
   });
   const loop = startLoop(dispatcher.tick, {
-    idleMs: IDLE_MS,
+    idleMs: LOOK_OUTSIDE_EVERY_MS,
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
   });
   const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
   const replays = startLoop(replayer.tick, {
-    idleMs: IDLE_MS,
+    idleMs: LOOK_OUTSIDE_EVERY_MS,
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
   });

@@ -1,7 +1,7 @@
-import type { Logger } from 'pino';
 import { createClockSettings, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
+import type { Logger } from '../logger.ts';
 import { type Change, enabledWebhookOf, webhookOf } from '../store/context.ts';
 import {
   type Claim,
@@ -291,7 +291,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     };
   }
 
-  /** Successes at `debug`: written at once, as all logs are, they would cost more than signing does. */
+  /** Successes at `debug`: a line costs as much as signing does. */
   function logAttempt({ deliveryId, webhookId, attempt, next }: Settlement, { event_id }: DueDelivery): void {
     const { statusCode, error, durationMs } = attempt;
     const fields = {

@@ -1,8 +1,8 @@
 import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
 import type { Effects } from '../effects.ts';
+import { putLatest } from '../latest.ts';
 import { createPlaces, type Places } from '../places.ts';
-import { putLatest } from './latest.ts';
 
 /** All addresses of a name; rejects as the system's resolver does. */
 export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;

@@ -1,16 +1,16 @@
 import type { Effects } from '../effects.ts';
+import { putLatest } from '../latest.ts';
 import { createSlots } from '../slots.ts';
 import { type Answer, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
 import { type Connection, createConnections, type Place } from './connections.ts';
-import { putLatest } from './latest.ts';
 import type { Reputation } from './resolver.ts';
 
-export interface SenderOptions extends Omit<ConnectorOptions, 'timeoutMs'> {
+export interface SenderOptions extends ConnectorOptions {
   /** Stands in the User-Agent. */
   version: string;
   /** From the attempt's start to the end of the answer's headers, names and handshakes included. */
-  timeoutMs?: number;
+  timeoutMs: number;
   /** Whether `http:` is sent to at all. */
   allowHttp: boolean;
   /** How many idle connections are kept, over all receivers. */
@@ -58,7 +58,6 @@ export interface Sender {
   close(): void;
 }
 
-const TIMEOUT_MS = 10_000;
 /** About 50 KB each while they last. With 1,000 busy receivers over TLS, 256 sent 970 a second, 1,024 sent 9,900. */
 const IDLE_CONNECTIONS_MAX = 1_000;
 const BODY_READ_MAX_BYTES = 16 * 1024;
@@ -72,8 +71,8 @@ const BODY_READ_MAX_BYTES = 16 * 1024;
  * davit delivers a fifth more.
  */
 export function createSender(options: SenderOptions, effects: Effects): Sender {
-  const { version, timeoutMs = TIMEOUT_MS, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
-  const { connect, trust } = createConnector({ ...options, timeoutMs }, effects);
+  const { version, timeoutMs, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
+  const { connect, trust } = createConnector(options, effects);
   const connections = createConnections(connect, idleConnectionsMax, effects);
   const targets = new Map<string, Target>();
   const underWay = createSlots<Cut>();

@@ -1,5 +1,6 @@
 import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
 import { userInfo } from 'node:os';
+import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../domain.ts';
 import { codeOf } from '../errors.ts';
 import { HIDDEN, hiderOf } from './mask.ts';
 
@@ -121,9 +122,6 @@ export interface Outputs {
 
 /** More of DEPLOY_OUTPUT is not read. */
 export const OUTPUT_FILE_MAX_BYTES = 64 * 1024;
-const OUTPUTS_MAX = 100;
-const OUTPUT_NAME_MAX_LENGTH = 64;
-const OUTPUT_VALUE_MAX_BYTES = 4 * 1024;
 const NOTES_MAX = 10;
 
 /**

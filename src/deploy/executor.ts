@@ -2,6 +2,7 @@ import type { DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
+import type { ProcessIdentity } from '../store/deployments.ts';
 import type { DeploymentEnd } from '../store/endings.ts';
 import type { InputOf, OutputOf } from '../store/operations.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
@@ -16,8 +17,7 @@ import {
   readOutputs,
 } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
-import type { ProcessIdentity } from './processes.ts';
-import { type Run, type RunOutcome, run } from './run.ts';
+import { type Run, type RunOutcome, run, type StopRequest } from './run.ts';
 import type { Spawner } from './spawner.ts';
 import type { Workspace, Workspaces } from './workspace.ts';
 
@@ -112,8 +112,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   function begin(claimed: ClaimedDeployment): void {
-    const { promise: stopRequest, resolve: requestStop } =
-      Promise.withResolvers<Parameters<Run['stop']>[0]>();
+    const { promise: stopRequest, resolve: requestStop } = Promise.withResolvers<StopRequest>();
     underWay.set(claimed.id, requestStop);
     logger.info(
       { deployment_id: claimed.id, project_id: claimed.project_id, ref: claimed.ref },
@@ -127,10 +126,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     });
   }
 
-  async function carryOut(
-    claimed: ClaimedDeployment,
-    stopRequest: Promise<Parameters<Run['stop']>[0]>,
-  ): Promise<void> {
+  async function carryOut(claimed: ClaimedDeployment, stopRequest: Promise<StopRequest>): Promise<void> {
     const log = createLogKeeper({
       headBytes: LOG_HEAD_BYTES,
       tailBytes: LOG_TAIL_BYTES,
@@ -178,7 +174,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     workspace: Workspace,
     claimed: ClaimedDeployment,
     log: LogKeeper,
-    stopRequest: Promise<Parameters<Run['stop']>[0]>,
+    stopRequest: Promise<StopRequest>,
   ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
     const running = start(claimed, workspace, log);
     void stopRequest.then(running.stop);

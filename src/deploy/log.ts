@@ -61,8 +61,7 @@ export function createLogKeeper({
     if (failed) await writing;
     if (bytes.length > 0) midLine = bytes.at(-1) !== LINE_FEED;
     add(mask.push(bytes));
-    if (pendingBytes >= CHUNK_MAX_BYTES) startWriting();
-    else if (pendingBytes > 0) cancelTimer ??= effects.after(GATHER_MS, startWriting);
+    writeWhenGathered();
     while (pendingBytes >= PENDING_MAX_BYTES) await writing;
   }
 
@@ -72,6 +71,11 @@ export function createLogKeeper({
     pendingBytes += bytes.length;
   }
 
+  function writeWhenGathered(): void {
+    if (pendingBytes >= CHUNK_MAX_BYTES) startWriting();
+    else if (pendingBytes > 0) cancelTimer ??= effects.after(GATHER_MS, startWriting);
+  }
+
   /** One write after the other. A failed one stays as `writing`, and is what everybody hears of from then on. */
   function startWriting(): void {
     cancelTimer?.();
@@ -79,8 +83,7 @@ export function createLogKeeper({
     if (writing !== undefined || pendingBytes === 0) return;
     writing = writePending().then(() => {
       writing = undefined;
-      if (pendingBytes >= CHUNK_MAX_BYTES) startWriting();
-      else if (pendingBytes > 0) cancelTimer ??= effects.after(GATHER_MS, startWriting);
+      writeWhenGathered();
     });
     writing.catch(() => {
       failed = true;

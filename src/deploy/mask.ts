@@ -14,15 +14,17 @@ const MASKED = Buffer.from(HIDDEN);
 const NOTHING = Buffer.alloc(0);
 
 /**
- * Replaces every secret of 8 characters or more by `***`: the leftmost, and of several that begin there the
- * longest. The lines of a secret of several lines are secrets too, as programs print them one by one. What
- * comes out does not depend on how the text was cut.
+ * Replaces every secret of 8 characters or more by `***`, and those that overlap by one. The lines of a secret of
+ * several lines are secrets too, as programs print them one by one. What comes out does not depend on how the text was
+ * cut.
  */
 export function maskFor(secrets: readonly string[]): Mask {
   const needles = needlesOf(secrets);
   if (needles.length === 0) return { push: asBuffer, end: () => NOTHING };
-  const { placeFrom, matchAt, beginningFrom } = createSearch(needles);
+  const { placeFrom, matchAt, beginningIn } = createSearch(needles);
   let held: Buffer = NOTHING;
+  /** Of what is held, so much is hidden already. */
+  let hiddenBytes = 0;
 
   return {
     push: (bytes) => replace(joined(held, bytes), false),
@@ -31,21 +33,18 @@ export function maskFor(secrets: readonly string[]): Mask {
 
   function replace(text: Buffer, isLast: boolean): Buffer {
     const pieces: Buffer[] = [];
-    let begun = isLast ? text.length : beginningFrom(text, 0);
-    let from = 0;
-    for (let at = placeFrom(text, 0); at < begun; at = placeFrom(text, at)) {
+    const begun = isLast ? text.length : beginningIn(text);
+    let from = hiddenBytes;
+    for (let at = placeFrom(text, 0); at < begun; at = placeFrom(text, at + 1)) {
       const length = matchAt(text, at);
-      if (length === 0) {
-        at += 1;
-        continue;
-      }
-      pieces.push(text.subarray(from, at), MASKED);
-      at += length;
-      from = at;
-      if (begun < at) begun = isLast ? text.length : beginningFrom(text, at);
+      if (length === 0) continue;
+      // One that begins within another is hidden with it: as far as it goes beyond, nothing else would hide it.
+      if (at >= from) pieces.push(text.subarray(from, at), MASKED);
+      from = Math.max(from, at + length);
     }
-    pieces.push(text.subarray(from, begun));
+    if (from < begun) pieces.push(text.subarray(from, begun));
     held = text.subarray(begun);
+    hiddenBytes = Math.max(0, from - begun);
     return pieces.length === 1 ? (pieces[0] ?? NOTHING) : Buffer.concat(pieces);
   }
 }
@@ -79,7 +78,7 @@ function createSearch(needles: readonly Buffer[]) {
   const begins = new Uint8Array(0x10000);
   for (const needle of needles) begins[slotOf(needle.readInt32BE(0))] = 1;
 
-  return { placeFrom, matchAt, beginningFrom };
+  return { placeFrom, matchAt, beginningIn };
 
   /** The next place where a whole needle may stand; the text's length if there is none. */
   function placeFrom(text: Buffer, from: number): number {
@@ -102,8 +101,8 @@ function createSearch(needles: readonly Buffer[]) {
   }
 
   /** Where the text ends with the beginning of a needle, the leftmost of such places; the text's end if with none. */
-  function beginningFrom(text: Buffer, from: number): number {
-    for (let at = Math.max(from, text.length - longest + 1); at < text.length; at++) {
+  function beginningIn(text: Buffer): number {
+    for (let at = Math.max(0, text.length - longest + 1); at < text.length; at++) {
       const rest = text.length - at;
       if (rest >= 4 && begins[slotOf(text.readInt32BE(at))] === 0) continue;
       const next = needles[countUpTo(text, at)];

@@ -15,6 +15,8 @@ export interface Posix {
   spawn(program: Program): Promise<{ processId: number } | { code: string }>;
   /** How a child of this process ended; undefined while it has not. After an answer the id may be another's. */
   endOf(processId: number): ProcessEnd | undefined;
+  /** Some child of this process that has ended, whoever started it, and goes on as a zombie; undefined: there is none. */
+  endedChild(): number | undefined;
 }
 
 export interface Program {
@@ -44,6 +46,7 @@ export async function loadPosix(): Promise<Posix> {
   const pipe2 = declare('int pipe2(_Out_ int *descriptors, int flags)');
   const fcntl = declare('int fcntl(int descriptor, int command, ...)');
   const waitpid = declare('int waitpid(int id, _Out_ int *status, int options)');
+  const waitid = declare('int waitid(int kind, int id, void *information, int options)');
   const spawnProgram = declare(
     'int posix_spawn(_Out_ int *id, str path, void *actions, void *attributes, const char **argv, const char **envp)',
   );
@@ -51,7 +54,7 @@ export async function loadPosix(): Promise<Posix> {
   const attributes = spawnAttributes(declare);
   const lastError = () => getSystemErrorName(-koffi.errno());
 
-  return { pipe, spawn, endOf };
+  return { pipe, spawn, endOf, endedChild };
 
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
@@ -94,6 +97,13 @@ export async function loadPosix(): Promise<Posix> {
       ? { kind: 'exited', exitCode: (status[0] >> 8) & 0xff }
       : { kind: 'signalled', signal: signalName(signal) };
   }
+
+  function endedChild(): number | undefined {
+    const information = Buffer.alloc(SIGNAL_INFORMATION_BYTES);
+    if (waitid(P_ALL, 0, information, WNOHANG | WEXITED | WNOWAIT) !== 0) return undefined; // it has no child
+    const processId = information.readInt32LE(SIGNAL_INFORMATION_PROCESS_ID);
+    return processId === 0 ? undefined : processId;
+  }
 }
 
 type Declare = (declaration: string) => KoffiFunc<(...values: unknown[]) => number>;
@@ -101,12 +111,18 @@ type Declare = (declaration: string) => KoffiFunc<(...values: unknown[]) => numb
 const O_CLOEXEC = 0o2000000;
 const F_SETFL = 4;
 const WNOHANG = 1;
+const WEXITED = 4;
+const WNOWAIT = 0x01000000;
+const P_ALL = 0;
 const POSIX_SPAWN_SETSIGDEF = 0x04;
 const POSIX_SPAWN_SETSIGMASK = 0x08;
 const POSIX_SPAWN_SETSID = 0x80;
 
 /** More than any of the C library's opaque structures has: the largest, posix_spawnattr_t, has 336. */
 const STRUCTURE_BYTES = 512;
+/** siginfo_t, and where its si_pid is where pointers have 64 bits. */
+const SIGNAL_INFORMATION_BYTES = 128;
+const SIGNAL_INFORMATION_PROCESS_ID = 16;
 /** sigset_t */
 const SIGNAL_SET_BYTES = 128;
 

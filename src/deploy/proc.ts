@@ -1,11 +1,35 @@
-import { closeSync, openSync, readdirSync, readFileSync, readSync } from 'node:fs';
-import { codeOf } from '../errors.ts';
+import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { AppError, codeOf } from '../errors.ts';
 
 /*
  * Who runs is read from /proc. Where no more files may be open that must not look as if nobody did: one is kept open, to
  * be given up for that moment.
  */
 let spare: number | undefined;
+
+/**
+ * Throws AppError `conflict` unless /proc tells of the PID namespace of this process: by the ids of another one commands
+ * would be taken for others, and others ended in their place, pid_namespaces(7).
+ */
+export function requireOwnProc(): void {
+  const self = selfInProc();
+  if (self === process.pid) return;
+  throw new AppError(
+    'conflict',
+    self === undefined
+      ? '/proc does not show this process, and davit looks after its commands there: mount it in the PID namespace of davit'
+      : `/proc is that of another PID namespace, where davit is process ${self} in place of ${process.pid}: mount its own ` +
+          'there (unshare has --mount-proc)',
+  );
+}
+
+function selfInProc(): number | undefined {
+  try {
+    return Number(readlinkSync('/proc/self'));
+  } catch {
+    return undefined;
+  }
+}
 
 /** The ids of all processes, with this one. */
 export function processIds(): number[] {

@@ -2,16 +2,8 @@ import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
+import type { ProcessIdentity } from '../store/deployments.ts';
 import { processIds, readProc } from './proc.ts';
-
-/** One process for ever: an id alone is given to another process later. */
-export interface ProcessIdentity {
-  processId: number;
-  /** Clock ticks since boot: field 22 of /proc/<pid>/stat, proc_pid_stat(5). */
-  processStartedAt: number;
-  /** /proc/sys/kernel/random/boot_id */
-  bootId: string;
-}
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
 export interface ProcessTree {
@@ -26,7 +18,7 @@ export interface StopOptions {
   /** Signals nobody when the leader exited of its own accord: what it left running is meant to stay. */
   spareWhenExited?: boolean;
   /** Hears once which processes SIGKILL has not ended: another user's, or stuck inside the kernel. */
-  onStuck?: (processIds: number[]) => void;
+  onStuck?: ((processIds: number[]) => void) | undefined;
 }
 
 /** What SIGTERM does to a process: `gone` when it has exited already, also when nobody has waited for it yet. */

@@ -1,20 +1,13 @@
 import type { Effects } from '../effects.ts';
+import type { ProcessIdentity } from '../store/deployments.ts';
+import type { SpawnRequest } from './not-started.ts';
 import type { ProcessEnd } from './posix.ts';
-import {
-  DEPLOYMENT_MARKER,
-  type ProcessIdentity,
-  stopTree,
-  type TerminationDisposition,
-} from './processes.ts';
+import { DEPLOYMENT_MARKER, stopTree, type TerminationDisposition } from './processes.ts';
 import type { Spawner, StartedProcess } from './spawner.ts';
 
-export interface RunRequest {
+/** A command to be run; its deployment's marker is added to its environment. */
+export interface RunRequest extends SpawnRequest {
   deploymentId: string;
-  /** Argument vector; the first is a path, relative to `directory`, or a name that the environment's PATH finds. */
-  command: readonly [string, ...string[]];
-  directory: string;
-  /** All that the command gets; the deployment's marker is added. */
-  environment: Record<string, string>;
   /** From its start; null: it may run for ever. */
   timeoutMs: number | null;
   /** Without output; null: it may be silent for ever. */
@@ -41,8 +34,11 @@ export interface Run {
    */
   outcome: Promise<RunOutcome>;
   /** Ends it, at any time, started or not; the first cause counts. */
-  stop(cause: 'user' | 'shutdown'): void;
+  stop(cause: StopRequest): void;
 }
+
+/** Why somebody wants a run to end. */
+export type StopRequest = 'user' | 'shutdown';
 
 export type RunOutcome =
   | { kind: 'exited'; exitCode: number }
@@ -55,7 +51,7 @@ export type RunOutcome =
   /** `cause` is a sentence for whoever configured the command. */
   | { kind: 'notStarted'; cause: string };
 
-type StopCause = 'user' | 'shutdown' | 'timeout' | 'idleTimeout' | 'failure';
+type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
 
 /**
  * Runs one command, from its start until it is over. What it leaves running after an end of its own is left
@@ -142,8 +138,7 @@ function endTree(
 ): Promise<TerminationDisposition> {
   const graceMs = cause === 'shutdown' ? Math.min(killGraceMs, SHUTDOWN_KILL_GRACE_MS) : killGraceMs;
   // It may have exited without its end being told yet: then what would stop it comes too late.
-  const options = { graceMs, effects, spareWhenExited: true };
-  return stopTree({ deploymentId, leader }, onStuck === undefined ? options : { ...options, onStuck });
+  return stopTree({ deploymentId, leader }, { graceMs, effects, spareWhenExited: true, onStuck });
 }
 
 /**

@@ -2,11 +2,12 @@ import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import { createPlaces } from '../places.ts';
+import type { ProcessIdentity } from '../store/deployments.ts';
 import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import { loadPosix, type ProcessEnd } from './posix.ts';
-import { type ProcessIdentity, processIdentity } from './processes.ts';
+import { processIdentity } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string } | { kind: 'unwanted' };
 
@@ -31,12 +32,16 @@ export interface Spawner {
 /** Of libuv's threads, which resolve names too, only so many may wait for a file system that hangs. */
 const STARTING_MAX = 16;
 
-/** Starts commands, and hears of their ends. */
-export async function createSpawner(effects: Effects): Promise<Spawner> {
+/**
+ * Starts commands, and hears of their ends. `adopts`: this process is given the orphans of the others, as the first of a
+ * container is, and nobody else waits for them.
+ */
+export async function createSpawner(effects: Effects, adopts = process.pid === 1): Promise<Spawner> {
   const posix = await loadPosix();
   const reader = createPipeReader(effects);
   const running = new Map<number, (end: ProcessEnd) => void>();
   const starting = createPlaces(STARTING_MAX);
+  let startsUnderWay = 0;
   let closed = false;
 
   // One signal may stand for several ends.
@@ -46,13 +51,16 @@ export async function createSpawner(effects: Effects): Promise<Spawner> {
   async function spawn(request: SpawnRequest, isWanted = () => true): Promise<SpawnResult> {
     // At once: of several claims of one commit the first then starts while the second is prepared. 7 % more commands.
     if (!starting.takeNow()) await starting.take();
+    startsUnderWay += 1;
     try {
       if (closed) return { kind: 'notStarted', cause: 'davit is shutting down' };
       return isWanted() ? await start(request) : { kind: 'unwanted' };
     } catch (error) {
       return { kind: 'notStarted', cause: messageOf(error) };
     } finally {
+      startsUnderWay -= 1;
       starting.leave();
+      waitForAdopted();
     }
   }
 
@@ -103,6 +111,13 @@ export async function createSpawner(effects: Effects): Promise<Spawner> {
 
   function lookAtAll(): void {
     for (const processId of running.keys()) look(processId);
+    waitForAdopted();
+  }
+
+  /** Who was started this very moment, and is not known yet, must not be taken for an orphan. */
+  function waitForAdopted(): void {
+    if (!adopts || closed || startsUnderWay > 0) return;
+    for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) look(id);
   }
 
   function look(processId: number): void {

@@ -20,7 +20,11 @@ export interface Answers {
    * Performs a write and answers with what it made, in one transaction with the request's Idempotency-Key:
    * a repeat is answered with the same bytes and `Idempotent-Replayed: true`.
    */
-  write(request: WriteRequest, h: Toolkit, write: Omit<AnswerRequest, 'memory'>): Promise<ResponseObject>;
+  write(
+    request: WriteRequest,
+    h: Toolkit,
+    write: Omit<AnswerRequest, 'keyId' | 'memory'>,
+  ): Promise<ResponseObject>;
   /**
    * For a write to what is not there, or not any more: if it repeats one that was answered, that answer. What a key
    * sees never changes, so it saw it then. Throws `not_found`.
@@ -41,8 +45,9 @@ export function createAnswers(writer: Writer): Answers {
   return {
     async write(request, h, write) {
       const memory = idempotencyMemory(request);
+      const { keyId } = callerOf(request);
       const answer =
-        repeatedUnderWay(memory) ?? writer.write('answer', { ...write, memory } as AnswerRequest);
+        repeatedUnderWay(memory) ?? writer.write('answer', { ...write, keyId, memory } as AnswerRequest);
       return respond(h, await answer);
     },
 
@@ -96,6 +101,7 @@ export function createAnswers(writer: Writer): Answers {
     return await writer.write('answer', {
       operation: 'pings.keep',
       input: attempt,
+      keyId: memory.keyId,
       memory,
       statusCode: 200,
       locationPrefix: null,

@@ -35,7 +35,7 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
   const answers = createAnswers(store.writer);
   const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
   return createHttpServer(
-    { listen: config.listen, tls, rateLimit: config.rateLimit ?? 'off', onAnswer },
+    { listen: config.listen, tls, rateLimit: config.rateLimit, onAnswer },
     {
       authentication: authentication(
         store,

@@ -1,6 +1,6 @@
 import type { Plugin, Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, wrongKey } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
@@ -40,12 +40,8 @@ export function authentication(
     const caller = currentCaller(request, reads, effects.now());
     if (caller !== undefined) return caller;
     applyRateDecision(failures.take(addressGroup(clientAddress(request))), request);
-    throw new AppError(
-      'unauthorized',
-      bearerToken(request) === undefined
-        ? 'send an API key: Authorization: Bearer <API_KEY>'
-        : 'this API key is wrong, expired or revoked',
-    );
+    if (bearerToken(request) !== undefined) throw wrongKey();
+    throw new AppError('unauthorized', 'send an API key: Authorization: Bearer <API_KEY>');
   }
 
   function noteUse({ keyId, lastUsedAtMs }: Caller): void {

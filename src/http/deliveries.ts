@@ -59,7 +59,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
             openapi: {
               operationId: 'listDeliveries',
               summary: 'List deliveries of a webhook',
-              description: 'Newest first.',
+              description:
+                'Newest first. When what is asked for is rare among very many, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
               responses: { 200: { description: 'A page of them.', pageOf: 'Delivery' } },
             },
           },
@@ -80,7 +81,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           // Before the webhook is looked up: a cursor is a value.
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
           const webhook = visibleWebhook(reads, request);
-          return pages.page(walk, await reads.deliveries.page(webhook, filter, beforeSeq, limit + 1), limit);
+          const { items, goOnBefore } = await reads.deliveries.page(webhook, filter, beforeSeq, limit);
+          return pages.stretch(walk, items, goOnBefore);
         },
       });
 
@@ -160,6 +162,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               description:
                 'Those that were made from `since` to `until`, both included, each with all its attempts again. It is done in the background, as fast as the receiver takes them.',
               responses: { 202: { description: 'How many there are.', resource: 'Replay' } },
+              errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
             },
           },
         },

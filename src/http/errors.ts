@@ -2,10 +2,10 @@ import { type IncomingMessage, type Server as Listener, type ServerResponse, STA
 import type { Duplex } from 'node:stream';
 import { type Boom, isBoom, methodNotAllowed } from '@hapi/boom';
 import type { Lifecycle, Plugin, Request, ResponseToolkit } from '@hapi/hapi';
-import type { Logger } from 'pino';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, type ErrorCode, type ErrorDetail, STATUS_OF_CODE } from '../errors.ts';
+import type { Logger } from '../logger.ts';
 import { interruptBody, isBodyPending, untilBodyEnds } from './body.ts';
 
 /** An answer as text, so that a handler, hapi itself and a bare socket can all send the same one. */

@@ -4,6 +4,7 @@ import ipaddr from 'ipaddr.js';
 import { type Cidr, isInside } from '../address.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { putLatest } from '../latest.ts';
 
 /** `limit` requests in every `windowMs`, all of them at once if the caller likes. */
 export interface RateLimit {
@@ -33,11 +34,11 @@ export interface RateLimiter {
  * for longest is forgotten first, which forgives it and locks nobody out.
  */
 export function createRateLimiter(
-  rateLimit: RateLimit | 'off',
+  rateLimit: RateLimit | null,
   effects: Effects,
   { policy = 'default', maxCallers = 10_000 }: { policy?: string; maxCallers?: number } = {},
 ): RateLimiter {
-  if (rateLimit === 'off') return { take: () => ({ kind: 'unlimited' }) };
+  if (rateLimit === null) return { take: () => ({ kind: 'unlimited' }) };
   const { limit, windowMs } = rateLimit;
   const policyHeader = `"${policy}";q=${limit};w=${Math.ceil(windowMs / 1000)}`;
   const originMs = effects.monotonicMs();
@@ -54,7 +55,7 @@ export function createRateLimiter(
         const retryAfterSeconds = seconds(owed + cost - capacity);
         return { kind: 'limited', headers: headers(0, retryAfterSeconds), retryAfterSeconds };
       }
-      remember(who, now + owed + cost);
+      putLatest(paidOffAt, who, now + owed + cost, maxCallers);
       const free = capacity - owed - cost;
       return { kind: 'allowed', headers: headers(Math.floor(free / cost), seconds(cost - (free % cost))) };
     },
@@ -68,17 +69,6 @@ export function createRateLimiter(
   /** `remaining` requests may come now, and the next one more in `moreInSeconds`. */
   function headers(remaining: number, moreInSeconds: number): RateHeaders {
     return { 'RateLimit-Policy': policyHeader, RateLimit: `"${policy}";r=${remaining};t=${moreInSeconds}` };
-  }
-
-  function remember(who: string, atMs: number): void {
-    // A Map is in order of insertion: deleted first, the caller comes to stand last.
-    paidOffAt.delete(who);
-    paidOffAt.set(who, atMs);
-    if (paidOffAt.size <= maxCallers) return;
-    for (const quietest of paidOffAt.keys()) {
-      paidOffAt.delete(quietest);
-      return;
-    }
   }
 }
 

@@ -1,5 +1,4 @@
 import { type Deployment, type DeploymentId, isTerminal } from '../domain.ts';
-import type { Effects } from '../effects.ts';
 import { leftOutMarker } from '../store/logs.ts';
 import type { Reads } from '../store/store.ts';
 import type { Watch, Watches } from './watches.ts';
@@ -16,7 +15,7 @@ export interface LogFollower {
   /** The first byte that is wanted. */
   from: number;
   watch: Watch;
-  /** Asked now and then: a revoked key follows no longer. */
+  /** Asked before anything is said: a revoked key follows no longer. */
   mayFollow(): boolean;
 }
 
@@ -26,7 +25,7 @@ export type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, 
  * Makes the function that gives a log as server-sent events, until the deployment has ended and all was said. An
  * event's id is the offset to go on at. Ends early when the follower's watch is closed, or it may not follow.
  */
-export function createLogEvents(reads: Reads, watches: Watches, effects: Effects): LogEvents {
+export function createLogEvents(reads: Reads, watches: Watches): LogEvents {
   const sayAt = rememberingUntilCommit(watches, (id, at, midLine) => say(reads, id, at, midLine));
 
   return async function* ({ id, from, watch, mayFollow }) {
@@ -34,15 +33,11 @@ export function createLogEvents(reads: Reads, watches: Watches, effects: Effects
     yield Buffer.from(`retry: ${RECONNECT_AFTER_MS}\n\n`);
     let at = from;
     let midLine = false;
-    let askedAtMs = effects.monotonicMs();
     for (let waitMs = 0; ; ) {
       const woken = await watch.next(waitMs);
       if (woken === 'closed') return;
+      if (!mayFollow()) return;
       if (woken === 'timedOut' && waitMs > 0) yield HEARTBEAT;
-      if (effects.monotonicMs() - askedAtMs >= HEARTBEAT_MS) {
-        if (!mayFollow()) return;
-        askedAtMs = effects.monotonicMs();
-      }
       const said = sayAt(id, at, midLine);
       if (said.event !== undefined) yield said.event;
       if (said.isOver) return;

@@ -3,7 +3,7 @@ import type { Plugin, Request, ResponseObject, ResponseToolkit } from '@hapi/hap
 import type { Deployment, DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
-import { logChange } from '../store/logs.ts';
+import { logChange } from '../store/context.ts';
 import type { Store } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -57,7 +57,7 @@ const LOGS_RESPONSE: ResponseDescription = {
 
 /** What a deployment printed: as it is now, or followed to its end. */
 export function logs({ reads }: Store, watches: Watches, effects: Effects): Plugin<void> {
-  const logEvents = createLogEvents(reads, watches, effects);
+  const logEvents = createLogEvents(reads, watches);
 
   return {
     name: 'logs',
@@ -122,10 +122,8 @@ export function logs({ reads }: Store, watches: Watches, effects: Effects): Plug
     const watch = watches.open([id, logChange(id)], callerOf(request).keyId);
     // A generator that waits is not ended by the end of its stream: the watch ends it.
     closeWithResponse(watch, request);
-    const mayFollow = () => {
-      const caller = currentCaller(request, reads, effects.now());
-      return caller !== undefined && reads.deployments.visibleTo(caller, id) !== undefined;
-    };
+    // What it sees never changes.
+    const mayFollow = () => currentCaller(request, reads, effects.now()) !== undefined;
     return h
       .response(Readable.from(logEvents({ id, from, watch, mayFollow }), streamOptions))
       .type('text/event-stream')

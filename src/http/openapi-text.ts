@@ -1,6 +1,6 @@
 import type { EventType } from '../domain.ts';
 import type { ErrorCode, ErrorDetail } from '../errors.ts';
-import { hasEnded } from '../store/endings.ts';
+import { endedAlready } from '../store/endings.ts';
 import type { Header } from './openapi-types.ts';
 import { idJsonSchema } from './resources.ts';
 
@@ -132,7 +132,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   conflict: {
     when: 'The state of the resource forbids it.',
-    message: hasEnded('succeeded').message,
+    message: endedAlready('succeeded').message,
     headers: [...LIMITED],
   },
   payload_too_large: {

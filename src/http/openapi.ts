@@ -197,7 +197,8 @@ const EVENTS_TAG = 'events';
 /** What receivers are sent, described as the request that they get. */
 function event(type: string, summary: string): PathItem {
   const name = type.replaceAll(/(^|\.)([a-z])/g, (_match, _dot, letter: string) => letter.toUpperCase());
-  const resource = type === 'ping' ? 'Ping' : 'Event';
+  const isPing = type === 'ping';
+  const resource = isPing ? 'Ping' : 'Event';
   return {
     post: {
       operationId: `on${name}`,
@@ -223,10 +224,11 @@ function event(type: string, summary: string): PathItem {
       },
       responses: {
         '2XX': { description: 'Received, if it came within 10 seconds of the start of the attempt.' },
-        '410': { description: 'Nobody is there any more: the webhook is disabled.' },
+        ...(isPing ? {} : { '410': { description: 'Nobody is there any more: the webhook is disabled.' } }),
         default: {
-          description:
-            'Not received, redirects included: it is sent again with growing delays, for 24 hours.',
+          description: isPing
+            ? 'Not received, redirects included: whoever asked for the ping is told, and it is not sent again.'
+            : 'Not received, redirects included: it is sent again with growing delays, for 24 hours.',
         },
       },
     },

@@ -16,7 +16,7 @@ import {
   type Webhook,
 } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
-import type { DeliveryDetails } from '../store/deliveries.ts';
+import { BODIES_SHOWN_MAX, type DeliveryDetails } from '../store/deliveries.ts';
 import type { Replay } from '../store/replays.ts';
 import type { WebhookWithSecret } from '../store/webhooks.ts';
 
@@ -46,7 +46,6 @@ export interface JsonSchema {
   required?: string[];
   additionalProperties?: boolean | JsonSchema;
   items?: JsonSchema;
-  anyOf?: JsonSchema[];
   $ref?: string;
   [keyword: string]: unknown;
 }
@@ -285,7 +284,10 @@ const ATTEMPT: Described<Attempt> = {
     },
     duration_ms: COUNT,
     remote_address: nullable(TEXT),
-    response_body: { ...nullable(TEXT), description: 'The first 4 KiB of the answer.' },
+    response_body: {
+      ...nullable(TEXT),
+      description: `The first 4 KiB of the answer; of a delivery's attempts, the latest ${BODIES_SHOWN_MAX} have it.`,
+    },
     trigger: oneOf(ATTEMPT_TRIGGERS),
   },
   example: {

@@ -8,17 +8,19 @@ import { createServer as createTlsServer } from 'node:https';
 import type { Socket } from 'node:net';
 import { methodNotAllowed } from '@hapi/boom';
 import { type Plugin, type Request, Server } from '@hapi/hapi';
-import type { Logger } from 'pino';
+import type { ListenAddress } from '../config.ts';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
-import { openFilesMax } from '../open-files.ts';
+import type { Logger } from '../logger.ts';
 import type { Caller } from '../store/keys.ts';
+import { openFilesMax } from '../system-limits.ts';
 import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
 import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
 import { together } from './together.ts';
+import { UNTAKEN_MAX_BYTES, untakenAnswers } from './untaken.ts';
 import { idempotencyKeys, routeValidation } from './validation.ts';
 
 declare module '@hapi/hapi' {
@@ -39,12 +41,17 @@ declare module '@hapi/hapi' {
 }
 
 export interface HttpServerOptions {
-  /** Port 0 takes a free one; `server.info` has it once the server has started. */
-  listen: { host: string; port: number };
+  /** `server.info` has the port that it got once the server has started. */
+  listen: ListenAddress;
   /** Null serves plain HTTP. */
   tls: Pick<Certificate, 'chain' | 'key'> | null;
-  rateLimit: RateLimit | 'off';
+  /** Null: there is none. */
+  rateLimit: RateLimit | null;
   maxConnections?: number;
+  /** How many requests, over all connections, may have come before the one ahead of them was answered. */
+  behindOthersMax?: number;
+  /** How much of large answers may wait for their clients, over all connections. */
+  untakenMaxBytes?: number;
   /** Hears of every request that is over. */
   onAnswer?: ((request: AnsweredRequest) => void) | undefined;
   timeouts?: Partial<HttpTimeouts>;
@@ -98,7 +105,8 @@ export async function createHttpServer(
   effects: Effects,
   logger: Logger,
 ): Promise<Server> {
-  const { tls, maxConnections = defaultMaxConnections() } = options;
+  const { tls, maxConnections = defaultMaxConnections(), behindOthersMax = BEHIND_OTHERS_MAX } = options;
+  const { untakenMaxBytes = UNTAKEN_MAX_BYTES } = options;
   const listener = createListener(options, maxConnections);
   const server = createHapiServer(listener, options);
   answerParserErrors(listener, effects, logger);
@@ -108,7 +116,8 @@ export async function createHttpServer(
     errorBodies(effects, logger), // one body for every error
     ...(tls === null ? [together()] : []), // those that arrived at once go on side by side
     admission(listener, tls, maxConnections), // no more connections than we can serve
-    pipelining(listener), // nor requests of one of them
+    pipelining(listener, behindOthersMax), // nor requests of one of them
+    untakenAnswers(untakenMaxBytes, logger), // nor answers that nobody takes
     routing(), // host, path, query syntax; 404 and 405
     requestBodies(), // size, type, syntax: 413, 415, 400
     plugins.authentication, // 401
@@ -134,9 +143,8 @@ function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: nu
     connectionsCheckingInterval: checkMs,
     keepAliveTimeout: keepAliveMs,
     maxHeaderSize: HEADERS_MAX_BYTES,
-    // Node would answer these two itself, without a body.
+    // Node would answer this itself, without a body.
     requireHostHeader: false,
-    shouldUpgradeCallback: () => false,
   };
   const listener =
     tls === null
@@ -247,13 +255,17 @@ function admission(listener: Listener, tls: HttpServerOptions['tls'], maxConnect
 
 /** Hardly any client sends a second request before it has the answer to the first. */
 const UNANSWERED_MAX = 100;
+/** Over all connections, so many requests may have come before the one ahead of them was answered: each takes 11 KiB. */
+const BEHIND_OTHERS_MAX = 1_000;
 
 /**
- * One read may bring 3,600 requests, all in one turn of the event loop: for 0.6 s nobody else was answered then. The
- * first one beyond the maximum is answered, and the connection's last; what follows on it does not reach hapi.
+ * One read may bring 3,600 requests, all in one turn of the event loop: for 0.6 s nobody else was answered then. And
+ * 4,000 connections of clients that take no answers took 4.3 GB, with 100 each. The first one beyond a maximum is
+ * answered, and the connection's last; what follows on it does not reach hapi.
  */
-function pipelining(listener: Listener): Plugin<void> {
+function pipelining(listener: Listener, behindOthersMax: number): Plugin<void> {
   const unanswered = new WeakMap<Socket, number>();
+  let behindOthers = 0;
   const refused = new WeakSet<IncomingMessage>();
   for (const event of ['request', 'checkContinue'] as const) {
     const listeners = listener.listeners(event);
@@ -262,12 +274,18 @@ function pipelining(listener: Listener): Plugin<void> {
       const { socket } = request;
       const before = unanswered.get(socket) ?? 0;
       if (before > UNANSWERED_MAX) return;
-      if (before === UNANSWERED_MAX) {
+      const behind = before === 0 ? 0 : 1;
+      const isRefused = before === UNANSWERED_MAX || behindOthers + behind > behindOthersMax;
+      if (isRefused) {
         refused.add(request);
         readNoMore(socket);
       }
-      unanswered.set(socket, before === UNANSWERED_MAX ? Infinity : before + 1);
-      response.once('close', () => unanswered.set(socket, (unanswered.get(socket) ?? 1) - 1));
+      behindOthers += behind;
+      unanswered.set(socket, isRefused ? Infinity : before + 1);
+      response.once('close', () => {
+        behindOthers -= behind;
+        unanswered.set(socket, (unanswered.get(socket) ?? 1) - 1);
+      });
       for (const listen of listeners) listen.call(listener, request, response);
     });
   }

@@ -2,7 +2,7 @@ import type { Request } from '@hapi/hapi';
 import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { startLoop } from '../loop.ts';
+import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
 import type { Change } from '../store/context.ts';
 import type { Store } from '../store/store.ts';
 
@@ -32,9 +32,6 @@ export interface Watches {
 const WATCHES_MAX = 1_000;
 const WATCHES_OF_KEY_MAX = 500;
 const REFUSED_RETRY_SECONDS = 5;
-
-/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
-const LOOK_OUTSIDE_EVERY_MS = 500;
 
 /** Lets requests wait for commits, whoever makes them: one subscription to the writer for all. */
 export function createWatches({ reads, writer }: Store, effects: Effects): Watches {

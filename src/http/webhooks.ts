@@ -18,6 +18,7 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
+import type { JsonSchema } from './resources.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 
 /** Sends a ping now and tells what came of it; `busy`: too many are under way. */
@@ -53,7 +54,7 @@ export function webhooks(
     .description(
       'Where to: a URL as the WHATWG URL standard has it, with `https`, a public address, no user info and no fragment.',
     )
-    .meta({ jsonSchema: { type: 'string', maxLength: URL_MAX_LENGTH } });
+    .meta({ jsonSchema: urlJsonSchema(rules) });
   const events = Joi.array()
     .items(Joi.string().valid(...EVENT_TYPES))
     .min(1)
@@ -271,6 +272,16 @@ export function visibleWebhook({ webhooks }: Reads, request: Pick<Request, 'auth
   const webhook = webhooks.visibleTo(callerOf(request), pathId('whk', String(request.params['webhook_id'])));
   if (webhook === undefined) throw notFound();
   return webhook;
+}
+
+/** The form of every URL that is taken, `parseWebhookUrl`; where one leads no pattern says. */
+export function urlJsonSchema({ allowHttp }: Pick<UrlRules, 'allowHttp'>): JsonSchema {
+  const scheme = `[Hh][Tt][Tt][Pp]${allowHttp ? '[Ss]?' : '[Ss]'}`;
+  return {
+    type: 'string',
+    maxLength: URL_MAX_LENGTH,
+    pattern: `^${scheme}://[^/?@\\s\\\\#]+(?:[/?][^\\s\\\\#]*)?$`,
+  };
 }
 
 /** No body is an empty one. */

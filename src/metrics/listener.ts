@@ -1,6 +1,6 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
 import type { AddressInfo } from 'node:net';
-import { cannotListen } from '../config.ts';
+import { cannotListen, type ListenAddress } from '../config.ts';
 import type { Logger } from '../logger.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
@@ -34,7 +34,7 @@ const IDLE_TIMEOUT_MS = 30_000;
  * `unavailable` if it cannot listen there.
  */
 export async function startMetricsListener(
-  listen: { host: string; port: number },
+  listen: ListenAddress,
   scrape: () => Promise<string>,
   logger: Logger,
   timeouts: Partial<typeof TIMEOUTS> = {},

@@ -1,5 +1,5 @@
 import { version } from '../assets.ts';
-import { placeText } from '../config.ts';
+import { type ListenAddress, placeText } from '../config.ts';
 import type { Effects } from '../effects.ts';
 import { lagFigure, watchLag } from '../event-loop.ts';
 import { type Figure, ownCells, readFigure } from '../figures.ts';
@@ -13,7 +13,7 @@ import { deploymentFigures, dueFigures, fileFigures } from './readings.ts';
 import { type AnsweredRequest, createRequestFigures } from './requests.ts';
 
 export interface MetricsOptions {
-  listen: { host: string; port: number };
+  listen: ListenAddress;
   reads: Reads;
   dbPath: string;
   /** What the threads count. */
@@ -26,7 +26,7 @@ export interface MetricsOptions {
 
 export interface Metrics {
   /** With the port that it got. */
-  listen: { host: string; port: number };
+  listen: ListenAddress;
   url: string;
   /** Hears of every request to the API that is over. */
   onAnswer(request: AnsweredRequest): void;

@@ -1,6 +1,6 @@
 import { readdirSync } from 'node:fs';
 import { type Figure, readFigure } from '../figures.ts';
-import { openFilesMax } from '../open-files.ts';
+import { openFilesMax } from '../system-limits.ts';
 
 /**
  * What every Prometheus client tells of its process, by the names that dashboards know, all threads together. From

@@ -53,6 +53,11 @@ export function webhookOf(change: Change): WebhookId | undefined {
   return parseId('whk', change);
 }
 
+/** That this deployment's log grew. */
+export function logChange(id: DeploymentId): LogChange {
+  return `log:${id}`;
+}
+
 /** That this webhook was enabled. */
 export function enabledChange(id: WebhookId): EnabledChange {
   return `${ENABLED}${id}`;

@@ -47,14 +47,14 @@ export function deploymentPages(
 ) {
   const walkOf = (way: Way) => walkAlong(database, way, textMax);
   const everybodys = walkOf({
-    from: DEPLOYMENTS,
+    from: 'deployments d',
     where: '1',
     floor: `
       SELECT f.seq FROM (SELECT min(:beforeSeq, (SELECT max(seq) FROM deployments) + 1) - :depth AS seq) f
        WHERE f.seq > (SELECT min(seq) FROM deployments)`,
   });
   const unfinished = walkOf({
-    from: `deployments d INDEXED BY deployments_unfinished LEFT JOIN keys k ON k.id = d.created_by_key_id`,
+    from: 'deployments d INDEXED BY deployments_unfinished',
     where: 'd.finished_at IS NULL',
     floor: `
       SELECT seq FROM deployments INDEXED BY deployments_unfinished
@@ -62,7 +62,7 @@ export function deploymentPages(
   });
   // Down to where the first of the projects has shown as many as may be looked at of each.
   const ofProjects = walkOf({
-    from: `json_each(:projectIds) p CROSS JOIN ${DEPLOYMENTS}`,
+    from: 'json_each(:projectIds) p CROSS JOIN deployments d',
     where: 'd.project_id = p.value',
     floor: `
       SELECT max((SELECT n.seq FROM deployments n
@@ -131,17 +131,22 @@ interface Way {
 
 function walkAlong(database: Database, { from, where, floor }: Way, textMax: number) {
   const floorSeq = database.prepare<Record<string, unknown>, number | null>(floor).pluck();
+  // Which ones first, and then what they say: with all that they say, ten thousand of 50 projects, long outputs among
+  // them, took 1.5 s to be put in order.
   const rows = database.prepare<Record<string, unknown>, DeploymentRow>(`
-    SELECT ${DEPLOYMENT_COLUMNS} FROM ${from}
-     WHERE ${where}
-       AND d.seq < +:beforeSeq AND d.seq >= +:floorSeq
-       AND ${VISIBLE_PROJECT('d.project_id')}
-       AND (:projectId IS NULL OR d.project_id = +:projectId)
-       AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
-       AND (:ref IS NULL OR d.ref = +:ref)
-       AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
-       AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
-     ORDER BY d.seq DESC LIMIT :limit + 1`);
+    SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
+     WHERE d.seq IN (
+             SELECT d.seq FROM ${from}
+              WHERE ${where}
+                AND d.seq < +:beforeSeq AND d.seq >= +:floorSeq
+                AND ${VISIBLE_PROJECT('d.project_id')}
+                AND (:projectId IS NULL OR d.project_id = +:projectId)
+                AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
+                AND (:ref IS NULL OR d.ref = +:ref)
+                AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
+                AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
+              ORDER BY d.seq DESC LIMIT :limit + 1)
+     ORDER BY d.seq DESC`);
 
   return ({ statuses, projectIds, ...rest }: WalkParameters): DeploymentRows => {
     const parameters = { ...rest, statuses: asJson(statuses), projectIds: asJson(projectIds) };

@@ -4,13 +4,15 @@ import { type Database, inSnapshot } from './database.ts';
 import { type DeploymentFilter, deploymentPages } from './deployment-pages.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow, toDeployment } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
+import type { ListPage } from './list-page.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
-/** The three together name one process for ever; a process id alone is reused. */
-export interface StoredProcess {
+/** One process for ever: an id alone is given to another process later. */
+export interface ProcessIdentity {
   processId: number;
-  /** Clock ticks since boot. */
+  /** Clock ticks since boot: field 22 of /proc/<pid>/stat, proc_pid_stat(5). */
   processStartedAt: number;
+  /** /proc/sys/kernel/random/boot_id */
   bootId: string;
 }
 
@@ -18,14 +20,7 @@ export interface StoredProcess {
 export interface UnfinishedDeployment {
   id: DeploymentId;
   status: 'running' | 'canceling';
-  process: StoredProcess | null;
-}
-
-export interface DeploymentPage {
-  /** Newest first. May be fewer than asked for, even none, and the list goes on all the same. */
-  items: Deployment[];
-  /** `beforeSeq` of the next page; null when there is none. */
-  goOnBefore: number | null;
+  process: ProcessIdentity | null;
 }
 
 /** Deployments as people see them, and as recovery needs them. */
@@ -82,7 +77,7 @@ export function deploymentReads(database: Database) {
     },
 
     /** See `deploymentPages`. */
-    page(caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): DeploymentPage {
+    page(caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): ListPage<Deployment> {
       return inSnapshot(database, () => {
         const { rows, goOnBefore } = pages(caller, filter, beforeSeq, limit);
         return { items: toDeployments(rows), goOnBefore };

@@ -7,7 +7,7 @@ import {
   integrityProblems,
   type Unusable,
   whatIsWrong,
-} from './backup.ts';
+} from './check.ts';
 import { connect, type Database, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
 import { type Reads, storeOn } from './store.ts';
 
@@ -75,7 +75,7 @@ function examine(database: Database) {
 
   return {
     sqliteVersion: (): string => String(database.prepare('SELECT sqlite_version()').pluck().get()),
-    schemaVersion: (): number => number('PRAGMA user_version'),
+    schemaVersion: (): number => schemaVersionOf(database),
     /** How much of the file holds nothing, and is used before the file grows. */
     unusedBytes: (): number => number('PRAGMA freelist_count') * number('PRAGMA page_size'),
 

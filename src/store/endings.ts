@@ -41,7 +41,7 @@ export function endingWrites(context: WriteContext) {
 }
 
 /** For whoever asks something of a deployment that is over. */
-export function hasEnded(status: TerminalStatus): AppError {
+export function endedAlready(status: TerminalStatus): AppError {
   return new AppError(
     'conflict',
     `the deployment has ended already: it ${status === 'canceled' ? 'was canceled' : status}`,

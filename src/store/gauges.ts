@@ -1,4 +1,4 @@
-import type { DeploymentStatus, Reason } from '../domain.ts';
+import type { DeploymentStatus, Reason, TerminalStatus } from '../domain.ts';
 import { type Database, inSnapshot } from './database.ts';
 
 /** Deliveries whose time has come, those that are under way among them. */
@@ -18,7 +18,7 @@ export interface DueLook {
 }
 
 export interface UnfinishedDeployments {
-  status: Exclude<DeploymentStatus, 'succeeded' | 'failed' | 'canceled'>;
+  status: Exclude<DeploymentStatus, TerminalStatus>;
   /** Whether another system carries them out. */
   reported: boolean;
   count: number;

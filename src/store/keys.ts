@@ -8,7 +8,7 @@ import {
   type Timestamp,
   timestamp,
 } from '../domain.ts';
-import { AppError } from '../errors.ts';
+import { AppError, wrongKey } from '../errors.ts';
 import { hashKeySecret, newKeySecret } from '../secrets.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
@@ -17,7 +17,6 @@ import { createMoments, createReadCache, type Moment } from './read-cache.ts';
 /** Who makes a request: what authentication found. */
 export interface Caller {
   keyId: KeyId;
-  name: string;
   scopes: readonly Scope[];
   allProjects: boolean;
   lastUsedAtMs: number | null;
@@ -32,7 +31,6 @@ export interface NewKey {
 }
 
 interface KeyRow {
-  seq: number;
   id: KeyId;
   name: string;
   scopes: string;
@@ -47,7 +45,6 @@ interface KeyRow {
 
 interface CallerRow {
   id: KeyId;
-  name: string;
   scopes: string;
   all_projects: number;
   last_used_at: number | null;
@@ -56,14 +53,14 @@ interface CallerRow {
 }
 
 const KEY_COLUMNS = `
-  k.seq, k.id, k.name, k.scopes, k.all_projects, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
+  k.id, k.name, k.scopes, k.all_projects, k.created_at, k.expires_at, k.revoked_at, k.last_used_at,
   (SELECT s.last4 FROM key_secrets s WHERE s.key_id = k.id AND s.expires_at IS NULL) AS last4,
   (SELECT json_group_array(p.project_id) FROM key_projects p WHERE p.key_id = k.id) AS project_ids`;
 
 /** Keys, and who a secret belongs to. */
 export function keyReads(database: Database, moment: () => Moment = createMoments(database)) {
   const bySecretHash = database.prepare<[Uint8Array], CallerRow>(`
-    SELECT k.id, k.name, k.scopes, k.all_projects, k.last_used_at,
+    SELECT k.id, k.scopes, k.all_projects, k.last_used_at,
            min(coalesce(k.expires_at, s.expires_at), coalesce(s.expires_at, k.expires_at)) AS ends_at
       FROM key_secrets s
       JOIN keys k ON k.id = s.key_id
@@ -71,7 +68,7 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
   const found = createReadCache<{ caller: Caller; endsAtMs: number | null } | null>(moment);
   const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = +?`);
   const byName = database.prepare<[string], KeyRow>(`
-    SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL, k.seq DESC LIMIT 2`);
+    SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL LIMIT 2`);
   const all = database.prepare<[], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k ORDER BY k.seq`);
   const outgoing = database.prepare<{ keyId: string; nowMs: number }, { last4: string; expires_at: number }>(`
     SELECT last4, expires_at FROM key_secrets WHERE key_id = +:keyId AND expires_at > +:nowMs ORDER BY expires_at`);
@@ -142,13 +139,15 @@ export function keyWrites({ database, effects }: WriteContext) {
   const forgetEndedSecrets = database.prepare(
     'DELETE FROM key_secrets WHERE key_id = +:keyId AND expires_at <= +:nowMs',
   );
+  const isRevoked = database
+    .prepare<[KeyId], number>('SELECT 1 FROM keys WHERE id = +? AND revoked_at IS NOT NULL')
+    .pluck();
   const touch = database.prepare('UPDATE keys SET last_used_at = :atMs WHERE id = +:keyId');
 
   return {
     /** The secret is in this answer and nowhere else. Throws `not_found` for a project that is not there. */
     create(input: NewKey): { key: Key; secret: string } {
       const id = newId('key', effects);
-      const secret = newKeySecret(effects.randomBytes);
       const createdAt = effects.now();
       insertKey.run({
         id,
@@ -158,12 +157,7 @@ export function keyWrites({ database, effects }: WriteContext) {
         createdAt,
         expiresAt: input.expiresAtMs,
       });
-      insertSecret.run({
-        hash: Buffer.from(hashKeySecret(secret), 'hex'),
-        keyId: id,
-        last4: secret.slice(-4),
-        createdAt,
-      });
+      const secret = addSecret(id, createdAt);
       for (const projectId of new Set(input.projectIds)) {
         if (projectExists.get(projectId) === undefined) {
           throw new AppError('not_found', `there is no project ${projectId}`);
@@ -184,15 +178,9 @@ export function keyWrites({ database, effects }: WriteContext) {
       if (before.expires_at !== null && Date.parse(before.expires_at) <= now) {
         throw new AppError('conflict', 'the key has expired: create a new one');
       }
-      const secret = newKeySecret(effects.randomBytes);
       endSecrets.run({ keyId: id, endsAt: now + overlapMs });
       forgetEndedSecrets.run({ keyId: id, nowMs: now });
-      insertSecret.run({
-        hash: Buffer.from(hashKeySecret(secret), 'hex'),
-        keyId: id,
-        last4: secret.slice(-4),
-        createdAt: now,
-      });
+      const secret = addSecret(id, now);
       return { key: existing(id), secret };
     },
 
@@ -210,11 +198,26 @@ export function keyWrites({ database, effects }: WriteContext) {
       return existing(id);
     },
 
+    /**
+     * Before a write that was let in while the key was not revoked: what comes after the revocation is not done. Throws
+     * `unauthorized`.
+     */
+    refuseRevoked(id: KeyId): void {
+      if (isRevoked.get(id) !== undefined) throw wrongKey();
+    },
+
     /** Also back, when the clock was ahead: what stayed ahead would be written anew at each use. */
     touch(input: { keyId: KeyId; atMs: number }): void {
       touch.run(input);
     },
   };
+
+  function addSecret(keyId: string, createdAt: number): string {
+    const secret = newKeySecret(effects.randomBytes);
+    const hash = Buffer.from(hashKeySecret(secret), 'hex');
+    insertSecret.run({ hash, keyId, last4: secret.slice(-4), createdAt });
+    return secret;
+  }
 
   function existing(id: string): Key {
     const key = reads.get(id);
@@ -230,7 +233,6 @@ function noSuchKey(): AppError {
 function toCaller(row: CallerRow): Caller {
   return {
     keyId: row.id,
-    name: row.name,
     scopes: JSON.parse(row.scopes) as Scope[],
     allProjects: row.all_projects === 1,
     lastUsedAtMs: row.last_used_at,

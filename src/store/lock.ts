@@ -79,8 +79,8 @@ function prepareLock(file: string, path: string): void {
 
 /** Cuts it off. It is not removed: it stays the file that another davit would lock as well. */
 function emptyLock(file: string): void {
-  withPlainFile(file, constants.O_RDWR, (descriptor, { size, nlink }) => {
-    const head = Buffer.alloc(Math.min(size, SQLITE_HEAD.length));
+  withPlainFile(file, constants.O_RDWR, (descriptor, { nlink }) => {
+    const head = Buffer.alloc(SQLITE_HEAD.length);
     readSync(descriptor, head, 0, head.length, 0);
     const isOurs = nlink === 1 && (head.equals(SQLITE_HEAD) || head.every((byte) => byte === 0));
     if (!isOurs) throw noLock(file);
@@ -102,9 +102,8 @@ function withPlainFile(
     descriptor = openSync(file, flags | constants.O_NOFOLLOW | constants.O_NONBLOCK, 0o600);
   } catch (error) {
     if (['ELOOP', 'EISDIR'].includes(codeOf(error))) throw noLock(file);
-    throw new AppError('conflict', `cannot open ${file} (${codeOf(error)}): it must be this user's own`, {
-      cause: error,
-    });
+    const problem = codeOf(error) === 'EROFS' ? 'the file system is read-only' : "it must be this user's own";
+    throw new AppError('conflict', `cannot open ${file} (${codeOf(error)}): ${problem}`, { cause: error });
   }
   try {
     const stats = fstatSync(descriptor);

@@ -1,5 +1,5 @@
 import type { DeploymentId } from '../domain.ts';
-import type { LogChange, WriteContext } from './context.ts';
+import { logChange, type WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 
 /** A piece of a log; `start` counts the bytes that were printed before it. */
@@ -30,11 +30,6 @@ export type LogPiece =
 /** What stands where bytes were left out, on a line of its own. Counted in no offset. */
 export function leftOutMarker(byteCount: number, midLine: boolean): string {
   return `${midLine ? '\n' : ''}[davit: ${byteCount} bytes left out]\n`;
-}
-
-/** What a commit tells of a log that grew. */
-export function logChange(id: DeploymentId): LogChange {
-  return `log:${id}`;
 }
 
 /** How much of a log is held in memory at a time for each who reads it. */
@@ -85,7 +80,6 @@ export function logReads(database: Database) {
           break;
         case 'leftOut':
           yield Buffer.from(leftOutMarker(piece.end - at, midLine || piece.midLine));
-          midLine = false;
           break;
         default:
           piece satisfies never;

@@ -1,7 +1,7 @@
 import { version as davitVersion } from '../assets.ts';
 import { AppError } from '../errors.ts';
 import { beginAlone } from './alone.ts';
-import { firstProblem } from './backup.ts';
+import { firstProblem } from './check.ts';
 import { connect, type Database, kindOf, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
 
 /** The step from one schema to the next. */

@@ -1,4 +1,4 @@
-import type { Attempt } from '../domain.ts';
+import type { Attempt, KeyId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import { deliveryWrites } from './deliveries.ts';
 import { endingWrites } from './endings.ts';
@@ -65,8 +65,12 @@ export function makeOperations(context: WriteContext) {
     'retention.step': retention.step,
   };
 
-  /** Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. */
+  /**
+   * Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. Throws
+   * `unauthorized` if the key was revoked since the request was let in.
+   */
   function answer(request: AnswerRequest): Answer {
+    keys.refuseRevoked(request.keyId);
     return idempotency.once(request.memory, () => {
       const result = operations[request.operation](request.input as never) as { id: string } | undefined;
       return {
@@ -98,6 +102,8 @@ export type AnswerRequest = {
   [Name in AnsweringOperation]: {
     operation: Name;
     input: InputOf<Name>;
+    /** Who asks. */
+    keyId: KeyId;
     memory: IdempotencyMemory | null;
     statusCode: number;
     /** `Location` is this and the new resource's id; null: no such header. */

@@ -13,7 +13,7 @@ import {
 } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { AppError, codeOf } from '../errors.ts';
-import type { StoredProcess } from './deployments.ts';
+import type { ProcessIdentity } from './deployments.ts';
 
 /** A file that is being made beside the place where it will be. */
 export interface PartialFile {
@@ -26,8 +26,8 @@ export interface PartialFile {
 
 /** Who makes it: so that what a killed process left is found by the next one. */
 export interface Maker {
-  self: StoredProcess;
-  isAlive(maker: StoredProcess): boolean;
+  self: ProcessIdentity;
+  isAlive(maker: ProcessIdentity): boolean;
   nowMs: number;
 }
 

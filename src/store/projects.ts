@@ -167,11 +167,18 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       return reads.resolve(input.id);
     },
 
-    /** A paused one goes on queueing and starts nothing; an archived one refuses new deployments. Throws `not_found`. */
+    /**
+     * A paused one goes on queueing and starts nothing; an archived one refuses new deployments. Throws `not_found`, and
+     * `conflict` for pausing one that is archived: it would take deployments again.
+     */
     setStatus({ id, status }: { id: ProjectId; status: ProjectStatus }): ProjectDetails {
-      if (updateStatus.run({ id, status }).changes === 0) throw noSuchProject();
+      const before = reads.resolve(id);
+      if (status === 'paused' && before.status === 'archived') {
+        throw new AppError('conflict', 'the project is archived and starts nothing: resume it first');
+      }
+      updateStatus.run({ id, status });
       changed('queue');
-      return reads.resolve(id);
+      return { ...before, status };
     },
   };
 

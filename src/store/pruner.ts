@@ -3,6 +3,7 @@ import type { Effects } from '../effects.ts';
 import { isUnavailable } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { type Place, PRUNED, type Pruned, type Removed, START } from './retention.ts';
+import { WAL_LARGE_BYTES } from './wal.ts';
 import type { Writer } from './writer.ts';
 
 export interface Pruner {
@@ -36,7 +37,6 @@ const PAUSE_MIN_MS = 20;
 const PAUSE_MAX_MS = 10_000;
 
 /** Somebody reads for long, a backup as a rule, and nothing of the WAL can be copied: it should grow slowly then. */
-const WAL_LARGE_BYTES = 64 * 1024 * 1024;
 const PAUSE_WHILE_WAL_IS_LARGE_MS = 10_000;
 
 const PAUSE_WHILE_UNAVAILABLE_MS = 60_000;
@@ -50,6 +50,8 @@ const DOUBTED_FOR_MS = 24 * HOUR_MS;
 
 /** A pass through everything that may be over. */
 interface Pass {
+  /** When it began. */
+  untilMs: number;
   left: Pruned[];
   from: Place;
   removed: Removed;
@@ -96,13 +98,14 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
   }
 
   async function stepAndPauseMs(): Promise<number> {
-    pass ??= { left: [...PRUNED], from: START, removed: {} };
+    pass ??= { untilMs: now(), left: [...PRUNED], from: START, removed: {} };
     const [what] = pass.left;
     if (what === undefined) return endPass();
     const beganAtMs = effects.monotonicMs();
     try {
-      const { from } = pass;
-      const { removed, next, walBytes } = await writer.write('retention.step', { what, from, retentionMs });
+      const { from, untilMs } = pass;
+      const step = { what, from, untilMs, retentionMs };
+      const { removed, next, walBytes } = await writer.write('retention.step', step);
       add(pass.removed, removed);
       goOnAt(pass, next);
       if (pass.left.length === 0) return endPass();

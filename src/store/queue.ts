@@ -11,8 +11,8 @@ import {
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import { toDeployment } from './deployment-rows.ts';
-import { deploymentReads, type StoredProcess } from './deployments.ts';
-import { endingWrites, hasEnded } from './endings.ts';
+import { deploymentReads, type ProcessIdentity } from './deployments.ts';
+import { endedAlready, endingWrites } from './endings.ts';
 import { eventWrites } from './events.ts';
 import { type ProjectDetails, projectReads, projectWrites } from './projects.ts';
 
@@ -69,12 +69,6 @@ export function queueWrites(context: WriteContext) {
                              created_at, report_due_at)
     VALUES (:id, :projectId, :ref, 'queued', :reported, :trigger, :keyId, :redeployOf, :createdAt, :reportDueAt)`);
   const keyName = database.prepare<[string], string>('SELECT name FROM keys WHERE id = +?').pluck();
-  const olderQueued = database
-    .prepare<{ projectId: ProjectId; id: DeploymentId }, DeploymentId>(`
-      SELECT id FROM deployments
-       WHERE project_id = +:projectId AND status = 'queued' AND reported = 0 AND id <> +:id
-       ORDER BY seq`)
-    .pluck();
   const queued = database
     .prepare<[string], DeploymentId>(
       `SELECT id FROM deployments WHERE project_id = +? AND status = 'queued' AND reported = 0 ORDER BY seq`,
@@ -108,6 +102,10 @@ export function queueWrites(context: WriteContext) {
                         WHERE r.project_id = p.id AND r.status IN ('running', 'canceling') AND r.reported = 0)
      ORDER BY p.last_started_at, p.seq
      LIMIT 1`);
+  // By a clock that was ahead: while others had something waiting, such a project had no turn until that moment came.
+  const forgetLaterStarts = database.prepare(`
+    UPDATE projects INDEXED BY projects_waiting SET last_started_at = :at
+     WHERE queued_count > 0 AND status = 'active' AND last_started_at > +:at`);
   const previousRef = database
     .prepare<{ projectId: ProjectId; seq: number }, Ref>(`
       SELECT ref FROM deployments
@@ -137,7 +135,7 @@ export function queueWrites(context: WriteContext) {
      */
     cancel({ id }: { id: DeploymentId }): Deployment {
       const { status } = reads.existing(id);
-      if (isTerminal(status)) throw hasEnded(status);
+      if (isTerminal(status)) throw endedAlready(status);
       if (status === 'queued') {
         endings.finish({ id, status: 'canceled', reason: 'user', ...NOTHING_RAN });
       } else if (status === 'running') {
@@ -172,9 +170,10 @@ export function queueWrites(context: WriteContext) {
      * last start is the longest ago, and of that its oldest. It is `running` once this is committed.
      */
     claim(): ClaimedDeployment | null {
+      const at = effects.now();
+      forgetLaterStarts.run({ at });
       const next = nextQueued.get();
       if (next === undefined) return null;
-      const at = effects.now();
       markRunning.run({ id: next.id, at });
       events.record('deployment.started', next, at);
       changed(next.id);
@@ -193,7 +192,7 @@ export function queueWrites(context: WriteContext) {
     },
 
     /** Which process carries a claimed one out, for whoever comes after a crash. */
-    setProcess(input: StoredProcess & { id: DeploymentId }): void {
+    setProcess(input: ProcessIdentity & { id: DeploymentId }): void {
       setProcess.run(input);
     },
   };
@@ -269,7 +268,7 @@ export function queueWrites(context: WriteContext) {
   }
 
   function supersedeOlder(projectId: ProjectId, by: DeploymentId): number {
-    const older = olderQueued.all({ projectId, id: by });
+    const older = queued.all(projectId).filter((id) => id !== by);
     for (const id of older) {
       supersede.run({ id, by });
       endings.finish({ id, status: 'canceled', reason: 'superseded', ...NOTHING_RAN });

@@ -1,6 +1,6 @@
-import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type DeliveryStatus, type Timestamp, timestamp, type WebhookId } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import { REARM, SLICE_ROWS, type StoredStatus } from './deliveries.ts';
@@ -53,7 +53,7 @@ export interface ReplaySlice {
 const OPEN_REPLAYS_MAX = 10;
 
 /** Replays that are not finished, and what they are to send. */
-export function replayReads(database: Database) {
+export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}) {
   const fits = `
     created_at BETWEEN +:sinceMs AND +:untilMs AND (:storedStatus IS NULL OR status = +:storedStatus)`;
   const lastSeq = database
@@ -97,11 +97,13 @@ export function replayReads(database: Database) {
     async count(selection: ReplaySelection): Promise<number> {
       let count = 0;
       for (let afterSeq = 0; ; ) {
-        const endSeq = endOfSlice(selection, afterSeq);
-        count += countWithin.get({ ...selection, afterSeq, endSeq }) ?? 0;
-        if (endSeq === selection.lastSeq) return count;
-        afterSeq = endSeq;
-        await nextTurn();
+        const from = afterSeq;
+        afterSeq = await inTurn(() => {
+          const endSeq = endOfSlice(selection, from);
+          count += countWithin.get({ ...selection, afterSeq: from, endSeq }) ?? 0;
+          return endSeq;
+        });
+        if (afterSeq === selection.lastSeq) return count;
       }
     },
 

@@ -2,7 +2,7 @@ import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } f
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import { deploymentReads } from './deployments.ts';
-import { endingWrites, hasEnded } from './endings.ts';
+import { endedAlready, endingWrites } from './endings.ts';
 import { eventWrites } from './events.ts';
 
 /** What the system that does the work says of a deployment. */
@@ -96,6 +96,6 @@ export function reportWrites(context: WriteContext) {
 
 function repeated(deployment: Deployment, ended: TerminalStatus, reported: Report['status']): Deployment {
   const same = ended === reported || (ended === 'canceled' && reported === 'failed');
-  if (!same) throw hasEnded(ended);
+  if (!same) throw endedAlready(ended);
   return deployment;
 }

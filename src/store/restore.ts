@@ -1,5 +1,7 @@
 import {
+  accessSync,
   closeSync,
+  constants,
   existsSync,
   linkSync,
   openSync,
@@ -11,7 +13,7 @@ import {
 } from 'node:fs';
 import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
-import { AppError } from '../errors.ts';
+import { AppError, codeOf } from '../errors.ts';
 import { beginAlone } from './alone.ts';
 import { APPLICATION_ID, connect, type Database, isDamaged, sqliteCode } from './database.ts';
 import { giveToOwner, syncDirectory, syncFile } from './partial-file.ts';
@@ -55,12 +57,28 @@ export function adoptFile(from: string, to: string): void {
   }
 }
 
-/** How many bytes that copies. Throws AppError `not_found` where there is no such file, or something else. */
+/**
+ * How many bytes that copies. Throws AppError `not_found` where there is no such file, or something else, and
+ * `conflict` where this user may not read it.
+ */
 export function adoptedBytes(from: string): number {
-  const stats = statSync(from, { throwIfNoEntry: false });
+  const stats = whereReadable(from, () => statSync(from, { throwIfNoEntry: false }));
   if (stats === undefined) throw new AppError('not_found', `there is no file ${from}`);
   if (!stats.isFile()) throw new AppError('not_found', `${from} is no file`);
+  whereReadable(from, () => accessSync(from, constants.R_OK));
   return stats.size;
+}
+
+function whereReadable<Result>(path: string, look: () => Result): Result {
+  try {
+    return look();
+  } catch (error) {
+    throw new AppError(
+      'conflict',
+      `${path} cannot be read (${codeOf(error)}): give this user the right, or a copy of its own`,
+      { cause: error },
+    );
+  }
 }
 
 /** The ids of what a file, of whichever schema, says is running; none of a file that cannot be read. */

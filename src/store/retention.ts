@@ -46,6 +46,8 @@ export const START: Place = { atMs: 0, seq: 0, deliverySeq: 0 };
 export interface PruneStep {
   what: Pruned;
   from: Place;
+  /** What is over only since then is left for another time: under load a pass would have no end. */
+  untilMs: number;
   /** How long deployments, events and deliveries are kept once they are over; null: for ever. */
   retentionMs: number | null;
 }
@@ -186,20 +188,25 @@ export function retentionWrites({ database, effects }: WriteContext) {
      * Removes the next few that are over. Bounded in rows, bytes and rows that it looks at; a step that is repeated
      * after a restart finds what is left.
      */
-    step({ what, from, retentionMs }: PruneStep): PruneResult {
+    step({ what, from, untilMs, retentionMs }: PruneStep): PruneResult {
       const work: Work = {
         removed: {},
         rows: ROWS_REMOVED_MAX,
         looks: ROWS_LOOKED_AT_MAX,
         logBytes: LOG_BYTES_MAX,
       };
-      const next = prune(what, from, retentionMs, work);
+      const next = prune(what, from, Math.min(untilMs, effects.now()), retentionMs, work);
       return { removed: work.removed, next, walBytes: walBytesOf(database.name) };
     },
   };
 
-  function prune(what: Pruned, from: Place, retentionMs: number | null, work: Work): Place | null {
-    const nowMs = effects.now();
+  function prune(
+    what: Pruned,
+    from: Place,
+    nowMs: number,
+    retentionMs: number | null,
+    work: Work,
+  ): Place | null {
     switch (what) {
       case 'idempotencyKeys': {
         const limit = work.rows;

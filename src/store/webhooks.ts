@@ -140,7 +140,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
     'INSERT INTO webhook_secrets (webhook_id, secret, created_at) VALUES (:id, :secret, :at)',
   );
   const subscribe = database.prepare(
-    'INSERT OR IGNORE INTO webhook_subscriptions (event_type, webhook_id) VALUES (?, ?)',
+    'INSERT INTO webhook_subscriptions (event_type, webhook_id) VALUES (?, ?)',
   );
   const unsubscribe = database.prepare('DELETE FROM webhook_subscriptions WHERE webhook_id = +?');
   const change = database.prepare(
@@ -234,7 +234,6 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
       const at = effects.now();
       markDeleted.run({ id, at });
       unsubscribe.run(id);
-      endSecrets.run({ id, endsAt: at });
       forgetSecrets.run({ id, at, keep: 0 });
       endReplays.run({ id, at });
     },

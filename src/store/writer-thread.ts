@@ -2,7 +2,7 @@ import { type MessagePort, parentPort, type Worker, workerData } from 'node:work
 import { startThread } from '../assets.ts';
 import { realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
-import { startLoop } from '../loop.ts';
+import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { concernsDeliveries, concernsDeployments } from './context.ts';
 import { checkpoint, openForWriting } from './database.ts';
@@ -29,8 +29,6 @@ const CATCH_UP_REST_BYTES = 256 * 1024;
 const CATCH_UP_ROUNDS = 3;
 const LOOK_EVERY_MS = 100;
 const CHECKPOINTER_IDLE_MS = 30_000;
-/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
-const LOOK_OUTSIDE_EVERY_MS = 500;
 
 if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thread');
 
@@ -75,26 +73,45 @@ function checkpointWhenLarge(): boolean {
 }
 
 function askForCheckpoint(): void {
-  checkpointing = true;
   askedAtMs = realEffects.monotonicMs();
   cancelEnd();
-  checkpointer ??= startCheckpointer();
+  try {
+    checkpointer ??= startCheckpointer();
+  } catch {
+    copyHere();
+    return;
+  }
+  checkpointing = true;
   checkpointer.postMessage('checkpoint');
 }
 
-/** Only while there is much to write: a thread takes 8 MB. */
+/**
+ * Only while there is much to write: a thread takes 8 MB. Where there can be no further thread or open file, which is said
+ * now or later, the writer, which needs neither, does its work.
+ */
 function startCheckpointer(): Worker {
   const thread = startThread('store/checkpoint-thread', { workerData: { path } });
+  thread.on('error', () => undefined); // it exits then
+  thread.on('exit', () => {
+    if (checkpointer !== thread) return;
+    checkpointer = undefined;
+    checkpointing = false;
+    copyHere();
+  });
   thread.on('message', () => {
     checkpointing = false;
     note('background', askedAtMs);
-    cancelEnd = realEffects.after(CHECKPOINTER_IDLE_MS, () => {
-      checkpointer = undefined;
-      void thread.terminate();
-    });
+    cancelEnd = realEffects.after(CHECKPOINTER_IDLE_MS, () => void endCheckpointer());
     catchUp();
   });
   return thread;
+}
+
+/** Forgotten first: what ends it here is no want of a thread. */
+async function endCheckpointer(): Promise<void> {
+  const thread = checkpointer;
+  checkpointer = undefined;
+  await thread?.terminate();
 }
 
 /** Under steady load the checkpointer never meets the end of the WAL. */
@@ -107,10 +124,14 @@ function catchUp(): void {
     askForCheckpoint();
   } else {
     catchUpRounds = 0;
-    const startedAtMs = realEffects.monotonicMs();
-    checkpoint(database);
-    note('catch_up', startedAtMs);
+    copyHere();
   }
+}
+
+function copyHere(): void {
+  const startedAtMs = realEffects.monotonicMs();
+  checkpoint(database);
+  note('catch_up', startedAtMs);
 }
 
 function note(kind: CheckpointKind, sinceMs: number): void {
@@ -121,7 +142,7 @@ function note(kind: CheckpointKind, sinceMs: number): void {
 async function close(): Promise<void> {
   await lookout.stop();
   cancelEnd();
-  await checkpointer?.terminate();
+  await endCheckpointer();
   group.close();
   for (const port of ports) port.close();
 }

@@ -3,13 +3,15 @@ import { AppError, isStorageProblem, isUnavailable } from '../errors.ts';
 import type { Change } from './context.ts';
 import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
+import { MOVED, watchPlace } from './place.ts';
 import type { WriterFigures } from './writer-figures.ts';
 
 /** The one door for writes. Plain values in and out, so that a thread may stand between. */
 export interface Writer {
   /**
    * Resolves once the operation's transaction is on the disk. Rejects with the operation's AppError, its
-   * own work undone and nobody else's; with `unavailable` when the disk is full or the queue is.
+   * own work undone and nobody else's; with `unavailable` when the disk is full, the file is not where it was, or
+   * the queue is full.
    */
   write<Name extends OperationName>(name: Name, input: InputOf<Name>): Promise<OutputOf<Name>>;
   /** Calls `listener` after every commit that changed something somebody may wait for. */
@@ -113,6 +115,7 @@ export function createGroupCommit(
   // Other connections' commits change it, and this one's never do.
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
   let seenVersion = dataVersion.get();
+  const isInPlace = watchPlace(database.name, effects);
   const statements = {
     begin: database.prepare('BEGIN IMMEDIATE'),
     commit: database.prepare('COMMIT'),
@@ -207,6 +210,7 @@ export function createGroupCommit(
     try {
       beginPatiently(statements.begin, effects);
       const results = runTogether(group) ?? runApart(group);
+      if (!isInPlace()) throw new AppError('unavailable', MOVED, { retryAfterSeconds: 5 });
       statements.commit.run();
       figures?.committed(group.length, effects.monotonicMs() - startedAtMs);
       return results;

@@ -357,7 +357,7 @@ async function acknowledged(
     idempotencyKey: entry.idempotencyKey ?? '',
     requestHash: createHash('sha256').update(name).digest(),
   };
-  const request = { ...write, memory, statusCode: 201 } as AnswerRequest;
+  const request = { ...write, keyId, memory, statusCode: 201 } as AnswerRequest;
   const { body, location } = await store.writer.write('answer', request);
   ledger.acknowledge(entry, { status: 201, location, body }, false);
   return body;

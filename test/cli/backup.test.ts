@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
   existsSync,
@@ -22,6 +22,7 @@ import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 t.test('a copy is one whole file for its owner alone, with all that is in the original', async (t) => {
   const { davit, dump, directory } = place(t);
@@ -202,19 +203,10 @@ t.test('a disk that fills up leaves nothing behind, and it says so', ifMayMount,
   t.match(stderr, /^error: there is no room .*small.*\n$/);
 });
 
-/** Progress is for who watches: `script` gives it a terminal. */
-const ifHasScript = spawnSync('script', ['--version']).status === 0 ? {} : { skip: 'there is no script(1)' };
-
-t.test('on a terminal it says how far it is', ifHasScript, async (t) => {
+t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
-  const words = [process.execPath, MAIN, 'backup', 'copy.db'].map((word) => `'${word}'`).join(' ');
-  const child = spawn('script', ['--quiet', '--return', '--command', words, '/dev/null'], {
-    cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm' },
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
-  const shown = await text(child.stdout);
+  const { shown } = onTerminal({ directory }, ['backup', 'copy.db']);
   const [, ...lines] = `\n${shown}`.split(/[\r\n]+/).map((line) => line.replace('\u001b[K', ''));
   t.match(lines[0], /^copying: \d+ % of [\d.]+ MB$/);
   t.match(lines.slice(-3), ['checking the copy', /^copy\.db: /, '']);

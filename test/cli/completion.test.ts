@@ -7,6 +7,7 @@ import { DEPLOYMENT_STATUSES, EVENT_TYPES, QUEUE_POLICIES, SCOPES } from '../../
 import { inFile } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { KEY, newDeployment, PROJECT } from '../helpers/store.ts';
 import { shownBy } from '../helpers/terminal.ts';
 
@@ -196,7 +197,7 @@ t.test('bash', async (t) => {
   );
 });
 
-t.test('bash, with somebody who types', has('script', 'bash'), async (t) => {
+t.test('bash, with somebody who types', ifHas('script', 'bash'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const typed = await shownBy(t, there.directory, 'bash --norc --noprofile -i', path, [
@@ -207,7 +208,7 @@ t.test('bash, with somebody who types', has('script', 'bash'), async (t) => {
   t.match(typed, /prj_\w{24}|project/);
 });
 
-t.test('zsh, with somebody who types', has('script', 'zsh'), async (t) => {
+t.test('zsh, with somebody who types', ifHas('script', 'zsh'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const typed = await shownBy(t, there.directory, 'zsh -f -i', path, [
@@ -219,7 +220,7 @@ t.test('zsh, with somebody who types', has('script', 'zsh'), async (t) => {
   t.ok(typed);
 });
 
-t.test('fish', has('fish'), async (t) => {
+t.test('fish', ifHas('fish'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const script = 'davit completion fish | source; for line in $argv; complete -C "$line"; end';
@@ -296,9 +297,4 @@ function fill(there: Place) {
     const secrets = [secret, old.secret, webhook.signing_secret, 'secret-path'];
     return { project, twins, webhook: webhook.id, deployment: deployment.id, secrets };
   });
-}
-
-function has(...programs: string[]): { skip?: string } {
-  const missing = programs.find((program) => spawnSync('sh', ['-c', `command -v ${program}`]).status !== 0);
-  return missing === undefined ? {} : { skip: `there is no ${missing} here` };
 }

@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
+import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { rmSync } from 'node:fs';
 import { join } from 'node:path';
@@ -6,6 +6,7 @@ import { text } from 'node:stream/consumers';
 import t from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
 import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import { needsTerminal } from '../helpers/terminal.ts';
 
 t.test('a signal leaves at once, and the deployment goes on', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);
@@ -40,9 +41,7 @@ t.test('with --cancel-on-interrupt it is canceled, and waited for', async (t) =>
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
-const ifHasScript = spawnSync('script', ['--version']).status === 0 ? {} : { skip: 'there is no script(1)' };
-
-t.test('on a terminal ^C asks', ifHasScript, async (t) => {
+t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   const { directory, deployments, env, project } = await runningDeployments(t);
   const deployOnTerminal = async () => {
     const started = untilFile(directory, 'started');

@@ -235,6 +235,11 @@ t.test('wrong usage asks nobody anything', async (t) => {
     [['prj_1', 'main', '--url', 'deploy.example.com'], good, /--url <url>.*It must be a URL/],
     [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
     [['prj_1', 'main', '--url', 'https://u:p@example.com'], good, /must not hold a user or a password/],
+    [
+      ['prj_1', 'main', '--url', 'https://example.com/davit/v2/'],
+      good,
+      /must not end with \/v2, which is added/,
+    ],
     [['prj_1', 'main', '--idempotency-key', 'a b'], good, /1 to 255 visible ASCII/],
     [['prj_1', 'main', '--retry-for', 'long'], good, /It must be a duration/],
     [['prj_1', 'main', '--key', 'davit_key'], good, /unknown option '--key'/],
@@ -246,7 +251,7 @@ t.test('wrong usage asks nobody anything', async (t) => {
   );
   t.match(await refused(['deploy', 'prj_1', 'main', '--key-file', 'missing'], { env: good }), {
     exitCode: 1,
-    message: /--key-file: ENOENT/,
+    message: /--key-file: missing cannot be read \(ENOENT\): check that it is there/,
   });
 });
 
@@ -311,6 +316,21 @@ t.test('what speaks no TLS, or is no certificate, is said so', async (t) => {
     ['missing.pem', /^error: --ca-file: missing\.pem cannot be read \(ENOENT\)/],
   ] as const) {
     t.match(await deploy(['good', '--ca-file', file]), { exitCode: 1, stderr: message });
+  }
+});
+
+t.test('what is wrong with a certificate is said, where another authority would not mend it', async (t) => {
+  const { deploy } = await shared.another();
+  for (const [tls, message] of [
+    ['expired', /\(CERT_HAS_EXPIRED\): its certificate has expired, and has to be renewed there\n$/],
+    [
+      'wrong-host',
+      /\(ERR_TLS_CERT_ALTNAME_INVALID\): its certificate is for another name: is the URL right\?\n$/,
+    ],
+  ] as const) {
+    const { port } = await startReceiver(t, { tls });
+    const options = ['good', '--ca-file', join(FIXTURES, 'ca.pem')];
+    t.match(await deploy(options, { url: `https://127.0.0.1:${port}` }), { exitCode: 1, stderr: message });
   }
 });
 

@@ -1,5 +1,7 @@
 import { spawnSync } from 'node:child_process';
 import t from 'tap';
+import { whyItMayTake } from '../../src/cli/deployment-logs.ts';
+import { resolveDeployment } from '../../src/cli/names.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
@@ -37,7 +39,7 @@ t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async
   const { shown, exitCode } = onTerminal(there, logsOf(id));
   t.equal(exitCode, 0);
   t.equal(shown, '\u001b[32mgrün\u001b[0m\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\u001b[0m\n');
-  const plain = onTerminal(there, logsOf(id), { NO_COLOR: '1' });
+  const plain = onTerminal(there, logsOf(id), { env: { NO_COLOR: '1' } });
   t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
 });
 
@@ -56,6 +58,15 @@ t.test('following ends when its reader goes away', async (t) => {
   follower.child.stdout?.destroy();
   await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('two\n'), 4)));
   t.equal(await follower.exitCode, 0);
+});
+
+t.test('what ended while it was looked for is no work of another system', async (t) => {
+  const there = place(t);
+  const id = await withLog(there, Buffer.alloc(0));
+  await inFile(there, async (store) => {
+    const ended = resolveDeployment(store, id);
+    t.equal(whyItMayTake({ ...ended, status: 'running' }, store, true), undefined);
+  });
 });
 
 /** A deployment that succeeded, with this log. */

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
+import { lockPath } from '../../src/store/lock.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { MAIN, type Place, place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
@@ -85,6 +86,16 @@ t.test('while the service runs it looks all the same', async (t) => {
   t.equal(await service.stop(), 0);
 });
 
+t.test('of a service whose lock does not tell who it is it is said that it runs', async (t) => {
+  const { davit, dbPath } = await withProject(t);
+  const lock = new Sqlite(lockPath(dbPath));
+  t.teardown(() => lock.close());
+  lock.exec('BEGIN IMMEDIATE');
+  const { stdout } = await davit(['doctor']);
+  t.match(stdout, /^service +runs$/m);
+  t.match(stdout, /^service +ok +one has the file$/m);
+});
+
 t.test('each thing that needs attention is said, with what to do about it', async (t) => {
   const hourAgo = nowMs - HOUR_MS;
   const deployment = (status: string, at: string) => `
@@ -124,14 +135,14 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       'a webhook that is disabled while deliveries are held',
       webhook('status, status_reason', "'disabled', 'the receiver answered 410 Gone'") + delivery,
       'webhooks',
-      /^whk_1 is disabled \(the receiver answered 410 Gone\), and 1 deliveries are held for it$/,
+      /^whk_1 is disabled \(the receiver answered 410 Gone\), with 1 delivery held for it$/,
       /davit admin webhook enable whk_1/,
     ],
     [
       'one that nothing enables again, as its key is revoked',
       `UPDATE keys SET revoked_at = 1;${webhook('status', "'disabled'")}${delivery}`,
       'webhooks',
-      /^whk_1 is disabled, and 1 deliveries are held for it$/,
+      /^whk_1 is disabled, with 1 delivery held for it$/,
       /^davit admin webhook delete whk_1: its key is revoked, so it stays disabled$/,
     ],
     [
@@ -311,6 +322,24 @@ t.test('a disk that is nearly full', ifMayMount, async (t) => {
   t.match(stdout, /^disk +problem +[\d.]+ MB are free where the file is, which has [\d.]+ kB$/m);
   t.match(stdout, /^disk +make room: when it is full davit answers 503/m);
   t.match(stdout, /exit 1\n$/);
+});
+
+t.test('a disk that takes no writes', ifMayMount, async (t) => {
+  const { directory } = place(t);
+  for (const name of ['small', 'view']) mkdirSync(join(directory, name));
+  const { stdout, stderr } = await onSmallDisk(directory, 'small', '20m', [
+    'mkfifo ready',
+    '"$0" "$1" serve --listen 127.0.0.1:0 --log-level silent --db small/davit.db >ready & service=$!',
+    'head -n 1 ready >/dev/null',
+    'mount --bind small view && mount -o remount,bind,ro view',
+    '"$0" "$1" doctor --db view/davit.db 2>/dev/null; echo "exit $?"',
+    '"$0" "$1" serve --listen 127.0.0.1:0 --db view/davit.db',
+    'kill $service; wait $service',
+  ]);
+  t.match(stdout, /^disk +problem +the file system is read-only: it was mounted so/m);
+  t.match(stdout, /^disk +see what the kernel says of it \(dmesg\)/m);
+  t.match(stdout, /exit 1\n$/);
+  t.match(stderr, /^error: cannot open \S+davit\.db-lock \(EROFS\): the file system is read-only\n$/);
 });
 
 t.test('what is no davit file is refused', async (t) => {

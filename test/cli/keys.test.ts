@@ -1,11 +1,10 @@
-import { spawnSync } from 'node:child_process';
 import t from 'tap';
 import { type Key, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { hashKeySecret, isKeySecret } from '../../src/secrets.ts';
 import { openStore } from '../../src/store/store.ts';
-import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
-import { needsTerminal } from '../helpers/terminal.ts';
+import { type Place, place } from '../helpers/cli.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const ALL = ['--all-scopes', '--all-projects'];
 const create = (name: string, ...rest: string[]) => ['admin', 'key', 'create', '--name', name, ...rest];
@@ -15,9 +14,21 @@ t.test('a new key prints its secret alone on stdout, and says that this is the o
   const { stdout, stderr, exitCode } = await there.davit(create('ci', ...ALL));
   t.equal(exitCode, 0);
   t.ok(isKeySecret(stdout.trimEnd()));
-  t.match(stderr, /^made key ci \(key_\w+\); this is its secret, shown this once: keep it now\n$/);
-  t.match(holderOf(there, stdout.trimEnd()), { name: 'ci', allProjects: true, scopes: SCOPES });
+  t.match(
+    stderr,
+    /^made the file .*\nmade key ci \(key_\w+\); this is its secret, shown this once: keep it now\n$/,
+  );
+  t.match(holderOf(there, stdout.trimEnd()), { allProjects: true, scopes: SCOPES });
   t.notOk(JSON.stringify(there.dump()).includes(stdout.trimEnd()));
+});
+
+t.test('a name has at most 100 characters, of which an emoji is one, as it is for the API', async (t) => {
+  const { davit, refused } = place(t);
+  t.match(await davit(create('🔑'.repeat(100), ...ALL)), { exitCode: 0 });
+  t.match(await refused(create('🔑'.repeat(101), ...ALL)), {
+    exitCode: 2,
+    message: /at most 100 characters/,
+  });
 });
 
 t.test('a key has exactly the scopes, projects and end that were given', async (t) => {
@@ -165,8 +176,8 @@ t.test('on a terminal it fits into 80 columns with that', needsTerminal, async (
   const some = ['--project', 'website-of-everybody', '--scope', 'logs:read', '--scope', 'deployments:write'];
   await there.davit(create('reader', ...some));
   await there.davit(['admin', 'key', 'revoke', 'reader', '--yes']);
-  const shown = onTerminal(there, 'admin key list', '').stdout;
-  t.match(shown, /^ID .* SECRET +STATE +USED +PROJ.* SCOPES\r\n/);
+  const { shown } = onTerminal(there, ['admin', 'key', 'list']);
+  t.match(shown, /^ID .* SECRET +STATE +USED +PROJ.* SCOPES\n/);
   t.match(shown, /\n\w+ +quite.* 364d left +never +all/);
   t.match(shown, /\n\w+ +for .* live +never +all/);
   t.match(shown, /\n\w+ +reader +\S+ +revoked +never +webs/);
@@ -238,12 +249,12 @@ t.test('on a terminal it asks, and only a yes revokes', needsTerminal, async (t)
   const there = place(t);
   await there.davit(create('ci', ...ALL));
   const before = there.dump();
-  const no = onTerminal(there, 'admin key revoke ci', 'n\n');
-  t.match(no, { status: 1, stdout: /Revoke key ci \(key_\w+\)\? \[y\/N\] .*nothing was changed/s });
+  const revoke = ['admin', 'key', 'revoke', 'ci'];
+  const no = onTerminal(there, revoke, { typed: 'n\n' });
+  t.match(no, { exitCode: 1, shown: /Revoke key ci \(key_\w+\)\? \[y\/N\] .*nothing was changed/s });
   t.strictSame(there.dump(), before);
-  const yes = onTerminal(there, 'admin key revoke ci', 'y\n');
-  t.match(yes, { status: 0, stdout: /is revoked/ });
-  t.match(onTerminal(there, 'admin key list', ''), { status: 0, stdout: /ci +…\w{4} +revoked +never/ });
+  t.match(onTerminal(there, revoke, { typed: 'y\n' }), { exitCode: 0, shown: /is revoked/ });
+  t.match(onTerminal(there, ['admin', 'key', 'list']), { exitCode: 0, shown: /ci +…\w{4} +revoked +never/ });
 });
 
 /** Whom the file knows by this secret, at this moment. */
@@ -259,14 +270,4 @@ function holderOf({ dbPath }: Place, secret: string) {
 async function projectOf({ davit }: Place, name: string): Promise<string> {
   const { stdout } = await davit(['admin', 'project', 'create', '--name', name]);
   return stdout.trim();
-}
-
-/** script(1) gives the command a terminal of its own, types `typed` there, and returns what stood on it. */
-function onTerminal({ directory }: Place, line: string, typed: string) {
-  return spawnSync('script', ['-qec', `stty cols 80; '${process.execPath}' '${MAIN}' ${line}`, '/dev/null'], {
-    cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm' },
-    input: typed,
-    encoding: 'utf8',
-  });
 }

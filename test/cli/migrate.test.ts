@@ -30,7 +30,7 @@ const OLDER = SCHEMA_VERSION - 1;
 t.test('serve migrates, keeps a copy of what was, says so in its log, and does it once', async (t) => {
   const { directory, dbPath, before, dump, present } = await olderFile(t);
   const service = await serveWithLog(t, directory, { env: { NODE_OPTIONS } });
-  t.match(service.log(), [
+  t.match(service.log().slice(0, 4), [
     { level: 'info', file: './davit.db', to_schema: SCHEMA_VERSION, msg: /copying it first/ },
     { level: 'info', kept_as: String, msg: 'the file as it was is kept' },
     { level: 'info', to_schema: SCHEMA_VERSION, msg: 'migrating' },
@@ -295,16 +295,19 @@ t.test('a newer file, and one of somebody else, are refused as they are', async 
 
 t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
   const there = await olderFile(t);
-  const { shown, exitCode } = onTerminal(there, ['admin', 'migrate'], { NODE_OPTIONS });
+  const { shown, exitCode } = onTerminal(there, ['admin', 'migrate'], { env: { NODE_OPTIONS } });
   t.equal(exitCode, 0);
   const lines = shown.split(/[\r\n]+/).map((line) => line.replace('\u001b[K', ''));
-  t.match(lines, [
-    /^copying: \d+ % of /,
+  t.match(lines[0], /^copying: \d+ % of /);
+  // How often that is said depends on how busy the machine is.
+  const after = lines.filter((line) => !line.startsWith('copying: '));
+  t.match(after, [
     'checking the copy',
     `migrating to schema ${SCHEMA_VERSION}`,
     'checking the result',
     /davit\.db is migrated from/,
     /^what it was is kept as/,
+    '',
   ]);
 });
 

@@ -12,11 +12,18 @@ const set = (...words: string[]) => ['admin', 'project', 'set', 'website', ...wo
 
 t.test('a new project prints its id alone on stdout', async (t) => {
   const { davit, dump } = place(t);
-  const { stdout, stderr, exitCode } = await davit(create('website', '--', 'make', 'deploy'));
+  await davit(create('api'));
+  const { stdout, stderr, exitCode } = await davit(create('website', '--', 'true', 'now'));
   t.equal(exitCode, 0);
   t.match(stdout, /^prj_\w{24}\n$/);
   t.equal(stderr, `made project website (${stdout.trim()})\n`);
-  t.match(dump()['projects'], [{ id: stdout.trim(), name: 'website', status: 'active' }]);
+  t.match(dump()['projects'], [{ name: 'api' }, { id: stdout.trim(), name: 'website', status: 'active' }]);
+});
+
+t.test('whoever makes the file is told which, as a forgotten --db makes another one', async (t) => {
+  const { davit, dbPath } = place(t);
+  const { stdout, stderr } = await davit(create('website'));
+  t.equal(stderr, `made the file ${dbPath}\nmade project website (${stdout.trim()})\n`);
 });
 
 t.test('a project has what was given, and the defaults for the rest', async (t) => {
@@ -179,7 +186,11 @@ t.test('what cannot be meant is refused, and nothing is made of it', async (t) =
     [create('x', '--env', 'a b=secret'), 2, /must be named with letters/],
     [create('x', '--env', '=secret'), 2, /--env needs a name before the =/],
     [create('x', '--env', 'NOT_SET_HERE'), 1, /NOT_SET_HERE: no such variable is set here/],
-    [create('x', '--env-from', 'none.env'), 1, /--env-from: ENOENT/],
+    [
+      create('x', '--env-from', 'none.env'),
+      1,
+      /--env-from: none\.env cannot be read \(ENOENT\): check that it is there/,
+    ],
     [create('x', '--env-from', 'empty.env'), 1, /empty\.env holds no name=value lines/],
     [set(), 2, /nothing to change/],
     [['admin', 'project', 'set', '--', 'false'], 2, /missing required argument 'project'/],
@@ -260,20 +271,29 @@ t.test('it warns of what is not there yet, and of a second project of that name'
   mkdirSync(join(directory, 'site'));
   const script = join(directory, 'site/deploy.sh');
   t.match(await davit(create('website', '--dir', 'missing', '--', './x')), {
-    stderr: /warning: .*\/missing is not a directory yet/,
+    stderr: /warning: the directory .*\/missing does not exist: deployments fail until that is mended\n/,
     exitCode: 0,
   });
   symlinkSync('circle', join(directory, 'circle'));
   for (const dir of ['circle', 'x'.repeat(256)]) {
     t.match(await davit(create(dir.slice(0, 9), '--dir', dir, '--', './x')), {
       stdout: /^prj_\w+\n$/,
-      stderr: new RegExp(`warning: .*/${dir} is not a directory yet`),
+      stderr: new RegExp(`warning: .*/${dir} .*: deployments fail until`),
       exitCode: 0,
     });
   }
   writeFileSync(script, '#!/bin/sh\n', { mode: 0o644 });
   t.match(await davit(create('website', '--dir', 'site', '--', './deploy.sh')), {
-    stderr: /warning: .*\/site\/deploy\.sh cannot be run yet.*warning: 2 projects have this name now/s,
+    stderr: /warning: .*\/site\/deploy\.sh is not executable.*warning: 2 projects have this name now/s,
+    exitCode: 0,
+  });
+  t.match(await davit(create('bare', '--dir', 'site', '--', 'deploy.sh')), {
+    stderr:
+      /warning: the command deploy\.sh was not found in PATH \(.*\): deployments fail until that is mended\n/,
+    exitCode: 0,
+  });
+  t.match(await davit(['admin', 'project', 'set', 'bare', '--env', `PATH=${directory}`, '--', 'none']), {
+    stderr: new RegExp(`warning: the command none was not found in PATH \\(${directory}\\)`),
     exitCode: 0,
   });
   chmodSync(script, 0o755);

@@ -39,7 +39,7 @@ t.test('each deployment that waits says what for, in the order in which they sta
     { ref: 'c1', project_name: 'paused', queue_position: 1, waits_for: 'project_resumed' },
   ]);
   await store.writer.write('deployments.finish', { id: running, ...SUCCEEDED });
-  t.match((await queue()).waiting.items, [
+  t.match((await queue()).waiting.items.slice(0, 2), [
     { ref: 'b1', waits_for: 'nothing' },
     { ref: 'a2', waits_for: 'nothing' },
   ]);

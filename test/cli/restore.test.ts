@@ -18,7 +18,6 @@ import {
 } from 'node:fs';
 import { watch as watchFrom } from 'node:fs/promises';
 import { join } from 'node:path';
-import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { copyDatabase } from '../../src/store/backup.ts';
@@ -26,9 +25,11 @@ import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
 import { makeLarge } from '../helpers/large.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
+import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 t.test('what was then is there again, and what was now is kept', async (t) => {
   const { davit, dump, directory, dbPath } = await withCopy(t);
@@ -235,6 +236,27 @@ t.test('what is no whole davit file is refused', async (t) => {
   t.strictSame(after.sort(), before);
 });
 
+t.test(
+  'a copy that this user may not read is refused, and what to do about it is said',
+  ifHas('setpriv'),
+  async (t) => {
+    const { directory } = await withCopy(t);
+    mkdirSync(join(directory, 'closed'), 0);
+    chmodSync(join(directory, 'copy.db'), 0);
+    for (const name of ['copy.db', 'closed/copy.db']) {
+      const { stdout, stderr, status } = withoutRootsRights(directory, ['restore', name, '--db', 'new.db']);
+      t.strictSame([String(stdout), status], ['', 1]);
+      t.match(
+        String(stderr),
+        new RegExp(
+          `^error: ${name} cannot be read \\(EACCES\\): give this user the right, or a copy of its own\\n$`,
+        ),
+      );
+    }
+    t.notOk(existsSync(join(directory, 'new.db')));
+  },
+);
+
 t.test('what davit serve starts and sends is said without what is paused, held or deleted', async (t) => {
   const { davit, json, directory } = await withCopy(t);
   await davit(['admin', 'project', 'create', '--name', 'paused', '--', '/bin/true']);
@@ -298,14 +320,13 @@ t.test('where nobody can be asked it wants --yes', async (t) => {
   t.strictSame(keptIn(directory), []);
 });
 
-const ifHasScript = spawnSync('script', ['--version']).status === 0 ? {} : { skip: 'there is no script(1)' };
-
-t.test('on a terminal it asks, with what is replaced by what', ifHasScript, async (t) => {
+t.test('on a terminal it asks, with what is replaced by what', needsTerminal, async (t) => {
   const { davit, dump, directory } = await withCopy(t);
   const then = dump();
   await davit(['admin', 'project', 'create', '--name', 'later']);
   const now = dump();
-  const no = await onTerminal(directory, 'n\n');
+  const restore = (typed: string) => onTerminal({ directory }, ['restore', 'copy.db'], { typed });
+  const no = restore('n\n');
   t.match(no, {
     shown:
       /davit\.db \(.* changed .*\) is kept under another name\. Go on with copy\.db \(.*1 project, .*\)\? \[y\/N\]/,
@@ -313,7 +334,7 @@ t.test('on a terminal it asks, with what is replaced by what', ifHasScript, asyn
   });
   t.strictSame(dump(), now);
   t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db', 'davit.db-lock']);
-  t.match(await onTerminal(directory, 'y\n'), { exitCode: 0 });
+  t.match(restore('y\n'), { exitCode: 0 });
   t.strictSame(dump(), then);
 });
 
@@ -354,7 +375,10 @@ t.test('a disk without room for it changes nothing', ifMayMount, async (t) => {
     '"$0" "$1" restore davit.db --db small/davit.db --yes; echo "exit $?"',
     'ls -A small; "$0" "$1" admin project list --db small/davit.db',
   ]);
-  t.match(stdout, /^made project kept .*\nexit 1\ndavit\.db\ndavit\.db-lock\nID .*\nprj_\w+ +kept .*\n$/);
+  t.match(
+    stdout,
+    /^made the file .*\nmade project kept .*\nexit 1\ndavit\.db\ndavit\.db-lock\nID .*\nprj_\w+ +kept .*\n$/,
+  );
   t.match(
     stderr,
     /^error: there is no room in .*small for a copy of davit\.db: make some; nothing was changed\n$/,
@@ -405,6 +429,17 @@ async function withCopy(t: Test): Promise<Place> {
   return there;
 }
 
+/** Root may read everything: here it may read what its own files let it. */
+function withoutRootsRights(directory: string, words: string[]) {
+  const rights = '-dac_override,-dac_read_search';
+  const command = [process.execPath, MAIN, ...words];
+  const [file = '', ...rest] =
+    process.getuid?.() === 0
+      ? ['setpriv', '--bounding-set', rights, '--inh-caps', rights, ...command]
+      : command;
+  return spawnSync(file, rest, { cwd: directory, env: { ...COMPILE_CACHE, PATH: process.env['PATH'] } });
+}
+
 function keptIn(directory: string): string[] {
   return readdirSync(directory).filter((name) => name.includes('.before-restore-'));
 }
@@ -432,20 +467,4 @@ function swapIndexes(path: string): void {
   move.run(other, 'webhooks_of_key');
   move.run(one, 'key_secrets_of_key');
   database.close();
-}
-
-/** `davit restore copy.db` on a terminal on which `typed` is typed. */
-async function onTerminal(
-  directory: string,
-  typed: string,
-): Promise<{ shown: string; exitCode: number | null }> {
-  const words = [process.execPath, MAIN, 'restore', 'copy.db'].map((word) => `'${word}'`).join(' ');
-  const child = spawn('script', ['--quiet', '--return', '--command', words, '/dev/null'], {
-    cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm' },
-    stdio: ['pipe', 'pipe', 'inherit'],
-  });
-  child.stdin.write(typed);
-  const [shown] = await Promise.all([text(child.stdout), once(child, 'exit')]);
-  return { shown, exitCode: child.exitCode };
 }

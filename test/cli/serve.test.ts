@@ -99,6 +99,34 @@ t.test('the log says where metrics are, and the one line on stdout does not', as
   );
 });
 
+t.test('the log says which file it made, as a forgotten --db makes another one', async (t) => {
+  const { directory, dbPath } = place(t);
+  const message = 'made the file: it has no keys and no projects yet';
+  const first = await serveWithLog(t, directory);
+  t.match(await first.logged(message), { level: 'info', file: dbPath });
+  await first.stop();
+  const second = await serveWithLog(t, directory);
+  await second.stop();
+  t.notMatch(second.stderr(), message);
+});
+
+t.test('the log says which variable is not read, as its name is wrong', async (t) => {
+  const { directory } = place(t);
+  const service = await serveWithLog(t, directory, {
+    env: {
+      DAVIT_RETENTON: 'off',
+      DAVIT_LOG_LEVEL: 'info',
+      DAVIT_KEY: 'davit_x',
+      DAVIT_URL: 'http://127.0.0.1:1',
+    },
+  });
+  await service.logged(/DAVIT_/);
+  t.match(
+    service.log().filter(({ level }) => level === 'warn'),
+    [{ msg: 'DAVIT_RETENTON is no variable of davit serve: did you mean DAVIT_RETENTION?' }],
+  );
+});
+
 t.test('a second signal ends it at once', async (t) => {
   const { directory, dbPath, davit } = place(t);
   const service = await serve(t, directory);

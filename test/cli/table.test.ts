@@ -14,24 +14,29 @@ const COLUMNS: Column<Row>[] = [
   { title: 'NOTE', of: ({ note }) => note, shrinks: true },
 ];
 
+/** A terminal of this width without colours; null: none. */
+function plain(columns: number | null) {
+  return { columns, colours: false };
+}
+
 t.test('columns are aligned under their titles', async (t) => {
   const rows = [
     { id: 'a', name: 'website', note: 'x' },
     { id: 'bcd', name: 'api', note: '' },
   ];
-  t.equal(table(rows, COLUMNS, null), 'ID   NAME     NOTE\na    website  x\nbcd  api');
+  t.equal(table(plain(null), rows, COLUMNS), 'ID   NAME     NOTE\na    website  x\nbcd  api');
 });
 
 t.test('a column with nothing in it is left out', async (t) => {
-  t.equal(table([{ id: 'a', name: 'website', note: '' }], COLUMNS, 80), 'ID  NAME\na   website');
+  t.equal(table(plain(80), [{ id: 'a', name: 'website', note: '' }], COLUMNS), 'ID  NAME\na   website');
 });
 
 t.test('on a narrow terminal the widest that may shrink is cut, ids never', async (t) => {
   const rows = [{ id: 'x'.repeat(20), name: 'n'.repeat(30), note: 'short one' }];
-  const lines = table(rows, COLUMNS, 50).split('\n');
+  const lines = table(plain(50), rows, COLUMNS).split('\n');
   t.equal(lines[1], `${'x'.repeat(20)}  ${'n'.repeat(16)}…  short one`);
   t.ok(lines.every((line) => line.length <= 50));
-  t.ok(table(rows, COLUMNS, null).includes('n'.repeat(30)), 'nothing is cut for a program');
+  t.ok(table(plain(null), rows, COLUMNS).includes('n'.repeat(30)), 'nothing is cut for a program');
 });
 
 t.test('where even that is too wide, each row is told in lines of its own', async (t) => {
@@ -40,7 +45,7 @@ t.test('where even that is too wide, each row is told in lines of its own', asyn
     { id: 'y'.repeat(20), name: 'a name of several words', note: 'z' },
   ];
   t.equal(
-    table(rows, COLUMNS, 28),
+    table(plain(28), rows, COLUMNS),
     `ID    ${'x'.repeat(20)}\nNAME  website\n\n` +
       `ID    ${'y'.repeat(20)}\nNAME  a name of several\n      words\nNOTE  z`,
   );
@@ -52,17 +57,23 @@ t.test('letters of two columns count as two', async (t) => {
     { id: '2', name: 'abcdef', note: 'y' },
     { id: '3', name: '🚢 é', note: 'z' },
   ];
-  t.equal(table(rows, COLUMNS, 80), 'ID  NAME    NOTE\n1   日本語  x\n2   abcdef  y\n3   🚢 é    z');
-  t.equal(table([{ id: '1', name: '日本語日本語', note: '' }], COLUMNS, 12).split('\n')[1], '1   日本語…');
+  t.equal(table(plain(80), rows, COLUMNS), 'ID  NAME    NOTE\n1   日本語  x\n2   abcdef  y\n3   🚢 é    z');
+  t.equal(
+    table(plain(12), [{ id: '1', name: '日本語日本語', note: '' }], COLUMNS).split('\n')[1],
+    '1   日本語…',
+  );
 });
 
 t.test('what a terminal would obey is shown instead', async (t) => {
-  t.equal(printable('a\u001b[2Jb\nc\u009bd\u2028'), 'a\\x1b[2Jb\\x0ac\\x9bd\\u2028');
+  t.equal(printable('a\u001b[2Jb\nc\u009bd\u2028\u2029'), 'a\\x1b[2Jb\\x0ac\\x9bd\\u2028\\u2029');
   t.equal(printable('a\u202etxt.exe \u2066b\u200bc\ufeff'), 'a\\u202etxt.exe \\u2066b\\u200bc\\ufeff');
   t.equal(printable('a\u00adb\u034fc\u2800\u3164\u{e0041}'), 'a\\xadb\\u034fc\u2800\\u3164\\u{e0041}');
   for (const text of ['日本語 é 🚢', '👩‍👩‍👧‍👦 ⚠️ 🇩🇪', 'שלום עולם', '葛\u{e0100}', 'می\u200cخواهم'])
     t.equal(printable(text), text);
-  t.equal(table([{ id: '\u001b[31m', name: 'x', note: '' }], COLUMNS, 80), 'ID        NAME\n\\x1b[31m  x');
+  t.equal(
+    table(plain(80), [{ id: '\u001b[31m', name: 'x', note: '' }], COLUMNS),
+    'ID        NAME\n\\x1b[31m  x',
+  );
   t.equal(fields({ columns: 80 }, [['name', '\u0007']]), 'name  \\x07');
 });
 
@@ -97,9 +108,9 @@ t.test('a cell has its colour where colours are shown, and its width without it'
       ? { ...column, colour: ({ name }: Row) => (name === 'failed' ? ('red' as const) : undefined) }
       : column,
   );
-  t.equal(table(rows, columns, 80), 'ID  NAME    NOTE\na   failed  x\nb   fine    y');
+  t.equal(table(plain(80), rows, columns), 'ID  NAME    NOTE\na   failed  x\nb   fine    y');
   t.equal(
-    table(rows, columns, 80, true),
+    table({ columns: 80, colours: true }, rows, columns),
     'ID  NAME    NOTE\na   \u001b[31mfailed\u001b[39m  x\nb   fine    y',
   );
 });

@@ -88,12 +88,43 @@ t.test('--help tells of every option its variable', async (t) => {
   }
 });
 
+t.test('--help tells of every duration how one reads', async (t) => {
+  for (const path of [
+    'serve',
+    'deploy',
+    'admin project create',
+    'admin project set',
+    'admin key create',
+    'admin key rotate',
+  ]) {
+    const { stdout } = await run([...path.split(' '), '--help']);
+    const durations = stdout.split(/\n {2}(?=-)/).filter((option) => option.includes('<duration>'));
+    t.ok(durations.length > 0);
+    for (const option of durations) t.match(option, /\d+[dhms]\b/, path);
+  }
+});
+
 t.test('wrong usage is one line that says what to do, and exit code 2', async (t) => {
   const { refused, directory } = place(t);
   const cases: [line: string, message: RegExp][] = [
     ['sevre', /unknown command 'sevre': did you mean serve\?/],
     ['admin key lst', /unknown command 'lst': did you mean list\?/],
     ['admin nonsense', /unknown command 'nonsense' \(see 'davit admin --help'\)/],
+    ['project list', /unknown command 'project': did you mean davit admin project\?/],
+    ['deployments', /unknown command 'deployments': did you mean davit admin deployment\?/],
+    ['help keys', /unknown command 'keys': did you mean davit admin key\?/],
+    ['admin backup x', /unknown command 'backup': did you mean davit backup\?/],
+    ['version', /unknown command 'version': did you mean davit --version\?/],
+    ['-v', /unknown option '-v': did you mean -V\?/],
+    [
+      'serve --webhook-allow-http=yes',
+      /option '--webhook-allow-http' takes no value \(see 'davit serve --help'\)/,
+    ],
+    [
+      'serve --retention never',
+      /'--retention <duration>' argument is invalid\. It must be a duration .*, or off \(see/,
+    ],
+    ['serve --rate-limit 5', /such as 600\/1m, or off \(see/],
     ['serve --lissten x', /unknown option '--lissten': did you mean --listen\?/],
     ['serve --listen 8080', /--listen <host:port>.*such as 127\.0\.0\.1:8080.*see 'davit serve --help'/],
     ['serve --tls-cert cert.pem', /--tls-cert and --tls-key go together/],
@@ -110,7 +141,7 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['admin project create -- make --nmae', /required option '--name <name>' not specified/],
     ['deploy prj_x main --ulr http://x', /unknown option '--ulr': did you mean --url\?/],
     ['verify --sceret x', /unknown option '--sceret': did you mean --secret\?/],
-    ['verify', /required option '--secret <secret>' not specified/],
+    ['verify', /required option '--secret <secret>' not specified: give it, or DAVIT_SIGNING_SECRET \(see/],
     ['admin webhook replay --snice 1h', /unknown option '--snice': did you mean --since\?/],
   ];
   await Promise.all(

@@ -132,6 +132,41 @@ t.test('whatever receivers do, there are no other series than those at the start
   );
 });
 
+t.test('what an error says of itself is left out, and one that is not known is another', async (t) => {
+  const figures = deliveryFigures(figuresMemory());
+  for (const error of [
+    'tls: CERT_HAS_EXPIRED',
+    'connection_failed: EPIPE',
+    'timeout',
+    'tlsx',
+    'a surprise: at\nlast',
+  ]) {
+    figures.settled({
+      attempt: { error, statusCode: null, durationMs: 3 },
+      next: { kind: 'exhausted' },
+    } as Settlement);
+  }
+  const scrape = parseMetrics(exposition(figures.all));
+  t.strictSame(movedOf(scrape, ATTEMPTS), [
+    ['failed connection_failed', 1],
+    ['failed other', 2],
+    ['failed timeout', 1],
+    ['failed tls', 1],
+  ]);
+  t.equal(scrape.value('davit_deliveries_exhausted_total'), 5);
+});
+
+t.test('a redelivery is no first attempt', async (t) => {
+  const { effects, dispatcher, deploy, scrape, store } = await service(t, [status(200)]);
+  await deploy();
+  store.execute("UPDATE deliveries SET ladder_trigger = 'redeliver'");
+  effects.advance(2_000);
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.strictSame(movedOf(scrape(), ATTEMPTS), [['delivered', 1]]);
+  t.strictSame(movedOf(scrape(), 'davit_delivery_wait_seconds_count'), []);
+});
+
 async function service(t: Test, answers: [Answer, ...Answer[]]) {
   const effects: FakeEffects = fakeEffects();
   const store: TestStore = testStore(t, effects);
@@ -143,6 +178,7 @@ async function service(t: Test, answers: [Answer, ...Answer[]]) {
   const projectId = await store.project();
   const deploy = () => store.writer.write('deployments.create', newDeployment(projectId));
   return {
+    store,
     effects,
     dispatcher,
     receiver,

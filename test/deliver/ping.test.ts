@@ -98,7 +98,10 @@ for (const { name, answer, expected } of OUTCOMES) {
 
 t.test('a ping goes nowhere that a delivery may not go', async (t) => {
   const { store, webhook, receiver } = await service(t);
-  const sender = createSender({ version: 'test', allowHttp: true, allowedCidrs: [] }, realEffects);
+  const sender = createSender(
+    { version: 'test', timeoutMs: 10_000, allowHttp: true, allowedCidrs: [] },
+    realEffects,
+  );
   t.teardown(() => sender.close());
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
   t.match(await pinger.ping(webhook.id), {
@@ -155,6 +158,20 @@ t.test('a fifth ping of a key at the same time is refused, those of other keys a
   const four = Array(4).fill('attempted');
   t.strictSame(await kinds, [...four, 'busy', 'attempted']);
   t.strictSame(await pingAll(), [...four, 'busy', 'attempted'], 'those that ended count no more');
+});
+
+t.test('a seventeenth ping at the same time is refused, whoever asks', async (t) => {
+  const { answer, release } = held(status(200));
+  const { store, pinger, receiver } = await service(t, answer);
+  const webhooks: WebhookId[] = [];
+  for (let count = 0; count < 17; count++) {
+    webhooks.push((await newWebhook(store, (await store.key()).keyId, { url: receiver.url })).id);
+  }
+  const pings = webhooks.map((id) => pinger.ping(id));
+  t.strictSame(await pings.pop(), { kind: 'busy' });
+  for (const _ of pings) await receiver.next();
+  release();
+  for (const ping of pings) t.match(await ping, { kind: 'attempted' });
 });
 
 async function service(

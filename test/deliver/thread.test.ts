@@ -73,7 +73,7 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   await dispatcher.begin({
     path,
     port: door.port2,
-    sender: { version: 'test', ...LOOPBACK_RULES },
+    sender: { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES },
     schedule,
     log: { level: 'silent', form: 'json' },
     figures: undefined,

@@ -1,11 +1,13 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import fc from 'fast-check';
 import t from 'tap';
 import {
   commandEnvironment,
+  homeDirectory,
   OUTPUT_FILE_MAX_BYTES,
   type Outputs,
   parseOutputs,
@@ -42,13 +44,20 @@ t.test('a command gets the base, its own variables and the deployment, and nothi
   });
 });
 
-t.test('a project may set PATH, not what tells of the deployment', async (t) => {
-  const variables = { PATH: '/opt/bin', DEPLOY_ID: 'dpl_other', DEPLOY_REF: 'other' };
-  t.strictSame(commandEnvironment(BASE, variables, DEPLOYMENT), {
-    ...BASE,
-    PATH: '/opt/bin',
-    ...DEPLOYMENT_VARIABLES,
+t.test("a project may set what is the machine's, not what tells of the deployment", async (t) => {
+  const own = { PATH: '/opt/bin', HOME: '/srv', LANG: 'de_DE.UTF-8', TMPDIR: '/srv/tmp' };
+  const variables = { ...own, DEPLOY_ID: 'dpl_other', DEPLOY_REF: 'other' };
+  t.strictSame(commandEnvironment(BASE, variables, DEPLOYMENT), { ...own, ...DEPLOYMENT_VARIABLES });
+});
+
+t.test("home is the user's, whatever the service was started with", async (t) => {
+  const before = process.env['HOME'];
+  t.teardown(() => {
+    if (before === undefined) delete process.env['HOME'];
+    else process.env['HOME'] = before;
   });
+  process.env['HOME'] = '/of/somebody/else';
+  t.equal(homeDirectory(), userInfo().homedir);
 });
 
 t.test('what was deployed before is told', async (t) => {
@@ -73,9 +82,14 @@ t.test('ordinary variables are allowed', async (t) => {
     ...names,
     'PYTHONUNBUFFERED',
     'PYTHONDONTWRITEBYTECODE',
+    'PYTHONFAULTHANDLER',
+    'PYTHONHASHSEED',
+    'PYTHONIOENCODING',
+    'PYTHONUTF8',
     'ENVIRONMENT',
     '__proto__',
     'DEPLOY',
+    'A'.repeat(255),
   ]) {
     t.equal(variableProblem(name, 'value\nof two lines'), undefined, name);
   }
@@ -104,6 +118,11 @@ t.test('variables that change how programs are loaded are refused', async (t) =>
       '_JAVA_OPTIONS',
       'LUA_INIT',
     ],
+    ...['_LD_PRELOAD', 'RLD_LIST', '_RLD_LIST', 'MALLOC_TRACE', 'GETCONF_DIR', 'HOSTALIASES', 'LOCALDOMAIN'],
+    ...['NIS_PATH', 'NLSPATH', 'RES_OPTIONS', 'RESOLV_HOST_CONF', 'BASH_FUNC_ls', 'GLOBIGNORE', 'KSH_ENV'],
+    ...['PERL5DB', 'PERLIO', 'PERLIO_DEBUG', 'RUBYSHELL', 'RUBYGEMS_GEMDEPS', 'NODE_REPL_EXTERNAL_MODULE'],
+    ...['JDK_JAVA_OPTIONS', 'JAVA_OPTIONS', 'LUA_INIT_5_4', 'LUA_PATH', 'LUA_CPATH', 'LUA_CPATH_5_4'],
+    ...['PHPRC', 'PHP_INI_SCAN_DIR', 'TCLLIBPATH', 'R_PROFILE', 'ERL_FLAGS', 'ERL_AFLAGS', 'ERL_ZFLAGS'],
   ];
   for (const name of names) {
     t.equal(
@@ -129,6 +148,8 @@ t.test('values that no environment can hold are refused', async (t) => {
   t.equal(variableProblem('A', '\ud800'), 'must be valid Unicode');
   t.equal(variableProblem('A', 'x'.repeat(131_069)), undefined);
   t.match(variableProblem('A', 'x'.repeat(131_070)), 'at most 131071 bytes');
+  t.equal(variableProblem('A', 'é'.repeat(65_534)), undefined);
+  t.match(variableProblem('A', 'é'.repeat(65_535)), 'at most 131071 bytes');
   // The system's own opinion about the limit.
   t.doesNotThrow(() => execFileSync('true', { env: { A: 'x'.repeat(131_069) } }));
   t.throws(() => execFileSync('true', { env: { A: 'x'.repeat(131_070) } }), { code: 'E2BIG' });
@@ -152,6 +173,7 @@ t.test('a line that breaks a rule is left out, and told without its value', asyn
     `${'n'.repeat(65)}=x`,
     `nul=a\0b`,
     `long=${'x'.repeat(4097)}`,
+    `long=${'é'.repeat(2049)}`,
     `${'n'.repeat(64)}=${'x'.repeat(4096)}`,
     'good=yes',
   ];
@@ -164,8 +186,10 @@ t.test('a line that breaks a rule is left out, and told without its value', asyn
       'DEPLOY_OUTPUT: line 4 has a name of more than 64 characters',
       'DEPLOY_OUTPUT: line 5 holds a NUL',
       'DEPLOY_OUTPUT: line 6 has a value of more than 4096 bytes',
+      'DEPLOY_OUTPUT: line 7 has a value of more than 4096 bytes',
     ],
   });
+  t.equal(outputsOf('-\n'.repeat(10)).notes.length, 10, 'ten are told, and no rest of none');
 });
 
 t.test('there are at most 100 outputs, and few notes', async (t) => {
@@ -185,6 +209,8 @@ t.test('a file that is too long counts as far as it was read, without the line t
   t.strictSame(outputsOf(text).outputs, { first: '1' });
   t.match(outputsOf(text).notes[0], 'longer than 65536 bytes');
   t.strictSame(Object.keys(outputsOf(cutInside).outputs), ['first', 'second']);
+  const full = `${'a=1\n'.repeat(OUTPUT_FILE_MAX_BYTES / 4 - 1)}z=26`;
+  t.strictSame(outputsOf(full), { outputs: { a: '1', z: '26' }, notes: [] }, 'the last byte allowed');
 });
 
 t.test('whatever the text, outputs keep the rules', async (t) => {
@@ -240,8 +266,9 @@ t.test('the outputs of a file', async (t) => {
   mkdirSync(path('directory'));
   execFileSync('mkfifo', [path('pipe')]);
 
+  const descriptors = readdirSync('/proc/self/fd').length;
   t.strictSame(readOutputs(path('plain')), { outputs: { a: '1', b: '\ufffd' }, notes: [] });
-  t.strictSame(readOutputs(path('long')).outputs, { a: '1' });
+  t.match(readOutputs(path('long')), { outputs: { a: '1' }, notes: [/longer than 65536 bytes/] });
   t.strictSame(readOutputs(path('missing')), { outputs: {}, notes: [] });
   t.strictSame(readOutputs(path('link')), {
     outputs: {},
@@ -252,6 +279,7 @@ t.test('the outputs of a file', async (t) => {
     notes: ['DEPLOY_OUTPUT: it is not a plain file'],
   });
   t.strictSame(readOutputs(path('pipe')), { outputs: {}, notes: ['DEPLOY_OUTPUT: it is not a plain file'] });
+  t.equal(readdirSync('/proc/self/fd').length, descriptors, 'none stays open');
 });
 
 function outputsOf(text: string): Outputs {

@@ -1,4 +1,3 @@
-import { spawn } from 'node:child_process';
 import { readdirSync, writeFileSync } from 'node:fs';
 import { writeFile } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -6,15 +5,13 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
-import { holdersOf, isAlive, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
-import { recover } from '../../src/deploy/recover.ts';
+import { isAlive } from '../../src/deploy/processes.ts';
 import { createWorkspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { OperationName } from '../../src/store/operations.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
-import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('a deployment is carried out with the ref in its environment, and its log is kept', async (t) => {
@@ -256,84 +253,6 @@ t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => 
   await executor.tick();
   t.match(store.reads.deployments.get(second.id), { status: 'queued' });
 });
-
-t.test('what a crash left running is ended and recorded, and what waited goes on', async (t) => {
-  stayAlive(t);
-  const store = testStore(t, realEffects);
-  const projectId = await store.project();
-  const first = await store.writer.write('deployments.create', newDeployment(projectId));
-  const second = await store.writer.write('deployments.create', newDeployment(projectId));
-  // As it is after a kill: the row says running, the process lives, and nobody waits for it.
-  await store.writer.write('deployments.claim', undefined);
-  const identity = leftOver(first.id);
-  await store.writer.write('deployments.setProcess', { id: first.id, ...identity });
-
-  const parent = temporaryDirectory(t);
-  createWorkspaces(parent, lockFile(parent)).make(null);
-  await recoverIn(parent, store);
-  t.strictSame(readdirSync(parent), ['lock'], 'nor are its files left');
-  t.notOk(isAlive(identity));
-  t.match(store.reads.deployments.get(first.id), { status: 'failed', reason: 'interrupted' });
-  t.match(store.query("SELECT count(*) AS ends FROM events WHERE type = 'deployment.failed'"), [{ ends: 1 }]);
-  t.match(await store.writer.write('deployments.claim', undefined), { id: second.id });
-});
-
-t.test('a deployment whose process was never recorded is found by its marker', async (t) => {
-  stayAlive(t);
-  const store = testStore(t, realEffects);
-  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
-  await store.writer.write('deployments.claim', undefined);
-  const identity = leftOver(id);
-  await recoverIn(temporaryDirectory(t), store);
-  t.notOk(isAlive(identity));
-  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
-});
-
-t.test('what a killed service was just starting is waited for, and then found', async (t) => {
-  stayAlive(t);
-  const store = testStore(t, realEffects);
-  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
-  await store.writer.write('deployments.claim', undefined);
-  const directory = temporaryDirectory(t);
-  const lock = join(directory, 'lock');
-  writeFileSync(lock, '');
-  // As before execve(2): the service's files, and not yet the command's environment.
-  const script = 'exec 3<"$1"; read go; DEPLOY_ID="$2" exec sleep 600 3<&-';
-  const starting = spawn('/bin/sh', ['-c', script, 'sh', lock, id], { stdio: ['pipe', 'ignore', 'ignore'] });
-  const identity = processIdentity(starting.pid ?? 0);
-  await until(() => holdersOf(lock).length > 0);
-
-  const recovered = recoverIn(directory, store);
-  starting.stdin.write('go\n');
-  await recovered;
-  t.ok(identity !== undefined && !isAlive(identity));
-  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
-});
-
-function lockFile(directory: string): string {
-  const path = join(directory, 'lock');
-  writeFileSync(path, '', { flag: 'a' });
-  return path;
-}
-
-function recoverIn(temporaryDirectory: string, store: TestStore): Promise<void> {
-  const logger = pino({ level: 'silent' });
-  return recover(store, {
-    killGraceMs: 5_000,
-    workspaces: createWorkspaces(temporaryDirectory, lockFile(temporaryDirectory)),
-    lockPath: lockFile(temporaryDirectory),
-    effects: realEffects,
-    logger,
-  });
-}
-
-/** A command that outlived its service. */
-function leftOver(id: DeploymentId): ProcessIdentity {
-  const left = spawn('/bin/sleep', ['600'], { detached: true, stdio: 'ignore', env: { DEPLOY_ID: id } });
-  const identity = processIdentity(left.pid ?? 0);
-  if (identity === undefined) throw new Error('the process is not there');
-  return identity;
-}
 
 async function service(
   t: Test,

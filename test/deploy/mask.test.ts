@@ -28,12 +28,37 @@ t.test('values of less than 8 characters are not hidden', async (t) => {
 
 t.test('of secrets that begin alike the longest is hidden', async (t) => {
   t.equal(hidden('12345678 123456789 1234567', ['12345678', '123456789']), '*** *** 1234567');
+  const brothers = ['12345678', '123456781', '1234567822', '123456783'];
+  t.equal(
+    hidden('123456782 123456784 1234567822', brothers),
+    '***2 ***4 ***',
+    'or the one that stands there',
+  );
+});
+
+t.test('of secrets that overlap nothing is left to be read, however the output was cut', async (t) => {
+  const secrets = ['user:pass-word', 'pass-word@host.example', 'example/database'];
+  const text = 'at user:pass-word@host.example/database, pass-word@host.example and user:pass-wor';
+  t.equal(hidden(text, secrets), 'at ***, *** and user:pass-wor');
+  for (let at = 0; at < text.length; at++) {
+    const mask = maskFor(secrets);
+    const pieces = [text.slice(0, at), text.slice(at)].map((piece) => mask.push(Buffer.from(piece)));
+    t.equal(Buffer.concat([...pieces, mask.end()]).toString(), 'at ***, *** and user:pass-wor');
+  }
 });
 
 t.test('a secret of several lines is hidden as a whole and line by line', async (t) => {
   const secret = '-----BEGIN KEY-----\nMIIEpAIBAAKC\nshort\n-----END KEY-----\n';
   t.equal(hidden(`key: ${secret}!`, [secret]), 'key: ***\n!', 'but for the line end behind it');
   t.equal(hidden('2: MIIEpAIBAAKC\n3: short\n', [secret]), '2: ***\n3: short\n');
+});
+
+t.test('whichever way lines end, in a secret, around it and where they are printed', async (t) => {
+  for (const end of ['\n', '\r\n']) {
+    const secret = ['one', 'two', 'first-line', 'second-line'].join(end);
+    t.equal(hidden(`<${secret}>`, [`${end}${end}${secret}${end}${end}`]), '<***>');
+    t.equal(hidden('<first-line\nsecond-line\r\n>', [secret]), '<***\n***\r\n>');
+  }
 });
 
 t.test('bytes that are no UTF-8 pass', async (t) => {
@@ -85,15 +110,16 @@ function hidden(text: string, secrets: string[]): string {
   return hiderOf(secrets)(text);
 }
 
+/** Character by character. */
 function plainlyMasked(text: string, secrets: string[]): string {
-  const longestFirst = secrets
-    .filter(({ length }) => length >= 8)
-    .sort((one, other) => other.length - one.length);
+  const hidden = secrets.filter(({ length }) => length >= 8);
   let masked = '';
-  for (let at = 0; at < text.length; ) {
-    const secret = longestFirst.find((candidate) => text.startsWith(candidate, at));
-    masked += secret === undefined ? text[at] : '***';
-    at += secret?.length ?? 1;
+  let hiddenUntil = 0;
+  for (let at = 0; at < text.length; at++) {
+    const ends = hidden.filter((secret) => text.startsWith(secret, at)).map(({ length }) => at + length);
+    if (ends.length > 0 && at >= hiddenUntil) masked += '***';
+    hiddenUntil = Math.max(hiddenUntil, ...ends);
+    if (at >= hiddenUntil) masked += text[at];
   }
   return masked;
 }

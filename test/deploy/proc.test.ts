@@ -1,6 +1,8 @@
+import { spawnSync } from 'node:child_process';
 import { openSync } from 'node:fs';
+import { join } from 'node:path';
 import t from 'tap';
-import { processIds, readProc } from '../../src/deploy/proc.ts';
+import { processIds, readProc, requireOwnProc } from '../../src/deploy/proc.ts';
 import { useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 
@@ -10,6 +12,32 @@ t.test('all processes are named, and what /proc says of them is read', async (t)
   t.match(readProc('/proc/self/stat'), new RegExp(`^${process.pid} `));
   t.equal(readProc('/proc/0/stat'), undefined, 'nobody is there');
   t.throws(() => readProc('/proc'), { code: 'EISDIR' });
+  const isRoot = process.getuid?.() === 0;
+  if (isRoot) process.seteuid?.(65_534);
+  t.teardown(() => {
+    if (isRoot) process.seteuid?.(0);
+  });
+  t.equal(readProc('/proc/1/environ'), undefined, "it is somebody else's");
+});
+
+const ifMayUnshare =
+  spawnSync('unshare', ['--map-root-user', '--pid', '--fork', 'true']).status === 0
+    ? {}
+    : { skip: 'PID namespaces are not allowed here' };
+
+t.test('the /proc of another PID namespace is refused', ifMayUnshare, async (t) => {
+  requireOwnProc();
+  const look = `import('${join(import.meta.dirname, '../../src/deploy/proc.ts')}').then((proc) => proc.requireOwnProc())`;
+  const inNamespace = (...options: string[]) => {
+    const words = ['--map-root-user', '--pid', '--fork', ...options, process.execPath, '--eval', look];
+    return spawnSync('unshare', words, { encoding: 'utf8' });
+  };
+  t.match(inNamespace('--mount-proc'), { status: 0, stderr: '' });
+  t.match(inNamespace(), {
+    status: 1,
+    stderr:
+      /\/proc is that of another PID namespace, where davit is process \d+ in place of 1: mount its own there/,
+  });
 });
 
 t.test('where no more files may be open nobody looks gone', ifHas('prlimit'), async (t) => {

@@ -9,12 +9,12 @@ import {
   findMarked,
   idsAreUnused,
   isAlive,
-  type ProcessIdentity,
   processIdentity,
   stopTree,
   terminationDisposition,
 } from '../../src/deploy/processes.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
+import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { fixture, PATH, stateOf, until } from '../helpers/commands.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 

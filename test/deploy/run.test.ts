@@ -1,4 +1,4 @@
-import { readdirSync, readFileSync, readlinkSync, writeFileSync } from 'node:fs';
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
@@ -11,6 +11,7 @@ import {
   fixture,
   marked,
   namedPipe,
+  openPipes,
   PATH,
   startRun,
   stateOf,
@@ -547,14 +548,4 @@ function commandLineOf(processId: string): string {
   } catch {
     return '';
   }
-}
-
-function openPipes(): number {
-  return readdirSync('/proc/self/fd').filter((name) => {
-    try {
-      return readlinkSync(`/proc/self/fd/${name}`).startsWith('pipe:');
-    } catch {
-      return false;
-    }
-  }).length;
 }

@@ -1,9 +1,12 @@
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import koffi from 'koffi';
 import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
 import type { SpawnResult, StartedProcess } from '../../src/deploy/spawner.ts';
-import { PATH, stateOf, testSpawner } from '../helpers/commands.ts';
+import { PATH, stateOf, testSpawner, until } from '../helpers/commands.ts';
+import { useUpFiles } from '../helpers/limits.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a hundred commands at once start and end', async (t) => {
@@ -66,6 +69,10 @@ t.test('its output is one pipe, which can be opened again by name', async (t) =>
   const script = 'echo one; echo two >&2; echo three >/dev/stderr; echo four >/dev/stdout';
   const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sh', '-c', script] }));
   t.equal(await outputOf(started), 'one\ntwo\nthree\nfour\n');
+  const mode = await startedOf(
+    spawner.spawn({ ...REQUEST, command: ['stat', '-L', '-c', '%a', '/dev/stdout'] }),
+  );
+  t.equal(await outputOf(mode), '622\n', 'another user may write to it, and not read it');
 });
 
 t.test('when memory runs out, commands are taken before the service', async (t) => {
@@ -142,6 +149,39 @@ t.test('what cannot be started says why, and leaves no file open', async (t) => 
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
+t.test(
+  'whoever is given the orphans of its commands waits for them, and takes none of them for a command',
+  async (t) => {
+    adoptOrphans(true);
+    t.teardown(() => adoptOrphans(false));
+    const spawner = await testSpawner(t, true);
+    const orphanIds = await Promise.all(
+      Array.from({ length: 50 }, async (_, number) => {
+        const command = ['sh', '-c', `sh -c 'exit 3' & echo $!; exit ${number}`] as const;
+        const started = await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }));
+        const output = await outputOf(started);
+        t.strictSame(await started.ended, { kind: 'exited', exitCode: number });
+        return Number(output);
+      }),
+    );
+    await until(() => orphanIds.every((processId) => stateOf(processId) === undefined));
+  },
+);
+
+t.test('where no more files may be open it says so, and ends nothing', ifHas('prlimit'), async (t) => {
+  const spawner = await testSpawner(t);
+  const release = useUpFiles();
+  try {
+    t.strictSame(await spawner.spawn({ ...REQUEST, command: ['/bin/true'] }), {
+      kind: 'notStarted',
+      cause: 'pipe2: EMFILE',
+    });
+  } finally {
+    release();
+  }
+  await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
+});
+
 t.test('what is not wanted any more at the last moment is not started', async (t) => {
   const spawner = await testSpawner(t);
   const file = join(temporaryDirectory(t), 'started');
@@ -160,6 +200,11 @@ t.test('a closed spawner starts nothing', async (t) => {
     cause: 'davit is shutting down',
   });
 });
+
+/** PR_SET_CHILD_SUBREAPER, prctl(2): from then on this process is given orphans, as the first of a container is. */
+function adoptOrphans(adopts: boolean): void {
+  koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, Number(adopts));
+}
 
 const REQUEST = { directory: '/', environment: { PATH } };
 

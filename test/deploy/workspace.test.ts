@@ -3,6 +3,7 @@ import {
   chownSync,
   mkdirSync,
   readdirSync,
+  readFileSync,
   renameSync,
   rmSync,
   statSync,
@@ -91,6 +92,23 @@ t.test('a command that takes the place of all runs away keeps nobody else from r
   t.strictSame(readdirSync(workspaces.make(null).directory), []);
 });
 
+t.test('what a command put where files of a later run come to be is not used', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = createWorkspaces(parent, lockFile(parent));
+  const victim = join(parent, 'victim');
+  writeFileSync(victim, 'kept');
+  const link = workspaces.make(null).outputFile.replace('1.output', '2.output');
+  symlinkSync(victim, link);
+  const second = workspaces.make(null);
+  t.not(second.outputFile, link);
+  t.equal(readFileSync(victim, 'utf8'), 'kept');
+  mkdirSync(
+    second.directory.replace(/\d+$/, (number) => String(Number(number) + 1)),
+    { mode: 0o777 },
+  );
+  t.equal(statSync(workspaces.make(null).directory).mode & 0o777, 0o700);
+});
+
 t.test('what others named like that stays as it is', async (t) => {
   const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
   const own = lockFile(place);
@@ -99,27 +117,24 @@ t.test('what others named like that stays as it is', async (t) => {
   const prefix = root.slice(0, -6);
   const strange = ['linked', 'opened', 'a-file', ...(process.getuid?.() === 0 ? ['given'] : [])];
   mkdirSync(join(place, 'kept'), { mode: 0o700 });
+  writeFileSync(join(place, 'kept/file'), '');
   symlinkSync(join(place, 'kept'), join(parent, `${prefix}linked`));
   mkdirSync(join(parent, `${prefix}opened`));
   chmodSync(join(parent, `${prefix}opened`), 0o777);
-  writeFileSync(join(parent, `${prefix}a-file`), '');
+  writeFileSync(join(parent, `${prefix}a-file`), '', { mode: 0o600 });
   if (strange.includes('given')) {
     mkdirSync(join(parent, `${prefix}given`), { mode: 0o700 });
     chownSync(join(parent, `${prefix}given`), 65_534, 65_534);
   }
   await createWorkspaces(parent, own).removeLeft();
   t.strictSame(runsIn(parent).sort(), strange.map((name) => prefix + name).sort());
+  t.strictSame(readdirSync(join(place, 'kept')), ['file'], 'a link is not followed');
 });
 
 t.test('a tree in which nobody may write goes too', async (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
-  // Root may write everywhere.
-  const isRoot = process.getuid?.() === 0;
-  if (isRoot) {
-    chownSync(parent, 65_534, 65_534);
-    process.seteuid?.(65_534);
-  }
+  const beRoot = asNobody(parent);
   try {
     const workspace = createWorkspaces(parent, lock).make(null);
     const modules = join(workspace.directory, 'mod/cache');
@@ -132,7 +147,26 @@ t.test('a tree in which nobody may write goes too', async (t) => {
     t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), []);
     t.equal(statSync(parent).mode & 0o777, 0o700, 'a link is not followed');
   } finally {
-    if (isRoot) process.seteuid?.(0);
+    beRoot();
+  }
+});
+
+const unlessRoot = process.getuid?.() === 0 ? {} : { skip: "it takes root to make what is another user's" };
+
+t.test('what cannot be removed is told, and keeps nothing else from going', unlessRoot, async (t) => {
+  const parent = temporaryDirectory(t);
+  const lock = lockFile(parent);
+  let beRoot = asNobody(parent);
+  try {
+    const workspaces = createWorkspaces(parent, lock);
+    const [stuck] = [workspaces.make(null), workspaces.make(null)];
+    beRoot();
+    mkdirSync(join(stuck.directory, 'of-root/inside'), { recursive: true });
+    beRoot = asNobody(parent);
+    await t.rejects(createWorkspaces(parent, lock).removeLeft(), { code: 'EPERM' });
+    t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), ['1']);
+  } finally {
+    beRoot();
   }
 });
 
@@ -161,6 +195,14 @@ function lockFile(directory: string, name = 'lock'): string {
   const path = join(directory, name);
   writeFileSync(path, '');
   return path;
+}
+
+/** Root may write everywhere: until the returned function is called it is a user whose directory this is. */
+function asNobody(directory: string): () => void {
+  if (process.getuid?.() !== 0) return () => undefined;
+  chownSync(directory, 65_534, 65_534);
+  process.seteuid?.(65_534);
+  return () => process.seteuid?.(0);
 }
 
 function runsIn(parent: string): string[] {

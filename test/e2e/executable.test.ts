@@ -13,11 +13,12 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { delimiter, join } from 'node:path';
+import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import t, { type Test } from 'tap';
 import { version } from '../../src/assets.ts';
 import { executablePath } from '../helpers/executable.ts';
+import { ifHas } from '../helpers/programs.ts';
 
 /*
  * What a user gets: the one file, on a machine without Node and without anything else of ours, run by a
@@ -59,7 +60,7 @@ t.test('--version takes less than 150 ms', async (t) => {
   t.ok(Math.min(...durationsMs) < 150, `${Math.round(Math.min(...durationsMs))} ms`);
 });
 
-t.test('it is smaller than 116 MB', isInstalled('strip') ? {} : { skip: 'there is no strip' }, async (t) => {
+t.test('it is smaller than 116 MB', ifHas('strip'), async (t) => {
   t.ok(statSync(executablePath()).size < 116_000_000, `${statSync(executablePath()).size} bytes`);
 });
 
@@ -226,9 +227,4 @@ async function stop(service: RunningService, signal: NodeJS.Signals): Promise<un
 function addonsMapped(process: ChildProcess): number {
   const maps = readFileSync(`/proc/${process.pid}/maps`, 'utf8').split('\n');
   return maps.filter((line) => line.includes('better_sqlite3') && line.includes('r-xp')).length;
-}
-
-function isInstalled(command: string): boolean {
-  const directories = (process.env['PATH'] ?? '').split(delimiter);
-  return directories.some((directory) => existsSync(join(directory, command)));
 }

@@ -1,13 +1,14 @@
 import { execFileSync } from 'node:child_process';
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Test } from 'tap';
-import { findMarked, type ProcessIdentity, processIdentity } from '../../src/deploy/processes.ts';
+import { findMarked, processIdentity } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
 import { realEffects } from '../../src/effects.ts';
+import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
 
@@ -19,9 +20,9 @@ export function fixture(name: string): string {
 export const PATH = process.env['PATH'] ?? '/usr/bin:/bin';
 
 /** A real spawner, closed when the test has ended. */
-export async function testSpawner(t: Test): Promise<Spawner> {
+export async function testSpawner(t: Test, adopts = false): Promise<Spawner> {
   stayAlive(t);
-  const spawner = await createSpawner(realEffects);
+  const spawner = await createSpawner(realEffects, adopts);
   t.teardown(() => spawner.close());
   return spawner;
 }
@@ -128,4 +129,15 @@ export function stateOf(processId: number): string | undefined {
   } catch {
     return undefined;
   }
+}
+
+/** How many ends of pipes this process has open. */
+export function openPipes(): number {
+  return readdirSync('/proc/self/fd').filter((name) => {
+    try {
+      return readlinkSync(`/proc/self/fd/${name}`).startsWith('pipe:');
+    } catch {
+      return false;
+    }
+  }).length;
 }

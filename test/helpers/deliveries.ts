@@ -11,7 +11,7 @@ export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [loopba
 
 /** The real sender; closed when the test has ended. */
 export function testSender(t: Test): Sender {
-  const sender = createSender({ version: 'test', ...LOOPBACK_RULES }, realEffects);
+  const sender = createSender({ version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES }, realEffects);
   t.teardown(() => sender.close());
   return sender;
 }

@@ -34,7 +34,7 @@ export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise
   const log: Record<string, unknown>[] = [];
   const logger = pino({ level: 'debug' }, { write: (line) => void log.push(JSON.parse(line)) });
   const server = await createHttpServer(
-    { listen: { host: '127.0.0.1', port: 0 }, tls: null, rateLimit: 'off', ...httpOptions },
+    { listen: { host: '127.0.0.1', port: 0 }, tls: null, rateLimit: null, ...httpOptions },
     {
       authentication: authentication(
         store,
@@ -97,6 +97,22 @@ export async function requestJson(
     assertContract(contract, { method, path, status, headers: response.headers, body: text });
   }
   return { status, headers: response.headers, body: text === '' ? null : JSON.parse(text) };
+}
+
+/** The same for who has a key. */
+export async function call(
+  port: number,
+  method: string,
+  path: string,
+  key: string,
+  body?: unknown,
+  idempotencyKey?: string,
+): Promise<JsonResponse> {
+  return await requestJson(port, method, path, {
+    key,
+    ...(body === undefined ? {} : { body }),
+    ...(idempotencyKey === undefined ? {} : { headers: { 'idempotency-key': idempotencyKey } }),
+  });
 }
 
 /** Sends `bytes` as they are and gives all that comes back until the server closes. Rejects on a reset. */

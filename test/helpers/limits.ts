@@ -3,9 +3,12 @@ import { closeSync, openSync, readFileSync } from 'node:fs';
 
 /** So many files may this process open from now on, at most, until the returned function is called. */
 export function limitOpenFiles(count: number): () => void {
-  const before = /^Max open files +(\S+)/m.exec(readFileSync('/proc/self/limits', 'latin1'))?.[1] ?? '';
-  setLimit(String(count));
-  return () => setLimit(before);
+  return limit('nofile', 'open files', count);
+}
+
+/** So many processes and threads may its user have, at most, unless root lifts that. */
+export function limitProcesses(count: number): () => void {
+  return limit('nproc', 'processes', count);
 }
 
 /** No file can be opened from now on, until the returned function is called. */
@@ -22,6 +25,13 @@ export function useUpFiles(): () => void {
   }
 }
 
-function setLimit(limit: string): void {
-  execFileSync('prlimit', ['--pid', String(process.pid), `--nofile=${limit}:`]);
+function limit(option: string, name: string, count: number): () => void {
+  const limits = readFileSync('/proc/self/limits', 'latin1');
+  const before = new RegExp(`^Max ${name} +(\\S+)`, 'm').exec(limits)?.[1] ?? '';
+  setTo(String(count));
+  return () => setTo(before);
+
+  function setTo(value: string): void {
+    execFileSync('prlimit', ['--pid', String(process.pid), `--${option}=${value}:`]);
+  }
 }

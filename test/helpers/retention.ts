@@ -22,7 +22,14 @@ export async function stepsOf(
 ): Promise<PruneResult[]> {
   const results: PruneResult[] = [];
   for (let from: PruneStep['from'] | null = START; from !== null; from = results.at(-1)?.next ?? null) {
-    results.push(await store.writer.write('retention.step', { what, from, retentionMs }));
+    results.push(
+      await store.writer.write('retention.step', {
+        what,
+        from,
+        untilMs: Number.POSITIVE_INFINITY,
+        retentionMs,
+      }),
+    );
     if (results.length > STEPS_MAX) throw new Error(`${what} has no end: ${JSON.stringify(results.at(-1))}`);
   }
   return results;

@@ -6,7 +6,7 @@ import type { Test } from 'tap';
 import { type KeyId, type ProjectId, parseRef, type Ref, SCOPES } from '../../src/domain.ts';
 import type { Effects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import type { NewKey } from '../../src/store/keys.ts';
+import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
@@ -94,6 +94,11 @@ export function newDeployment(projectId: ProjectId, changes: Partial<NewDeployme
     maxQueued: 100,
     ...changes,
   };
+}
+
+/** Who makes a request with this key. */
+export function caller({ keyId }: { keyId: KeyId }, allProjects = true): Caller {
+  return { keyId, scopes: [], allProjects, lastUsedAtMs: null };
 }
 
 /** What tests make a project of, where it does not matter. */

@@ -2,22 +2,25 @@ import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN, type Place } from './cli.ts';
+import { ifHas } from './programs.ts';
 
 /** For tests that need a terminal: script(1) makes one. */
-export const needsTerminal =
-  spawnSync('script', ['--version']).status === 0 ? {} : { skip: 'needs script(1)' };
+export const needsTerminal = ifHas('script');
 
-/** `davit` with these words on a terminal of its own, 80 columns wide; gives what stood on it and the exit code. */
+/**
+ * `davit` with these words on a terminal of its own, 80 columns wide, on which `typed` is typed; gives what stood on it
+ * and the exit code.
+ */
 export function onTerminal(
-  { directory }: Place,
+  { directory }: Pick<Place, 'directory'>,
   words: readonly string[],
-  env: Record<string, string> = {},
+  { env = {}, typed = '' }: { env?: Record<string, string>; typed?: string } = {},
 ): { shown: string; exitCode: number | null } {
   const line = [process.execPath, MAIN, ...words].map((word) => `'${word}'`).join(' ');
   const { stdout, status } = spawnSync('script', ['-qec', `stty cols 80; ${line}`, '/dev/null'], {
     cwd: directory,
     env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm-256color', ...env },
-    input: '',
+    input: typed,
     encoding: 'utf8',
   });
   return { shown: stdout.replaceAll('\r\n', '\n'), exitCode: status };

@@ -1,8 +1,14 @@
+import { once } from 'node:events';
+import type { Socket } from 'node:net';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import type { Plugin } from '@hapi/hapi';
 import fc from 'fast-check';
 import Joi from 'joi';
 import t from 'tap';
 import { BODY_MAX_BYTES, parseJson } from '../../src/http/body.ts';
+import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 
 const JSON_TYPE = 'Content-Type: application/json\r\n';
@@ -86,8 +92,18 @@ const ACCEPTED: { name: string; request: Buffer; payload: unknown }[] = [
     payload: [1],
   },
   {
+    name: 'a charset behind another parameter',
+    request: withLength('[1]', 'Content-Type: application/json ; profile=x ; charset=utf-8\r\n'),
+    payload: [1],
+  },
+  {
     name: 'identity',
-    request: withLength('[1]', `${JSON_TYPE}Content-Encoding: identity\r\n`),
+    request: withLength('[1]', `${JSON_TYPE}Content-Encoding: Identity\r\n`),
+    payload: [1],
+  },
+  {
+    name: 'chunks in capitals',
+    request: post(`${JSON_TYPE}Transfer-Encoding: CHUNKED\r\n`, '3\r\n[1]\r\n0\r\n\r\n'),
     payload: [1],
   },
   {
@@ -193,6 +209,12 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
   {
     name: 'another charset',
     request: withLength('{}', 'Content-Type: application/json; charset=latin1\r\n'),
+    status: 415,
+    code: 'unsupported_media_type',
+  },
+  {
+    name: 'another charset behind another parameter',
+    request: withLength('{}', 'Content-Type: application/json; profile=x; charset=latin1\r\n'),
     status: 415,
     code: 'unsupported_media_type',
   },
@@ -365,6 +387,21 @@ t.test('a body that is refused reaches no handler, and its sender always reads w
   }
 });
 
+t.test('what no text may hold is told by the name of our field, never by a name that was sent', async (t) => {
+  const { plugin } = taker();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  for (const [body, field] of [
+    ['{"ref":"\\u0000"}', 'ref'],
+    ['{"outputs":{"inner":["\\ud800"]}}', 'outputs'],
+    ['{"Look here":"\\u0000"}', 'body'],
+    ['{"\\u001b[2J":"\\u0000"}', 'body'],
+    ['["\\u0000"]', 'body'],
+  ] as const) {
+    const [response] = parseResponses(await rawRequest(port, withLength(body)));
+    t.match(JSON.parse(response?.body ?? '{}'), { error: { details: [{ in: 'body', field }] } }, body);
+  }
+});
+
 t.test('a body that is too large is answered before it is sent', async (t) => {
   const { plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
@@ -374,6 +411,32 @@ t.test('a body that is too large is answered before it is sent', async (t) => {
   connection.send('a'.repeat(BODY_MAX_BYTES + 1));
   await connection.closed;
 });
+
+t.test('a body that comes in tiny pieces takes no more memory than another', async (t) => {
+  const { plugin, taken } = taker();
+  const { port, server } = await startHttp(t, { resources: () => [plugin] });
+  const connected = once(server.listener, 'connection');
+  const connection = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  const spaces = Buffer.from('1\r\n \r\n'.repeat(BODY_MAX_BYTES - 2));
+  const beginning = post(`${JSON_TYPE}Transfer-Encoding: chunked\r\n`, spaces);
+  const before = heldBytes();
+  connection.send(beginning);
+  await until(() => socket.bytesRead === beginning.length);
+  const bytes = heldBytes() - before;
+  t.ok(bytes < 4 * 1024 * 1024, `${bytes} bytes`);
+  connection.send('2\r\n{}\r\n0\r\n\r\n');
+  await connection.received('HTTP/1.1 2');
+  t.strictSame(taken, [{}]);
+  connection.socket.end();
+});
+
+/** What is alive of this thread's heap. */
+function heldBytes(): number {
+  setFlagsFromString('--expose-gc');
+  runInNewContext('gc')();
+  return process.memoryUsage().heapUsed;
+}
 
 t.test('whoever does not send the body in time is told so', async (t) => {
   const { taken, plugin } = taker();
@@ -394,9 +457,16 @@ t.test('whoever does not send the body in time is told so', async (t) => {
   t.strictSame(taken, []);
 });
 
-t.test('a body that breaks off or is not HTTP is answered 400', async (t) => {
+/** Nothing in such a test is ended by Node, whose clock does not stand still. */
+const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
+
+t.test('a body that breaks off or is not HTTP is answered 400, and not waited for', async (t) => {
   const { taken, plugin } = taker();
-  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const { port, log } = await startHttp(t, {
+    resources: () => [plugin],
+    effects: fakeEffects(),
+    timeouts: PATIENT,
+  });
 
   const notChunked = post(`${JSON_TYPE}Transfer-Encoding: chunked\r\n`, 'zz\r\n{}\r\n0\r\n\r\n');
   const [response] = parseResponses(await rawRequest(port, notChunked));
@@ -412,6 +482,10 @@ t.test('a body that breaks off or is not HTTP is answered 400', async (t) => {
   later.send('zz\r\n');
   t.match(await later.closed, /HTTP\/1\.1 400 /);
   t.strictSame(taken, []);
+  t.notOk(
+    log.some(({ msg }) => msg === 'not a request'),
+    'each is the answer to a request',
+  );
 });
 
 t.test('Expect: 100-continue is answered when the body is wanted, and only then', async (t) => {
@@ -432,6 +506,61 @@ t.test('Expect: 100-continue is answered when the body is wanted, and only then'
   await refused.closed;
   t.equal(taken.length, 1);
 });
+
+t.test('Expect: 100-continue is answered in whichever case it comes, and not for HTTP/1.0', async (t) => {
+  const { plugin } = taker();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const expecting = withLength('{}', `${JSON_TYPE}Expect: 100-Continue\r\n`).toString();
+  t.match(await rawRequest(port, expecting), /^HTTP\/1\.1 100 Continue\r\n\r\nHTTP\/1\.1 200 /);
+  // RFC 9110, 10.1.1: such a client takes the 100 for the answer.
+  t.match(await rawRequest(port, expecting.replace('HTTP/1.1', 'HTTP/1.0')), /^HTTP\/1\.1 200 /);
+});
+
+t.test(
+  'the rest of a body that is refused is thrown away, for as long as it comes and no longer',
+  async (t) => {
+    const effects = fakeEffects();
+    const { plugin } = taker();
+    const { port, server } = await startHttp(t, { resources: () => [plugin], effects, timeouts: PATIENT });
+    const sockets: Socket[] = [];
+    server.listener.on('connection', (socket: Socket) => sockets.push(socket));
+    const bytesRead = () => sockets.at(-1)?.bytesRead ?? 0;
+    const refused = async (head: string) => {
+      const connection = await connectRaw(port);
+      connection.send(post(`${JSON_TYPE}${head}`));
+      await connection.received('payload_too_large');
+      const { bytesRead = 0 } = sockets.at(-1) ?? {};
+      const arrived = (count: number) => until(() => (sockets.at(-1)?.bytesRead ?? 0) >= bytesRead + count);
+      return { ...connection, arrived };
+    };
+    const tooLong = 'Content-Length: 1000000000\r\n';
+
+    const silent = await refused(tooLong);
+    effects.advance(1_000);
+    await silent.closed;
+
+    const slow = await refused(tooLong);
+    for (let second = 1; second <= 10; second++) {
+      t.notOk(slow.socket.closed, `after ${second} s`);
+      slow.send('a');
+      await slow.arrived(second);
+      effects.advance(1_000);
+    }
+    await slow.closed;
+
+    const quick = await refused(tooLong);
+    const piece = Buffer.alloc(1024 * 1024, 'a');
+    for (let count = 0; count < 65; count++) quick.socket.write(piece);
+    await quick.closed.catch(() => undefined);
+    t.ok(bytesRead() > 64 * 1024 * 1024);
+
+    const broken = await connectRaw(port);
+    broken.send('POST /v2/nothing HTTP/1.1\r\nHost: davit\r\nTransfer-Encoding: chunked\r\n\r\n');
+    await broken.received('not_found');
+    broken.send('zz\r\n');
+    await broken.closed;
+  },
+);
 
 t.test('a body of a GET means nothing, and is not let in without bound', async (t) => {
   const { plugin } = taker();
@@ -463,6 +592,8 @@ t.test(
 );
 
 t.test('what JSON.stringify writes is read back as it was', async (t) => {
+  const reachingForNothing = '{"constructor":{"a":1}}';
+  t.equal(JSON.stringify(parseJson(Buffer.from(reachingForNothing))), reachingForNothing);
   const clean = fc
     .jsonValue()
     .map((value) => JSON.stringify(value))

@@ -7,8 +7,9 @@ import { createPages } from '../../src/http/pages.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { type JsonResponse, requestJson, startHttp } from '../helpers/http.ts';
+import { call, startHttp } from '../helpers/http.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
+import { forbidden, malformed, missing, type Refusal, testRefusals } from '../helpers/refusals.ts';
 import { pruneAll } from '../helpers/retention.ts';
 import { testStore } from '../helpers/store.ts';
 
@@ -24,24 +25,7 @@ interface Place {
   delivery: DeliveryId;
 }
 
-interface Refusal {
-  name: string;
-  method: string;
-  path: (place: Place) => string;
-  body?: unknown;
-  key?: 'owner' | 'reader' | 'unscoped' | 'stranger' | 'nobody';
-  expected: { status: number; code: string; details?: [field: string, reason: string | RegExp][] };
-}
-
-const malformed = (...details: [string, string | RegExp][]) => ({
-  status: 400,
-  code: 'invalid_request',
-  details,
-});
-const forbidden = { status: 403, code: 'forbidden' };
-const missing = { status: 404, code: 'not_found' };
-
-const REFUSALS: Refusal[] = [
+const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] = [
   {
     name: 'a list without a key',
     method: 'GET',
@@ -217,7 +201,7 @@ const REFUSALS: Refusal[] = [
     method: 'POST',
     path: replay,
     body: { since: SINCE, status: ['exhausted'] },
-    expected: malformed(['status', /must be one of/]),
+    expected: malformed(['status', /must be one of/], ['status', 'must be a string']),
   },
   {
     name: 'a wrong replay by another key',
@@ -230,28 +214,11 @@ const REFUSALS: Refusal[] = [
 ];
 
 t.test('refused, and nothing changed', async (t) => {
-  const { http, store, keys } = await service(t);
-  const { id: webhook } = await newWebhook(store, keys.owner.keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, webhook, 1);
-  endDeliveries(store, [delivery], 'exhausted');
-  for (const { secret } of Object.values(keys)) await call(http, 'GET', '/v2/deliveries/x', secret);
-  await store.writer.write('instance.probe', undefined); // after it, the use of the keys is noted
-  const before = store.dump();
-
-  for (const { name, method, path, body, key = 'owner', expected } of REFUSALS) {
-    await t.test(name, async (t) => {
-      const response = await requestJson(http, method, path({ webhook, delivery }), {
-        ...(key === 'nobody' ? {} : { key: keys[key].secret }),
-        ...(body === undefined ? {} : { body }),
-      });
-      t.equal(response.status, expected.status);
-      const details = expected.details?.map(([field, reason]) => ({ field, reason }));
-      t.match(response.body, {
-        error: { code: expected.code, ...(details === undefined ? {} : { details }) },
-      });
-      t.strictSame(store.dump(), before);
-    });
-  }
+  const there = await service(t);
+  const { id: webhook } = await newWebhook(there.store, there.keys.owner.keyId);
+  const [delivery = noDelivery()] = await newDeliveries(there.store, webhook, 1);
+  endDeliveries(there.store, [delivery], 'exhausted');
+  await testRefusals(t, REFUSALS, { webhook, delivery }, there);
 });
 
 t.test('a list walks all deliveries of one webhook, newest first and once each', async (t) => {
@@ -353,6 +320,13 @@ t.test(
       400,
     );
     t.equal(await statusOf(`${path}?status=held&status=pending&cursor=${cursor}x`), 400);
+
+    const [created, started] = ['event_type=deployment.created', 'event_type=deployment.started'];
+    const ofTypes = await call(http, 'GET', `${path}?limit=1&${started}&${created}`, keys.owner.secret);
+    const { next_cursor: next } = ofTypes.body as Page<Delivery>;
+    t.not(next, null);
+    t.equal(await statusOf(`${path}?${created}&${started}&cursor=${next}`), 200);
+    t.equal(await statusOf(`${path}?${created}&cursor=${next}`), 400);
   },
 );
 
@@ -533,6 +507,8 @@ for (const { name, body, webhook, count } of COUNTS) {
     }
     const asked = await call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, body);
     t.match(asked, { status: 202, body: { count, status: body['status'] ?? null } });
+    const { until } = asked.body as { until: string };
+    t.ok(until <= '2026-11-21T08:00:00.000Z', 'what happens from now on is sent anyway');
     t.equal(store.query('SELECT * FROM replays').length, count === 0 ? 0 : 1);
   });
 }
@@ -613,21 +589,6 @@ async function service(t: Test) {
     await deliverDue(dispatcher, effects);
   };
   return { http: port, store, effects, keys, deliver };
-}
-
-async function call(
-  port: number,
-  method: string,
-  path: string,
-  key: string,
-  body?: unknown,
-  idempotencyKey?: string,
-): Promise<JsonResponse> {
-  return await requestJson(port, method, path, {
-    key,
-    ...(body === undefined ? {} : { body }),
-    ...(idempotencyKey === undefined ? {} : { headers: { 'idempotency-key': idempotencyKey } }),
-  });
 }
 
 function eventOf(delivery: Delivery | undefined): string | undefined {

@@ -10,6 +10,7 @@ import {
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
+import { TURN_MAX_MS } from '../../src/turns.ts';
 import { fixture, marked, until } from '../helpers/commands.ts';
 import {
   type DeploymentsHttp,
@@ -313,6 +314,19 @@ t.test('a request that waits ends with its client, and with the service', async 
   await until(() => http.watches.size() === 0);
 });
 
+t.test('a request that waits ends with its key: nobody is told how it ended who may not ask', async (t) => {
+  const { http, key, keyId, id } = await setUp(t);
+  const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
+  await until(() => http.watches.size() === 1);
+  await http.store.writer.write('keys.revoke', { id: keyId });
+  await report(http.store, id, 'succeeded');
+  const { status, headers, body } = await waiting;
+  t.equal(status, 401);
+  t.equal(headers.get('www-authenticate'), 'Bearer');
+  t.match(body, { error: { code: 'unauthorized' } });
+  await until(() => http.watches.size() === 0);
+});
+
 t.test('no key keeps more requests waiting than its share', async (t) => {
   const { http, key, keyId, id } = await setUp(t);
   const { secret: otherKey } = await http.store.key();
@@ -470,14 +484,28 @@ t.test('a redeployment runs the same ref once more, once for each key', async (t
   t.match(store.query('SELECT count(*) AS made FROM deployments'), [{ made: 2 }]);
 });
 
+t.test('what one key sees of a project, another does not, whoever asked before', async (t) => {
+  const { http, key, projectId } = await setUp(t);
+  const { secret: blind } = await http.store.key({ allProjects: false });
+  const path = `/v2/projects/${projectId}/deployments`;
+  for (const who of [key, blind, key, blind]) {
+    t.equal((await get(http, who, path)).status, who === key ? 200 : 404);
+  }
+  t.equal((await post(http, blind, path, { ref: 'main' })).status, 404);
+});
+
 t.test('a redeployment is refused where a deployment would be', async (t) => {
   const { http, key } = await setUp(t, { maxQueued: 1 });
   const projectId = await http.store.project();
   const id = await create(http.store, projectId);
   const before = stateOf(http.store);
-  const full = await post(http, key, `/v2/deployments/${id}/redeploy`);
-  t.equal(full.status, 429);
-  t.equal(full.headers.get('retry-after'), '30');
+  for (const full of [
+    await post(http, key, `/v2/deployments/${id}/redeploy`),
+    await post(http, key, `/v2/projects/${projectId}/deployments`, { ref: 'main' }),
+  ]) {
+    t.equal(full.status, 429);
+    t.equal(full.headers.get('retry-after'), '30');
+  }
   t.strictSame(stateOf(http.store), before);
   await http.store.writer.write('projects.archive', { id: projectId });
   const archived = stateOf(http.store);
@@ -529,6 +557,33 @@ t.test('a report that is repeated with its key is answered as before', async (t)
   const other = await requestJson(http.port, 'POST', path, { key, headers, body: { status: 'failed' } });
   t.equal(other.status, 422);
 });
+
+t.test(
+  'of lists that are asked for together, and take long, one is read in a turn of the event loop',
+  async (t) => {
+    const { http, key } = await setUp(t);
+    const { deployments } = http.store.reads;
+    const { page } = deployments;
+    let turn = 0;
+    const counting = setImmediate(function count() {
+      turn += 1;
+      setImmediate(count).unref();
+    });
+    t.teardown(() => clearImmediate(counting));
+    const readIn: number[] = [];
+    deployments.page = (...asked: Parameters<typeof page>) => {
+      readIn.push(turn);
+      realEffects.block(TURN_MAX_MS);
+      return page(...asked);
+    };
+    const connection = await connectRaw(http.port);
+    const list = `GET /v2/deployments HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${key}\r\n`;
+    connection.send(`${`${list}\r\n`.repeat(20)}${list}Connection: close\r\n\r\n`);
+    await connection.closed;
+    t.equal(readIn.length, 21);
+    t.equal(new Set(readIn).size, 21);
+  },
+);
 
 interface SetUp {
   http: DeploymentsHttp;

@@ -1,7 +1,11 @@
+import { once } from 'node:events';
+import { connect, type Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import {
   badRequest,
   boomify,
   notFound as boomNotFound,
+  unauthorized as boomUnauthorized,
   forbidden,
   methodNotAllowed,
   serverUnavailable,
@@ -13,6 +17,8 @@ import { newId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { AppError, invalid } from '../../src/errors.ts';
 import { notFound, toErrorResponse } from '../../src/http/errors.ts';
+import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 
 const SECRET = 'hunter2';
@@ -102,6 +108,37 @@ t.test('every error has the same shape', (t) => {
       code: 'method_not_allowed',
       message: /Allow/,
       headers: { Allow: 'GET, HEAD' },
+    },
+    {
+      error: methodNotAllowed(SECRET, null, []),
+      status: 405,
+      code: 'method_not_allowed',
+      message: /Allow/,
+      headers: { Allow: '' },
+    },
+    {
+      error: boomUnauthorized(SECRET),
+      status: 401,
+      code: 'unauthorized',
+      message: /^send an API key/,
+      headers: { 'WWW-Authenticate': 'Bearer' },
+    },
+    {
+      error: forbidden(SECRET),
+      status: 403,
+      code: 'forbidden',
+      message: /^this key may not do that$/,
+      headers: {},
+    },
+    {
+      error: forbidden(SECRET, {
+        got: [],
+        need: [{ required: ['a:read'], selection: ['b:read', 'c:read'] }],
+      }),
+      status: 403,
+      code: 'forbidden',
+      message: /scope b:read or c:read or a:read:/,
+      headers: {},
     },
     {
       error: forbidden(SECRET, { got: [], need: [{ selection: ['logs:read'] }] }),
@@ -218,6 +255,29 @@ t.test('a bug is answered 500, says nothing, and is in the log with its stack', 
     const line = log.find(({ msg, request_id }) => msg === 'bug' && request_id === error.request_id);
     t.match(line, { level: 50, route: `/v2/${name}`, err: { stack: /\n +at / } }, name);
   }
+});
+
+t.test('why the service is unavailable is in the log, as a warning', async (t) => {
+  const full: Plugin<void> = {
+    name: 'full',
+    register(server) {
+      const handler = () => Promise.reject(new AppError('unavailable', 'the disk is full'));
+      server.route({ method: 'GET', path: '/v2/full', options: { auth: false }, handler });
+    },
+  };
+  const { server, log } = await startHttp(t, { resources: () => [full] });
+  const { statusCode, headers } = await server.inject('/v2/full');
+  t.equal(statusCode, 503);
+  t.match(log, [
+    {
+      level: 40,
+      msg: 'unavailable',
+      route: '/v2/full',
+      request_id: headers['x-request-id'],
+      err: { message: 'the disk is full' },
+    },
+    { msg: 'request', status: 503 },
+  ]);
 });
 
 t.test('a rule that throws is a bug, not a bad request, and the body stays out of the log', async (t) => {
@@ -349,11 +409,65 @@ t.test('what is no request is answered in the same shape, and its sender always 
   }
 });
 
+t.test('who resets a connection is told nothing, and nothing is said of it', async (t) => {
+  const { port, log, server } = await startHttp(t);
+  for (const bytes of ['', 'GET / HT', 'CONNECT d:1 HTTP/1.1\r\nHost: d\r\n\r\n']) {
+    const accepted = once(server.listener, 'connection');
+    const { socket, send } = await connectRaw(port);
+    const [connection] = (await accepted) as [Socket];
+    const lines = log.length;
+    send(bytes);
+    await until(() => connection.bytesRead === bytes.length);
+    const closed = closeOf(connection);
+    socket.resetAndDestroy();
+    await closed;
+    t.match(log.slice(lines), bytes.startsWith('CONNECT') ? [{ msg: 'not a request', status: 405 }] : []);
+  }
+});
+
+t.test('who has read why and does not hang up is hung up on after two seconds', async (t) => {
+  const effects = fakeEffects();
+  const { port, server } = await startHttp(t, { effects });
+  for (const bytes of ['noise\r\n\r\n', 'CONNECT d:1 HTTP/1.1\r\nHost: d\r\n\r\n']) {
+    for (const hangsUp of [false, true]) {
+      const accepted = once(server.listener, 'connection');
+      const client = connect({ port, host: '127.0.0.1', allowHalfOpen: true });
+      const [connection] = (await accepted) as [Socket];
+      const closed = closeOf(connection);
+      client.write(bytes);
+      client.resume();
+      await once(client, 'end');
+      if (hangsUp) client.end();
+      else {
+        effects.advance(1_999);
+        await nextTurn();
+        t.notOk(connection.destroyed);
+        effects.advance(1);
+      }
+      await closed;
+      client.destroy();
+    }
+  }
+});
+
+function closeOf(socket: Socket): Promise<void> {
+  return new Promise((resolve) => socket.once('close', () => resolve()));
+}
+
 t.test('a request that never comes to its end is told so', async (t) => {
   const { port } = await startHttp(t, { timeouts: { headersMs: 50, requestMs: 50, checkMs: 10 } });
   for (const bytes of ['', 'GET / HT', 'GET / HTTP/1.1\r\nHost: d\r\n']) {
     t.match(parseResponses(await rawRequest(port, bytes)), [{ status: 408, body: /request_timeout/ }]);
   }
+});
+
+t.test('what is no request is answered behind one that was', async (t) => {
+  const { port } = await startHttp(t);
+  const connection = await connectRaw(port);
+  connection.send('GET /v2/nothing HTTP/1.1\r\nHost: d\r\n\r\n');
+  await connection.received('not_found');
+  connection.send('NOT HTTP AT ALL\r\n\r\n');
+  t.match(parseResponses(await connection.closed), [{ status: 404 }, { status: 400 }]);
 });
 
 t.test('what follows a request cannot be answered in its name', async (t) => {

@@ -111,7 +111,7 @@ t.test('who keeps asking is not forgotten before who was quiet for longer', (t) 
 });
 
 t.test('off is off', (t) => {
-  const limiter = createRateLimiter('off', fakeEffects());
+  const limiter = createRateLimiter(null, fakeEffects());
   for (let count = 0; count < 10_000; count++) limiter.take('a');
   t.strictSame(limiter.take('a'), { kind: 'unlimited' });
   t.end();

@@ -9,7 +9,7 @@ import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { createLogEvents } from '../../src/http/log-events.ts';
 import { createWatches } from '../../src/http/watches.ts';
-import { logChange } from '../../src/store/logs.ts';
+import { logChange } from '../../src/store/context.ts';
 import { until } from '../helpers/commands.ts';
 import { type DeploymentsHttp, startDeploymentsHttp, startExecutor } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -279,7 +279,7 @@ t.test('whatever was printed, and however it came, its events say the same', asy
   const { keyId } = await store.key();
   const watches = countWatches(createWatches(store, effects));
   t.teardown(watches.close);
-  const logEvents = createLogEvents(store.reads, watches, effects);
+  const logEvents = createLogEvents(store.reads, watches);
   const mayFollow = () => true;
 
   // What breaks easily: line ends, characters of each length, broken ones, and bytes that are none.
@@ -392,6 +392,17 @@ t.test('a silent stream says now and then that it is there, and that its key sti
   await http.store.writer.write('keys.revoke', { id: keyId });
   effects.advance(15_000);
   t.equal(await next, undefined, 'a revoked key follows no longer, and hears of no end');
+  await until(() => http.watches.size() === 0);
+});
+
+t.test('whoever follows reads nothing that was printed after its key was revoked', async (t) => {
+  const { http, id, key, keyId } = await running(t);
+  await print(http.store, id, 'before\n');
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  t.match(await stream.next(), { data: 'before\n' });
+  await http.store.writer.write('keys.revoke', { id: keyId });
+  await print(http.store, id, 'after\n');
+  t.equal(await stream.next(), undefined);
   await until(() => http.watches.size() === 0);
 });
 

@@ -1,6 +1,7 @@
 import { createConfig, lintFromString } from '@redocly/openapi-core';
 import fc from 'fast-check';
 import t from 'tap';
+import { parseWebhookUrl } from '../../src/address.ts';
 import { EVENT_TYPES, type Page, type Project, parseRef, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { STATUS_OF_CODE } from '../../src/errors.ts';
@@ -9,7 +10,8 @@ import { METHODS, type OpenApiDocument, type Operation } from '../../src/http/op
 import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
 import { EXAMPLE_IDS, REF_JSON_SCHEMA } from '../../src/http/resources.ts';
-import { hasEnded } from '../../src/store/endings.ts';
+import { urlJsonSchema } from '../../src/http/webhooks.ts';
+import { endedAlready } from '../../src/store/endings.ts';
 import { createContract, type Exchange } from '../helpers/contract.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
@@ -131,7 +133,7 @@ t.test('the description of the whole service', async (t) => {
 
   t.test('shows of 409 what is really sent', async (t) => {
     const conflict = document.components.responses['conflict']?.content?.['application/json'];
-    t.match(conflict?.example, { error: { message: hasEnded('succeeded').message } });
+    t.match(conflict?.example, { error: { message: endedAlready('succeeded').message } });
   });
 
   t.test('has every event with its signatures', async (t) => {
@@ -144,6 +146,13 @@ t.test('the description of the whole service', async (t) => {
       );
       t.match(post?.requestBody?.content['application/json']?.example, { type });
     }
+  });
+
+  t.test('promises of a ping neither another attempt nor a consequence', async (t) => {
+    const answers = (type: string) => Object.keys(document.webhooks[type]?.post?.responses ?? {}).sort();
+    t.strictSame(answers('deployment.failed'), ['2XX', '410', 'default']);
+    t.strictSame(answers('ping'), ['2XX', 'default']);
+    t.match(document.webhooks['ping']?.post?.responses['default'], { description: /is not sent again/ });
   });
 
   t.test('is JSON that needs no key and refuses what it does not know', async (t) => {
@@ -243,6 +252,38 @@ t.test('the contract of the tests', async (t) => {
     t.test(`refuses ${what}`, async (t) => {
       t.match(problems(changes).join('; '), says);
     });
+  }
+});
+
+t.test('the pattern of a URL takes none that is refused for its form', async (t) => {
+  for (const allowHttp of [true, false]) {
+    const rules = { allowHttp, allowedCidrs: [] };
+    const pattern = new RegExp(urlJsonSchema(rules).pattern ?? '', 'u');
+    for (const url of [
+      'https://example.com',
+      'HTTPS://é.example:8443/ä?b=c',
+      'https://[2606:4700::1111]/',
+      'https://a.example?b=@',
+    ])
+      t.ok(pattern.test(url) && parseWebhookUrl(url, rules).ok, url);
+    t.equal(pattern.test('http://example.com/'), allowHttp);
+    for (const form of [
+      '',
+      'x',
+      'ftp://a.example',
+      'https:///a',
+      'https:a.example',
+      'https://b@a.example/',
+      'https://a.example/#b',
+    ])
+      t.notOk(pattern.test(form) || parseWebhookUrl(form, rules).ok, form);
+    for (const form of [
+      ' https://a.example',
+      'https://a.example/b c',
+      'https://a.example\\b',
+      'https://a.example\n',
+    ])
+      t.notOk(pattern.test(form) || parseWebhookUrl(form, rules).ok, form);
   }
 });
 

@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
+import type { Socket } from 'node:net';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { notFound } from '../../src/http/errors.ts';
@@ -209,6 +210,7 @@ t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
     );
   t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d'), [200]);
   t.strictSame(await statusOf('GET http://d/open HTTP/1.1\r\nHost: d'), [200]);
+  t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: host\r\nForwarded-By: host'), [200]);
   t.strictSame(await statusOf('GET /open HTTP/1.1'), [400]);
   t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d\r\nHost: e'), [400]);
   t.strictSame(await statusOf('GET /open HTTP/1.0'), [200]);
@@ -337,6 +339,91 @@ t.test('a connection has a hundred requests unanswered at most, and ends after t
   t.equal(parseResponses(await patient.closed).length, 300, 'however many there are after each other');
 });
 
+t.test('only so many requests, over all connections, come before the one ahead is answered', async (t) => {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>();
+  const { promise: bothHeld, resolve: tellBothHeld } = Promise.withResolvers<void>();
+  let heldCount = 0;
+  const held: Plugin<void> = {
+    name: 'held',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/held',
+        options: { auth: false },
+        async handler() {
+          heldCount += 1;
+          if (heldCount === 4) tellBothHeld();
+          await released;
+          return { held: true };
+        },
+      });
+    },
+  };
+  const { port } = await startHttp(t, { resources: () => [held], behindOthersMax: 2 });
+  const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
+  const [first, second] = [await connectRaw(port), await connectRaw(port)];
+  for (const connection of [first, second]) connection.send(get.repeat(2));
+  await bothHeld;
+  const refused = await connectRaw(port);
+  refused.send(get.repeat(3));
+  const alone = await connectRaw(port);
+  alone.send(get);
+  setImmediate(release);
+  t.match(parseResponses(await refused.closed), [
+    { status: 200 },
+    { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /wait for their answers/ },
+  ]);
+  t.match(
+    await alone.received('held'),
+    /^HTTP\/1\.1 200 /,
+    'the first of each connection counts for nothing',
+  );
+
+  for (const { send, closed } of [first, second]) {
+    send(`${get.repeat(2)}GET /last HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n`);
+    t.strictSame(
+      parseResponses(await closed).map(({ status }) => status),
+      [200, 200, 200, 200, 404],
+      'what is answered counts no longer',
+    );
+  }
+});
+
+t.test('requests of a client that left come before nobody', async (t) => {
+  const { plugin } = resource();
+  const { promise: reached, resolve: tellReached } = Promise.withResolvers<void>();
+  const hanging: Plugin<void> = {
+    name: 'hanging',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/hanging',
+        options: { auth: false },
+        handler: () => {
+          tellReached();
+          return new Promise<never>(() => undefined);
+        },
+      });
+    },
+  };
+  const { port, server } = await startHttp(t, { resources: () => [plugin, hanging], behindOthersMax: 2 });
+  const connected = once(server.listener, 'connection');
+  const leaving = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+  leaving.send(`GET /hanging HTTP/1.1\r\nHost: d\r\n\r\n${get.repeat(2)}`);
+  await reached;
+  const closed = once(socket, 'close');
+  leaving.socket.destroy();
+  await closed;
+  const staying = await connectRaw(port);
+  staying.send(`${get.repeat(2)}${get.replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n')}`);
+  t.strictSame(
+    parseResponses(await staying.closed).map(({ status }) => status),
+    [200, 200, 200],
+  );
+});
+
 t.test(
   'connections take half of the files that may be open: the rest is for the work',
   ifHas('prlimit'),
@@ -355,6 +442,18 @@ t.test(
     t.match(parseResponses(await rawRequest(port, get)), [{ status: 503, body: /unavailable/ }]);
   },
 );
+
+t.test('what a connection may take, and how many there are, is bounded', async (t) => {
+  const { server } = await startHttp(t, { maxConnections: 32 });
+  t.match(server.listener, {
+    headersTimeout: 10_000,
+    requestTimeout: 20_000,
+    keepAliveTimeout: 65_000,
+    timeout: 120_000,
+    // Two more hear that there are too many.
+    maxConnections: 34,
+  });
+});
 
 t.test('a client that leaves stops nothing', async (t) => {
   const { reached, plugin } = resource();

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { connect } from 'node:tls';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
-import { startHttp } from '../helpers/http.ts';
+import { rawRequest, startHttp } from '../helpers/http.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -132,6 +132,12 @@ t.test('TLS 1.2 and 1.3 are spoken, older ones are not, and nothing but HTTP/1.1
   const old = { minVersion: 'TLSv1', maxVersion: 'TLSv1.1', ciphers: 'DEFAULT@SECLEVEL=0' };
   t.match(await handshake(old), /PROTOCOL_VERSION/);
   t.match(await handshake({ ALPNProtocols: ['h2'] }), /NO_APPLICATION_PROTOCOL/);
+});
+
+t.test('who never begins a handshake is hung up on', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 50, checkMs: 10 } });
+  t.equal(await rawRequest(port, ''), '');
 });
 
 t.test('who sends a request and the end of all sending at once is answered', async (t) => {

@@ -9,6 +9,8 @@ t.test('who comes alone goes on at the end of the turn', async (t) => {
   order.push('the rest of the turn');
   await alone;
   t.strictSame(order, ['the rest of the turn', 'alone']);
+  await gather();
+  await gather();
 });
 
 t.test('who comes in the same turn goes on with the first, in the order of arrival', async (t) => {

@@ -115,6 +115,11 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
     body: { ref: 'main', count: 2 ** 53 },
     details: [['count', 'must be a whole number']],
   },
+  {
+    name: 'beyond every double',
+    body: '{"ref":"main","count":1e999}',
+    details: [['count', 'must be a whole number']],
+  },
   { name: 'text for a list', body: { ref: 'main', events: 'a' }, details: [['events', 'must be a list']] },
   {
     name: 'an empty list',
@@ -149,6 +154,12 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
   { name: 'not trimmed', body: { ref: ' main' }, details: [['ref', /^must begin/]] },
   { name: 'text for a truth', body: { ref: 'main', on: 'true' }, details: [['on', 'must be true or false']] },
   { name: 'a number for a time', body: { ref: 'main', since: 0 }, details: [['since', 'must be a string']] },
+  { name: 'a list for text', body: { ref: 'main', since: ['x'] }, details: [['since', 'must be a string']] },
+  {
+    name: 'more fields than may be',
+    body: { ref: 'main', outputs: { a: 'x', b: 'x', c: 'x' } },
+    details: [['outputs', 'must have at most 2 fields']],
+  },
   {
     name: 'a list for an object',
     body: { ref: 'main', outputs: [] },
@@ -211,8 +222,11 @@ t.test(
       t.notMatch(await refusal({ ref: 'main', [field]: { [field]: [secret] } }), /hunter2/, field);
     }
 
-    const terminal = await refusal({ ref: 'main', 'a\u001b[31m\u202eb': 1 });
-    for (const character of ['\\u001b', '\u001b', '\u202e']) t.notOk(terminal.includes(character));
+    const terminal = await refusal({ ref: 'main', 'a\u001b[31m\u202eb\u2028\u2029': 1 });
+    for (const character of ['\\u001b', '\u001b', '\u202e', '\u2028', '\u2029'])
+      t.notOk(terminal.includes(character));
+    const fitting = JSON.parse(await refusal({ ref: 'main', ['🚀'.repeat(64)]: 1 }));
+    t.equal(fitting.error.details[0].field, '🚀'.repeat(64));
     const long = JSON.parse(await refusal({ ref: 'main', ['🚀'.repeat(10_000)]: 1 }));
     t.equal(long.error.details[0].field, `${'🚀'.repeat(64)}…`);
     const many = Object.fromEntries(Array.from({ length: 1_000 }, (_, index) => [`field${index}`, 1]));
@@ -286,6 +300,10 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
     taken: { limit: 50, created_after: Date.UTC(2026, 0, 31, 12, 0, 0, 123) },
   },
   {
+    query: '?created_after=2026-01-31T12:00:00.9995Z',
+    taken: { limit: 50, created_after: Date.UTC(2026, 0, 31, 12, 0, 0, 999) },
+  },
+  {
     query: '?created_after=2026-01-31T12:00:00%2B02:00',
     taken: { limit: 50, created_after: Date.UTC(2026, 0, 31, 10) },
   },
@@ -328,6 +346,7 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
   { query: '?created_after=2026-01-31T24:00:00Z', details: [['created_after', /time/]] },
   { query: '?created_after=2026-01-31T12:00:00', details: [['created_after', /time/]] },
   { query: '?created_after=2026-01-31T12:00:00%2B99:00', details: [['created_after', /time/]] },
+  { query: '?created_after=2026-01-31T12:00:00.1234567890Z', details: [['created_after', /time/]] },
   { query: '?created_after=2026-01-31', details: [['created_after', /time/]] },
   { query: '?created_after=1769860800', details: [['created_after', /time/]] },
   { query: '?limit=%', details: [['query', /percent/]] },

@@ -2,7 +2,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { createWatches } from '../../src/http/watches.ts';
-import { logChange } from '../../src/store/logs.ts';
+import { logChange } from '../../src/store/context.ts';
 import { openStore } from '../../src/store/store.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
@@ -97,6 +97,60 @@ t.test('commits of other processes are looked for twice a second', async (t) => 
   effects.advance(1);
   t.equal(await waiting, 'changed');
   t.ok(watches.commits() > before);
+
+  await nextTurn();
+  const heard = watches.commits();
+  effects.advance(500);
+  // The next look, in a turn of its own.
+  await nextTurn();
+  await nextTurn();
+  t.equal(watches.commits(), heard, 'and heard of once');
+  t.equal(await watch.next(0), 'timedOut');
+});
+
+t.test('a look that fails wakes who waits, to find out for himself', async (t) => {
+  const { effects, store, ids } = await setUp(t);
+  let isBroken = false;
+  const dataVersion = () => {
+    if (isBroken) throw new Error('the disk is gone');
+    return store.reads.instance.dataVersion();
+  };
+  const reads = { ...store.reads, instance: { ...store.reads.instance, dataVersion } };
+  const watches = createWatches({ ...store, reads }, effects);
+  t.teardown(watches.close);
+  await nextTurn();
+  isBroken = true;
+  const waiting = watches.open([ids[0]], KEY).next(60_000);
+  effects.advance(500);
+  t.equal(await waiting, 'changed');
+});
+
+t.test('where it is not known what was written, all are woken', async (t) => {
+  const { effects, store, ids } = await setUp(t);
+  let tell: Parameters<typeof store.writer.onCommit>[0] = () => undefined;
+  const onCommit: typeof store.writer.onCommit = (listener) => {
+    tell = listener;
+    return () => undefined;
+  };
+  const watches = createWatches({ ...store, writer: { ...store.writer, onCommit } }, effects);
+  t.teardown(watches.close);
+  const open = ids.map((id) => watches.open([id], KEY));
+  tell(new Set(['everything']));
+  for (const watch of open) t.equal(await watch.next(0), 'changed');
+});
+
+t.test('who has gone leaves room, to his key and to all', async (t) => {
+  const { watches, ids } = await setUp(t);
+  const held = Array.from({ length: 500 }, () => watches.open(ids, KEY));
+  for (const watch of held.slice(0, 3)) {
+    t.throws(() => watches.open(ids, KEY), { code: 'rate_limited' });
+    watch.close();
+    watches.open(ids, KEY);
+  }
+  for (let count = 0; count < 500; count++) watches.open(ids, `key_${count}` as KeyId);
+  t.throws(() => watches.open(ids, 'key_late' as KeyId), { code: 'unavailable' });
+  held.at(-1)?.close();
+  watches.open(ids, 'key_late' as KeyId);
 });
 
 const KEY = 'key_test' as KeyId;

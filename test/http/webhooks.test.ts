@@ -8,33 +8,18 @@ import { createPages } from '../../src/http/pages.ts';
 import { webhooks } from '../../src/http/webhooks.ts';
 import { LOOPBACK_RULES, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { type JsonResponse, requestJson, startHttp } from '../helpers/http.ts';
+import { call, startHttp } from '../helpers/http.ts';
 import { held, type Receiver, startReceiver, status } from '../helpers/receiver.ts';
+import { forbidden, malformed, missing, type Refusal, testRefusals } from '../helpers/refusals.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
 const NEW = { url: 'https://example.com/hook', events: ['deployment.failed'] };
 
-interface Refusal {
-  name: string;
-  method: string;
-  path: (id: WebhookId) => string;
-  body?: unknown;
-  key?: 'owner' | 'reader' | 'stranger' | 'nobody';
-  expected: { status: number; code: string; details?: [field: string, reason: string | RegExp][] };
-}
-
 const one = (id: WebhookId) => `/v2/webhooks/${id}`;
 const rotate = (id: WebhookId) => `/v2/webhooks/${id}/rotate`;
 const ping = (id: WebhookId) => `/v2/webhooks/${id}/ping`;
-const malformed = (...details: [string, string | RegExp][]) => ({
-  status: 400,
-  code: 'invalid_request',
-  details,
-});
-const forbidden = { status: 403, code: 'forbidden' };
-const missing = { status: 404, code: 'not_found' };
 
-const REFUSALS: Refusal[] = [
+const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
   {
     name: 'a list without a key',
     method: 'GET',
@@ -61,6 +46,13 @@ const REFUSALS: Refusal[] = [
     body: NEW,
     key: 'reader',
     expected: forbidden,
+  },
+  {
+    name: 'a webhook without events',
+    method: 'POST',
+    path: () => '/v2/webhooks',
+    body: { url: NEW.url },
+    expected: malformed(['events', 'required']),
   },
   {
     name: 'an event twice',
@@ -202,6 +194,13 @@ const REFUSALS: Refusal[] = [
   },
   { name: 'a rotation by another key', method: 'POST', path: rotate, key: 'stranger', expected: missing },
 
+  {
+    name: 'an overlap of a part of a second',
+    method: 'POST',
+    path: rotate,
+    body: { overlap_seconds: 1.5 },
+    expected: malformed(['overlap_seconds', 'must be a whole number']),
+  },
   { name: 'a ping without the scope', method: 'POST', path: ping, key: 'reader', expected: forbidden },
   {
     name: 'a ping with a body',
@@ -214,28 +213,10 @@ const REFUSALS: Refusal[] = [
 ];
 
 t.test('refused, and nothing changed and nothing sent', async (t) => {
-  const { http, store, receiver, keys } = await service(t);
-  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
-  for (const { secret } of Object.values(keys)) await call(http, 'GET', '/v2/webhooks', secret);
-  await store.writer.write('instance.probe', undefined); // after it, the use of the keys is noted
-  const before = store.dump();
-
-  for (const { name, method, path, body, key = 'owner', expected } of REFUSALS) {
-    await t.test(name, async (t) => {
-      const secret = key === 'nobody' ? undefined : keys[key].secret;
-      const response = await requestJson(http, method, path(id), {
-        ...(secret === undefined ? {} : { key: secret }),
-        ...(body === undefined ? {} : { body }),
-      });
-      t.equal(response.status, expected.status);
-      const details = expected.details?.map(([field, reason]) => ({ field, reason }));
-      t.match(response.body, {
-        error: { code: expected.code, ...(details === undefined ? {} : { details }) },
-      });
-      t.strictSame(store.dump(), before);
-      t.equal(receiver.requests.length, 0);
-    });
-  }
+  const there = await service(t);
+  const { id } = await newWebhook(there.store, there.keys.owner.keyId, { url: there.receiver.url });
+  await testRefusals(t, REFUSALS, id, there);
+  t.equal(there.receiver.requests.length, 0);
 });
 
 t.test('a webhook of another key, a deleted one and one that never was are answered alike', async (t) => {
@@ -339,6 +320,7 @@ const CHANGES: { body: Record<string, unknown>; expected: Partial<Webhook> }[] =
     expected: { status: 'disabled', status_reason: 'disabled through the API' },
   },
   { body: { status: 'enabled' }, expected: { status: 'enabled', status_reason: null } },
+  { body: { description: '' }, expected: { description: '' } },
 ];
 
 t.test('a change answers with the webhook as it is from then on', async (t) => {
@@ -381,19 +363,14 @@ t.test('a repeated write is answered with the same bytes and done once', async (
   const patch = await call(http, 'PATCH', one(id), keys.owner.secret, { status: 'disabled' }, 'rotate');
   t.equal(patch.status, 422);
   t.strictSame(store.dump(), before);
-  const theDefault = await call(
-    http,
-    'POST',
-    rotate(id),
-    keys.owner.secret,
-    { overlap_seconds: 86_400 },
-    'rotate',
-  );
-  t.equal(
-    theDefault.headers.get('idempotent-replayed'),
-    'true',
-    'the default said aloud is the same request',
-  );
+  for (const theDefault of [{ overlap_seconds: 86_400 }, {}]) {
+    const { headers } = await call(http, 'POST', rotate(id), keys.owner.secret, theDefault, 'rotate');
+    t.equal(
+      headers.get('idempotent-replayed'),
+      'true',
+      'the default said in other words is the same request',
+    );
+  }
 });
 
 t.test(
@@ -510,21 +487,6 @@ async function service(t: Test, effects: FakeEffects = fakeEffects()) {
     stranger: await store.key(),
   };
   return { http: port, store, receiver, keys } satisfies { store: TestStore } & Record<string, unknown>;
-}
-
-async function call(
-  port: number,
-  method: string,
-  path: string,
-  key: string,
-  body?: unknown,
-  idempotencyKey?: string,
-): Promise<JsonResponse> {
-  return await requestJson(port, method, path, {
-    key,
-    ...(body === undefined ? {} : { body }),
-    ...(idempotencyKey === undefined ? {} : { headers: { 'idempotency-key': idempotencyKey } }),
-  });
 }
 
 /** Which of the secrets make two independent libraries accept a ping that is sent now. */

@@ -140,7 +140,8 @@ function sectionOf(help: string, title: string): string {
 function optionOf(text: string): Omit<CommandOption, 'command'> {
   const [, flags = '', description = ''] = /^(.*?\S) {2,}(.*)$/s.exec(text) ?? [];
   const [, defaultText = '', variable = ''] =
-    /\((?:default (.*?), )?\$(\w+)\)$/.exec(description.replaceAll(/\s+/g, ' ').trim()) ?? [];
+    /\((?:such as [^,]*, )?(?:default (.*?), )?\$(\w+)\)$/.exec(description.replaceAll(/\s+/g, ' ').trim()) ??
+    [];
   return { flags, defaultText, variable };
 }
 

@@ -1,5 +1,7 @@
 import { execFile, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, readlinkSync, symlinkSync, writeFileSync } from 'node:fs';
+import { connect } from 'node:net';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { promisify } from 'node:util';
@@ -109,12 +111,19 @@ t.test('the receiver takes a delivery, knows it again, and refuses what is not d
     });
     return response.status;
   };
-  t.equal(await send('evt_0', newSigningSecret(realEffects.randomBytes)), 400);
+  const half = connect(Number(port), '127.0.0.1');
+  half.resume().end('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{');
+  await once(half, 'close');
+  t.equal(await send('evt_0', newSigningSecret(realEffects.randomBytes)), 400, 'who hung up did it no harm');
   t.equal(await send('evt_1', secret), 204);
   t.equal(await send('evt_1', secret), 204);
   t.equal(await send('evt_2', secret), 204);
-  t.equal((await lines.next()).value, 'deployment.succeeded of evt_1');
-  t.equal((await lines.next()).value, 'deployment.succeeded of evt_2', 'what came twice is handled once');
+  t.equal((await lines.next()).value, "deployment.succeeded { ref: 'of evt_1' }");
+  t.equal(
+    (await lines.next()).value,
+    "deployment.succeeded { ref: 'of evt_2' }",
+    'what came twice is handled once',
+  );
 });
 
 /** Somebody with an empty directory, `davit` in the PATH, and a shell in which an error is one. */

@@ -1,6 +1,6 @@
 import t from 'tap';
-import type { DeploymentId, ProjectId } from '../../src/domain.ts';
-import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import { endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -11,6 +11,9 @@ t.test('what waits stands in the very order in which it is claimed', async (t) =
   const store = testStore(t, effects);
   const projects: ProjectId[] = [];
   for (const name of ['one', 'two', 'three']) projects.push(await store.project({ name }));
+  await deploy(store, projects[0]);
+  const earlier = await store.writer.write('deployments.claim', undefined);
+  await store.writer.write('deployments.finish', { id: earlier?.id ?? fail(), ...SUCCEEDED });
   for (const [index, count] of [3, 1, 2].entries()) {
     for (let made = 0; made < count; made++) await deploy(store, projects[index]);
   }
@@ -42,6 +45,95 @@ t.test('of each kind there are the first, and the count of all', async (t) => {
   );
   t.equal(reported.items.length, 2);
 });
+
+t.test(
+  'of what runs, of webhooks and of replays there are the first, too, and the count of all',
+  async (t) => {
+    const store = testStore(t);
+    for (let made = 0; made < 3; made++) {
+      await deploy(store, await store.project());
+      await store.writer.write('deployments.claim', undefined);
+    }
+    const { keyId } = await store.key();
+    const [first, second] = [await newWebhook(store, keyId), await newWebhook(store, keyId)];
+    await newWebhook(store, keyId, { events: ['deployment.failed'] });
+    await newDeliveries(store, first.id, 1);
+    for (const { id } of [first, second, second]) await replay(store, id);
+    const [finished] = store.reads.replays.open();
+    await store.writer.write('replays.step', { seq: finished?.seq ?? 0, seqs: [], doneSeq: null });
+    await replay(store, first.id);
+
+    const { running, webhooks, replays } = store.reads.backlog.all(NOW_MS, 1);
+    t.match(
+      [running, webhooks, replays],
+      [{ count: 3 }, { count: 2 }, { count: 3 }],
+      'none that has nothing to do',
+    );
+    t.match([running.items, webhooks.items], [{ length: 1 }, { length: 1 }]);
+    t.match(replays.items, [{ webhook_id: second.id }]);
+    t.strictSame(
+      store.reads.backlog
+        .webhooks(NOW_MS)
+        .map(({ id }) => id)
+        .slice(0, 2),
+      [first.id, second.id],
+    );
+  },
+);
+
+t.test('a webhook tells how the last attempt failed of all that wait, and when the next is', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [one = fail(), two = fail(), delivered = fail()] = await newDeliveries(store, id, 3);
+  endDeliveries(store, [delivered], 'delivered');
+  const attempt = (
+    delivery: DeliveryId,
+    number: number,
+    atMs: number,
+    status: number | null,
+    error: string | null,
+  ) =>
+    store.execute(`
+      UPDATE deliveries SET attempt_count = ${number}, next_attempt_at = next_attempt_at + 1000 * ${number}
+       WHERE id = '${delivery}' AND status = 'pending';
+      INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, trigger)
+      VALUES ('${delivery}', ${number}, ${atMs}, ${status}, ${error === null ? null : `'${error}'`}, 1, 'schedule')`);
+  t.match(store.reads.backlog.webhook(id, NOW_MS), { last_error: null });
+  attempt(one, 1, 10, null, 'timeout');
+  attempt(two, 1, 20, null, 'dns');
+  attempt(one, 2, 30, 500, null);
+  attempt(delivered, 1, 40, 200, null);
+  t.match(store.reads.backlog.webhook(id, NOW_MS), {
+    last_error: '500',
+    next_attempt_at: new Date(NOW_MS + 1_000).toISOString(),
+  });
+  t.strictSame(
+    [one, two, delivered].map((delivery) => store.reads.backlog.lastResult(delivery)),
+    ['500', 'dns', '200'],
+  );
+});
+
+t.test(
+  'one that waits says what runs in its project until that has ended, but not what runs elsewhere',
+  async (t) => {
+    const store = testStore(t);
+    const project = await store.project({ command: null });
+    const reported = await store.writer.write('deployments.create', newDeployment(project));
+    const report = { status: 'running' as const, message: null, outputs: null };
+    await store.writer.write('deployments.report', { id: reported.id, ...report });
+    store.execute(`UPDATE projects SET command = '["/bin/true"]'`);
+    const runs = () => store.reads.backlog.all(NOW_MS, 1).waiting.items[0]?.project_runs;
+    for (let made = 0; made < 2; made++) await deploy(store, project);
+    t.equal(runs(), null);
+    const id = (await store.writer.write('deployments.claim', undefined))?.id ?? fail();
+    t.equal(runs(), id);
+    await store.writer.write('deployments.cancel', { id });
+    t.equal(runs(), id, 'while it is canceling, too');
+    await store.writer.write('deployments.finish', { id, ...SUCCEEDED });
+    t.equal(runs(), null);
+  },
+);
 
 t.test('webhooks that are next come first, those that are disabled last', async (t) => {
   const effects = fakeEffects(NOW_MS);
@@ -83,6 +175,13 @@ const SUCCEEDED = {
   signal: null,
   outputs: {},
 };
+
+async function replay(store: TestStore, webhookId: WebhookId): Promise<void> {
+  await store.writer.write('replays.create', {
+    ...{ webhookId, sinceMs: 0, untilMs: NOW_MS, storedStatus: null, status: null, count: 1 },
+    lastSeq: store.reads.replays.lastSeq(webhookId),
+  });
+}
 
 async function deploy({ writer }: TestStore, projectId: ProjectId | undefined): Promise<void> {
   await writer.write('deployments.create', newDeployment(projectId ?? fail()));

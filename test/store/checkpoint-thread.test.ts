@@ -5,12 +5,10 @@ import t from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { place } from '../helpers/cli.ts';
 import { makeLarge } from '../helpers/large.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { serve } from '../helpers/served.ts';
 
-const ifLimits =
-  spawnSync('prlimit', ['--version']).status === 0 ? {} : { skip: 'there is no prlimit (util-linux)' };
-
-t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifLimits, async (t) => {
+t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas('prlimit'), async (t) => {
   const { directory, dbPath, json } = place(t);
   makeLarge(dbPath, 8);
   const { secret } = await json<Key & { secret: string }>(

@@ -64,12 +64,18 @@ t.test('a file of somebody else is refused and left as it was', (t) => {
 
 t.test('a file of a newer davit is refused and left as it was', (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const database = openForWriting(path, fakeEffects());
-  database.pragma(`user_version = ${SCHEMA_VERSION + 1}`);
-  database.close();
-  const before = readFileSync(path);
-  t.throws(() => openForWriting(path, fakeEffects()), { code: 'conflict', message: /newer davit/ });
-  t.strictSame(readFileSync(path), before);
+  openForWriting(path, fakeEffects()).close();
+  for (const said of ['davit_version', "'a strange one'"]) {
+    const database = new Sqlite(path);
+    database.exec(`UPDATE instance SET davit_version = ${said}; PRAGMA user_version = ${SCHEMA_VERSION + 1}`);
+    database.close();
+    const before = readFileSync(path);
+    t.throws(() => openForWriting(path, fakeEffects()), {
+      code: 'conflict',
+      message: /needs a newer davit: its schema is/,
+    });
+    t.strictSame(readFileSync(path), before);
+  }
   t.end();
 });
 

@@ -1,11 +1,17 @@
 import t from 'tap';
-import type { DeliveryId, DeliveryStatus, KeyId, Webhook, WebhookId } from '../../src/domain.ts';
-import { type DeliveryFilter, SLICE_ROWS, storedStatuses } from '../../src/store/deliveries.ts';
-import type { Caller } from '../../src/store/keys.ts';
+import type { Delivery, DeliveryId, DeliveryStatus, Webhook, WebhookId } from '../../src/domain.ts';
+import { openForReading } from '../../src/store/database.ts';
+import {
+  type DeliveryFilter,
+  deliveryReads,
+  SLICE_ROWS,
+  storedStatuses,
+} from '../../src/store/deliveries.ts';
+import type { ListPage } from '../../src/store/list-page.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { type TestStore, testStore } from '../helpers/store.ts';
+import { caller, type TestStore, testStore } from '../helpers/store.ts';
 
 const ALL: DeliveryFilter = { statuses: null, eventTypes: null, createdAfterMs: null, createdBeforeMs: null };
 
@@ -87,15 +93,92 @@ t.test('few that fit are found among many that do not, slice by slice', async (t
   t.match(await pageOf(store, id, { statuses: ['exhausted'] }), [{ id: first }]);
   t.match(await pageOf(store, id, { statuses: ['exhausted', 'pending'] }), [{ id: second }, { id: first }]);
 
-  let turns = 0;
-  const counting = setImmediate(function count() {
-    turns += 1;
-    setImmediate(count).unref();
+  let looks = 0;
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const { page } = deliveryReads(database, {
+    inTurn: async (look) => {
+      looks += 1;
+      return look();
+    },
   });
-  await pageOf(store, id, { eventTypes: ['deployment.failed'] });
-  clearImmediate(counting);
-  t.ok(turns >= 2, 'others had their turn in between');
+  const webhook = store.reads.webhooks.get(id) as Webhook;
+  await page(webhook, { ...ALL, eventTypes: ['deployment.failed'] }, Number.MAX_SAFE_INTEGER, 10);
+  t.equal(looks, 3, 'others had their turn in between');
 });
+
+t.test('a page that has looked at as many as it may goes on with the next', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [oldest = noDelivery()] = await newDeliveries(store, id, 1);
+  copyDeliveries(store, 3 * SLICE_ROWS);
+  const [newest] = await pageOf(store, id, {}, 1);
+  endDeliveries(store, [oldest, newest?.id ?? noDelivery()], 'exhausted');
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const webhook = store.reads.webhooks.get(id) as Webhook;
+  const { page } = deliveryReads(database, { lookedAtMax: 2 * SLICE_ROWS });
+  const walk = async (filter: DeliveryFilter, limit: number) => {
+    const counts: number[] = [];
+    for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
+      const { items, goOnBefore }: ListPage<Delivery> = await page(webhook, filter, before, limit);
+      counts.push(items.length);
+      before = goOnBefore;
+    }
+    return counts;
+  };
+  t.strictSame(await walk({ ...ALL, statuses: ['exhausted'] }, 10), [1, 1]);
+  t.strictSame(await walk({ ...ALL, eventTypes: ['deployment.failed'] }, 10), [0, 0]);
+  t.strictSame(await walk({ ...ALL, statuses: ['held'] }, 10), [0]);
+  t.strictSame(await walk({ ...ALL, statuses: ['exhausted'] }, 1), [1, 1]);
+  t.strictSame(await walk(ALL, 3_000), [3_000, 3_000, 1]);
+});
+
+t.test('each delivery of a long list is shown once, wherever a page or a slice ends', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await newDeliveries(store, id, 1);
+  copyDeliveries(store, 2 * SLICE_ROWS + 10);
+  const other = await newWebhook(store, keyId);
+  await newDeliveries(store, other.id, 1);
+  const all = store
+    .query<{ id: string }>('SELECT id FROM deliveries WHERE webhook_id = ? ORDER BY seq DESC', id)
+    .map(({ id }) => id);
+  const webhook = store.reads.webhooks.get(id) as Webhook;
+  for (const limit of [1, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, all.length + 1]) {
+    const first = await store.reads.deliveries.page(webhook, ALL, Number.MAX_SAFE_INTEGER, limit);
+    const rest = await store.reads.deliveries.page(webhook, ALL, first.goOnBefore ?? 0, all.length);
+    t.equal(first.items.length, Math.min(limit, all.length));
+    t.strictSame(
+      [...first.items, ...rest.items].map(({ id }) => id),
+      all,
+    );
+  }
+});
+
+t.test(
+  'of a delivery that was sent over and over every attempt is shown, the latest hundred with its answer',
+  async (t) => {
+    const store = testStore(t);
+    const { keyId } = await store.key();
+    const { id } = await newWebhook(store, keyId);
+    const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+    const numbers = Array.from({ length: 103 }, (_, index) => index + 1);
+    for (const number of numbers) {
+      store.execute(
+        `INSERT INTO attempts VALUES ('${delivery}', ${number}, 0, 200, NULL, 1, NULL, 'ok', 'redeliver')`,
+      );
+    }
+    store.execute(`UPDATE deliveries SET attempt_count = 103 WHERE id = '${delivery}'`);
+    const attempts = store.reads.deliveries.detailsVisibleTo(caller({ keyId }), delivery)?.attempts ?? [];
+    t.strictSame(
+      attempts.map(({ number, response_body }) => [number, response_body]),
+      numbers.map((number) => [number, number <= 3 ? null : 'ok']),
+    );
+  },
+);
 
 t.test('a delivery alone has what was sent and every attempt, in order', async (t) => {
   const effects = fakeEffects();
@@ -106,7 +189,7 @@ t.test('a delivery alone has what was sent and every attempt, in order', async (
   store.execute(`
     INSERT INTO attempts VALUES ('${delivery}', 2, ${effects.now() + 5_000}, 200, NULL, 12, '192.0.2.1', 'ok', 'redeliver');
     INSERT INTO attempts VALUES ('${delivery}', 1, ${effects.now()}, NULL, 'timeout', 10000, NULL, NULL, 'schedule')`);
-  const details = store.reads.deliveries.detailsVisibleTo(caller(keyId), delivery);
+  const details = store.reads.deliveries.detailsVisibleTo(caller({ keyId }), delivery);
   t.match(details, { id: delivery, event_type: 'deployment.created', webhook_id: id });
   t.strictSame(details?.attempts, [
     {
@@ -140,9 +223,9 @@ t.test('only the key that registered the webhook sees its deliveries', async (t)
   const stranger = await store.key();
   const { id } = await newWebhook(store, keyId);
   const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
-  t.match(store.reads.deliveries.visibleTo(caller(keyId), delivery), { id: delivery });
-  t.equal(store.reads.deliveries.visibleTo(caller(stranger.keyId), delivery), undefined);
-  t.equal(store.reads.deliveries.detailsVisibleTo(caller(stranger.keyId), delivery), undefined);
+  t.match(store.reads.deliveries.visibleTo(caller({ keyId }), delivery), { id: delivery });
+  t.equal(store.reads.deliveries.visibleTo(caller(stranger), delivery), undefined);
+  t.equal(store.reads.deliveries.detailsVisibleTo(caller(stranger), delivery), undefined);
 });
 
 for (const before of ['delivered', 'exhausted', 'pending'] as const) {
@@ -191,9 +274,13 @@ t.test('an attempt that fails after a redelivery was asked for does not end the 
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
+  effects.advance(1);
   const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
   const underWay = claimed(store, id, effects.now());
+  const heard: string[] = [];
+  store.writer.onCommit((changes) => heard.push(...changes));
   await store.writer.write('deliveries.redeliver', { id: delivery });
+  t.strictSame(heard, ['outbox']);
   await settle(store, underWay, effects.now(), 'exhausted');
   t.match(store.query('SELECT status, attempt_count, ladder_attempts, ladder_trigger FROM deliveries'), [
     { status: 'pending', attempt_count: 1, ladder_attempts: 0, ladder_trigger: 'redeliver' },
@@ -204,6 +291,23 @@ t.test('an attempt that fails after a redelivery was asked for does not end the 
   await settle(store, claimed(store, id, effects.now()), effects.now(), 'exhausted');
   t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
     { status: 'exhausted', attempt_count: 2 },
+  ]);
+});
+
+t.test('nor does one of what was held, on the ladder that began when its webhook was enabled', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  await setStatus(store, id, 'disabled');
+  effects.advance(60_000);
+  await setStatus(store, id, 'enabled');
+  const underWay = claimed(store, id, effects.now());
+  await store.writer.write('deliveries.redeliver', { id: delivery });
+  await settle(store, underWay, effects.now(), 'exhausted');
+  t.match(store.query('SELECT status, ladder_trigger FROM deliveries'), [
+    { status: 'pending', ladder_trigger: 'redeliver' },
   ]);
 });
 
@@ -237,13 +341,13 @@ t.test('what is not there is not redelivered', async (t) => {
 
 async function pageOf(store: TestStore, id: WebhookId, filter: Partial<DeliveryFilter> = {}, limit = 10) {
   const webhook = store.reads.webhooks.get(id) as Webhook;
-  const rows = await store.reads.deliveries.page(
+  const { items } = await store.reads.deliveries.page(
     webhook,
     { ...ALL, ...filter },
     Number.MAX_SAFE_INTEGER,
     limit,
   );
-  return rows.map(({ item }) => item);
+  return items;
 }
 
 function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disabled') {
@@ -263,10 +367,6 @@ async function settle(
   kind: 'delivered' | 'exhausted',
 ): Promise<void> {
   await store.writer.write('outbox.settle', settlementOf(due, atMs, { kind }));
-}
-
-function caller(keyId: KeyId): Caller {
-  return { keyId, name: 'ci', scopes: [], allProjects: true, lastUsedAtMs: null };
 }
 
 function noDelivery(): never {

@@ -82,6 +82,36 @@ t.test('projects take turns, the one that started the longest ago first', async 
   t.strictSame(order, ['busy', 'quiet', 'busy', 'busy']);
 });
 
+t.test('projects take turns also when one of them was started by a clock that was ahead', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const ahead = await store.project({ name: 'ahead' });
+  const other = await store.project({ name: 'other' });
+  effects.jump(3_600_000);
+  for (const projectId of [ahead, ahead, ahead]) {
+    await store.writer.write('deployments.create', newDeployment(projectId));
+  }
+  t.equal(await claimAndFinish(), 'ahead');
+  effects.jump(-3_600_000);
+  for (const projectId of [other, other, other]) {
+    await store.writer.write('deployments.create', newDeployment(projectId));
+  }
+  const order = [
+    await claimAndFinish(),
+    await claimAndFinish(),
+    await claimAndFinish(),
+    await claimAndFinish(),
+  ];
+  t.strictSame(order, ['other', 'ahead', 'other', 'ahead']);
+
+  async function claimAndFinish(): Promise<string | undefined> {
+    effects.advance(1);
+    const claimed = await store.writer.write('deployments.claim', undefined);
+    if (claimed !== null) await store.writer.write('deployments.finish', succeeded(claimed.id));
+    return claimed?.project_name;
+  }
+});
+
 t.test('a paused project queues and starts nothing; an archived one refuses', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
@@ -90,6 +120,8 @@ t.test('a paused project queues and starts nothing; an archived one refuses', as
   t.equal(await store.writer.write('deployments.claim', undefined), null);
 
   await store.writer.write('projects.setStatus', { id: projectId, status: 'archived' });
+  const pausing = store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
+  await t.rejects(pausing, { code: 'conflict' }, 'somebody else may just have archived it');
   const before = store.dump();
   await t.rejects(store.writer.write('deployments.create', newDeployment(projectId)), { code: 'conflict' });
   t.strictSame(store.dump(), before);

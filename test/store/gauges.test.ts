@@ -62,6 +62,21 @@ t.test('a long backlog is counted to the bound, and its age is still that of the
     healthy: { count: 1, oldestAtMs: effects.now() },
     failing: { count: COUNTED_MAX, oldestAtMs: 1 },
   });
+  // The bound is of all webhooks together, whichever is looked at first.
+  store.execute(`UPDATE webhooks SET failing_since = 1;
+                 UPDATE deliveries SET webhook_id = '${long}', next_attempt_at = 2 * seq
+                  WHERE webhook_id = '${dead}' AND seq % 2 = 0`);
+  const [{ oldest = 0 } = {}] = store.query<{ oldest: number }>(
+    'SELECT min(next_attempt_at) AS oldest FROM deliveries',
+  );
+  t.strictSame(due(store, effects.now()), {
+    healthy: NONE,
+    failing: { count: COUNTED_MAX, oldestAtMs: oldest },
+  });
+  store.execute(`UPDATE deliveries SET next_attempt_at = iif(webhook_id = '${long}', 1, 2)`);
+  t.equal(due(store, effects.now()).failing.oldestAtMs, 1);
+  store.execute(`UPDATE deliveries SET next_attempt_at = iif(webhook_id = '${dead}', 1, 2)`);
+  t.equal(due(store, effects.now()).failing.oldestAtMs, 1);
 });
 
 t.test('deployments that are not over are counted by state, apart for those of other systems', async (t) => {

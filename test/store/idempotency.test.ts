@@ -76,6 +76,7 @@ async function deploymentRequest(
   return {
     operation: 'deployments.create',
     input: newDeployment(projectId ?? (await store.project()), { keyId }),
+    keyId,
     memory: { keyId, idempotencyKey, requestHash: Buffer.alloc(32, 1) },
     statusCode: 201,
     locationPrefix: '/v2/deployments/',

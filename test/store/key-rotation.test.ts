@@ -48,6 +48,43 @@ t.test('another rotation ends what overlaps no later than it says', async (t) =>
   );
 });
 
+t.test('a secret ends with its key, however long it was to overlap', async (t) => {
+  const { store, effects, holder } = setup(t);
+  const { keyId, secret: first } = await store.key({ expiresAtMs: effects.now() + 2 * HOUR_MS });
+  const { secret: second } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: HOUR_MS });
+  effects.advance(HOUR_MS);
+  t.strictSame([first, second].map(holder), [undefined, keyId], 'before it, if its overlap is over');
+  const { secret: third } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 9 * HOUR_MS });
+  effects.advance(HOUR_MS - 1);
+  t.strictSame([second, third].map(holder), [keyId, keyId]);
+  effects.advance(1);
+  t.strictSame([second, third].map(holder), [undefined, undefined]);
+});
+
+t.test(
+  'a key shows its newest secret, and those that still work beside it, the first to end first',
+  async (t) => {
+    const { store, effects } = setup(t);
+    const { keyId, secret } = await store.key();
+    const last4s = [secret.slice(-4)];
+    for (let count = 0; count < 4; count++) {
+      effects.advance(1);
+      const { secret } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: HOUR_MS });
+      last4s.push(secret.slice(-4));
+    }
+    const outgoing = store.reads.keys.outgoingSecrets(keyId, effects.now()).map(({ last4 }) => last4);
+    t.strictSame([...outgoing, store.reads.keys.get(keyId)?.last4], last4s);
+  },
+);
+
+t.test('a rotation changes nothing for other keys', async (t) => {
+  const { store, holder } = setup(t);
+  const [rotated, other] = [await store.key(), await store.key()];
+  const { secret } = await store.writer.write('keys.rotate', { id: other.keyId, overlapMs: HOUR_MS });
+  await store.writer.write('keys.rotate', { id: rotated.keyId, overlapMs: 0 });
+  t.strictSame([other.secret, secret].map(holder), [other.keyId, other.keyId]);
+});
+
 t.test('a key that is gone, revoked or expired is not rotated', async (t) => {
   const { store, effects } = setup(t);
   const revoked = await store.key();
@@ -74,8 +111,9 @@ t.test('a name leads to the one key that has it, revoked ones last', async (t) =
   t.equal(resolve(first.keyId), first.keyId);
   const third = await store.key({ name: 'ci' });
   t.throws(() => resolve('ci'), { code: 'conflict' });
-  await store.writer.write('keys.revoke', { id: second.keyId });
   await store.writer.write('keys.revoke', { id: third.keyId });
+  t.equal(resolve('ci'), second.keyId);
+  await store.writer.write('keys.revoke', { id: second.keyId });
   t.throws(() => resolve('ci'), { code: 'conflict' });
   t.throws(() => resolve('nobody'), { code: 'not_found' });
 });

@@ -1,16 +1,17 @@
 import t from 'tap';
+import { EVENT_TYPES } from '../../src/domain.ts';
 import { hashKeySecret, isKeySecret } from '../../src/secrets.ts';
+import type { AnswerRequest } from '../../src/store/operations.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { testStore } from '../helpers/store.ts';
+import { newDeployment, testStore } from '../helpers/store.ts';
 
 t.test('a secret authenticates its key and is not in the file', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const { keyId, secret } = await store.key({ name: 'ci', scopes: ['projects:read'] });
+  const { keyId, secret } = await store.key({ scopes: ['projects:read'] });
   t.ok(isKeySecret(secret));
   t.match(store.reads.keys.authenticate(hashKeySecret(secret), effects.now()), {
     keyId,
-    name: 'ci',
     scopes: ['projects:read'],
     allProjects: true,
   });
@@ -33,6 +34,60 @@ t.test('a wrong, expired or revoked secret authenticates nobody', async (t) => {
   await store.writer.write('keys.revoke', { id: revoked.keyId });
   t.equal(holder(revoked.secret), undefined);
   t.equal(holder('davit_nonsense'), undefined);
+});
+
+t.test('what was let in before a revocation and comes after it is not done', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const projectId = await store.project();
+  const asks = { keyId, memory: null, statusCode: 201 };
+  const webhook = {
+    keyId,
+    url: 'https://hooks.example.org/',
+    events: EVENT_TYPES.slice(),
+    description: null,
+  };
+  const revoked = store.writer.write('keys.revoke', { id: keyId });
+  const late: AnswerRequest[] = [
+    { ...asks, operation: 'webhooks.create', input: webhook, locationPrefix: '/v2/webhooks/' },
+    {
+      ...asks,
+      operation: 'deployments.create',
+      input: newDeployment(projectId, { keyId }),
+      locationPrefix: '/v2/deployments/',
+    },
+  ];
+  for (const request of late) {
+    await t.rejects(store.writer.write('answer', request), { code: 'unauthorized' }, request.operation);
+  }
+  t.ok((await revoked).revoked_at);
+  t.strictSame(store.query('SELECT id FROM webhooks UNION ALL SELECT id FROM deployments'), []);
+});
+
+t.test(
+  'a key is revoked once, and stays in the list, which is in the order in which keys were made',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const keys = [await store.key(), await store.key(), await store.key()].map(({ keyId }) => keyId);
+    const [, revoked = ''] = keys;
+    await store.writer.write('keys.revoke', { id: revoked });
+    const before = store.dump();
+    effects.advance(1);
+    await store.writer.write('keys.revoke', { id: revoked });
+    t.strictSame(store.dump(), before);
+    t.strictSame(
+      store.reads.keys.list().map(({ id }) => id),
+      keys,
+    );
+  },
+);
+
+t.test('a key that is given a project twice sees it once', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const { keyId } = await store.key({ allProjects: false, projectIds: [projectId, projectId] });
+  t.strictSame(store.reads.keys.get(keyId)?.project_ids, [projectId]);
 });
 
 t.test('a key for a project that is not there is refused whole', async (t) => {

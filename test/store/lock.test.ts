@@ -1,5 +1,7 @@
+import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
+  chownSync,
   existsSync,
   linkSync,
   mkdirSync,
@@ -71,17 +73,20 @@ t.test('what is no lock stays as it is', async (t) => {
     () => symlinkSync(theirs, file),
     () => symlinkSync(join(directory, 'nowhere'), file),
     () => linkSync(theirs, file),
+    () => execFileSync('mkfifo', [file]),
     () => mkdirSync(file),
   ];
   for (const make of makings) {
     rmSync(file, { force: true });
     writeFileSync(theirs, Buffer.alloc(4096));
+    chmodSync(theirs, 0o644);
     make();
     t.throws(() => lockForServing(path, 4711, fakeEffects()), {
       code: 'conflict',
       message: /is no lock of davit's, which must be there: move it away$/,
     });
     t.strictSame(readFileSync(theirs), Buffer.alloc(4096));
+    t.equal(statSync(theirs).mode & 0o777, 0o644);
     t.notOk(existsSync(join(directory, 'nowhere')));
   }
 });
@@ -102,8 +107,30 @@ t.test('a lock that only looks damaged keeps others out', async (t) => {
     code: 'conflict',
     message: /is served already: stop that one first/,
   });
+  t.strictSame(servedBy(path), { process_id: null, since: null, max_concurrent: null });
   release();
 });
+
+t.test(
+  'a lock that root makes is the owner’s of the file, and whoever may not ask for it is told so',
+  { skip: process.getuid?.() !== 0 },
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const path = join(directory, 'davit.db');
+    writeFileSync(path, '');
+    chownSync(path, 65_534, 65_533);
+    lockForServing(path, 4711, fakeEffects())();
+    t.match(statSync(lockPath(path)), { uid: 65_534, gid: 65_533 });
+
+    chownSync(lockPath(path), 0, 0);
+    chmodSync(directory, 0o755);
+    process.seteuid?.(65_534);
+    t.teardown(() => process.seteuid?.(0));
+    const refusal = { code: 'conflict', message: /^cannot open .*davit\.db-lock/ };
+    t.throws(() => servedBy(path), refusal);
+    t.throws(() => lockForServing(path, 4711, fakeEffects()), refusal);
+  },
+);
 
 t.test('one file has one lock, by whichever links it is reached, before it is there too', async (t) => {
   const directory = temporaryDirectory(t);

@@ -96,6 +96,32 @@ t.test('whatever is dropped meanwhile, offsets count what was printed', async (t
   t.pass();
 });
 
+t.test(
+  'of the tail whole pieces go, up to where they are to, and who reads hears of what is printed',
+  async (t) => {
+    const { store, id } = await deployment(t);
+    const heard: string[] = [];
+    store.writer.onCommit((changes) => heard.push(...changes));
+    await append(store, id, Array(4).fill(Buffer.from('0123456789')));
+    const drop = { id, chunks: [], logBytes: 40, truncated: true, headBytes: 10 };
+    const rows: [dropTailBefore: number | null, starts: number[]][] = [
+      [null, [0, 10, 20, 30]],
+      [19, [0, 10, 20, 30]],
+      [20, [0, 20, 30]],
+      [39, [0, 30]],
+    ];
+    for (const [dropTailBefore, starts] of rows) {
+      await store.writer.write('logs.append', { ...drop, dropTailBefore });
+      const left = store.query<{ start: number }>('SELECT start FROM log_chunks ORDER BY start');
+      t.strictSame(
+        left.map(({ start }) => start),
+        starts,
+      );
+    }
+    t.strictSame(heard, Array(5).fill(`log:${id}`));
+  },
+);
+
 t.test('what is dropped under a reader leaves a line of its own', async (t) => {
   const { store, id } = await deployment(t);
   await append(store, id, [Buffer.from('one'), Buffer.from('two'), Buffer.from('three')]);

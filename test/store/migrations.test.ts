@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
-import { checkDatabase } from '../../src/store/backup.ts';
+import { checkDatabase } from '../../src/store/check.ts';
 import { isOlder, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrations.ts';
 import { unfinishedIn } from '../../src/store/restore.ts';

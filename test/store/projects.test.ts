@@ -1,5 +1,107 @@
 import t from 'tap';
-import { newDeployment, testStore } from '../helpers/store.ts';
+import type { ProjectId } from '../../src/domain.ts';
+import type { ProjectDetails, ProjectSettings } from '../../src/store/projects.ts';
+import { caller, newDeployment, testStore } from '../helpers/store.ts';
+
+type Changes = Partial<Omit<ProjectSettings, 'variables'>>;
+
+t.test('a key without all projects sees its own, and none that only another key has', async (t) => {
+  const store = testStore(t);
+  const [one, other, both] = [await store.project(), await store.project(), await store.project()];
+  for (const [projectIds, hidden] of [
+    [[one, both], other],
+    [[other, both], one],
+  ] as const) {
+    const { keyId } = await store.key({ allProjects: false, projectIds: [...projectIds] });
+    const confined = caller({ keyId }, false);
+    t.strictSame(
+      store.reads.projects.page(confined, 0, 10).map(({ item }) => item.id),
+      projectIds,
+    );
+    for (const id of projectIds) t.match(store.reads.projects.visibleTo(confined, id), { id });
+    t.equal(store.reads.projects.visibleTo(confined, hidden), undefined);
+    t.match(store.reads.projects.visibleTo(caller({ keyId }), hidden), { id: hidden });
+  }
+});
+
+t.test('a page goes on after a project, and all are listed, the oldest first', async (t) => {
+  const store = testStore(t);
+  const ids = [await store.project(), await store.project(), await store.project()];
+  const { keyId } = await store.key({ allProjects: false, projectIds: ids.toReversed() });
+  for (const allProjects of [false, true]) {
+    const asks = caller({ keyId }, allProjects);
+    const page = (afterSeq: number) => store.reads.projects.page(asks, afterSeq, 2);
+    const [first, second] = [page(0), page(page(0).at(-1)?.seq ?? 0)];
+    t.strictSame(
+      [first, second].map((rows) => rows.map(({ item }) => item.id)),
+      [ids.slice(0, 2), ids.slice(2)],
+    );
+  }
+  t.strictSame(
+    store.reads.projects.list().map(({ id }) => id),
+    ids,
+  );
+});
+
+t.test('a project is found by its id, and by its name as long as no other has that', async (t) => {
+  const store = testStore(t);
+  const id = await store.project({ name: 'docs' });
+  await store.project();
+  for (const name of [id, 'docs']) t.match(store.reads.projects.resolve(name), { id });
+  const second = await store.project({ name: 'docs' });
+  t.throws(() => store.reads.projects.resolve('docs'), { code: 'conflict' });
+  t.match(store.reads.projects.resolve(second), { id: second });
+  t.throws(() => store.reads.projects.resolve('nothing'), { code: 'not_found' });
+});
+
+t.test('what is set changes, and nothing else, here or elsewhere', async (t) => {
+  const store = testStore(t);
+  const variables = { A: '1', B: '2' };
+  const [id, other] = [await store.project({ variables }), await store.project({ variables })];
+  await store.writer.write('deployments.create', newDeployment(id));
+  const elsewhere = [store.reads.projects.resolve(other), store.reads.projects.variables(other)];
+  const set = (
+    changes: Changes,
+    rest: { variables?: Record<string, string>; unsetVariables?: string[] } = {},
+  ) => store.writer.write('projects.set', { id, changes, variables: {}, unsetVariables: [], ...rest });
+  const rows: [changes: Changes, shown: Partial<ProjectDetails>][] = [
+    [{ name: 'docs' }, { name: 'docs' }],
+    [{ command: ['/bin/false', 'all'] }, { command: ['/bin/false', 'all'] }],
+    [{ directory: '/srv' }, { directory: '/srv' }],
+    [{ timeoutMs: null }, { timeout_ms: null }],
+    [{ idleTimeoutMs: 60_000 }, { idle_timeout_ms: 60_000 }],
+    [{ reportTimeoutMs: 3_600_000 }, { report_timeout_ms: 3_600_000 }],
+    [{ policy: 'latest' }, { policy: 'latest' }],
+  ];
+  let expected = store.reads.projects.resolve(id);
+  for (const [changes, shown] of rows) {
+    expected = { ...expected, ...shown };
+    t.strictSame(await set(changes), expected);
+    t.strictSame(store.reads.projects.resolve(id), expected);
+  }
+  t.match(await set({}, { variables: { B: '3', C: '4' }, unsetVariables: ['A', 'C'] }), {
+    ...expected,
+    variable_names: ['B', 'C'],
+  });
+  t.strictSame(store.reads.projects.variables(id), { B: '3', C: '4' }, 'what is set and unset is set');
+  t.strictSame([store.reads.projects.resolve(other), store.reads.projects.variables(other)], elsewhere);
+});
+
+t.test(
+  'whoever starts deployments hears that a project is resumed; one that is not there is not found',
+  async (t) => {
+    const store = testStore(t);
+    const id = await store.project();
+    const heard: string[] = [];
+    store.writer.onCommit((changes) => heard.push(...changes));
+    for (const status of ['paused', 'active'] as const) {
+      t.match(await store.writer.write('projects.setStatus', { id, status }), { id, status });
+    }
+    t.strictSame(heard, ['queue', 'queue']);
+    const missing = { id: 'prj_0000000000000000000000' as ProjectId, status: 'active' } as const;
+    await t.rejects(store.writer.write('projects.setStatus', missing), { code: 'not_found' });
+  },
+);
 
 t.test('a command that deployments wait for cannot be taken away', async (t) => {
   const store = testStore(t);

@@ -54,6 +54,21 @@ t.test('a secret whose time is over signs no more', async (t) => {
   t.equal(recipient()?.secrets.length, 1);
 });
 
+t.test('the newest secret signs first, then the others, the newest first', async (t) => {
+  const effects = fakeEffects();
+  const { store, webhookId, recipient } = await remembering(t, effects);
+  const rotate = () => store.writer.write('webhooks.rotate', { id: webhookId, overlapMs: 60_000 });
+  for (let count = 0; count < 3; count++) {
+    effects.advance(1);
+    await rotate();
+    t.strictSame(recipient()?.secrets, store.reads.webhooks.liveSecrets(webhookId, effects.now()));
+  }
+  for (let count = 0; count < 3; count++) {
+    const { signing_secret } = await rotate();
+    t.equal(recipient()?.secrets[0], signing_secret, 'also of one moment');
+  }
+});
+
 t.test('when a clock that ran ahead is set right, a secret that seemed to be over signs again', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, recipient } = await remembering(t, effects);

@@ -1,7 +1,18 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFileSync, existsSync, readdirSync, readFileSync, readlinkSync, renameSync } from 'node:fs';
-import { join } from 'node:path';
+import {
+  chownSync,
+  copyFileSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  renameSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
+import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
@@ -9,6 +20,7 @@ import { AppError } from '../../src/errors.ts';
 import { connect, openForWriting } from '../../src/store/database.ts';
 import { replaceDatabase } from '../../src/store/restore.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
+import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a file that anybody has open is not replaced, even if nobody reads or writes just now', async (t) => {
@@ -20,6 +32,61 @@ t.test('a file that anybody has open is not replaced, even if nobody reads or wr
   t.strictSame(readFileSync(path), before);
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
 });
+
+t.test('a power cut leaves the old file or the new one, and nothing of the old beside the new', async (t) => {
+  const { directory, path, replacement } = files(t);
+  const folder = basename(directory);
+  writeFileSync(`${path}-lock`, ''); // whoever replaces holds it
+  const replaced = () =>
+    diskCallsOf(() =>
+      t.ok(replaceDatabase(path, replacement, `${path}.before`), 'there is something to keep'),
+    );
+  t.strictSame(replaced(), [
+    'sync new',
+    'link davit.db davit.db.before',
+    'remove davit.db-shm',
+    `sync ${folder}`,
+    'rename new davit.db',
+    `sync ${folder}`,
+  ]);
+  openForWriting(`${path}.before`, realEffects).close(); // nobody is kept out any longer
+  rmSync(`${path}.before`);
+
+  copyFileSync(path, replacement);
+  rmSync(path);
+  for (const side of ['-wal', '-journal', '-shm']) writeFileSync(path + side, 'of a file that is gone');
+  t.strictSame(replaced(), [
+    'sync new',
+    'rename davit.db-wal davit.db.before-wal',
+    'rename davit.db-journal davit.db.before-journal',
+    'remove davit.db-shm',
+    `sync ${folder}`,
+    'link new davit.db',
+    `sync ${folder}`,
+  ]);
+  for (const side of ['-wal', '-journal']) {
+    t.equal(readFileSync(`${path}.before${side}`, 'utf8'), 'of a file that is gone');
+  }
+  t.strictSame(readFileSync(path), readFileSync(replacement));
+});
+
+t.test(
+  'what root puts there is the owner’s of what was there',
+  { skip: process.getuid?.() !== 0 },
+  async (t) => {
+    const { directory, path, replacement } = files(t);
+    writeFileSync(`${path}-lock`, '');
+    chownSync(path, 65_534, 65_533);
+    t.ok(replaceDatabase(path, replacement, `${path}.before`));
+    for (const name of [path, `${path}-lock`]) t.match(statSync(name), { uid: 65_534, gid: 65_533 });
+
+    chownSync(directory, 65_532, 65_531);
+    copyFileSync(path, replacement);
+    rmSync(path);
+    t.notOk(replaceDatabase(path, replacement, `${path}.before-that`));
+    for (const name of [path, `${path}-lock`]) t.match(statSync(name), { uid: 65_532, gid: 65_531 });
+  },
+);
 
 t.test(
   'who waits for the old file while it is replaced writes neither to it nor to the new one',

@@ -288,7 +288,12 @@ async function happen(
       return;
     case 'pruneStep': {
       const part = PRUNED[pick % PRUNED.length] ?? 'events';
-      await write('retention.step', { what: part, from: START, retentionMs: RETENTION_MS });
+      await write('retention.step', {
+        what: part,
+        from: START,
+        untilMs: Number.POSITIVE_INFINITY,
+        retentionMs: RETENTION_MS,
+      });
       return;
     }
     default:

@@ -3,7 +3,13 @@ import t, { type Test } from 'tap';
 import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
 import { connect, openForWriting } from '../../src/store/database.ts';
 import { retentionWrites, START } from '../../src/store/retention.ts';
-import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import {
+  copyDeliveries,
+  copyWaiting,
+  endDeliveries,
+  newDeliveries,
+  newWebhook,
+} from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { DAY_MS, pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
@@ -148,10 +154,12 @@ t.test('what an open replay is yet to send stays, and goes when it was sent', as
   effects.advance(1_000);
   const sinceMs = effects.now();
   const within = await newDeliveries(store, id, 3);
-  endDeliveries(store, [...before, ...within], 'delivered');
+  effects.advance(1);
+  const after = await newDeliveries(store, id, 1);
+  endDeliveries(store, [...before, ...within, ...after], 'delivered');
   effects.advance(RETENTION_MS + 60_000);
-  await replay(store, effects, id, sinceMs);
-  t.match(await pruneAll(store), { deliveries: 2, events: 2 });
+  await replay(store, effects, id, sinceMs, sinceMs);
+  t.match(await pruneAll(store), { deliveries: 3, events: 3 });
   t.strictSame(idsOf(store, 'deliveries'), within);
 
   const [open] = store.reads.replays.open();
@@ -171,6 +179,7 @@ t.test('idempotency keys are remembered for three days, whatever the retention',
   const request = {
     operation: 'deployments.create',
     input: newDeployment(projectId, { keyId }),
+    keyId,
     memory: { keyId, idempotencyKey: 'ci-1', requestHash: Buffer.alloc(32) },
     statusCode: 201,
     locationPrefix: '/v2/deployments/',
@@ -252,6 +261,80 @@ t.test('what stays is passed over a few at a time, also where all are of one mom
   t.equal(idsOf(store, 'events').length, 398);
 });
 
+t.test('what takes many steps goes in one pass, and each step is small', async (t) => {
+  const { store, effects, id, keyId } = await withWebhook(t);
+  const projectId = await store.project({ command: null });
+  const deployment = await created(store, projectId);
+  await log(store, deployment, 40);
+  await report(store, deployment, 'failed');
+  for (let count = 0; count < 20; count++) await created(store, projectId);
+  await store.writer.write('webhooks.remove', { id });
+  store.execute(`
+    INSERT INTO idempotency_keys (key_id, idempotency_key, request_hash, status_code, body, created_at)
+    ${counted(40)} SELECT '${keyId}', number, zeroblob(32), 200, '', 1 FROM numbers;
+    INSERT INTO replays (webhook_id, since, until, last_seq, created_at, finished_at)
+    ${counted(40)} SELECT '${id}', 1, 1, 1, 1, 1 FROM numbers;
+    INSERT INTO webhook_secrets (webhook_id, secret, created_at, expires_at)
+    ${counted(40)} SELECT '${id}', number, 1, 1 FROM numbers;
+    INSERT INTO key_secrets (hash, key_id, last4, created_at, expires_at)
+    ${counted(40)} SELECT randomblob(32), '${keyId}', 'last', 1, 1 FROM numbers`);
+  effects.advance(RETENTION_MS + 1);
+  const rows = {
+    idempotencyKeys: 40,
+    replays: 40,
+    secrets: 80,
+    deletedWebhooks: 22,
+    deployments: 1,
+    events: 22,
+  };
+  for (const what of [
+    'idempotencyKeys',
+    'replays',
+    'secrets',
+    'deletedWebhooks',
+    'deployments',
+    'events',
+  ] as const) {
+    const steps = (await stepsOf(store, what)).map(rowsOf);
+    t.ok(
+      steps.every((count) => count <= 16),
+      what,
+    );
+    t.equal(
+      steps.reduce((sum, count) => sum + count, 0),
+      rows[what],
+      what,
+    );
+  }
+});
+
+t.test('more that stays than a step looks at is passed over, and what goes is found behind it', async (t) => {
+  const { store, effects, id, keyId } = await withWebhook(t);
+  const [delivery] = await newDeliveries(store, id, 1);
+  copyWaiting(store, 300, effects.now());
+  copyDeliveries(store, 1);
+  store.execute(`
+    INSERT INTO projects (id, name, status, created_at, policy)
+    ${counted(300)} SELECT 'prj_' || number, 'website', 'active', 1, 'queue' FROM numbers;
+    INSERT INTO deployments (id, project_id, ref, status, reason, reported, trigger, created_at, finished_at)
+    ${counted(301)} SELECT 'dpl_' || number, 'prj_' || min(number, 300), 'main', iif(number > 300, 'failed', 'succeeded'),
+                       'reported', 1, 'api', 1, 1 FROM numbers;
+    INSERT INTO webhooks (id, key_id, url, events, status, created_at, enabled_at, deleted_at)
+    ${counted(300)} SELECT 'whk_' || number, '${keyId}', '', '[]', 'enabled', 1, 1, ${effects.now() + RETENTION_MS}
+                      FROM numbers;
+    UPDATE deliveries SET webhook_id = 'whk_300' WHERE id = '${delivery}'`);
+  effects.advance(RETENTION_MS + 1);
+  for (const what of ['deployments', 'deletedWebhooks', 'events'] as const) {
+    const steps = await stepsOf(store, what);
+    t.ok(steps.length > 1, what);
+    t.equal(
+      steps.reduce((sum, step) => sum + rowsOf(step), 0),
+      1,
+      what,
+    );
+  }
+});
+
 t.test('no step reads through a table that grows', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
   const statements: Sqlite.Statement[] = [];
@@ -321,12 +404,19 @@ t.test('an attempt that was under way when its delivery went is recorded nowhere
 });
 
 t.test('a step that begins where nothing is left removes nothing', async (t) => {
-  const { store } = setUp(t);
+  const { store, effects } = setUp(t);
+  await report(store, await created(store, await store.project({ command: null })), 'failed');
   const before = store.dump();
   t.strictSame(await pruneAll(store), {});
-  const beyond = { ...START, atMs: 9_000_000_000_000, seq: 9 };
+  // As after a clock that was set back in the middle of a pass.
+  const beyond = { ...START, atMs: effects.now() };
   for (const what of ['deployments', 'events', 'deletedWebhooks'] as const) {
-    const result = await store.writer.write('retention.step', { what, from: beyond, retentionMs: 1 });
+    const result = await store.writer.write('retention.step', {
+      what,
+      from: beyond,
+      untilMs: Number.POSITIVE_INFINITY,
+      retentionMs: 1,
+    });
     t.match(result, { removed: {}, next: null });
   }
   t.strictSame(store.dump(), before);
@@ -371,10 +461,22 @@ async function log(store: TestStore, id: DeploymentId, count: number, chunkBytes
   });
 }
 
-async function replay(store: TestStore, effects: FakeEffects, id: WebhookId, sinceMs = 0): Promise<void> {
-  const selection = { webhookId: id, sinceMs, untilMs: effects.now(), storedStatus: null };
+async function replay(
+  store: TestStore,
+  effects: FakeEffects,
+  id: WebhookId,
+  sinceMs = 0,
+  untilMs = effects.now(),
+): Promise<void> {
+  const selection = { webhookId: id, sinceMs, untilMs, storedStatus: null };
   const lastSeq = store.reads.replays.lastSeq(id);
   await store.writer.write('replays.create', { ...selection, lastSeq, status: null, count: 1 });
+}
+
+/** The numbers from 1 on, for the rows of an INSERT. */
+function counted(count: number): string {
+  return `
+    WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < ${count})`;
 }
 
 function attempts(store: TestStore, ids: readonly DeliveryId[]): void {

@@ -1,12 +1,11 @@
 import t from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
-import type { Change } from '../../src/store/context.ts';
-import type { Caller } from '../../src/store/keys.ts';
+import { type Change, enabledChange } from '../../src/store/context.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf } from '../helpers/outbox.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { caller, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const DAY_MS = 86_400_000;
 
@@ -17,8 +16,8 @@ t.test('a key sees the webhooks that it registered and no others', async (t) => 
   const { id } = await newWebhook(store, keyId);
   await newWebhook(store, stranger.keyId);
 
-  t.match(store.reads.webhooks.visibleTo(caller(keyId), id), { id });
-  t.equal(store.reads.webhooks.visibleTo(caller(stranger.keyId), id), undefined);
+  t.match(store.reads.webhooks.visibleTo(caller({ keyId }), id), { id });
+  t.equal(store.reads.webhooks.visibleTo(caller(stranger), id), undefined);
   t.strictSame(idsOf(store, keyId), [id]);
 });
 
@@ -45,8 +44,8 @@ t.test('a page begins with the newest and goes on before a seq', async (t) => {
   const { keyId } = await store.key();
   const ids: WebhookId[] = [];
   for (let count = 0; count < 5; count++) ids.push((await newWebhook(store, keyId)).id);
-  const first = store.reads.webhooks.page(caller(keyId), Number.MAX_SAFE_INTEGER, 3);
-  const rest = store.reads.webhooks.page(caller(keyId), first.at(-1)?.seq ?? 0, 3);
+  const first = store.reads.webhooks.page(caller({ keyId }), Number.MAX_SAFE_INTEGER, 3);
+  const rest = store.reads.webhooks.page(caller({ keyId }), first.at(-1)?.seq ?? 0, 3);
   t.strictSame(
     [...first, ...rest].map(({ item }) => item.id),
     ids.toReversed(),
@@ -88,6 +87,33 @@ t.test('new events count from the next thing that happens; what is pending still
   ]);
 });
 
+t.test(
+  'each webhook is told once, however its key sees the project, and none of a key that was revoked',
+  async (t) => {
+    const store = testStore(t);
+    const projectId = await store.project();
+    const told: WebhookId[] = [];
+    for (const sees of [
+      { allProjects: true },
+      { allProjects: false, projectIds: [projectId] },
+      { allProjects: true, projectIds: [projectId] },
+    ]) {
+      told.push((await newWebhook(store, (await store.key(sees)).keyId)).id);
+      const revoked = await store.key(sees);
+      await newWebhook(store, revoked.keyId);
+      await store.writer.write('keys.revoke', { id: revoked.keyId });
+    }
+    const heard: Change[] = [];
+    store.writer.onCommit((changes) => heard.push(...changes));
+    await store.writer.write('deployments.create', newDeployment(projectId));
+    t.match(
+      store.query('SELECT webhook_id FROM deliveries ORDER BY webhook_id'),
+      told.toSorted().map((id) => ({ webhook_id: id })),
+    );
+    t.strictSame(heard.filter((change) => change.startsWith('whk_')).sort(), told.toSorted());
+  },
+);
+
 t.test('disabling by hand says so, and does not hide an earlier reason', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
@@ -114,11 +140,14 @@ t.test('enabling forgives the failures, and what was held begins its ladder then
   t.strictSame(store.reads.outbox.pendingWebhooks(), []);
 
   effects.advance(60_000);
+  const heard: Change[] = [];
+  store.writer.onCommit((changes) => heard.push(...changes));
   t.match(await update(store, id, { status: 'enabled' }), {
     status: 'enabled',
     status_reason: null,
     consecutive_failures: 0,
   });
+  t.strictSame(heard, ['outbox', enabledChange(id)]);
   t.match(store.query('SELECT failing_since, enabled_at FROM webhooks'), [
     { failing_since: null, enabled_at: effects.now() },
   ]);
@@ -187,6 +216,10 @@ t.test('after a rotation both secrets sign until the overlap is over', async (t)
   t.strictSame(live(), [second, first]);
   effects.advance(1);
   t.strictSame(live(), [second]);
+  for (let count = 0; count < 4; count++) {
+    const { signing_secret } = await rotate(store, id, DAY_MS);
+    t.equal(live()[0], signing_secret, 'also of one moment');
+  }
 });
 
 t.test('an overlap of nothing ends the old secrets at once, and their rows', async (t) => {
@@ -259,6 +292,45 @@ t.test('a deleted webhook is told nothing, sends nothing and keeps no secret', a
   t.equal(store.query('SELECT * FROM deliveries').length, 1, 'nothing new arises for it');
 });
 
+t.test('whatever is done to a webhook, the others stay as they are', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const [one, other] = [await newWebhook(store, keyId), await newWebhook(store, keyId)];
+  await newDeliveries(store, other.id, 1);
+  await rotate(store, other.id, DAY_MS);
+  for (const { id } of [one, other]) {
+    await store.writer.write('replays.create', {
+      ...{ webhookId: id, sinceMs: 0, untilMs: effects.now(), storedStatus: null, status: null, count: 1 },
+      lastSeq: store.reads.replays.lastSeq(id),
+    });
+  }
+  store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
+  const ofOther = () => {
+    const tables = ['webhook_subscriptions', 'webhook_secrets', 'deliveries', 'replays'];
+    const rows = tables.map((table) => store.query(`SELECT * FROM ${table} WHERE webhook_id = ?`, other.id));
+    return [store.query('SELECT * FROM webhooks WHERE id = ?', other.id), ...rows];
+  };
+  const before = ofOther();
+  t.ok(before.every(({ length }) => length > 0));
+  effects.advance(1);
+  await update(store, one.id, {
+    ...{
+      url: 'https://example.net/',
+      events: ['deployment.failed'],
+      description: 'moved',
+      status: 'disabled',
+    },
+  });
+  await update(store, one.id, { status: 'enabled' });
+  await rotate(store, one.id, 0);
+  await store.writer.write('webhooks.remove', { id: one.id });
+  t.strictSame(ofOther(), before);
+  const stranger = await store.key();
+  t.equal(store.reads.webhooks.wasRegisteredBy(caller(stranger), one.id), false);
+  t.equal(store.reads.webhooks.visibleTo(caller({ keyId }), one.id), undefined);
+});
+
 t.test('what is not there, or was deleted, is not found, and nothing changes', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
@@ -271,7 +343,7 @@ t.test('what is not there, or was deleted, is not found, and nothing changes', a
     await t.rejects(store.writer.write('webhooks.remove', { id }), { code: 'not_found' });
   }
   t.strictSame(store.dump(), before);
-  t.equal(store.reads.webhooks.wasRegisteredBy(caller(keyId), deleted.id), true);
+  t.equal(store.reads.webhooks.wasRegisteredBy(caller({ keyId }), deleted.id), true);
 });
 
 function update(store: TestStore, id: WebhookId, changes: Omit<WebhookUpdate, 'id' | 'disableReason'>) {
@@ -283,9 +355,5 @@ function rotate(store: TestStore, id: WebhookId, overlapMs: number) {
 }
 
 function idsOf(store: TestStore, keyId: KeyId): WebhookId[] {
-  return store.reads.webhooks.page(caller(keyId), Number.MAX_SAFE_INTEGER, 10).map(({ item }) => item.id);
-}
-
-function caller(keyId: KeyId): Caller {
-  return { keyId, name: 'ci', scopes: [], allProjects: true, lastUsedAtMs: null };
+  return store.reads.webhooks.page(caller({ keyId }), Number.MAX_SAFE_INTEGER, 10).map(({ item }) => item.id);
 }

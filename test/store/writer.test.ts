@@ -1,5 +1,5 @@
-import { readdirSync, statSync } from 'node:fs';
-import { dirname } from 'node:path';
+import { copyFileSync, readdirSync, renameSync, statSync, symlinkSync } from 'node:fs';
+import { dirname, join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
@@ -8,6 +8,7 @@ import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { openStoreWithThreads } from '../../src/store/store.ts';
+import { walBytesOf } from '../../src/store/wal.ts';
 import {
   createGroupCommit,
   createWriter,
@@ -17,6 +18,8 @@ import {
 } from '../../src/store/writer.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { useUpFiles } from '../helpers/limits.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { KEY, newDeployment, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
@@ -117,6 +120,44 @@ t.test('a full disk refuses with 503, loses nothing, and ends when there is room
   t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
 });
 
+for (const suffix of ['', '-wal', '-shm']) {
+  t.test(`nothing is written while davit.db${suffix} is not where it was`, async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const projectId = await store.project();
+    const before = store.dump();
+    effects.advance(10); // a look counts for so long
+    const file = `${store.path}${suffix}`;
+    renameSync(file, `${file}.elsewhere`);
+    const refusal = { code: 'unavailable', message: /was moved, removed or replaced/, retryAfterSeconds: 5 };
+    await t.rejects(store.writer.write('deployments.create', newDeployment(projectId)), refusal);
+
+    copyFileSync(`${file}.elsewhere`, file);
+    await t.rejects(store.writer.write('deployments.create', newDeployment(projectId)), refusal);
+    t.strictSame(store.dump(), before);
+
+    renameSync(`${file}.elsewhere`, file);
+    t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
+  });
+}
+
+t.test('the WAL of a file that a link leads to is looked for beside the file', async (t) => {
+  const directory = temporaryDirectory(t);
+  const [file, link] = [join(directory, 'file.db'), join(directory, 'link.db')];
+  symlinkSync(file, link);
+  const effects = fakeEffects();
+  const writer = createWriter(openForWriting(link, effects), effects);
+  t.teardown(writer.close);
+  await writer.write('projects.create', PROJECT);
+  t.equal(walBytesOf(link), statSync(`${file}-wal`).size);
+
+  effects.advance(10);
+  renameSync(`${file}-wal`, `${file}-wal.elsewhere`);
+  await t.rejects(writer.write('projects.create', { ...PROJECT, name: 'other' }), { code: 'unavailable' });
+  renameSync(`${file}-wal.elsewhere`, `${file}-wal`);
+  await t.resolves(writer.write('projects.create', { ...PROJECT, name: 'other' }));
+});
+
 t.test('the writer in its thread answers as it does in place, refusals and bugs too', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
@@ -168,6 +209,7 @@ t.test('the WAL is taken into the file also where nobody is told of what was wri
   await store.writer.write('answer', {
     operation: 'pings.keep',
     input: { response_body: 'x'.repeat(limitBytes) } as Attempt,
+    keyId: key.id,
     memory: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
     statusCode: 200,
     locationPrefix: null,
@@ -184,6 +226,35 @@ t.test('the WAL is taken into the file also where nobody is told of what was wri
   t.strictSame(told, []);
   await store.close();
 });
+
+t.test(
+  'the WAL is taken into the file also where no thread can be started for it',
+  ifHas('prlimit'),
+  async (t) => {
+    const path = `${temporaryDirectory(t)}/davit.db`;
+    const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+    const other = new Sqlite(path);
+    const walPagesLeft = () => {
+      const [wal] = other.pragma('wal_checkpoint(NOOP)') as { log: number; checkpointed: number }[];
+      return wal && wal.log - wal.checkpointed;
+    };
+    other.prepare('SELECT probes FROM instance').get(); // opens all files that it needs
+    const { key } = await store.writer.write('keys.create', KEY);
+    const release = useUpFiles();
+    await store.writer.write('answer', {
+      operation: 'pings.keep',
+      input: { response_body: 'x'.repeat(8 * 1024 * 1024) } as Attempt,
+      keyId: key.id,
+      memory: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
+      statusCode: 200,
+      locationPrefix: null,
+    });
+    await until(() => walPagesLeft() === 0);
+    release();
+    other.close();
+    await store.close();
+  },
+);
 
 t.test('what another connection wrote is seen at the next read', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;

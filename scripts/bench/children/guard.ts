@@ -1,4 +1,5 @@
 import { rmSync } from 'node:fs';
+import { setTimeout as delay } from 'node:timers/promises';
 
 /*
  * Outlives the benchmark for a moment, whatever ended that: what it had started and not yet stopped is ended, and its
@@ -34,7 +35,7 @@ process.on('disconnect', async () => {
   for (const [processId, signal] of processes) send(processId, signal);
   const untilMs = performance.now() + PATIENCE_MS;
   while (performance.now() < untilMs && [...processes.keys()].some((processId) => send(processId, 0))) {
-    await new Promise((resolve) => setTimeout(resolve, 50));
+    await delay(50);
   }
   for (const processId of processes.keys()) send(processId, 'SIGKILL');
   for (const directory of directories) {

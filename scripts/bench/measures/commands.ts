@@ -1,5 +1,6 @@
 import { existsSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { ProjectId } from '../../../src/domain.ts';
 import type { LoadRequest, LoadResult } from '../children/load.ts';
 import type { SpawnsRequest } from '../children/spawns.ts';
@@ -67,7 +68,7 @@ export const commands: Measure = {
     return [
       figureRow(DAVIT, '/s', perSecond(DAVIT)),
       rowBelow(`${DAVIT}, event loop delay, p99`, 'ms', samplesOf(results, DAVIT, 'loopP99Ms'), 10),
-      figureRow(`${DAVIT}, resident (RSS) without its helper`, 'MB', samplesOf(results, DAVIT, 'residentMb')),
+      figureRow(`${DAVIT}, resident (RSS)`, 'MB', samplesOf(results, DAVIT, 'residentMb')),
       against(POSIX, 0.5),
       against(LAMINAR, 5),
       against(WEBHOOK),
@@ -100,7 +101,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
       BENCH_PROBE_FILE: probeFile,
     },
   });
-  await pause(1_000); // until it is as large as that
+  await delay(1_000); // until it is as large as that
   const lastSeq = file.database.prepare<[], number>('SELECT coalesce(max(seq), 0) FROM deployments').pluck();
   const waiting = file.database
     .prepare('SELECT 1 FROM deployments WHERE finished_at IS NULL LIMIT 1')
@@ -117,7 +118,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
       for (const projectId of projectIds) await file.deploy(projectId, each);
       await probe();
       await file.pause(projectIds, false);
-      while (waiting.get() !== undefined) await pause(20);
+      while (waiting.get() !== undefined) await delay(20);
       const loop = await probe();
       await file.pause(projectIds, true);
       const { succeeded = 0, durationMs = 0 } = outcome.get(before) ?? {};
@@ -134,7 +135,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
   async function probe(): Promise<{ p99Ms: number; residentMb: number }> {
     rmSync(probeFile, { force: true });
     davit.child.kill('SIGUSR2');
-    while (!existsSync(probeFile)) await pause(5);
+    while (!existsSync(probeFile)) await delay(5);
     return JSON.parse(readFileSync(probeFile, 'utf8')) as { p99Ms: number; residentMb: number };
   }
 }
@@ -166,8 +167,4 @@ async function debiansWebhook(bench: Bench): Promise<Contender<Figure> | Missing
     name: WEBHOOK,
     run: async () => ({ perSecond: (await load.call<LoadResult>(request)).perSecond }),
   };
-}
-
-function pause(durationMs: number): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, durationMs));
 }

@@ -1,4 +1,5 @@
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type Sqlite from 'better-sqlite3';
 import type { SenderKind, SenderRequest } from '../children/sender.ts';
 import { fillOutbox, openFile, serveFor } from '../davit.ts';
@@ -105,7 +106,7 @@ async function davitTo(bench: Bench, name: string, receivers: Receivers): Promis
     async deliver(count) {
       // The service finds them within half a second; a round begins when the first arrives.
       fillOutbox(file.database, webhookIds, count / RECEIVERS);
-      while (somethingPending.get() !== undefined) await new Promise((resolve) => setTimeout(resolve, 10));
+      while (somethingPending.get() !== undefined) await delay(10);
       checkRecorded(file.database);
     },
   });

@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { Agent, type IncomingMessage, request } from 'node:http';
 import { createServer, type Socket } from 'node:net';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import { openFile, serveFor } from '../davit.ts';
 import { alternate, figureRow, type Measure, rowBelow, samplesOf } from '../measure.ts';
 import { percentile } from '../statistics.ts';
@@ -48,7 +49,7 @@ export const firstByte: Measure = {
         const sentAtMs = performance.now();
         const answeredAtMs = await ask('POST', `/v2/projects/${projectId}/deployments`, 201);
         const arrivedAtMs = await arrival;
-        await new Promise((resolve) => setTimeout(resolve, 5)); // until all is idle again
+        await delay(5); // until all is idle again
         const askedAtMs = performance.now();
         const roundTripMs = (await ask('GET', '/healthz', 200)) - askedAtMs;
         fromRequestMs.push(arrivedAtMs - sentAtMs);

@@ -1,4 +1,5 @@
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { LoadRequest, LoadResult } from '../children/load.ts';
 import { fileToCreateIn } from '../creations.ts';
 import { openFile, serveFor } from '../davit.ts';
@@ -30,8 +31,8 @@ export const memory: Measure = {
     const davit = await serveFor(bench, directory);
     bench.progress('idle');
     // By then it has given back what the start took.
-    await pause(SETTLED_AFTER_SECONDS * 1000);
-    const idle = await watch(davit.processId, pause(IDLE_SECONDS * 1000));
+    await delay(SETTLED_AFTER_SECONDS * 1000);
+    const idle = await watch(davit.processId, delay(IDLE_SECONDS * 1000));
 
     const seconds = bench.quick ? 10 * bench.seconds : MINUTES * 60;
     bench.progress(`${seconds} s of load`);
@@ -83,12 +84,8 @@ async function watch(processId: number, end: Promise<unknown>): Promise<Memory[]
     ended = true;
   });
   while (!ended) {
-    await Promise.race([over, pause(1_000)]);
+    await Promise.race([over, delay(1_000)]);
     samples.push(memoryOf(processId));
   }
   return samples;
-}
-
-function pause(durationMs: number): Promise<void> {
-  return new Promise((resolve) => setTimeout(resolve, durationMs));
 }

@@ -1,4 +1,5 @@
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { WebhookId } from '../../../src/domain.ts';
 import type { LoadResult } from '../children/load.ts';
 import { creating, fileToCreateIn } from '../creations.ts';
@@ -61,8 +62,7 @@ export const mixed: Measure = {
       fillOutbox(file.database, webhookIds, Math.ceil(seconds * PER_RECEIVER_AND_SECOND));
       file.enableWebhooks(webhookIds, true);
       await receivers.reset();
-      while ((await receivers.look()).count < webhookIds.length)
-        await new Promise((resolve) => setTimeout(resolve, 20));
+      while ((await receivers.look()).count < webhookIds.length) await delay(20);
       const before = await receivers.look();
       const result = await accept();
       const after = await receivers.look();
@@ -70,7 +70,7 @@ export const mixed: Measure = {
         throw new Error('all was delivered before the round had ended');
       }
       file.enableWebhooks(webhookIds, false);
-      await new Promise((resolve) => setTimeout(resolve, 1_000)); // until that has been noticed
+      await delay(1_000); // until that has been noticed
       const delivered = ((after.count - before.count) / (after.lastAtMs - before.lastAtMs)) * 1000;
       return { ...result, delivered };
     }

@@ -1,4 +1,5 @@
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import { openFile, serveFor } from '../davit.ts';
 import {
   alternate,
@@ -86,7 +87,7 @@ function triggering({ seconds }: Bench, name: string, run: () => Promise<string>
         const sentAtMs = performance.timeOrigin + performance.now();
         const startedAtMs = Number(await run()) * 1000;
         latenciesMs.push(startedAtMs - sentAtMs);
-        await new Promise((resolve) => setTimeout(resolve, 10)); // until all is idle again
+        await delay(10); // until all is idle again
       }
       return { p50Ms: percentile(latenciesMs, 50), p99Ms: percentile(latenciesMs, 99) };
     },

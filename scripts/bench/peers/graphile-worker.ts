@@ -1,3 +1,4 @@
+import { setTimeout as delay } from 'node:timers/promises';
 import type { Job, Queue } from '../children/sender.ts';
 import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
 
@@ -45,7 +46,7 @@ export async function createGraphileWorker(place: PostgresPlace): Promise<Queue>
         taskList: { deliver: async (payload: Job) => void (await deliver(payload)) },
       });
       try {
-        while (await someAreLeft()) await new Promise((resolve) => setTimeout(resolve, 20));
+        while (await someAreLeft()) await delay(20);
       } finally {
         await runner.stop();
       }

@@ -1,5 +1,6 @@
 import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { Bench, Contender, Missing } from '../measure.ts';
 import { findProgram, freePort, monotonicMs, outputOf, start } from '../processes.ts';
 
@@ -29,7 +30,7 @@ export async function laminar(
     env: { ...environment, LAMINAR_BIND_RPC: place, LAMINAR_BIND_HTTP: `127.0.0.1:${await freePort()}` },
   });
   defer(() => running.stop());
-  await new Promise((resolve) => setTimeout(resolve, 1_000));
+  await delay(1_000);
   const runs = Math.ceil(seconds * RUNS_PER_SECOND);
   return {
     name,

@@ -2,6 +2,7 @@ import { execFileSync } from 'node:child_process';
 import { chownSync, mkdirSync, mkdtempSync, readdirSync } from 'node:fs';
 import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { Bench } from '../measure.ts';
 import { findProgram, guardDirectory, isInstalled, outputOf, start } from '../processes.ts';
 import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
@@ -93,7 +94,7 @@ async function untilItAnswers(place: PostgresPlace): Promise<void> {
       return;
     } catch (error) {
       if (attempt === 100) throw error;
-      await new Promise((resolve) => setTimeout(resolve, 100));
+      await delay(100);
     }
   }
 }

@@ -1,6 +1,7 @@
 import { writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
 import { join } from 'node:path';
+import { setTimeout as delay } from 'node:timers/promises';
 import type { Bench } from '../measure.ts';
 import { findProgram, freePort, start } from '../processes.ts';
 
@@ -41,6 +42,6 @@ async function untilItListens(port: number): Promise<void> {
     });
     if (listens) return;
     if (attempt === 100) throw new Error('webhook does not listen');
-    await new Promise((resolve) => setTimeout(resolve, 50));
+    await delay(50);
   }
 }

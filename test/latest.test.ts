@@ -1,5 +1,5 @@
 import t from 'tap';
-import { putLatest } from '../../src/deliver/latest.ts';
+import { putLatest } from '../src/latest.ts';
 
 t.test('the latest are kept, and what is put in again is the latest', async (t) => {
   const map = new Map<string, number>();

@@ -1,0 +1,53 @@
+import type { ServerResponse } from 'node:http';
+import type { Plugin, Request } from '@hapi/hapi';
+import type { Logger } from '../logger.ts';
+
+/** More than the 4,096 connections that there may be have of pages of 50. */
+export const UNTAKEN_MAX_BYTES = 256 * 1024 * 1024;
+
+/** Smaller ones take hardly more than their request does. */
+const LARGE_BYTES = 16 * 1024;
+
+/**
+ * A large answer is held until its client has taken it: the 600 pages that one key may ask for at once were 500 MB for
+ * two minutes, for a client that reads nothing. Of answers that are more than `maxBytes` together, the one that waits
+ * for longest is cut off with its connection: so nobody keeps others from theirs. Logs are read as they are taken.
+ */
+export function untakenAnswers(maxBytes: number, logger: Logger): Plugin<void> {
+  /** The oldest first, with the length of each. */
+  const untaken = new Map<ServerResponse, number>();
+  let bytes = 0;
+
+  return {
+    name: 'untakenAnswers',
+    register(server) {
+      server.ext('onPreResponse', (request, h) => {
+        const length = lengthOf(request);
+        if (length >= LARGE_BYTES) hold(request.raw.res, length);
+        return h.continue;
+      });
+    },
+  };
+
+  function hold(response: ServerResponse, length: number): void {
+    untaken.set(response, length);
+    bytes += length;
+    response.once('close', () => letGo(response));
+    for (const oldest of untaken.keys()) {
+      if (bytes <= maxBytes || oldest === response) return;
+      letGo(oldest);
+      logger.warn('an answer that its client did not take is cut off: too much of others waits');
+      oldest.req.socket.destroy();
+    }
+  }
+
+  function letGo(response: ServerResponse): void {
+    bytes -= untaken.get(response) ?? 0;
+    untaken.delete(response);
+  }
+}
+
+function lengthOf({ response }: Request): number {
+  if ('isBoom' in response || typeof response.source !== 'string') return 0;
+  return response.source.length;
+}

@@ -1,0 +1,49 @@
+import { readFileSync } from 'node:fs';
+
+/** How many files this process may have open; Infinity: any number, or it cannot be read. */
+export function openFilesMax(): number {
+  return limitOf('open files');
+}
+
+const POOL_THREADS_MAX = 64;
+const POOL_THREADS_MIN = 4;
+/** Of the processes and threads that may be, libuv's pool takes so many at most: the rest is for commands. */
+const POOL_SHARE = 1 / 4;
+
+/**
+ * How many threads libuv's pool shall have. It ends davit, without a word and at its first use, where it cannot start
+ * them all.
+ */
+export function poolThreads(): number {
+  const allowed = Math.min(limitOf('processes'), ...processesOfCgroups());
+  return Math.max(POOL_THREADS_MIN, Math.min(POOL_THREADS_MAX, Math.floor(allowed * POOL_SHARE)));
+}
+
+/** Of version 2 and of version 1, cgroups(7). */
+const CGROUP_FOLDERS = ['/sys/fs/cgroup', '/sys/fs/cgroup/pids'];
+
+/** What `pids.max` says where this process is, and at the top: there a container may see its own. */
+function processesOfCgroups(): number[] {
+  const own = [...textOf('/proc/self/cgroup').matchAll(/^\d+:(?:pids)?:(\/.*)$/gm)].map(([, path]) => path);
+  return CGROUP_FOLDERS.flatMap((folder) =>
+    ['', ...own].map((path) => numberOf(textOf(`${folder}${path}/pids.max`).trim())),
+  );
+}
+
+/** A soft limit, proc_pid_limits(5). */
+function limitOf(name: string): number {
+  return numberOf(new RegExp(`^Max ${name} +(\\d+)`, 'm').exec(textOf('/proc/self/limits'))?.[1] ?? '');
+}
+
+/** Infinity for `max`, and where nothing could be read. */
+function numberOf(text: string): number {
+  return /^\d+$/.test(text) ? Number(text) : Number.POSITIVE_INFINITY;
+}
+
+function textOf(path: string): string {
+  try {
+    return readFileSync(path, 'latin1');
+  } catch {
+    return '';
+  }
+}

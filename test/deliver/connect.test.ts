@@ -1,0 +1,157 @@
+import { readFileSync } from 'node:fs';
+import type { AddressInfo } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { createServer, getCACertificates, setDefaultCACertificates } from 'node:tls';
+import t from 'tap';
+import { type Cidr, parseCidr } from '../../src/address.ts';
+import { type Connector, type ConnectorOptions, createConnector } from '../../src/deliver/connect.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { CA_PEM, hangUp, startReceiver, status } from '../helpers/receiver.ts';
+
+const OTHER_PEM = tlsFixture('self-signed.pem');
+const REQUEST = 'GET / HTTP/1.1\r\nHost: receiver\r\n\r\n';
+const UNKNOWN_AUTHORITY = /^tls: certificate is from an unknown authority/;
+
+t.test(
+  'an authority that is trusted no longer vouches for nobody, nor does a session of before',
+  async (t) => {
+    const receiver = await startReceiver(t, { tls: 'localhost' });
+    const url = new URL(receiver.url);
+    const connector = newConnector({ caPem: CA_PEM });
+    t.match(await exchange(connector, url), /^HTTP\/1\.1 200 /);
+    connector.trust(OTHER_PEM);
+    await t.rejects(exchange(connector, url), { message: UNKNOWN_AUTHORITY });
+
+    connector.trust(CA_PEM);
+    // The session of TLS 1.3 comes behind the handshake.
+    const answer = await exchange(connector, url, () => connector.trust(OTHER_PEM));
+    t.match(answer, /^HTTP\/1\.1 200 /);
+    await t.rejects(exchange(connector, url), { message: UNKNOWN_AUTHORITY });
+    t.equal(receiver.requests.length, 2);
+  },
+);
+
+t.test("certificates of one's own are trusted besides the usual ones", async (t) => {
+  const receiver = await startReceiver(t, { tls: 'localhost' });
+  const usual = getCACertificates('default');
+  t.teardown(() => setDefaultCACertificates(usual));
+  setDefaultCACertificates([CA_PEM]);
+  const connector = newConnector({ caPem: OTHER_PEM });
+  t.match(await exchange(connector, new URL(receiver.url)), /^HTTP\/1\.1 200 /);
+});
+
+t.test('a receiver is told its name, but no address and no final dot, and that it is HTTP/1.1', async (t) => {
+  const told: unknown[] = [];
+  const server = createServer(
+    {
+      cert: tlsFixture('localhost.pem'),
+      key: tlsFixture('localhost.key'),
+      ALPNProtocols: ['h2', 'http/1.1'],
+    },
+    (socket) => {
+      told.push([socket.servername, socket.alpnProtocol]);
+      socket.end('HTTP/1.1 200 OK\r\n\r\n');
+    },
+  );
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.teardown(() => server.close());
+  const { port } = server.address() as AddressInfo;
+  const connector = newConnector({
+    caPem: CA_PEM,
+    resolve: async () => [{ address: '127.0.0.1', family: 4 }],
+  });
+  for (const host of ['receiver.example', 'receiver.example.', '127.0.0.1'])
+    await exchange(connector, new URL(`https://${host}:${port}/`));
+  t.strictSame(told, [
+    ['receiver.example', 'http/1.1'],
+    ['receiver.example', 'http/1.1'],
+    [false, 'http/1.1'],
+  ]);
+});
+
+t.test('a URL without a port leads to the one of its scheme', async (t) => {
+  // A public address that a test machine has not: nothing is sent to it, as it is refused.
+  const machineAddresses = () => ['93.184.216.34'];
+  for (const [url, port] of [
+    ['http://93.184.216.34/', 80],
+    ['https://93.184.216.34/', 443],
+  ] as const) {
+    const connector = newConnector({ refusedAddresses: [{ host: '0.0.0.0', port }], machineAddresses });
+    await t.rejects(exchange(connector, new URL(url)), { message: 'address_refused' }, url);
+  }
+});
+
+t.test('the end of a connection is heard once, and not at all of one that was given up', async (t) => {
+  const closing = await startReceiver(t, { answers: [hangUp()] });
+  const answering = await startReceiver(t, { answers: [status(200)] });
+  const gone = await startReceiver(t);
+  await gone.close();
+  const connector = newConnector({});
+  const ends: string[] = [];
+  const open = (url: string) => {
+    const socket = connector.connect(
+      new URL(url),
+      {
+        connected: () => (url === answering.url ? socket.destroy() : socket.write(REQUEST)),
+        received() {},
+        closed: (error) => ends.push(error?.message ?? 'in order'),
+      },
+      'unproven',
+    );
+    return socket;
+  };
+  open('http://10.0.0.1/').destroy();
+  open(answering.url);
+  open(closing.url);
+  open(gone.url);
+  await Promise.all([closing.next().then(() => closing.deserted()), connected(answering)]);
+  await answering.deserted();
+  for (let turn = 0; turn < 10; turn++) await nextTurn();
+  t.strictSame(ends.map((end) => end.replace(/ 127.*/, '')).sort(), ['connect ECONNREFUSED', 'in order']);
+
+  async function connected({ connections }: typeof answering): Promise<void> {
+    while (connections() === 0) await nextTurn();
+  }
+});
+
+function newConnector(options: Partial<ConnectorOptions>): Connector {
+  return createConnector(
+    { timeoutMs: 10_000, allowedCidrs: [cidr('127.0.0.0/8')], ...options },
+    fakeEffects(),
+  );
+}
+
+/** The first that comes back; rejects if nothing does. `onConnected` is called before anything is sent. */
+function exchange(
+  { connect }: Connector,
+  url: URL,
+  onConnected: () => void = () => undefined,
+): Promise<string> {
+  return new Promise((resolve, reject) => {
+    const socket = connect(
+      url,
+      {
+        connected() {
+          onConnected();
+          socket.write(REQUEST);
+        },
+        received(bytes) {
+          resolve(bytes.toString());
+          socket.destroy();
+        },
+        closed: (error) => reject(error ?? new Error('closed in order')),
+      },
+      'unproven',
+    );
+  });
+}
+
+function tlsFixture(name: string): string {
+  return readFileSync(`${import.meta.dirname}/../fixtures/tls/${name}`, 'utf8');
+}
+
+function cidr(text: string): Cidr {
+  const parsed = parseCidr(text);
+  if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
+  return parsed.cidr;
+}

@@ -1,0 +1,221 @@
+import { closeSync, constants, openSync, writeSync } from 'node:fs';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import t, { type Test } from 'tap';
+import { createPipeReader, type PipeReader } from '../../src/deploy/pipes.ts';
+import { loadPosix } from '../../src/deploy/posix.ts';
+import { codeOf } from '../../src/errors.ts';
+import { openPipes, until } from '../helpers/commands.ts';
+import { type FakeEffects, fakeEffects, stayAlive } from '../helpers/effects.ts';
+
+const posix = await loadPosix();
+
+t.test('what a command that has ended printed is handed on at once', async (t) => {
+  const { reader } = setUp(t);
+  const pipe = testPipe(t);
+  const { pieces, onBytes } = collecting();
+  pipe.write('all of it');
+  pipe.end();
+  const reading = reader.read(pipe.descriptor, onBytes);
+  reading.hurry();
+  await reading.ended;
+  t.equal(textOf(pieces), 'all of it');
+  t.throws(() => closeSync(pipe.descriptor), { code: 'EBADF' });
+});
+
+t.test('what is in the pipe is handed on, whoever still holds it open', async (t) => {
+  const { reader, effects } = setUp(t);
+  for (const isWatched of [false, true]) {
+    const pipe = testPipe(t);
+    const { pieces, onBytes } = collecting();
+    const reading = reader.read(pipe.descriptor, onBytes);
+    pipe.write('first, ');
+    if (isWatched) {
+      effects.advance(10);
+      await until(() => pieces.length === 1);
+    }
+    pipe.write('second');
+    reading.finish();
+    await reading.ended;
+    t.equal(textOf(pieces), 'first, second', isWatched ? 'watched' : 'at once');
+  }
+});
+
+t.test('who prints on and on does not keep a reading from its end', async (t) => {
+  const { reader } = setUp(t);
+  const pipe = testPipe(t);
+  pipe.write('x'.repeat(32 * 1024));
+  let size = 0;
+  const reading = reader.read(pipe.descriptor, async (bytes) => {
+    size += bytes.length;
+    pipe.write('x'.repeat(bytes.length));
+  });
+  reading.finish();
+  await reading.ended;
+  t.ok(size >= 1024 * 1024, 'what a pipe can hold is read');
+});
+
+t.test('pipes that are read at the same time are not mixed up', async (t) => {
+  const { reader } = setUp(t);
+  const texts = ['one '.repeat(1000), 'two '.repeat(1000), 'three '.repeat(1000)];
+  const read = texts.map(async (text) => {
+    const pipe = testPipe(t);
+    pipe.write(text);
+    pipe.end();
+    const pieces: string[] = [];
+    const reading = reader.read(pipe.descriptor, async (bytes) => {
+      await nextTurn();
+      pieces.push(Buffer.from(bytes).toString());
+    });
+    reading.hurry();
+    await reading.ended;
+    return pieces.join('');
+  });
+  t.strictSame(await Promise.all(read), texts);
+});
+
+t.test('a pipe that is held open is read on, slowly: its writer is neither ended nor stopped', async (t) => {
+  const { reader, effects } = setUp(t);
+  for (const isWatched of [false, true]) {
+    const pipe = testPipe(t);
+    await leftOpen(reader, pipe, isWatched ? effects : undefined);
+    let written = 0;
+    // A pipe holds 64 KiB, and as much is read at a time.
+    for (let turn = 0; turn < 50; turn++) {
+      written += pipe.fill();
+      await nextTurn();
+    }
+    t.ok(written <= 256 * 1024, `${written} bytes were taken while the clock stood still`);
+    for (const goalBytes = written + 1024 * 1024; written < goalBytes; written += pipe.fill()) {
+      effects.advance(50);
+      await nextTurn();
+    }
+  }
+});
+
+t.test('of a hundred pipes that are held open each is read on; of more the oldest is closed', async (t) => {
+  const { reader } = setUp(t);
+  const before = openPipes();
+  const pipes: TestPipe[] = [];
+  const leaveOneOpen = async () => {
+    const pipe = testPipe(t);
+    await leftOpen(reader, pipe);
+    pipes.push(pipe);
+  };
+  for (let count = 0; count < 100; count++) await leaveOneOpen();
+  for (const pipe of pipes.slice(50)) pipe.end();
+  await until(() => openPipes() === before + 100);
+  for (let count = 0; count < 50; count++) await leaveOneOpen();
+  const living = [...pipes.slice(0, 50), ...pipes.slice(100)];
+  t.notOk(living.some(({ isBroken }) => isBroken()));
+  await leaveOneOpen();
+  await until(() => living[0]?.isBroken() === true);
+  t.notOk(living.slice(1).some(({ isBroken }) => isBroken()));
+});
+
+t.test('who cannot take what was printed is told so, and its writer goes on', async (t) => {
+  const { reader, effects } = setUp(t);
+  for (const isWatched of [false, true]) {
+    const pipe = testPipe(t);
+    pipe.write('x');
+    const reading = reader.read(pipe.descriptor, () => Promise.reject(new Error('no')));
+    if (isWatched) effects.advance(10);
+    else reading.hurry();
+    await t.rejects(reading.ended, { message: 'no' });
+    for (let written = 0; written < 1024 * 1024; written += pipe.fill()) {
+      effects.advance(50);
+      await nextTurn();
+    }
+  }
+});
+
+t.test('whatever is still open is closed with the reader, and its readings end', async (t) => {
+  const { reader, effects } = setUp(t);
+  const [watched, left] = [testPipe(t), testPipe(t)];
+  await leftOpen(reader, left);
+  const reading = reader.read(watched.descriptor, async () => undefined);
+  effects.advance(10);
+  await nextTurn();
+  reader.close();
+  await reading.ended;
+  await until(() => watched.isBroken() && left.isBroken());
+});
+
+function setUp(t: Test): { reader: PipeReader; effects: FakeEffects } {
+  stayAlive(t);
+  const effects = fakeEffects();
+  const reader = createPipeReader(effects);
+  t.teardown(() => reader.close());
+  return { reader, effects };
+}
+
+interface TestPipe {
+  /** What is read. */
+  descriptor: number;
+  write(text: string): void;
+  /** Writes until the pipe is full; how many bytes that took. */
+  fill(): number;
+  /** Whether nobody reads it any more. */
+  isBroken(): boolean;
+  /** The last writer closes it. */
+  end(): void;
+}
+
+function testPipe(t: Test): TestPipe {
+  const { reader: descriptor, writer: blocking } = posix.pipe();
+  const writer = openSync(`/proc/self/fd/${blocking}`, constants.O_WRONLY | constants.O_NONBLOCK);
+  closeSync(blocking);
+  let isOpen = true;
+  t.teardown(end);
+  return { descriptor, write, fill, isBroken, end };
+
+  function write(text: string): void {
+    writeSync(writer, text);
+  }
+  function fill(): number {
+    for (let written = 0; ; ) {
+      try {
+        written += writeSync(writer, BYTES);
+      } catch (error) {
+        if (codeOf(error) === 'EAGAIN') return written;
+        throw error;
+      }
+    }
+  }
+  function isBroken(): boolean {
+    try {
+      writeSync(writer, 'x');
+      return false;
+    } catch (error) {
+      return codeOf(error) === 'EPIPE';
+    }
+  }
+  function end(): void {
+    if (isOpen) closeSync(writer);
+    isOpen = false;
+  }
+}
+
+const BYTES = Buffer.alloc(4096, 'x');
+
+/** Has the pipe read to its end, while its writer holds it open; watched before that, if there is a clock to move. */
+async function leftOpen(reader: PipeReader, { descriptor }: TestPipe, effects?: FakeEffects): Promise<void> {
+  const reading = reader.read(descriptor, async () => undefined);
+  effects?.advance(10);
+  await nextTurn();
+  reading.finish();
+  await reading.ended;
+}
+
+function collecting() {
+  const pieces: Uint8Array[] = [];
+  return {
+    pieces,
+    async onBytes(bytes: Uint8Array) {
+      pieces.push(bytes);
+    },
+  };
+}
+
+function textOf(pieces: Uint8Array[]): string {
+  return Buffer.concat(pieces).toString();
+}

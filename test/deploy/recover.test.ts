@@ -1,0 +1,194 @@
+import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readdirSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { pino } from 'pino';
+import t, { type Test } from 'tap';
+import { holdersOf, isAlive, processIdentity } from '../../src/deploy/processes.ts';
+import { recover } from '../../src/deploy/recover.ts';
+import { createWorkspaces } from '../../src/deploy/workspace.ts';
+import type { DeploymentId, ProjectId } from '../../src/domain.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
+import { AppError } from '../../src/errors.ts';
+import type { ProcessIdentity } from '../../src/store/deployments.ts';
+import type { Writer } from '../../src/store/writer.ts';
+import { fixture, PATH, until } from '../helpers/commands.ts';
+import { stayAlive } from '../helpers/effects.ts';
+import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
+
+t.test('what a crash left running is ended and recorded, and what waited goes on', async (t) => {
+  const { store, id, projectId } = await crashed(t);
+  const second = await store.writer.write('deployments.create', newDeployment(projectId));
+  const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], { DEPLOY_ID: id }));
+  await store.writer.write('deployments.setProcess', { id, ...identity });
+
+  const parent = temporaryDirectory(t);
+  createWorkspaces(parent, lockFile(parent)).make(null);
+  await recoverIn(parent, store);
+  t.strictSame(readdirSync(parent), ['lock'], 'nor are its files left');
+  t.notOk(isAlive(identity));
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+  t.match(store.query("SELECT count(*) AS ends FROM events WHERE type = 'deployment.failed'"), [{ ends: 1 }]);
+  t.match(await store.writer.write('deployments.claim', undefined), { id: second.id });
+});
+
+t.test('a deployment whose process was never recorded is found by its marker', async (t) => {
+  const { store, id } = await crashed(t);
+  const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], { DEPLOY_ID: id }));
+  await recoverIn(temporaryDirectory(t), store);
+  t.notOk(isAlive(identity));
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
+t.test('one that has taken another environment is found by what was recorded', async (t) => {
+  const { store, id } = await crashed(t);
+  const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], {}));
+  await store.writer.write('deployments.setProcess', { id, ...identity });
+  await recoverIn(temporaryDirectory(t), store);
+  t.notOk(isAlive(identity));
+});
+
+t.test('what a crash left running has its time to tidy up', async (t) => {
+  const { store, id } = await crashed(t);
+  const left = leftOver(t, [fixture('tidies-up')], { DEPLOY_ID: id, PATH });
+  const printed: string[] = [];
+  left.stdout.setEncoding('utf8').on('data', (text: string) => printed.push(text));
+  await once(left.stdout, 'data');
+  const closed = once(left, 'close');
+  await recoverIn(temporaryDirectory(t), store);
+  await closed;
+  t.equal(printed.join(''), 'ready\ntidied up\n');
+});
+
+t.test('what was being canceled is canceled', async (t) => {
+  const { store, id } = await crashed(t);
+  await store.writer.write('deployments.cancel', { id });
+  await recoverIn(temporaryDirectory(t), store);
+  t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
+});
+
+t.test('what a killed service was just starting is waited for, and then found', async (t) => {
+  const { store, id } = await crashed(t);
+  const directory = temporaryDirectory(t);
+  const lock = lockFile(directory);
+  // As before execve(2): the service's files, and not yet the command's environment.
+  const script = 'exec 3<"$1"; read go; DEPLOY_ID="$2" exec sleep 600 3<&-';
+  const starting = leftOver(t, ['/bin/sh', '-c', script, 'sh', lock, id], {});
+  const identity = identityOf(starting);
+  await until(() => holdersOf(lock).length > 0);
+
+  let waits = 0;
+  const effects: Effects = {
+    ...realEffects,
+    after(delayMs, action) {
+      waits += 1;
+      if (waits === 20) starting.stdin.write('go\n');
+      return realEffects.after(delayMs, action);
+    },
+  };
+  await recoverIn(directory, store, { effects });
+  t.notOk(isAlive(identity));
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
+t.test('who has the file of services open for ever holds up no recovery', async (t) => {
+  const { store, id } = await crashed(t);
+  const directory = temporaryDirectory(t);
+  const lock = lockFile(directory);
+  const identity = identityOf(leftOver(t, ['/bin/sh', '-c', 'exec 3<"$1"; read never', 'sh', lock], {}));
+  await until(() => holdersOf(lock).length > 0);
+
+  let waits = 0;
+  const effects: Effects = {
+    ...realEffects,
+    monotonicMs: () => waits * 1_000,
+    after(_delayMs, action) {
+      waits += 1;
+      return realEffects.after(0, action);
+    },
+  };
+  await recoverIn(directory, store, { effects });
+  t.equal(waits, 10);
+  t.ok(isAlive(identity), 'nor is it ended');
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
+t.test('an end that a full disk keeps from being recorded is recorded when there is room', async (t) => {
+  const { store, id } = await crashed(t);
+  let refusals = 0;
+  const write: Writer['write'] = (name, input) => {
+    if (refusals === 2) return store.writer.write(name, input);
+    refusals += 1;
+    return Promise.reject(new AppError('unavailable', 'the disk is full'));
+  };
+  const effects = {
+    ...realEffects,
+    after: (_delayMs: number, action: () => void) => realEffects.after(0, action),
+  };
+  await recoverIn(temporaryDirectory(t), { ...store, writer: { ...store.writer, write } }, { effects });
+  t.equal(refusals, 2);
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
+t.test('files that cannot be removed are told, and keep nothing from going on', async (t) => {
+  const { store, id } = await crashed(t);
+  const lines: Record<string, unknown>[] = [];
+  const directory = temporaryDirectory(t);
+  await recoverIn(directory, store, {
+    workspaces: {
+      ...createWorkspaces(directory, lockFile(directory)),
+      removeLeft: () => Promise.reject(new Error('no')),
+    },
+    logger: pino({ level: 'warn' }, { write: (line) => void lines.push(JSON.parse(line)) }),
+  });
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+  t.match(lines.at(-1), { err: { message: 'no' }, msg: 'directories of earlier runs are left behind' });
+});
+
+function lockFile(directory: string): string {
+  const path = join(directory, 'lock');
+  writeFileSync(path, '', { flag: 'a' });
+  return path;
+}
+
+/** As it is after a kill: the row says running, and nobody waits for what may live. */
+async function crashed(t: Test): Promise<{ store: TestStore; id: DeploymentId; projectId: ProjectId }> {
+  stayAlive(t);
+  const store = testStore(t, realEffects);
+  const projectId = await store.project();
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  await store.writer.write('deployments.claim', undefined);
+  return { store, id, projectId };
+}
+
+function recoverIn(
+  temporaryDirectory: string,
+  store: TestStore,
+  changes: Partial<Parameters<typeof recover>[1]> = {},
+): Promise<void> {
+  return recover(store, {
+    killGraceMs: 5_000,
+    workspaces: createWorkspaces(temporaryDirectory, lockFile(temporaryDirectory)),
+    lockPath: lockFile(temporaryDirectory),
+    effects: realEffects,
+    logger: pino({ level: 'silent' }),
+    ...changes,
+  });
+}
+
+/** A command that outlived its service. */
+function leftOver(
+  t: Test,
+  [program, ...words]: readonly [string, ...string[]],
+  env: Record<string, string>,
+): ChildProcessWithoutNullStreams {
+  const left = spawn(program, words, { detached: true, env });
+  t.teardown(() => left.kill('SIGKILL'));
+  return left;
+}
+
+function identityOf({ pid = 0 }: ChildProcessWithoutNullStreams): ProcessIdentity {
+  const identity = processIdentity(pid);
+  if (identity === undefined) throw new Error('the process is not there');
+  return identity;
+}

@@ -1,0 +1,56 @@
+import { once } from 'node:events';
+import type { Plugin } from '@hapi/hapi';
+import t from 'tap';
+import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
+
+/** More than what the system takes for a client that reads nothing. */
+const LARGE_BYTES = 32 * 1024 * 1024;
+
+const large: Plugin<void> = {
+  name: 'large',
+  register(server) {
+    server.route({
+      method: 'GET',
+      path: '/large',
+      options: { auth: false },
+      handler: () => 'x'.repeat(LARGE_BYTES),
+    });
+  },
+};
+
+const GET_LARGE = 'GET /large HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n';
+
+t.test('of answers that nobody takes the oldest is cut off, and the others arrive whole', async (t) => {
+  const { port, log } = await startHttp(t, {
+    resources: () => [large],
+    untakenMaxBytes: 2.5 * LARGE_BYTES,
+  });
+  const [oldest, second, third] = [await asked(port), await asked(port), await asked(port)];
+  t.match(log, [{ level: 40, msg: /cut off/ }], 'all three together were too much');
+  const [received, ...others] = await Promise.all([oldest, second, third].map(taken));
+  t.ok((received ?? '').length < LARGE_BYTES);
+  for (const whole of others) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
+});
+
+t.test('what is taken counts no longer', async (t) => {
+  const { port, log } = await startHttp(t, { resources: () => [large], untakenMaxBytes: LARGE_BYTES });
+  for (let times = 0; times < 3; times++) {
+    t.ok((await taken(await asked(port))).endsWith('x'.repeat(LARGE_BYTES)));
+  }
+  t.notMatch(JSON.stringify(log), /cut off/);
+});
+
+/** A client that has the beginning of its answer, and reads no more of it. */
+async function asked(port: number): Promise<RawConnection> {
+  const connection = await connectRaw(port);
+  connection.send(GET_LARGE);
+  await once(connection.socket, 'data');
+  connection.socket.pause();
+  return connection;
+}
+
+/** All that its client gets in the end. */
+function taken({ socket, closed }: RawConnection): Promise<string> {
+  socket.resume();
+  return closed;
+}

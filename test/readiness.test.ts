@@ -1,0 +1,66 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import t from 'tap';
+import { createReadiness } from '../src/readiness.ts';
+import { fakeEffects } from './helpers/effects.ts';
+
+const HANGS_MS = 10_001;
+
+t.test('a service that does its work is ready, until it stops', async (t) => {
+  const { readiness } = service();
+  readiness.watch({ quietMs: () => 0 });
+  t.equal(await readiness.check(), null);
+  readiness.stopping();
+  t.equal(await readiness.check(), 'the service is stopping');
+});
+
+t.test('whatever keeps it from its work is said', async (t) => {
+  const refused = () => Promise.reject(new Error('no room'));
+  t.equal(await service({ probe: refused }).readiness.check(), 'the database takes no writes');
+  t.equal(await service({ problem: () => 'not yet' }).readiness.check(), 'not yet');
+  const { readiness } = service();
+  readiness.watch({ quietMs: () => HANGS_MS });
+  t.equal(await readiness.check(), 'the executor hangs');
+  const dispatcherQuietMs = async () => HANGS_MS;
+  t.equal(await service({ dispatcherQuietMs }).readiness.check(), 'the dispatcher hangs');
+});
+
+t.test('who does not answer is not waited for longer than it may be quiet', async (t) => {
+  const never = () => new Promise<never>(() => undefined);
+  for (const [parts, problem] of [
+    [{ probe: never }, 'the database takes no writes'],
+    [{ dispatcherQuietMs: never }, 'the dispatcher hangs'],
+  ] as const) {
+    const { readiness, effects } = service(parts);
+    const checked = readiness.check();
+    await nextTurn();
+    effects.advance(HANGS_MS);
+    t.equal(await checked, problem);
+  }
+});
+
+t.test('another file in place of the one that is open is no database of ours', async (t) => {
+  const { readiness } = service({ isInPlace: () => false });
+  t.equal(await readiness.check(), 'the database was moved, removed or replaced');
+});
+
+t.test('one look serves all who ask within a second', async (t) => {
+  let looks = 0;
+  const probe = async () => {
+    looks += 1;
+  };
+  const { readiness, effects } = service({ probe });
+  await Promise.all([readiness.check(), readiness.check()]);
+  effects.advance(1_000);
+  await readiness.check();
+  t.equal(looks, 1);
+  effects.advance(1);
+  await readiness.check();
+  t.equal(looks, 2);
+});
+
+/** Of a service in which all is well, but for `parts`. */
+function service(parts: Partial<Parameters<typeof createReadiness>[0]> = {}) {
+  const effects = fakeEffects();
+  const well = { probe: async () => undefined, problem: () => null, dispatcherQuietMs: async () => 0 };
+  return { effects, readiness: createReadiness({ isInPlace: () => true, effects, ...well, ...parts }) };
+}

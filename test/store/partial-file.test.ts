@@ -1,0 +1,122 @@
+import {
+  chownSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  statSync,
+  symlinkSync,
+  utimesSync,
+  writeFileSync,
+} from 'node:fs';
+import { basename, join } from 'node:path';
+import t from 'tap';
+import { giveToOwner, type Maker, startPartial } from '../../src/store/partial-file.ts';
+import { diskCallsOf } from '../helpers/disk-calls.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+const BOOT_ID = '11111111-1111-1111-1111-111111111111';
+const DAY_MS = 24 * 60 * 60_000;
+const MAKER: Maker = {
+  self: { processId: 4711, processStartedAt: 815, bootId: BOOT_ID },
+  isAlive: () => false,
+  nowMs: 100 * DAY_MS,
+};
+
+t.test('it gets its name when its bytes are on the disk, and the name is on the disk then', async (t) => {
+  const directory = temporaryDirectory(t);
+  const partial = startPartial(directory, MAKER);
+  t.equal(statSync(partial.path).mode & 0o777, 0o600);
+  writeFileSync(partial.path, 'all of it');
+  const name = basename(partial.path);
+  t.strictSame(
+    diskCallsOf(() => partial.publishAs(join(directory, 'copy.db'))),
+    [`sync ${name}`, `link ${name} copy.db`, `remove ${name}`, `sync ${basename(directory)}`],
+  );
+  t.strictSame(readdirSync(directory), ['copy.db']);
+  t.equal(readFileSync(join(directory, 'copy.db'), 'utf8'), 'all of it');
+});
+
+t.test('a name that is taken is not taken from it, also where the file system knows no links', async (t) => {
+  const directory = temporaryDirectory(t);
+  const [taken, free] = [join(directory, 'taken'), join(directory, 'free')];
+  writeFileSync(taken, 'notes');
+  for (const failing of [{}, { linkSync: 'EPERM' }]) {
+    const partial = startPartial(directory, MAKER);
+    t.throws(() => diskCallsOf(() => partial.publishAs(taken), failing), {
+      code: 'conflict',
+      message: /taken is there already/,
+    });
+    partial.discard();
+    t.strictSame(readdirSync(directory), ['taken']);
+  }
+  t.equal(readFileSync(taken, 'utf8'), 'notes');
+
+  const partial = startPartial(directory, MAKER);
+  t.throws(() => diskCallsOf(() => partial.publishAs(free), { linkSync: 'ENOSPC' }), { code: 'ENOSPC' });
+  t.notOk(existsSync(free));
+  const calls = diskCallsOf(() => partial.publishAs(free), { linkSync: 'EPERM' });
+  t.match(calls.slice(-2), [/^rename \S+ free$/, /^sync /]);
+  t.strictSame(readdirSync(directory), ['free', 'taken']);
+});
+
+t.test('whatever has its first name already is left alone', async (t) => {
+  const directory = temporaryDirectory(t);
+  const theirs = join(directory, 'theirs');
+  writeFileSync(theirs, 'notes');
+  const { path, discard } = startPartial(directory, MAKER);
+  discard();
+  symlinkSync(theirs, path);
+  t.throws(() => startPartial(directory, { ...MAKER, isAlive: () => true }), {
+    code: 'conflict',
+    message: /^cannot write in .* \(EEXIST\)/,
+  });
+  t.equal(readFileSync(theirs, 'utf8'), 'notes');
+});
+
+t.test('what SQLite puts beside it goes with it', async (t) => {
+  const directory = temporaryDirectory(t);
+  const { path, discard } = startPartial(directory, MAKER);
+  for (const side of ['-wal', '-shm', '-journal']) writeFileSync(path + side, '');
+  discard();
+  t.strictSame(readdirSync(directory), []);
+});
+
+t.test('what others left goes when they are dead, or, of another boot, after a day', async (t) => {
+  const directory = temporaryDirectory(t);
+  const here = (processId: number, startedAt = 1) => `.davit-partial-${processId}-${startedAt}-${BOOT_ID}`;
+  const elsewhere = (processId: number) => `.davit-partial-${processId}-1-${BOOT_ID.replaceAll('1', '2')}`;
+  const rows: [name: string, ageMs: number, goes: boolean][] = [
+    [here(1), 2 * DAY_MS, false],
+    [here(1, 2), 0, true],
+    [here(2), 0, true],
+    [`${here(2)}-wal`, 0, true],
+    [elsewhere(1), DAY_MS, false],
+    [elsewhere(2), DAY_MS + 1, true],
+    [`not${here(2)}`, 2 * DAY_MS, false],
+  ];
+  for (const [name, ageMs] of rows) {
+    const at = (MAKER.nowMs - ageMs) / 1000;
+    writeFileSync(join(directory, name), '');
+    utimesSync(join(directory, name), at, at);
+  }
+  const isAlive: Maker['isAlive'] = ({ processId, processStartedAt }) =>
+    processId === 1 && processStartedAt === 1;
+  startPartial(directory, { ...MAKER, isAlive }).discard();
+  for (const [name, , goes] of rows) t.equal(existsSync(join(directory, name)), !goes, name);
+});
+
+t.test(
+  'what root makes is given to the owner, and no link is followed',
+  { skip: process.getuid?.() !== 0 },
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const [file, link] = [join(directory, 'file'), join(directory, 'link')];
+    writeFileSync(file, '');
+    symlinkSync(file, link);
+    giveToOwner([link], { ...statSync(file), uid: 65_534, gid: 65_533 } as never);
+    t.match(statSync(file), { uid: 0, gid: 0 });
+    chownSync(directory, 65_534, 65_533);
+    giveToOwner([file], statSync(directory));
+    t.match(statSync(file), { uid: 65_534, gid: 65_533 });
+  },
+);

@@ -1,0 +1,58 @@
+import t from 'tap';
+import { realEffects } from '../src/effects.ts';
+import { createTurns, TURN_MAX_MS } from '../src/turns.ts';
+import { fakeEffects } from './helpers/effects.ts';
+
+t.test(
+  'looks that take long have a turn of the event loop each, in the order in which they came',
+  async (t) => {
+    t.strictSame(await turnsOfLooks([TURN_MAX_MS, TURN_MAX_MS + 1, TURN_MAX_MS]), [0, 1, 2]);
+  },
+);
+
+t.test('looks that take little share a turn, as many as have begun in time', async (t) => {
+  t.strictSame(await turnsOfLooks([1, 1, 1]), [0, 0, 0]);
+  const most = TURN_MAX_MS - 1;
+  t.strictSame(await turnsOfLooks([most, most, 0, most, 1, 0]), [0, 0, 1, 1, 1, 2]);
+});
+
+t.test('who comes alone does not wait', async (t) => {
+  const inTurn = createTurns(realEffects);
+  let turned = false;
+  setImmediate(() => {
+    turned = true;
+  });
+  await inTurn(() => undefined);
+  t.equal(turned, false);
+});
+
+t.test('a look that fails keeps nobody from the next', async (t) => {
+  const inTurn = createTurns(realEffects);
+  const failing = inTurn(() => {
+    throw new Error('the disk is gone');
+  });
+  const next = inTurn(() => 'seen');
+  await t.rejects(failing, { message: 'the disk is gone' });
+  t.equal(await next, 'seen');
+});
+
+/** In which turn of the event loop each of the looks came that were asked for together and take so long. */
+async function turnsOfLooks(durationsMs: number[]): Promise<number[]> {
+  const effects = fakeEffects();
+  const inTurn = createTurns(effects);
+  let turn = 0;
+  // Asked for first, so that it counts before the looks go on.
+  const counting = setImmediate(function count() {
+    turn += 1;
+    setImmediate(count).unref();
+  });
+  const looks = durationsMs.map((durationMs) =>
+    inTurn(() => {
+      effects.advance(durationMs);
+      return turn;
+    }),
+  );
+  const turns = await Promise.all(looks);
+  clearImmediate(counting);
+  return turns;
+}
