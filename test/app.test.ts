@@ -107,13 +107,16 @@ t.test(
     const { directory, dbPath } = place(t);
     const first = await serve(t, directory);
     rmSync(lockPath(dbPath));
-    const second = () => startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
+    const second = async () => {
+      const service = await startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
+      await service.stop();
+    };
     await t.rejects(second(), {
       code: 'conflict',
       message: new RegExp(`is served already by process ${first.processId}, whose lock was removed`),
     });
     t.notOk(existsSync(lockPath(dbPath)), 'the next is refused as well');
     t.equal(await first.stop(), 0);
-    await (await second()).stop();
+    await t.resolves(second());
   },
 );

@@ -43,8 +43,23 @@ export function processIds(): number[] {
  * neither is known.
  */
 export function readProc(path: string): string | undefined {
+  return unlessGone(() => read(path));
+}
+
+/**
+ * The paths of what a process has open, proc_pid_fd(5); none when it is gone or somebody else's. Throws the system's error
+ * if neither is known.
+ */
+export function openFilesOf(processId: number): string[] {
+  const folder = `/proc/${processId}/fd`;
+  const names = unlessGone(() => readdirSync(folder)) ?? [];
+  // One that was closed since then says nothing of the others.
+  return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
+}
+
+function unlessGone<Result>(look: () => Result): Result | undefined {
   try {
-    return withSpare(() => read(path));
+    return withSpare(look);
   } catch (error) {
     if (GONE_OR_HIDDEN.has(codeOf(error))) return undefined;
     throw error;

@@ -1,9 +1,9 @@
-import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { processIds, readProc } from './proc.ts';
+import { openFilesOf, processIds, readProc } from './proc.ts';
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
 export interface ProcessTree {
@@ -75,15 +75,6 @@ export function holdersOf(path: string): number[] {
   return processIds().filter(
     (processId) => processId !== process.pid && openFilesOf(processId).includes(path),
   );
-}
-
-function openFilesOf(processId: number): string[] {
-  const folder = `/proc/${processId}/fd`;
-  try {
-    return readdirSync(folder).map((name) => readlinkSync(`${folder}/${name}`));
-  } catch {
-    return []; // gone, or somebody else's
-  }
 }
 
 /**

@@ -1,8 +1,9 @@
-import { spawnSync } from 'node:child_process';
+import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import { openSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { processIds, readProc, requireOwnProc } from '../../src/deploy/proc.ts';
+import { openFilesOf, processIds, readProc, requireOwnProc } from '../../src/deploy/proc.ts';
 import { useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 
@@ -18,6 +19,24 @@ t.test('all processes are named, and what /proc says of them is read', async (t)
     if (isRoot) process.seteuid?.(0);
   });
   t.equal(readProc('/proc/1/environ'), undefined, "it is somebody else's");
+});
+
+t.test('what a process opens and closes all the time hides nothing else that it has open', async (t) => {
+  const held = t.testdir({ held: '' });
+  const churn = `
+    const { closeSync, openSync } = require('node:fs');
+    openSync('held');
+    process.stdout.write('has it');
+    for (;;) closeSync(openSync('/dev/null'));`;
+  const child = spawn(process.execPath, ['--eval', churn], {
+    cwd: held,
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  await once(child.stdout, 'data');
+  const looks = Array.from({ length: 500 }, () => openFilesOf(child.pid ?? 0));
+  t.ok(looks.every((files) => files.includes(join(held, 'held'))));
+  t.equal(openFilesOf(0).length, 0, 'nobody is there');
 });
 
 const ifMayUnshare =
