@@ -36,6 +36,7 @@ export async function serveWithLog(
   { options = [], env = {} }: { options?: readonly string[]; env?: Record<string, string> } = {},
 ): Promise<ServedWithLog> {
   const child = spawnServe(directory, 'pipe', env, options);
+  const ended = once(child, 'exit');
   let stderr = '';
   child.stderr?.setEncoding('utf8').on('data', (text: string) => {
     stderr += text;
@@ -64,7 +65,7 @@ export async function serveWithLog(
 
   async function more(): Promise<void> {
     if (child.stderr === null || child.exitCode !== null) throw new Error('davit serve has ended');
-    await Promise.race([once(child.stderr, 'data'), once(child, 'exit')]);
+    await Promise.race([once(child.stderr, 'data'), ended]);
   }
 }
 
