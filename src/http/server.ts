@@ -275,7 +275,8 @@ function pipelining(listener: Listener, behindOthersMax: number): Plugin<void> {
       const before = unanswered.get(socket) ?? 0;
       if (before > UNANSWERED_MAX) return;
       const behind = before === 0 ? 0 : 1;
-      const isRefused = before === UNANSWERED_MAX || behindOthers + behind > behindOthersMax;
+      const isTooMany = behind > 0 && behindOthers >= behindOthersMax;
+      const isRefused = before === UNANSWERED_MAX || isTooMany;
       if (isRefused) {
         refused.add(request);
         readNoMore(socket);

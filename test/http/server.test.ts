@@ -6,6 +6,7 @@ import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
+import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
 import { limitOpenFiles } from '../helpers/limits.ts';
@@ -368,7 +369,8 @@ t.test('only so many requests, over all connections, come before the one ahead i
   refused.send(get.repeat(3));
   const alone = await connectRaw(port);
   alone.send(get);
-  setImmediate(release);
+  await until(() => heldCount === 6); // the first of each of the two
+  release();
   t.match(parseResponses(await refused.closed), [
     { status: 200 },
     { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /wait for their answers/ },
