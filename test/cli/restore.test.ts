@@ -241,7 +241,9 @@ t.test(
   ifHas('setpriv'),
   async (t) => {
     const { directory } = await withCopy(t);
-    mkdirSync(join(directory, 'closed'), 0);
+    const closed = join(directory, 'closed');
+    mkdirSync(closed, 0);
+    t.teardown(() => chmodSync(closed, 0o700)); // who is not root could not remove it
     chmodSync(join(directory, 'copy.db'), 0);
     for (const name of ['copy.db', 'closed/copy.db']) {
       const { stdout, stderr, status } = withoutRootsRights(directory, ['restore', name, '--db', 'new.db']);
