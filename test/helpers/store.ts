@@ -1,4 +1,4 @@
-import { mkdtempSync, rmSync } from 'node:fs';
+import { mkdtempSync, realpathSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
@@ -12,9 +12,9 @@ import type { NewDeployment } from '../../src/store/queue.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
 import { fakeEffects } from './effects.ts';
 
-/** A directory of the test's own, gone when the test has ended. */
+/** A directory of the test's own, gone when the test has ended. Named as the system names it, where TMPDIR is a link. */
 export function temporaryDirectory(t: Test): string {
-  const directory = mkdtempSync(join(tmpdir(), 'davit-test-'));
+  const directory = realpathSync(mkdtempSync(join(tmpdir(), 'davit-test-')));
   t.teardown(() => rmSync(directory, { recursive: true, force: true }));
   return directory;
 }
