@@ -5,6 +5,7 @@ import { createServer, getCACertificates, setDefaultCACertificates } from 'node:
 import t from 'tap';
 import { type Cidr, parseCidr } from '../../src/address.ts';
 import { type Connector, type ConnectorOptions, createConnector } from '../../src/deliver/connect.ts';
+import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { CA_PEM, hangUp, startReceiver, status } from '../helpers/receiver.ts';
 
@@ -106,6 +107,7 @@ t.test('the end of a connection is heard once, and not at all of one that was gi
   open(gone.url);
   await Promise.all([closing.next().then(() => closing.deserted()), connected(answering)]);
   await answering.deserted();
+  await until(() => ends.length >= 2);
   for (let turn = 0; turn < 10; turn++) await nextTurn();
   t.strictSame(ends.map((end) => end.replace(/ 127.*/, '')).sort(), ['connect ECONNREFUSED', 'in order']);
 
