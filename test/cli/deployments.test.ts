@@ -257,7 +257,7 @@ t.test('on a terminal a status has its colour, and a moment is told from now', n
   await scriptProject(there, 'website', 'true');
   const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
   await there.davit(deployment('cancel', id));
-  t.match(onTerminal(there, deployment('list')).shown, /\p{Cc}\[90mcanceled\p{Cc}\[39m +(?:now|\ds ago)$/mu);
+  t.match(onTerminal(there, deployment('list')).shown, /\p{Cc}\[90mcanceled\p{Cc}\[39m +(?:now|\d+s ago)$/mu);
   t.notMatch(onTerminal(there, deployment('list'), { env: { NO_COLOR: '1' } }).shown, /\[39m/);
 });
 

@@ -80,6 +80,7 @@ t.test('what a killed service was just starting is waited for, and then found', 
   let waits = 0;
   const effects: Effects = {
     ...realEffects,
+    monotonicMs: () => 0, // a machine that takes its time for these looks is given it
     after(delayMs, action) {
       waits += 1;
       if (waits === 20) starting.stdin.write('go\n');
