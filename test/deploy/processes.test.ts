@@ -16,6 +16,7 @@ import {
 import { type Effects, realEffects } from '../../src/effects.ts';
 import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { fixture, PATH, stateOf, until } from '../helpers/commands.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 /** The real ones, whose timers keep this process alive, as a service's sockets do. */
@@ -119,7 +120,7 @@ t.test('stopping without a leader ends whatever carries the marker', async (t) =
   t.ok(isAlive(stranger.identity));
 });
 
-t.test('stopping a leader ends its session and its descendants, marked or not', async (t) => {
+t.test('stopping a leader ends its session and its descendants, marked or not', ifHas('ps'), async (t) => {
   const script = 'setsid sleep 1000 & sleep 1000 & echo ready; wait';
   const leader = await start(t, ['sh', '-c', script]);
   await once(leader.output, 'data');

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { Webhook as StandardWebhook } from 'standardwebhooks';
 import Stripe from 'stripe';
 import t from 'tap';
+import { ifHas } from '../helpers/programs.ts';
 import { type Receiver, startReceiver } from '../helpers/receiver.ts';
 import { type Place, place, type RunningService } from '../helpers/service.ts';
 
@@ -16,66 +17,70 @@ const refs = JSON.parse(readFileSync(join(import.meta.dirname, '../vectors/refs.
   not_strings: unknown[];
 };
 
-t.test('a tag and a commit of a git repository are deployed, and the signed event says so', async (t) => {
-  const davit = place(t);
-  const repository = gitRepository(davit);
-  const project = await davit.davit(
-    'admin',
-    'project',
-    'create',
-    '--name',
-    'site',
-    '--dir',
-    davit.directory,
-    '--',
-    repository.script,
-  );
-  const key = await davit.davit(
-    'admin',
-    'key',
-    'create',
-    '--name',
-    'ci',
-    '--all-scopes',
-    '--project',
-    String(project['id']),
-  );
-  const service = await davit.serve(...RECEIVERS_ON_LOOPBACK);
-  const receiver = await startReceiver(t);
-  const webhook = await service.request('POST', '/v2/webhooks', {
-    key: String(key['secret']),
-    body: { url: receiver.url, events: ['deployment.succeeded', 'deployment.failed'] },
-  });
-  t.equal(webhook.status, 201);
-
-  for (const [ref, expected] of [
-    ['v1.0.0', 'one\n'],
-    [repository.commit, 'two\n'],
-  ] as const) {
-    const created = await deploy(service, String(project['id']), String(key['secret']), ref);
-    t.equal(created.status, 201);
-    t.match(created.json(), { status: 'queued', ref, queue_position: 1, trigger: 'api' });
-    t.equal(created.headers.get('location'), `/v2/deployments/${created.json()['id']}`);
-
-    const { headers, body } = await receiver.next();
-    const text = body.toString();
-    const secret = String(webhook.json()['signing_secret']);
-    t.match(JSON.parse(text), {
-      type: 'deployment.succeeded',
-      data: { deployment_id: created.json()['id'], project_id: project['id'], ref },
-    });
-    t.ok(
-      new Stripe('sk_test_nothing').webhooks.constructEvent(
-        text,
-        String(headers['service-signature']),
-        secret,
-      ),
+t.test(
+  'a tag and a commit of a git repository are deployed, and the signed event says so',
+  ifHas('git'),
+  async (t) => {
+    const davit = place(t);
+    const repository = gitRepository(davit);
+    const project = await davit.davit(
+      'admin',
+      'project',
+      'create',
+      '--name',
+      'site',
+      '--dir',
+      davit.directory,
+      '--',
+      repository.script,
     );
-    t.ok(new StandardWebhook(secret).verify(text, headers as Record<string, string>));
-    t.equal(readFileSync(join(davit.directory, 'released/message'), 'utf8'), expected);
-  }
-  t.equal(await service.stop(), 0);
-});
+    const key = await davit.davit(
+      'admin',
+      'key',
+      'create',
+      '--name',
+      'ci',
+      '--all-scopes',
+      '--project',
+      String(project['id']),
+    );
+    const service = await davit.serve(...RECEIVERS_ON_LOOPBACK);
+    const receiver = await startReceiver(t);
+    const webhook = await service.request('POST', '/v2/webhooks', {
+      key: String(key['secret']),
+      body: { url: receiver.url, events: ['deployment.succeeded', 'deployment.failed'] },
+    });
+    t.equal(webhook.status, 201);
+
+    for (const [ref, expected] of [
+      ['v1.0.0', 'one\n'],
+      [repository.commit, 'two\n'],
+    ] as const) {
+      const created = await deploy(service, String(project['id']), String(key['secret']), ref);
+      t.equal(created.status, 201);
+      t.match(created.json(), { status: 'queued', ref, queue_position: 1, trigger: 'api' });
+      t.equal(created.headers.get('location'), `/v2/deployments/${created.json()['id']}`);
+
+      const { headers, body } = await receiver.next();
+      const text = body.toString();
+      const secret = String(webhook.json()['signing_secret']);
+      t.match(JSON.parse(text), {
+        type: 'deployment.succeeded',
+        data: { deployment_id: created.json()['id'], project_id: project['id'], ref },
+      });
+      t.ok(
+        new Stripe('sk_test_nothing').webhooks.constructEvent(
+          text,
+          String(headers['service-signature']),
+          secret,
+        ),
+      );
+      t.ok(new StandardWebhook(secret).verify(text, headers as Record<string, string>));
+      t.equal(readFileSync(join(davit.directory, 'released/message'), 'utf8'), expected);
+    }
+    t.equal(await service.stop(), 0);
+  },
+);
 
 t.test('fifty concurrent requests with one key make one deployment and fifty identical bodies', async (t) => {
   const { davit, service, projectId, key } = await running(t, '/bin/true');

@@ -5,6 +5,7 @@ import { connect } from 'node:tls';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
 import { rawRequest, startHttp } from '../helpers/http.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -21,6 +22,7 @@ t.test('a certificate and its key are read, with the days from and to which it i
 
 t.test(
   'with its chain, with text between, and with what openssl puts before a key, it is read too',
+  ifHas('openssl'),
   async (t) => {
     const directory = temporaryDirectory(t);
     const [chain, key] = [join(directory, 'chain.pem'), join(directory, 'key.pem')];
@@ -36,7 +38,7 @@ t.test(
   },
 );
 
-t.test('what cannot be used is named, with what to do', async (t) => {
+t.test('what cannot be used is named, with what to do', ifHas('openssl'), async (t) => {
   const directory = temporaryDirectory(t);
   const made = (name: string, text: string) => {
     writeFileSync(join(directory, name), text);
