@@ -1,5 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import { chmodSync, mkdirSync, readdirSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
@@ -7,6 +8,7 @@ import { realEffects } from '../../src/effects.ts';
 import { lockPath } from '../../src/store/lock.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { MAIN, type Place, place } from '../helpers/cli.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 
@@ -353,7 +355,7 @@ t.test('what is no davit file is refused', async (t) => {
   t.strictSame(readdirSync(directory), ['notes.txt']);
 });
 
-const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
+const ifMayBeSomebodyElse = ifMayBeNobody(process.execPath, MAIN, `${tmpdir()}/.`);
 
 t.test('a file that this user may only read is no bug, and it says so', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);

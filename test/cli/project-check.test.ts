@@ -3,6 +3,7 @@ import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import t from 'tap';
 import { type Place, place } from '../helpers/cli.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 
 interface Checked {
   project_id: string;
@@ -210,9 +211,7 @@ t.test('a project that starts nothing is told apart', async (t) => {
   }
 });
 
-const isRoot = process.getuid?.() === 0;
-
-t.test('who is not the owner of the file is told to ask as that one', { skip: !isRoot }, async (t) => {
+t.test('who is not the owner of the file is told to ask as that one', ifMayBeNobody(), async (t) => {
   const there = place(t);
   await create(there, '--', 'true');
   chownSync(there.dbPath, 65_533, 65_533);

@@ -18,6 +18,7 @@ import {
   testSpawner,
   until,
 } from '../helpers/commands.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const spawner = await testSpawner(t);
@@ -54,7 +55,7 @@ t.test('/dev/stdout, /dev/stderr and tee work', async (t) => {
   t.equal(command.output(), 'one\ntwo\nthree\nfour\n');
 });
 
-t.test('they work for a command that became another user', { skip: process.getuid?.() !== 0 }, async (t) => {
+t.test('they work for a command that became another user', ifMayBeNobody(), async (t) => {
   const script = 'echo one >/dev/stdout; echo two >/dev/stderr';
   const command = startRun(t, spawner, [
     'setpriv',

@@ -16,6 +16,7 @@ import { join } from 'node:path';
 import t from 'tap';
 import { lockForServing, lockPath, servedBy } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('who has the file is known while it does, and no longer', async (t) => {
@@ -113,7 +114,7 @@ t.test('a lock that only looks damaged keeps others out', async (t) => {
 
 t.test(
   'a lock that root makes is the owner’s of the file, and whoever may not ask for it is told so',
-  { skip: process.getuid?.() !== 0 },
+  ifMayBeNobody(),
   async (t) => {
     const directory = temporaryDirectory(t);
     const path = join(directory, 'davit.db');

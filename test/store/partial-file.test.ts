@@ -12,6 +12,7 @@ import { basename, join } from 'node:path';
 import t from 'tap';
 import { giveToOwner, type Maker, startPartial } from '../../src/store/partial-file.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const BOOT_ID = '11111111-1111-1111-1111-111111111111';
@@ -105,18 +106,14 @@ t.test('what others left goes when they are dead, or, of another boot, after a d
   for (const [name, , goes] of rows) t.equal(existsSync(join(directory, name)), !goes, name);
 });
 
-t.test(
-  'what root makes is given to the owner, and no link is followed',
-  { skip: process.getuid?.() !== 0 },
-  async (t) => {
-    const directory = temporaryDirectory(t);
-    const [file, link] = [join(directory, 'file'), join(directory, 'link')];
-    writeFileSync(file, '');
-    symlinkSync(file, link);
-    giveToOwner([link], { ...statSync(file), uid: 65_534, gid: 65_533 } as never);
-    t.match(statSync(file), { uid: 0, gid: 0 });
-    chownSync(directory, 65_534, 65_533);
-    giveToOwner([file], statSync(directory));
-    t.match(statSync(file), { uid: 65_534, gid: 65_533 });
-  },
-);
+t.test('what root makes is given to the owner, and no link is followed', ifMayBeNobody(), async (t) => {
+  const directory = temporaryDirectory(t);
+  const [file, link] = [join(directory, 'file'), join(directory, 'link')];
+  writeFileSync(file, '');
+  symlinkSync(file, link);
+  giveToOwner([link], { ...statSync(file), uid: 65_534, gid: 65_533 } as never);
+  t.match(statSync(file), { uid: 0, gid: 0 });
+  chownSync(directory, 65_534, 65_533);
+  giveToOwner([file], statSync(directory));
+  t.match(statSync(file), { uid: 65_534, gid: 65_533 });
+});

@@ -21,6 +21,7 @@ import { connect, openForWriting } from '../../src/store/database.ts';
 import { replaceDatabase } from '../../src/store/restore.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a file that anybody has open is not replaced, even if nobody reads or writes just now', async (t) => {
@@ -70,23 +71,19 @@ t.test('a power cut leaves the old file or the new one, and nothing of the old b
   t.strictSame(readFileSync(path), readFileSync(replacement));
 });
 
-t.test(
-  'what root puts there is the owner’s of what was there',
-  { skip: process.getuid?.() !== 0 },
-  async (t) => {
-    const { directory, path, replacement } = files(t);
-    writeFileSync(`${path}-lock`, '');
-    chownSync(path, 65_534, 65_533);
-    t.ok(replaceDatabase(path, replacement, `${path}.before`));
-    for (const name of [path, `${path}-lock`]) t.match(statSync(name), { uid: 65_534, gid: 65_533 });
+t.test('what root puts there is the owner’s of what was there', ifMayBeNobody(), async (t) => {
+  const { directory, path, replacement } = files(t);
+  writeFileSync(`${path}-lock`, '');
+  chownSync(path, 65_534, 65_533);
+  t.ok(replaceDatabase(path, replacement, `${path}.before`));
+  for (const name of [path, `${path}-lock`]) t.match(statSync(name), { uid: 65_534, gid: 65_533 });
 
-    chownSync(directory, 65_532, 65_531);
-    copyFileSync(path, replacement);
-    rmSync(path);
-    t.notOk(replaceDatabase(path, replacement, `${path}.before-that`));
-    for (const name of [path, `${path}-lock`]) t.match(statSync(name), { uid: 65_532, gid: 65_531 });
-  },
-);
+  chownSync(directory, 65_532, 65_531);
+  copyFileSync(path, replacement);
+  rmSync(path);
+  t.notOk(replaceDatabase(path, replacement, `${path}.before-that`));
+  for (const name of [path, `${path}-lock`]) t.match(statSync(name), { uid: 65_532, gid: 65_531 });
+});
 
 t.test(
   'who waits for the old file while it is replaced writes neither to it nor to the new one',
