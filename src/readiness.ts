@@ -59,7 +59,7 @@ export function createReadiness({
       () => true,
       () => false,
     );
-    if (!isInPlace()) return 'the database was moved, removed or replaced';
+    if (!isInPlace()) return 'the database was moved, removed or replaced, or is out of reach';
     if ((await Promise.race([wrote, timedOut])) !== true) return 'the database takes no writes';
     const found = problem();
     if (found !== null) return found;

@@ -4,8 +4,8 @@ import { realPath } from './lock.ts';
 
 /** What is told to whoever would write then. */
 export const MOVED =
-  'the database, or its -wal or -shm, was moved, removed or replaced: nothing is written until it is back in its ' +
-  'place, or davit was started anew';
+  'the database, or its -wal or -shm, was moved, removed or replaced, or is out of reach: nothing is written until it ' +
+  'is back in its place, or davit was started anew';
 
 /** A look takes 15 µs, a fifth of what a commit without a disk's share takes: under load some share one. */
 const LOOK_COUNTS_FOR_MS = 10;
@@ -19,7 +19,7 @@ export function watchPlace(path: string, { monotonicMs }: Pick<Effects, 'monoton
   const real = realPath(path);
   const files = [path, `${real}-wal`, `${real}-shm`].map((file) => ({
     file,
-    before: statSync(file, { throwIfNoEntry: false }),
+    before: statusOf(file),
   }));
   let seenAtMs = monotonicMs();
 
@@ -32,6 +32,15 @@ export function watchPlace(path: string, { monotonicMs }: Pick<Effects, 'monoton
 }
 
 function isInPlace({ file, before }: { file: string; before: Stats | undefined }): boolean {
-  const now = statSync(file, { throwIfNoEntry: false });
+  const now = statusOf(file);
   return now?.ino === before?.ino && now?.dev === before?.dev;
+}
+
+/** Undefined too where no look gets to it: in a directory that was closed, on a network that is gone. */
+function statusOf(file: string): Stats | undefined {
+  try {
+    return statSync(file);
+  } catch {
+    return undefined;
+  }
 }

@@ -141,6 +141,24 @@ for (const suffix of ['', '-wal', '-shm']) {
   });
 }
 
+t.test('nor while nobody can tell where it is', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const projectId = await store.project();
+  const before = store.dump();
+  effects.advance(10);
+  renameSync(store.path, `${store.path}.elsewhere`);
+  symlinkSync(store.path, store.path);
+  t.throws(() => statSync(store.path), { code: 'ELOOP' });
+  await t.rejects(store.writer.write('deployments.create', newDeployment(projectId)), {
+    code: 'unavailable',
+  });
+  t.strictSame(store.dump(), before);
+
+  renameSync(`${store.path}.elsewhere`, store.path);
+  t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
+});
+
 t.test('the WAL of a file that a link leads to is looked for beside the file', async (t) => {
   const directory = temporaryDirectory(t);
   const [file, link] = [join(directory, 'file.db'), join(directory, 'link.db')];
