@@ -10,7 +10,7 @@ import {
 } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
-import type { DeliveryDetails } from '../store/deliveries.ts';
+import { ATTEMPTS_MAX, type DeliveryDetails } from '../store/deliveries.ts';
 import { newReplay } from '../store/new-replay.ts';
 import type { Reads } from '../store/store.ts';
 import type { Answers } from './answers.ts';
@@ -121,6 +121,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               description:
                 'Now, and with all its attempts again, however it stands. While its webhook is disabled it is held.',
               responses: { 202: { description: 'The delivery, pending or held.', resource: 'Delivery' } },
+              errors: { conflict: `It has ${ATTEMPTS_MAX} attempts already.` },
             },
           },
         },
@@ -159,8 +160,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
             openapi: {
               operationId: 'replayDeliveries',
               summary: 'Send past deliveries again',
-              description:
-                'Those that were made from `since` to `until`, both included, each with all its attempts again. It is done in the background, as fast as the receiver takes them.',
+              description: `Those that were made from \`since\` to \`until\`, both included, each with all its attempts again, but for those that have ${ATTEMPTS_MAX} already. It is done in the background, as fast as the receiver takes them.`,
               responses: { 202: { description: 'How many there are.', resource: 'Replay' } },
               errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
             },

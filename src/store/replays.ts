@@ -3,7 +3,7 @@ import { AppError } from '../errors.ts';
 import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { REARM, SLICE_ROWS, type StoredStatus } from './deliveries.ts';
+import { ATTEMPTS_MAX, REARM, SLICE_ROWS, type StoredStatus } from './deliveries.ts';
 import { webhookReads } from './webhooks.ts';
 
 /** What of a webhook's past is sent once more: what was created from `sinceMs` to `untilMs`, both included. */
@@ -55,7 +55,8 @@ const OPEN_REPLAYS_MAX = 10;
 /** Replays that are not finished, and what they are to send. */
 export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}) {
   const fits = `
-    created_at BETWEEN +:sinceMs AND +:untilMs AND (:storedStatus IS NULL OR status = +:storedStatus)`;
+    created_at BETWEEN +:sinceMs AND +:untilMs AND (:storedStatus IS NULL OR status = +:storedStatus)
+    AND attempt_count < ${ATTEMPTS_MAX}`;
   const lastSeq = database
     .prepare<[string], number | null>('SELECT max(seq) FROM deliveries WHERE webhook_id = +?')
     .pluck();
@@ -144,7 +145,7 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
   const rearm = database.prepare(`
     UPDATE deliveries SET ${REARM}, ladder_trigger = 'replay'
      WHERE seq IN (SELECT value FROM json_each(:seqs)) AND webhook_id = +:webhookId
-       AND (:storedStatus IS NULL OR status = +:storedStatus)`);
+       AND (:storedStatus IS NULL OR status = +:storedStatus) AND attempt_count < ${ATTEMPTS_MAX}`);
   const advance = database.prepare(
     'UPDATE replays SET done_seq = max(done_seq, :doneSeq), finished_at = :finishedAt WHERE seq = +:seq',
   );

@@ -253,6 +253,28 @@ for (const before of ['delivered', 'exhausted', 'pending'] as const) {
   );
 }
 
+t.test('a delivery that has 1,000 attempts is not sent again, by redelivery or replay', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  endDeliveries(store, [delivery], 'delivered');
+  store.execute('UPDATE deliveries SET attempt_count = 1000');
+  const before = store.dump();
+  await t.rejects(store.writer.write('deliveries.redeliver', { id: delivery }), {
+    code: 'conflict',
+    message: 'the delivery has 1000 attempts already: it is not sent again',
+  });
+  t.strictSame(store.dump(), before);
+  const all = { webhookId: id, sinceMs: 0, untilMs: effects.now(), storedStatus: null, lastSeq: 1 };
+  t.equal(await store.reads.replays.count(all), 0, 'a replay passes it over');
+
+  store.execute('UPDATE deliveries SET attempt_count = 999');
+  t.equal(await store.reads.replays.count(all), 1);
+  t.match(await store.writer.write('deliveries.redeliver', { id: delivery }), { status: 'pending' });
+});
+
 t.test('a delivery of a disabled webhook that is redelivered is held until it is enabled', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();

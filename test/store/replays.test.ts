@@ -106,6 +106,21 @@ t.test('a step begins new ladders and notes how far it is; the last one ends the
   t.strictSame(heard, Array(3).fill(['outbox']), 'whoever replays and sends hears of each');
 });
 
+t.test('what had its last attempt since it was picked is left alone', async (t) => {
+  const { store, effects, id } = await service(t);
+  const deliveries = await newDeliveries(store, id, 2);
+  endDeliveries(store, deliveries, 'exhausted');
+  await replay(store, effects, id);
+  const [open] = store.reads.replays.open();
+  const { seqs } = store.reads.replays.slice(open as OpenReplay, 0, 2);
+  store.execute(`UPDATE deliveries SET attempt_count = 1000 WHERE id = '${deliveries[0]}'`);
+  await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs, doneSeq: null });
+  t.match(store.query('SELECT status FROM deliveries ORDER BY seq'), [
+    { status: 'exhausted' },
+    { status: 'pending' },
+  ]);
+});
+
 t.test('what came after the replay was asked for is none of its business', async (t) => {
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 2);
