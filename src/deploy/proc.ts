@@ -1,4 +1,5 @@
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { delay, type Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 
 /*
@@ -56,6 +57,27 @@ export function openFilesOf(processId: number): string[] {
   // One that was closed since then says nothing of the others.
   return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
 }
+
+/**
+ * What `look` finds, once there are files and memory for it: for want of them nobody is taken for gone or given up. It is
+ * begun anew until then.
+ */
+export async function untilSeen<Result>(
+  look: () => Result | Promise<Result>,
+  effects: Effects,
+): Promise<Result> {
+  for (;;) {
+    try {
+      return await look();
+    } catch (error) {
+      if (!SHORTAGES.has(codeOf(error))) throw error;
+    }
+    await delay(LOOK_AGAIN_MS, effects);
+  }
+}
+
+const SHORTAGES = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);
+const LOOK_AGAIN_MS = 100;
 
 function unlessGone<Result>(look: () => Result): Result | undefined {
   try {

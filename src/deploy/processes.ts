@@ -3,7 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { openFilesOf, processIds, readProc } from './proc.ts';
+import { openFilesOf, processIds, readProc, untilSeen } from './proc.ts';
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
 export interface ProcessTree {
@@ -89,21 +89,26 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   // After another boot nothing of it can live, and the ids of the old one mean somebody else.
   if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
 
-  const startedAtMs = effects.monotonicMs();
   // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
-  const members = membersOf(tree);
-  const found = await members.find();
-  const disposition = leader === undefined ? 'gone' : terminationDisposition(leader);
+  const members = await untilSeen(() => membersOf(tree), effects);
+  const found = await untilSeen(() => members.find(), effects);
+  const disposition =
+    leader === undefined ? 'gone' : await untilSeen(() => terminationDisposition(leader), effects);
   if (disposition === 'gone' && options.spareWhenExited === true) return disposition;
 
+  const startedAtMs = effects.monotonicMs();
   const group = disposition === 'gone' ? undefined : leader?.processId;
   if (group !== undefined) terminate(-group);
   for (const stat of found) {
-    if (stat.groupId !== group && isAlive(identityOf(stat))) terminate(stat.processId);
+    if (stat.groupId !== group) await untilSeen(() => terminateIfAlive(stat), effects);
   }
   for (let look = 0; effects.monotonicMs() - startedAtMs < graceMs; look++) {
     // Looking for the leader is one small file, looking for all is a pass over /proc.
-    if (!(leader !== undefined && isAlive(leader)) && (await members.areGone())) return disposition;
+    const isOver = await untilSeen(
+      async () => !(leader !== undefined && isAlive(leader)) && (await members.areGone()),
+      effects,
+    );
+    if (isOver) return disposition;
     const restMs = graceMs - (effects.monotonicMs() - startedAtMs);
     await delay(Math.max(0, Math.min(restMs, 5 * 1.5 ** Math.min(look, 7))), effects);
   }
@@ -126,16 +131,22 @@ async function killUntilGone(
   { effects, onStuck }: StopOptions,
 ): Promise<void> {
   for (let round = 0; ; round++) {
+    const left = await untilSeen(kill, effects);
+    if (left === undefined) return;
+    if (round === STUCK_ROUNDS) onStuck?.(left.map(({ processId }) => processId));
+    // At once as long as somebody may be running from us, ever slower for who cannot be ended.
+    if (round >= BRISK_ROUNDS) await delay(Math.min(1000, 2 ** (round - BRISK_ROUNDS)), effects);
+  }
+
+  /** Whom SIGKILL was sent to one by one; undefined: nobody is left. */
+  async function kill(): Promise<ProcessStat[] | undefined> {
     // One signal to the group reaches all of it at once, whatever forks meanwhile: fork(2) fails for who has a
     // signal to take. The leader's id names that group as long as it has a member.
     if (leader !== undefined && (isAlive(leader) || members.groupWasSeen())) {
       signal(-leader.processId, 'SIGKILL');
     }
     const left = await members.find((stat) => signal(stat.processId, 'SIGKILL'));
-    if (left.length === 0 && (await members.areGone())) return;
-    if (round === STUCK_ROUNDS) onStuck?.(left.map(({ processId }) => processId));
-    // At once as long as somebody may be running from us, ever slower for who cannot be ended.
-    if (round >= BRISK_ROUNDS) await delay(Math.min(1000, 2 ** (round - BRISK_ROUNDS)), effects);
+    return left.length === 0 && (await members.areGone()) ? undefined : left;
   }
 }
 
@@ -234,6 +245,10 @@ function descendants(members: ProcessStat[], others: ProcessStat[]): ProcessStat
     if (next.length === rest.length) return found;
     rest = next;
   }
+}
+
+function terminateIfAlive(stat: ProcessStat): void {
+  if (isAlive(identityOf(stat))) terminate(stat.processId);
 }
 
 function terminate(target: number): void {

@@ -7,6 +7,7 @@ import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts'
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import { loadPosix, type ProcessEnd } from './posix.ts';
+import { untilSeen } from './proc.ts';
 import { processIdentity } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string } | { kind: 'unwanted' };
@@ -78,9 +79,9 @@ export async function createSpawner(effects: Effects, adopts = process.pid === 1
       );
       if ('code' in spawned) return { kind: 'notStarted', cause: whyNotStarted(spawned.code, request) };
       const { processId } = spawned;
-      const ended = new Promise<ProcessEnd>((resolve) => running.set(processId, resolve));
       // Nobody has waited for it, so the id is still its own, even if it has exited.
-      const identity = identityOrEnd(processId);
+      const identity = await identityOrEnd(processId);
+      const ended = new Promise<ProcessEnd>((resolve) => running.set(processId, resolve));
       look(processId);
       if (identity === undefined) {
         return { kind: 'notStarted', cause: whyNotStarted('hidden in /proc', request) };
@@ -99,10 +100,10 @@ export async function createSpawner(effects: Effects, adopts = process.pid === 1
   }
 
   /** Without its start time nobody could tell it from a stranger later (a /proc mounted with hidepid): then it is ended. */
-  function identityOrEnd(processId: number): ProcessIdentity | undefined {
+  async function identityOrEnd(processId: number): Promise<ProcessIdentity | undefined> {
     let identity: ProcessIdentity | undefined;
     try {
-      identity = processIdentity(processId);
+      identity = await untilSeen(() => processIdentity(processId), effects);
       return identity;
     } finally {
       if (identity === undefined) process.kill(-processId, 'SIGKILL');

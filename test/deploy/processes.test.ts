@@ -16,6 +16,7 @@ import {
 import { type Effects, realEffects } from '../../src/effects.ts';
 import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { fixture, PATH, stateOf, until } from '../helpers/commands.ts';
+import { openAgain, refuseToOpen } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -217,6 +218,46 @@ t.test('processes that cannot be ended are told once, and waited for', async (t)
   t.equal(await stopped, 'default');
   t.strictSame(told, [[identity.processId]]);
 });
+
+/** One at the first look, one at SIGTERM, one at SIGKILL: each tells two or more of the tree. */
+const SHORTAGES = 5;
+
+for (const code of ['ENFILE', 'ENOMEM'] as const) {
+  t.test(`a tree is ended however often the machine has no file or memory for a look: ${code}`, async (t) => {
+    const deploymentId = newDeploymentId();
+    const leader = await start(t, [fixture('ignores-sigterm')], deploymentId);
+    await once(leader.output, 'data');
+    const other = await start(t, ['sleep', '1000'], deploymentId);
+    t.teardown(openAgain);
+    let shortages = 0;
+    const runShort = () => {
+      if (shortages === SHORTAGES) return;
+      shortages += 1;
+      refuseToOpen(code);
+    };
+    // It is over when somebody has waited for that, and comes back as soon as somebody was signaled.
+    const { kill } = process;
+    t.intercept(process, 'kill', {
+      value(target: number, signal: NodeJS.Signals) {
+        runShort();
+        return kill.call(process, target, signal);
+      },
+    });
+    const fickle: Effects = {
+      ...effects,
+      after(delayMs, action) {
+        openAgain();
+        return effects.after(delayMs, action);
+      },
+    };
+    runShort();
+    const tree = { deploymentId, leader: leader.identity };
+    t.equal(await stopTree(tree, { graceMs: 50, effects: fickle }), 'ignored');
+    t.equal(shortages, SHORTAGES);
+    t.notOk(isAlive(leader.identity));
+    t.notOk(isAlive(other.identity));
+  });
+}
 
 t.test('trees that are ended together share what is read of the machine’s processes', async (t) => {
   const trees = [];

@@ -3,9 +3,11 @@ import { join } from 'node:path';
 import koffi from 'koffi';
 import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
-import type { SpawnResult, StartedProcess } from '../../src/deploy/spawner.ts';
+import { createSpawner, type SpawnResult, type StartedProcess } from '../../src/deploy/spawner.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { PATH, stateOf, testSpawner, until } from '../helpers/commands.ts';
-import { useUpFiles } from '../helpers/limits.ts';
+import { stayAlive } from '../helpers/effects.ts';
+import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -180,6 +182,23 @@ t.test('where no more files may be open it says so, and ends nothing', ifHas('pr
     release();
   }
   await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
+});
+
+t.test('a command is started, and not ended, where no file can be opened to know it by', async (t) => {
+  stayAlive(t);
+  const effects: Effects = {
+    ...realEffects,
+    after(delayMs, action) {
+      openAgain();
+      return realEffects.after(delayMs, action);
+    },
+  };
+  const spawner = await createSpawner(effects);
+  t.teardown(spawner.close);
+  refuseToOpen('ENFILE');
+  t.teardown(openAgain);
+  const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sh', '-c', 'exit 3'] }));
+  t.strictSame(await started.ended, { kind: 'exited', exitCode: 3 });
 });
 
 t.test('what is not wanted any more at the last moment is not started', async (t) => {

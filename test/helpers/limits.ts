@@ -1,5 +1,6 @@
 import { execFileSync } from 'node:child_process';
-import { closeSync, openSync, readFileSync } from 'node:fs';
+import fs, { closeSync, openSync, readFileSync } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 
 /** So many files may this process open from now on, at most, until the returned function is called. */
 export function limitOpenFiles(count: number): () => void {
@@ -23,6 +24,22 @@ export function useUpFiles(): () => void {
       lift();
     };
   }
+}
+
+const { openSync: realOpen, readdirSync: realList } = fs;
+
+/** Whatever is opened from now on fails with this code, as where the machine has no more, until `openAgain` is called. */
+export function refuseToOpen(code: 'ENFILE' | 'ENOMEM'): void {
+  const refuse = () => {
+    throw Object.assign(new Error(code), { code });
+  };
+  Object.assign(fs, { openSync: refuse, readdirSync: refuse });
+  syncBuiltinESMExports();
+}
+
+export function openAgain(): void {
+  Object.assign(fs, { openSync: realOpen, readdirSync: realList });
+  syncBuiltinESMExports();
 }
 
 function limit(option: string, name: string, count: number): () => void {
