@@ -164,8 +164,8 @@ export function servedBy(path: string): Serving | null {
     lock.exec('BEGIN IMMEDIATE');
     return null;
   } catch (error) {
-    // A service that had it would have mended it.
-    if (isDamaged(error)) return null;
+    // A service mends it first, so what is in it now came later, if there is one.
+    if (isDamaged(error)) return holderOfOverwritten(file);
     if (sqliteCode(error) !== 'SQLITE_BUSY') throw openingProblem(file, error);
     return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null };
   } finally {
@@ -198,12 +198,36 @@ export function refuseOtherNames(path: string): void {
   }
 }
 
-/** Whoever has a database of SQLite open has locked a part of it, proc_locks(5). */
-function openerOf({ ino }: Stats): string {
-  const found = readFileSync('/proc/locks', 'utf8').matchAll(/ (\d+) [\da-f]+:[\da-f]+:(\d+) /g);
-  const processIds = [...found].filter(([, , inode]) => Number(inode) === ino).map(([, id]) => Number(id));
-  const processId = processIds.find((id) => id > 0 && id !== process.pid);
-  return processId === undefined ? 'another process' : `process ${processId}`;
+/** Whoever has a database of SQLite open has locked a part of it. */
+function openerOf(stats: Stats): string {
+  const opener = locksOn(stats).find(({ processId }) => processId > 0 && processId !== process.pid);
+  return opener === undefined ? 'another process' : `process ${opener.processId}`;
+}
+
+/** SQLite cannot say who has locked what is no file of its own any more. */
+function holderOfOverwritten(file: string): Serving | null {
+  const holder = locksOn(statSync(file)).find(
+    ({ kind, start }) => kind === 'WRITE' && start === RESERVED_BYTE,
+  );
+  if (holder === undefined) return null;
+  return { process_id: holder.processId > 0 ? holder.processId : null, since: null, max_concurrent: null };
+}
+
+/** What whoever is about to write has locked, sqlite.org/fileformat2.html, section 1.3.1. */
+const RESERVED_BYTE = 0x40000001;
+
+/** Who has locked which part of a file, proc_locks(5). Of processes in other PID namespaces the id is not known. */
+function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
+  const lines = readFileSync('/proc/locks', 'utf8').matchAll(
+    / (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g,
+  );
+  return [...lines]
+    .filter(([, , , inode]) => Number(inode) === ino)
+    .map(([, kind = '', processId, , start]) => ({
+      kind,
+      processId: Number(processId),
+      start: Number(start),
+    }));
 }
 
 /** The file that whoever serves a database has open all the time. */

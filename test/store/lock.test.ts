@@ -1,4 +1,5 @@
-import { execFileSync } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
 import {
   chmodSync,
   chownSync,
@@ -110,6 +111,25 @@ t.test('a lock that only looks damaged keeps others out', async (t) => {
   });
   t.strictSame(servedBy(path), { process_id: null, since: null, max_concurrent: null });
   release();
+});
+
+t.test('a lock that was overwritten while another process has it tells of that', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const hold = `
+    const { lockForServing } = await import('${join(import.meta.dirname, '../../src/store/lock.ts')}');
+    globalThis.release = lockForServing('${path}', process.pid, { now: Date.now });
+    process.stdout.write('has it');
+    setInterval(() => {}, 60_000);`;
+  const child = spawn(process.execPath, ['--input-type=module', '--eval', hold], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  await once(child.stdout, 'data');
+  writeFileSync(lockPath(path), 'garbage'.repeat(1_000));
+  t.strictSame(servedBy(path), { process_id: child.pid, since: null, max_concurrent: null });
+  child.kill('SIGKILL');
+  await once(child, 'exit');
+  t.equal(servedBy(path), null);
 });
 
 t.test(
