@@ -93,7 +93,8 @@ export interface Settlement {
 
 /**
  * Where the delivery stands now: where the settlement says, or at the foot of a newer ladder, due already, as a
- * redelivery or replay was asked for while the attempt that failed was under way. `gone`: it was pruned meanwhile.
+ * redelivery or replay was asked for, or its webhook enabled, while the attempt that failed was under way. `gone`: it was
+ * pruned meanwhile.
  */
 export type Settled = 'asSaid' | 'onNewerLadder' | 'gone';
 
@@ -281,7 +282,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     UPDATE deliveries
        SET status = :status, next_attempt_at = :nextAttemptAt, attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-     WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs`);
+     WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs
+       AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) <= +:enabledAtMs`);
   const counted = database.prepare(
     'UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = +:deliveryId',
   );
@@ -374,13 +376,14 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   };
 
   function settleDelivery(settlement: Settlement, atMs: number): Settled {
-    const { deliveryId, next } = settlement;
+    const { deliveryId, enabledAtMs, next } = settlement;
     const retries = next.kind === 'retry';
     const { changes } =
       next.kind === 'delivered'
         ? delivered.run({ ...ladderOf(settlement), atMs })
         : missed.run({
             ...ladderOf(settlement),
+            enabledAtMs,
             status: retries ? 'pending' : 'exhausted',
             nextAttemptAt: retries ? next.atMs : null,
           });

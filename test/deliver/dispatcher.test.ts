@@ -4,6 +4,7 @@ import Stripe from 'stripe';
 import t, { type Test } from 'tap';
 import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
 import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
+import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
@@ -427,13 +428,29 @@ t.test('a redelivery that is asked for during an attempt has its whole ladder', 
   ]);
 });
 
-for (const { name, ladderAttempts } of [
-  { name: 'an attempt', ladderAttempts: 0 },
-  { name: 'the last attempt', ladderAttempts: DEFAULT_SCHEDULE.delaysMs.length + 1 },
-]) {
-  t.test(
-    `a redelivery asked for during ${name} to a webhook that answered before is sent next`,
-    async (t) => {
+const NEW_LADDERS: {
+  name: string;
+  begin: (store: TestStore, id: DeliveryId, of: WebhookId) => Promise<unknown>;
+}[] = [
+  {
+    name: 'a redelivery asked for',
+    begin: (store, id) => store.writer.write('deliveries.redeliver', { id }),
+  },
+  {
+    name: 'a delivery whose webhook is disabled and enabled',
+    async begin(store, _id, of) {
+      await store.writer.write('webhooks.update', { id: of, status: 'disabled', disableReason: 'tired' });
+      await store.writer.write('webhooks.update', { id: of, status: 'enabled', disableReason: 'tired' });
+    },
+  },
+];
+const DURING = [
+  { during: 'an attempt', ladderAttempts: 0 },
+  { during: 'the last attempt', ladderAttempts: DEFAULT_SCHEDULE.delaysMs.length + 1 },
+];
+for (const { name, begin } of NEW_LADDERS) {
+  for (const { during, ladderAttempts } of DURING) {
+    t.test(`${name} during ${during} to a webhook that answered before is sent next`, async (t) => {
       const effects = fakeEffects();
       const { store, dispatcher } = service(t, effects);
       const second = held(status(500));
@@ -448,7 +465,8 @@ for (const { name, ladderAttempts } of [
       await dispatcher.tick();
       await receiver.next();
 
-      await store.writer.write('deliveries.redeliver', { id });
+      effects.advance(1);
+      await begin(store, id, webhook.id);
       while ((await dispatcher.tick()) !== null);
       t.equal(receiver.requests.length, 2, 'not while the first is under way');
       second.release();
@@ -458,8 +476,8 @@ for (const { name, ladderAttempts } of [
       t.match(store.query('SELECT status, attempt_count FROM deliveries ORDER BY seq DESC LIMIT 1'), [
         { status: 'delivered', attempt_count: 2 },
       ]);
-    },
-  );
+    });
+  }
 }
 
 t.test('what was never tried for longer than the window has all its retries', async (t) => {

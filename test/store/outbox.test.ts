@@ -145,16 +145,31 @@ t.test('of a delivery that was pruned meanwhile nothing is recorded', async (t) 
   t.strictSame(store.dump(), before);
 });
 
-const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[] }[] = [
-  { name: 'has another url', changes: [{ url: 'https://other.example/hook' }] },
-  { name: 'was enabled again', changes: [{ status: 'disabled' }, { status: 'enabled' }] },
+/** `missed`: how those stand that failed; what was enabled again has the whole ladder ahead. */
+const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[]; missed: [object, object] }[] = [
+  {
+    name: 'has another url',
+    changes: [{ url: 'https://other.example/hook' }],
+    missed: [
+      { status: 'pending', ladder_attempts: 1 },
+      { status: 'exhausted', ladder_attempts: 1 },
+    ],
+  },
+  {
+    name: 'was enabled again',
+    changes: [{ status: 'disabled' }, { status: 'enabled' }],
+    missed: [
+      { status: 'pending', ladder_attempts: 0 },
+      { status: 'pending', ladder_attempts: 0 },
+    ],
+  },
 ];
 const OUTCOMES: { next: Settlement['next']; disableReason: string | null }[] = [
   { next: { kind: 'retry', atMs: Date.parse('2026-11-22T08:00:00Z') }, disableReason: 'it answered 410' },
   { next: { kind: 'exhausted' }, disableReason: null },
   { next: { kind: 'delivered' }, disableReason: null },
 ];
-for (const { name, changes } of OTHER_RECEIVERS) {
+for (const { name, changes, missed } of OTHER_RECEIVERS) {
   t.test(`an attempt from before counts neither for nor against a webhook that ${name}`, async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -178,8 +193,8 @@ for (const { name, changes } of OTHER_RECEIVERS) {
     }
     t.strictSame(store.query('SELECT * FROM webhooks'), before);
     t.match(store.query('SELECT status, ladder_attempts, attempt_count FROM deliveries ORDER BY seq'), [
-      { status: 'pending', ladder_attempts: 1, attempt_count: 1 },
-      { status: 'exhausted', ladder_attempts: 1, attempt_count: 1 },
+      { ...missed[0], attempt_count: 1 },
+      { ...missed[1], attempt_count: 1 },
       { status: 'delivered', ladder_attempts: 1, attempt_count: 1 },
     ]);
     t.equal(store.query('SELECT * FROM attempts').length, OUTCOMES.length);
