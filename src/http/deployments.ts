@@ -142,7 +142,7 @@ export function deployments(
         },
         handler(request) {
           const { project_id } = request.params;
-          const walk = begin(request, project_id);
+          const walk = begin(request, 'deployments of a project', project_id);
           visibleProject(request, project_id);
           return page(request, walk);
         },
@@ -164,7 +164,7 @@ export function deployments(
           },
         },
         // A project that the key does not see has no deployments for it, as one that is not there.
-        handler: (request) => page(request, begin(request, request.query.project_id ?? null)),
+        handler: (request) => page(request, begin(request, 'deployments', request.query.project_id ?? null)),
       });
 
       server.route<DeploymentRefs & { Query: { wait: number } }>({
@@ -312,7 +312,7 @@ export function deployments(
   }
 
   /** What a list walks, and from where. Before its project is looked up: a cursor is a value. */
-  function begin({ auth, query }: ListRequest, projectId: string | null) {
+  function begin({ auth, query }: ListRequest, list: string, projectId: string | null) {
     const { cursor, status, ref, created_after, created_before } = query;
     const filter: DeploymentFilter = {
       projectId,
@@ -321,7 +321,7 @@ export function deployments(
       createdAfterMs: created_after ?? null,
       createdBeforeMs: created_before ?? null,
     };
-    const walk = { list: 'deployments', filters: { ...filter }, keyId: callerOf({ auth }).keyId };
+    const walk = { list, filters: { ...filter }, keyId: callerOf({ auth }).keyId };
     return { filter, walk, beforeSeq: pages.position(walk, cursor, Number.MAX_SAFE_INTEGER) };
   }
 

@@ -229,6 +229,10 @@ t.test('a cursor goes on with its own list only', async (t) => {
   const { next_cursor: cursor } = await pageOf(http, key, path);
   const { secret: otherKey } = await http.store.key();
   const on = `&cursor=${cursor}`;
+  const inProject = `/v2/projects/${projectId}/deployments?limit=1`;
+  const ofProject = `/v2/deployments?limit=1&project_id=${projectId}`;
+  const onInProject = `&cursor=${(await pageOf(http, key, inProject)).next_cursor}`;
+  const onOfProject = `&cursor=${(await pageOf(http, key, ofProject)).next_cursor}`;
   const rows: [key: string, path: string, ids: DeploymentId[] | 400][] = [
     [key, `${path}${on}`, [second]],
     [key, `/v2/deployments?status=running&status=queued&limit=1${on}`, [second]],
@@ -237,6 +241,10 @@ t.test('a cursor goes on with its own list only', async (t) => {
     [key, `${path}&ref=main${on}`, 400],
     [key, `${path}&project_id=${projectId}${on}`, 400],
     [otherKey, `${path}${on}`, 400],
+    [key, `${inProject}${onInProject}`, [second]],
+    [key, `${ofProject}${onOfProject}`, [second]],
+    [key, `${ofProject}${onInProject}`, 400],
+    [key, `${inProject}${onOfProject}`, 400],
   ];
   for (const [who, path, ids] of rows) {
     const response = await get(http, who, path);
