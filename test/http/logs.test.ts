@@ -1,6 +1,7 @@
 import { once } from 'node:events';
 import { createServer, request as httpRequest } from 'node:http';
 import type { Socket } from 'node:net';
+import { Readable } from 'node:stream';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import fc from 'fast-check';
 import t, { type Test } from 'tap';
@@ -78,6 +79,7 @@ t.test('what is wrong with a request is said before anything is looked up', asyn
   const events = { accept: 'text/event-stream' };
   const rows: [query: string, headers: Record<string, string>, says: RegExp | null][] = [
     ['?offset=1&tail=1', {}, /tail: must not be sent together with offset/],
+    ['?offset=0&tail=0', {}, /tail: must not be sent together with offset/],
     ['?offset=-1', {}, /offset: must be a whole number/],
     ['?offset=1.5', {}, /offset: must be a whole number/],
     ['?offset=9007199254740992', {}, /offset: must be a whole number/],
@@ -169,6 +171,7 @@ t.test('an Accept that names text/event-stream gets events, any other the text',
     ['text/plain', 'text/plain; charset=utf-8'],
     ['application/json', 'text/plain; charset=utf-8'],
     ['text/event-streams', 'text/plain; charset=utf-8'],
+    ['x-text/event-stream', 'text/plain; charset=utf-8'],
     ['text/event-stream', 'text/event-stream; charset=utf-8'],
     ['TEXT/Event-Stream;q=0.9', 'text/event-stream; charset=utf-8'],
     ['text/event-stream;q=0.001', 'text/event-stream; charset=utf-8'],
@@ -246,6 +249,8 @@ t.test('a follower that comes back misses nothing and gets nothing twice', async
   );
   await finish(http.store, id);
   t.strictSame(await second.rest(), [{ type: 'end', data: '{"status":"succeeded"}', id: '14' }]);
+  const again = await openEvents(t, http.port, `${path}?offset=8`, key, { 'last-event-id': '0' });
+  t.equal(textOf(await again.rest()), 'one\ntwo\nthree\n', 'also from the very first byte');
   const third = await openEvents(t, http.port, path, key, { 'last-event-id': '14' });
   t.match(await third.rest(), [{ type: 'end' }], 'and after the end hears of the end');
 });
@@ -406,6 +411,19 @@ t.test('whoever follows reads nothing that was printed after its key was revoked
   await until(() => http.watches.size() === 0);
 });
 
+t.test('whoever is behind reads no further either once its key is revoked', async (t) => {
+  const { http, id, keyId } = await running(t);
+  await print(http.store, id, Buffer.alloc(100_000, 'x'));
+  const watch = http.watches.open([id, logChange(id)], keyId);
+  let isLive = true;
+  const logEvents = createLogEvents(http.store.reads, http.watches);
+  const events = parseEvents(logEvents({ id, from: 0, watch, mayFollow: () => isLive }));
+  t.match(await events.next(), { value: { id: /^[1-9]\d{4}$/ } });
+  isLive = false;
+  t.match(await events.next(), { done: true });
+  watch.close();
+});
+
 t.test('followers end with the service, and take up again with the next one', async (t) => {
   const store = testStore(t, realEffects);
   const { http, id, key } = await running(t, realEffects, store);
@@ -502,6 +520,12 @@ t.test('a client that does not read costs little', async (t) => {
   const { http, id, key } = await running(t);
   const sockets = new Set<Socket>();
   http.server.listener.on('connection', (socket) => sockets.add(socket));
+  let readAhead = () => 0;
+  http.server.ext('onPreResponse', ({ response }, h) => {
+    const source = 'isBoom' in response ? undefined : response.source;
+    readAhead = () => (source instanceof Readable ? source.readableLength : Number.NaN);
+    return h.continue;
+  });
   const total = 48 * 1024 * 1024;
   await print(http.store, id, Buffer.alloc(total, 'ä\n'));
   for (const accept of ['text/plain', 'text/event-stream']) {
@@ -523,6 +547,7 @@ t.test('a client that does not read costs little', async (t) => {
     }
     t.ok(socket.bytesWritten < total / 2, 'it is not all read at once');
     t.ok(socket.writableLength < 256 * 1024, `${accept}: ${socket.writableLength} bytes wait in memory`);
+    t.ok(readAhead() < 64 * 1024, `${accept}: ${readAhead()} bytes are read ahead`);
     client.socket.destroy();
   }
   await until(() => http.watches.size() === 0);
