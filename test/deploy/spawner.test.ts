@@ -11,6 +11,10 @@ import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
+const SCORE_FILE = '/proc/self/oom_score_adj';
+/** Before anything was started. */
+const OWN_SCORE = ownScore();
+
 t.test('a hundred commands at once start and end', async (t) => {
   const spawner = await testSpawner(t);
   // The first opens a file that stays open.
@@ -79,15 +83,20 @@ t.test('its output is one pipe, which can be opened again by name', async (t) =>
 
 t.test('when memory runs out, commands are taken before the service', async (t) => {
   const spawner = await testSpawner(t);
-  const own = Number(readFileSync('/proc/self/oom_score_adj', 'utf8'));
-  const scores = await Promise.all(
-    Array.from({ length: 5 }, async () => {
-      const command = ['cat', '/proc/self/oom_score_adj'] as const;
-      return Number(await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command }))));
-    }),
-  );
-  t.strictSame(scores, Array(5).fill(Math.max(own, 500)));
-  t.equal(Number(readFileSync('/proc/self/oom_score_adj', 'utf8')), own);
+  const scoresOfCommands = () =>
+    Promise.all(
+      Array.from({ length: 5 }, async () => {
+        const command = ['cat', SCORE_FILE] as const;
+        return Number(await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command }))));
+      }),
+    );
+  t.strictSame(await scoresOfCommands(), Array(5).fill(Math.max(OWN_SCORE, 500)));
+  t.equal(ownScore(), OWN_SCORE);
+
+  t.teardown(() => writeFileSync(SCORE_FILE, String(OWN_SCORE)));
+  writeFileSync(SCORE_FILE, '700');
+  t.strictSame(await scoresOfCommands(), Array(5).fill(700), 'a higher one is theirs, too');
+  t.equal(ownScore(), 700);
 });
 
 t.test('a command gets exactly its environment and its arguments', async (t) => {
@@ -223,6 +232,10 @@ t.test('a closed spawner starts nothing', async (t) => {
 /** PR_SET_CHILD_SUBREAPER, prctl(2): from then on this process is given orphans, as the first of a container is. */
 function adoptOrphans(adopts: boolean): void {
   koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, Number(adopts));
+}
+
+function ownScore(): number {
+  return Number(readFileSync(SCORE_FILE, 'utf8'));
 }
 
 const REQUEST = { directory: '/', environment: { PATH } };
