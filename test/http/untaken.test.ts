@@ -1,10 +1,14 @@
 import { once } from 'node:events';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
+import { until } from '../helpers/commands.ts';
 import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
 
 /** More than what the system takes for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
+
+/** Of two hundred deployments. */
+const PAGE_BYTES = 1024 * 1024;
 
 const large: Plugin<void> = {
   name: 'large',
@@ -15,6 +19,12 @@ const large: Plugin<void> = {
       options: { auth: false },
       handler: () => 'x'.repeat(LARGE_BYTES),
     });
+    server.route({
+      method: 'GET',
+      path: '/page',
+      options: { auth: false },
+      handler: () => 'x'.repeat(PAGE_BYTES),
+    });
   },
 };
 
@@ -23,17 +33,29 @@ const GET_LARGE = 'GET /large HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n';
 t.test('of answers that nobody takes the oldest is cut off, and the others arrive whole', async (t) => {
   const { port, log } = await startHttp(t, {
     resources: () => [large],
-    untakenMaxBytes: 2.5 * LARGE_BYTES,
+    untakenMaxBytes: 2 * LARGE_BYTES,
   });
-  const [oldest, second, third] = [await asked(port), await asked(port), await asked(port)];
-  t.match(log, [{ level: 40, msg: /cut off/ }], 'all three together were too much');
-  const [received, ...others] = await Promise.all([oldest, second, third].map(taken));
-  t.ok((received ?? '').length < LARGE_BYTES);
-  for (const whole of others) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
+  for (const times of [1, 2]) {
+    const [oldest, second, third] = [await asked(port), await asked(port), await asked(port)];
+    const warnings = log.filter(({ msg }) => /cut off/.test(String(msg)));
+    t.match(warnings, Array(times).fill({ level: 40 }), 'all three together were too much');
+    const [received, ...others] = await Promise.all([oldest, second, third].map(taken));
+    t.ok((received ?? '').length < LARGE_BYTES);
+    for (const whole of others) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
+  }
 });
 
-t.test('what is taken counts no longer', async (t) => {
+t.test('many pages that one client does not take are too much as well', async (t) => {
   const { port, log } = await startHttp(t, { resources: () => [large], untakenMaxBytes: LARGE_BYTES });
+  const connection = await connectRaw(port);
+  connection.socket.pause();
+  connection.send('GET /page HTTP/1.1\r\nHost: d\r\n\r\n'.repeat((2 * LARGE_BYTES) / PAGE_BYTES));
+  await until(() => log.some(({ msg }) => /cut off/.test(String(msg))));
+  t.ok((await taken(connection)).length < 2 * LARGE_BYTES);
+});
+
+t.test('what is taken counts no longer, and one alone is never too much', async (t) => {
+  const { port, log } = await startHttp(t, { resources: () => [large], untakenMaxBytes: LARGE_BYTES - 1 });
   for (let times = 0; times < 3; times++) {
     t.ok((await taken(await asked(port))).endsWith('x'.repeat(LARGE_BYTES)));
   }
