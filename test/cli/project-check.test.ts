@@ -1,6 +1,7 @@
 import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { type Place, place } from '../helpers/cli.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -121,7 +122,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
     ],
     [
       'a command that anybody may change',
-      (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o777)],
+      (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o1777)],
       /^anybody on this machine may change .+\/deploy\.sh$/,
       /^chmod o-w .+\/deploy\.sh'?$/,
     ],
@@ -155,6 +156,67 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
   );
 });
 
+t.test('of what is wrong of both, directory and command, both is said', async (t) => {
+  for (const [command, count] of [
+    ['/no/such/command', 2],
+    ['no-such-command', 2],
+    ['bin/counts-from-the-directory', 1],
+  ] as const) {
+    const there = place(t);
+    await create(there, '--dir', 'missing', '--', command);
+    const { findings } = await check(there, 1);
+    t.equal(findings.filter(({ level }) => level === 'problem').length, count, command);
+  }
+});
+
+t.test('a variable that a davit before took, and this one does not, is found', async (t) => {
+  const there = place(t);
+  await create(there, '--env', 'TOKEN=x', '--', 'true');
+  const database = new Sqlite(there.dbPath);
+  database.exec("INSERT INTO project_variables SELECT id, 'LD_PRELOAD', 'hidden' FROM projects");
+  database.close();
+  const { findings } = await check(there, 1);
+  t.match(
+    findings.filter(({ check }) => check === 'variables'),
+    [
+      {
+        level: 'problem',
+        message: /^LD_PRELOAD changes how programs are loaded/,
+        advice: /^davit admin project set prj_\w+ --unset-env LD_PRELOAD$/,
+      },
+    ],
+  );
+  t.notMatch(JSON.stringify(findings), /hidden/);
+});
+
+t.test('what is as it should be is not taken for wrong', async (t) => {
+  const cases: ((there: Place) => string[])[] = [
+    ...['#!/usr/bin/env', '#!/usr/bin/env -S LC_ALL=C sh', '#!/bin/sh no-such-program'].map(
+      (line) => (there: Place) => ['--', script(there, 'deploy.sh', `${line}\n`)],
+    ),
+    (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o775)],
+    ({ directory }) => {
+      mkdirSync(join(directory, 'shared'));
+      chmodSync(join(directory, 'shared'), 0o1777);
+      return ['--dir', 'shared', '--', 'true'];
+    },
+    () => ['--timeout', 'off', '--idle-timeout', '5m', '--', 'true'],
+    () => ['--timeout', '5s', '--', 'true'],
+  ];
+  await Promise.all(
+    cases.map(async (prepare) => {
+      const there = place(t);
+      const options = prepare(there);
+      await create(there, ...options);
+      const { findings } = await check(there);
+      t.ok(
+        findings.every(({ level }) => level === 'ok'),
+        options.join(' '),
+      );
+    }),
+  );
+});
+
 t.test('a link counts as what it leads to', async (t) => {
   const there = place(t);
   symlinkSync(script(there, 'real.sh', '#!/bin/sh\n'), join(there.directory, 'deploy.sh'));
@@ -166,6 +228,7 @@ t.test('what may be meant so is a note, and no failure', async (t) => {
   const cases: [options: string[], check: string, message: RegExp][] = [
     [['--timeout', 'off', '--', 'true'], 'limits', /^none: a command that hangs holds up all/],
     [['--timeout', '2s', '--', 'true'], 'limits', /^timeout 2s, idle timeout off: very short$/],
+    [['--idle-timeout', '2s', '--', 'true'], 'limits', /^timeout 30m, idle timeout 2s: very short$/],
     [
       ['--env', 'HOME=/nonexistent', '--', 'true'],
       'directory',
