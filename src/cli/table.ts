@@ -107,7 +107,7 @@ function fitted(columns: { width: number; shrinks: boolean }[], limit: number | 
 function pad(text: string, width: number, colour: Colour | undefined): string {
   const cut = displayWidth(text) <= width ? text : `${cutTo(text, width - 1)}…`;
   const shown = colour === undefined || cut === '' ? cut : styleText(colour, cut, { validateStream: false });
-  return shown + ' '.repeat(Math.max(0, width - displayWidth(cut)));
+  return shown + ' '.repeat(width - displayWidth(cut));
 }
 
 function cutTo(text: string, width: number): string {

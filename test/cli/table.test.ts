@@ -56,8 +56,20 @@ t.test('letters of two columns count as two', async (t) => {
     { id: '1', name: '日本語', note: 'x' },
     { id: '2', name: 'abcdef', note: 'y' },
     { id: '3', name: '🚢 é', note: 'z' },
+    { id: '4', name: '한글', note: 'ＡＢ。' },
+    { id: '5', name: '⚠️', note: '' },
   ];
-  t.equal(table(plain(80), rows, COLUMNS), 'ID  NAME    NOTE\n1   日本語  x\n2   abcdef  y\n3   🚢 é    z');
+  t.equal(
+    table(plain(80), rows, [...COLUMNS, { title: 'END', of: () => '|' }]),
+    [
+      'ID  NAME    NOTE    END',
+      '1   日本語  x       |',
+      '2   abcdef  y       |',
+      '3   🚢 é    z       |',
+      '4   한글    ＡＢ。  |',
+      '5   ⚠️              |',
+    ].join('\n'),
+  );
   t.equal(
     table(plain(12), [{ id: '1', name: '日本語日本語', note: '' }], COLUMNS).split('\n')[1],
     '1   日本語…',
@@ -89,12 +101,13 @@ t.test('fields stand below each other, and long ones go on below themselves', as
   const entries = [
     ['id', 'prj_1'],
     ['gone', null],
+    ['empty', ''],
     ['variables', 'ALPHA BETA GAMMA DELTA'],
   ] as const;
-  t.equal(fields({ columns: null }, entries), 'id         prj_1\nvariables  ALPHA BETA GAMMA DELTA');
+  t.equal(fields({ columns: null }, entries), 'id         prj_1\nempty\nvariables  ALPHA BETA GAMMA DELTA');
   t.equal(
-    fields({ columns: 24 }, entries),
-    'id         prj_1\nvariables  ALPHA BETA\n           GAMMA DELTA',
+    fields({ columns: 22 }, entries),
+    'id         prj_1\nempty\nvariables  ALPHA BETA\n           GAMMA DELTA',
   );
 });
 
@@ -102,15 +115,16 @@ t.test('a cell has its colour where colours are shown, and its width without it'
   const rows = [
     { id: 'a', name: 'failed', note: 'x' },
     { id: 'b', name: 'fine', note: 'y' },
+    { id: 'c', name: '', note: 'z' },
   ];
   const columns = COLUMNS.map((column) =>
     column.title === 'NAME'
-      ? { ...column, colour: ({ name }: Row) => (name === 'failed' ? ('red' as const) : undefined) }
+      ? { ...column, colour: ({ name }: Row) => (name === 'failed' ? undefined : ('red' as const)) }
       : column,
   );
-  t.equal(table(plain(80), rows, columns), 'ID  NAME    NOTE\na   failed  x\nb   fine    y');
+  t.equal(table(plain(80), rows, columns), 'ID  NAME    NOTE\na   failed  x\nb   fine    y\nc           z');
   t.equal(
     table({ columns: 80, colours: true }, rows, columns),
-    'ID  NAME    NOTE\na   \u001b[31mfailed\u001b[39m  x\nb   fine    y',
+    'ID  NAME    NOTE\na   failed  x\nb   \u001b[31mfine\u001b[39m    y\nc           z',
   );
 });
