@@ -1,0 +1,123 @@
+import { spawnSync } from 'node:child_process';
+import { once } from 'node:events';
+import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { createServer } from 'node:net';
+import { join } from 'node:path';
+import t from 'tap';
+import {
+  commandPath,
+  commandProblem,
+  directoryProblem,
+  interpreterOf,
+  type SpawnRequest,
+  whyNotStarted,
+} from '../../src/deploy/not-started.ts';
+import { ifHas } from '../helpers/programs.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('what the system says is told in words, and names nothing that may be secret', async (t) => {
+  const request = requestOf(['true', '--token=secret'], {
+    environment: { PATH: '/usr/bin:/bin', SECRET: 's' },
+  });
+  for (const [code, cause] of [
+    ['E2BIG', 'the arguments and the environment of the command are larger than the system allows'],
+    ['EAGAIN', 'the system allows no more processes'],
+    ['EMFILE', 'the system allows no more open files'],
+    ['ENFILE', 'the system allows no more open files'],
+    ['ENOMEM', 'there is not enough memory to start the command'],
+    ['ENOEXEC', 'the command true is neither a program for this machine nor a script that begins with #!'],
+    ['EPERM', 'the command true could not be started: EPERM'],
+  ] as const) {
+    t.equal(whyNotStarted(code, request), cause);
+  }
+});
+
+t.test('a name is the first in PATH that may be executed, else the first that is there', async (t) => {
+  const directory = temporaryDirectory(t);
+  for (const folder of ['directory', 'closed', 'first', 'second']) mkdirSync(join(directory, folder));
+  mkdirSync(join(directory, 'directory/tool'));
+  writeFileSync(join(directory, 'closed/tool'), '#!/bin/sh\n', { mode: 0o644 });
+  for (const folder of ['first', 'second'])
+    writeFileSync(join(directory, folder, 'tool'), '#!/bin/sh\n', { mode: 0o755 });
+  const found = (path: string) => {
+    const request = requestOf(['tool'], { directory, environment: { PATH: path } });
+    return [commandPath(request)?.slice(directory.length), commandProblem(request)?.kind];
+  };
+  t.strictSame(found('none:directory:closed:first:second'), ['/first/tool', undefined]);
+  t.strictSame(found('directory:closed'), ['/closed/tool', 'notExecutable']);
+  t.strictSame(found('none:directory'), [undefined, 'notFound']);
+  t.strictSame(
+    commandProblem(requestOf(['tool'], { directory, environment: {} })),
+    { kind: 'notFound', word: 'tool', searchPath: '' },
+    'and not in a PATH of ours',
+  );
+});
+
+t.test('what is neither a file nor a directory is as little a command as a directory', async (t) => {
+  const path = join(temporaryDirectory(t), 'socket');
+  const server = createServer().listen(path);
+  t.teardown(() => server.close());
+  await once(server, 'listening');
+  chmodSync(path, 0o755);
+  t.strictSame(commandProblem(requestOf([path])), { kind: 'notExecutable', path });
+  t.strictSame(directoryProblem(path), { kind: 'notADirectory', path });
+});
+
+t.test(
+  'what this user may not reach or enter is told apart from what is not there',
+  ifHas('setpriv'),
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    mkdirSync(join(directory, 'closed/inner'), { recursive: true });
+    writeFileSync(join(directory, 'closed/inner/tool'), '#!/bin/sh\n', { mode: 0o755 });
+    chmodSync(join(directory, 'closed'), 0o600);
+    t.teardown(() => chmodSync(join(directory, 'closed'), 0o700));
+    chmodSync(directory, 0o755);
+    const look = `
+    const { commandProblem, directoryProblem } = await import(${JSON.stringify(NOT_STARTED)});
+    const closed = ${JSON.stringify(join(directory, 'closed'))};
+    const request = { command: [closed + '/inner/tool'], directory: '/', environment: {} };
+    console.log(JSON.stringify([
+      directoryProblem(closed), directoryProblem(closed + '/inner'), commandProblem(request),
+    ]));`;
+    const words = [process.execPath, '--input-type=module', '--eval', look];
+    // Nothing is closed to root.
+    const somebody = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', ...words];
+    const [program = '', ...rest] = process.getuid?.() === 0 ? somebody : words;
+    const { stdout } = spawnSync(program, rest, { encoding: 'utf8', env: {} });
+    t.strictSame(JSON.parse(stdout), [
+      { kind: 'directoryClosed', path: join(directory, 'closed') },
+      { kind: 'directoryClosed', path: join(directory, 'closed/inner') },
+      { kind: 'commandHidden', path: join(directory, 'closed/inner/tool') },
+    ]);
+  },
+);
+
+t.test('the first line of a script tells by what it is run', async (t) => {
+  const path = join(temporaryDirectory(t), 'script');
+  const descriptors = readdirSync('/proc/self/fd').length;
+  const rows: [text: string, words: string[]][] = [
+    ['#!/bin/sh\necho', ['/bin/sh']],
+    ['#!/bin/sh', ['/bin/sh']],
+    ['#! \t/usr/bin/env  -S node\t--flag \nx', ['/usr/bin/env', '-S', 'node', '--flag']],
+    ['#!/bin/sh\r\n', ['/bin/sh\r']],
+    ['#!/bin/sh\0\x01\x02', ['/bin/sh']],
+    [`#!/${'x'.repeat(300)}\n`, [`/${'x'.repeat(253)}`]],
+    ['#!\n/bin/sh', []],
+    ['echo\n#!/bin/sh\n', []],
+    [' #!/bin/sh\n', []],
+    ['', []],
+  ];
+  for (const [text, words] of rows) {
+    writeFileSync(path, text);
+    t.strictSame(interpreterOf(path), words, JSON.stringify(text));
+  }
+  t.strictSame(interpreterOf(`${path}-missing`), []);
+  t.equal(readdirSync('/proc/self/fd').length, descriptors);
+});
+
+const NOT_STARTED = new URL('../../src/deploy/not-started.ts', import.meta.url).href;
+
+function requestOf(command: SpawnRequest['command'], changes: Partial<SpawnRequest> = {}): SpawnRequest {
+  return { command, directory: '/', environment: { PATH: '/usr/bin:/bin' }, ...changes };
+}
