@@ -1,0 +1,46 @@
+import t from 'tap';
+import { latestOf } from '../../src/cli/lists.ts';
+
+t.test('a list is read in as many pages as it takes, and no further', async (t) => {
+  for (const pageMax of [1, 2, 3, 100]) {
+    for (let limit = 1; limit <= 7; limit++) {
+      const { page, asked } = listOf(6, pageMax);
+      const name = `${limit} in pages of ${pageMax}`;
+      const items = [6, 5, 4, 3, 2, 1].slice(0, limit);
+      t.strictSame(await latestOf(limit, page), { items, isAll: limit >= 6 }, name);
+      t.strictSame(
+        asked,
+        asked.map((_, index) => limit + 1 - index * pageMax),
+        `${name}: one more than is shown tells whether there are more`,
+      );
+    }
+  }
+});
+
+t.test('pages that hold nothing, as their filter goes on looking, are not the end', async (t) => {
+  const pages = [
+    { items: [], goOnBefore: 7 },
+    { items: ['found'], goOnBefore: 3 },
+    { items: [], goOnBefore: null },
+  ];
+  const asked: number[] = [];
+  const found = await latestOf(1, (beforeSeq) => {
+    asked.push(beforeSeq);
+    return pages.shift() ?? { items: ['never'], goOnBefore: null };
+  });
+  t.strictSame(found, { items: ['found'], isAll: true });
+  t.strictSame(asked, [Number.MAX_SAFE_INTEGER, 7, 3]);
+});
+
+/** As many as `count` items, the newest first, of which a page has `pageMax` at most, and as many as are asked for. */
+function listOf(count: number, pageMax: number) {
+  const asked: number[] = [];
+  const page = (beforeSeq: number, limit: number) => {
+    asked.push(limit);
+    const newest = Math.min(beforeSeq - 1, count);
+    const oldest = Math.max(1, newest + 1 - Math.min(limit, pageMax));
+    const items = Array.from({ length: newest + 1 - oldest }, (_, index) => newest - index);
+    return { items, goOnBefore: oldest === 1 ? null : oldest };
+  };
+  return { page, asked };
+}
