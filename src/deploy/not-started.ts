@@ -102,7 +102,8 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
   const [interpreter] = interpreterOf(path);
-  return interpreter === undefined || mayExecute(interpreter)
+  // The kernel looks for it from where the command is run.
+  return interpreter === undefined || mayExecute(resolve(request.directory, interpreter))
     ? undefined
     : { kind: 'noInterpreter', path, interpreter };
 }

@@ -116,6 +116,16 @@ t.test('the first line of a script tells by what it is run', async (t) => {
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
+t.test('an interpreter, too, counts from the directory in which the command is run', async (t) => {
+  const directory = temporaryDirectory(t);
+  writeFileSync(join(directory, 'interpreter'), '#!/bin/sh\necho "$1 is run"\n', { mode: 0o755 });
+  writeFileSync(join(directory, 'script'), '#!./interpreter\n', { mode: 0o755 });
+  const { stdout } = spawnSync('./script', { cwd: directory, encoding: 'utf8' });
+  t.equal(stdout, './script is run\n', 'so the kernel has it');
+  t.equal(commandProblem(requestOf(['./script'], { directory })), undefined);
+  t.match(commandProblem(requestOf([join(directory, 'script')])), { kind: 'noInterpreter' });
+});
+
 const NOT_STARTED = new URL('../../src/deploy/not-started.ts', import.meta.url).href;
 
 function requestOf(command: SpawnRequest['command'], changes: Partial<SpawnRequest> = {}): SpawnRequest {
