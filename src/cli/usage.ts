@@ -9,9 +9,7 @@ export function explainErrors(command: Command): void {
     outputError(text, write) {
       const message = withSuggestion(withoutValue(text.trim()), command);
       const hint = message.endsWith('?') ? '' : ` (see '${pathOf(command)} --help')`;
-      const line = withoutSecrets(message)
-        .replace(/\.$/, '')
-        .replaceAll(/\s*\n\s*/g, ' ');
+      const line = withoutSecrets(message).replace(/\.$/, '');
       write(`${printable(line)}${hint}`);
     },
   });
@@ -51,7 +49,7 @@ function optionsOf(command: Command): Map<string, string> {
 function commandsOf(command: Command): Map<string, string> {
   const root = rootOf(command);
   const admin = root.commands.filter((one) => one.name() === 'admin');
-  const others = [root, ...admin].filter((one) => one !== command).flatMap(visibleCommands);
+  const others = [root, ...admin].flatMap(visibleCommands);
   return new Map([
     ['version', `${pathOf(root)} --version`],
     ...others.map((one): [string, string] => [one.name(), pathOf(one)]),

@@ -130,6 +130,7 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['serve --tls-cert cert.pem', /--tls-cert and --tls-key go together/],
     ['serve now', /too many arguments/],
     ['admin key show', /missing required argument 'key'/],
+    ['admin key list --dbb x', /unknown option '--dbb': did you mean --db\?/],
     ['admin key show a b', /too many arguments.*davit admin key show --help/],
     ['admin key list --db', /option '--db <file>' argument missing/],
     ['admin key list --db=', /--db must be the path of a file/],
@@ -174,6 +175,9 @@ t.test('what is wrong is not repeated: it may be a secret in the wrong place', a
       /too many arguments for 'deploy'\. Expected 2 arguments but got 4 \(/,
     ],
     [['deploy', 'prj_1', 'main', `--key=${key}`], /unknown option '--key' \(/],
+    [['deploy', 'prj_1', 'main', '--key=a\ns3cr3t'], /unknown option '--key' \(/],
+    [['deploy', 'prj_1', 'a\ns3cr3t'], /value is invalid for argument 'ref'\. It may hold/],
+    [['deploy', 'prj_1', 'main', 'a\ns3cr3t'], /but got 3 \(/],
     [['deploy', 'prj_1', 'main', `--ulr=${user}`], /unknown option '--ulr': did you mean --url\?$/],
     [
       ['deploy', 'prj_1', 'main', '--url', user],
@@ -195,7 +199,9 @@ t.test('what is wrong is not repeated: it may be a secret in the wrong place', a
     t.notMatch(refusal.message, /s3cr3t/);
     for (const hidden of [key, secret]) t.notOk(refusal.message.includes(hidden.slice(6)));
   }
-  const { message } = await refused(['serve'], { env: { DAVIT_LISTEN: `${key}' from env 'X' is invalid` } });
+  const { message } = await refused(['serve'], {
+    env: { DAVIT_LISTEN: `s3cr3t\n${key}' from env 'X' is invalid` },
+  });
   t.match(
     message,
     /^error: option '--listen <host:port>' value from env 'DAVIT_LISTEN' is invalid\. It must/,
