@@ -52,9 +52,9 @@ t.test('a key has exactly the scopes, projects and end that were given', async (
       '90d',
     ),
   );
+  t.strictSame(key.scopes, ['logs:read', 'deployments:write'], 'each once');
   t.match(key, {
     name: 'ci',
-    scopes: ['logs:read', 'deployments:write'],
     all_projects: false,
     revoked_at: null,
     last4: key.secret.slice(-4),
