@@ -1,11 +1,22 @@
 import { spawnSync } from 'node:child_process';
-import { chmodSync, mkdirSync, readdirSync, statSync, truncateSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  closeSync,
+  mkdirSync,
+  openSync,
+  readdirSync,
+  statSync,
+  truncateSync,
+  writeFileSync,
+  writeSync,
+} from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
-import { lockPath } from '../../src/store/lock.ts';
+import { lockForServing, lockPath } from '../../src/store/lock.ts';
+import { WAL_LARGE_BYTES } from '../../src/store/wal.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { MAIN, type Place, place } from '../helpers/cli.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -40,6 +51,7 @@ t.test('a healthy file is fine: exit code 0, and the size of every table', async
     /^projects +1 +[\d.]+ kB$/m,
     /^integrity +ok +every page and every index is whole$/m,
     /^permissions +ok /m,
+    /^wal +ok /m,
     /^service +note +no service has the file$/m,
   ]) {
     t.match(stdout, line);
@@ -85,6 +97,7 @@ t.test('while the service runs it looks all the same', async (t) => {
     level: 'ok',
     message: new RegExp(`process ${service.processId} has`),
   });
+  t.match(findingOf(report, 'wal'), { level: 'ok' }, 'what is in it is no sign of a bad end');
   t.equal(await service.stop(), 0);
 });
 
@@ -254,27 +267,41 @@ t.test('with a service, what is stuck in it is said', async (t) => {
 
 t.test('who may read or replace the file', async (t) => {
   const there = await withProject(t);
-  chmodSync(there.dbPath, 0o644);
-  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-    level: 'problem',
-    message: 'others may read davit.db (mode 644)',
-    advice: /^chmod 600 \/.*\/davit\.db$/,
-  });
+  for (const mode of ['644', '640', '602', '2610']) {
+    chmodSync(there.dbPath, Number.parseInt(mode, 8));
+    t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+      level: 'problem',
+      message: `others may read davit.db (mode ${mode})`,
+      advice: /^chmod 600 \/.*\/davit\.db$/,
+    });
+  }
   chmodSync(there.dbPath, 0o600);
-  chmodSync(there.directory, 0o777);
-  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-    level: 'problem',
-    message: /^others may replace the file: they may write in \/.* \(mode 777\)$/,
-    advice: /^chmod go-w \//,
-  });
+  for (const mode of ['777', '770', '702']) {
+    chmodSync(there.directory, Number.parseInt(mode, 8));
+    t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+      level: 'problem',
+      message: new RegExp(`^others may replace the file: they may write in /.* \\(mode ${mode}\\)$`),
+      advice: /^chmod go-w \//,
+    });
+  }
   chmodSync(there.directory, 0o1777);
   await reportOf(t, there, 0);
+
+  await (await busyWriter(t, there.dbPath)).kill();
+  for (const side of ['-wal', '-shm']) chmodSync(there.dbPath + side, 0o644);
+  const { findings } = await reportOf(t, there, 1);
+  t.strictSame(
+    findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
+    ['others may read davit.db-wal (mode 644)', 'others may read davit.db-shm (mode 644)'],
+  );
 });
 
 t.test('a WAL that a killed process left is worth a note, and what restores left too', async (t) => {
   const there = await withProject(t);
   await (await busyWriter(t, there.dbPath)).kill();
   writeFileSync(`${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`, 'old');
+  writeFileSync(join(there.directory, '.davit-partial-1'), 'half');
+  writeFileSync(join(there.directory, 'other.db.before-restore'), 'not ours');
   const report = await reportOf(t, there, 0);
   t.match(findingOf(report, 'wal'), {
     level: 'note',
@@ -282,8 +309,44 @@ t.test('a WAL that a killed process left is worth a note, and what restores left
   });
   t.match(findingOf(report, 'leftovers'), {
     level: 'note',
-    message: /3 B are kept from before: davit\.db\.before-/,
+    message: /^7 B are kept from before: (?:davit\.db\.before-\S+|, |\.davit-partial-1)+$/,
   });
+});
+
+t.test('a WAL that has grown large is said, and what takes it in', async (t) => {
+  const there = await withProject(t);
+  const grow = (bytes: number) => {
+    writeFileSync(`${there.dbPath}-wal`, '', { mode: 0o600 });
+    truncateSync(`${there.dbPath}-wal`, bytes);
+  };
+  grow(WAL_LARGE_BYTES);
+  t.match(findingOf(await reportOf(t, there, 0), 'wal'), { level: 'note' });
+  grow(WAL_LARGE_BYTES + 1);
+  t.match(findingOf(await reportOf(t, there, 1), 'wal'), {
+    level: 'problem',
+    message: /^the WAL has [\d.]+ MB$/,
+    advice: /^start davit serve and stop it again/,
+  });
+  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  grow(WAL_LARGE_BYTES + 1);
+  t.match(findingOf(await reportOf(t, there, 1), 'wal'), { advice: /^a program that reads for long/ });
+  release();
+});
+
+t.test('what is damaged keeps nobody from looking at the rest', async (t) => {
+  const there = await withProject(t);
+  const database = new Sqlite(there.dbPath);
+  database.pragma('wal_checkpoint(TRUNCATE)');
+  const page = database.prepare("SELECT rootpage FROM sqlite_schema WHERE name = 'webhooks'").pluck().get();
+  const pageBytes = Number(database.pragma('page_size', { simple: true }));
+  database.close();
+  const file = openSync(there.dbPath, 'r+');
+  writeSync(file, Buffer.alloc(pageBytes, 0xff), 0, pageBytes, (Number(page) - 1) * pageBytes);
+  closeSync(file);
+  const report = await reportOf(t, there, 1);
+  t.match(findingOf(report, 'integrity'), { level: 'problem', advice: /restore the last backup/ });
+  t.equal(findingOf(report, 'webhooks'), undefined, 'nobody knows');
+  for (const check of ['projects', 'keys']) t.match(findingOf(report, check), { level: 'ok' });
 });
 
 t.test('a damaged file is a finding, as far as it can be read', async (t) => {
