@@ -43,6 +43,7 @@ t.test('looks that follow each other let others have their turn', async (t) => {
     await nextTurn();
     t.ok(looks() <= turn + 2, `${looks()} looks in ${turn + 1} turns`);
   }
+  t.ok(looks() > 1, 'without a sleep between them');
   await running.stop();
 });
 

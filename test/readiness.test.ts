@@ -3,11 +3,12 @@ import t from 'tap';
 import { createReadiness } from '../src/readiness.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
-const HANGS_MS = 10_001;
+const QUIET_MS = 10_000;
+const HANGS_MS = QUIET_MS + 1;
 
 t.test('a service that does its work is ready, until it stops', async (t) => {
-  const { readiness } = service();
-  readiness.watch({ quietMs: () => 0 });
+  const { readiness } = service({ dispatcherQuietMs: async () => QUIET_MS });
+  readiness.watch({ quietMs: () => QUIET_MS });
   t.equal(await readiness.check(), null);
   readiness.stopping();
   t.equal(await readiness.check(), 'the service is stopping');
@@ -39,7 +40,9 @@ t.test('who does not answer is not waited for longer than it may be quiet', asyn
 });
 
 t.test('another file in place of the one that is open is no database of ours', async (t) => {
-  const { readiness } = service({ isInPlace: () => false });
+  // Nothing is written to it either, which is said only of one in its place.
+  const probe = () => Promise.reject(new Error('it was moved'));
+  const { readiness } = service({ isInPlace: () => false, probe });
   t.equal(await readiness.check(), 'the database was moved, removed or replaced, or is out of reach');
 });
 

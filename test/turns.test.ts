@@ -27,13 +27,16 @@ t.test('who comes alone does not wait', async (t) => {
 });
 
 t.test('a look that fails keeps nobody from the next', async (t) => {
-  const inTurn = createTurns(realEffects);
+  const effects = fakeEffects();
+  const inTurn = createTurns(effects);
+  const first = inTurn(() => effects.advance(TURN_MAX_MS)); // the others wait for their turn
   const failing = inTurn(() => {
     throw new Error('the disk is gone');
   });
   const next = inTurn(() => 'seen');
   await t.rejects(failing, { message: 'the disk is gone' });
   t.equal(await next, 'seen');
+  await first;
 });
 
 /** In which turn of the event loop each of the looks came that were asked for together and take so long. */
