@@ -109,29 +109,67 @@ t.test('a page without filters is full as long as there are more', async (t) => 
 t.test('no page looks at more than it may, however rare what it is asked for', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
-  const [first] = insert(store, [row(projectId, 'failed')]);
-  insert(
-    store,
-    Array.from({ length: 100 }, () => row(projectId, 'succeeded')),
-  );
+  const who = caller(await store.key());
+  const others = (count: number, status?: DeploymentStatus) =>
+    insert(
+      store,
+      Array.from({ length: count }, () => row(projectId, status)),
+    );
+  const [first] = insert(store, [{ ...row(projectId, 'failed'), ref: 'rare', createdAt: 0 }]);
   const database = openForReading(store.path);
   t.teardown(() => database.close());
   const pages = deploymentPages(database, { lookedAtMax: 30 });
-  const who = caller(await store.key());
-  const filter: DeploymentFilter = { ...EVERYTHING, statuses: ['failed'] };
-  const found: number[][] = [];
-  let before: number | null = Number.MAX_SAFE_INTEGER;
-  while (before !== null) {
-    const page = pages(who, filter, before, 10);
-    found.push(page.rows.map(({ seq }) => seq));
-    before = page.goOnBefore;
+  const found = (filter: Partial<DeploymentFilter>) => {
+    const found: number[][] = [];
+    for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
+      const page = pages(who, { ...EVERYTHING, ...filter }, before, 10);
+      found.push(page.rows.map(({ seq }) => seq));
+      before = page.goOnBefore;
+    }
+    return found;
+  };
+  const unfinished: DeploymentFilter['statuses'] = ['queued', 'running', 'canceling'];
+
+  others(89);
+  t.strictSame(found({ ref: 'rare' }), [[], [], [first?.seq]]);
+  others(1);
+  for (const filter of [{ ref: 'rare' }, { statuses: ['failed'] }, { createdBeforeMs: 1 }] as const) {
+    t.strictSame(found(filter), [[], [], [], [first?.seq]]);
+    t.strictSame(found({ ...filter, projectId }), [[], [], [], [first?.seq]]);
   }
-  t.strictSame(found, [[], [], [], [first?.seq]]);
-  t.match(
-    pages(who, { ...EVERYTHING, statuses: ['queued', 'running', 'canceling'] }, Number.MAX_SAFE_INTEGER, 10),
-    { rows: [], goOnBefore: null },
+  t.strictSame(found({ createdAfterMs: 1 }), [[], [], [], []]);
+  t.strictSame(
+    found({ statuses: unfinished }),
+    [[]],
     'what has not ended is found without looking at what has',
   );
+
+  const [waiting] = insert(store, [{ ...row(projectId, 'queued'), ref: 'rare' }]);
+  others(90, 'queued');
+  t.strictSame(found({ statuses: unfinished, ref: 'rare' }), [[], [], [], [waiting?.seq]]);
+});
+
+t.test('of several projects each is looked at as far as its share goes', async (t) => {
+  const store = testStore(t);
+  const projectIds = [await store.project(), await store.project()];
+  const [quiet = '', busy = ''] = projectIds;
+  const who = caller(await store.key({ allProjects: false, projectIds }), false);
+  await store.key({ allProjects: false, projectIds: [await store.project()] }); // another's share is its own
+  insert(
+    store,
+    Array.from({ length: 50 }, (_, index) => row(index % 5 === 0 ? quiet : busy)),
+  );
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const pages = deploymentPages(database, { lookedAtMax: 8 });
+  const [floor] = store.query<{ seq: number }>(
+    'SELECT seq FROM deployments WHERE project_id = ? ORDER BY seq DESC LIMIT 1 OFFSET 3',
+    busy,
+  );
+  t.match(pages(who, { ...EVERYTHING, ref: 'rare' }, Number.MAX_SAFE_INTEGER, 10), {
+    rows: [],
+    goOnBefore: floor?.seq,
+  });
 });
 
 t.test('a page ends where it has become large, and has one deployment at least', async (t) => {
