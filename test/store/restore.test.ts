@@ -18,7 +18,7 @@ import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { connect, openForWriting } from '../../src/store/database.ts';
-import { replaceDatabase } from '../../src/store/restore.ts';
+import { adoptedBytes, adoptFile, replaceDatabase, unfinishedIn } from '../../src/store/restore.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -115,6 +115,44 @@ t.test(
     database.close();
   },
 );
+
+t.test('a copy that is taken is there byte for byte, with its WAL, for its owner alone', async (t) => {
+  const directory = temporaryDirectory(t);
+  const [from, to] = [join(directory, 'copy'), join(directory, 'partial')];
+  writeFileSync(from, Buffer.alloc(2_500_000, 'davit'), { mode: 0o644 });
+  writeFileSync(`${from}-wal`, 'what is not in the file yet', { mode: 0o644 });
+  writeFileSync(to, '', { mode: 0o600 });
+  const openBefore = readdirSync('/proc/self/fd').length;
+  t.equal(adoptedBytes(from), 2_500_000);
+  adoptFile(from, to);
+  for (const side of ['', '-wal']) {
+    t.ok(readFileSync(to + side).equals(readFileSync(from + side)));
+    t.equal(statSync(to + side).mode & 0o777, 0o600);
+  }
+  t.strictSame(readdirSync(directory).sort(), ['copy', 'copy-wal', 'partial', 'partial-wal']);
+  t.equal(readdirSync('/proc/self/fd').length, openBefore, 'all is closed');
+});
+
+t.test('what may still run is what a file says that davit itself carries out', async (t) => {
+  const { directory, path } = files(t);
+  const database = connect(path);
+  database.exec(`
+    CREATE TEMP TABLE one AS
+      SELECT status.value || reported.value AS name, status.value AS status, reported.value AS reported
+        FROM json_each('["queued", "running", "canceling", "succeeded"]') status, json_each('[0, 1]') reported;
+    INSERT INTO projects (id, name, status, created_at, policy)
+    SELECT 'prj_' || name, name, 'active', 1, 'queue' FROM one;
+    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, finished_at)
+    SELECT 'dpl_' || name, 'prj_' || name, 'main', status, reported, 'api', 1,
+           iif(status = 'queued', NULL, 1), iif(status = 'succeeded', 1, NULL)
+      FROM one`);
+  database.close();
+  t.strictSame(unfinishedIn(path).sort(), ['dpl_canceling0', 'dpl_running0']);
+  writeFileSync(path, 'rubbish'.repeat(1_000));
+  t.strictSame(unfinishedIn(path), []);
+  t.strictSame(unfinishedIn(join(directory, 'missing')), []);
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
+});
 
 /** A davit file, and another to put in its place. */
 function files(t: Test) {
