@@ -83,15 +83,12 @@ export function deploymentPages(
 
   return (caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): DeploymentRows => {
     const projectIds = separateProjects(caller, filter);
-    const passesOver = filter.statuses !== null || filter.ref !== null || hasTimes(filter);
     const parameters = { ...viewer(caller), ...filter, beforeSeq, limit };
     if (filter.statuses?.every((status) => !isTerminal(status))) {
       return unfinished({ ...parameters, projectIds: null, depth: lookedAtMax });
     }
-    if (projectIds === null) {
-      const depth = passesOver || !caller.allProjects ? lookedAtMax : Number.MAX_SAFE_INTEGER;
-      return everybodys({ ...parameters, projectIds, depth });
-    }
+    if (projectIds === null) return everybodys({ ...parameters, projectIds, depth: lookedAtMax });
+    const passesOver = filter.statuses !== null || filter.ref !== null || hasTimes(filter);
     const ofEach = Math.max(1, Math.floor(lookedAtMax / Math.max(1, projectIds.length)));
     return ofProjects({ ...parameters, projectIds, depth: passesOver ? ofEach : limit + 1 });
   };
