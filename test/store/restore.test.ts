@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import {
+import fs, {
   chownSync,
   copyFileSync,
   existsSync,
@@ -12,11 +12,13 @@ import {
   statSync,
   writeFileSync,
 } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
-import { AppError } from '../../src/errors.ts';
+import { AppError, codeOf } from '../../src/errors.ts';
 import { connect, openForWriting } from '../../src/store/database.ts';
 import { adoptedBytes, adoptFile, replaceDatabase, unfinishedIn } from '../../src/store/restore.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
@@ -32,6 +34,56 @@ t.test('a file that anybody has open is not replaced, even if nobody reads or wr
   other.close();
   t.strictSame(readFileSync(path), before);
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
+});
+
+t.test('nobody gets at the old file while the new one is put in its place', async (t) => {
+  const { path, replacement } = files(t);
+  writeFileSync(`${path}-lock`, '');
+  const { renameSync: rename } = fs;
+  const met: unknown[] = [];
+  fs.renameSync = (from, to) => {
+    const other = new Sqlite(path, { timeout: 0 });
+    try {
+      other.prepare('SELECT * FROM projects').all();
+    } catch (error) {
+      met.push(codeOf(error));
+    } finally {
+      other.close();
+    }
+    rename(from, to);
+  };
+  syncBuiltinESMExports();
+  try {
+    t.ok(replaceDatabase(path, replacement, `${path}.before`));
+  } finally {
+    fs.renameSync = rename;
+    syncBuiltinESMExports();
+  }
+  t.strictSame(met, ['SQLITE_BUSY']);
+});
+
+t.test('an empty file is replaced, and no other that is not davit’s', async (t) => {
+  for (const sql of [
+    'CREATE TABLE songs (title TEXT)',
+    'PRAGMA user_version = 1',
+    'PRAGMA application_id = 1; CREATE TABLE songs (title TEXT)',
+  ]) {
+    const { directory, path, replacement } = files(t);
+    rmSync(path);
+    const songs = new Sqlite(path);
+    songs.exec(sql);
+    songs.close();
+    const before = readFileSync(path);
+    t.throws(() => replaceDatabase(path, replacement, `${path}.before`), new AppError('conflict', ''), sql);
+    t.strictSame(readFileSync(path), before);
+    t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
+  }
+  const { path, replacement } = files(t);
+  writeFileSync(path, '');
+  writeFileSync(`${path}-lock`, '');
+  t.ok(replaceDatabase(path, replacement, `${path}.before`));
+  t.equal(statSync(`${path}.before`).size, 0);
+  openForWriting(path, realEffects).close();
 });
 
 t.test('a power cut leaves the old file or the new one, and nothing of the old beside the new', async (t) => {
