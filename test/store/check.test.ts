@@ -1,0 +1,208 @@
+import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import { timestamp } from '../../src/domain.ts';
+import {
+  checkDatabase,
+  completenessProblems,
+  type FileFacts,
+  foreignKeyProblems,
+  integrityProblems,
+  type Unusable,
+  whatIsWrong,
+  withDatabase,
+} from '../../src/store/check.ts';
+import { SCHEMA_VERSION } from '../../src/store/database.ts';
+import { makeFile } from '../helpers/older-schema.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+const [SCHEMA, ROWS] = [`v${SCHEMA_VERSION}.sql`, `v${SCHEMA_VERSION}-rows.sql`].map((name) =>
+  readFileSync(join(import.meta.dirname, '../fixtures/schemas', name), 'utf8'),
+) as [string, string];
+
+t.test('of a whole file it is told what is in it', async (t) => {
+  const withoutEvents = 'DELETE FROM attempts; DELETE FROM deliveries; DELETE FROM events;';
+  const cases: [what: string, sql: string, facts: Partial<FileFacts>][] = [
+    ['as it is', '', { last_event_at: timestamp(2000) }],
+    ['a key that was not used', 'UPDATE keys SET last_used_at = NULL', { last_event_at: timestamp(1030) }],
+    [
+      'the last that was made is a project',
+      `UPDATE keys SET last_used_at = NULL; ${withoutEvents}`,
+      { last_event_at: timestamp(1002), pending_deliveries: 0 },
+    ],
+    [
+      'the last that was made is a key',
+      `UPDATE keys SET last_used_at = NULL; UPDATE projects SET created_at = 1; ${withoutEvents}`,
+      { last_event_at: timestamp(1001), pending_deliveries: 0 },
+    ],
+    [
+      'nothing happened since the file was made',
+      `UPDATE keys SET last_used_at = NULL, created_at = 1; UPDATE projects SET created_at = 1; ${withoutEvents}`,
+      { last_event_at: timestamp(1000), pending_deliveries: 0 },
+    ],
+    [
+      'another key',
+      "INSERT INTO keys (id, name, scopes, all_projects, created_at) VALUES ('key_3', 'cd', '[]', 1, 1)",
+      { keys: 2 },
+    ],
+    ['one that is canceling', "UPDATE deployments SET status = 'canceling' WHERE id = 'dpl_2'", {}],
+    [
+      'what others carry out',
+      'UPDATE deployments SET reported = 1',
+      { running_deployments: 0, waiting_deployments: 0 },
+    ],
+    ['a paused project', "UPDATE projects SET status = 'paused'", { waiting_deployments: 0 }],
+    ['an archived project', "UPDATE projects SET status = 'archived'", { waiting_deployments: 0 }],
+    ['a disabled webhook', "UPDATE webhooks SET status = 'disabled'", { pending_deliveries: 0 }],
+    ['a deleted webhook', 'UPDATE webhooks SET deleted_at = 1', { pending_deliveries: 0 }],
+    [
+      'a delivery that was taken',
+      "UPDATE deliveries SET status = 'delivered', next_attempt_at = NULL, delivered_at = 1",
+      { pending_deliveries: 0 },
+    ],
+  ];
+  for (const [what, sql, facts] of cases) {
+    const path = file(t, sql);
+    t.strictSame(
+      checkDatabase(path),
+      {
+        kind: 'good',
+        facts: {
+          schema_version: SCHEMA_VERSION,
+          bytes: statSync(path).size,
+          created_at: timestamp(1000),
+          last_event_at: timestamp(2000),
+          projects: 1,
+          keys: 1,
+          deployments: 3,
+          running_deployments: 1,
+          waiting_deployments: 1,
+          pending_deliveries: 1,
+          ...facts,
+        },
+      },
+      what,
+    );
+  }
+});
+
+t.test('a file is one file afterwards, and nothing of it stays open', async (t) => {
+  const path = file(t);
+  const openBefore = readdirSync('/proc/self/fd').length;
+  t.match(checkDatabase(path), { kind: 'good' });
+  t.equal(readdirSync('/proc/self/fd').length, openBefore);
+  const database = new Sqlite(path);
+  t.equal(database.pragma('journal_mode', { simple: true }), 'delete');
+  database.close();
+});
+
+t.test('what is of no use is told from what is damaged', async (t) => {
+  const newer = `PRAGMA user_version = ${SCHEMA_VERSION + 1}; UPDATE instance SET davit_version = '9.8.7'`;
+  const cases: [sql: string, check: Unusable][] = [
+    ['PRAGMA application_id = 1', { kind: 'foreign' }],
+    [newer, { kind: 'newer', schemaVersion: SCHEMA_VERSION + 1, davitVersion: '9.8.7' }],
+    ['DELETE FROM instance', damaged('what belongs to the file as a whole is missing')],
+    ['DROP TABLE instance; DROP TABLE replays', damaged('the table instance is missing')],
+    [
+      'DROP INDEX one_running_deployment_per_project',
+      damaged('the index one_running_deployment_per_project is missing'),
+    ],
+    ['DROP TRIGGER deployment_end_is_final', damaged('the trigger deployment_end_is_final is missing')],
+    ['PRAGMA user_version = 0; DROP TABLE instance', damaged('no such table: instance')],
+    ['DELETE FROM events', damaged('1 of deliveries refer to events that are not there')],
+  ];
+  for (const [sql, check] of cases) t.strictSame(checkDatabase(file(t, sql)), check, sql);
+  t.match(
+    checkDatabase(file(t, 'PRAGMA user_version = 0; DROP TABLE replays')),
+    { kind: 'good' },
+    'what an older one has is not known',
+  );
+  const path = join(temporaryDirectory(t), 'notes.txt');
+  writeFileSync(path, 'these are my notes, not a database\n'.repeat(100));
+  t.strictSame(checkDatabase(path), { kind: 'foreign' });
+});
+
+t.test('an index that has as many entries as it should, but others, is damage', async (t) => {
+  const path = file(t);
+  swapIndexes(path, 'deployments_unfinished', 'deployments_queued');
+  t.strictSame(checkDatabase(path), damaged('row 2 missing from index deployments_unfinished'));
+});
+
+t.test('what is wrong with pages is one line for each look', async (t) => {
+  const path = file(t);
+  const bytes = Buffer.concat([readFileSync(path), Buffer.alloc(4096)]);
+  const pageCount = bytes.length / 4096;
+  // sqlite.org/fileformat.html, section 1.3
+  bytes.writeUInt32BE(pageCount, 28);
+  bytes.writeUInt32BE(7, 36);
+  writeFileSync(path, bytes);
+  t.strictSame(checkDatabase(path), damaged('Freelist: size is 0 but should be 7'));
+  withDatabase(path, (database) =>
+    t.strictSame(integrityProblems(database, 5), [
+      `Freelist: size is 0 but should be 7; Page ${pageCount}: never used`,
+    ]),
+  );
+});
+
+t.test('no more is said than was asked for', async (t) => {
+  const path = file(
+    t,
+    'DROP INDEX replays_open; DROP INDEX events_by_age; DELETE FROM keys; DELETE FROM projects',
+  );
+  swapIndexes(path, 'deployments_unfinished', 'deployments_queued');
+  withDatabase(path, (database) => {
+    for (const problems of [integrityProblems, completenessProblems, foreignKeyProblems]) {
+      for (const limit of [1, 2]) t.equal(problems(database, limit).length, limit);
+    }
+    t.strictSame(foreignKeyProblems(database, 100).sort(), [
+      '1 of idempotency_keys refer to keys that are not there',
+      '1 of key_projects refer to keys that are not there',
+      '1 of key_projects refer to projects that are not there',
+      '1 of key_secrets refer to keys that are not there',
+      '1 of project_variables refer to projects that are not there',
+      '1 of webhooks refer to keys that are not there',
+      '2 of deployments refer to keys that are not there',
+      '3 of deployments refer to projects that are not there',
+    ]);
+  });
+});
+
+t.test('an error that is not the fault of the file is thrown', async (t) => {
+  const error = (code: string) => new Sqlite.SqliteError('said by SQLite', code);
+  for (const code of ['SQLITE_CORRUPT', 'SQLITE_CORRUPT_INDEX', 'SQLITE_ERROR']) {
+    t.strictSame(whatIsWrong(error(code), 'davit.db'), damaged('said by SQLite'), code);
+  }
+  t.strictSame(whatIsWrong(error('SQLITE_NOTADB'), 'davit.db'), { kind: 'foreign' });
+  t.throws(() => whatIsWrong(error('SQLITE_IOERR_READ'), 'davit.db'), { code: 'SQLITE_IOERR_READ' });
+  t.throws(() => whatIsWrong(error('SQLITE_READONLY'), 'davit.db'), { code: 'conflict' });
+  t.throws(() => whatIsWrong(new Error('a bug'), 'davit.db'), { message: 'a bug' });
+});
+
+function damaged(problem: string): Unusable {
+  return { kind: 'damaged', problem };
+}
+
+/** A file with something in every table, and what `sql` makes of it. */
+function file(t: Test, sql = ''): string {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  makeFile(path, SCHEMA, ROWS);
+  const database = new Sqlite(path);
+  database.pragma('foreign_keys = OFF');
+  database.exec(sql);
+  database.close();
+  return path;
+}
+
+/** Each of two indexes has the entries of the other. */
+function swapIndexes(path: string, one: string, other: string): void {
+  const database = new Sqlite(path);
+  database.unsafeMode();
+  database.pragma('writable_schema = ON');
+  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
+  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
+  const [pageOfOne, pageOfOther] = [pageOf.get(one), pageOf.get(other)];
+  move.run(pageOfOther, one);
+  move.run(pageOfOne, other);
+  database.close();
+}
