@@ -1,0 +1,42 @@
+import { copyFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import { watchPlace } from '../../src/store/place.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('a look counts for 10 ms, if it found everything in its place', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  writeFileSync(path, '');
+  const effects = fakeEffects();
+  const isInPlace = watchPlace(path, effects);
+  const moveAway = () => renameSync(path, `${path}.elsewhere`);
+  const moveBack = () => renameSync(`${path}.elsewhere`, path);
+
+  moveAway();
+  effects.advance(9);
+  t.equal(isInPlace(), true);
+  effects.advance(1);
+  t.equal(isInPlace(), false);
+  t.equal(isInPlace(), false);
+  moveBack();
+  t.equal(isInPlace(), true);
+  moveAway();
+  t.equal(isInPlace(), true);
+  effects.advance(10);
+  t.equal(isInPlace(), false);
+});
+
+t.test('a link that leads to another file is not where it was', async (t) => {
+  const directory = temporaryDirectory(t);
+  const [path, file] = [join(directory, 'davit.db'), join(directory, 'file.db')];
+  writeFileSync(file, '');
+  symlinkSync(file, path);
+  const effects = fakeEffects();
+  const isInPlace = watchPlace(path, effects);
+  copyFileSync(file, `${file}.copy`);
+  rmSync(path);
+  symlinkSync(`${file}.copy`, path);
+  effects.advance(10);
+  t.equal(isInPlace(), false);
+});
