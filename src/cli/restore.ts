@@ -57,10 +57,11 @@ async function restore(
   const { terminal, effects } = context;
   if (file === '') misused(command, 'the name of the copy must not be empty');
   const dbPath = dbPathOf(command);
-  const [{ adoptedBytes, replaceDatabase }, { lockForServing, realPath }, { SCHEMA_VERSION }] =
+  const [{ adoptedBytes, replaceDatabase }, { lockForServing }, { realPath }, { SCHEMA_VERSION }] =
     await Promise.all([
       import('../store/restore.ts'),
       import('../store/lock.ts'),
+      import('../store/place.ts'),
       import('../store/database.ts'),
     ]);
   // Of a link the file that it leads to: that is what SQLite and the lock go by, and what is replaced.

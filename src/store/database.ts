@@ -4,6 +4,7 @@ import { assetText, version as davitVersion, nativeAddonPath } from '../assets.t
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { type NewerFile, newer } from './newer.ts';
+import { realPath } from './place.ts';
 
 /*
  * In all statements parameters are compared as `+:name`, not `:name`. SQLite, built with STAT4, plans a statement anew
@@ -29,7 +30,8 @@ export const BUSY_TIMEOUT_MS = 5_000;
 
 /**
  * The connection that may write; makes the file (mode 0600) and its tables on first use.
- * Throws AppError `conflict` for a file that is not davit's, or of another schema: migrations.ts mends an older one.
+ * Throws AppError `conflict` for a file that is not davit's, or of another schema: migrations.ts mends an older one; and
+ * where only the WAL of a file is left.
  */
 export function openForWriting(path: string, effects: Effects): Database {
   nativeAddonPath('better_sqlite3'); // first: where it cannot be loaded no file is made
@@ -136,6 +138,7 @@ export function openingProblem(path: string, error: unknown): unknown {
 /** SQLite would make the file with the umask's mode; secrets deserve better. */
 function createPrivately(path: string): void {
   if (existsSync(path)) return;
+  refuseLoneWal(path);
   try {
     // Made where a link leads, too, and left as it is if another davit was quicker.
     closeSync(openSync(path, 'a', 0o600));
@@ -146,6 +149,16 @@ function createPrivately(path: string): void {
       cause: error,
     });
   }
+}
+
+/** Beside a file that is empty SQLite removes it, with all that is in nothing but it. */
+function refuseLoneWal(path: string): void {
+  const wal = `${realPath(path)}-wal`;
+  if ((statSync(wal, { throwIfNoEntry: false })?.size ?? 0) === 0) return;
+  throw new AppError(
+    'conflict',
+    `${path} is not there, but ${wal} is, which holds a part of it: move it back, or remove that too`,
+  );
 }
 
 function prepareSchema(database: Database, path: string, effects: Effects): void {

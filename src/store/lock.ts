@@ -8,18 +8,16 @@ import {
   ftruncateSync,
   openSync,
   readFileSync,
-  readlinkSync,
   readSync,
-  realpathSync,
   type Stats,
   statSync,
 } from 'node:fs';
-import { dirname, resolve } from 'node:path';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { beginAlone } from './alone.ts';
 import { connect, type Database, isDamaged, kindOf, openingProblem, sqliteCode } from './database.ts';
+import { realPath } from './place.ts';
 
 /** A service that has the file; what is null could not be read at that moment. */
 export interface Serving {
@@ -233,24 +231,6 @@ function locksOn({ ino }: Stats): { kind: string; processId: number; start: numb
 /** The file that whoever serves a database has open all the time. */
 export function lockPath(path: string): string {
   return `${realPath(path)}-lock`;
-}
-
-/** The file that a path leads to, by whichever links, also when it is not there yet: one file has one lock. */
-export function realPath(path: string): string {
-  try {
-    return realpathSync(path);
-  } catch (error) {
-    const target = codeOf(error) === 'ENOENT' ? linkTarget(path) : undefined;
-    return target === undefined ? resolve(path) : realPath(resolve(realpathSync(dirname(path)), target));
-  }
-}
-
-function linkTarget(path: string): string | undefined {
-  try {
-    return readlinkSync(path);
-  } catch {
-    return undefined;
-  }
 }
 
 function readHolder(lock: Database): Serving | undefined {

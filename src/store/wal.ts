@@ -1,6 +1,6 @@
 import { statSync } from 'node:fs';
 import type { Database } from './database.ts';
-import { realPath } from './lock.ts';
+import { realPath } from './place.ts';
 
 /** At half of it the writer itself copies what is left over: more is held up by somebody who reads for long. */
 export const WAL_LARGE_BYTES = 64 * 1024 * 1024;

@@ -4,8 +4,10 @@ import { realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
+import type { CheckpointThreadData } from './checkpoint-thread.ts';
 import { concernsDeliveries, concernsDeployments } from './context.ts';
 import { checkpoint, openForWriting } from './database.ts';
+import { whereaboutsOf } from './place.ts';
 import { walUseOf } from './wal.ts';
 import { createGroupCommit } from './writer.ts';
 import { type CheckpointKind, writerFigures } from './writer-figures.ts';
@@ -41,6 +43,7 @@ database.pragma('wal_autocheckpoint = 0');
 database.pragma(`journal_size_limit = ${CATCH_UP_AT_BYTES}`);
 const walUse = walUseOf(database);
 const group = createGroupCommit(database, realEffects, figures);
+const whereabouts = whereaboutsOf(path);
 let checkpointer: Worker | undefined;
 let checkpointing = false;
 let catchUpRounds = 0;
@@ -87,10 +90,13 @@ function askForCheckpoint(): void {
 
 /**
  * Only while there is much to write: a thread takes 8 MB. Where there can be no further thread or open file, which is said
- * now or later, the writer, which needs neither, does its work.
+ * now or later, the writer, which needs neither, does its work. So it does where the thread does not find the file in its
+ * place.
  */
 function startCheckpointer(): Worker {
-  const thread = startThread('store/checkpoint-thread', { workerData: { path } });
+  const thread = startThread('store/checkpoint-thread', {
+    workerData: { path, whereabouts } satisfies CheckpointThreadData,
+  });
   thread.on('error', () => undefined); // it exits then
   thread.on('exit', () => {
     if (checkpointer !== thread) return;

@@ -1,12 +1,18 @@
 import { spawnSync } from 'node:child_process';
-import { statSync } from 'node:fs';
+import { existsSync, readFileSync, renameSync, statSync } from 'node:fs';
+import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { openForReading, openForWriting } from '../../src/store/database.ts';
+import { openStoreWithThreads } from '../../src/store/store.ts';
 import { place } from '../helpers/cli.ts';
+import { until } from '../helpers/commands.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { serve } from '../helpers/served.ts';
+import { PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas('prlimit'), async (t) => {
   const { directory, dbPath, json } = place(t);
@@ -44,6 +50,54 @@ t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas(
   t.equal(count.get(), acknowledged + 1);
   t.equal(file.pragma('integrity_check', { simple: true }), 'ok');
 });
+
+t.test('a WAL whose file was moved is copied into that one, and no other is made', async (t) => {
+  const { path, moved, store } = await withLargeWal(t);
+  renameSync(path, moved);
+  await until(() => statSync(moved).size > LARGE_BYTES);
+  t.notOk(existsSync(path));
+
+  renameSync(moved, path);
+  await store.close();
+  t.equal(countProjects(path), PROJECTS, 'nothing that was acknowledged is lost');
+});
+
+t.test('nor into the file that is in its place now', async (t) => {
+  const { path, moved, store } = await withLargeWal(t);
+  const other = join(temporaryDirectory(t), 'other.db');
+  openForWriting(other, realEffects).close();
+  const before = readFileSync(other);
+  renameSync(path, moved);
+  renameSync(other, path);
+  await until(() => statSync(moved).size > LARGE_BYTES);
+  t.ok(readFileSync(path).equals(before));
+
+  renameSync(path, other);
+  renameSync(moved, path);
+  await store.close();
+  t.equal(countProjects(path), PROJECTS);
+});
+
+const PROJECTS = 60;
+const LARGE_BYTES = 4 * 1024 * 1024;
+
+/** A writer in its thread that is about to begin with the copying. */
+async function withLargeWal(t: Test) {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const project = { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } };
+  await Promise.all(Array.from({ length: PROJECTS }, () => store.writer.write('projects.create', project)));
+  return { path, moved: `${path}.moved`, store };
+}
+
+function countProjects(path: string): unknown {
+  const file = openForReading(path);
+  try {
+    return file.prepare('SELECT count(*) FROM projects').pluck().get();
+  } finally {
+    file.close();
+  }
+}
 
 /** Writes beyond so many bytes of any file fail; `unlimited` where they did before. */
 function limitFileSize(processId: number, limit: number | 'unlimited'): void {

@@ -1,4 +1,5 @@
-import { readFileSync, statSync, writeFileSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { APPLICATION_ID, openForReading, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
@@ -84,6 +85,26 @@ t.test('a place that cannot be written is named in the refusal', (t) => {
     code: 'conflict',
     message: /no\/such\/davit\.db.*--db/,
   });
+  t.end();
+});
+
+t.test('no file is made where the WAL of one is left: it would be removed', (t) => {
+  const directory = temporaryDirectory(t);
+  const [path, link] = [join(directory, 'davit.db'), join(directory, 'link.db')];
+  symlinkSync(path, link);
+  writeFileSync(`${path}-wal`, 'what was acknowledged');
+  for (const name of [path, link]) {
+    t.throws(() => openForWriting(name, fakeEffects()), {
+      code: 'conflict',
+      message: `${name} is not there, but ${path}-wal is, which holds a part of it: move it back, or remove that too`,
+    });
+  }
+  t.strictSame(readdirSync(directory), ['davit.db-wal', 'link.db']);
+  t.equal(readFileSync(`${path}-wal`, 'utf8'), 'what was acknowledged');
+
+  rmSync(`${path}-wal`);
+  openForWriting(link, fakeEffects()).close();
+  t.ok(existsSync(path));
   t.end();
 });
 
