@@ -227,11 +227,9 @@ export async function startService(
   };
 }
 
-/** A service whose lock somebody took for a leftover serves on, and another lock in its place would keep nobody out. */
+/** A service whose lock somebody took for a leftover serves on, and another lock in its place keeps nobody out. */
 function refuseRemovedLock(dbPath: string): void {
-  const file = lockPath(dbPath);
-  if (existsSync(file)) return;
-  const [holder] = holdersOf(`${file} (deleted)`); // proc_pid_fd(5)
+  const [holder] = holdersOf(`${lockPath(dbPath)} (deleted)`); // proc_pid_fd(5)
   if (holder === undefined) return;
   throw new AppError(
     'conflict',
