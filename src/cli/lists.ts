@@ -23,7 +23,7 @@ export async function latestOf<Item>(
     beforeSeq !== null && found.length <= limit;
   ) {
     const { items, goOnBefore }: ListPage<Item> = await page(beforeSeq, limit + 1 - found.length);
-    found.push(...items);
+    for (const item of items) found.push(item); // a page may have more than a function takes as arguments
     beforeSeq = goOnBefore;
   }
   return { items: found.slice(0, limit), isAll: found.length <= limit };

@@ -30,7 +30,7 @@ export function table<Row>(
     .filter(({ cells }) => cells.some((cell) => cell !== ''));
   const widths = fitted(
     filled.map(({ title, cells, shrinks = false }) => ({
-      width: Math.max(...[title, ...cells].map(displayWidth)),
+      width: cells.reduce((widest, cell) => Math.max(widest, displayWidth(cell)), displayWidth(title)),
       shrinks,
     })),
     width,

@@ -1,6 +1,9 @@
 import t from 'tap';
 import { latestOf } from '../../src/cli/lists.ts';
 
+/** More than a function takes as arguments. */
+const MANY = 300_000;
+
 t.test('a list is read in as many pages as it takes, and no further', async (t) => {
   for (const pageMax of [1, 2, 3, 100]) {
     for (let limit = 1; limit <= 7; limit++) {
@@ -30,6 +33,13 @@ t.test('pages that hold nothing, as their filter goes on looking, are not the en
   });
   t.strictSame(found, { items: ['found'], isAll: true });
   t.strictSame(asked, [Number.MAX_SAFE_INTEGER, 7, 3]);
+});
+
+t.test('a page may have very many', async (t) => {
+  const page = () => ({ items: new Array<number>(MANY).fill(1), goOnBefore: null });
+  const { items, isAll } = await latestOf(MANY, page);
+  t.equal(items.length, MANY);
+  t.ok(isAll);
 });
 
 /** As many as `count` items, the newest first, of which a page has `pageMax` at most, and as many as are asked for. */

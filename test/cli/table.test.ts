@@ -31,6 +31,11 @@ t.test('a column with nothing in it is left out', async (t) => {
   t.equal(table(plain(80), [{ id: 'a', name: 'website', note: '' }], COLUMNS), 'ID  NAME\na   website');
 });
 
+t.test('there may be very many rows', async (t) => {
+  const rows = new Array(300_000).fill({ id: 'a', name: '', note: '' });
+  t.equal(table(plain(null), rows, COLUMNS).length, 'ID'.length + rows.length * '\na'.length);
+});
+
 t.test('on a narrow terminal the widest that may shrink is cut, ids never', async (t) => {
   const rows = [{ id: 'x'.repeat(20), name: 'n'.repeat(30), note: 'short one' }];
   const lines = table(plain(50), rows, COLUMNS).split('\n');
