@@ -4,7 +4,7 @@ import { assetText, version as davitVersion, nativeAddonPath } from '../assets.t
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { type NewerFile, newer } from './newer.ts';
-import { realPath } from './place.ts';
+import { realPath, statusOf } from './place.ts';
 
 /*
  * In all statements parameters are compared as `+:name`, not `:name`. SQLite, built with STAT4, plans a statement anew
@@ -154,7 +154,7 @@ function createPrivately(path: string): void {
 /** Beside a file that is empty SQLite removes it, with all that is in nothing but it. */
 function refuseLoneWal(path: string): void {
   const wal = `${realPath(path)}-wal`;
-  if ((statSync(wal, { throwIfNoEntry: false })?.size ?? 0) === 0) return;
+  if ((statusOf(wal)?.size ?? 0) === 0) return;
   throw new AppError(
     'conflict',
     `${path} is not there, but ${wal} is, which holds a part of it: move it back, or remove that too`,

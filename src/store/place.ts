@@ -65,8 +65,8 @@ export function watchPlace(path: string, { monotonicMs }: Pick<Effects, 'monoton
   };
 }
 
-/** Undefined too where no look gets to it: in a directory that was closed, on a network that is gone. */
-function statusOf(file: string): Stats | undefined {
+/** Undefined where there is none, and where no look gets to it: in a directory that was closed, for instance. */
+export function statusOf(file: string): Stats | undefined {
   try {
     return statSync(file);
   } catch {

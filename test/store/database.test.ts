@@ -81,6 +81,11 @@ t.test('a file of a newer davit is refused and left as it was', (t) => {
 });
 
 t.test('a place that cannot be written is named in the refusal', (t) => {
+  const long = `${temporaryDirectory(t)}/${'x'.repeat(300)}`;
+  t.throws(() => openForWriting(long, fakeEffects()), {
+    code: 'conflict',
+    message: `cannot create ${long} (ENAMETOOLONG): choose another place with --db`,
+  });
   t.throws(() => openForWriting(`${temporaryDirectory(t)}/no/such/davit.db`, fakeEffects()), {
     code: 'conflict',
     message: /no\/such\/davit\.db.*--db/,
