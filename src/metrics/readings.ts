@@ -1,7 +1,7 @@
-import { statSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type Figure, readFigure } from '../figures.ts';
 import { COUNTED_MAX, type DueDeliveries, LOOKED_AT_MAX } from '../store/gauges.ts';
+import { statusOf } from '../store/place.ts';
 import type { Reads } from '../store/store.ts';
 import { walBytesOf } from '../store/wal.ts';
 
@@ -65,7 +65,7 @@ export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figu
 export function fileFigures(dbPath: string): Figure[] {
   return [
     readFigure('gauge', { name: 'davit_database_size_bytes', help: 'The file, without its WAL.' }, [
-      { value: statSync(dbPath, { throwIfNoEntry: false })?.size ?? 0 },
+      { value: statusOf(dbPath)?.size ?? 0 },
     ]),
     readFigure('gauge', { name: 'davit_wal_size_bytes', help: 'The WAL of the file.' }, [
       { value: walBytesOf(dbPath) },

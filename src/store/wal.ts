@@ -1,13 +1,12 @@
-import { statSync } from 'node:fs';
 import type { Database } from './database.ts';
-import { realPath } from './place.ts';
+import { realPath, statusOf } from './place.ts';
 
 /** At half of it the writer itself copies what is left over: more is held up by somebody who reads for long. */
 export const WAL_LARGE_BYTES = 64 * 1024 * 1024;
 
 /** How large the WAL of the file at `path` is, in bytes; 0 where there is none. Less of it may be in use. */
 export function walBytesOf(path: string): number {
-  return statSync(`${realPath(path)}-wal`, { throwIfNoEntry: false })?.size ?? 0;
+  return statusOf(`${realPath(path)}-wal`)?.size ?? 0;
 }
 
 /** How much of the WAL is in use, and how much of that is not in the file yet. */

@@ -1,0 +1,14 @@
+import { symlinkSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import { exposition } from '../../src/metrics/exposition.ts';
+import { fileFigures } from '../../src/metrics/readings.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('a file that no look gets to has no size, and keeps no other figure from being read', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  symlinkSync(path, path);
+  const text = exposition(fileFigures(path));
+  t.match(text, /^davit_database_size_bytes 0$/m);
+  t.match(text, /^davit_wal_size_bytes 0$/m);
+});
