@@ -1,4 +1,3 @@
-import { existsSync } from 'node:fs';
 import { dirname, resolve } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
@@ -35,11 +34,11 @@ async function backup(
   const dbPath = existingDbPathOf(command);
   // Absolute: SQLite takes a text that begins with `file:` for something else.
   const path = resolve(file);
-  if (existsSync(path)) {
-    const { nameTaken } = await import('../store/partial-file.ts');
-    throw nameTaken(file);
-  }
-  const { refuseOtherNames } = await import('../store/lock.ts');
+  const [{ refuseName }, { refuseOtherNames }] = await Promise.all([
+    import('../store/partial-file.ts'),
+    import('../store/lock.ts'),
+  ]);
+  refuseName(path, file);
   refuseOtherNames(dbPath);
   const at = timestamp(context.effects.now());
   await withPartial(dirname(path), context, async (partial, signal) => {

@@ -4,6 +4,7 @@ import {
   fsyncSync,
   lchownSync,
   linkSync,
+  lstatSync,
   openSync,
   readdirSync,
   renameSync,
@@ -100,8 +101,19 @@ function giveName(path: string, finalPath: string): void {
   }
 }
 
-/** For who looks before the work begins, too. */
-export function nameTaken(path: string, cause?: unknown): AppError {
+/** For who looks before the work begins: throws AppError `conflict` for a name that no file can get; `shown` is how it was given. */
+export function refuseName(path: string, shown: string): void {
+  try {
+    if (lstatSync(path, { throwIfNoEntry: false }) === undefined) return;
+  } catch (error) {
+    // What else keeps a file from being made there is said by whoever makes it.
+    if (codeOf(error) !== 'ENAMETOOLONG') return;
+    throw new AppError('conflict', `${shown} is too long for a name: choose another one`, { cause: error });
+  }
+  throw nameTaken(shown);
+}
+
+function nameTaken(path: string, cause?: unknown): AppError {
   return new AppError('conflict', `${path} is there already: choose another name, nothing is overwritten`, {
     cause,
   });

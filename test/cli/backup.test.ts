@@ -83,6 +83,17 @@ t.test('--json says what is in it', async (t) => {
   });
 });
 
+t.test('a name that no file can have is refused before anything is copied', async (t) => {
+  const { davit, refused, directory } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  const before = readdirSync(directory).sort();
+  t.match(await refused(['backup', 'x'.repeat(256)]), {
+    exitCode: 1,
+    message: /x is too long for a name: choose another one$/,
+  });
+  t.strictSame(readdirSync(directory).sort(), before);
+});
+
 t.test('what is there already is never overwritten, be it a file, a directory or a link', async (t) => {
   const { davit, refused, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website']);
