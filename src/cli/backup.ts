@@ -34,12 +34,14 @@ async function backup(
   const dbPath = existingDbPathOf(command);
   // Absolute: SQLite takes a text that begins with `file:` for something else.
   const path = resolve(file);
-  const [{ refuseName }, { refuseOtherNames }] = await Promise.all([
+  const [{ refuseName }, { refuseOtherNames }, { refuseRemoved }] = await Promise.all([
     import('../store/partial-file.ts'),
     import('../store/lock.ts'),
+    import('./removed.ts'),
   ]);
   refuseName(path, file);
   refuseOtherNames(dbPath);
+  refuseRemoved(dbPath);
   const at = timestamp(context.effects.now());
   await withPartial(dirname(path), context, async (partial, signal) => {
     const from = { path: resolve(dbPath), name: dbPath };

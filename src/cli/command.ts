@@ -154,11 +154,13 @@ export async function withStore<Result>(
 ): Promise<Result> {
   const path = whenMissing === 'refuse' ? existingDbPathOf(command) : dbPathOf(command);
   // Only here: loading SQLite takes longer than all else that `--help` needs.
-  const [{ openStore }, { refuseOtherNames }] = await Promise.all([
+  const [{ openStore }, { refuseOtherNames }, { refuseRemoved }] = await Promise.all([
     import('../store/store.ts'),
     import('../store/lock.ts'),
+    import('./removed.ts'),
   ]);
   refuseOtherNames(path);
+  refuseRemoved(path);
   const isNew = statusOf(path) === undefined;
   const store = openStore(path, effects);
   if (isNew) terminal.note(`made the file ${printable(resolve(path))}`);

@@ -54,11 +54,13 @@ async function look(command: Command, options: { json?: boolean }, context: Comm
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
   const path = realpathSync(dbPath);
-  const [{ openPatient }, doctor, { unusable }] = await Promise.all([
+  const [{ openPatient }, doctor, { unusable }, { refuseRemoved }] = await Promise.all([
     import('../store/doctor.ts'),
     import('./doctor-findings.ts'),
     import('./file-work.ts'),
+    import('./removed.ts'),
   ]);
+  refuseRemoved(dbPath);
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);
   const walBytes = walBytesOf(path);
