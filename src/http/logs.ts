@@ -133,14 +133,22 @@ export function logs({ reads }: Store, watches: Watches, effects: Effects): Plug
 
 const streamOptions = { objectMode: false, highWaterMark: READ_AHEAD_BYTES };
 
-/** Any other Accept, or none, gets the text; so does one that refuses events (RFC 9110, 12.4.2). */
+/** Only where they are named, and the text is not liked better (RFC 9110, 12.5.1): any other Accept, or none, gets the text. */
 function wantsEvents({ headers }: LogRequest): boolean {
-  return (headers.accept ?? '')
-    .split(',')
-    .some((range) => /^\s*text\/event-stream\s*(;|$)/i.test(range) && !REFUSED.test(range));
+  const weights = weightsOf(headers.accept ?? '');
+  const weight = weights.get('text/event-stream') ?? 0;
+  return weight > 0 && weight >= (weights.get('text/plain') ?? 0);
 }
 
-const REFUSED = /;\s*q=0(\.0*)?\s*(;|$)/i;
+function weightsOf(accept: string): Map<string, number> {
+  const ranges = accept.split(',').map((range) => range.split(';').map((word) => word.trim().toLowerCase()));
+  return new Map(
+    ranges.map(([type = '', ...parameters]) => {
+      const weight = parameters.find((parameter) => parameter.startsWith('q='));
+      return [type, weight === undefined ? 1 : Number(weight.slice(2))];
+    }),
+  );
+}
 
 function lastEventIdOf({ headers }: LogRequest): number | undefined {
   const value: unknown = headers['last-event-id'];

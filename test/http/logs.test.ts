@@ -178,6 +178,10 @@ t.test('an Accept that names text/event-stream gets events, any other the text',
     ['text/event-stream;q=0', 'text/plain; charset=utf-8'],
     ['text/event-stream; Q=0.000, text/plain', 'text/plain; charset=utf-8'],
     ['text/html, text/event-stream', 'text/event-stream; charset=utf-8'],
+    ['text/plain, text/event-stream', 'text/event-stream; charset=utf-8'],
+    ['text/plain;q=0.4, text/event-stream;q=0.5', 'text/event-stream; charset=utf-8'],
+    ['text/plain, text/event-stream;q=0.5', 'text/plain; charset=utf-8'],
+    ['text/event-stream;q=much', 'text/plain; charset=utf-8'],
   ];
   for (const [accept, type] of rows) {
     const asked = httpRequest({
