@@ -396,7 +396,9 @@ const outputValue = Joi.string()
 
 const reportBody = bodySchema({
   status: Joi.string().valid('running', 'succeeded', 'failed').required(),
-  message: textSchema(MESSAGE_MAX_LENGTH).allow(null, ''),
+  message: textSchema(MESSAGE_MAX_LENGTH)
+    .allow(null, '')
+    .description('Without one, with null or with an empty one, what an earlier report said stays.'),
   outputs: Joi.object()
     .pattern(OUTPUT_NAME, outputValue)
     .max(OUTPUTS_MAX)
