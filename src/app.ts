@@ -30,6 +30,7 @@ import { watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { openStoreWithThreads } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
+import { openFilesProblem } from './system-limits.ts';
 
 export interface Service {
   /** Where it listens, with the port that it got. */
@@ -77,6 +78,9 @@ export async function startService(
   refuseRemovedLock(dbPath);
   openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
+
+  const fewFiles = openFilesProblem(config.maxConcurrent);
+  if (fewFiles !== undefined) logger.warn(fewFiles);
 
   const doorForDispatcher = new MessageChannel();
   const figures =

@@ -5,6 +5,22 @@ export function openFilesMax(): number {
   return limitOf('open files');
 }
 
+/** Half of them are for the API's connections; of the others davit has 45 open itself, and 256 attempts may be under way. */
+const OWN_FILES = 300;
+/** Its pipe, and what is open for a moment while it starts. */
+const FILES_OF_COMMAND = 2;
+
+/** That deployments may fail for want of files, and what to do about it; undefined: there are enough. */
+export function openFilesProblem(maxConcurrent: number): string | undefined {
+  const needed = 2 * (OWN_FILES + FILES_OF_COMMAND * maxConcurrent);
+  const allowed = openFilesMax();
+  if (allowed >= needed) return undefined;
+  return (
+    `only ${allowed} files may be open: under load deployments and deliveries may fail for want of them; allow ${needed} ` +
+    '(ulimit -n, LimitNOFILE= of systemd)'
+  );
+}
+
 const POOL_THREADS_MAX = 64;
 const POOL_THREADS_MIN = 4;
 /** Of the processes and threads that may be, libuv's pool takes so many at most: the rest is for commands. */

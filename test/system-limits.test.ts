@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import t from 'tap';
-import { openFilesMax, poolThreads } from '../src/system-limits.ts';
+import { openFilesMax, openFilesProblem, poolThreads } from '../src/system-limits.ts';
 import { limitOpenFiles, limitProcesses } from './helpers/limits.ts';
 import { ifHas } from './helpers/programs.ts';
 
@@ -9,6 +9,20 @@ t.test('how many files may be open', ifHas('prlimit'), async (t) => {
   t.teardown(lift);
   t.equal(openFilesMax(), 300);
 });
+
+t.test(
+  'too few files for davit and its commands are told, with how many are enough',
+  ifHas('prlimit'),
+  async (t) => {
+    const before = limitOpenFiles(607);
+    t.teardown(before);
+    t.match(openFilesProblem(2), /^only 607 files may be open: .* allow 608 /);
+    const lift = limitOpenFiles(608);
+    t.equal(openFilesProblem(2), undefined);
+    t.match(openFilesProblem(3), / allow 612 /);
+    lift();
+  },
+);
 
 /** Others start nothing any more below such a limit, not even what lifts it; nor does the root of a user namespace. */
 const isRoot =
