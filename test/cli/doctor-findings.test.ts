@@ -1,0 +1,314 @@
+import { spawnSync } from 'node:child_process';
+import { chmodSync, truncateSync, writeFileSync } from 'node:fs';
+import t from 'tap';
+import { processIdentity } from '../../src/deploy/processes.ts';
+import { realEffects } from '../../src/effects.ts';
+import { lockForServing } from '../../src/store/lock.ts';
+import { WAL_LARGE_BYTES } from '../../src/store/wal.ts';
+import { busyWriter } from '../helpers/busy.ts';
+import { change, findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { serve } from '../helpers/served.ts';
+
+const HOUR_MS = 3_600_000;
+const nowMs = realEffects.now();
+
+t.test('each thing that needs attention is said, with what to do about it', async (t) => {
+  const hourAgo = nowMs - HOUR_MS;
+  const deployment = (status: string, at: string) => `
+    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
+    SELECT 'dpl_1', id, 'main', '${status}', 0, 'api', ${hourAgo}, ${at}, 1, 1, 'b' FROM projects`;
+  const webhook = (columns: string, values: string) => `
+    INSERT INTO webhooks (id, key_id, url, events, created_at, enabled_at, ${columns})
+    SELECT 'whk_1', id, 'https://example.com/', '[]', 1, 1, ${values} FROM keys;`;
+  const delivery = `
+    INSERT INTO events (id, type, deployment_id, project_id, created_at, payload)
+    VALUES ('evt_1', 'deployment.created', 'dpl_1', 'prj_1', 1, '{}');
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at, ladder_trigger)
+    VALUES ('dlv_1', 'evt_1', 'deployment.created', 'whk_1', 'pending', ${hourAgo}, 1, 1, 'schedule')`;
+  const cases: [what: string, sql: string, check: string, message: RegExp, advice: RegExp][] = [
+    [
+      'a deployment that nobody looks after',
+      deployment('running', '1'),
+      'deployments',
+      /^dpl_1 is recorded as running, and no service looks after it$/,
+      /^davit serve: it ends what is left/,
+    ],
+    [
+      'one that waits for a service',
+      deployment('queued', 'NULL'),
+      'deployments',
+      /^1 wait, and no service carries them out$/,
+      /^davit serve$/,
+    ],
+    [
+      'a webhook that fails',
+      webhook('status, failing_since, consecutive_failures', `'enabled', ${hourAgo - HOUR_MS}, 7`),
+      'webhooks',
+      /^whk_1 fails since 20\S+Z, 7 times$/,
+      /davit admin webhook ping whk_1/,
+    ],
+    [
+      'a webhook that is disabled while deliveries are held',
+      webhook('status, status_reason', "'disabled', 'the receiver answered 410 Gone'") + delivery,
+      'webhooks',
+      /^whk_1 is disabled \(the receiver answered 410 Gone\), with 1 delivery held for it$/,
+      /davit admin webhook enable whk_1/,
+    ],
+    [
+      'one that nothing enables again, as its key is revoked',
+      `UPDATE keys SET revoked_at = 1;${webhook('status', "'disabled'")}${delivery}`,
+      'webhooks',
+      /^whk_1 is disabled, with 1 delivery held for it$/,
+      /^davit admin webhook delete whk_1: its key is revoked, so it stays disabled$/,
+    ],
+    [
+      'deliveries that are long overdue',
+      webhook('status', "'enabled'") + delivery,
+      'webhooks',
+      /^whk_1 is behind: 1 deliveries are due, the first since 20\S+Z$/,
+      /^davit serve$/,
+    ],
+    [
+      'a clock that was ahead',
+      `UPDATE projects SET created_at = ${nowMs + 26 * HOUR_MS}`,
+      'clock',
+      /^the file knows of 20\S+Z, which is 1d1h\w+ from now$/,
+      /timedatectl/,
+    ],
+    [
+      'a key that ends soon',
+      `UPDATE keys SET expires_at = ${nowMs + 48 * HOUR_MS}`,
+      'keys',
+      /^key ci \(key_\w+\) ends at 20\S+Z$/,
+      /davit admin key create/,
+    ],
+    [
+      'a command that is not there',
+      `UPDATE projects SET command = '["/nowhere/release.sh"]'`,
+      'projects',
+      /^project website \(prj_\w+\): .*\/nowhere\/release\.sh/,
+      /./,
+    ],
+    [
+      'a count that is wrong',
+      'UPDATE projects SET queued_count = 3',
+      'references',
+      /^prj_\w+ counts 3 waiting deployments, and 0 wait$/,
+      /restore the last backup/,
+    ],
+    [
+      'a row that refers to nothing',
+      "INSERT INTO key_projects VALUES ('key_2', 'prj_2')",
+      'references',
+      /^1 of key_projects refer to (?:keys|projects) that are not there$/,
+      /restore the last backup/,
+    ],
+    [
+      'an index that is not there',
+      'DROP INDEX one_terminal_event_per_deployment',
+      'integrity',
+      /^the index one_terminal_event_per_deployment is missing$/,
+      /restore the last backup/,
+    ],
+    [
+      'a row that every file has',
+      'DELETE FROM instance',
+      'integrity',
+      /^what belongs to the file as a whole is missing$/,
+      /restore the last backup/,
+    ],
+  ];
+  for (const [what, sql, check, message, advice] of cases) {
+    const there = await withProject(t);
+    change(there.dbPath, sql);
+    const found = findingOf(await reportOf(t, there, 1), check);
+    t.match(found, { level: 'problem', message, advice }, what);
+  }
+});
+
+t.test('what is as it should be is no problem, and what may be meant so is a note', async (t) => {
+  const own = processIdentity(process.pid);
+  if (own === undefined) throw new Error('this process is not to be seen');
+  const living = `${own.processId}, ${own.processStartedAt}, '${own.bootId}'`;
+  const gone = "1, 1, 'another boot'";
+  const hourAgo = nowMs - HOUR_MS;
+  const fiveMinutesAgo = nowMs - 300_000;
+  const elsewhere = 4_194_305; // no process has this id
+  const deployment = (id: string, status: string, at: number, process = 'NULL, NULL, NULL') => `
+    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
+    SELECT '${id}', id, 'main', '${status}', 0, 'api', ${at}, ${status === 'queued' ? 'NULL' : at}, ${process} FROM projects;`;
+  const webhook = (id: string, status: string, failingSince: number | 'NULL' = 'NULL') => `
+    INSERT INTO webhooks (id, key_id, url, events, created_at, enabled_at, status, failing_since, consecutive_failures)
+    SELECT '${id}', id, 'https://example.com/', '[]', 1, 1, '${status}', ${failingSince}, 88 FROM keys;`;
+  const delivery = (nextAttemptAt: number) => `
+    INSERT INTO events (id, type, deployment_id, project_id, created_at, payload)
+    VALUES ('evt_1', 'deployment.created', 'dpl_1', 'prj_1', 1, '{}');
+    INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at, ladder_trigger)
+    VALUES ('dlv_1', 'evt_1', 'deployment.created', 'whk_1', 'pending', ${nextAttemptAt}, 1, 1, 'schedule');`;
+  const keyEnds = (at: number) => `UPDATE keys SET expires_at = ${at};`;
+  const none = null;
+  const cases: [sql: string, servedBy: number | null, check: string, level: string, message: RegExp][] = [
+    [
+      deployment('dpl_1', 'running', hourAgo, living),
+      none,
+      'deployments',
+      'problem',
+      /^dpl_1 runs as process \d+, and no service looks after it$/,
+    ],
+    [deployment('dpl_1', 'running', hourAgo, living), own.processId, 'deployments', 'ok', /^1 running, 0/],
+    [deployment('dpl_1', 'running', nowMs, gone), own.processId, 'deployments', 'ok', /^1 running/],
+    [deployment('dpl_1', 'running', hourAgo, gone), elsewhere, 'deployments', 'ok', /^1 running/],
+    [
+      deployment('dpl_1', 'queued', hourAgo),
+      own.processId,
+      'deployments',
+      'problem',
+      /^dpl_1 waits since 20\S+Z, and nothing runs$/,
+    ],
+    [deployment('dpl_1', 'queued', fiveMinutesAgo), own.processId, 'deployments', 'ok', /^0 running, 1/],
+    [
+      deployment('dpl_1', 'running', hourAgo, living) + deployment('dpl_2', 'queued', hourAgo),
+      own.processId,
+      'deployments',
+      'ok',
+      /^1 running, 1 waiting$/,
+    ],
+    [
+      `UPDATE projects SET status = 'paused';${deployment('dpl_1', 'queued', hourAgo)}`,
+      none,
+      'deployments',
+      'note',
+      /^1 wait in projects that are paused$/,
+    ],
+    [
+      webhook('whk_1', 'enabled', nowMs - 600_000) + webhook('whk_2', 'enabled'),
+      none,
+      'webhooks',
+      'note',
+      /^2 of them, 1 failing now, for less than 1h$/,
+    ],
+    [webhook('whk_1', 'disabled', nowMs - 600_000), none, 'webhooks', 'note', /^whk_1 is disabled$/],
+    [webhook('whk_1', 'enabled', hourAgo - 1_000), none, 'webhooks', 'problem', /^whk_1 fails since/],
+    [webhook('whk_1', 'enabled') + delivery(fiveMinutesAgo), none, 'webhooks', 'ok', /^1 of them, none/],
+    [webhook('whk_1', 'enabled') + delivery(hourAgo), own.processId, 'webhooks', 'problem', /^whk_1 is behi/],
+    [
+      `UPDATE projects SET status = 'archived', command = '["/nowhere/release.sh"]'`,
+      none,
+      'projects',
+      'ok',
+      /^0 of them/,
+    ],
+    [
+      "INSERT INTO project_variables SELECT id, 'HOME', '/nowhere' FROM projects",
+      none,
+      'projects',
+      'ok',
+      /^1 of them/,
+    ],
+    [keyEnds(nowMs - 1), none, 'keys', 'ok', /^0 of them, none ends within 14d$/],
+    [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) ends at 20\S+Z$/],
+    [keyEnds(nowMs + 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
+    [`UPDATE keys SET revoked_at = 1;${keyEnds(nowMs + HOUR_MS)}`, none, 'keys', 'ok', /^0 of them/],
+  ];
+  for (const [sql, servedBy, check, level, message] of cases) {
+    const there = await withProject(t);
+    change(there.dbPath, sql);
+    const release = servedBy === null ? () => {} : lockForServing(there.dbPath, servedBy, realEffects);
+    const { findings } = await reportOf(t, there, level === 'problem' ? 1 : 0);
+    release();
+    const found = findings.filter((finding) => finding.check === check);
+    t.match(found, [{ level, message }], String(message));
+    t.equal(found.length, 1, String(message));
+    t.equal(found[0]?.advice === null, level === 'ok' || /disabled/.test(String(message)));
+  }
+});
+
+t.test('with a service, what is stuck in it is said', async (t) => {
+  const there = await withProject(t);
+  change(
+    there.dbPath,
+    `UPDATE projects SET status = 'paused';
+     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at)
+     SELECT 'dpl_1', id, 'main', 'queued', 0, 'api', ${nowMs - HOUR_MS} FROM projects`,
+  );
+  const service = await serve(t, there.directory);
+  t.match(findingOf(await reportOf(t, there, 0), 'deployments'), {
+    level: 'note',
+    message: '1 wait in projects that are paused',
+  });
+  // As if the end of its command had been missed.
+  change(
+    there.dbPath,
+    `UPDATE deployments
+        SET status = 'running', started_at = ${nowMs - HOUR_MS}, process_id = 1, process_started_at = 1, boot_id = 'b'`,
+  );
+  t.match(findingOf(await reportOf(t, there, 1), 'deployments'), {
+    level: 'problem',
+    message: /^dpl_1 is recorded as running, and its process is gone$/,
+    advice: 'restart davit serve',
+  });
+  await service.kill();
+});
+
+t.test('who may read or replace the file', async (t) => {
+  const there = await withProject(t);
+  for (const mode of ['644', '640', '602', '2610']) {
+    chmodSync(there.dbPath, Number.parseInt(mode, 8));
+    t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+      level: 'problem',
+      message: `others may read davit.db (mode ${mode})`,
+      advice: /^chmod 600 \/.*\/davit\.db$/,
+    });
+  }
+  chmodSync(there.dbPath, 0o600);
+  for (const mode of ['777', '770', '702']) {
+    chmodSync(there.directory, Number.parseInt(mode, 8));
+    t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+      level: 'problem',
+      message: new RegExp(`^others may replace the file: they may write in /.* \\(mode ${mode}\\)$`),
+      advice: /^chmod go-w \//,
+    });
+  }
+  chmodSync(there.directory, 0o1777);
+  await reportOf(t, there, 0);
+
+  await (await busyWriter(t, there.dbPath)).kill();
+  for (const side of ['-wal', '-shm']) chmodSync(there.dbPath + side, 0o644);
+  const { findings } = await reportOf(t, there, 1);
+  t.strictSame(
+    findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
+    ['others may read davit.db-wal (mode 644)', 'others may read davit.db-shm (mode 644)'],
+  );
+});
+
+t.test('a WAL that has grown large is said, and what takes it in', async (t) => {
+  const there = await withProject(t);
+  const grow = (bytes: number) => {
+    writeFileSync(`${there.dbPath}-wal`, '', { mode: 0o600 });
+    truncateSync(`${there.dbPath}-wal`, bytes);
+  };
+  grow(WAL_LARGE_BYTES);
+  t.match(findingOf(await reportOf(t, there, 0), 'wal'), { level: 'note' });
+  grow(WAL_LARGE_BYTES + 1);
+  t.match(findingOf(await reportOf(t, there, 1), 'wal'), {
+    level: 'problem',
+    message: /^the WAL has [\d.]+ MB$/,
+    advice: /^start davit serve and stop it again/,
+  });
+  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  grow(WAL_LARGE_BYTES + 1);
+  t.match(findingOf(await reportOf(t, there, 1), 'wal'), { advice: /^a program that reads for long/ });
+  release();
+});
+
+const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
+
+t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async (t) => {
+  const there = await withProject(t);
+  writeFileSync(`${there.dbPath}-lock`, '', { mode: 0o600 });
+  spawnSync('chown', ['65534', `${there.dbPath}-lock`]);
+  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+    message: 'davit.db-lock belongs to another user than davit.db: the service may not be able to write',
+    advice: /^chown --reference=/,
+  });
+});

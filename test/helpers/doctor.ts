@@ -1,0 +1,48 @@
+import Sqlite from 'better-sqlite3';
+import type { Test } from 'tap';
+import { type Place, place } from './cli.ts';
+
+export interface Finding {
+  check: string;
+  level: 'ok' | 'note' | 'problem';
+  message: string;
+  advice: string | null;
+}
+
+export interface Report {
+  ok: boolean;
+  service: { process_id: number } | null;
+  findings: Finding[];
+  tables: { name: string; rows: number; bytes: number }[];
+}
+
+/** A place with a project, of which nothing is wrong, and a key. */
+export async function withProject(t: Test): Promise<Place> {
+  const there = place(t);
+  await there.davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
+  await there.davit(['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects']);
+  return there;
+}
+
+/** Changes the file as nobody may, to see what is said of it. */
+export function change(dbPath: string, sql: string): void {
+  const database = new Sqlite(dbPath);
+  database.unsafeMode();
+  database.pragma('foreign_keys = OFF');
+  database.exec(sql);
+  database.close();
+}
+
+/** Throws if it does not exit with this code, or says something else than that on stderr. */
+export async function reportOf(t: Test, { davit }: Place, expectedExitCode: number): Promise<Report> {
+  const { stdout, stderr, exitCode } = await davit(['doctor', '--json']);
+  t.equal(exitCode, expectedExitCode);
+  t.match(stderr, expectedExitCode === 0 ? /^$/ : /^(one thing needs|\d+ things need) attention\n$/);
+  return JSON.parse(stdout);
+}
+
+/** What there is to say of this, a problem before anything else. */
+export function findingOf({ findings }: Report, check: string): Finding | undefined {
+  const found = findings.filter((finding) => finding.check === check);
+  return found.find(({ level }) => level === 'problem') ?? found[0];
+}
