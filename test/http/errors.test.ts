@@ -238,6 +238,7 @@ async function slowHandler(): Promise<object> {
 
 t.test('a bug is answered 500, says nothing, and is in the log with its stack', async (t) => {
   const { server, log } = await startHttp(t, { resources: () => [broken] });
+  const printed = t.capture(console, 'error');
   for (const name of [
     'throws',
     'rejects',
@@ -255,6 +256,7 @@ t.test('a bug is answered 500, says nothing, and is in the log with its stack', 
     const line = log.find(({ msg, request_id }) => msg === 'bug' && request_id === error.request_id);
     t.match(line, { level: 50, route: `/v2/${name}`, err: { stack: /\n +at / } }, name);
   }
+  t.strictSame(printed(), [], 'and nowhere else');
 });
 
 t.test('why the service is unavailable is in the log, as a warning', async (t) => {

@@ -121,6 +121,7 @@ t.test('every response carries the same headers, and none that we did not choose
     ],
     ['GET', '/open', 'Cookie: =;;"\x80; a\r\n', 200, withBody],
     ['GET', '/open', 'Accept: text/html\r\nIf-None-Match: *\r\n', 200, withBody],
+    ['GET', '/open', `Cookie: ${'x'.repeat(16_000)}\r\n`, 200, withBody],
     ['GET', '/open', 'Expect: the-unexpected\r\nUpgrade: h2c\r\nConnection: upgrade\r\n', 200, withBody],
     ['GET', '/v2/things/1', `Authorization: Bearer ${secret}\r\n`, 200, withBody],
     ['DELETE', '/v2/things/1', `Authorization: Bearer ${secret}\r\n`, 204, []],
@@ -273,7 +274,8 @@ t.test('one line in the log for each request says who and what, and no secret', 
     ],
   );
   await requestJson(port, 'GET', `/v2/nothing/${secret}?key=${secret}`, { key: secret });
-  t.match(log.at(-1), { key_id: null, method: 'GET', route: null, status: 404 });
+  t.match(log.at(-1), { method: 'GET', status: 404 });
+  for (const field of ['key_id', 'route']) t.equal(log.at(-1)?.[field], null, field);
   t.notMatch(JSON.stringify(log), new RegExp(`${secret}|hunter2`));
 });
 
