@@ -53,9 +53,7 @@ async function noteWait(
   command: Command,
   { terminal }: CommandContext,
 ): Promise<void> {
-  const reason = isTerminal(deployment.status)
-    ? undefined
-    : whyItMayTake(deployment, store, await isServed(command));
+  const reason = whyItMayTake(deployment, store, await isServed(command));
   if (reason !== undefined) terminal.note(`note: ${reason}`);
 }
 
@@ -102,7 +100,7 @@ export interface LogOutput {
 }
 
 /** A program gets the very bytes. A terminal gets text, and obeys none of it but its colours. */
-export function createLogOutput(terminal: Terminal): LogOutput {
+export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' | 'write'>): LogOutput {
   if (terminal.columns === null) return { write: terminal.write, end: async () => undefined };
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   const text = harmlessText(terminal.colours);

@@ -1,6 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import t from 'tap';
-import { whyItMayTake } from '../../src/cli/deployment-logs.ts';
+import { createLogOutput, whyItMayTake } from '../../src/cli/deployment-logs.ts';
 import { resolveDeployment } from '../../src/cli/names.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
@@ -43,7 +43,42 @@ t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async
   t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
 });
 
-t.test('following ends when its reader goes away', async (t) => {
+t.test('on a terminal a log looks the same, in whichever pieces it comes', async (t) => {
+  const digits = '1'.repeat(32);
+  const rows: [log: string | Buffer, shown: string, withoutColours?: string][] = [
+    ['', ''],
+    ['\ufeffgrün\n', '\ufeffgrün\n'],
+    ['one\r\n', 'one\r\n'],
+    ['50%\r100%', '50%\r100%\n'],
+    ['a\u001b[1;31mred', 'a\u001b[1;31mred\u001b[0m\n', 'ared\n'],
+    ['a\u001b[31mred\u001b[0m\n', 'a\u001b[31mred\u001b[0m\n\u001b[0m', 'ared\n'],
+    [`\u001b[${digits}m\n`, `\u001b[${digits}m\n\u001b[0m`, '\n'],
+    [`\u001b[${digits}1m\n`, `\\x1b[${digits}1m\n`],
+    ['a\u001b[32', 'a\\x1b[32\n'],
+    ['a\u001b', 'a\\x1b\n'],
+    ['\u001b\u001b[2J\u0007', '\\x1b\\x1b[2J\\x07\n'],
+    ['\u009b31m\tx\u2028\u0000\n', '\\x9b31m\tx\\u2028\\x00\n'],
+    [Buffer.from([0x61, 0xc3]), 'a\ufffd\n'],
+  ];
+  for (const [row, [log, coloured, plain = coloured]] of rows.entries()) {
+    const bytes = Buffer.from(log);
+    for (const size of [1, 2, 3, 5, 100]) {
+      for (const colours of [true, false]) {
+        let shown = '';
+        const write = async (piece: Uint8Array) => {
+          shown += Buffer.from(piece);
+          return true;
+        };
+        const output = createLogOutput({ columns: 80, colours, write });
+        for (let at = 0; at < bytes.length; at += size) await output.write(bytes.subarray(at, at + size));
+        await output.end();
+        t.equal(shown, colours ? coloured : plain, `row ${row} by ${size}`);
+      }
+    }
+  }
+});
+
+t.test('following prints each byte once, and ends when its reader goes away', async (t) => {
   const there = place(t);
   const website = await scriptProject(there, 'website', 'true');
   const id = await inFile(there, async ({ writer }) => {
@@ -55,8 +90,10 @@ t.test('following ends when its reader goes away', async (t) => {
   const follower = follow(there, id);
   await follower.noted("note: no service is running: 'davit serve' ends what is left of it");
   await follower.said('one\n');
-  follower.child.stdout?.destroy();
   await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('two\n'), 4)));
+  await follower.said('one\ntwo\n');
+  follower.child.stdout?.destroy();
+  await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('three\n'), 8)));
   t.equal(await follower.exitCode, 0);
 });
 
