@@ -1,5 +1,4 @@
-import { spawnSync } from 'node:child_process';
-import { chmodSync, truncateSync, writeFileSync } from 'node:fs';
+import { chmodSync, chownSync, truncateSync, writeFileSync } from 'node:fs';
 import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
@@ -306,9 +305,20 @@ const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root'
 t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);
   writeFileSync(`${there.dbPath}-lock`, '', { mode: 0o600 });
-  spawnSync('chown', ['65534', `${there.dbPath}-lock`]);
+  chownSync(`${there.dbPath}-lock`, 65_534, 65_534);
   t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
     message: 'davit.db-lock belongs to another user than davit.db: the service may not be able to write',
     advice: /^chown --reference=/,
+  });
+});
+
+t.test('whoever asks is told that the file is somebody else’s', ifMayBeSomebodyElse, async (t) => {
+  const there = await withProject(t);
+  chownSync(there.dbPath, 65_534, 65_534);
+  t.match((await reportOf(t, there, 0)).findings[0], {
+    check: 'permissions',
+    level: 'note',
+    message: /^the file belongs to another user than the one who asks/,
+    advice: /^ask as that user: sudo -u/,
   });
 });
