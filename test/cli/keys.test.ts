@@ -1,3 +1,4 @@
+import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { type Key, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
@@ -67,6 +68,10 @@ t.test('a key has exactly the scopes, projects and end that were given', async (
 
 t.test('nothing is implied: a key that does not say what it may do and see is refused', async (t) => {
   const there = place(t);
+  t.match(await there.refused(create('ci', '--all-scopes', '--project', 'website')), {
+    exitCode: 1,
+    message: /there is no file/,
+  });
   await projectOf(there, 'website');
   await projectOf(there, 'twin');
   await projectOf(there, 'twin');
@@ -122,6 +127,10 @@ t.test('what is typed counts before the variables, and a variable that says no i
     project_ids: [website],
     scopes: ['logs:read', 'projects:read'],
   });
+  const everything = await there.davit(create('ops', ...ALL, '--json'), {
+    env: { DAVIT_PROJECT: 'website', DAVIT_SCOPE: 'logs:read' },
+  });
+  t.match(JSON.parse(everything.stdout), { all_projects: true, scopes: SCOPES });
   const refusals = await Promise.all([
     there.refused(create('ci', '--all-scopes'), { env: { DAVIT_ALL_PROJECTS: 'false' } }),
     there.refused(create('ci', '--all-scopes'), { env: { DAVIT_ALL_PROJECTS: 'perhaps' } }),
@@ -159,6 +168,47 @@ t.test('keys are listed and shown without their secrets', async (t) => {
   for (const { stdout } of [list, show]) t.notOk(stdout.includes(secret));
 });
 
+t.test('a key is shown with what it may, what it sees, and when it was what', async (t) => {
+  const there = place(t);
+  const shown = async () => (await there.davit(['admin', 'key', 'show', 'ci'])).stdout;
+  const { id } = await there.json<Key>(create('ci', ...ALL));
+  t.equal(
+    (await shown()).replace(/…\w{4}/, '…').replace(/20\S+Z/, 'then'),
+    [
+      `id         ${id}`,
+      'name       ci',
+      'state      live',
+      'secret     …',
+      `scopes     ${SCOPES.join(' ')}`,
+      'projects   all, later ones too',
+      'created    then',
+      'last used  never',
+      'expires    never\n',
+    ].join('\n'),
+  );
+  t.match((await there.davit(['admin', 'key', 'list'])).stdout, / live {3}never {2}all {7}all\n$/);
+
+  const website = await projectOf(there, 'website');
+  const file = new Sqlite(there.dbPath);
+  file.exec(`
+    UPDATE keys SET all_projects = 0, last_used_at = 86400000, expires_at = 172800000, revoked_at = 259200000;
+    INSERT INTO key_projects SELECT keys.id, projects.id FROM keys, projects`);
+  file.close();
+  for (const line of [
+    'state      revoked',
+    `projects   website (${website})`,
+    'last used  1970-01-02T00:00:00.000Z',
+    'expires    1970-01-03T00:00:00.000Z',
+    'revoked    1970-01-04T00:00:00.000Z',
+  ]) {
+    t.ok((await shown()).split('\n').includes(line), line);
+  }
+  t.match(
+    (await there.davit(['admin', 'key', 'list'])).stdout,
+    / revoked {2}1970-01-02T\S+Z {2}website {3}all\n$/,
+  );
+});
+
 t.test('a list says when a key ends', async (t) => {
   const there = place(t);
   const { expires_at } = await there.json<Key>(create('ci', ...ALL, '--expires-in', '90d'));
@@ -166,6 +216,8 @@ t.test('a list says when a key ends', async (t) => {
     (await there.davit(['admin', 'key', 'list'])).stdout,
     new RegExp(` live until ${expires_at}  never`),
   );
+  await there.davit(['admin', 'key', 'revoke', 'ci', '--yes']);
+  t.match((await there.davit(['admin', 'key', 'list'])).stdout, / revoked {2,}never/);
 });
 
 t.test('on a terminal it fits into 80 columns with that', needsTerminal, async (t) => {
@@ -199,6 +251,10 @@ t.test('a rotated key is the same key with another secret', async (t) => {
   t.match(await there.davit(['admin', 'key', 'show', 'ci']), {
     stdout: new RegExp(`^old secret +…${first.last4}, until 20`, 'm'),
   });
+  t.match(
+    (await there.davit(['admin', 'key', 'rotate', 'ci', '--overlap', '36h'])).stderr,
+    /^key ci \(key_\w+\) has a new secret; the old one ends in 1d12h; this is its secret/,
+  );
   const third = await there.davit(['admin', 'key', 'rotate', first.id]);
   t.match(third.stderr, /^key ci \(key_\w+\) has a new secret; the old one ended; this is its secret/);
   for (const { secret } of [first, second]) t.equal(holderOf(there, secret), undefined);
