@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { request as tlsRequest } from 'node:https';
 import type { Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { notFound } from '../../src/http/errors.ts';
@@ -367,7 +368,7 @@ t.test('only so many requests, over all connections, come before the one ahead i
       });
     },
   };
-  const { port } = await startHttp(t, { resources: () => [held], behindOthersMax: 2 });
+  const { port, log } = await startHttp(t, { resources: () => [held], behindOthersMax: 2 });
   const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
   const [first, second] = [await connectRaw(port), await connectRaw(port)];
   for (const connection of [first, second]) connection.send(get.repeat(2));
@@ -396,6 +397,46 @@ t.test('only so many requests, over all connections, come before the one ahead i
       'what is answered counts no longer',
     );
   }
+  t.equal(
+    log.filter(({ msg, status }) => msg === 'request' && status !== 200 && status !== 404).length,
+    1,
+    'what came after the refused one has reached nobody',
+  );
+});
+
+t.test('what follows a refused request is not even read', async (t) => {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>();
+  const held: Plugin<void> = {
+    name: 'held',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/held',
+        options: { auth: false },
+        handler: () => released.then(() => null),
+      });
+    },
+  };
+  const { port, server } = await startHttp(t, { resources: () => [held], behindOthersMax: 0 });
+  const connected = once(server.listener, 'connection');
+  let arrived = 0;
+  const bothArrived = new Promise<void>((resolve) => {
+    server.listener.on('request', () => {
+      arrived += 1;
+      if (arrived === 2) resolve();
+    });
+  });
+  const client = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
+  client.send(get.repeat(2));
+  await bothArrived;
+  const before = socket.bytesRead;
+  for (let times = 0; times < 4; times++) client.send(get.repeat(16_384));
+  for (let turn = 0; turn < 1_000; turn++) await nextTurn();
+  t.ok(socket.bytesRead - before < 256 * 1024, `${socket.bytesRead - before} bytes more were read`);
+  release();
+  client.socket.destroy();
 });
 
 t.test('requests of a client that left come before nobody', async (t) => {
