@@ -87,6 +87,19 @@ t.test('the thread counts its checkpoints where another reads them', async (t) =
   t.ok(scrape(figures).value('davit_commit_writes_sum') > 1);
 });
 
+t.test('of a WAL with more than 32 MiB in use the writer itself copies what is left', async (t) => {
+  const memory = figuresMemory();
+  const crashed = (error: unknown) => t.fail('the writer died', { error });
+  const store = await openStoreWithThreads(`${temporaryDirectory(t)}/davit.db`, [], crashed, memory);
+  t.teardown(store.close);
+  const variables = { FILLER: 'x'.repeat(33 * 1024 * 1024) };
+  await store.writer.write('projects.create', { ...PROJECT, variables });
+  const figures = writerFigures(memory);
+  const count = (kind: string) => scrape(figures).value('davit_checkpoint_duration_seconds_count', { kind });
+  await until(() => count('catch_up') > 0);
+  t.ok(count('background') > 0, 'after another has copied what it could');
+});
+
 function scrape({ all }: ReturnType<typeof writerFigures>) {
   return parseMetrics(exposition(all));
 }
