@@ -305,16 +305,21 @@ export function stayAlive(): Disposable {
 
 /** One line for a refusal, and for what a file, a lock or a disk has against SQLite; a bug also shows where it happened. */
 export function errorText(error: unknown): string {
-  if (error instanceof AppError) return `error: ${printable(withoutSecrets(error.message))}`;
-  if (!(error instanceof Error)) return `error: ${String(error)}`;
+  return `error: ${problemText(error)}`;
+}
+
+/** The same for who puts something before it. */
+export function problemText(error: unknown): string {
+  if (error instanceof AppError) return printable(withoutSecrets(error.message));
+  if (!(error instanceof Error)) return String(error);
   // What the system refused (a port, a file) is said by its message.
-  if ('syscall' in error) return `error: ${printable(withoutSecrets(error.message))}`;
+  if ('syscall' in error) return printable(withoutSecrets(error.message));
   if (isStorageProblem(error)) return storageText(error);
-  return `error: davit failed, which is a bug: ${error.stack ?? error.message}`;
+  return `davit failed, which is a bug: ${error.stack ?? error.message}`;
 }
 
 function storageText(error: Error): string {
   return codeOf(error).startsWith('SQLITE_BUSY')
-    ? 'error: another process keeps the database locked: try again when it has ended'
-    : `error: the database cannot be used (${printable(error.message)}): 'davit doctor' tells more`;
+    ? 'another process keeps the database locked: try again when it has ended'
+    : `the database cannot be used (${printable(error.message)}): 'davit doctor' tells more`;
 }

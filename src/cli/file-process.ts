@@ -1,7 +1,7 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/check.ts';
-import { type CommandContext, errorText } from './command.ts';
+import { type CommandContext, problemText } from './command.ts';
 
 /** `copy`: the file of a running service, compactly. `adopt`: a file that somebody kept, byte for byte. */
 export type CopyJob = 'copy' | 'adopt';
@@ -16,7 +16,7 @@ export type FileMessage =
   | { kind: 'done'; check: FileCheck }
   | { kind: 'migrated' }
   | { kind: 'noRoom' }
-  | { kind: 'failed'; code: ErrorCode | null; message: string };
+  | { kind: 'failed'; code: ErrorCode; message: string };
 
 /** How davit calls itself for it: see file-work.ts. No user does. */
 export const FILE_PROCESS = '__file';
@@ -83,7 +83,7 @@ function failureOf(error: unknown): FileMessage {
   const code = codeOf(error);
   if (code === 'SQLITE_FULL' || code === 'ENOSPC' || code === 'EDQUOT') return { kind: 'noRoom' };
   if (error instanceof AppError) return { kind: 'failed', code: error.code, message: error.message };
-  return { kind: 'failed', code: null, message: errorText(error) };
+  return { kind: 'failed', code: 'internal_error', message: problemText(error) };
 }
 
 /** Who asked for the file was killed meanwhile, and cannot remove it any more. */

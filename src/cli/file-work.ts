@@ -123,7 +123,7 @@ function jobProblem(message: FileMessage, what: string, path: string): Error {
         `there is no room in ${dirname(path)} for ${what}: make some; nothing was changed`,
       );
     case 'failed':
-      return message.code === null ? new Error(message.message) : new AppError(message.code, message.message);
+      return new AppError(message.code, message.message);
     case 'copying':
     case 'migrating':
     case 'checking':

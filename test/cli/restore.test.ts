@@ -217,6 +217,14 @@ t.test('what is no whole davit file is refused', async (t) => {
       /instance\.db is damaged \(what belongs to the file as a whole is missing\)/,
     ],
     ['index.db', swapIndexes, /index\.db is damaged \(.*index.*\)/],
+    [
+      'unreadable.db',
+      (path) => {
+        rmSync(path);
+        symlinkSync('/proc/self/mem', path); // nothing is at its beginning
+      },
+      /^error: E(IO|ACCES): /,
+    ],
   ];
   for (const [name, make] of variants) {
     copyFileSync(inDirectory('copy.db'), inDirectory(name));
