@@ -1,9 +1,11 @@
 import t from 'tap';
 import type { ApiClient, Patience } from '../../src/cli/api-client.ts';
-import { followLog } from '../../src/cli/deploy-follow.ts';
+import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
+import type { LogOutput } from '../../src/cli/deployment-logs.ts';
 import type { DeploymentId } from '../../src/domain.ts';
 import { AppError } from '../../src/errors.ts';
 
+const ID = 'dpl_test' as DeploymentId;
 const GREETING = 'retry: 1000\n\n';
 const HEARTBEAT = ': still here\n\n';
 const END = 'id: 0\nevent: end\ndata: {"status":"succeeded"}\n\n';
@@ -21,8 +23,73 @@ t.test('a service that only greets is given up', async (t) => {
   await t.rejects(follow([greeted, greeted, greeted, [GREETING, END]]), { code: 'unavailable' });
 });
 
+t.test('over however many connections, every byte is asked for and written once', async (t) => {
+  const asked: unknown[] = [];
+  const written: string[] = [];
+  const outcome = await follow(
+    [
+      [`${GREETING}id: 4\ndata: one\ndata:\n\n`],
+      [`${GREETING}id: 8\ndata: two\ndata:\n\n`],
+      [`${GREETING}data: of no place\n\n`, 'id: 14\ndata: thr'],
+      [`${GREETING}event: of another kind\ndata: x\n\n`],
+      [`${GREETING}id: 14\ndata: three\ndata:\n\n`, END],
+    ],
+    {
+      onStream: (request) => asked.push(request.headers?.['Last-Event-ID']),
+      mayWrite: async () => void written.push('may it?'),
+      write: async (bytes) => {
+        written.push(String(Buffer.from(bytes)));
+        return true;
+      },
+    },
+  );
+  t.match(outcome, { kind: 'ended', status: 'succeeded', deployment: null });
+  t.strictSame(asked, ['0', '4', '8', '8', '8']);
+  t.strictSame(
+    written,
+    ['one\n', 'two\n', 'of no place', 'three\n'].flatMap((text) => ['may it?', text]),
+  );
+});
+
+t.test('who is read by nobody any more writes no more, and hears of the end', async (t) => {
+  let written = 0;
+  const write = async () => {
+    written += 1;
+    return false;
+  };
+  const message = 'id: 1\ndata: x\n\n';
+  t.match(await follow([[GREETING, message, message, END]], { write }), { kind: 'ended' });
+  t.equal(written, 1);
+});
+
+t.test('what is no dropped connection is not tried again', async (t) => {
+  const write = () => Promise.reject(new Error('the disk is full'));
+  await t.rejects(follow([[GREETING, 'data: x\n\n'], [END]], { write }), { message: 'the disk is full' });
+});
+
+t.test('the end of a deployment is waited for as long as it takes', async (t) => {
+  const asked: string[] = [];
+  const statuses = ['queued', 'running', 'failed'];
+  const api = apiOf({
+    call: async ({ path }) => {
+      asked.push(path);
+      return { ok: true, body: { status: statuses.shift() } as never };
+    },
+  });
+  t.match(await awaitEnd(ID, api), { kind: 'ended', status: 'failed', deployment: { status: 'failed' } });
+  t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=60'));
+  const refusal = { ok: false as const, status: 403, message: 'it may not' };
+  t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal })), { kind: 'refused', refusal });
+});
+
+interface Following {
+  onStream(request: Parameters<ApiClient['stream']>[0]): void;
+  mayWrite(): Promise<void>;
+  write: LogOutput['write'];
+}
+
 /** Over connections that say this, with the patience for two that bring nothing. */
-function follow(connections: string[][]) {
+function follow(connections: string[][], following: Partial<Following> = {}) {
   let failures = 0;
   const patience: Patience = {
     reset() {
@@ -33,14 +100,27 @@ function follow(connections: string[][]) {
       if (failures > 2) throw new AppError('unavailable', why);
     },
   };
-  const api: ApiClient = {
+  const { onStream, mayWrite = async () => undefined, write = async () => true } = following;
+  const api = apiOf({
     patience: () => patience,
-    call: async () => ({ ok: false, status: 403, message: 'it may only read logs' }),
-    stream: async () => ({ ok: true, body: said(connections.shift() ?? []) }),
+    stream: async (request) => {
+      onStream?.(request);
+      return { ok: true, body: said(connections.shift() ?? []) };
+    },
+  });
+  return followLog(ID, api, { write, end: async () => undefined }, mayWrite);
+}
+
+/** Of a key that may only read logs. */
+function apiOf(changes: Partial<ApiClient>): ApiClient {
+  const refusal = { ok: false as const, status: 403, message: 'it may only read logs' };
+  return {
+    patience: () => ({ reset: () => undefined, wait: async () => undefined }),
+    call: async () => refusal,
+    stream: async () => refusal,
     close: async () => undefined,
+    ...changes,
   };
-  const output = { write: async () => true, end: async () => undefined };
-  return followLog('dpl_test' as DeploymentId, api, output, async () => undefined);
 }
 
 async function* said(pieces: string[]): AsyncGenerator<Uint8Array, void, undefined> {

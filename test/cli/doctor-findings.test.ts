@@ -204,6 +204,7 @@ t.test('what is as it should be is no problem, and what may be meant so is a not
       'ok',
       /^1 of them/,
     ],
+    ['', none, 'keys', 'ok', /^1 of them, none ends within 14d$/],
     [keyEnds(nowMs - 1), none, 'keys', 'ok', /^0 of them, none ends within 14d$/],
     [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) ends at 20\S+Z$/],
     [keyEnds(nowMs + 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
