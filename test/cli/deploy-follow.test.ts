@@ -30,7 +30,7 @@ t.test('over however many connections, every byte is asked for and written once'
     [
       [`${GREETING}id: 4\ndata: one\ndata:\n\n`],
       [`${GREETING}id: 8\ndata: two\ndata:\n\n`],
-      [`${GREETING}data: of no place\n\n`, 'id: 14\ndata: thr'],
+      [`${GREETING}data: of no place\n\nid: 14\ndata: thr`],
       [`${GREETING}event: of another kind\ndata: x\n\n`],
       [`${GREETING}id: 14\ndata: three\ndata:\n\n`, END],
     ],
