@@ -9,7 +9,13 @@ import { describeApi } from '../../src/http/openapi.ts';
 import { METHODS, type OpenApiDocument, type Operation } from '../../src/http/openapi-types.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
-import { EXAMPLE_IDS, REF_JSON_SCHEMA } from '../../src/http/resources.ts';
+import {
+  EXAMPLE_IDS,
+  type JsonSchema,
+  pageSchema,
+  REF_JSON_SCHEMA,
+  RESOURCES,
+} from '../../src/http/resources.ts';
 import { urlJsonSchema } from '../../src/http/webhooks.ts';
 import { endedAlready } from '../../src/store/endings.ts';
 import { createContract, type Exchange } from '../helpers/contract.ts';
@@ -335,3 +341,15 @@ function operationsOf({ paths }: OpenApiDocument): { name: string; operation: Op
 function error(code: string): string {
   return JSON.stringify({ error: { code, message: 'm', request_id: EXAMPLE_IDS.req } });
 }
+
+t.test('no field of an answer may be missing, but for the details of an error', async (t) => {
+  const look = (name: string, schema: JsonSchema): void => {
+    const { properties = {}, required = [], items } = schema;
+    const optional = Object.keys(properties).filter((field) => !required.includes(field));
+    t.strictSame(optional, name === 'Error.error' ? ['details'] : [], name);
+    for (const [field, one] of Object.entries(properties)) look(`${name}.${field}`, one);
+    if (items !== undefined) look(`${name}[]`, items);
+  };
+  for (const [name, schema] of Object.entries(RESOURCES)) look(name, schema);
+  look('page', pageSchema('Project'));
+});
