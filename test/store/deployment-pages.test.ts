@@ -211,6 +211,8 @@ t.test('a page ends where it has become large, and has one deployment at least',
   t.strictSame(sizes(2 * 1_011), [2, 2, 3], 'small ones fill up what is left');
   t.strictSame(sizes(10), [1, 1, 1, 1, 1, 2]);
   t.strictSame(sizes(1_000_000), [6, 1]);
+  store.execute(`UPDATE deployments SET outputs = '{}', message = '${'x'.repeat(1_009)}' WHERE seq > 2`);
+  t.strictSame(sizes(2 * 1_011), [2, 2, 3], 'messages count as outputs do');
 });
 
 t.test('whatever a list leaves out, each that waits has its true place in the queue', async (t) => {
