@@ -18,6 +18,7 @@ import { lockPath } from '../../src/store/lock.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { MAIN, place } from '../helpers/cli.ts';
 import { change, findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
+import { swapIndexes } from '../helpers/filled.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
@@ -127,15 +128,7 @@ t.test('what is damaged keeps nobody from looking at the rest', async (t) => {
 
 t.test('a damaged file is a finding, as far as it can be read', async (t) => {
   const there = await withProject(t);
-  const database = new Sqlite(there.dbPath);
-  database.unsafeMode();
-  database.pragma('writable_schema = ON');
-  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
-  const pages = [pageOf.get('webhooks_of_key'), pageOf.get('key_secrets_of_key')];
-  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
-  move.run(pages[1], 'webhooks_of_key');
-  move.run(pages[0], 'key_secrets_of_key');
-  database.close();
+  swapIndexes(there.dbPath, 'webhooks_of_key', 'key_secrets_of_key');
   const report = await reportOf(t, there, 1);
   t.match(findingOf(report, 'integrity'), {
     level: 'problem',

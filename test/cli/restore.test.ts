@@ -24,6 +24,7 @@ import { copyDatabase } from '../../src/store/backup.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
+import { swapIndexes } from '../helpers/filled.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
@@ -216,7 +217,11 @@ t.test('what is no whole davit file is refused', async (t) => {
       (path) => change(path, 'DELETE FROM instance'),
       /instance\.db is damaged \(what belongs to the file as a whole is missing\)/,
     ],
-    ['index.db', swapIndexes, /index\.db is damaged \(.*index.*\)/],
+    [
+      'index.db',
+      (path) => swapIndexes(path, 'webhooks_of_key', 'key_secrets_of_key'),
+      /index\.db is damaged \(.*index.*\)/,
+    ],
     [
       'unreadable.db',
       (path) => {
@@ -464,18 +469,5 @@ function dumpFile(t: Test, path: string): Record<string, unknown[]> {
 function change(path: string, sql: string): void {
   const database = new Sqlite(path);
   database.exec(sql);
-  database.close();
-}
-
-/** Each of two indexes has the entries of the other, which no read notices. */
-function swapIndexes(path: string): void {
-  const database = new Sqlite(path);
-  database.unsafeMode();
-  database.pragma('writable_schema = ON');
-  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
-  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
-  const [one, other] = [pageOf.get('webhooks_of_key'), pageOf.get('key_secrets_of_key')];
-  move.run(other, 'webhooks_of_key');
-  move.run(one, 'key_secrets_of_key');
   database.close();
 }

@@ -1,7 +1,7 @@
 import { readdirSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
-import t, { type Test } from 'tap';
+import t from 'tap';
 import { timestamp } from '../../src/domain.ts';
 import {
   checkDatabase,
@@ -14,12 +14,8 @@ import {
   withDatabase,
 } from '../../src/store/check.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
-import { makeFile } from '../helpers/older-schema.ts';
+import { filledFile, swapIndexes } from '../helpers/filled.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
-
-const [SCHEMA, ROWS] = [`v${SCHEMA_VERSION}.sql`, `v${SCHEMA_VERSION}-rows.sql`].map((name) =>
-  readFileSync(join(import.meta.dirname, '../fixtures/schemas', name), 'utf8'),
-) as [string, string];
 
 t.test('of a whole file it is told what is in it', async (t) => {
   const withoutEvents = 'DELETE FROM attempts; DELETE FROM deliveries; DELETE FROM events;';
@@ -63,7 +59,7 @@ t.test('of a whole file it is told what is in it', async (t) => {
     ],
   ];
   for (const [what, sql, facts] of cases) {
-    const path = file(t, sql);
+    const path = filledFile(t, sql);
     t.strictSame(
       checkDatabase(path),
       {
@@ -88,7 +84,7 @@ t.test('of a whole file it is told what is in it', async (t) => {
 });
 
 t.test('a file is one file afterwards, and nothing of it stays open', async (t) => {
-  const path = file(t);
+  const path = filledFile(t);
   const openBefore = readdirSync('/proc/self/fd').length;
   t.match(checkDatabase(path), { kind: 'good' });
   t.equal(readdirSync('/proc/self/fd').length, openBefore);
@@ -112,9 +108,9 @@ t.test('what is of no use is told from what is damaged', async (t) => {
     ['PRAGMA user_version = 0; DROP TABLE instance', damaged('no such table: instance')],
     ['DELETE FROM events', damaged('1 of deliveries refer to events that are not there')],
   ];
-  for (const [sql, check] of cases) t.strictSame(checkDatabase(file(t, sql)), check, sql);
+  for (const [sql, check] of cases) t.strictSame(checkDatabase(filledFile(t, sql)), check, sql);
   t.match(
-    checkDatabase(file(t, 'PRAGMA user_version = 0; DROP TABLE replays')),
+    checkDatabase(filledFile(t, 'PRAGMA user_version = 0; DROP TABLE replays')),
     { kind: 'good' },
     'what an older one has is not known',
   );
@@ -124,13 +120,13 @@ t.test('what is of no use is told from what is damaged', async (t) => {
 });
 
 t.test('an index that has as many entries as it should, but others, is damage', async (t) => {
-  const path = file(t);
+  const path = filledFile(t);
   swapIndexes(path, 'deployments_unfinished', 'deployments_queued');
   t.strictSame(checkDatabase(path), damaged('row 2 missing from index deployments_unfinished'));
 });
 
 t.test('what is wrong with pages is one line for each look', async (t) => {
-  const path = file(t);
+  const path = filledFile(t);
   const bytes = Buffer.concat([readFileSync(path), Buffer.alloc(4096)]);
   const pageCount = bytes.length / 4096;
   // sqlite.org/fileformat.html, section 1.3
@@ -146,7 +142,7 @@ t.test('what is wrong with pages is one line for each look', async (t) => {
 });
 
 t.test('no more is said than was asked for', async (t) => {
-  const path = file(
+  const path = filledFile(
     t,
     'DROP INDEX replays_open; DROP INDEX events_by_age; DELETE FROM keys; DELETE FROM projects',
   );
@@ -181,28 +177,4 @@ t.test('an error that is not the fault of the file is thrown', async (t) => {
 
 function damaged(problem: string): Unusable {
   return { kind: 'damaged', problem };
-}
-
-/** A file with something in every table, and what `sql` makes of it. */
-function file(t: Test, sql = ''): string {
-  const path = join(temporaryDirectory(t), 'davit.db');
-  makeFile(path, SCHEMA, ROWS);
-  const database = new Sqlite(path);
-  database.pragma('foreign_keys = OFF');
-  database.exec(sql);
-  database.close();
-  return path;
-}
-
-/** Each of two indexes has the entries of the other. */
-function swapIndexes(path: string, one: string, other: string): void {
-  const database = new Sqlite(path);
-  database.unsafeMode();
-  database.pragma('writable_schema = ON');
-  const pageOf = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
-  const move = database.prepare('UPDATE sqlite_schema SET rootpage = ? WHERE name = ?');
-  const [pageOfOne, pageOfOther] = [pageOf.get(one), pageOf.get(other)];
-  move.run(pageOfOther, one);
-  move.run(pageOfOne, other);
-  database.close();
 }

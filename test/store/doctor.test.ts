@@ -1,0 +1,160 @@
+import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
+import t, { type Test } from 'tap';
+import { SCHEMA_VERSION } from '../../src/store/database.ts';
+import { openPatient, type Patient } from '../../src/store/doctor.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { filledFile, swapIndexes } from '../helpers/filled.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+t.test('a file of which nothing can be asked is told by its kind, and not kept open', async (t) => {
+  const notes = join(temporaryDirectory(t), 'notes.txt');
+  writeFileSync(notes, 'these are my notes, not a database\n'.repeat(100));
+  const cases: [path: string, found: object][] = [
+    [notes, { kind: 'foreign' }],
+    [filledFile(t, 'PRAGMA application_id = 1'), { kind: 'foreign' }],
+    [
+      filledFile(
+        t,
+        `PRAGMA user_version = ${SCHEMA_VERSION + 1}; UPDATE instance SET davit_version = '9.8.7'`,
+      ),
+      { kind: 'newer', schemaVersion: SCHEMA_VERSION + 1, davitVersion: '9.8.7' },
+    ],
+    [filledFile(t, 'PRAGMA user_version = 0'), { kind: 'older', schemaVersion: 0, damage: undefined }],
+    [
+      filledFile(t, 'PRAGMA user_version = 0; DELETE FROM events'),
+      {
+        kind: 'older',
+        schemaVersion: 0,
+        damage: { kind: 'damaged', problem: '1 of deliveries refer to events that are not there' },
+      },
+    ],
+    [filledFile(t, 'DROP TABLE deployments'), { kind: 'damaged', problem: /^no such table: / }],
+  ];
+  for (const [path, found] of cases) {
+    const openBefore = readdirSync('/proc/self/fd').length;
+    t.match(openPatient(path, fakeEffects()), found);
+    t.equal(readdirSync('/proc/self/fd').length, openBefore);
+  }
+});
+
+t.test('the last moment that any row tells of', async (t) => {
+  t.equal(examine(t).newestMs(), 2000);
+  for (const sql of [
+    'UPDATE instance SET created_at = 5000',
+    'UPDATE projects SET created_at = 5000',
+    'UPDATE keys SET created_at = 5000',
+    'UPDATE keys SET last_used_at = 5000',
+    'UPDATE deployments SET created_at = 5000',
+    "UPDATE deployments SET started_at = 5000 WHERE status = 'running'",
+    "UPDATE deployments SET finished_at = 5000 WHERE status = 'failed'",
+    'UPDATE events SET created_at = 5000',
+    'UPDATE attempts SET at = 5000',
+  ]) {
+    t.equal(examine(t, sql).newestMs(), 5000, sql);
+  }
+  t.equal(
+    examine(t, 'DELETE FROM keys; DELETE FROM deployments').newestMs(),
+    1031,
+    'there may be none of some',
+  );
+});
+
+t.test('a count of waiting deployments is wrong if it is too large or too small', async (t) => {
+  const miscounted = (sql: string) => examine(t, sql).miscountedProjects();
+  t.strictSame(miscounted(''), []);
+  t.strictSame(
+    miscounted(`
+      INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at)
+      VALUES ('dpl_4', 'prj_1', 'v4', 'queued', 1, 'api', 1)`),
+    [],
+    'those that others carry out wait for nobody',
+  );
+  for (const [counted, waiting, sql] of [
+    [0, 1, ''],
+    [2, 1, ''],
+    [1, 0, 'DELETE FROM deployments;'],
+  ] as const) {
+    t.strictSame(miscounted(`${sql} UPDATE projects SET queued_count = ${counted}`), [
+      { id: 'prj_1', counted, waiting },
+    ]);
+  }
+});
+
+t.test('every table is told with its rows and all that its indexes take, the largest first', async (t) => {
+  const path = filledFile(
+    t,
+    "INSERT INTO log_chunks (deployment_id, start, bytes) VALUES ('dpl_1', 9, zeroblob(100000))",
+  );
+  const sizes = onTable(t, path).examination.tableSizes();
+  const database = new Sqlite(path, { readonly: true });
+  const ask = (sql: string) => database.prepare<[], unknown>(sql).pluck().all();
+  t.strictSame(
+    sizes.map(({ name }) => name).sort(),
+    ask("SELECT name FROM sqlite_schema WHERE type = 'table' AND name <> 'sqlite_sequence' ORDER BY name"),
+  );
+  t.match(sizes[0], { name: 'log_chunks', rows: 3 });
+  const bytes = sizes.map(({ bytes }) => bytes);
+  t.strictSame(
+    bytes,
+    bytes.toSorted((one, other) => other - one),
+  );
+  // Each of them is small enough for a page.
+  const [pages] = ask("SELECT count(*) FROM sqlite_schema WHERE tbl_name = 'deployments' AND rootpage > 0");
+  t.strictSame(
+    sizes.find(({ name }) => name === 'deployments'),
+    { name: 'deployments', rows: 3, bytes: Number(pages) * 4096 },
+  );
+  database.close();
+});
+
+t.test('what is used before the file grows is what was given back', async (t) => {
+  const path = filledFile(t, 'CREATE TABLE big AS SELECT zeroblob(100000) AS bytes; DROP TABLE big');
+  const database = new Sqlite(path, { readonly: true });
+  const freePages = Number(database.pragma('freelist_count', { simple: true }));
+  database.close();
+  t.ok(freePages > 20);
+  t.equal(onTable(t, path).examination.unusedBytes(), freePages * 4096);
+});
+
+t.test('of what is wrong five sentences of each kind are enough', async (t) => {
+  const path = filledFile(
+    t,
+    `DELETE FROM keys; DELETE FROM projects;
+     DROP INDEX deployments_open_reports; DROP INDEX deployments_succeeded; DROP INDEX events_by_age;
+     DROP INDEX deliveries_of_event; DROP INDEX replays_open; DROP TRIGGER deployment_end_is_final`,
+  );
+  swapIndexes(path, 'deployments_unfinished', 'deployments_queued');
+  const { examination } = onTable(t, path);
+  t.equal(examination.foreignKeyProblems().length, 5);
+  const problems = examination.integrityProblems();
+  t.equal(problems.filter((problem) => problem.endsWith(' is missing')).length, 5);
+  t.match(problems[0], 'row 2 missing from index deployments_unfinished');
+});
+
+t.test('of a file with a page that cannot be read no sizes are told', async (t) => {
+  const path = filledFile(t);
+  const database = new Sqlite(path);
+  const page = Number(
+    database.prepare("SELECT rootpage FROM sqlite_schema WHERE name = 'webhook_secrets'").pluck().get(),
+  );
+  database.close();
+  const bytes = readFileSync(path);
+  writeFileSync(path, bytes.fill(0, (page - 1) * 4096, page * 4096));
+  const patient = onTable(t, path);
+  t.strictSame(patient.examination.tableSizes(), []);
+  await patient.close();
+  t.throws(() => patient.examination.tableSizes(), /not open/, 'which is no fault of the file');
+});
+
+function examine(t: Test, sql = '') {
+  return onTable(t, filledFile(t, sql)).examination;
+}
+
+function onTable(t: Test, path: string): Patient {
+  const patient = openPatient(path, fakeEffects());
+  if ('kind' in patient) throw new Error(patient.kind);
+  t.teardown(patient.close);
+  return patient;
+}
