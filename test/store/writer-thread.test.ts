@@ -1,12 +1,15 @@
+import { randomUUID } from 'node:crypto';
+import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import { MessageChannel } from 'node:worker_threads';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
-import type { Attempt } from '../../src/domain.ts';
+import type { Attempt, KeyId } from '../../src/domain.ts';
 import type { Change } from '../../src/store/context.ts';
 import { openStoreWithThreads } from '../../src/store/store.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { connectWriter } from '../../src/store/writer-port.ts';
+import { until } from '../helpers/commands.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { KEY, newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
@@ -26,22 +29,28 @@ t.test('each door tells of what concerns who is behind it, and of other processe
 });
 
 t.test('no commit copies the WAL, however long it has become', async (t) => {
-  const { store, other } = await open(t);
-  const wal = () => (other.pragma('wal_checkpoint(NOOP)') as { log: number; checkpointed: number }[])[0];
+  const { store, walUse, makeLonger } = await open(t);
   const { key } = await store.writer.write('keys.create', KEY);
   // More than the 1,000 pages at which SQLite would, fewer than those at which the thread asks for it.
-  const pages = 1_008 - (wal()?.log ?? 0);
-  await store.writer.write('answer', {
-    operation: 'pings.keep',
-    input: { response_body: 'x'.repeat(pages * 4_092) } as Attempt,
-    keyId: key.id,
-    memory: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
-    statusCode: 200,
-    locationPrefix: null,
-  });
-  const { log = 0, checkpointed } = wal() ?? {};
+  await makeLonger(key.id, 1_008 - walUse().log);
+  const { log, checkpointed } = walUse();
   t.ok(log > 1_000 && log < 1_018, `${log} pages`);
   t.equal(checkpointed, 0);
+});
+
+t.test('one thread copies the WAL, as often as it has to', async (t) => {
+  const { store, walUse, makeLonger } = await open(t);
+  const { key } = await store.writer.write('keys.create', KEY);
+  const threads: number[] = [];
+  for (let time = 0; time < 3; time++) {
+    await makeLonger(key.id, 1_100);
+    await until(() => walUse().log === walUse().checkpointed);
+    threads.push(readdirSync('/proc/self/task').length);
+  }
+  t.ok(
+    threads.every((count) => count <= Number(threads[0])),
+    `${threads}`,
+  );
 });
 
 /** The writer in its thread with a door for the dispatcher, and the connection of another process. */
@@ -54,7 +63,27 @@ async function open(t: Test) {
     other.close();
     return store.close();
   });
-  return { store, door: connectWriter(port2), other };
+  const wal = other.prepare<[], { log: number; checkpointed: number }>('PRAGMA wal_checkpoint(NOOP)');
+  return { store, door: connectWriter(port2), other, walUse, makeLonger };
+
+  /** Both in pages. */
+  function walUse() {
+    const use = wal.get();
+    if (use === undefined) throw new Error('it tells nothing');
+    return use;
+  }
+
+  /** By so many pages, and a few more. */
+  async function makeLonger(keyId: KeyId, pages: number) {
+    await store.writer.write('answer', {
+      operation: 'pings.keep',
+      input: { response_body: 'x'.repeat(pages * 4_092) } as Attempt,
+      keyId,
+      memory: { keyId, idempotencyKey: randomUUID(), requestHash: Buffer.alloc(32) },
+      statusCode: 200,
+      locationPrefix: null,
+    });
+  }
 }
 
 /** All that is heard of until another process has written. */
