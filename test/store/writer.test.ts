@@ -258,17 +258,21 @@ t.test(
     };
     other.prepare('SELECT probes FROM instance').get(); // opens all files that it needs
     const { key } = await store.writer.write('keys.create', KEY);
+    const makeLarge = (idempotencyKey: string) =>
+      store.writer.write('answer', {
+        operation: 'pings.keep',
+        input: { response_body: 'x'.repeat(8 * 1024 * 1024) } as Attempt,
+        keyId: key.id,
+        memory: { keyId: key.id, idempotencyKey, requestHash: Buffer.alloc(32) },
+        statusCode: 200,
+        locationPrefix: null,
+      });
     const release = useUpFiles();
-    await store.writer.write('answer', {
-      operation: 'pings.keep',
-      input: { response_body: 'x'.repeat(8 * 1024 * 1024) } as Attempt,
-      keyId: key.id,
-      memory: { keyId: key.id, idempotencyKey: 'large', requestHash: Buffer.alloc(32) },
-      statusCode: 200,
-      locationPrefix: null,
-    });
+    await makeLarge('without a thread');
     await until(() => walPagesLeft() === 0);
     release();
+    await makeLarge('with one again');
+    await until(() => walPagesLeft() === 0);
     other.close();
     await store.close();
   },
