@@ -116,6 +116,7 @@ t.test('the code that was recorded of a davit is what each thread begins with', 
       }
     };`,
   );
+  chmodSync(preload, 0o644); // whatever the umask
   const service = await serve(t, place, { NODE_OPTIONS: `--require="${preload}"` });
   t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
   t.strictSame(readFileSync(told, 'utf8').trim().split('\n').sort(), [
