@@ -30,8 +30,8 @@ export interface RunOptions {
 const SAMPLE_EVERY_MS = 500;
 /** More steps of load than this are not under way at a time. */
 const UNDER_WAY_MAX = 150;
-/** So long davit may take to come to rest, once nothing more is asked of it: its retries end after 20 s. */
-const SETTLE_MAX_MS = 90_000;
+/** So long davit may take to come to rest, once nothing more is asked of it: its retries end after 40 s. */
+const SETTLE_MAX_MS = 180_000;
 const ANSWERED_WITHIN_MS = 60_000;
 /** A larger file is read in whole at the end only. */
 const READ_WHOLE_MAX_BYTES = 60_000_000;

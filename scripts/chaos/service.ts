@@ -81,7 +81,7 @@ const OPTIONS = [
   ...['--listen', '127.0.0.1:0', '--log-level', 'warn', '--rate-limit', '100000/1m'],
   ...['--max-concurrent', '8', '--max-queued', '40'],
   ...['--webhook-allow-http', '--webhook-allow-cidr', '127.0.0.0/8', '--webhook-ca-file', CA_FILE],
-  ...['--webhook-timeout', '2s', '--webhook-retry-window', '20s'],
+  ...['--webhook-timeout', '4s', '--webhook-retry-window', '40s'],
   ...['--webhook-retry-delays', '1s,1s,2s,4s,8s'],
 ];
 
