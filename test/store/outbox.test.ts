@@ -336,7 +336,8 @@ t.test('a claim costs the same whatever is pending', async (t) => {
   const fewMs = quickestMs();
   copyPending(store, 100_000);
   const manyMs = quickestMs();
-  t.ok(manyMs < 3 * fewMs, `${fewMs} ms with 10 pending, ${manyMs} ms with 100,000`);
+  // One look at each of them would take a hundred times as long.
+  t.ok(manyMs < 10 * fewMs, `${fewMs} ms with 10 pending, ${manyMs} ms with 100,000`);
 });
 
 t.test(
