@@ -97,7 +97,8 @@ t.test('one pass finds the processes of many deployments, and no others', async 
   const found = await findMarked(new Set([one, two, three]));
   t.strictSame([...found.keys()].sort(), [one, two].sort());
   t.strictSame(found.get(one), [first.identity]);
-  t.strictSame(found.get(two), [again.identity, second.identity]);
+  // In the order of their ids, which begin anew now and then.
+  t.strictSame(new Set(found.get(two)), new Set([second.identity, again.identity]));
 });
 
 t.test('a marker is found in a large environment', async (t) => {
