@@ -19,6 +19,7 @@ import { realEffects } from '../../src/effects.ts';
 import { APPLICATION_ID, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+import { until } from '../helpers/commands.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
@@ -192,14 +193,9 @@ t.test('when only the one who asked is killed, its helper removes what was begun
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   const backup = await backupUnderWay(t, directory);
-  const watching = watch(directory);
   backup.child.kill('SIGKILL');
   await backup.ended;
-  const left = () => readdirSync(directory).filter((name) => name.startsWith('.davit-partial-'));
-  t.not(left().length, 0);
-  for await (const _ of watching) {
-    if (left().length === 0) break;
-  }
+  await until(() => !readdirSync(directory).some((name) => name.startsWith('.davit-partial-')));
   t.notOk(existsSync(join(directory, 'copy.db')));
 });
 
