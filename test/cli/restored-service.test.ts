@@ -1,9 +1,9 @@
 import { existsSync, mkdirSync } from 'node:fs';
-import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import t from 'tap';
 import type { Deployment, DeploymentEvent, Key, Page, Webhook } from '../../src/domain.ts';
 import { place } from '../helpers/cli.ts';
+import { until } from '../helpers/commands.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { type Served, serve } from '../helpers/served.ts';
 
@@ -36,11 +36,8 @@ t.test(
       api<Deployment>(service, 'POST', `/v2/projects/${project}/deployments`, { ref });
     const quick = await deploy('v1');
     const { id } = JSON.parse((await receiver.next()).body.toString()) as DeploymentEvent;
-    const watching = watch(directory);
     const slow = await deploy('slow');
-    for await (const _ of watching) {
-      if (existsSync(join(directory, 'started'))) break;
-    }
+    await until(() => existsSync(join(directory, 'started')));
     const waiting = await deploy('v2');
     const page = await api<Page<Deployment>>(service, 'GET', '/v2/deployments?limit=1');
     const answer = await api(service, 'POST', `/v2/projects/${project}/deployments`, { ref: 'v3' }, 'once');

@@ -131,7 +131,7 @@ t.test('a second signal ends it at once', async (t) => {
   const { directory, dbPath, davit } = place(t);
   const service = await serve(t, directory);
   // A service that is told to stop waits for it; alone, it ends by itself.
-  const command = ['sh', '-c', 'touch started; exec sleep 5'];
+  const command = ['sh', '-c', 'touch started; exec sleep 30'];
   const made = await davit(['admin', 'project', 'create', '--name', 'slow', '--dir', '.', '--', ...command]);
   const started = untilFile(directory, 'started');
   await queue(dbPath, made.stdout.trim());
