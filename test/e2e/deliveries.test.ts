@@ -10,7 +10,7 @@ import { place, type RunningService } from '../helpers/service.ts';
 
 const KILLS = Number(process.env['DAVIT_TEST_KILLS'] ?? 4);
 const CLIENTS = 8;
-const TIMEOUT_MS = 600_000 + KILLS * 5_000;
+const TIMEOUT_MS = 300_000 + KILLS * 5_000;
 const OPTIONS = [
   '--webhook-allow-http',
   '--webhook-allow-cidr',

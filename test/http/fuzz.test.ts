@@ -13,7 +13,7 @@ import { startWholeService } from '../helpers/whole-service.ts';
 const REQUESTS = Number(process.env['FUZZ_REQUESTS'] ?? 3_000);
 const SEED = Number(process.env['FUZZ_SEED'] ?? 20_261_121);
 const AT_ONCE = 100;
-const TIMEOUT_MS = 600_000 + REQUESTS * 10;
+const TIMEOUT_MS = 300_000 + REQUESTS * 10;
 
 t.setTimeout(TIMEOUT_MS);
 
