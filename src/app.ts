@@ -26,7 +26,7 @@ import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath, refuseOtherNames } from './store/lock.ts';
-import { watchPlace } from './store/place.ts';
+import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { openStoreWithThreads } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
@@ -233,7 +233,11 @@ export async function startService(
 
 /** A service whose lock somebody took for a leftover serves on, and another lock in its place keeps nobody out. */
 function refuseRemovedLock(dbPath: string): void {
-  const [holder] = holdersOf(`${lockPath(dbPath)} (deleted)`); // proc_pid_fd(5)
+  const lock = lockPath(dbPath);
+  // Of what was served and ended well only the lock is left. The look takes 5 ms, and more beside many processes.
+  const mayBeServed = existsSync(`${realPath(dbPath)}-shm`) || (existsSync(dbPath) && !existsSync(lock));
+  if (!mayBeServed) return;
+  const [holder] = holdersOf(`${lock} (deleted)`); // proc_pid_fd(5)
   if (holder === undefined) return;
   throw new AppError(
     'conflict',
