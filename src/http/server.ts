@@ -15,6 +15,7 @@ import { AppError, invalid } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { Caller } from '../store/keys.ts';
 import { openFilesMax } from '../system-limits.ts';
+import { acceptors } from './acceptors.ts';
 import { isFromSocket, requestBodies } from './body.ts';
 import { answerParserErrors, commonHeaders, errorBodies, notFound } from './errors.ts';
 import { createRateLimiter, type RateLimit, rateLimiting } from './limits.ts';
@@ -116,6 +117,7 @@ export async function createHttpServer(
     errorBodies(effects, logger), // one body for every error
     ...(tls === null ? [together()] : []), // those that arrived at once go on side by side
     admission(listener, tls, maxConnections), // no more connections than we can serve
+    acceptors(listener), // those that come at once come in at once
     pipelining(listener, behindOthersMax), // nor requests of one of them
     untakenAnswers(untakenMaxBytes, logger), // nor answers that nobody takes
     routing(), // host, path, query syntax; 404 and 405

@@ -1,0 +1,83 @@
+import { once } from 'node:events';
+import type { Server as Listener } from 'node:http';
+import { createServer, type Server as NetServer, type Socket } from 'node:net';
+import { getSystemErrorName } from 'node:util';
+import type { Plugin } from '@hapi/hapi';
+
+/** How many connections are accepted in one turn of the event loop. Each costs a descriptor. */
+const ACCEPTORS = 16;
+
+/** fcntl(2) */
+const F_DUPFD_CLOEXEC = 1030;
+
+/**
+ * libuv accepts one connection of a socket in a turn of the event loop (libuv#3696). With 256 busy connections a turn takes
+ * 30 ms, and of 256 that came at once the last was answered after 2 s, and is after 0.2 s now. So further servers listen on
+ * the socket of `listener`, and hand it what they accept. They end with it, and keep to its maximum together.
+ */
+export function acceptors(listener: Listener): Plugin<void> {
+  const others: NetServer[] = [];
+  const { maxConnections } = listener;
+  let connections = 0;
+  let ofOthers = 0;
+
+  listener.on('connection', (socket: Socket) => {
+    connections++;
+    socket.once('close', () => connections--);
+  });
+  const close = listener.close.bind(listener);
+  listener.close = (onClosed) => {
+    const all = [close, ...others.map((other) => other.close.bind(other))];
+    const closed = all.map((closeOne) => new Promise((resolve) => closeOne(resolve)));
+    void Promise.all(closed).then(() => onClosed?.());
+    return listener;
+  };
+
+  return {
+    name: 'acceptors',
+    register(server) {
+      server.ext('onPostStart', async () => {
+        const duplicate = await loadDuplicate();
+        const descriptor = descriptorOf(listener);
+        for (let count = 1; count < ACCEPTORS; count++) {
+          const other = createServer({ allowHalfOpen: true, noDelay: true }, take);
+          other.listen({ fd: duplicate(descriptor) });
+          await once(other, 'listening');
+          others.push(other);
+        }
+      });
+    },
+  };
+
+  function take(socket: Socket): void {
+    if (connections >= maxConnections) {
+      socket.destroy();
+      return;
+    }
+    leaveToListener(1);
+    socket.once('close', () => leaveToListener(-1));
+    listener.emit('connection', socket);
+  }
+
+  function leaveToListener(change: 1 | -1): void {
+    ofOthers += change;
+    listener.maxConnections = maxConnections - ofOthers;
+  }
+}
+
+/** Node's own word for what can be listened to: "an object with an fd member". */
+function descriptorOf(listener: Listener): number {
+  const { _handle } = listener as unknown as { _handle: { fd: number } };
+  return _handle.fd;
+}
+
+/** libuv watches a descriptor once, but as many of one socket as there are. */
+async function loadDuplicate(): Promise<(descriptor: number) => number> {
+  const { default: koffi } = await import('koffi');
+  const fcntl = koffi.load('libc.so.6').func('int fcntl(int descriptor, int command, ...)');
+  return (descriptor) => {
+    const copy = Number(fcntl(descriptor, F_DUPFD_CLOEXEC, 'int', 0));
+    if (copy === -1) throw new Error(`fcntl: ${getSystemErrorName(-koffi.errno())}`);
+    return copy;
+  };
+}

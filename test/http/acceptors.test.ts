@@ -1,0 +1,121 @@
+import { once } from 'node:events';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { Worker } from 'node:worker_threads';
+import type { Plugin } from '@hapi/hapi';
+import t, { type Test } from 'tap';
+import { until } from '../helpers/commands.ts';
+import { startHttp } from '../helpers/http.ts';
+
+const OK = 'HTTP/1.1 200 OK';
+
+t.test('connections that come at once are accepted at once, and end with the service', async (t) => {
+  const { plugin, heldCount, release } = held();
+  const { server, port } = await startHttp(t, { resources: () => [plugin] });
+  let accepted = 0;
+  server.listener.on('connection', () => {
+    accepted += 1;
+  });
+  const answers = connectAtOnce(t, port, 16);
+  // The first may be half over already.
+  for (let turn = 0; turn < 2; turn++) await nextTurn();
+  t.equal(accepted, 16);
+
+  await until(() => heldCount() === 16);
+  let stopped = false;
+  const stop = server.stop({ timeout: 60_000 }).then(() => {
+    stopped = true;
+  });
+  await nextTurn();
+  t.notOk(stopped, 'those that are waited for may be of any acceptor');
+  release();
+  await stop;
+  t.strictSame(await answers(), Array(16).fill(OK));
+  t.strictSame(await connectAtOnce(t, port, 1)(), ['ECONNREFUSED']);
+});
+
+t.test('a stop waits for no acceptor longer than it may', async (t) => {
+  const { plugin, heldCount } = held();
+  const { server, port } = await startHttp(t, { resources: () => [plugin] });
+  const answers = connectAtOnce(t, port, 16);
+  await until(() => heldCount() === 16);
+  await server.stop({ timeout: 1 });
+  t.strictSame(await answers(), Array(16).fill(''));
+});
+
+t.test('there are no more connections than there may be, whoever accepts them', async (t) => {
+  const { plugin, release } = held();
+  const { server, port } = await startHttp(t, { resources: () => [plugin], maxConnections: 8 });
+  release();
+  let open = 0;
+  const opened: number[] = [];
+  server.listener.on('connection', (socket) => {
+    open += 1;
+    opened.push(open);
+    socket.once('close', () => {
+      open -= 1;
+    });
+  });
+  await connectAtOnce(t, port, 32)();
+  t.equal(Math.max(...opened), 9, 'one more, to hear that there are too many');
+  t.strictSame(await connectAtOnce(t, port, 8)(), Array(8).fill(OK), 'those that ended count no longer');
+});
+
+/** A route that answers when it is released; what comes later is answered at once. */
+function held() {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>();
+  let heldCount = 0;
+  const plugin: Plugin<void> = {
+    name: 'held',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/held',
+        options: { auth: false },
+        async handler(_request, h) {
+          heldCount += 1;
+          await released;
+          return h.response({ held: true }).header('Connection', 'close');
+        },
+      });
+    },
+  };
+  return { plugin, release, heldCount: () => heldCount };
+}
+
+/** Of another thread: connects so often, says when all are connected, and sends the first line of each answer. */
+const CLIENTS = `
+  const { connect } = require('node:net');
+  const { parentPort, workerData } = require('node:worker_threads');
+  const { port, count, areConnected } = workerData;
+  const tellConnected = () => {
+    Atomics.store(areConnected, 0, 1);
+    Atomics.notify(areConnected, 0);
+  };
+  let connected = 0;
+  const ends = Array.from({ length: count }, () => new Promise((resolve) => {
+    let text = '';
+    const socket = connect(port, '127.0.0.1', () => {
+      socket.write('GET /held HTTP/1.1\\r\\nHost: d\\r\\n\\r\\n');
+      connected += 1;
+      if (connected === count) tellConnected();
+    });
+    socket.setEncoding('latin1').on('data', (part) => {
+      text += part;
+    });
+    socket.on('error', ({ code }) => {
+      text ||= code;
+      tellConnected();
+    });
+    socket.on('close', () => resolve(text.split('\\r\\n')[0]));
+  }));
+  void Promise.all(ends).then((lines) => parentPort.postMessage(lines));`;
+
+/** Connects while nobody accepts; gives the first line of each answer, or why there is none, once all have ended. */
+function connectAtOnce(t: Test, port: number, count: number): () => Promise<string[]> {
+  const areConnected = new Int32Array(new SharedArrayBuffer(4));
+  const clients = new Worker(CLIENTS, { eval: true, workerData: { port, count, areConnected } });
+  t.teardown(() => clients.terminate());
+  const answered = once(clients, 'message');
+  Atomics.wait(areConnected, 0, 0);
+  return async () => (await answered)[0];
+}
