@@ -5,8 +5,8 @@ export function openFilesMax(): number {
   return limitOf('open files');
 }
 
-/** Half of them are for the API's connections; of the others davit has 45 open itself, and 256 attempts may be under way. */
-const OWN_FILES = 300;
+/** Half of them are for the API's connections; of the others davit has 60 open itself, and 256 attempts may be under way. */
+const OWN_FILES = 320;
 /** Its pipe, and what is open for a moment while it starts. */
 const FILES_OF_COMMAND = 2;
 

@@ -14,12 +14,12 @@ t.test(
   'too few files for davit and its commands are told, with how many are enough',
   ifHas('prlimit'),
   async (t) => {
-    const before = limitOpenFiles(607);
+    const before = limitOpenFiles(647);
     t.teardown(before);
-    t.match(openFilesProblem(2), /^only 607 files may be open: .* allow 608 /);
-    const lift = limitOpenFiles(608);
+    t.match(openFilesProblem(2), /^only 647 files may be open: .* allow 648 /);
+    const lift = limitOpenFiles(648);
     t.equal(openFilesProblem(2), undefined);
-    t.match(openFilesProblem(3), / allow 612 /);
+    t.match(openFilesProblem(3), / allow 652 /);
     lift();
   },
 );

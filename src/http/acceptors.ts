@@ -3,9 +3,14 @@ import type { Server as Listener } from 'node:http';
 import { createServer, type Server as NetServer, type Socket } from 'node:net';
 import { getSystemErrorName } from 'node:util';
 import type { Plugin } from '@hapi/hapi';
+import type { Effects } from '../effects.ts';
+import type { Logger } from '../logger.ts';
 
 /** How many connections are accepted in one turn of the event loop. Each costs a descriptor. */
 const ACCEPTORS = 16;
+
+/** What keeps a connection from being accepted, no file that could be opened as a rule, comes again in every turn. */
+const TOLD_EVERY_MS = 60_000;
 
 /** fcntl(2) */
 const F_DUPFD_CLOEXEC = 1030;
@@ -15,8 +20,9 @@ const F_DUPFD_CLOEXEC = 1030;
  * 30 ms, and of 256 that came at once the last was answered after 2 s, and is after 0.2 s now. So further servers listen on
  * the socket of `listener`, and hand it what they accept. They end with it, and keep to its maximum together.
  */
-export function acceptors(listener: Listener): Plugin<void> {
+export function acceptors(listener: Listener, effects: Effects, logger: Logger): Plugin<void> {
   const others: NetServer[] = [];
+  let toldAtMs = Number.NEGATIVE_INFINITY;
   const { maxConnections } = listener;
   let connections = 0;
   let ofOthers = 0;
@@ -37,10 +43,12 @@ export function acceptors(listener: Listener): Plugin<void> {
     name: 'acceptors',
     register(server) {
       server.ext('onPostStart', async () => {
+        listener.on('error', stumbled);
         const duplicate = await loadDuplicate();
         const descriptor = descriptorOf(listener);
         for (let count = 1; count < ACCEPTORS; count++) {
           const other = createServer({ allowHalfOpen: true, noDelay: true }, take);
+          other.on('error', stumbled);
           other.listen({ fd: duplicate(descriptor) });
           await once(other, 'listening');
           others.push(other);
@@ -57,6 +65,13 @@ export function acceptors(listener: Listener): Plugin<void> {
     leaveToListener(1);
     socket.once('close', () => leaveToListener(-1));
     listener.emit('connection', socket);
+  }
+
+  /** Whoever waits to be accepted waits on. */
+  function stumbled(error: unknown): void {
+    if (effects.monotonicMs() - toldAtMs < TOLD_EVERY_MS) return;
+    toldAtMs = effects.monotonicMs();
+    logger.warn({ err: error }, 'a connection could not be accepted');
   }
 
   function leaveToListener(change: 1 | -1): void {

@@ -117,7 +117,7 @@ export async function createHttpServer(
     errorBodies(effects, logger), // one body for every error
     ...(tls === null ? [together()] : []), // those that arrived at once go on side by side
     admission(listener, tls, maxConnections), // no more connections than we can serve
-    acceptors(listener), // those that come at once come in at once
+    acceptors(listener, effects, logger), // those that come at once come in at once
     pipelining(listener, behindOthersMax), // nor requests of one of them
     untakenAnswers(untakenMaxBytes, logger), // nor answers that nobody takes
     routing(), // host, path, query syntax; 404 and 405

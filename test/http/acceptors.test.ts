@@ -4,6 +4,7 @@ import { Worker } from 'node:worker_threads';
 import type { Plugin } from '@hapi/hapi';
 import t, { type Test } from 'tap';
 import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { startHttp } from '../helpers/http.ts';
 
 const OK = 'HTTP/1.1 200 OK';
@@ -58,6 +59,17 @@ t.test('there are no more connections than there may be, whoever accepts them', 
   await connectAtOnce(t, port, 32)();
   t.equal(Math.max(...opened), 9, 'one more, to hear that there are too many');
   t.strictSame(await connectAtOnce(t, port, 8)(), Array(8).fill(OK), 'those that ended count no longer');
+});
+
+t.test('what keeps a connection from being accepted ends nothing, and is told once a minute', async (t) => {
+  const effects = fakeEffects();
+  const { server, log } = await startHttp(t, { effects });
+  const stumble = () => server.listener.emit('error', new Error('accept ENFILE'));
+  for (let turn = 0; turn < 3; turn++) t.ok(stumble());
+  effects.advance(60_000);
+  stumble();
+  t.match(log, Array(2).fill({ level: 40, msg: 'a connection could not be accepted' }));
+  t.equal(log.length, 2);
 });
 
 /** A route that answers when it is released; what comes later is answered at once. */
