@@ -55,6 +55,28 @@ export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise
   return { server, port, store, log };
 }
 
+/** Its one route, GET /held, answers once it is told to. */
+export function heldResource() {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>();
+  let heldCount = 0;
+  const plugin: Plugin<void> = {
+    name: 'held',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/held',
+        options: { auth: false },
+        async handler() {
+          heldCount += 1;
+          await released;
+          return { held: true };
+        },
+      });
+    },
+  };
+  return { plugin, release, heldCount: () => heldCount };
+}
+
 export interface JsonResponse {
   status: number;
   headers: Headers;

@@ -1,16 +1,15 @@
 import { once } from 'node:events';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { Worker } from 'node:worker_threads';
-import type { Plugin } from '@hapi/hapi';
 import t, { type Test } from 'tap';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { startHttp } from '../helpers/http.ts';
+import { heldResource, startHttp } from '../helpers/http.ts';
 
 const OK = 'HTTP/1.1 200 OK';
 
 t.test('connections that come at once are accepted at once, and end with the service', async (t) => {
-  const { plugin, heldCount, release } = held();
+  const { plugin, heldCount, release } = heldResource();
   const { server, port } = await startHttp(t, { resources: () => [plugin] });
   let accepted = 0;
   server.listener.on('connection', () => {
@@ -35,7 +34,7 @@ t.test('connections that come at once are accepted at once, and end with the ser
 });
 
 t.test('a stop waits for no acceptor longer than it may', async (t) => {
-  const { plugin, heldCount } = held();
+  const { plugin, heldCount } = heldResource();
   const { server, port } = await startHttp(t, { resources: () => [plugin] });
   const answers = connectAtOnce(t, port, 16);
   await until(() => heldCount() === 16);
@@ -44,7 +43,7 @@ t.test('a stop waits for no acceptor longer than it may', async (t) => {
 });
 
 t.test('there are no more connections than there may be, whoever accepts them', async (t) => {
-  const { plugin, release } = held();
+  const { plugin, release } = heldResource();
   const { server, port } = await startHttp(t, { resources: () => [plugin], maxConnections: 8 });
   release();
   let open = 0;
@@ -72,28 +71,6 @@ t.test('what keeps a connection from being accepted ends nothing, and is told on
   t.equal(log.length, 2);
 });
 
-/** A route that answers when it is released; what comes later is answered at once. */
-function held() {
-  const { promise: released, resolve: release } = Promise.withResolvers<void>();
-  let heldCount = 0;
-  const plugin: Plugin<void> = {
-    name: 'held',
-    register(server) {
-      server.route({
-        method: 'GET',
-        path: '/held',
-        options: { auth: false },
-        async handler(_request, h) {
-          heldCount += 1;
-          await released;
-          return h.response({ held: true }).header('Connection', 'close');
-        },
-      });
-    },
-  };
-  return { plugin, release, heldCount: () => heldCount };
-}
-
 /** Of another thread: connects so often, says when all are connected, and sends the first line of each answer. */
 const CLIENTS = `
   const { connect } = require('node:net');
@@ -107,7 +84,7 @@ const CLIENTS = `
   const ends = Array.from({ length: count }, () => new Promise((resolve) => {
     let text = '';
     const socket = connect(port, '127.0.0.1', () => {
-      socket.write('GET /held HTTP/1.1\\r\\nHost: d\\r\\n\\r\\n');
+      socket.write('GET /held HTTP/1.1\\r\\nHost: d\\r\\nConnection: close\\r\\n\\r\\n');
       connected += 1;
       if (connected === count) tellConnected();
     });

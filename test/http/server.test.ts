@@ -9,7 +9,14 @@ import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
+import {
+  connectRaw,
+  heldResource,
+  parseResponses,
+  rawRequest,
+  requestJson,
+  startHttp,
+} from '../helpers/http.ts';
 import { limitOpenFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { testStore } from '../helpers/store.ts';
@@ -349,35 +356,17 @@ t.test('a connection has a hundred requests unanswered at most, and ends after t
 });
 
 t.test('only so many requests, over all connections, come before the one ahead is answered', async (t) => {
-  const { promise: released, resolve: release } = Promise.withResolvers<void>();
-  const { promise: bothHeld, resolve: tellBothHeld } = Promise.withResolvers<void>();
-  let heldCount = 0;
-  const held: Plugin<void> = {
-    name: 'held',
-    register(server) {
-      server.route({
-        method: 'GET',
-        path: '/held',
-        options: { auth: false },
-        async handler() {
-          heldCount += 1;
-          if (heldCount === 4) tellBothHeld();
-          await released;
-          return { held: true };
-        },
-      });
-    },
-  };
-  const { port, log } = await startHttp(t, { resources: () => [held], behindOthersMax: 2 });
+  const { plugin, heldCount, release } = heldResource();
+  const { port, log } = await startHttp(t, { resources: () => [plugin], behindOthersMax: 2 });
   const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
   const [first, second] = [await connectRaw(port), await connectRaw(port)];
   for (const connection of [first, second]) connection.send(get.repeat(2));
-  await bothHeld;
+  await until(() => heldCount() === 4);
   const refused = await connectRaw(port);
   refused.send(get.repeat(3));
   const alone = await connectRaw(port);
   alone.send(get);
-  await until(() => heldCount === 6); // the first of each of the two
+  await until(() => heldCount() === 6); // the first of each of the two
   release();
   t.match(parseResponses(await refused.closed), [
     { status: 200 },
@@ -405,19 +394,8 @@ t.test('only so many requests, over all connections, come before the one ahead i
 });
 
 t.test('what follows a refused request is not even read', async (t) => {
-  const { promise: released, resolve: release } = Promise.withResolvers<void>();
-  const held: Plugin<void> = {
-    name: 'held',
-    register(server) {
-      server.route({
-        method: 'GET',
-        path: '/held',
-        options: { auth: false },
-        handler: () => released.then(() => null),
-      });
-    },
-  };
-  const { port, server } = await startHttp(t, { resources: () => [held], behindOthersMax: 0 });
+  const { plugin, release } = heldResource();
+  const { port, server } = await startHttp(t, { resources: () => [plugin], behindOthersMax: 0 });
   const connected = once(server.listener, 'connection');
   let arrived = 0;
   const bothArrived = new Promise<void>((resolve) => {
