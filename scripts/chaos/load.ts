@@ -202,7 +202,8 @@ export function createLoader(options: LoaderOptions): Loader {
     if (load.kind === 'subscribe' || load.kind === 'remove') known.changeSentAtMs = performance.now();
     // Nobody can tell what one without an Idempotency-Key has done when its answer is lost.
     const entry = await write(
-      { ...of(key), name: load.kind, refusals: [], ...request },
+      // While the clock is set back, a replay begins in its future.
+      { ...of(key), name: load.kind, refusals: load.kind === 'replay' ? [400] : [], ...request },
       { ...load.sending, idempotent: true },
     );
     if (entry.answer !== null) noteChange(load, known, entry.answer.body);
@@ -358,8 +359,9 @@ export function createLoader(options: LoaderOptions): Loader {
       return 'acknowledged';
     }
     if (status === 503) return 'unknown';
-    // Limits come before memory; visibility, too, and what is deleted by now is not visible.
-    if (wasAcknowledged && (status === 429 || status === 404)) return 'unknown';
+    // Limits come before memory; visibility, too, and what is deleted by now is not visible; and what the clock says.
+    const isBeforeMemory = status === 429 || status === 404 || (status === 400 && refusals.includes(400));
+    if (wasAcknowledged && isBeforeMemory) return 'unknown';
     // A key's limit is far away: it is the queue that is full, or too many replays or pings that are open.
     if (entry.answer === null && (refusals.includes(status) || status === 429)) return 'refused';
     ledger.violation('answers', `${method} ${path} (${idempotencyKey}) → ${status} ${outcome.body}`);
