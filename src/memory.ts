@@ -3,6 +3,7 @@ import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import type { WorkerOptions } from 'node:worker_threads';
 import type { Effects } from './effects.ts';
+import { loadCLibrary } from './libc.ts';
 
 /** Late enough that whoever starts davit has had the first answers. */
 const AFTER_MS = 2_000;
@@ -60,10 +61,9 @@ const MADV_DONTNEED = 4;
  * the mappings takes 40 ms once, giving their pages back 1 to 4 each time.
  */
 async function releasePages(effects: Effects): Promise<void> {
-  const { default: koffi } = await import('koffi');
-  const library = koffi.load('libc.so.6');
-  const trim = library.func('int malloc_trim(size_t keep)');
-  const madvise = library.func('int madvise(uintptr_t address, size_t length, int advice)');
+  const { declare } = await loadCLibrary();
+  const trim = declare('int malloc_trim(size_t keep)');
+  const madvise = declare('int madvise(uintptr_t address, size_t length, int advice)');
   const mappings = unchangedMappings(process.execPath);
   release();
 

@@ -1,7 +1,7 @@
 import { constants as fileConstants } from 'node:fs';
 import { constants as systemConstants } from 'node:os';
 import { getSystemErrorName } from 'node:util';
-import type { KoffiFunc } from 'koffi';
+import { type Declare, loadCLibrary } from '../libc.ts';
 
 /** What the system has and Node has not. */
 export interface Posix {
@@ -40,9 +40,7 @@ export type ProcessEnd = { kind: 'exited'; exitCode: number } | { kind: 'signall
  * execve(2) too.
  */
 export async function loadPosix(): Promise<Posix> {
-  const { default: koffi } = await import('koffi');
-  const library = koffi.load('libc.so.6');
-  const declare: Declare = (declaration) => library.func(declaration);
+  const { declare, lastError } = await loadCLibrary();
   const pipe2 = declare('int pipe2(_Out_ int *descriptors, int flags)');
   const fcntl = declare('int fcntl(int descriptor, int command, ...)');
   const waitpid = declare('int waitpid(int id, _Out_ int *status, int options)');
@@ -52,7 +50,6 @@ export async function loadPosix(): Promise<Posix> {
   );
   const prepare = fileActions(declare);
   const attributes = spawnAttributes(declare);
-  const lastError = () => getSystemErrorName(-koffi.errno());
 
   return { pipe, spawn, endOf, endedChild };
 
@@ -105,8 +102,6 @@ export async function loadPosix(): Promise<Posix> {
     return processId === 0 ? undefined : processId;
   }
 }
-
-type Declare = (declaration: string) => KoffiFunc<(...values: unknown[]) => number>;
 
 const O_CLOEXEC = 0o2000000;
 const F_SETFL = 4;

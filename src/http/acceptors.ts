@@ -1,9 +1,9 @@
 import { once } from 'node:events';
 import type { Server as Listener } from 'node:http';
 import { createServer, type Server as NetServer, type Socket } from 'node:net';
-import { getSystemErrorName } from 'node:util';
 import type { Plugin } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
+import { loadCLibrary } from '../libc.ts';
 import type { Logger } from '../logger.ts';
 
 /** How many connections are accepted in one turn of the event loop. Each costs a descriptor. */
@@ -88,11 +88,11 @@ function descriptorOf(listener: Listener): number {
 
 /** libuv watches a descriptor once, but as many of one socket as there are. */
 async function loadDuplicate(): Promise<(descriptor: number) => number> {
-  const { default: koffi } = await import('koffi');
-  const fcntl = koffi.load('libc.so.6').func('int fcntl(int descriptor, int command, ...)');
+  const { declare, lastError } = await loadCLibrary();
+  const fcntl = declare('int fcntl(int descriptor, int command, ...)');
   return (descriptor) => {
-    const copy = Number(fcntl(descriptor, F_DUPFD_CLOEXEC, 'int', 0));
-    if (copy === -1) throw new Error(`fcntl: ${getSystemErrorName(-koffi.errno())}`);
+    const copy = fcntl(descriptor, F_DUPFD_CLOEXEC, 'int', 0);
+    if (copy === -1) throw new Error(`fcntl: ${lastError()}`);
     return copy;
   };
 }
