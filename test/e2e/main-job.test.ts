@@ -34,20 +34,11 @@ t.test(
       '--',
       repository.script,
     );
-    const key = await davit.davit(
-      'admin',
-      'key',
-      'create',
-      '--name',
-      'ci',
-      '--all-scopes',
-      '--project',
-      String(project['id']),
-    );
+    const key = await keyOf(davit, String(project['id']));
     const service = await davit.serve(...RECEIVERS_ON_LOOPBACK);
     const receiver = await startReceiver(t);
     const webhook = await service.request('POST', '/v2/webhooks', {
-      key: String(key['secret']),
+      key: key,
       body: { url: receiver.url, events: ['deployment.succeeded', 'deployment.failed'] },
     });
     t.equal(webhook.status, 201);
@@ -56,7 +47,7 @@ t.test(
       ['v1.0.0', 'one\n'],
       [repository.commit, 'two\n'],
     ] as const) {
-      const created = await deploy(service, String(project['id']), String(key['secret']), ref);
+      const created = await deploy(service, String(project['id']), key, ref);
       t.equal(created.status, 201);
       t.match(created.json(), { status: 'queued', ref, queue_position: 1, trigger: 'api' });
       t.equal(created.headers.get('location'), `/v2/deployments/${created.json()['id']}`);
@@ -217,18 +208,16 @@ async function running(t: Parameters<typeof place>[0], ...command: string[]) {
   const davit = place(t);
   const project = await davit.davit('admin', 'project', 'create', '--name', 'site', '--', ...command);
   const projectId = String(project['id']);
-  const key = await davit.davit(
-    'admin',
-    'key',
-    'create',
-    '--name',
-    'ci',
-    '--all-scopes',
-    '--project',
-    projectId,
-  );
+  const key = await keyOf(davit, projectId);
   const service = await davit.serve(...RECEIVERS_ON_LOOPBACK);
-  return { davit, service, projectId, key: String(key['secret']) };
+  return { davit, service, projectId, key };
+}
+
+/** The secret of a new key that may do everything with this project. */
+async function keyOf(davit: Place, projectId: string): Promise<string> {
+  const scopes = ['--name', 'ci', '--all-scopes', '--project', projectId];
+  const key = await davit.davit('admin', 'key', 'create', ...scopes);
+  return String(key['secret']);
 }
 
 function deploy(service: RunningService, projectId: string, key: string, ref: unknown, headers = {}) {
