@@ -1,7 +1,7 @@
 import { isUtf8 } from 'node:buffer';
 import { IncomingMessage } from 'node:http';
 import { Readable } from 'node:stream';
-import type { Plugin, Request } from '@hapi/hapi';
+import type { Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
 
@@ -21,28 +21,17 @@ const ITEMS_MAX = 1_000;
  * promised order. hapi leaves a payload alone that is there already (lib/route.js, `internals.payload`)
  * and still validates it. What was read is null for no body, else any JSON value but null.
  */
-export function requestBodies(): Plugin<void> {
-  return {
-    name: 'requestBodies',
-    register(server) {
-      server.ext('onPreAuth', async (request, h) => {
-        const bytes = await readBody(request);
-        // A body means nothing to GET and HEAD, whatever it is.
-        if (request.route.method === 'get') return h.continue;
-        request.app.bodyIsEmpty = bytes.length === 0;
-        // hapi's types call it read-only; its own extensions, and its documentation, set it.
-        Object.assign(request, { payload: bytes.length === 0 ? null : parseJson(bytes) });
-        return h.continue;
-      });
-      // Just before it is validated: no schema of ours tells it from no body, and none takes it.
-      server.ext('onPostAuth', ({ app, payload, route }, h) => {
-        if (payload === null && !app.bodyIsEmpty && route.method !== 'get')
-          throw invalidBody('must be an object');
-        return h.continue;
-      });
-    },
-  };
+export async function takeBody(request: Request): Promise<void> {
+  const bytes = await readBody(request);
+  // A body means nothing to GET and HEAD, whatever it is.
+  if (request.route.method === 'get') return;
+  request.app.bodyIsEmpty = bytes.length === 0;
+  // hapi's types call it read-only; its own extensions, and its documentation, set it.
+  Object.assign(request, { payload: bytes.length === 0 ? null : (parseJson(bytes) ?? NULL_BODY) });
 }
+
+/** No schema of ours could tell the body `null` from no body, and none takes it: like this it is refused as a text is. */
+const NULL_BODY = 'null';
 
 /**
  * The JSON value that `bytes` are, as strict as I-JSON (RFC 7493): UTF-8 without a byte order mark, no name

@@ -1,7 +1,7 @@
 import { type IncomingMessage, type Server as Listener, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { type Boom, isBoom, methodNotAllowed } from '@hapi/boom';
-import type { Lifecycle, Plugin, Request, ResponseToolkit } from '@hapi/hapi';
+import type { Lifecycle, Request, ResponseToolkit } from '@hapi/hapi';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, type ErrorCode, type ErrorDetail, STATUS_OF_CODE } from '../errors.ts';
@@ -42,33 +42,23 @@ export function notFound(): AppError {
   return new AppError('not_found', NOT_FOUND_MESSAGE);
 }
 
-/** Turns whatever a request ended with into the one error body, and logs what was a bug, with its stack. */
-export function errorBodies(effects: Effects, logger: Logger): Plugin<void> {
-  return {
-    name: 'errorBodies',
-    register(server) {
-      server.ext('onPreResponse', (request, h) => present(request, h, effects, logger));
-    },
-  };
-}
-
 /**
  * Answers what never becomes a request: bytes that are not HTTP, headers too large, a request that does
  * not arrive in time. Node and hapi answer these with a bare status line, hapi even in the name of an
  * earlier request of the same connection that is still being carried out.
  */
-export function answerParserErrors(listener: Listener, effects: Effects, logger: Logger): void {
-  const lastResponse = new WeakMap<Duplex, ServerResponse>();
+export function answerParserErrors(
+  listener: Listener,
+  latestResponse: (socket: Duplex) => ServerResponse | undefined,
+  effects: Effects,
+  logger: Logger,
+): void {
   const refused = new WeakSet<Duplex>();
 
   listener.removeAllListeners('clientError');
-  for (const event of ['request', 'checkContinue'] as const) {
-    listener.prependListener(event, (request, response) => lastResponse.set(request.socket, response));
-  }
-
   listener.on('clientError', (error, socket) => {
     const problem = parserProblem(error);
-    const response = lastResponse.get(socket);
+    const response = latestResponse(socket);
     if (problem === undefined) socket.destroy();
     else if (response !== undefined && !response.req.complete) interruptRequest(response, problem);
     // The parser reports every later piece of a connection that it has given up on.
@@ -189,7 +179,11 @@ function missingScope(data: unknown): string {
     : `this key lacks the scope ${scopes.join(' or ')}: use a key that has it, or have one made`;
 }
 
-function present(
+/**
+ * What a request is answered with: whatever it ended with, if that is no answer, becomes the one error body, and what was
+ * a bug is logged with its stack.
+ */
+export function present(
   request: Request,
   h: ResponseToolkit,
   effects: Effects,

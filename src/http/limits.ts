@@ -1,5 +1,5 @@
 import { isIP } from 'node:net';
-import type { Plugin, Request } from '@hapi/hapi';
+import type { Request } from '@hapi/hapi';
 import ipaddr from 'ipaddr.js';
 import { type Cidr, isInside } from '../address.ts';
 import type { Effects } from '../effects.ts';
@@ -81,18 +81,10 @@ export function createFailureLimiter(effects: Effects): RateLimiter {
 }
 
 /** Limits each key; after authentication, before the scope is judged. Every answer tells what is left. */
-export function rateLimiting(limiter: RateLimiter): Plugin<void> {
-  return {
-    name: 'rateLimiting',
-    register(server) {
-      server.ext('onCredentials', (request, h) => {
-        const { app } = request.auth.credentials;
-        if (app === undefined) throw new Error('a request was authenticated without a caller');
-        applyRateDecision(limiter.take(app.keyId), request);
-        return h.continue;
-      });
-    },
-  };
+export function limitKey(limiter: RateLimiter, request: Request): void {
+  const { app } = request.auth.credentials;
+  if (app === undefined) throw new Error('a request was authenticated without a caller');
+  applyRateDecision(limiter.take(app.keyId), request);
 }
 
 /** Puts the decision's headers on the response; throws `rate_limited` if it is a refusal. */

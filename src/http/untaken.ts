@@ -1,9 +1,9 @@
 import type { ServerResponse } from 'node:http';
-import type { Plugin, Request } from '@hapi/hapi';
+import type { Request } from '@hapi/hapi';
 import type { Logger } from '../logger.ts';
 
 /** More than the 4,096 connections that there may be have of pages of 50. */
-export const UNTAKEN_MAX_BYTES = 256 * 1024 * 1024;
+const UNTAKEN_MAX_BYTES = 256 * 1024 * 1024;
 
 /** Smaller ones take hardly more than their request does. */
 const LARGE_BYTES = 16 * 1024;
@@ -13,20 +13,17 @@ const LARGE_BYTES = 16 * 1024;
  * two minutes, for a client that reads nothing. Of answers that are more than `maxBytes` together, the one that waits
  * for longest is cut off with its connection: so nobody keeps others from theirs. Logs are read as they are taken.
  */
-export function untakenAnswers(maxBytes: number, logger: Logger): Plugin<void> {
+export function createUntakenAnswers(
+  logger: Logger,
+  maxBytes: number = UNTAKEN_MAX_BYTES,
+): (request: Request) => void {
   /** The oldest first, with the length of each. */
   const untaken = new Map<ServerResponse, number>();
   let bytes = 0;
 
-  return {
-    name: 'untakenAnswers',
-    register(server) {
-      server.ext('onPreResponse', (request, h) => {
-        const length = lengthOf(request);
-        if (length >= LARGE_BYTES) hold(request.raw.res, length);
-        return h.continue;
-      });
-    },
+  return (request) => {
+    const length = lengthOf(request);
+    if (length >= LARGE_BYTES) hold(request.raw.res, length);
   };
 
   function hold(response: ServerResponse, length: number): void {

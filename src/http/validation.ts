@@ -1,4 +1,4 @@
-import type { Lifecycle, Plugin, Request, RouteOptionsValidate } from '@hapi/hapi';
+import type { Lifecycle, Request, RouteOptionsValidate } from '@hapi/hapi';
 import Joi from 'joi';
 import { type IdPrefix, parseId, parseRef } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
@@ -159,17 +159,9 @@ export function idempotencyKey({ headers }: Pick<Request, 'headers'>): string | 
   return key;
 }
 
-/** Judges it for every write where the rest is validated too: before a handler looks anything up. */
-export function idempotencyKeys(): Plugin<void> {
-  return {
-    name: 'idempotencyKeys',
-    register(server) {
-      server.ext('onPreHandler', (request, h) => {
-        if (request.route.method !== 'get') idempotencyKey(request);
-        return h.continue;
-      });
-    },
-  };
+/** For every write where the rest is validated too: before a handler looks anything up. */
+export function checkIdempotencyKey(request: Request): void {
+  if (request.route.method !== 'get') idempotencyKey(request);
 }
 
 /** hapi calls this with joi's error, or with whatever a schema threw. */

@@ -1,0 +1,222 @@
+import { once } from 'node:events';
+import type { Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import type { Plugin } from '@hapi/hapi';
+import t from 'tap';
+import { until } from '../helpers/commands.ts';
+import { connectRaw, heldResource, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
+
+/** Its one route, GET /open, answers at once. */
+const open: Plugin<void> = {
+  name: 'open',
+  register(server) {
+    server.route({
+      method: 'GET',
+      path: '/open',
+      options: { auth: false },
+      handler: () => ({ open: true }),
+    });
+  },
+};
+
+t.test('beyond the connections that it can serve, the service says so', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
+  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+  const first = await connectRaw(port);
+  const second = await connectRaw(port);
+  for (const connection of [first, second]) {
+    connection.send(get);
+    t.match(await connection.received('open'), /^HTTP\/1\.1 200 /);
+  }
+  t.match(parseResponses(await rawRequest(port, get)), [
+    { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /unavailable/ },
+  ]);
+  first.socket.end();
+  await first.closed;
+  const third = await connectRaw(port);
+  third.send(get);
+  t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
+});
+
+t.test('a connection has a hundred requests unanswered at most, and ends after the one beyond', async (t) => {
+  const { promise: released, resolve: release } = Promise.withResolvers<void>();
+  const reached: string[] = [];
+  const held: Plugin<void> = {
+    name: 'held',
+    register(server) {
+      server.route<{ Params: { id: string } }>({
+        method: 'GET',
+        path: '/held/{id}',
+        options: { auth: false },
+        async handler({ params }) {
+          reached.push(params.id);
+          // Once what came in the same read has been looked at.
+          if (reached.length === 100) setImmediate(release);
+          await released;
+          return { held: params.id };
+        },
+      });
+    },
+  };
+  const { port } = await startHttp(t, { resources: () => [held] });
+  // Node hands on in another way what expects to be told to continue.
+  const gets = (count: number) =>
+    Array.from(
+      { length: count },
+      (_, index) =>
+        `GET /held/${index} HTTP/1.1\r\nHost: d\r\n${index < 100 ? '' : 'Expect: 100-continue\r\n'}\r\n`,
+    ).join('');
+  const answers = parseResponses(await rawRequest(port, gets(200)));
+  t.strictSame(
+    answers.map(({ status }) => status),
+    [...Array.from({ length: 100 }, () => 200), 503],
+  );
+  t.match(answers.at(-1), {
+    headers: { 'retry-after': '1', connection: 'close' },
+    body: /"unavailable","message":"[^"]*wait for their answers/,
+  });
+  t.equal(reached.length, 100);
+
+  const patient = await connectRaw(port);
+  for (let times = 0; times < 3; times++) {
+    patient.send(`${gets(99)}GET /held/last${times} HTTP/1.1\r\nHost: d\r\n\r\n`);
+    await patient.received(`"last${times}"`);
+  }
+  patient.socket.end();
+  t.equal(parseResponses(await patient.closed).length, 300, 'however many there are after each other');
+});
+
+t.test('only so many requests, over all connections, come before the one ahead is answered', async (t) => {
+  const { plugin, heldCount, release } = heldResource();
+  const { port, log } = await startHttp(t, { resources: () => [plugin], behindOthersMax: 2 });
+  const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
+  const [first, second] = [await connectRaw(port), await connectRaw(port)];
+  for (const connection of [first, second]) connection.send(get.repeat(2));
+  await until(() => heldCount() === 4);
+  const refused = await connectRaw(port);
+  refused.send(get.repeat(3));
+  const alone = await connectRaw(port);
+  alone.send(get);
+  await until(() => heldCount() === 6); // the first of each of the two
+  release();
+  t.match(parseResponses(await refused.closed), [
+    { status: 200 },
+    { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /wait for their answers/ },
+  ]);
+  t.match(
+    await alone.received('held'),
+    /^HTTP\/1\.1 200 /,
+    'the first of each connection counts for nothing',
+  );
+
+  for (const { send, closed } of [first, second]) {
+    send(`${get.repeat(2)}GET /last HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n`);
+    t.strictSame(
+      parseResponses(await closed).map(({ status }) => status),
+      [200, 200, 200, 200, 404],
+      'what is answered counts no longer',
+    );
+  }
+  t.equal(
+    log.filter(({ msg, status }) => msg === 'request' && status !== 200 && status !== 404).length,
+    1,
+    'what came after the refused one has reached nobody',
+  );
+});
+
+t.test('what follows a refused request is not even read', async (t) => {
+  const { plugin, release } = heldResource();
+  const { port, server } = await startHttp(t, { resources: () => [plugin], behindOthersMax: 0 });
+  const connected = once(server.listener, 'connection');
+  let arrived = 0;
+  const bothArrived = new Promise<void>((resolve) => {
+    server.listener.on('request', () => {
+      arrived += 1;
+      if (arrived === 2) resolve();
+    });
+  });
+  const client = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
+  client.send(get.repeat(2));
+  await bothArrived;
+  const before = socket.bytesRead;
+  for (let times = 0; times < 4; times++) client.send(get.repeat(16_384));
+  for (let turn = 0; turn < 1_000; turn++) await nextTurn();
+  t.ok(socket.bytesRead - before < 256 * 1024, `${socket.bytesRead - before} bytes more were read`);
+  release();
+  client.socket.destroy();
+});
+
+t.test('requests of a client that left come before nobody', async (t) => {
+  const { promise: reached, resolve: tellReached } = Promise.withResolvers<void>();
+  const hanging: Plugin<void> = {
+    name: 'hanging',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/hanging',
+        options: { auth: false },
+        handler: () => {
+          tellReached();
+          return new Promise<never>(() => undefined);
+        },
+      });
+    },
+  };
+  const { port, server } = await startHttp(t, { resources: () => [open, hanging], behindOthersMax: 2 });
+  const connected = once(server.listener, 'connection');
+  const leaving = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+  leaving.send(`GET /hanging HTTP/1.1\r\nHost: d\r\n\r\n${get.repeat(2)}`);
+  await reached;
+  const closed = once(socket, 'close');
+  leaving.socket.destroy();
+  await closed;
+  const staying = await connectRaw(port);
+  staying.send(`${get.repeat(2)}${get.replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n')}`);
+  t.strictSame(
+    parseResponses(await staying.closed).map(({ status }) => status),
+    [200, 200, 200],
+  );
+});
+
+t.test('a connection that waits for its next request keeps nothing of the last', async (t) => {
+  const answered: WeakRef<object>[] = [];
+  const remembering: Plugin<void> = {
+    name: 'remembering',
+    register(server) {
+      server.route({
+        method: ['GET', 'POST'],
+        path: '/remembered',
+        options: { auth: false },
+        handler({ raw }) {
+          answered.push(new WeakRef(raw.req), new WeakRef(raw.res));
+          return { remembered: true };
+        },
+      });
+    },
+  };
+  const { port } = await startHttp(t, { resources: () => [remembering] });
+  const connection = await connectRaw(port);
+  connection.send('GET /remembered HTTP/1.1\r\nHost: d\r\n\r\n');
+  await connection.received('remembered');
+  for (let turn = 0; turn < 100; turn++) {
+    await nextTurn();
+    collectGarbage();
+  }
+  t.strictSame(
+    answered.map((reference) => reference.deref()),
+    [undefined, undefined],
+  );
+  connection.send('GET /remembered HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n');
+  t.equal(parseResponses(await connection.closed).length, 2, 'and takes the next');
+});
+
+function collectGarbage(): void {
+  setFlagsFromString('--expose-gc');
+  runInNewContext('gc')();
+}

@@ -1,0 +1,99 @@
+import type { Plugin } from '@hapi/hapi';
+import t from 'tap';
+import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
+
+/** Which methods lead where. */
+const ROUTES: [method: 'GET' | 'POST' | 'PATCH' | 'DELETE', path: string][] = [
+  ['POST', '/v2/things/{id}/parts'],
+  ['GET', '/v2/things/{id}'],
+  ['PATCH', '/v2/things/{id}'],
+  ['DELETE', '/v2/things/{id}'],
+  ['GET', '/open'],
+];
+
+const things: Plugin<void> = {
+  name: 'things',
+  register(server) {
+    for (const [method, path] of ROUTES) {
+      server.route({ method, path, options: { auth: false }, handler: () => ({ there: true }) });
+    }
+  },
+};
+
+t.test('a wrong method is told which are right; a wrong path nothing', async (t) => {
+  const { server } = await startHttp(t, { resources: () => [things] });
+  const rows: [method: string, path: string, status: number, allow: string | undefined][] = [
+    ['POST', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
+    ['PUT', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
+    ['OPTIONS', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
+    ['GET', '/v2/things/1/parts', 405, 'POST'],
+    ['HEAD', '/v2/things/1/parts', 405, 'POST'],
+    ['OPTIONS', '/open', 405, 'GET, HEAD'],
+    ['PROPFIND', '/open', 405, 'GET, HEAD'],
+    ['GET', '/', 404, undefined],
+    ['GET', '/v2', 404, undefined],
+    ['GET', '/v1/things/1', 404, undefined],
+    ['GET', '/V2/things/1', 404, undefined],
+    ['GET', '/v2/things', 404, undefined],
+    ['GET', '/v2/things/', 404, undefined],
+    ['GET', '/v2/things/1/', 404, undefined],
+    ['GET', '//v2/things/1', 404, undefined],
+    ['GET', '/v2/things/1/2', 404, undefined],
+    ['OPTIONS', '/v2/nothing', 404, undefined],
+    ['GET', '/open/%2e%2e/x', 404, undefined],
+    ['GET', '/{any*}', 404, undefined],
+    ['GET', '/v2/%FF', 400, undefined],
+    ['GET', '/v2/%zz', 400, undefined],
+    ['POST', '/v2/things/%C0%80', 400, undefined],
+  ];
+  for (const [method, url, status, allow] of rows) {
+    const response = await server.inject({ method, url });
+    t.equal(response.statusCode, status, `${method} ${url}`);
+    t.equal(response.headers['allow'], allow, `${method} ${url}`);
+    t.equal(response.headers['content-type'], 'application/json; charset=utf-8', `${method} ${url}`);
+  }
+});
+
+t.test('the body of a request that leads nowhere is not waited for', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [things] });
+  for (const line of ['POST /v2/nothing', 'POST /open', 'POST /v2/%FF']) {
+    const connection = await connectRaw(port);
+    connection.send(`${line} HTTP/1.1\r\nHost: d\r\nContent-Length: 1000000000\r\n\r\n{`);
+    await connection.received('"request_id"');
+    connection.socket.end();
+    await connection.closed;
+  }
+});
+
+t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [things] });
+  const statusOf = async (head: string) =>
+    parseResponses(await rawRequest(port, `${head}\r\nConnection: close\r\n\r\n`)).map(
+      ({ status }) => status,
+    );
+  t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d'), [200]);
+  t.strictSame(await statusOf('GET http://d/open HTTP/1.1\r\nHost: d'), [200]);
+  t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: host\r\nForwarded-By: host'), [200]);
+  t.strictSame(await statusOf('GET /open HTTP/1.1'), [400]);
+  t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d\r\nHost: e'), [400]);
+  t.strictSame(await statusOf('GET /open HTTP/1.0'), [200]);
+});
+
+t.test('what is asked for must have a path, whichever URL it is', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [things] });
+  const targets = {
+    'foo://bar': 400,
+    'foo://bar?x=1#y': 400,
+    'foo://': 400,
+    'http://': 400,
+    'http://d': 404,
+    '*': 400,
+  };
+  for (const [target, status] of Object.entries(targets)) {
+    for (const method of ['GET', 'HEAD', 'POST', 'OPTIONS']) {
+      const head = `${method} ${target} HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n`;
+      const [answer] = parseResponses(await rawRequest(port, head));
+      t.equal(answer?.status, status, `${method} ${target}`);
+    }
+  }
+});
