@@ -80,13 +80,13 @@ export function untilBodyEnds(text: string, request: Request, effects: Effects):
  */
 export function interruptBody(req: IncomingMessage, problem: AppError): void {
   broken.set(req, problem);
-  interrupts.get(req)?.(problem);
+  req.emit(INTERRUPTED, problem);
 }
 
 const broken = new WeakMap<IncomingMessage, AppError>();
 
-/** How to stop whoever is reading. */
-const interrupts = new WeakMap<IncomingMessage, (problem: AppError) => void>();
+/** Told to whoever is reading. */
+const INTERRUPTED = Symbol('interrupted');
 
 async function readBody(request: Request): Promise<Buffer> {
   const { req, res } = request.raw;
@@ -152,8 +152,7 @@ function collect(req: IncomingMessage): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     let chunks: Buffer[] = [];
     let size = 0;
-    req.on('data', onData).on('end', onEnd).on('close', onClose);
-    interrupts.set(req, fail);
+    req.on('data', onData).on('end', onEnd).on('close', onClose).on(INTERRUPTED, fail);
     const problem = broken.get(req);
     if (problem !== undefined) fail(problem);
 
@@ -176,8 +175,7 @@ function collect(req: IncomingMessage): Promise<Buffer> {
       reject(problem);
     }
     function release(): void {
-      req.off('data', onData).off('end', onEnd).off('close', onClose);
-      interrupts.delete(req);
+      req.off('data', onData).off('end', onEnd).off('close', onClose).off(INTERRUPTED, fail);
     }
   });
 }
@@ -264,8 +262,7 @@ function throwAway(req: IncomingMessage, effects: Effects, ended: () => void): v
   let bytesAtLastLook = -1;
   let looks = 0;
   let cancelLook = (): void => {};
-  req.on('data', onData).on('end', stop).on('close', stop);
-  interrupts.set(req, stop);
+  req.on('data', onData).on('end', stop).on('close', stop).on(INTERRUPTED, stop);
   req.resume();
   look();
 
@@ -284,8 +281,7 @@ function throwAway(req: IncomingMessage, effects: Effects, ended: () => void): v
   }
   function stop(): void {
     cancelLook();
-    req.off('data', onData).off('end', stop).off('close', stop);
-    interrupts.delete(req);
+    req.off('data', onData).off('end', stop).off('close', stop).off(INTERRUPTED, stop);
     ended();
   }
 }
