@@ -1,13 +1,19 @@
 import { readFileSync } from 'node:fs';
+import { performance } from 'node:perf_hooks';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import type { WorkerOptions } from 'node:worker_threads';
 import type { Effects } from './effects.ts';
 import { loadCLibrary } from './libc.ts';
 
+type EventLoop = Pick<typeof performance, 'eventLoopUtilization'>;
+
 /** Late enough that whoever starts davit has had the first answers. */
 const AFTER_MS = 2_000;
 const PAGES_EVERY_MS = 30_000;
+
+/** Of its time, what a thread is busy that is not to be held up. The start is 0.1 of the first two seconds. */
+const BUSY = 0.2;
 
 /**
  * Gives back what loading took and serving does not need, a little after the start: V8, malloc and the kernel
@@ -15,13 +21,24 @@ const PAGES_EVERY_MS = 30_000;
  * is all threads'. An idle davit shrinks from 152 MiB to 80 by it. From then on heaps are kept small, and pages that
  * were needed for a while only are given back: under load it stays below 250 MB, where it would have 290.
  */
-export function releaseStartMemory(effects: Effects, part: 'thread' | 'main'): void {
+export function releaseStartMemory(
+  effects: Effects,
+  part: 'thread' | 'main',
+  loop: EventLoop = performance,
+): void {
+  collectGarbageWhenQuiet(effects, loop);
+  if (part === 'thread') return;
+  effects.after(AFTER_MS, keepHeapsSmall);
+  // Without it davit only takes more: with no descriptor left, for instance, nothing can be read.
+  effects.after(2 * AFTER_MS, () => void releasePages(effects).catch(() => undefined));
+}
+
+/** It takes 50 ms, at once: under load, in which V8 collects anyway, nobody was answered for 100 ms. */
+function collectGarbageWhenQuiet(effects: Effects, loop: EventLoop): void {
+  const before = loop.eventLoopUtilization();
   effects.after(AFTER_MS, () => {
-    collectGarbage();
-    if (part === 'thread') return;
-    keepHeapsSmall();
-    // Without it davit only takes more: with no descriptor left, for instance, nothing can be read.
-    effects.after(AFTER_MS, () => void releasePages(effects).catch(() => undefined));
+    if (loop.eventLoopUtilization(before).utilization < BUSY) collectGarbage();
+    else collectGarbageWhenQuiet(effects, loop);
   });
 }
 
