@@ -40,10 +40,6 @@ const NODE_OPTIONS = [
   // 134 MB in one thread, and the service 430 MB within two minutes of light load; with a bound of 8 or 16 it was 290
   // MB. With 8 twice as much of it was promoted, and the pauses that follow from that came twice as often.
   '--max-semi-space-size=16',
-  // V8 makes the objects of a place old from the first where most of them lived on for a while, and that stays so: at
-  // first all do, as what is young has little room then. Under load full collections came six times a second like
-  // that, mostly, and to 256 connections 5,500 deployments were created a second in place of 8,500.
-  '--no-allocation-site-pretenuring',
   // One thread collects what is young, as others that help take the processor from the writer: on two cores 8,550
   // deployments were created a second in place of 7,900.
   '--no-parallel-scavenge',

@@ -1,5 +1,6 @@
 const { renameSync, writeFileSync } = require('node:fs');
 const { join } = require('node:path');
+const { setFlagsFromString } = require('node:v8');
 const vm = require('node:vm');
 
 /*
@@ -15,6 +16,8 @@ vm.Script = class extends vm.Script {
     super(source, options);
     const path = join(process.env.CODE_DIRECTORY, `${options.filename}.code`);
     setTimeout(() => {
+      // As at the start, where V8 refuses the code that was made with other flags: davit changes this one then.
+      setFlagsFromString('--allocation-site-pretenuring');
       writeFileSync(`${path}.new`, this.createCachedData());
       renameSync(`${path}.new`, path);
     }, AFTER_MS).unref();

@@ -4,7 +4,7 @@ import { delay, realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
-import { releaseStartMemory } from '../memory.ts';
+import { keepYoungWhatIsNew, releaseStartMemory } from '../memory.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
@@ -78,6 +78,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   });
   owner.postMessage('ready' satisfies FromDispatcherThread);
   releaseStartMemory(realEffects, 'thread');
+  keepYoungWhatIsNew();
 
   async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
     const result = await pinger.ping(ping).catch((error) => {
