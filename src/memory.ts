@@ -12,7 +12,7 @@ type EventLoop = Pick<typeof performance, 'eventLoopUtilization'>;
 const AFTER_MS = 2_000;
 const PAGES_EVERY_MS = 30_000;
 
-/** Of its time, what a thread is busy that is not to be held up. The start is 0.1 of the first two seconds. */
+/** Of its time, what a thread is busy that is not to be held up. */
 const BUSY = 0.2;
 
 /**
@@ -75,7 +75,8 @@ function keepHeapsSmall(): void {
   setFlagsFromString('--heap-growing-percent=30');
 }
 
-function collectGarbage(): void {
+/** All of this thread's that there is, at once. */
+export function collectGarbage(): void {
   setFlagsFromString('--expose-gc');
   const collect: NodeJS.GCFunction = runInNewContext('gc');
   collect({ type: 'major', execution: 'sync', flavor: 'last-resort' });

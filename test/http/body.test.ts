@@ -1,12 +1,11 @@
 import { once } from 'node:events';
 import type { Socket } from 'node:net';
-import { setFlagsFromString } from 'node:v8';
-import { runInNewContext } from 'node:vm';
 import type { Plugin } from '@hapi/hapi';
 import fc from 'fast-check';
 import Joi from 'joi';
 import t from 'tap';
 import { BODY_MAX_BYTES, parseJson } from '../../src/http/body.ts';
+import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
@@ -427,8 +426,7 @@ t.test('a body that comes in tiny pieces takes no more memory than another', asy
 
 /** What is alive of this thread's heap. */
 function heldBytes(): number {
-  setFlagsFromString('--expose-gc');
-  runInNewContext('gc')();
+  collectGarbage();
   return process.memoryUsage().heapUsed;
 }
 
