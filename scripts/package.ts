@@ -35,7 +35,7 @@ const NODE = join(ROOT, 'build/node-stripped');
 const MADE_OF = join(ROOT, 'build/davit.made-of');
 
 /** What Node is started with. */
-const NODE_OPTIONS = [
+const NODE_ARGUMENTS = [
   // For what is soon garbage, in the main thread; src/memory.ts has the other threads' bound. By itself V8 let it become
   // 134 MB in one thread, and the service 430 MB within two minutes of light load; with a bound of 8 or 16 it was 290
   // MB. With 8 twice as much of it was promoted, and the pauses that follow from that came twice as often.
@@ -126,7 +126,7 @@ async function makeFrom(directory: string, output: string): Promise<void> {
     disableExperimentalSEAWarning: true,
     useSnapshot: false,
     useCodeCache: false,
-    execArgv: NODE_OPTIONS,
+    execArgv: NODE_ARGUMENTS,
     assets: { ...assets, ...Object.fromEntries(code) },
   };
   await pkg.default(join(BUNDLE, BOOT), {

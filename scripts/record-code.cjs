@@ -16,7 +16,7 @@ vm.Script = class extends vm.Script {
     super(source, options);
     const path = join(process.env.CODE_DIRECTORY, `${options.filename}.code`);
     setTimeout(() => {
-      // As at the start, where V8 refuses the code that was made with other flags: davit changes this one then.
+      // V8 refuses code that was made with other flags than the start's, and by now src/memory.ts has changed this one.
       setFlagsFromString('--allocation-site-pretenuring');
       writeFileSync(`${path}.new`, this.createCachedData());
       renameSync(`${path}.new`, path);

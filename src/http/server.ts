@@ -12,7 +12,7 @@ import type { Logger } from '../logger.ts';
 import type { Caller } from '../store/keys.ts';
 import { openFilesMax } from '../system-limits.ts';
 import { acceptors } from './acceptors.ts';
-import { type Admission, createAdmission } from './admission.ts';
+import { type Admission, type AdmissionOptions, createAdmission } from './admission.ts';
 import { takeBody } from './body.ts';
 import { answerParserErrors, commonHeaders, present } from './errors.ts';
 import { createRateLimiter, limitKey, type RateLimit } from './limits.ts';
@@ -39,7 +39,7 @@ declare module '@hapi/hapi' {
   }
 }
 
-export interface HttpServerOptions {
+export interface HttpServerOptions extends Pick<AdmissionOptions, 'behindOthersMax'> {
   /** `server.info` has the port that it got once the server has started. */
   listen: ListenAddress;
   /** Null serves plain HTTP. */
@@ -47,8 +47,6 @@ export interface HttpServerOptions {
   /** Null: there is none. */
   rateLimit: RateLimit | null;
   maxConnections?: number;
-  /** How many requests, over all connections, may have come before the one ahead of them was answered. */
-  behindOthersMax?: number;
   /** How much of large answers may wait for their clients, over all connections. */
   untakenMaxBytes?: number;
   /** Hears of every request that is over. */
@@ -109,11 +107,8 @@ export async function createHttpServer(
   const server = createHapiServer(listener, options);
   const admission = createAdmission(listener, { tls: tls !== null, maxConnections, behindOthersMax });
   answerParserErrors(listener, admission.latestResponse, effects, logger);
-  await server.register(acceptors(listener, effects, logger));
-
-  await server.register(plugins.authentication);
   addSteps(server, admission, options, effects, logger);
-  await server.register([...plugins.resources]);
+  await server.register([acceptors(listener, effects, logger), plugins.authentication, ...plugins.resources]);
   return server;
 }
 

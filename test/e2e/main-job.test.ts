@@ -38,7 +38,7 @@ t.test(
     const service = await davit.serve(...RECEIVERS_ON_LOOPBACK);
     const receiver = await startReceiver(t);
     const webhook = await service.request('POST', '/v2/webhooks', {
-      key: key,
+      key,
       body: { url: receiver.url, events: ['deployment.succeeded', 'deployment.failed'] },
     });
     t.equal(webhook.status, 201);
