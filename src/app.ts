@@ -28,7 +28,7 @@ import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath, refuseOtherNames } from './store/lock.ts';
 import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
-import { openStoreWithThreads } from './store/store.ts';
+import { startStoreThread } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
 import { openFilesProblem } from './system-limits.ts';
 
@@ -64,12 +64,15 @@ export async function startService(
   onFatal: (error: unknown) => void,
   toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
+  await using started = new AsyncDisposableStack();
+  // First of all: it loads for as long as all else until it is needed.
+  const storeThread = startStoreThread(onFatal);
+  started.defer(storeThread.end);
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
   const logger = createLogger(log, effects);
   const certificates = certificatesOf(config, effects, logger);
   const certificate = certificates.own();
   const caPem = certificates.authorities();
-  await using started = new AsyncDisposableStack();
   const { dbPath } = config;
 
   requireOwnProc();
@@ -85,9 +88,8 @@ export async function startService(
   const doorForDispatcher = new MessageChannel();
   const figures =
     config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
-  // The HTTP wing's modules take as long as the writer's thread, which loads beside them.
   const [store, { createApi }, spawner] = await Promise.all([
-    openStoreWithThreads(dbPath, [doorForDispatcher.port1], onFatal, figures?.writer),
+    storeThread.open(dbPath, [doorForDispatcher.port1], figures?.writer),
     import('./http/api.ts'),
     createSpawner(effects),
   ]);

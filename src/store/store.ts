@@ -1,4 +1,4 @@
-import type { MessagePort, Worker } from 'node:worker_threads';
+import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { backlogReads } from './backlog.ts';
@@ -40,40 +40,57 @@ export function storeOn(database: Database, effects: Effects): Store {
   return { reads: makeReads(database), writer, close: writer.close };
 }
 
-/**
- * For the service: the writer in a thread of its own, reads here. `ports` are further doors to the writer,
- * for other threads. `onCrash` is called if the writer dies: nothing can go on then. `figures` is where it counts
- * what it does.
- */
-export async function openStoreWithThreads(
-  path: string,
-  ports: MessagePort[],
-  onCrash: (error: unknown) => void,
-  figures?: SharedArrayBuffer,
-): Promise<Store> {
-  const thread = startThread('store/writer-thread', {
-    workerData: { path, ports, figures } satisfies WriterThreadData,
-    transferList: ports,
-  });
-  await untilReady(thread);
-  let closing = false;
-  thread.on('error', onCrash);
-  thread.on('exit', () => {
-    if (!closing) onCrash(new Error('the writer thread ended'));
-  });
-  const database = openForReading(path);
-  const writer = connectWriter(thread);
+/** The writer's thread, which loads while others do their part and does nothing before `open`. */
+export interface StoreThread {
+  /**
+   * Opens the file; rejects when the thread cannot. `ports` are further doors to the writer, for other threads;
+   * `figures` is where it counts what it does.
+   */
+  open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store>;
+  /** For whoever opened nothing; a store that is open is closed. */
+  end(): Promise<void>;
+}
 
-  return {
-    reads: makeReads(database),
-    writer,
-    async close() {
-      closing = true;
-      database.close();
-      await writer.close();
-      await thread.terminate();
-    },
-  };
+/** For the service: the writer in a thread of its own, reads here. `onCrash`: it died, and nothing can go on. */
+export function startStoreThread(onCrash: (error: unknown) => void): StoreThread {
+  const thread = startThread('store/writer-thread');
+  const ready = Promise.withResolvers<void>();
+  let isOpen = false;
+  thread.once('message', () => {
+    isOpen = true;
+    ready.resolve();
+  });
+  thread.on('error', died);
+  thread.on('exit', () => died(new Error('the writer thread ended')));
+  // Whoever opens hears of it.
+  ready.promise.catch(() => undefined);
+  return { open, end };
+
+  async function open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store> {
+    thread.postMessage({ path, ports, figures } satisfies WriterThreadData, ports);
+    await ready.promise;
+    const database = openForReading(path);
+    const writer = connectWriter(thread);
+    return {
+      reads: makeReads(database),
+      writer,
+      async close() {
+        isOpen = false;
+        database.close();
+        await writer.close();
+        await end();
+      },
+    };
+  }
+
+  async function end(): Promise<void> {
+    await thread.terminate();
+  }
+
+  function died(error: unknown): void {
+    ready.reject(error);
+    if (isOpen) onCrash(error);
+  }
 }
 
 /** The reads of a thread that writes through a port. */
@@ -97,14 +114,4 @@ function makeReads(database: Database) {
     backlog: backlogReads(database),
     gauges: gaugeReads(database),
   };
-}
-
-function untilReady(thread: Worker): Promise<void> {
-  return new Promise((resolve, reject) => {
-    thread.once('message', () => {
-      thread.off('error', reject);
-      resolve();
-    });
-    thread.once('error', reject);
-  });
 }

@@ -4,7 +4,7 @@ import t, { type Test } from 'tap';
 import { startDispatcherThread } from '../../src/deliver/thread.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { openStoreWithThreads, type Store } from '../../src/store/store.ts';
+import { type Store, startStoreThread } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
 import { LOOPBACK_RULES, newWebhook } from '../helpers/deliveries.ts';
@@ -64,7 +64,7 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   openForWriting(path, realEffects).close();
   const crashed = (error: unknown) => t.fail('a thread crashed', { error });
   const door = new MessageChannel();
-  const store = await openStoreWithThreads(path, [door.port1], crashed);
+  const store = await startStoreThread(crashed).open(path, [door.port1]);
   const dispatcher = startDispatcherThread(crashed, realEffects);
   t.teardown(async () => {
     await dispatcher.stop();

@@ -6,7 +6,7 @@ import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForReading, openForWriting } from '../../src/store/database.ts';
-import { openStoreWithThreads } from '../../src/store/store.ts';
+import { startStoreThread } from '../../src/store/store.ts';
 import { place } from '../helpers/cli.ts';
 import { until } from '../helpers/commands.ts';
 import { makeLarge } from '../helpers/large.ts';
@@ -84,7 +84,7 @@ const LARGE_BYTES = 4 * 1024 * 1024;
 /** A writer in its thread that is about to begin with the copying. */
 async function withLargeWal(t: Test) {
   const path = join(temporaryDirectory(t), 'davit.db');
-  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
   const project = { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } };
   await Promise.all(Array.from({ length: PROJECTS }, () => store.writer.write('projects.create', project)));
   return { path, moved: `${path}.moved`, store };

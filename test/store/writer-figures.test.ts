@@ -2,7 +2,7 @@ import t from 'tap';
 import { figuresMemory } from '../../src/figures.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { openStoreWithThreads } from '../../src/store/store.ts';
+import { startStoreThread } from '../../src/store/store.ts';
 import { createGroupCommit, type QueuedWrite, type WriteResult } from '../../src/store/writer.ts';
 import { writerFigures } from '../../src/store/writer-figures.ts';
 import { until } from '../helpers/commands.ts';
@@ -72,7 +72,7 @@ t.test('a transaction that the disk did not take is a failure, and no commit', a
 t.test('the thread counts its checkpoints where another reads them', async (t) => {
   const memory = figuresMemory();
   const crashed = (error: unknown) => t.fail('the writer died', { error });
-  const store = await openStoreWithThreads(`${temporaryDirectory(t)}/davit.db`, [], crashed, memory);
+  const store = await startStoreThread(crashed).open(`${temporaryDirectory(t)}/davit.db`, [], memory);
   t.teardown(store.close);
   const project = await store.writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
   const figures = writerFigures(memory);
@@ -90,7 +90,7 @@ t.test('the thread counts its checkpoints where another reads them', async (t) =
 t.test('of a WAL with more than 32 MiB in use the writer itself copies what is left', async (t) => {
   const memory = figuresMemory();
   const crashed = (error: unknown) => t.fail('the writer died', { error });
-  const store = await openStoreWithThreads(`${temporaryDirectory(t)}/davit.db`, [], crashed, memory);
+  const store = await startStoreThread(crashed).open(`${temporaryDirectory(t)}/davit.db`, [], memory);
   t.teardown(store.close);
   const variables = { FILLER: 'x'.repeat(33 * 1024 * 1024) };
   await store.writer.write('projects.create', { ...PROJECT, variables });

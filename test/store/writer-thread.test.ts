@@ -1,12 +1,12 @@
 import { randomUUID } from 'node:crypto';
-import { readdirSync } from 'node:fs';
+import { existsSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { MessageChannel } from 'node:worker_threads';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import type { Attempt, KeyId } from '../../src/domain.ts';
 import type { Change } from '../../src/store/context.ts';
-import { openStoreWithThreads } from '../../src/store/store.ts';
+import { startStoreThread } from '../../src/store/store.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { connectWriter } from '../../src/store/writer-port.ts';
 import { until } from '../helpers/commands.ts';
@@ -26,6 +26,24 @@ t.test('each door tells of what concerns who is behind it, and of other processe
   other.exec('UPDATE instance SET probes = probes + 1');
   t.strictSame(await inService, ['queue', 'everything']);
   t.strictSame(await inDispatcher, [webhook.id, 'everything']);
+});
+
+t.test('a thread that was started and opens nothing touches no file, and ends unseen', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const thread = startStoreThread((error) => t.fail('the writer died', { error }));
+  await thread.end();
+  t.notOk(existsSync(path));
+  await t.rejects(thread.open(path, []), { message: 'the writer thread ended' });
+  t.notOk(existsSync(path));
+});
+
+t.test('whoever opens hears why the thread cannot', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  writeFileSync(path, 'something else altogether');
+  const thread = startStoreThread((error) => t.fail('it was not open yet', { error }));
+  await t.rejects(thread.open(path, []), { message: /is not a davit file/ });
+  await thread.end();
+  t.equal(readFileSync(path, 'utf8'), 'something else altogether');
 });
 
 t.test('no commit copies the WAL, however long it has become', async (t) => {
@@ -57,7 +75,7 @@ t.test('one thread copies the WAL, as often as it has to', async (t) => {
 async function open(t: Test) {
   const path = join(temporaryDirectory(t), 'davit.db');
   const { port1, port2 } = new MessageChannel();
-  const store = await openStoreWithThreads(path, [port1], (error) => t.fail('the writer died', { error }));
+  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, [port1]);
   const other = new Sqlite(path);
   t.teardown(() => {
     other.close();

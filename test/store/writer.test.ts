@@ -7,7 +7,7 @@ import type { Attempt } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { openStoreWithThreads } from '../../src/store/store.ts';
+import { startStoreThread } from '../../src/store/store.ts';
 import { walBytesOf } from '../../src/store/wal.ts';
 import {
   createGroupCommit,
@@ -178,7 +178,7 @@ t.test('the WAL of a file that a link leads to is looked for beside the file', a
 
 t.test('the writer in its thread answers as it does in place, refusals and bugs too', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
   const project = await store.writer.write('projects.create', PROJECT);
   const created = await store.writer.write('deployments.create', newDeployment(project.id));
   t.match(store.reads.deployments.get(created.id), created, 'what was answered can be read at once');
@@ -206,19 +206,19 @@ t.test('the writer in its thread answers as it does in place, refusals and bugs 
 
 t.test('writes that were handed in before the end are committed, later ones are refused', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
   const handedIn = store.writer.write('projects.create', PROJECT);
   await store.close();
   const project = await handedIn;
 
-  const again = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const again = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
   t.match(again.reads.projects.resolve(project.id), project);
   await again.close();
 });
 
 t.test('the WAL is taken into the file also where nobody is told of what was written', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
   const limitBytes = 32 * 1024 * 1024;
   const walBytes = () => statSync(`${path}-wal`).size;
   const told: unknown[] = [];
@@ -250,7 +250,7 @@ t.test(
   ifHas('prlimit'),
   async (t) => {
     const path = `${temporaryDirectory(t)}/davit.db`;
-    const store = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+    const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
     const other = new Sqlite(path);
     const walPagesLeft = () => {
       const [wal] = other.pragma('wal_checkpoint(NOOP)') as { log: number; checkpointed: number }[];
@@ -280,8 +280,8 @@ t.test(
 
 t.test('what another connection wrote is seen at the next read', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const one = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
-  const other = await openStoreWithThreads(path, [], (error) => t.fail('the writer died', { error }));
+  const one = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const other = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
   const versionBefore = one.reads.instance.dataVersion();
   const project = await other.writer.write('projects.create', PROJECT);
   t.not(one.reads.instance.dataVersion(), versionBefore);
