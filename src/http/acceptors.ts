@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import type { Server as Listener } from 'node:http';
 import { createServer, type Server as NetServer, type Socket } from 'node:net';
 import type { Plugin } from '@hapi/hapi';
+import type { ListenAddress } from '../config.ts';
 import type { Effects } from '../effects.ts';
 import { loadCLibrary } from '../libc.ts';
 import type { Logger } from '../logger.ts';
@@ -20,7 +21,12 @@ const F_DUPFD_CLOEXEC = 1030;
  * 30 ms, and of 256 that came at once the last was answered after 2 s, and is after 0.2 s now. So further servers listen on
  * the socket of `listener`, and hand it what they accept. They end with it, and keep to its maximum together.
  */
-export function acceptors(listener: Listener, effects: Effects, logger: Logger): Plugin<void> {
+export function acceptors(
+  listener: Listener,
+  { host, port }: ListenAddress,
+  effects: Effects,
+  logger: Logger,
+): Plugin<void> {
   const others: NetServer[] = [];
   let toldAtMs = Number.NEGATIVE_INFINITY;
   const { maxConnections } = listener;
@@ -42,17 +48,23 @@ export function acceptors(listener: Listener, effects: Effects, logger: Logger):
   return {
     name: 'acceptors',
     register(server) {
-      server.ext('onPostStart', async () => {
+      // Not by hapi, which would look whether the host is one with an expression that takes 8 ms to make. Before it has
+      // started: of a listener that does not listen it could not be stopped.
+      server.ext('onPreStart', async () => {
+        listener.listen(port, host);
+        await once(listener, 'listening');
         listener.on('error', stumbled);
+      });
+      server.ext('onPostStart', async () => {
         const duplicate = await loadDuplicate();
         const descriptor = descriptorOf(listener);
         for (let count = 1; count < ACCEPTORS; count++) {
           const other = createServer({ allowHalfOpen: true, noDelay: true }, take);
           other.on('error', stumbled);
           other.listen({ fd: duplicate(descriptor) });
-          await once(other, 'listening');
           others.push(other);
         }
+        await Promise.all(others.map((other) => once(other, 'listening')));
       });
     },
   };

@@ -108,7 +108,11 @@ export async function createHttpServer(
   const admission = createAdmission(listener, { tls: tls !== null, maxConnections, behindOthersMax });
   answerParserErrors(listener, admission.latestResponse, effects, logger);
   addSteps(server, admission, options, effects, logger);
-  await server.register([acceptors(listener, effects, logger), plugins.authentication, ...plugins.resources]);
+  await server.register([
+    acceptors(listener, options.listen, effects, logger),
+    plugins.authentication,
+    ...plugins.resources,
+  ]);
   return server;
 }
 
@@ -187,12 +191,11 @@ function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: nu
 }
 
 /** Everything that hapi would add by itself is off: what a response carries is decided here. */
-function createHapiServer(listener: Listener, { listen, tls }: HttpServerOptions): Server {
+function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Server {
   return new Server({
     listener,
     tls: tls !== null,
-    address: listen.host,
-    port: listen.port,
+    autoListen: false, // acceptors.ts
     compression: false,
     debug: false,
     routes: {
