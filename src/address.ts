@@ -177,8 +177,8 @@ const SPECIAL = [
   '3fff::/20', // documentation, RFC 9637
 ].map(block);
 
+/** Of what stands here: to make the expression of Node's isIP takes 4 ms of every start. */
 function block(text: string): Cidr {
-  const parsed = parseCidr(text);
-  if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
-  return parsed.cidr;
+  const [address, prefixLength] = ipaddr.parseCIDR(text);
+  return { bytes: address.toByteArray(), prefixLength };
 }

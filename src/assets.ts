@@ -131,7 +131,8 @@ function unpackedAddon(name: AddonName): string {
   if (typeof known === 'string') return known;
   if (!isMainThread)
     throw new Error('the main thread unpacks the addon before it starts another: use startThread');
-  const bytes = zstdDecompressSync(new Uint8Array(getRawAsset(`${name}.node`)));
+  // With Node's own 16 KiB it takes 5.5 ms in place of 3.6.
+  const bytes = zstdDecompressSync(new Uint8Array(getRawAsset(`${name}.node`)), { chunkSize: 1024 * 1024 });
   const path = unpackAddon(name, bytes, libraryDirectories());
   setEnvironmentData(key, path);
   return path;
