@@ -40,6 +40,8 @@ const NODE_ARGUMENTS = [
   // 134 MB in one thread, and the service 430 MB within two minutes of light load; with a bound of 8 or 16 it was 290
   // MB. With 8 twice as much of it was promoted, and the pauses that follow from that came twice as often.
   '--max-semi-space-size=16',
+  // Nearly all that a start makes stays. With V8's own first bound of 1 MiB that was copied again and again: 10 ms.
+  '--min-semi-space-size=8',
   // One thread collects what is young, as others that help take the processor from the writer: on two cores 8,550
   // deployments were created a second in place of 7,900.
   '--no-parallel-scavenge',
