@@ -66,7 +66,7 @@ export function startThread(name: ThreadName, options: WorkerOptions = {}): Work
   // Before the thread looks for it: see unpackedAddon.
   nativeAddonPath('better_sqlite3');
   // By its name top -H shows it, and boot.ts knows what to run.
-  const named = { ...options, ...threadMemory(), name: basename(name) };
+  const named = { ...options, ...threadMemory(name), name: basename(name) };
   switch (place) {
     case 'source':
       return new Worker(join(import.meta.dirname, `${name}.ts`), named);
