@@ -60,10 +60,10 @@ export function threadMemory(name: keyof typeof YOUNG_HALF_MAX_MIB): Pick<Worker
 
 /**
  * V8 makes the objects of a place in the program old from the first where most of them lived on for a while, and that
- * stays so: after the start all do, as what is young has little room then. Under load full collections came six times
- * a second of that, mostly, and to 256 connections 5,500 deployments were created a second in place of 8,500. It is for
- * all threads, and for the last of them to call once it is loaded: V8 refuses the executable's recorded code, see
- * src/boot.ts, when a flag is not what it was.
+ * stays so: of what a start makes nearly all do. Under load full collections came six times a second of that, mostly,
+ * and to 256 connections 5,500 deployments were created a second in place of 8,500. It is for all threads, and for the
+ * last of them to call once it is loaded: V8 refuses the executable's recorded code, see src/boot.ts, when a flag is not
+ * what it was.
  */
 export function keepYoungWhatIsNew(): void {
   setFlagsFromString('--no-allocation-site-pretenuring');

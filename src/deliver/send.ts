@@ -185,12 +185,10 @@ function exchange(
 ): Cut {
   let reader: AnswerReader | undefined;
   let durationMs: number | undefined;
-  let began = false;
   let ended = false;
 
   connection.send(request, {
     received(bytes) {
-      began = true;
       reader ??= createAnswerReader();
       const isWhole = taken(reader, bytes);
       const answer = reader.answer();
@@ -221,7 +219,12 @@ function exchange(
   function end(error: Error | null): void {
     if (ended) return;
     ended = true;
-    onEnd({ answer: reader?.answer(), durationMs: durationMs ?? elapsedMs(), error, began });
+    onEnd({
+      answer: reader?.answer(),
+      durationMs: durationMs ?? elapsedMs(),
+      error,
+      began: reader !== undefined,
+    });
   }
 }
 

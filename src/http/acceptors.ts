@@ -19,7 +19,8 @@ const F_DUPFD_CLOEXEC = 1030;
 /**
  * libuv accepts one connection of a socket in a turn of the event loop (libuv#3696). With 256 busy connections a turn takes
  * 30 ms, and of 256 that came at once the last was answered after 2 s, and is after 0.2 s now. So further servers listen on
- * the socket of `listener`, and hand it what they accept. They end with it, and keep to its maximum together.
+ * the socket of `listener`, which is started here too, and hand it what they accept. They end with it, and keep to its
+ * maximum together.
  */
 export function acceptors(
   listener: Listener,
