@@ -1,6 +1,7 @@
 import { mkdtempSync, realpathSync, rmSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
+import type { MessagePort } from 'node:worker_threads';
 import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { type KeyId, type ProjectId, parseRef, type Ref, SCOPES } from '../../src/domain.ts';
@@ -9,7 +10,7 @@ import { openForWriting } from '../../src/store/database.ts';
 import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
-import { type Store, storeOn } from '../../src/store/store.ts';
+import { type Store, startStoreThread, storeOn } from '../../src/store/store.ts';
 import { fakeEffects } from './effects.ts';
 
 /** A directory of the test's own, gone when the test has ended. Named as the system names it, where TMPDIR is a link. */
@@ -17,6 +18,15 @@ export function temporaryDirectory(t: Test): string {
   const directory = realpathSync(mkdtempSync(join(tmpdir(), 'davit-test-')));
   t.teardown(() => rmSync(directory, { recursive: true, force: true }));
   return directory;
+}
+
+/** A file whose writer is in its thread, to be closed by the test, which fails if that dies. */
+export function openWithThread(
+  t: Test,
+  path: string,
+  { ports = [], figures }: { ports?: MessagePort[]; figures?: SharedArrayBuffer } = {},
+): Promise<Store> {
+  return startStoreThread((error) => t.fail('the writer died', { error })).open(path, ports, figures);
 }
 
 export interface TestStore extends Store {

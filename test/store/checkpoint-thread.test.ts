@@ -6,13 +6,12 @@ import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForReading, openForWriting } from '../../src/store/database.ts';
-import { startStoreThread } from '../../src/store/store.ts';
 import { place } from '../helpers/cli.ts';
 import { until } from '../helpers/commands.ts';
 import { makeLarge } from '../helpers/large.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { serve } from '../helpers/served.ts';
-import { PROJECT, temporaryDirectory } from '../helpers/store.ts';
+import { openWithThread, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas('prlimit'), async (t) => {
   const { directory, dbPath, json } = place(t);
@@ -84,7 +83,7 @@ const LARGE_BYTES = 4 * 1024 * 1024;
 /** A writer in its thread that is about to begin with the copying. */
 async function withLargeWal(t: Test) {
   const path = join(temporaryDirectory(t), 'davit.db');
-  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const store = await openWithThread(t, path);
   const project = { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } };
   await Promise.all(Array.from({ length: PROJECTS }, () => store.writer.write('projects.create', project)));
   return { path, moved: `${path}.moved`, store };

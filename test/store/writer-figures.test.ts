@@ -2,13 +2,12 @@ import t from 'tap';
 import { figuresMemory } from '../../src/figures.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { startStoreThread } from '../../src/store/store.ts';
 import { createGroupCommit, type QueuedWrite, type WriteResult } from '../../src/store/writer.ts';
 import { writerFigures } from '../../src/store/writer-figures.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
-import { newDeployment, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
+import { newDeployment, openWithThread, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('each transaction counts once, with its writes, whatever became of them', async (t) => {
   const { path, ...store } = testStore(t);
@@ -71,8 +70,7 @@ t.test('a transaction that the disk did not take is a failure, and no commit', a
 
 t.test('the thread counts its checkpoints where another reads them', async (t) => {
   const memory = figuresMemory();
-  const crashed = (error: unknown) => t.fail('the writer died', { error });
-  const store = await startStoreThread(crashed).open(`${temporaryDirectory(t)}/davit.db`, [], memory);
+  const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { figures: memory });
   t.teardown(store.close);
   const project = await store.writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
   const figures = writerFigures(memory);
@@ -89,8 +87,7 @@ t.test('the thread counts its checkpoints where another reads them', async (t) =
 
 t.test('of a WAL with more than 32 MiB in use the writer itself copies what is left', async (t) => {
   const memory = figuresMemory();
-  const crashed = (error: unknown) => t.fail('the writer died', { error });
-  const store = await startStoreThread(crashed).open(`${temporaryDirectory(t)}/davit.db`, [], memory);
+  const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { figures: memory });
   t.teardown(store.close);
   const variables = { FILLER: 'x'.repeat(33 * 1024 * 1024) };
   await store.writer.write('projects.create', { ...PROJECT, variables });

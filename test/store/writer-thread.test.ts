@@ -11,7 +11,7 @@ import type { Writer } from '../../src/store/writer.ts';
 import { connectWriter } from '../../src/store/writer-port.ts';
 import { until } from '../helpers/commands.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
-import { KEY, newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
+import { KEY, newDeployment, openWithThread, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('each door tells of what concerns who is behind it, and of other processes', async (t) => {
   const { store, door, other } = await open(t);
@@ -75,7 +75,7 @@ t.test('one thread copies the WAL, as often as it has to', async (t) => {
 async function open(t: Test) {
   const path = join(temporaryDirectory(t), 'davit.db');
   const { port1, port2 } = new MessageChannel();
-  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, [port1]);
+  const store = await openWithThread(t, path, { ports: [port1] });
   const other = new Sqlite(path);
   t.teardown(() => {
     other.close();

@@ -7,7 +7,6 @@ import type { Attempt } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import { openForWriting } from '../../src/store/database.ts';
-import { startStoreThread } from '../../src/store/store.ts';
 import { walBytesOf } from '../../src/store/wal.ts';
 import {
   createGroupCommit,
@@ -20,7 +19,14 @@ import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
-import { KEY, newDeployment, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
+import {
+  KEY,
+  newDeployment,
+  openWithThread,
+  PROJECT,
+  temporaryDirectory,
+  testStore,
+} from '../helpers/store.ts';
 
 t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
   const store = testStore(t);
@@ -178,7 +184,7 @@ t.test('the WAL of a file that a link leads to is looked for beside the file', a
 
 t.test('the writer in its thread answers as it does in place, refusals and bugs too', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const store = await openWithThread(t, path);
   const project = await store.writer.write('projects.create', PROJECT);
   const created = await store.writer.write('deployments.create', newDeployment(project.id));
   t.match(store.reads.deployments.get(created.id), created, 'what was answered can be read at once');
@@ -206,19 +212,19 @@ t.test('the writer in its thread answers as it does in place, refusals and bugs 
 
 t.test('writes that were handed in before the end are committed, later ones are refused', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const store = await openWithThread(t, path);
   const handedIn = store.writer.write('projects.create', PROJECT);
   await store.close();
   const project = await handedIn;
 
-  const again = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const again = await openWithThread(t, path);
   t.match(again.reads.projects.resolve(project.id), project);
   await again.close();
 });
 
 t.test('the WAL is taken into the file also where nobody is told of what was written', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const store = await openWithThread(t, path);
   const limitBytes = 32 * 1024 * 1024;
   const walBytes = () => statSync(`${path}-wal`).size;
   const told: unknown[] = [];
@@ -250,7 +256,7 @@ t.test(
   ifHas('prlimit'),
   async (t) => {
     const path = `${temporaryDirectory(t)}/davit.db`;
-    const store = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+    const store = await openWithThread(t, path);
     const other = new Sqlite(path);
     const walPagesLeft = () => {
       const [wal] = other.pragma('wal_checkpoint(NOOP)') as { log: number; checkpointed: number }[];
@@ -280,8 +286,8 @@ t.test(
 
 t.test('what another connection wrote is seen at the next read', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
-  const one = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
-  const other = await startStoreThread((error) => t.fail('the writer died', { error })).open(path, []);
+  const one = await openWithThread(t, path);
+  const other = await openWithThread(t, path);
   const versionBefore = one.reads.instance.dataVersion();
   const project = await other.writer.write('projects.create', PROJECT);
   t.not(one.reads.instance.dataVersion(), versionBefore);
