@@ -1,12 +1,20 @@
 import type { ServerResponse } from 'node:http';
 import type { Request } from '@hapi/hapi';
 import type { Logger } from '../logger.ts';
+import { createSlots } from '../slots.ts';
 
 /** More than the 4,096 connections that there may be have of pages of 50. */
 const UNTAKEN_MAX_BYTES = 256 * 1024 * 1024;
 
 /** Smaller ones take hardly more than their request does. */
 const LARGE_BYTES = 16 * 1024;
+
+interface UntakenAnswer {
+  response: ServerResponse;
+  /** How many were held before it. */
+  number: number;
+  letGo(): void;
+}
 
 /**
  * A large answer is held until its client has taken it: the 600 pages that one key may ask for at once were 500 MB for
@@ -17,8 +25,9 @@ export function createUntakenAnswers(
   logger: Logger,
   maxBytes: number = UNTAKEN_MAX_BYTES,
 ): (request: Request) => void {
-  /** The oldest first, with the length of each. */
-  const untaken = new Map<ServerResponse, number>();
+  // In a Map each of them grew old, and its text with it: of pages of 50, 4,600 a second in place of 6,200.
+  const untaken = createSlots<UntakenAnswer>();
+  let count = 0;
   let bytes = 0;
 
   return (request) => {
@@ -27,20 +36,23 @@ export function createUntakenAnswers(
   };
 
   function hold(response: ServerResponse, length: number): void {
-    untaken.set(response, length);
+    let isHeld = true;
+    const letGo = () => {
+      if (!isHeld) return;
+      isHeld = false;
+      untaken.take(place);
+      bytes -= length;
+    };
+    const place = untaken.put({ response, number: count++, letGo });
     bytes += length;
-    response.once('close', () => letGo(response));
-    for (const oldest of untaken.keys()) {
-      if (bytes <= maxBytes || oldest === response) return;
-      letGo(oldest);
+    response.once('close', letGo);
+    while (bytes > maxBytes) {
+      const oldest = untaken.values().reduce((one, other) => (one.number < other.number ? one : other));
+      if (oldest.response === response) return;
+      oldest.letGo();
       logger.warn('an answer that its client did not take is cut off: too much of others waits');
-      oldest.req.socket.destroy();
+      oldest.response.req.socket.destroy();
     }
-  }
-
-  function letGo(response: ServerResponse): void {
-    bytes -= untaken.get(response) ?? 0;
-    untaken.delete(response);
   }
 }
 

@@ -1,6 +1,13 @@
 import { once } from 'node:events';
+import { IncomingMessage, ServerResponse } from 'node:http';
+import { Socket } from 'node:net';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import type { Plugin } from '@hapi/hapi';
+import { pino } from 'pino';
 import t from 'tap';
+import { createUntakenAnswers } from '../../src/http/untaken.ts';
+import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
 
@@ -60,6 +67,30 @@ t.test('what is taken counts no longer, and one alone is never too much', async 
     t.ok((await taken(await asked(port))).endsWith('x'.repeat(LARGE_BYTES)));
   }
   t.notMatch(JSON.stringify(log), /cut off/);
+});
+
+setFlagsFromString('--expose-gc');
+const collect: NodeJS.GCFunction = runInNewContext('gc');
+
+t.test('of many answers that were taken nothing waits for a full collection of garbage', async (t) => {
+  const hold = createUntakenAnswers(pino({ level: 'silent' }));
+  const source = 'x'.repeat(PAGE_BYTES);
+  const roundOfAnswers = () => {
+    const answers = Array.from({ length: 8 }, () =>
+      Object.assign(new ServerResponse(new IncomingMessage(new Socket())), { ballast: Array(2_000).fill(0) }),
+    );
+    for (const answer of answers) hold({ raw: { res: answer }, response: { source } } as never);
+    for (const answer of answers) answer.emit('close');
+  };
+  roundOfAnswers();
+  collectGarbage();
+  const before = process.memoryUsage().heapUsed;
+  for (let round = 0; round < 200; round++) {
+    roundOfAnswers();
+    collect({ type: 'minor' });
+  }
+  const grownBytes = process.memoryUsage().heapUsed - before;
+  t.ok(grownBytes < 5e6, `${grownBytes} of the ${200 * 8 * 2_000 * 8} that they took`);
 });
 
 /** A client that has the beginning of its answer, and reads no more of it. */
