@@ -30,7 +30,7 @@ import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
-import { openFilesProblem } from './system-limits.ts';
+import { openFilesProblem, spareFiles } from './system-limits.ts';
 
 export interface Service {
   /** Where it listens, with the port that it got. */
@@ -137,6 +137,7 @@ export async function startService(
       allowedCidrs: config.webhookAllowCidrs,
       refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])],
       caPem,
+      idleConnectionsMax: spareFiles(config.maxConcurrent),
     },
     schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
     log,

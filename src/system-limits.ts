@@ -10,9 +10,18 @@ const OWN_FILES = 320;
 /** Its pipe, and what is open for a moment while it starts. */
 const FILES_OF_COMMAND = 2;
 
+function filesNeeded(maxConcurrent: number): number {
+  return OWN_FILES + FILES_OF_COMMAND * maxConcurrent;
+}
+
+/** How many files what can be done without may keep open, idle connections to receivers: none that all else may need. */
+export function spareFiles(maxConcurrent: number): number {
+  return Math.max(0, Math.floor(openFilesMax() / 2) - filesNeeded(maxConcurrent));
+}
+
 /** That deployments may fail for want of files, and what to do about it; undefined: there are enough. */
 export function openFilesProblem(maxConcurrent: number): string | undefined {
-  const needed = 2 * (OWN_FILES + FILES_OF_COMMAND * maxConcurrent);
+  const needed = 2 * filesNeeded(maxConcurrent);
   const allowed = openFilesMax();
   if (allowed >= needed) return undefined;
   return (

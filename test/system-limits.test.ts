@@ -1,6 +1,6 @@
 import { readFileSync } from 'node:fs';
 import t from 'tap';
-import { openFilesMax, openFilesProblem, poolThreads } from '../src/system-limits.ts';
+import { openFilesMax, openFilesProblem, poolThreads, spareFiles } from '../src/system-limits.ts';
 import { limitOpenFiles, limitProcesses } from './helpers/limits.ts';
 import { ifHas } from './helpers/programs.ts';
 
@@ -23,6 +23,20 @@ t.test(
     lift();
   },
 );
+
+t.test('what is left of the files is for idle connections', ifHas('prlimit'), async (t) => {
+  const expected = [
+    [4096, 1724],
+    [1024, 188],
+    [648, 0],
+    [647, 0],
+  ] as const;
+  for (const [files, spare] of expected) {
+    const lift = limitOpenFiles(files);
+    t.equal(spareFiles(2), spare, `of ${files}`);
+    lift();
+  }
+});
 
 /** Others start nothing any more below such a limit, not even what lifts it; nor does the root of a user namespace. */
 const isRoot =

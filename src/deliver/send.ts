@@ -13,7 +13,7 @@ export interface SenderOptions extends ConnectorOptions {
   timeoutMs: number;
   /** Whether `http:` is sent to at all. */
   allowHttp: boolean;
-  /** How many idle connections are kept, over all receivers. */
+  /** How many idle connections may be kept, over all receivers; never more than IDLE_CONNECTIONS_MAX. */
   idleConnectionsMax?: number;
 }
 
@@ -73,7 +73,7 @@ const BODY_READ_MAX_BYTES = 16 * 1024;
 export function createSender(options: SenderOptions, effects: Effects): Sender {
   const { version, timeoutMs, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
   const { connect, trust } = createConnector(options, effects);
-  const connections = createConnections(connect, idleConnectionsMax, effects);
+  const connections = createConnections(connect, Math.min(idleConnectionsMax, IDLE_CONNECTIONS_MAX), effects);
   const targets = new Map<string, Target>();
   const underWay = createSlots<Cut>();
   let isClosed = false;
