@@ -1,10 +1,12 @@
-/** Values that are kept for a moment, each in a numbered place. */
+/** Values that are kept for a moment, each in a numbered place, and in the order in which they came. */
 export interface Slots<Value> {
+  readonly size: number;
   /** The number of its place, which is its own until it is taken out. */
   put(value: Value): number;
   /** Takes it out; undefined if nothing is there. */
   take(place: number): Value | undefined;
-  values(): Value[];
+  /** The oldest first. While they are walked, the one that was given last may be taken out. */
+  [Symbol.iterator](): Iterator<Value>;
 }
 
 /**
@@ -14,21 +16,45 @@ export interface Slots<Value> {
  * collection came each second and cost all requests of that moment 20 ms.
  */
 export function createSlots<Value>(): Slots<Value> {
-  const places: (Value | undefined)[] = [];
+  // A ring that begins and ends at place 0, where nothing is put: the place of whoever came before, and after.
+  const values: (Value | undefined)[] = [undefined];
+  const before: number[] = [0];
+  const after: number[] = [0];
   const free: number[] = [];
+  let size = 0;
+
   return {
+    get size() {
+      return size;
+    },
     put(value) {
-      const place = free.pop() ?? places.length;
-      places[place] = value;
+      const place = free.pop() ?? values.length;
+      values[place] = value;
+      join(before[0] ?? 0, place);
+      join(place, 0);
+      size += 1;
       return place;
     },
     take(place) {
-      const value = places[place];
+      const value = values[place];
       if (value === undefined) return undefined;
-      places[place] = undefined;
+      values[place] = undefined;
+      join(before[place] ?? 0, after[place] ?? 0);
       free.push(place);
+      size -= 1;
       return value;
     },
-    values: () => places.filter((value) => value !== undefined),
+    *[Symbol.iterator]() {
+      for (let place = after[0] ?? 0; place !== 0; ) {
+        const value = values[place];
+        place = after[place] ?? 0;
+        if (value !== undefined) yield value;
+      }
+    },
   };
+
+  function join(one: number, other: number): void {
+    after[one] = other;
+    before[other] = one;
+  }
 }

@@ -1,3 +1,4 @@
+import fc from 'fast-check';
 import t from 'tap';
 import { createSlots } from '../src/slots.ts';
 
@@ -5,11 +6,11 @@ t.test('a value is taken out once, by the number of its place', async (t) => {
   const slots = createSlots<string>();
   const [one, other] = [slots.put('one'), slots.put('other')];
   t.not(one, other);
-  t.strictSame(slots.values(), ['one', 'other']);
+  t.strictSame([...slots], ['one', 'other']);
   t.equal(slots.take(one), 'one');
   t.equal(slots.take(one), undefined);
   t.equal(slots.take(99), undefined);
-  t.strictSame(slots.values(), ['other']);
+  t.strictSame([...slots], ['other']);
   const places = ['a', 'b', 'c'].map((value) => slots.put(value));
   t.equal(new Set(places).size, 3, 'what was taken out twice is one free place');
 });
@@ -21,8 +22,41 @@ t.test('places are used again, and no two values have one at the same time', asy
   const again = Array.from({ length: 50 }, (_, value) => slots.put(1000 + value));
   const freed = places.filter((_, value) => value % 2 === 0);
   t.strictSame(new Set(again), new Set(freed));
-  t.equal(slots.values().length, 100);
+  t.equal(slots.size, 100);
   for (const [value, place] of again.entries()) t.equal(slots.take(place), 1000 + value);
   for (const [value, place] of places.entries()) if (value % 2 === 1) t.equal(slots.take(place), value);
-  t.strictSame(slots.values(), []);
+  t.equal(slots.size, 0);
+  t.strictSame([...slots], []);
+});
+
+t.test('whatever comes and goes, they stand in the order in which they came', async () => {
+  const steps = fc.array(fc.oneof(fc.constant('put' as const), fc.nat(20)), { maxLength: 200 });
+  fc.assert(
+    fc.property(steps, (taken) => {
+      const slots = createSlots<number>();
+      const expected: { value: number; place: number }[] = [];
+      for (const [value, step] of taken.entries()) {
+        if (step === 'put') expected.push({ value, place: slots.put(value) });
+        else for (const { place } of expected.splice(step, 1)) slots.take(place);
+      }
+      const values = expected.map(({ value }) => value);
+      return slots.size === values.length && [...slots].join() === values.join();
+    }),
+  );
+});
+
+t.test('whoever walks them may take out what was given last', async (t) => {
+  const slots = createSlots<{ place: number }>();
+  const values = Array.from({ length: 5 }, () => {
+    const value = { place: 0 };
+    value.place = slots.put(value);
+    return value;
+  });
+  const walked = [];
+  for (const value of slots) {
+    walked.push(value);
+    if (value !== values[3]) slots.take(value.place);
+  }
+  t.strictSame(walked, values);
+  t.strictSame([...slots], [values[3]]);
 });

@@ -1,4 +1,5 @@
 import type { Effects } from '../effects.ts';
+import { createSlots } from '../slots.ts';
 import type { Connect, SocketEvents } from './connect.ts';
 import type { Reputation } from './resolver.ts';
 
@@ -58,6 +59,8 @@ interface OwnConnection extends Connection {
   reused: boolean;
   exchange: Exchange | undefined;
   idleUntilMs: number;
+  /** Among those that are idle; undefined: it is not. */
+  place: number | undefined;
   waitingBytes(): number;
   destroy(): void;
 }
@@ -68,8 +71,8 @@ interface OwnConnection extends Connection {
  */
 export function createConnections(connect: Connect, idleMax: number, effects: Effects): Connections {
   // In the order in which they became idle, over all receivers and for each.
-  const idle = new Set<OwnConnection>();
-  const idleOfOrigin = new Map<string, OwnConnection[]>();
+  const idle = createSlots<OwnConnection>();
+  const idleOfOrigin = new Map<string, OwnConnection[]>(); // none, of a receiver that is busy at the moment
   let looking = false;
 
   return {
@@ -120,6 +123,7 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
       reused: false,
       exchange: undefined,
       idleUntilMs: 0,
+      place: undefined,
       remoteAddress: socket.remoteAddress,
       waitingBytes: socket.waitingBytes,
       destroy: socket.destroy,
@@ -144,12 +148,12 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
     connection.reused = true;
     connection.exchange = undefined;
     connection.idleUntilMs = nowMs + idleMs;
-    idle.add(connection);
+    connection.place = idle.put(connection);
     const siblings = idleOfOrigin.get(connection.origin);
     if (siblings === undefined) idleOfOrigin.set(connection.origin, [connection]);
     else siblings.push(connection);
-    for (const longest of idle) {
-      if (idle.size <= idleMax) break;
+    if (idle.size > idleMax) {
+      const [longest = connection] = idle;
       drop(longest);
     }
     if (!looking) lookLater();
@@ -163,6 +167,9 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
       for (const connection of idle) {
         if (connection.idleUntilMs <= nowMs) drop(connection);
       }
+      for (const [origin, siblings] of idleOfOrigin) {
+        if (siblings.length === 0) idleOfOrigin.delete(origin);
+      }
       if (idle.size > 0) lookLater();
     });
   }
@@ -173,9 +180,10 @@ export function createConnections(connect: Connect, idleMax: number, effects: Ef
   }
 
   function leaveIdle(connection: OwnConnection): void {
-    if (!idle.delete(connection)) return;
+    if (connection.place === undefined) return;
+    idle.take(connection.place);
+    connection.place = undefined;
     const siblings = idleOfOrigin.get(connection.origin) ?? [];
     siblings.splice(siblings.lastIndexOf(connection), 1);
-    if (siblings.length === 0) idleOfOrigin.delete(connection.origin);
   }
 }

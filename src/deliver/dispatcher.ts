@@ -2,6 +2,7 @@ import { createClockSettings, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
+import { createSlots } from '../slots.ts';
 import { type Change, enabledWebhookOf, webhookOf } from '../store/context.ts';
 import {
   type Claim,
@@ -71,7 +72,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     logger.warn({ by_ms: -byMs }, 'the clock was set back: what waits for a retry is planned anew');
     walk(() => planAnew(-byMs));
   });
-  const running = new Set<Promise<void>>();
+  const running = createSlots<Promise<void>>();
   let walks = 0;
   let lastWalk = Promise.resolve();
   /** Of these a commit said something since the last look. */
@@ -211,8 +212,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   function run(work: Promise<unknown>, problem: string): Promise<void> {
     const ended = work
       .catch((error: unknown) => logger.error({ err: error }, problem))
-      .then(() => void running.delete(ended));
-    running.add(ended);
+      .then(() => void running.take(place));
+    const place = running.put(ended);
     return ended;
   }
 
@@ -229,7 +230,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const { url, payload: body } = delivery;
     const outcome = await sender.send({ url, headers, body, reputation: reputationOf(lane) });
     const stopped = outcome.error === 'stopped';
-    slot.end(stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
+    lanes.end(slot, stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
     figures?.ended();
     wake();
     // Nothing is known of the receiver then: the attempt was none, and is made at the next start.
@@ -241,7 +242,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     // What cannot be recorded for any other reason than a full disk is a bug. It then stays under way, so
     // that it is not sent over and over.
     const settled = await writePersistently(writer, 'outbox.settle', settlement, effects);
-    slot.recorded(now());
+    lanes.recorded(slot, now());
     // A look that came while it was under way has passed it over.
     if (settled === 'onNewerLadder') lanes.lookAt(lane.webhookId, now(), now());
     else if (settlement.next.kind === 'retry') lanes.lookAt(lane.webhookId, settlement.next.atMs, now());

@@ -1,5 +1,6 @@
 import type { WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
+import { createSlots, type Slots } from '../slots.ts';
 import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
 
 /*
@@ -69,7 +70,7 @@ const FORGOTTEN_AFTER_MS = 60 * 60_000;
 export interface Lane {
   readonly webhookId: WebhookId;
   /** Deliveries, by seq, that were begun and are not yet recorded: in the outbox they are still pending. */
-  readonly underWay: ReadonlySet<number>;
+  readonly underWay: readonly number[];
   /** What was looked up beyond the last claim: see ClaimRequest. */
   readonly ahead: number[];
   readonly hasSucceeded: boolean;
@@ -86,11 +87,9 @@ export interface Turn {
 /** How an attempt ended: `stopped` says nothing of the receiver. */
 export type SlotEnd = 'succeeded' | 'failed' | 'stopped';
 
+/** What one attempt takes, until it is recorded. */
 export interface TakenSlot {
-  /** The receiver has answered, or will not: the slot is free again. */
-  end(how: SlotEnd, nowMs: number): void;
-  /** After that: the outbox shows what came of it. */
-  recorded(nowMs: number): void;
+  readonly lane: Lane;
 }
 
 export interface Lanes {
@@ -107,6 +106,10 @@ export interface Lanes {
   turns(nowMs: number, freshMax: number, behindMax: number): Turn[];
   /** Takes a slot for a delivery. */
   begin(lane: Lane, seq: number, nowMs: number): TakenSlot;
+  /** The receiver has answered, or will not: the slot is free again. */
+  end(slot: TakenSlot, how: SlotEnd, nowMs: number): void;
+  /** After that: the outbox shows what came of it. */
+  recorded(slot: TakenSlot, nowMs: number): void;
   /** After its turn: when the lane's next delivery is due; null: none is pending. */
   looked(lane: Lane, nextAtMs: number | null, nowMs: number): void;
   /** When `turns` may name more; null: no moment is known. Those who wait for a slot need none. */
@@ -114,7 +117,7 @@ export interface Lanes {
 }
 
 interface OwnLane extends Lane {
-  readonly underWay: Set<number>;
+  readonly underWay: number[];
   standing: Standing;
   /** Attempts that hold a slot. */
   slots: number;
@@ -130,13 +133,18 @@ interface OwnLane extends Lane {
   notBeforeMs: number;
   usedAtMs: number;
   /** Where it waits: among the ready of its standing, among the sleeping, or for one of its own slots. */
-  queue: Set<OwnLane> | null;
+  queue: Slots<OwnLane> | null;
+  /** In that. */
+  place: number;
 }
 
-interface Slot {
-  lane: OwnLane;
-  beganAtMs: number;
+interface OwnSlot extends TakenSlot {
+  readonly lane: OwnLane;
+  readonly seq: number;
+  readonly beganAtMs: number;
   isSlow: boolean;
+  /** Among the young. */
+  place: number;
 }
 
 /**
@@ -150,9 +158,9 @@ export function createLanes(
 ): Lanes {
   const lanes = new Map<WebhookId, OwnLane>();
   /** Those with something due that had nothing due before, and those that are behind: see `turns`. */
-  const fresh = perStanding(() => new Set<OwnLane>());
-  const behind = perStanding(() => new Set<OwnLane>());
-  const sleeping = new Set<OwnLane>();
+  const fresh = perStanding(() => createSlots<OwnLane>());
+  const behind = perStanding(() => createSlots<OwnLane>());
+  const sleeping = createSlots<OwnLane>();
   /** No sleeping lane is to be woken before. */
   let earliestMs = Number.POSITIVE_INFINITY;
   const inUse = perStanding(() => 0);
@@ -160,14 +168,16 @@ export function createLanes(
   let totalUnderWay = 0;
   /** On the clock that never jumps: so many probes were made as if one was made every PROBES_GAP_MS up to here. */
   let probedUntilMs = Number.NEGATIVE_INFINITY;
-  /** Slots that are not slow yet, the oldest first. */
-  const young = new Set<Slot>();
+  /** Slots that are not slow yet. */
+  const young = createSlots<OwnSlot>();
 
   return {
     lookAt,
     replace,
     turns,
     begin,
+    end: (slot, how, nowMs) => end(slot as OwnSlot, how, nowMs),
+    recorded: (slot, nowMs) => recorded(slot as OwnSlot, nowMs),
     looked,
     nextLookAtMs,
   };
@@ -191,11 +201,11 @@ export function createLanes(
       // The clock may have been set back.
       lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + probeGapMs(lane, nowMs));
       // Somebody enabled it again, or gave it another url.
-      if (webhook.failing_since === null && lane.underWay.size === 0) forgive(lane);
+      if (webhook.failing_since === null && lane.underWay.length === 0) forgive(lane);
     }
     for (const lane of lanes.values()) {
       place(lane, nowMs, behind);
-      const isIdle = lane.queue === null && lane.underWay.size === 0;
+      const isIdle = lane.queue === null && lane.underWay.length === 0;
       if (isIdle && effects.monotonicMs() - lane.usedAtMs > FORGOTTEN_AFTER_MS) lanes.delete(lane.webhookId);
     }
   }
@@ -236,24 +246,24 @@ export function createLanes(
 
   function begin(lane: Lane, seq: number, nowMs: number): TakenSlot {
     const own = ownLane(lane);
-    const slot: Slot = { lane: own, beganAtMs: effects.monotonicMs(), isSlow: false };
-    own.underWay.add(seq);
+    const slot: OwnSlot = { lane: own, seq, beganAtMs: effects.monotonicMs(), isSlow: false, place: 0 };
+    slot.place = young.put(slot);
+    own.underWay.push(seq);
     totalUnderWay += 1;
     own.usedAtMs = slot.beganAtMs;
     own.slots += 1;
     inUse[own.standing] += 1;
     totalInUse += 1;
-    young.add(slot);
     own.notBeforeMs = nowMs + probeGapMs(own, nowMs); // counts once it is failing
     if (own.standing === 'failing') probedUntilMs += PROBES_GAP_MS;
-    return {
-      end: (how, endedAtMs) => end(slot, how, endedAtMs),
-      recorded(recordedAtMs) {
-        own.underWay.delete(seq);
-        totalUnderWay -= 1;
-        place(own, recordedAtMs, behind);
-      },
-    };
+    return slot;
+  }
+
+  function recorded({ lane, seq }: OwnSlot, nowMs: number): void {
+    const last = lane.underWay.pop();
+    if (last !== undefined && last !== seq) lane.underWay[lane.underWay.indexOf(seq)] = last;
+    totalUnderWay -= 1;
+    place(lane, nowMs, behind);
   }
 
   function looked(lane: Lane, nextAtMs: number | null, nowMs: number): void {
@@ -267,12 +277,12 @@ export function createLanes(
     judge(lane);
   }
 
-  function end(slot: Slot, how: SlotEnd, nowMs: number): void {
+  function end(slot: OwnSlot, how: SlotEnd, nowMs: number): void {
     const { lane } = slot;
     noticeSlow();
-    young.delete(slot);
-    lane.slots -= 1;
     if (slot.isSlow) lane.slowSlots -= 1;
+    else young.take(slot.place);
+    lane.slots -= 1;
     inUse[lane.standing] -= 1;
     totalInUse -= 1;
     switch (how) {
@@ -316,7 +326,7 @@ export function createLanes(
     const slowSinceMs = effects.monotonicMs() - SLOW_AFTER_MS;
     for (const slot of young) {
       if (slot.beganAtMs > slowSinceMs) return;
-      young.delete(slot);
+      young.take(slot.place);
       slot.isSlow = true;
       slot.lane.slowSlots += 1;
       judge(slot.lane);
@@ -334,7 +344,7 @@ export function createLanes(
   }
 
   /** Where a lane waits follows from what is known of it; one that is ready already keeps its turn. */
-  function place(lane: OwnLane, nowMs: number, ready: Record<Standing, Set<OwnLane>>): void {
+  function place(lane: OwnLane, nowMs: number, ready: Record<Standing, Slots<OwnLane>>): void {
     const wakeAtMs = wakeAt(lane);
     if (wakeAtMs > nowMs) {
       if (wakeAtMs === Number.POSITIVE_INFINITY) {
@@ -365,7 +375,7 @@ export function createLanes(
   /** How many more slots it may take for itself, with `taken` in use by all. */
   function ownSlots(lane: OwnLane, taken: number): number {
     const most = lane.standing === 'proven' || lane.standing === 'slow' ? limits.perWebhook : 1;
-    const own = Math.min(most - lane.slots, UNRECORDED_MAX - lane.underWay.size);
+    const own = Math.min(most - lane.slots, UNRECORDED_MAX - lane.underWay.length);
     // The last quarter is for who has nothing under way: quick receivers that all hang from one moment
     // to the next hold no more than that beyond one slot each.
     return taken < limits.total - limits.share ? own : Math.min(own, 1 - lane.slots);
@@ -379,15 +389,15 @@ export function createLanes(
     );
   }
 
-  function enterQueue(lane: OwnLane, queue: Set<OwnLane>): void {
+  function enterQueue(lane: OwnLane, queue: Slots<OwnLane>): void {
     if (lane.queue === queue) return;
-    lane.queue?.delete(lane);
-    queue.add(lane);
+    leaveQueue(lane);
     lane.queue = queue;
+    lane.place = queue.put(lane);
   }
 
   function leaveQueue(lane: OwnLane): void {
-    lane.queue?.delete(lane);
+    lane.queue?.take(lane.place);
     lane.queue = null;
   }
 
@@ -418,7 +428,7 @@ function newLane(
 ): OwnLane {
   const lane: OwnLane = {
     webhookId,
-    underWay: new Set(),
+    underWay: [],
     ahead: [],
     standing: 'new',
     slots: 0,
@@ -431,6 +441,7 @@ function newLane(
     notBeforeMs: 0,
     usedAtMs,
     queue: null,
+    place: 0,
   };
   lane.standing = standingOf(lane);
   return lane;

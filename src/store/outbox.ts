@@ -48,7 +48,7 @@ export interface ClaimRequest {
   /** How many at most. */
   limit: number;
   /** Those that are under way, by seq: pending still, and not to be claimed again. */
-  underWay: ReadonlySet<number>;
+  underWay: readonly number[];
   /**
    * Those that were due beyond the last claim, by seq, the first due first. A claim takes from it and fills it; whoever
    * asks keeps it from claim to claim, and empties it when deliveries became due in another order. Those that may not
@@ -231,8 +231,8 @@ export function outboxReads(database: Database) {
   /** Fills `ahead` anew. Returns when the first that is not in it will be due; null: it has all that there are. */
   function readAhead({ webhookId, limit, underWay, ahead }: ClaimRequest, nowMs: number): number | null {
     ahead.length = 0;
-    for (const [seq, nextAttemptAt] of firstPending.all(webhookId, underWay.size + limit + READ_AHEAD)) {
-      if (underWay.has(seq)) continue;
+    for (const [seq, nextAttemptAt] of firstPending.all(webhookId, underWay.length + limit + READ_AHEAD)) {
+      if (underWay.includes(seq)) continue;
       if (nextAttemptAt > nowMs) return nextAttemptAt;
       ahead.push(seq);
     }

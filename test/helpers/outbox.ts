@@ -9,7 +9,7 @@ export function dueOf(
   nowMs: number,
   limit: number,
 ): DueDelivery[] {
-  const request = { webhookId, limit, underWay: new Set<number>(), ahead: [] };
+  const request = { webhookId, limit, underWay: [], ahead: [] };
   return reads.outbox.claim([request], nowMs).flatMap(({ due }) => due);
 }
 

@@ -74,8 +74,7 @@ function claiming(
   const database = openForReading(path);
   defer(() => database.close());
   const reads = outboxReads(database);
-  const underWay = new Set<number>();
-  const requests = webhookIds.map((webhookId) => ({ webhookId, limit, underWay, ahead: [] }));
+  const requests = webhookIds.map((webhookId) => ({ webhookId, limit, underWay: [], ahead: [] }));
   let turn = 0;
   return {
     name,
