@@ -5,8 +5,11 @@ export function openFilesMax(): number {
   return limitOf('open files');
 }
 
-/** Half of them are for the API's connections; of the others davit has 60 open itself, and 256 attempts may be under way. */
-const OWN_FILES = 320;
+/**
+ * Half of them are for the API's connections. Of the others davit has 60 open itself; 256 attempts, 16 pings and 32
+ * connections for metrics may be under way, and 100 pipes be left to daemons.
+ */
+const OWN_FILES = 464;
 /** Its pipe, and what is open for a moment while it starts. */
 const FILES_OF_COMMAND = 2;
 
@@ -16,7 +19,7 @@ function filesNeeded(maxConcurrent: number): number {
 
 /** How many files what can be done without may keep open, idle connections to receivers: none that all else may need. */
 export function spareFiles(maxConcurrent: number): number {
-  return Math.max(0, Math.floor(openFilesMax() / 2) - filesNeeded(maxConcurrent));
+  return Math.max(0, openFilesMax() / 2 - filesNeeded(maxConcurrent));
 }
 
 /** That deployments may fail for want of files, and what to do about it; undefined: there are enough. */

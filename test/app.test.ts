@@ -10,9 +10,12 @@ import { lockPath } from '../src/store/lock.ts';
 import { storeOn } from '../src/store/store.ts';
 import { place } from './helpers/cli.ts';
 import { fixture, PATH, until } from './helpers/commands.ts';
+import { limitOpenFiles } from './helpers/limits.ts';
+import { ifHas } from './helpers/programs.ts';
+import { startReceiver } from './helpers/receiver.ts';
 import { serve } from './helpers/served.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
-import { CONFIG } from './helpers/whole-service.ts';
+import { CONFIG, startWholeService } from './helpers/whole-service.ts';
 
 t.test(
   'what an earlier run left and cannot be recorded yet keeps deployments waiting, not the API',
@@ -87,6 +90,25 @@ t.test('told to stop while it looks after what was left, it does not begin to se
   await t.rejects(serving, { message: 'told to stop' });
   t.equal(store.reads.deployments.get(id)?.status, 'running', 'the next start looks after it');
 });
+
+t.test(
+  'where files are few, no connection to a receiver is kept for the next',
+  ifHas('prlimit'),
+  async (t) => {
+    t.teardown(limitOpenFiles(936));
+    const receiver = await startReceiver(t);
+    const { admin, key, project, query } = await startWholeService(t, { maxConcurrent: 2 });
+    const { keyId } = await key();
+    const webhook = { keyId, url: receiver.url, events: ['deployment.created' as const], description: null };
+    await admin.writer.write('webhooks.create', webhook);
+    const projectId = await project({ command: null });
+    for (const count of [1, 2]) {
+      await admin.writer.write('deployments.create', newDeployment(projectId));
+      await until(() => query(`SELECT 1 FROM deliveries WHERE status = 'delivered'`).length === count);
+    }
+    t.equal(receiver.connections(), 2);
+  },
+);
 
 t.test('a service whose file was taken away is not ready', async (t) => {
   const { dbPath } = await fileWith(t, ['/bin/true']);
