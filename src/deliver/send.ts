@@ -144,7 +144,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
 
   function close(): void {
     isClosed = true;
-    for (const stop of [...underWay]) stop(new AttemptError('stopped'));
+    for (const stop of underWay) stop(new AttemptError('stopped'));
     connections.close();
   }
 }

@@ -3,6 +3,7 @@ import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
+import { createSlots } from '../slots.ts';
 import type { Change } from '../store/context.ts';
 import type { Store } from '../store/store.ts';
 
@@ -35,7 +36,7 @@ const REFUSED_RETRY_SECONDS = 5;
 
 /** Lets requests wait for commits, whoever makes them: one subscription to the writer for all. */
 export function createWatches({ reads, writer }: Store, effects: Effects): Watches {
-  const watches = new Set<OpenWatch>();
+  const watches = createSlots<OpenWatch>();
   const watchesOf = new Map<Change, Set<OpenWatch>>();
   const countOf = new Map<KeyId, number>();
   let commits = 0;
@@ -70,7 +71,7 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
   function open(changes: readonly Change[], keyId: KeyId): Watch {
     refuseIfMany(keyId);
     const watch = createWatch(effects, () => remove(watch));
-    watches.add(watch);
+    const place = watches.put(watch);
     countOf.set(keyId, (countOf.get(keyId) ?? 0) + 1);
     for (const change of changes) {
       const same = watchesOf.get(change) ?? new Set();
@@ -79,7 +80,7 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     return watch;
 
     function remove(watch: OpenWatch): void {
-      watches.delete(watch);
+      watches.take(place);
       const left = (countOf.get(keyId) ?? 0) - 1;
       if (left > 0) countOf.set(keyId, left);
       else countOf.delete(keyId);
@@ -117,7 +118,7 @@ export function closeWithResponse(watch: Watch, { raw: { res } }: Pick<Request, 
   else res.once('close', watch.close);
 }
 
-function wake(watches: ReadonlySet<OpenWatch> = new Set()): void {
+function wake(watches: Iterable<OpenWatch> = []): void {
   for (const watch of watches) watch.wake();
 }
 

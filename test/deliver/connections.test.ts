@@ -1,6 +1,7 @@
 import t from 'tap';
 import type { SocketEvents } from '../../src/deliver/connect.ts';
 import { type Connection, createConnections } from '../../src/deliver/connections.ts';
+import { collectGarbage } from '../../src/memory.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 
 const PLACE = { url: new URL('https://example.com/hook'), origin: 'https://example.com' };
@@ -51,6 +52,54 @@ t.test('an idle connection is used up to its time, and closed soon after', (t) =
     connections.giveBack(take(), hintedMs);
     t.equal(sockets.at(-1)?.isOpen, false, 'none that the receiver closes at once');
   }
+  t.end();
+});
+
+t.test('one that is dropped while it is busy takes no idle one along', (t) => {
+  const { connections, sockets, take } = setup();
+  const [one, two] = [take(), take()] as [Connection, Connection];
+  for (const connection of [one, two]) connections.giveBack(connection, null);
+  t.strictSame([take(), take()], [two, one], 'each carries one request at a time');
+  connections.giveBack(one, null);
+  connections.drop(two);
+  t.equal(take(), one);
+  connections.giveBack(one, null);
+  connections.close();
+  t.strictSame(
+    sockets.map(({ isOpen }) => isOpen),
+    [false, false],
+  );
+  t.end();
+});
+
+t.test('one that is busy does not count as idle, however often it was', (t) => {
+  const { connections, sockets, take } = setup(2);
+  for (let used = 0; used < 10; used++) connections.giveBack(take(), null);
+  const busy = take();
+  for (const connection of [take(), take()]) connections.giveBack(connection, null);
+  t.ok(sockets.every(({ isOpen }) => isOpen));
+  connections.drop(busy);
+  t.end();
+});
+
+t.test('nothing is kept of a receiver that has no connection any more', (t) => {
+  const { connections, effects, sockets } = setup();
+  const useAll = (round: number) => {
+    for (let index = 0; index < 100; index++) {
+      const origin = `https://${round}.${index}.example.com/${'x'.repeat(50_000)}`;
+      const connection = connections.take({ ...PLACE, origin: Buffer.from(origin).toString() }, {} as never);
+      connections.giveBack(connection, null);
+    }
+    effects.advance(5_000);
+    sockets.length = 0;
+  };
+  useAll(0);
+  collectGarbage();
+  const before = process.memoryUsage().heapUsed;
+  for (let round = 1; round <= 5; round++) useAll(round);
+  collectGarbage();
+  const grownBytes = process.memoryUsage().heapUsed - before;
+  t.ok(grownBytes < 2e6, `${grownBytes} of 25,000,000`);
   t.end();
 });
 

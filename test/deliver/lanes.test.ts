@@ -148,6 +148,23 @@ t.test('an attempt is slow before it ends, and a quick answer ends that', async 
   t.equal(model.underWay(id), 4);
 });
 
+t.test('an attempt that ends slow takes nothing from one that began when it had grown slow', async (t) => {
+  const model = outbox({ limits: { perWebhook: 4, total: 16, share: 1 } });
+  const [slow = ''] = model.proven(1);
+  const [quick = ''] = model.proven(2);
+  model.add(slow, 1);
+  model.look();
+  model.effects.advance(1_000);
+  model.look();
+  model.add(quick, 1);
+  model.look();
+  model.end(slow, 'succeeded');
+  model.effects.advance(1_000);
+  model.add(quick, 9);
+  model.look();
+  t.equal(model.underWay(quick), 1, 'it is slow as well');
+});
+
 t.test(
   'a hundred quick receivers that all hang from one moment to the next leave slots for others',
   async (t) => {
@@ -266,6 +283,36 @@ t.test('it is known when the next webhook is due, also one that was heard of lat
   t.strictSame(lanes.turns(nowMs + 999, MANY, MANY), []);
   t.match(lanes.turns(nowMs + 1_000, MANY, MANY), [{ lane: { webhookId: 'a' }, slots: 1 }]);
   t.equal(lanes.nextLookAtMs(nowMs + 1_000), nowMs + 2_000);
+});
+
+t.test('of several that sleep those are woken whose time has come', async (t) => {
+  const effects = fakeEffects();
+  const lanes = createLanes(effects, () => NOTHING_HAPPENED);
+  const nowMs = effects.now();
+  for (const [index, id] of ['a', 'b', 'c', 'd'].entries()) {
+    lanes.lookAt(id as WebhookId, nowMs + 1_000 * (index + 1), nowMs);
+  }
+  for (const [index, id] of ['a', 'b', 'c', 'd'].entries()) {
+    const atMs = nowMs + 1_000 * (index + 1);
+    t.match(lanes.turns(atMs, MANY, MANY), [{ lane: { webhookId: id } }]);
+    t.equal(lanes.nextLookAtMs(atMs), index === 3 ? null : atMs + 1_000);
+  }
+});
+
+t.test('what is recorded is under way no more, in whichever order', async (t) => {
+  const effects = fakeEffects();
+  const succeeded = { failing_since: null, last_success_at: 1 };
+  const lanes = createLanes(effects, () => succeeded);
+  lanes.lookAt('a' as WebhookId, effects.now(), effects.now());
+  const { lane } = firstTurn(lanes, effects.now());
+  const [one, two, three] = [1, 2, 3].map((seq) => lanes.begin(lane, seq, effects.now()));
+  const left: number[][] = [];
+  for (const slot of [two, one, three] as TakenSlot[]) {
+    lanes.end(slot, 'succeeded', effects.now());
+    lanes.recorded(slot, effects.now());
+    left.push([...lane.underWay].sort());
+  }
+  t.strictSame(left, [[1, 3], [3], []]);
 });
 
 t.test('what was looked up ahead is forgotten when all that is pending is looked at anew', async (t) => {
