@@ -47,6 +47,8 @@ export interface Service {
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
+/** hapi ends at once all connections that carry no request: whoever has just sent one would wait in vain for its answer. */
+const ON_THE_WAY_MS = 50;
 /** What can be ended takes no longer; for the rest, and for a full disk, the API does not wait. */
 export const RECOVERY_WAIT_MS = 20_000;
 const LEFT_PROBLEM =
@@ -153,11 +155,13 @@ export async function startService(
     killGraceMs: KILL_GRACE_MS,
     workspaces,
   });
+  const stopping = new AbortController();
   const readiness = createReadiness({
     isInPlace: watchPlace(dbPath, effects),
     probe: () => store.writer.write('instance.probe', undefined),
     problem: () => (recovered ? null : LEFT_PROBLEM),
     dispatcherQuietMs: dispatcher.quietMs,
+    stopping: stopping.signal,
     effects,
   });
   const watches = createWatches(store, effects);
@@ -170,11 +174,15 @@ export async function startService(
       checkReadiness: readiness.check,
       tls: certificate,
       onAnswer: metrics?.onAnswer,
+      stopping: stopping.signal,
     },
     effects,
     logger,
   );
-  started.defer(() => http.stop({ timeout: LAST_REQUESTS_MS }));
+  started.defer(async () => {
+    await delay(ON_THE_WAY_MS, effects);
+    await http.stop({ timeout: LAST_REQUESTS_MS });
+  });
   // Before that: whoever waits is answered, and is not waited for.
   started.defer(watches.close);
   await http.start();
@@ -200,19 +208,17 @@ export async function startService(
     onError: (error) => logger.error({ err: error }, 'what is over could not be removed'),
   });
   readiness.watch(loop);
-  let stopping = false;
   if (!recovered) {
     recovery.then(
       () => {
         recovered = true;
         loop.wake();
       },
-      (error: unknown) => stopping || onFatal(error),
+      (error: unknown) => stopping.signal.aborted || onFatal(error),
     );
   }
   started.defer(async () => {
-    stopping = true;
-    readiness.stopping();
+    stopping.abort();
     await Promise.all([reportsLoop.stop(), pruning.stop()]);
     // The loop hands on who is canceled meanwhile.
     await executor.stop(config.shutdownGraceMs);

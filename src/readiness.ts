@@ -6,8 +6,6 @@ export interface Readiness {
   check(): Promise<string | null>;
   /** From now on this loop of the executor's has to turn. */
   watch(executorLoop: Pick<Loop, 'quietMs'>): void;
-  /** From now on the service stops. */
-  stopping(): void;
 }
 
 /** A loop that has not looked for so long hangs. */
@@ -20,6 +18,7 @@ export function createReadiness({
   probe,
   problem,
   dispatcherQuietMs,
+  stopping,
   effects,
 }: {
   /** Whether the file that is open is where it was. */
@@ -30,24 +29,22 @@ export function createReadiness({
   problem: () => string | null;
   /** How long ago the dispatcher last looked for work; does not resolve while it hangs. */
   dispatcherQuietMs: () => Promise<number>;
+  /** Aborted once davit stops. */
+  stopping: AbortSignal;
   effects: Effects;
 }): Readiness {
   let executorLoop: Pick<Loop, 'quietMs'> | undefined;
-  let stopping = false;
   let last: { atMs: number; problem: Promise<string | null> } | undefined;
 
   return {
     check() {
-      if (stopping) return Promise.resolve('the service is stopping');
+      if (stopping.aborted) return Promise.resolve('the service is stopping');
       const nowMs = effects.monotonicMs();
       if (last === undefined || nowMs - last.atMs > LOOK_EVERY_MS) last = { atMs: nowMs, problem: look() };
       return last.problem;
     },
     watch(loop) {
       executorLoop = loop;
-    },
-    stopping() {
-      stopping = true;
     },
   };
 

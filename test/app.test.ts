@@ -10,6 +10,7 @@ import { lockPath } from '../src/store/lock.ts';
 import { storeOn } from '../src/store/store.ts';
 import { place } from './helpers/cli.ts';
 import { fixture, PATH, until } from './helpers/commands.ts';
+import { connectRaw } from './helpers/http.ts';
 import { limitOpenFiles } from './helpers/limits.ts';
 import { ifHas } from './helpers/programs.ts';
 import { startReceiver } from './helpers/receiver.ts';
@@ -65,6 +66,32 @@ t.test('who is canceled while davit stops is canceled, not interrupted', async (
   await store.writer.write('deployments.cancel', { id });
   await stopped;
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
+});
+
+t.test('what comes while davit stops is answered, or not carried out', async (t) => {
+  const { url, stop, key, project, query } = await startWholeService(t);
+  const [projectId, { secret }] = [await project({ command: null }), await key()];
+  const body = '{"ref":"v1"}';
+  const request = [
+    `POST /v2/projects/${projectId}/deployments HTTP/1.1`,
+    'Host: d',
+    `Authorization: Bearer ${secret}`,
+    'Content-Type: application/json',
+    `Content-Length: ${body.length}`,
+    '',
+    body,
+  ].join('\r\n');
+  const connections = await Promise.all(
+    Array.from({ length: 20 }, () => connectRaw(Number(new URL(url).port))),
+  );
+  const stopped = stop();
+  for (const connection of connections) connection.send(request);
+  const answers = await Promise.all(connections.map(({ closed }) => closed.catch(() => '')));
+  await stopped;
+  const created = query('SELECT 1 FROM deployments').length;
+  t.equal(answers.filter((answer) => answer.startsWith('HTTP/1.1 201 ')).length, created);
+  t.ok(created > 0, 'those that were on the way are answered');
+  for (const answer of answers) t.match(answer, /^$|\r\nConnection: close\r\n/);
 });
 
 /** A file with a project of this command, on a connection as `davit admin` has. */

@@ -7,10 +7,11 @@ const QUIET_MS = 10_000;
 const HANGS_MS = QUIET_MS + 1;
 
 t.test('a service that does its work is ready, until it stops', async (t) => {
-  const { readiness } = service({ dispatcherQuietMs: async () => QUIET_MS });
+  const stopping = new AbortController();
+  const { readiness } = service({ dispatcherQuietMs: async () => QUIET_MS, stopping: stopping.signal });
   readiness.watch({ quietMs: () => QUIET_MS });
   t.equal(await readiness.check(), null);
-  readiness.stopping();
+  stopping.abort();
   t.equal(await readiness.check(), 'the service is stopping');
 });
 
@@ -64,6 +65,11 @@ t.test('one look serves all who ask within a second', async (t) => {
 /** Of a service in which all is well, but for `parts`. */
 function service(parts: Partial<Parameters<typeof createReadiness>[0]> = {}) {
   const effects = fakeEffects();
-  const well = { probe: async () => undefined, problem: () => null, dispatcherQuietMs: async () => 0 };
+  const well = {
+    probe: async () => undefined,
+    problem: () => null,
+    dispatcherQuietMs: async () => 0,
+    stopping: new AbortController().signal,
+  };
   return { effects, readiness: createReadiness({ isInPlace: () => true, effects, ...well, ...parts }) };
 }

@@ -62,6 +62,11 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
   /** Whether anybody is to hear of the request. */
   function begin(request: IncomingMessage, response: ServerResponse): boolean {
     const { socket } = request;
+    if (socket.writableEnded) {
+      // davit is stopping, and gave up waiting for it. It cannot be answered any more: it is not carried out either.
+      socket.destroy();
+      return false;
+    }
     const own = underWayOn(socket);
     const before = own.unanswered;
     if (before > UNANSWERED_MAX) return false;

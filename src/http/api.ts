@@ -19,7 +19,7 @@ import { createHttpServer, type HttpServerOptions } from './server.ts';
 import type { Watches } from './watches.ts';
 import { type Ping, webhooks } from './webhooks.ts';
 
-export interface ApiOptions extends Pick<HttpServerOptions, 'tls' | 'onAnswer'> {
+export interface ApiOptions extends Pick<HttpServerOptions, 'tls' | 'onAnswer' | 'stopping'> {
   config: ServeConfig;
   store: Store;
   watches: Watches;
@@ -30,12 +30,12 @@ export interface ApiOptions extends Pick<HttpServerOptions, 'tls' | 'onAnswer'> 
 
 /** The HTTP server with every resource that it serves. Not listening yet. */
 export function createApi(options: ApiOptions, effects: Effects, logger: Logger): Promise<Server> {
-  const { config, store, watches, ping, checkReadiness, tls, onAnswer } = options;
+  const { config, store, watches, ping, checkReadiness, tls, onAnswer, stopping } = options;
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const answers = createAnswers(store.writer);
   const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
   return createHttpServer(
-    { listen: config.listen, tls, rateLimit: config.rateLimit, onAnswer },
+    { listen: config.listen, tls, rateLimit: config.rateLimit, onAnswer, stopping },
     {
       authentication: authentication(
         store,

@@ -51,6 +51,8 @@ export interface HttpServerOptions extends Pick<AdmissionOptions, 'behindOthersM
   untakenMaxBytes?: number;
   /** Hears of every request that is over. */
   onAnswer?: ((request: AnsweredRequest) => void) | undefined;
+  /** Aborted once davit stops: each connection ends with its next answer. */
+  stopping?: AbortSignal | undefined;
   timeouts?: Partial<HttpTimeouts>;
 }
 
@@ -123,7 +125,7 @@ export async function createHttpServer(
 function addSteps(
   server: Server,
   admission: Admission,
-  { tls, rateLimit, untakenMaxBytes, onAnswer }: HttpServerOptions,
+  { tls, rateLimit, untakenMaxBytes, onAnswer, stopping }: HttpServerOptions,
   effects: Effects,
   logger: Logger,
 ): void {
@@ -134,6 +136,7 @@ function addSteps(
 
   server.ext('onRequest', async (request, h) => {
     begin(request, effects); // its id, and what every response carries
+    if (stopping?.aborted) request.raw.res.setHeader('Connection', 'close');
     if (gather !== undefined) await gather(); // those that arrived at once go on side by side
     admission.admit(request); // 503
     checkRequestLine(request); // host, path, query syntax: 400

@@ -183,6 +183,19 @@ t.test('requests of a client that left come before nobody', async (t) => {
   );
 });
 
+t.test('a request that cannot be answered any more is not carried out', async (t) => {
+  const { plugin, heldCount } = heldResource();
+  const { port, server } = await startHttp(t, { resources: () => [plugin] });
+  const connected = once(server.listener, 'connection');
+  const connection = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  socket.end();
+  connection.send('GET /held HTTP/1.1\r\nHost: d\r\n\r\n');
+  await once(socket, 'close');
+  t.equal(heldCount(), 0);
+  t.equal(await connection.closed.catch(() => ''), '');
+});
+
 t.test('a connection that waits for its next request keeps nothing of the last', async (t) => {
   const answered: WeakRef<object>[] = [];
   const remembering: Plugin<void> = {

@@ -226,6 +226,18 @@ t.test('what a connection may take, and how many there are, is bounded', async (
   });
 });
 
+t.test('while davit stops a connection ends with its next answer', async (t) => {
+  const stopping = new AbortController();
+  const { port } = await startHttp(t, { stopping: stopping.signal });
+  const connection = await connectRaw(port);
+  const get = 'GET /none HTTP/1.1\r\nHost: d\r\n\r\n';
+  connection.send(get);
+  t.match(await connection.received('not_found'), /\r\nConnection: keep-alive\r\n/);
+  stopping.abort();
+  connection.send(get);
+  t.match(parseResponses(await connection.closed), [{ status: 404 }, { status: 404 }]);
+});
+
 t.test('a client that leaves stops nothing', async (t) => {
   const { reached, plugin } = resource();
   const { port, store } = await startHttp(t, { resources: () => [plugin] });
