@@ -4,9 +4,9 @@ import { invalid } from '../errors.ts';
 import { isFromSocket } from './body.ts';
 import { notFound } from './errors.ts';
 
-/** What hapi leaves to the handler or answers in its own way: the host, the path, the query's syntax. */
-export function checkRequestLine(request: Request): void {
-  checkHost(request);
+/** What hapi leaves to the handler or answers in its own way: headers that tell where and who, the path, the query's syntax. */
+export function checkHead(request: Request): void {
+  checkHeaders(request);
   checkPath(request);
   checkQuerySyntax(request);
 }
@@ -27,16 +27,30 @@ export function unknownRoutes(server: Server): (request: Request) => void {
   };
 }
 
-/** RFC 9112, 3.2: exactly one in HTTP/1.1. */
-function checkHost({ raw: { req } }: Request): void {
+/**
+ * RFC 9112, 3.2: exactly one Host in HTTP/1.1. Of the others Node takes the first in silence, and a proxy perhaps the last:
+ * whoever called, or what was sent, would depend on whom one asks.
+ */
+function checkHeaders({ raw: { req } }: Request): void {
   if (!isFromSocket(req)) return;
-  let hosts = 0;
+  const seen: string[] = [];
   for (let index = 0; index < req.rawHeaders.length; index += 2) {
-    if (req.rawHeaders[index]?.toLowerCase() === 'host') hosts++;
+    const name = SENT_ONCE.get(req.rawHeaders[index]?.toLowerCase() ?? '');
+    if (name === undefined) continue;
+    if (seen.includes(name)) throw invalid('header', name, 'must be sent once');
+    seen.push(name);
   }
-  if (hosts > 1 || (hosts === 0 && req.httpVersion === '1.1'))
-    throw invalid('header', 'Host', 'must be sent once');
+  const { host } = req.headers;
+  if (host === undefined && req.httpVersion === '1.1') throw invalid('header', 'Host', 'must be sent once');
+  if (host !== undefined && !HOST.test(host)) throw invalid('header', 'Host', 'must be a name or an address');
 }
+
+const SENT_ONCE = new Map(
+  ['Host', 'Authorization', 'Content-Type'].map((name) => [name.toLowerCase(), name] as const),
+);
+
+/** RFC 3986, 3.2.2 and 3.2.3. */
+const HOST = /^(?:[\w.~!$&'()*+,;=%-]*|\[[\w.:%~-]+\])(?::\d*)?$/;
 
 /**
  * Of a request for `foo://bar`, whose path is empty, hapi's router throws where nobody catches it: davit would end. Bad

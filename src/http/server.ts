@@ -16,7 +16,7 @@ import { type Admission, type AdmissionOptions, createAdmission } from './admiss
 import { takeBody } from './body.ts';
 import { answerParserErrors, commonHeaders, present } from './errors.ts';
 import { createRateLimiter, limitKey, type RateLimit } from './limits.ts';
-import { checkRequestLine, unknownRoutes } from './routing.ts';
+import { checkHead, unknownRoutes } from './routing.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
 import { createGathering } from './together.ts';
 import { createUntakenAnswers } from './untaken.ts';
@@ -139,7 +139,7 @@ function addSteps(
     if (stopping?.aborted) request.raw.res.setHeader('Connection', 'close');
     if (gather !== undefined) await gather(); // those that arrived at once go on side by side
     admission.admit(request); // 503
-    checkRequestLine(request); // host, path, query syntax: 400
+    checkHead(request); // headers that are sent once, path, query syntax: 400
     return h.continue;
   });
   server.ext('onPreAuth', async (request, h) => {

@@ -77,6 +77,25 @@ t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
   t.strictSame(await statusOf('GET /open HTTP/1.1'), [400]);
   t.strictSame(await statusOf('GET /open HTTP/1.1\r\nHost: d\r\nHost: e'), [400]);
   t.strictSame(await statusOf('GET /open HTTP/1.0'), [200]);
+  for (const host of ['', 'a-b.example:80', '127.0.0.1:1', '[::1]:8080', 'under_score', 'a%20b']) {
+    t.strictSame(await statusOf(`GET /open HTTP/1.1\r\nHost: ${host}`), [200], host);
+  }
+  for (const host of ['a b', 'a/b', 'a@b', '[::1', '::1', 'a:b', 'ä', 'a?b']) {
+    t.strictSame(await statusOf(`GET /open HTTP/1.1\r\nHost: ${host}`), [400], host);
+  }
+});
+
+t.test('who calls and what is sent is said once', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [things] });
+  for (const [name, one, other] of [
+    ['Authorization', 'Bearer one', 'Bearer other'],
+    ['Content-Type', 'application/json', 'text/plain'],
+  ]) {
+    const request = `GET /open HTTP/1.1\r\nHost: d\r\n${name}: ${one}\r\n${name?.toLowerCase()}: ${other}\r\n`;
+    const [response] = parseResponses(await rawRequest(port, `${request}Connection: close\r\n\r\n`));
+    t.match(response, { status: 400 });
+    t.match(JSON.stringify(response), new RegExp(`${name}.*must be sent once`));
+  }
 });
 
 t.test('what is asked for must have a path, whichever URL it is', async (t) => {
