@@ -41,7 +41,7 @@ async function backup(
   ]);
   refuseName(path, file);
   refuseOtherNames(dbPath);
-  refuseRemoved(dbPath);
+  refuseRemoved(dbPath, context.effects);
   const at = timestamp(context.effects.now());
   await withPartial(dirname(path), context, async (partial, signal) => {
     const from = { path: resolve(dbPath), name: dbPath };

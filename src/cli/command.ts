@@ -160,7 +160,7 @@ export async function withStore<Result>(
     import('./removed.ts'),
   ]);
   refuseOtherNames(path);
-  refuseRemoved(path);
+  refuseRemoved(path, effects);
   const isNew = statusOf(path) === undefined;
   const store = openStore(path, effects);
   if (isNew) terminal.note(`made the file ${printable(resolve(path))}`);

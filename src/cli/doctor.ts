@@ -60,7 +60,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     import('./file-work.ts'),
     import('./removed.ts'),
   ]);
-  refuseRemoved(dbPath);
+  refuseRemoved(dbPath, effects);
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);
   const walBytes = walBytesOf(path);

@@ -1,24 +1,40 @@
 import { openFilesOf } from '../deploy/proc.ts';
+import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { servedBy } from '../store/lock.ts';
+import { lockPath, servedBy } from '../store/lock.ts';
 import { realPath } from '../store/place.ts';
 
+/** A service that starts has its lock before it has opened the file. */
+const STARTS_WITHIN_MS = 1_000;
+const LOOK_AGAIN_MS = 20;
+
 /**
- * Throws AppError `conflict` where the file, its -wal or its -shm was removed or replaced while a service has it open, as
- * far as this user may see. The service writes no more then, and what others write by these names may be lost.
+ * Throws AppError `conflict` where the file, its -wal or its -shm was moved, removed or replaced while a service has it
+ * open, as far as this user may see. The service writes no more then, and what others write by these names may be lost.
+ * A -wal that was moved is not always noticed here, and refused by SQLite: the service's other connections make a new one.
  */
-export function refuseRemoved(path: string): void {
+export function refuseRemoved(path: string, { monotonicMs, block }: Effects): void {
+  const untilMs = monotonicMs() + STARTS_WITHIN_MS;
+  for (let found = removedOf(path); found !== undefined; found = removedOf(path)) {
+    if (found.isCertain || monotonicMs() > untilMs) {
+      throw new AppError(
+        'conflict',
+        `${found.file} was moved, removed or replaced while process ${found.processId} serves ${path}: stop that one first, ` +
+          'as what is written now may be lost',
+      );
+    }
+    block(LOOK_AGAIN_MS);
+  }
+}
+
+function removedOf(path: string): { file: string; processId: number; isCertain: boolean } | undefined {
   const processId = servedBy(path)?.process_id ?? null;
-  if (processId === null) return;
+  if (processId === null) return undefined;
   const open = openFilesOf(processId);
-  // proc_pid_fd(5); of a stranger who has that id in another PID namespace it is not said.
-  const removed = ['', '-wal', '-shm']
-    .map((side) => realPath(path) + side)
-    .find((file) => open.includes(`${file} (deleted)`));
-  if (removed === undefined) return;
-  throw new AppError(
-    'conflict',
-    `${removed} was removed or replaced while process ${processId} serves ${path}: stop that one first, as what is written ` +
-      'now may be lost',
-  );
+  // A stranger who has that id in another PID namespace, or a service that sees the file by another name.
+  if (!open.includes(lockPath(path))) return undefined;
+  const files = ['', '-wal', '-shm'].map((side) => realPath(path) + side);
+  const removed = files.find((file) => open.includes(`${file} (deleted)`)); // proc_pid_fd(5)
+  const file = removed ?? files.find((file) => !open.includes(file));
+  return file === undefined ? undefined : { file, processId, isCertain: removed !== undefined };
 }

@@ -1,17 +1,26 @@
-import { rmSync } from 'node:fs';
+import { renameSync, rmSync } from 'node:fs';
 import t from 'tap';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
 
-for (const side of ['-wal', '-shm']) {
-  t.test(`without the ${side} that its service has, nothing is read or written by its name`, async (t) => {
+const WAYS = {
+  removed: (file: string) => rmSync(file),
+  moved: (file: string) => renameSync(file, `${file}.elsewhere`),
+};
+
+for (const [side, way] of [
+  ['-wal', 'removed'],
+  ['-shm', 'removed'],
+  ['-shm', 'moved'],
+] as const) {
+  t.test(`with the ${side} of its service ${way}, nothing is read or written by its name`, async (t) => {
     const { davit, json, dump, dbPath, directory } = place(t);
     const service = await serve(t, directory);
     await davit(['admin', 'project', 'create', '--name', 'website']);
-    rmSync(dbPath + side);
+    WAYS[way](dbPath + side);
     const message = new RegExp(
-      `^error: \\S+/davit\\.db${side} was removed or replaced while process ${service.processId} serves .*: stop that one first`,
+      `^error: \\S+/davit\\.db${side} was moved, removed or replaced while process ${service.processId} serves .*: stop that one first`,
     );
     const commands = [
       ['admin', 'project', 'create', '--name', 'lost'],
