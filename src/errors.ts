@@ -42,9 +42,9 @@ export function codeOf(error: unknown): string {
   return error instanceof Error && 'code' in error ? String(error.code) : String(error);
 }
 
-/** Whether what was refused may be tried again later as it is: a full disk, as a rule. */
+/** Whether what was refused may be tried again later as it is: a full disk, as a rule, or one that cannot be read. */
 export function isUnavailable(error: unknown): boolean {
-  return error instanceof AppError && error.code === 'unavailable';
+  return (error instanceof AppError && error.code === 'unavailable') || isStorageProblem(error);
 }
 
 /** Whether it is SQLite's word for a disk, a lock or a file that keeps it from working; anything else of it is a bug. */

@@ -8,7 +8,7 @@ export const LOOK_OUTSIDE_EVERY_MS = 500;
 export interface Loop {
   /** Something may have changed: look now, or right after the look that is under way. */
   wake(): void;
-  /** How long ago the last look began. A loop that turns never lets this grow far beyond `idleMs`. */
+  /** How long ago the last look began that did not fail. A loop that turns never lets this grow far beyond `idleMs`. */
   quietMs(): number;
   /** Resolves when the look that is under way has ended; there is none after it. */
   stop(): Promise<void>;
@@ -48,7 +48,6 @@ export function startLoop(
   async function run(): Promise<void> {
     while (!stopped) {
       woken = false;
-      turnedAtMs = effects.monotonicMs();
       const nextAtMs = await tickSafely();
       if (!stopped && !woken) {
         const untilNextMs = nextAtMs === null ? idleMs : nextAtMs - effects.now();
@@ -61,8 +60,10 @@ export function startLoop(
   }
 
   async function tickSafely(): Promise<number | null> {
+    const beganAtMs = effects.monotonicMs();
     try {
       const nextAtMs = await tick();
+      turnedAtMs = beganAtMs;
       unavailable = false;
       return nextAtMs;
     } catch (error) {

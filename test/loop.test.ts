@@ -77,12 +77,34 @@ t.test('a database that takes no writes is reported once, until it takes some ag
   t.match(errors, [full, full, { message: 'a bug' }, full]);
 });
 
-t.test('it can be told how long ago the last look began', async (t) => {
+t.test('it can be told how long ago the last look began that went well', async (t) => {
   const { effects, loop: running, settle } = loop(t);
   await settle();
   effects.advance(300);
   t.equal(running.quietMs(), 300);
   running.wake();
+  await settle();
+  t.equal(running.quietMs(), 0);
+});
+
+t.test('a look that failed does not count', async (t) => {
+  let fails = true;
+  const {
+    effects,
+    loop: running,
+    settle,
+  } = loop(t, {
+    next: () => {
+      if (fails) throw new Error('a bug');
+      return null;
+    },
+  });
+  await settle();
+  effects.advance(500);
+  await settle();
+  t.equal(running.quietMs(), 500);
+  fails = false;
+  effects.advance(500);
   await settle();
   t.equal(running.quietMs(), 0);
 });

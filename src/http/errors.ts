@@ -4,7 +4,7 @@ import { type Boom, isBoom, methodNotAllowed } from '@hapi/boom';
 import type { Lifecycle, Request, ResponseToolkit } from '@hapi/hapi';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError, type ErrorCode, type ErrorDetail, STATUS_OF_CODE } from '../errors.ts';
+import { AppError, type ErrorCode, type ErrorDetail, isStorageProblem, STATUS_OF_CODE } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { interruptBody, isBodyPending, untilBodyEnds } from './body.ts';
 
@@ -117,9 +117,19 @@ interface Refusal {
 
 function refusalOf(error: unknown): Refusal {
   if (error instanceof AppError) return ofAppError(error);
+  if (isStorageProblem(error)) return ofAppError(UNREADABLE);
   if (isBoom(error)) return ofBoom(error);
   return BUG;
 }
+
+/** What fails of SQLite's outside the writer is a read. */
+const UNREADABLE = new AppError(
+  'unavailable',
+  'the database cannot be read at the moment: try again shortly',
+  {
+    retryAfterSeconds: 5,
+  },
+);
 
 const BUG: Refusal = {
   code: 'internal_error',

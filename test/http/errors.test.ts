@@ -11,6 +11,7 @@ import {
   serverUnavailable,
 } from '@hapi/boom';
 import type { Plugin } from '@hapi/hapi';
+import Sqlite from 'better-sqlite3';
 import Joi from 'joi';
 import t from 'tap';
 import { newId } from '../../src/domain.ts';
@@ -48,6 +49,20 @@ t.test('every error has the same shape', (t) => {
       headers: { 'WWW-Authenticate': 'Bearer' },
     },
     { error: notFound(), status: 404, code: 'not_found', message: /no such resource/, headers: {} },
+    {
+      error: boomify(new Sqlite.SqliteError('disk I/O error', 'SQLITE_IOERR_READ')),
+      status: 503,
+      code: 'unavailable',
+      message: /^the database cannot be read at the moment: try again/,
+      headers: { 'Retry-After': '5' },
+    },
+    {
+      error: new Sqlite.SqliteError('no such column', 'SQLITE_ERROR'),
+      status: 500,
+      code: 'internal_error',
+      message: /went wrong inside/,
+      headers: {},
+    },
     {
       error: new AppError('conflict', 'it ended'),
       status: 409,
