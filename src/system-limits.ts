@@ -1,4 +1,4 @@
-import { readFileSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 
 /** How many files this process may have open; Infinity: any number, or it cannot be read. */
 export function openFilesMax(): number {
@@ -35,7 +35,7 @@ export function openFilesProblem(maxConcurrent: number): string | undefined {
 
 const POOL_THREADS_MAX = 64;
 const POOL_THREADS_MIN = 4;
-/** Of the processes and threads that may be, libuv's pool takes so many at most: the rest is for commands. */
+/** Of the processes and threads that may still be, libuv's pool takes so many at most: the rest is for commands. */
 const POOL_SHARE = 1 / 4;
 
 /**
@@ -43,18 +43,53 @@ const POOL_SHARE = 1 / 4;
  * them all.
  */
 export function poolThreads(): number {
-  const allowed = Math.min(limitOf('processes'), ...processesOfCgroups());
-  return Math.max(POOL_THREADS_MIN, Math.min(POOL_THREADS_MAX, Math.floor(allowed * POOL_SHARE)));
+  return Math.max(POOL_THREADS_MIN, Math.min(POOL_THREADS_MAX, Math.floor(processesLeft() * POOL_SHARE)));
+}
+
+/** Three threads of its own, libuv's pool, and a command. */
+const PROCESSES_NEEDED = 3 + POOL_THREADS_MIN + 1;
+
+/** That davit would soon end for want of threads, and what to do about it; undefined: there are enough. */
+export function processesProblem(): string | undefined {
+  const left = processesLeft();
+  if (left >= PROCESSES_NEEDED) return undefined;
+  return (
+    `only ${Math.max(0, left)} more processes and threads may be started: allow ${PROCESSES_NEEDED}, and some for each ` +
+    'command (ulimit -u, TasksMax= of systemd, --pids-limit of a container)'
+  );
+}
+
+/** Where more may be, nobody comes near: all processes would be looked at for nothing. */
+const COUNTED_BELOW = 2_048;
+
+/** How many processes and threads may still be started: by this user, and in its cgroups. */
+export function processesLeft(): number {
+  const allowed = limitOf('processes');
+  // setrlimit(2): root has no such limit, and whatever runs is his.
+  const used = allowed < COUNTED_BELOW && process.getuid?.() !== 0 ? threadsOfUser() : 0;
+  return Math.min(allowed - used, ...leftInCgroups());
+}
+
+function threadsOfUser(): number {
+  const ofUser = new RegExp(`^Uid:\\s+${process.getuid?.()}\\s`, 'm');
+  return readdirSync('/proc')
+    .filter((name) => /^\d+$/.test(name))
+    .map((processId) => textOf(`/proc/${processId}/status`))
+    .filter((status) => ofUser.test(status))
+    .reduce((sum, status) => sum + Number(/^Threads:\s+(\d+)/m.exec(status)?.[1] ?? 1), 0);
 }
 
 /** Of version 2 and of version 1, cgroups(7). */
 const CGROUP_FOLDERS = ['/sys/fs/cgroup', '/sys/fs/cgroup/pids'];
 
-/** What `pids.max` says where this process is, and at the top: there a container may see its own. */
-function processesOfCgroups(): number[] {
+/** By `pids.max` where this process is, and at the top: there a container may see its own. */
+function leftInCgroups(): number[] {
   const own = [...textOf('/proc/self/cgroup').matchAll(/^\d+:(?:pids)?:(\/.*)$/gm)].map(([, path]) => path);
   return CGROUP_FOLDERS.flatMap((folder) =>
-    ['', ...own].map((path) => numberOf(textOf(`${folder}${path}/pids.max`).trim())),
+    ['', ...own].map((path) => {
+      const max = numberOf(textOf(`${folder}${path}/pids.max`).trim());
+      return max === Number.POSITIVE_INFINITY ? max : max - Number(textOf(`${folder}${path}/pids.current`));
+    }),
   );
 }
 

@@ -1,8 +1,22 @@
-import { readFileSync } from 'node:fs';
+import { execFileSync, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { existsSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
 import t from 'tap';
-import { openFilesMax, openFilesProblem, poolThreads, spareFiles } from '../src/system-limits.ts';
+import { startService } from '../src/app.ts';
+import { realEffects } from '../src/effects.ts';
+import {
+  openFilesMax,
+  openFilesProblem,
+  poolThreads,
+  processesProblem,
+  spareFiles,
+} from '../src/system-limits.ts';
+import { place } from './helpers/cli.ts';
 import { limitOpenFiles, limitProcesses } from './helpers/limits.ts';
+import { ifMayBeNobody } from './helpers/nobody.ts';
 import { ifHas } from './helpers/programs.ts';
+import { CONFIG } from './helpers/whole-service.ts';
 
 t.test('how many files may be open', ifHas('prlimit'), async (t) => {
   const lift = limitOpenFiles(300);
@@ -38,6 +52,25 @@ t.test('what is left of the files is for idle connections', ifHas('prlimit'), as
   }
 });
 
+const MODULE = join(import.meta.dirname, '../src/system-limits.ts');
+
+t.test(
+  'what a user runs already is not left for davit',
+  { ...ifHas('prlimit'), ...ifMayBeNobody(MODULE, process.execPath) },
+  async (t) => {
+    const asNobody = { uid: 65_534 };
+    const others = Array.from({ length: 20 }, () => spawn('sleep', ['600'], asNobody));
+    t.teardown(() => {
+      for (const other of others) other.kill();
+    });
+    await Promise.all(others.map((other) => once(other, 'spawn')));
+    const script = `import('${MODULE}').then(({ processesLeft }) => console.log(processesLeft()))`;
+    const words = ['--nproc=500:', process.execPath, '--no-warnings', '--eval', script];
+    const left = Number(execFileSync('prlimit', words, asNobody));
+    t.ok(left > 0 && left < 480, `${left} of 500`);
+  },
+);
+
 /** Others start nothing any more below such a limit, not even what lifts it; nor does the root of a user namespace. */
 const isRoot =
   /^ *0 +0 +4294967295$/m.test(readFileSync('/proc/self/uid_map', 'latin1')) && process.getuid?.() === 0;
@@ -60,3 +93,16 @@ t.test(
     }
   },
 );
+
+t.test('where davit would soon end for want of threads it says so at start', ifRootHasPrlimit, async (t) => {
+  const before = limitProcesses(7);
+  t.teardown(before);
+  t.match(processesProblem(), /^only 7 more processes and threads may be started: allow 8, /);
+  const { dbPath } = place(t);
+  const start = startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
+  await t.rejects(start, { code: 'conflict', message: /^only 7 more/ });
+  t.notOk(existsSync(dbPath));
+  const lift = limitProcesses(8);
+  t.equal(processesProblem(), undefined);
+  lift();
+});
