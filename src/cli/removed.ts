@@ -4,7 +4,7 @@ import { AppError } from '../errors.ts';
 import { lockPath, servedBy } from '../store/lock.ts';
 import { realPath } from '../store/place.ts';
 
-/** A service that starts has its lock before it has opened the file. */
+/** A service that starts has opened the file before what belongs to it. */
 const STARTS_WITHIN_MS = 1_000;
 const LOOK_AGAIN_MS = 20;
 
@@ -33,8 +33,9 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   const open = openFilesOf(processId);
   // A stranger who has that id in another PID namespace, or a service that sees the file by another name.
   if (!open.includes(lockPath(path))) return undefined;
-  const files = ['', '-wal', '-shm'].map((side) => realPath(path) + side);
+  const real = realPath(path);
+  const files = [real, `${real}-wal`, `${real}-shm`];
   const removed = files.find((file) => open.includes(`${file} (deleted)`)); // proc_pid_fd(5)
-  const file = removed ?? files.find((file) => !open.includes(file));
+  const file = removed ?? (open.includes(real) ? files.find((file) => !open.includes(file)) : undefined);
   return file === undefined ? undefined : { file, processId, isCertain: removed !== undefined };
 }

@@ -1,4 +1,4 @@
-import { closeSync, existsSync, openSync, statSync } from 'node:fs';
+import { accessSync, closeSync, constants, existsSync, openSync, statSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
@@ -36,6 +36,7 @@ export const BUSY_TIMEOUT_MS = 5_000;
 export function openForWriting(path: string, effects: Effects): Database {
   nativeAddonPath('better_sqlite3'); // first: where it cannot be loaded no file is made
   createPrivately(path);
+  refuseUnwritable(path);
   const database = connect(path);
   try {
     // better-sqlite3 defaults to NORMAL under WAL, which may lose acknowledged commits on power loss.
@@ -125,13 +126,7 @@ export function openingProblem(path: string, error: unknown): unknown {
   if (code === 'SQLITE_READONLY_DBMOVED') {
     return new AppError('conflict', `${path} was replaced at this very moment: try again`, { cause: error });
   }
-  if (code?.startsWith('SQLITE_READONLY') === true) {
-    return new AppError(
-      'conflict',
-      `cannot write to ${path}: check that this user may write to it and its directory`,
-      { cause: error },
-    );
-  }
+  if (code?.startsWith('SQLITE_READONLY') === true) return unwritable(path, error);
   return error;
 }
 
@@ -149,6 +144,26 @@ function createPrivately(path: string): void {
       cause: error,
     });
   }
+}
+
+/** SQLite would open it all the same, and give what it makes beside it the same mode: nothing could be written later either. */
+function refuseUnwritable(path: string): void {
+  for (const file of [path, `${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
+    try {
+      // Not by opening it: to close it again would give up the locks that this process has on it (fcntl(2)).
+      accessSync(file, constants.W_OK);
+    } catch (error) {
+      if (codeOf(error) === 'EACCES') throw unwritable(file, error);
+    }
+  }
+}
+
+function unwritable(file: string, cause: unknown): AppError {
+  return new AppError(
+    'conflict',
+    `cannot write to ${file}: check that this user may write to it and its directory`,
+    { cause },
+  );
 }
 
 /** Beside a file that is empty SQLite removes it, with all that is in nothing but it. */

@@ -260,6 +260,12 @@ t.test('who may read or replace the file', async (t) => {
       advice: /^chmod 600 \/.*\/davit\.db$/,
     });
   }
+  chmodSync(there.dbPath, 0o400);
+  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+    level: 'problem',
+    message: 'davit.db may not be written (mode 400)',
+    advice: /^chmod 600 \/.*\/davit\.db$/,
+  });
   chmodSync(there.dbPath, 0o600);
   for (const mode of ['777', '770', '702']) {
     chmodSync(there.directory, Number.parseInt(mode, 8));

@@ -1,10 +1,21 @@
-import { existsSync, readdirSync, readFileSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { execFileSync } from 'node:child_process';
+import {
+  chmodSync,
+  existsSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { APPLICATION_ID, openForReading, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('the file is made on first use, private and durable', (t) => {
@@ -21,6 +32,28 @@ t.test('the file is made on first use, private and durable', (t) => {
   database.close();
   t.end();
 });
+
+const MODULE = join(import.meta.dirname, '../../src/store/database.ts');
+
+t.test(
+  'a file that may be read and not written is refused, and nothing is made beside it',
+  ifMayBeNobody(MODULE, process.execPath),
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const path = join(directory, 'davit.db');
+    openForWriting(path, fakeEffects()).close();
+    for (const [name, mode] of Object.entries({ '': 0o777, 'davit.db': 0o644 })) {
+      chmodSync(join(directory, name), mode);
+    }
+    const script = `import('${MODULE}').then(({ openForWriting }) => openForWriting('${path}')).catch(({ message }) => console.log(message))`;
+    const said = execFileSync(process.execPath, ['--no-warnings', '--eval', script], { uid: 65_534 });
+    t.equal(
+      String(said),
+      `cannot write to ${path}: check that this user may write to it and its directory\n`,
+    );
+    t.strictSame(readdirSync(directory), ['davit.db']);
+  },
+);
 
 t.test('no new row has SQLite make a table to look at the rules', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
