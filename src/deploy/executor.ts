@@ -140,8 +140,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
         workspace.kind === 'notStarted'
           ? { outcome: workspace, outputs: {} }
           : await runIn(workspace, claimed, log, stopRequest);
+      const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
       await log.end();
-      const end = endOf(claimed.id, outcome, outputs);
       const recorded = record('deployments.finish', end);
       underWay.delete(claimed.id);
       // What cannot be claimed now, on a full disk for instance, the loop tries again.

@@ -13,6 +13,8 @@ export interface DeploymentEnd {
   exitCode: number | null;
   signal: string | null;
   outputs: Record<string, string>;
+  /** When that was; undefined: now. Its record may have had to wait, for a full disk for instance. */
+  endedAtMs?: number | undefined;
 }
 
 /** The one place that ends deployments: status, event and outbox rows together. */
@@ -23,7 +25,7 @@ export function endingWrites(context: WriteContext) {
   const end = database.prepare(`
     UPDATE deployments
        SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,
-           outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :at)
+           outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :finishedAt)
      WHERE id = +:id AND finished_at IS NULL`);
 
   return {
@@ -31,9 +33,10 @@ export function endingWrites(context: WriteContext) {
      * Writes the end, once nothing of the deployment runs any more. The first end stays: a later one changes
      * nothing.
      */
-    finish({ outputs, ...rest }: DeploymentEnd): void {
+    finish({ outputs, endedAtMs, ...rest }: DeploymentEnd): void {
       const at = effects.now();
-      if (end.run({ ...rest, outputs: JSON.stringify(outputs), at }).changes === 0) return;
+      const finishedAt = Math.min(at, endedAtMs ?? at);
+      if (end.run({ ...rest, outputs: JSON.stringify(outputs), finishedAt }).changes === 0) return;
       events.record(`deployment.${rest.status}`, reads.existing(rest.id), at);
       changed(rest.id);
     },

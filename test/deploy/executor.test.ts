@@ -107,6 +107,25 @@ t.test('an end that cannot be recorded is told as fatal', async (t) => {
   t.notOk(lines.some(({ msg }) => msg === 'deployment ended'));
 });
 
+t.test('what waits for its record has ended before', async (t) => {
+  const store = testStore(t, realEffects);
+  const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
+  const waited = Promise.withResolvers<number>();
+  const write: Writer['write'] = async (name, input) => {
+    if (name === 'deployments.finish') {
+      const untilMs = Date.now() + 50;
+      await until(() => Date.now() > untilMs);
+      waited.resolve(untilMs);
+    }
+    return await store.writer.write(name, input);
+  };
+  const executor = await executorOn(t, { ...store, writer: { ...store.writer, write } });
+  await executor.tick();
+  await executor.settled();
+  const finishedAt = store.reads.deployments.get(id)?.finished_at ?? '';
+  t.ok(Date.parse(finishedAt) <= (await waited.promise) - 50, finishedAt);
+});
+
 t.test('a run whose directory cannot be made has failed and says so', async (t) => {
   const file = join(temporaryDirectory(t), 'file');
   writeFileSync(file, '');

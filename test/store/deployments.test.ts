@@ -187,6 +187,24 @@ t.test('the first end of a deployment stays, with one terminal event', async (t)
   t.strictSame(store.dump(), before);
 });
 
+t.test('an end that is recorded late was when it was, and never before the start or after now', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const projectId = await store.project();
+  for (const [endedAfterMs, durationMs] of [
+    [3_000, 3_000],
+    [-3_000, 0],
+    [90_000, 60_000],
+  ] as const) {
+    const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+    await store.writer.write('deployments.claim', undefined);
+    const endedAtMs = effects.now() + endedAfterMs;
+    effects.advance(60_000);
+    await store.writer.write('deployments.finish', { ...succeeded(id), endedAtMs });
+    t.equal(store.reads.deployments.get(id)?.duration_ms, durationMs);
+  }
+});
+
 t.test('the schema itself holds the rules that code must not break', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
