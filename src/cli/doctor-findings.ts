@@ -113,23 +113,14 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   const directory = statSync(dirname(path));
   const findings: DoctorFinding[] = [];
   for (const [name, { mode, uid }] of filesBeside(path, file)) {
+    const forOwnerAlone = `chmod 600 ${join(dirname(path), name)}`;
     if ((mode & 0o200) === 0) {
       findings.push(
-        problem(
-          'permissions',
-          `${name} may not be written (mode ${octal(mode)})`,
-          `chmod 600 ${join(dirname(path), name)}`,
-        ),
+        problem('permissions', `${name} may not be written (mode ${octal(mode)})`, forOwnerAlone),
       );
     }
     if ((mode & 0o077) !== 0) {
-      findings.push(
-        problem(
-          'permissions',
-          `others may read ${name} (mode ${octal(mode)})`,
-          `chmod 600 ${join(dirname(path), name)}`,
-        ),
-      );
+      findings.push(problem('permissions', `others may read ${name} (mode ${octal(mode)})`, forOwnerAlone));
     }
     if (uid !== file.uid) {
       findings.push(

@@ -150,7 +150,8 @@ function defineStatus(
 function defineArchive(command: Command, context: CommandContext): void {
   explain(
     command.summary('refuse new deployments, cancel what waits'),
-    'An archived project stays listed and refuses new deployments. What waits for its command is canceled; what runs, and what is reported from elsewhere, goes on to its end. ' +
+    'An archived project stays listed and refuses new deployments. What waits for its command is canceled; what runs, ' +
+      'and what is reported from elsewhere, goes on to its end. ' +
       "'davit admin project resume' takes it back.",
     ['davit admin project archive website', 'davit admin project archive prj_… --yes'],
   )

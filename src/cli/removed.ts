@@ -11,7 +11,7 @@ const LOOK_AGAIN_MS = 20;
 /**
  * Throws AppError `conflict` where the file, its -wal or its -shm was moved, removed or replaced while a service has it
  * open, as far as this user may see. The service writes no more then, and what others write by these names may be lost.
- * A -wal that was moved is not always noticed here, and refused by SQLite: the service's other connections make a new one.
+ * A -wal that was moved is not always noticed here, as the service's other connections make a new one: SQLite refuses that.
  */
 export function refuseRemoved(path: string, { monotonicMs, block }: Effects): void {
   const untilMs = monotonicMs() + STARTS_WITHIN_MS;

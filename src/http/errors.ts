@@ -117,19 +117,18 @@ interface Refusal {
 
 function refusalOf(error: unknown): Refusal {
   if (error instanceof AppError) return ofAppError(error);
-  if (isStorageProblem(error)) return ofAppError(UNREADABLE);
+  if (isStorageProblem(error)) return UNREADABLE;
   if (isBoom(error)) return ofBoom(error);
   return BUG;
 }
 
 /** What fails of SQLite's outside the writer is a read. */
-const UNREADABLE = new AppError(
-  'unavailable',
-  'the database cannot be read at the moment: try again shortly',
-  {
-    retryAfterSeconds: 5,
-  },
-);
+const UNREADABLE: Refusal = {
+  code: 'unavailable',
+  message: 'the database cannot be read at the moment: try again shortly',
+  details: [],
+  headers: { 'Retry-After': '5' },
+};
 
 const BUG: Refusal = {
   code: 'internal_error',
