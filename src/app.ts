@@ -9,6 +9,7 @@ import { deliveryFigures } from './deliver/figures.ts';
 import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { endOverdueReports } from './deploy/overdue.ts';
+import { loadPosix } from './deploy/posix.ts';
 import { requireOwnProc } from './deploy/proc.ts';
 import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
@@ -92,12 +93,13 @@ export async function startService(
   const doorForDispatcher = new MessageChannel();
   const figures =
     config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
-  const [store, { createApi }, spawner] = await Promise.all([
+  const [store, { createApi }, posix] = await Promise.all([
     storeThread.open(dbPath, [doorForDispatcher.port1], figures?.writer),
     import('./http/api.ts'),
-    createSpawner(effects),
+    loadPosix(),
   ]);
   started.defer(store.close);
+  const spawner = createSpawner(posix, effects);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);
   started.defer(dispatcher.stop);
@@ -117,7 +119,13 @@ export async function startService(
     started.defer(metrics.close);
   }
 
-  const workspaces = createWorkspaces(resolve(tmpdir()), lockPath(dbPath));
+  const workspaces = createWorkspaces({
+    parent: resolve(tmpdir()),
+    lockPath: lockPath(dbPath),
+    posix,
+    effects,
+    logger,
+  });
   started.defer(workspaces.close);
   const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,

@@ -86,7 +86,7 @@ export function defineSetProject(command: Command, context: CommandContext): voi
     .addOption(option('--name <name>', 'how people call it'));
   addSettings(command, 'as they are');
   command
-    .addOption(option('--no-dir', 'run the command in a new, empty directory each time'))
+    .addOption(option('--no-dir', 'run the command in an empty directory each time'))
     .addOption(option('--unset-env <name>', 'take a variable away; may be repeated').argParser(repeated))
     .addOption(option('--no-command', 'from now on another system does the work and reports it'))
     .argument(...PROJECT_ARGUMENT)
@@ -99,9 +99,7 @@ export function defineSetProject(command: Command, context: CommandContext): voi
 
 function addSettings(command: Command, defaults: 'with defaults' | 'as they are'): void {
   command
-    .addOption(
-      option('--dir <directory>', 'where the command runs; else in a new, empty directory each time'),
-    )
+    .addOption(option('--dir <directory>', 'where the command runs; else in an empty directory each time'))
     .addOption(
       option(
         '--env <name=value>',

@@ -134,40 +134,30 @@ export function createExecutor(options: ExecutorOptions): Executor {
       effects,
       write: (append) => record('logs.append', { id: claimed.id, ...append }),
     });
-    const workspace = makeWorkspace(claimed.directory);
-    try {
-      const { outcome, outputs } =
-        workspace.kind === 'notStarted'
-          ? { outcome: workspace, outputs: {} }
-          : await runIn(workspace, claimed, log, stopRequest);
-      const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
-      await log.end();
-      const recorded = record('deployments.finish', end);
-      underWay.delete(claimed.id);
-      // What cannot be claimed now, on a full disk for instance, the loop tries again.
-      claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
-      await recorded;
-      logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
-    } finally {
-      // Last, as it may take longer than all that a short command costs besides.
-      if (workspace.kind === 'made') remove(workspace);
-    }
+    const workspace = makeWorkspace(claimed);
+    const { outcome, outputs } =
+      workspace.kind === 'notStarted'
+        ? { outcome: workspace, outputs: {} }
+        : await runIn(workspace, claimed, log, stopRequest);
+    const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
+    await log.end();
+    const recorded = record('deployments.finish', end);
+    underWay.delete(claimed.id);
+    // What cannot be claimed now, on a full disk for instance, the loop tries again.
+    claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
+    await recorded;
+    logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }
 
-  function makeWorkspace(
-    directory: string | null,
-  ): ({ kind: 'made' } & Workspace) | { kind: 'notStarted'; cause: string } {
+  function makeWorkspace({
+    project_id: projectId,
+    directory,
+  }: ClaimedDeployment): ({ kind: 'made' } & Workspace) | { kind: 'notStarted'; cause: string } {
     try {
-      return { kind: 'made', ...workspaces.make(directory) };
+      return { kind: 'made', ...workspaces.make(projectId, directory) };
     } catch (error) {
       return { kind: 'notStarted', cause: `no directory for this run: ${messageOf(error)}` };
     }
-  }
-
-  function remove(workspace: Workspace): void {
-    track(workspace.remove()).catch((error) =>
-      logger.warn({ err: error }, 'a directory of a run is left behind'),
-    );
   }
 
   async function runIn(
@@ -176,12 +166,17 @@ export function createExecutor(options: ExecutorOptions): Executor {
     log: LogKeeper,
     stopRequest: Promise<StopRequest>,
   ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
-    const running = start(claimed, workspace, log);
-    void stopRequest.then(running.stop);
-    const outcome = await running.outcome;
-    const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
-    for (const note of notes) await log.appendLine(`davit: ${note}`);
-    return { outcome, outputs };
+    try {
+      const running = start(claimed, workspace, log);
+      void stopRequest.then(running.stop);
+      const outcome = await running.outcome;
+      const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
+      for (const note of notes) await log.appendLine(`davit: ${note}`);
+      return { outcome, outputs };
+    } finally {
+      // Before the record: that waits for room on a full disk, which may be what the command used up here.
+      workspace.leave();
+    }
   }
 
   function track<Value>(promise: Promise<Value>): Promise<Value> {

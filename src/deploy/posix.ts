@@ -17,6 +17,8 @@ export interface Posix {
   endOf(processId: number): ProcessEnd | undefined;
   /** Some child of this process that has ended, whoever started it, and goes on as a zombie; undefined: there is none. */
   endedChild(): number | undefined;
+  /** Whether somebody has this file open for writing, fcntl(2); also where that cannot be known. */
+  isOpenForWriting(descriptor: number): boolean;
 }
 
 export interface Program {
@@ -51,7 +53,7 @@ export async function loadPosix(): Promise<Posix> {
   const prepare = fileActions(declare);
   const attributes = spawnAttributes(declare);
 
-  return { pipe, spawn, endOf, endedChild };
+  return { pipe, spawn, endOf, endedChild, isOpenForWriting };
 
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
@@ -101,10 +103,20 @@ export async function loadPosix(): Promise<Posix> {
     const processId = information.readInt32LE(SIGNAL_INFORMATION_PROCESS_ID);
     return processId === 0 ? undefined : processId;
   }
+
+  /** A lease on reading is given while nobody writes, and goes when the descriptor is closed. */
+  function isOpenForWriting(descriptor: number): boolean {
+    // Who opens it before that makes the system send this process a signal: SIGIO, which would end it, or this one, which is ignored.
+    const isSafe = fcntl(descriptor, F_SETSIG, 'int', systemConstants.signals.SIGURG) === 0;
+    return !isSafe || fcntl(descriptor, F_SETLEASE, 'int', F_RDLCK) !== 0;
+  }
 }
 
 const O_CLOEXEC = 0o2000000;
 const F_SETFL = 4;
+const F_SETSIG = 10;
+const F_SETLEASE = 1024;
+const F_RDLCK = 0;
 const WNOHANG = 1;
 const WEXITED = 4;
 const WNOWAIT = 0x01000000;

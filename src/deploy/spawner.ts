@@ -6,7 +6,7 @@ import type { ProcessIdentity } from '../store/deployments.ts';
 import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
-import { loadPosix, type ProcessEnd } from './posix.ts';
+import type { Posix, ProcessEnd } from './posix.ts';
 import { untilSeen } from './proc.ts';
 import { processIdentity } from './processes.ts';
 
@@ -37,8 +37,7 @@ const STARTING_MAX = 16;
  * Starts commands, and hears of their ends. `adopts`: this process is given the orphans of the others, as the first of a
  * container is, and nobody else waits for them.
  */
-export async function createSpawner(effects: Effects, adopts = process.pid === 1): Promise<Spawner> {
-  const posix = await loadPosix();
+export function createSpawner(posix: Posix, effects: Effects, adopts = process.pid === 1): Spawner {
   const reader = createPipeReader(effects);
   const running = new Map<number, (end: ProcessEnd) => void>();
   const starting = createPlaces(STARTING_MAX);

@@ -6,7 +6,6 @@ import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
 import { isAlive } from '../../src/deploy/processes.ts';
-import { createWorkspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { OperationName } from '../../src/store/operations.ts';
@@ -129,7 +128,7 @@ t.test('what waits for its record has ended before', async (t) => {
 t.test('a run whose directory cannot be made has failed and says so', async (t) => {
   const file = join(temporaryDirectory(t), 'file');
   writeFileSync(file, '');
-  const { store, executor } = await service(t, { workspaces: createWorkspaces(file, file) });
+  const { store, executor } = await service(t, { workspaces: testWorkspaces(t, { parent: file }) });
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
   await executor.tick();
   await executor.settled();
@@ -142,13 +141,30 @@ t.test('a run whose directory cannot be made has failed and says so', async (t) 
 
 t.test('the files of a run are gone when it is over', async (t) => {
   const parent = temporaryDirectory(t);
-  const { store, executor } = await service(t, { workspaces: createWorkspaces(parent, parent) });
+  const { store, executor } = await service(t, { workspaces: testWorkspaces(t, { parent }) });
   const script = 'echo text >"$PWD/file"; echo name=value >>"$DEPLOY_OUTPUT"';
   const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', script] });
   t.match(store.reads.deployments.get(id), { status: 'succeeded', outputs: { name: 'value' } });
   const roots = readdirSync(parent);
   t.equal(roots.length, 1);
-  t.strictSame(readdirSync(join(parent, roots[0] ?? '')), []);
+  await until(() => readdirSync(join(parent, roots[0] ?? '')).length === 0);
+});
+
+t.test('they are gone before the end is recorded, which may wait for the room that they take', async (t) => {
+  const parent = temporaryDirectory(t);
+  const store = testStore(t, realEffects);
+  const files = () => readdirSync(parent).flatMap((root) => readdirSync(join(parent, root)));
+  const write: Writer['write'] = async (name, input) => {
+    if (name === 'deployments.finish') await until(() => files().length === 0);
+    return await store.writer.write(name, input);
+  };
+  const executor = await executorOn(
+    t,
+    { ...store, writer: { ...store.writer, write } },
+    { workspaces: testWorkspaces(t, { parent }) },
+  );
+  const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
+  t.match(store.reads.deployments.get(id), { status: 'succeeded' });
 });
 
 t.test('the process of a command that goes on is recorded', async (t) => {
@@ -288,7 +304,7 @@ async function executorOn(
 ): Promise<Executor> {
   return createExecutor({
     store,
-    spawner: await testSpawner(t),
+    spawner: testSpawner(t),
     effects: realEffects,
     logger: pino({ level: 'silent' }),
     maxConcurrent: 2,

@@ -2,12 +2,9 @@ import { closeSync, constants, openSync, writeSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import { createPipeReader, type PipeReader } from '../../src/deploy/pipes.ts';
-import { loadPosix } from '../../src/deploy/posix.ts';
 import { codeOf } from '../../src/errors.ts';
-import { openPipes, until } from '../helpers/commands.ts';
+import { openPipes, posix, until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects, stayAlive } from '../helpers/effects.ts';
-
-const posix = await loadPosix();
 
 t.test('what a command that has ended printed is handed on at once', async (t) => {
   const { reader } = setUp(t);

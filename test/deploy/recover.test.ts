@@ -6,13 +6,12 @@ import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { holdersOf, isAlive, processIdentity } from '../../src/deploy/processes.ts';
 import { recover } from '../../src/deploy/recover.ts';
-import { createWorkspaces } from '../../src/deploy/workspace.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
 import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import type { Writer } from '../../src/store/writer.ts';
-import { fixture, PATH, until } from '../helpers/commands.ts';
+import { fixture, PATH, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -23,7 +22,7 @@ t.test('what a crash left running is ended and recorded, and what waited goes on
   await store.writer.write('deployments.setProcess', { id, ...identity });
 
   const parent = temporaryDirectory(t);
-  createWorkspaces(parent, lockFile(parent)).make(null);
+  testWorkspaces(t, { parent, lockPath: lockFile(parent) }).make(projectId, null);
   await recoverIn(parent, store);
   t.strictSame(readdirSync(parent), ['lock'], 'nor are its files left');
   t.notOk(isAlive(identity));
@@ -137,7 +136,7 @@ t.test('files that cannot be removed are told, and keep nothing from going on', 
   const directory = temporaryDirectory(t);
   await recoverIn(directory, store, {
     workspaces: {
-      ...createWorkspaces(directory, lockFile(directory)),
+      ...testWorkspaces(t, { parent: directory, lockPath: lockFile(directory) }),
       removeLeft: () => Promise.reject(new Error('no')),
     },
     logger: pino({ level: 'warn' }, { write: (line) => void lines.push(JSON.parse(line)) }),
@@ -169,7 +168,7 @@ function recoverIn(
 ): Promise<void> {
   return recover(store, {
     killGraceMs: 5_000,
-    workspaces: createWorkspaces(temporaryDirectory, lockFile(temporaryDirectory)),
+    workspaces: testWorkspaces(t, { parent: temporaryDirectory, lockPath: lockFile(temporaryDirectory) }),
     lockPath: lockFile(temporaryDirectory),
     effects: realEffects,
     logger: pino({ level: 'silent' }),

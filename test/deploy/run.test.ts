@@ -21,7 +21,7 @@ import {
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-const spawner = await testSpawner(t);
+const spawner = testSpawner(t);
 
 t.test('a command that exits tells its exit code', async (t) => {
   t.strictSame(await startRun(t, spawner, ['true']).outcome, { kind: 'exited', exitCode: 0 });

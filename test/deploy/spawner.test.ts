@@ -5,18 +5,19 @@ import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
 import { createSpawner, type SpawnResult, type StartedProcess } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import { PATH, stateOf, testSpawner, until } from '../helpers/commands.ts';
+import { PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
+const REQUEST = { directory: '/', environment: { PATH } };
 const SCORE_FILE = '/proc/self/oom_score_adj';
 /** Before anything was started. */
 const OWN_SCORE = ownScore();
 
 t.test('a hundred commands at once start and end', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   // The first opens a file that stays open.
   await (await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }))).ended;
   const descriptors = readdirSync('/proc/self/fd').length;
@@ -39,7 +40,7 @@ t.test('a hundred commands at once start and end', async (t) => {
 });
 
 t.test('it tells exactly which process it started, and by which signal that ended', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   for (const signal of ['SIGKILL', 'SIGTERM', 'SIGABRT'] as const) {
     const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
     t.strictSame(started.identity, processIdentity(started.identity.processId));
@@ -51,7 +52,7 @@ t.test('it tells exactly which process it started, and by which signal that ende
 });
 
 t.test('a command leads a session and a group of its own', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['cat', '/proc/self/stat'] }));
   const { processId } = started.identity;
   const [parentId, groupId, sessionId] =
@@ -60,7 +61,7 @@ t.test('a command leads a session and a group of its own', async (t) => {
 });
 
 t.test('a command has three files, every signal as by default, and nothing to read', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const files = await startedOf(spawner.spawn({ ...REQUEST, command: ['ls', '/proc/self/fd'] }));
   // 3 is the directory that ls reads.
   t.equal(await outputOf(files), '0\n1\n2\n3\n');
@@ -71,7 +72,7 @@ t.test('a command has three files, every signal as by default, and nothing to re
 });
 
 t.test('its output is one pipe, which can be opened again by name', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const script = 'echo one; echo two >&2; echo three >/dev/stderr; echo four >/dev/stdout';
   const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sh', '-c', script] }));
   t.equal(await outputOf(started), 'one\ntwo\nthree\nfour\n');
@@ -82,7 +83,7 @@ t.test('its output is one pipe, which can be opened again by name', async (t) =>
 });
 
 t.test('when memory runs out, commands are taken before the service', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const scoresOfCommands = () =>
     Promise.all(
       Array.from({ length: 5 }, async () => {
@@ -100,7 +101,7 @@ t.test('when memory runs out, commands are taken before the service', async (t) 
 });
 
 t.test('a command gets exactly its environment and its arguments', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const environment = { PATH, EMPTY: '', ODD: 'a=b\n"\'$HOME é' };
   const seen = await startedOf(
     spawner.spawn({ ...REQUEST, command: ['cat', '/proc/self/environ'], environment }),
@@ -117,7 +118,7 @@ t.test('a command gets exactly its environment and its arguments', async (t) => 
 });
 
 t.test('a path counts from the directory, a name is looked up in the PATH of the command', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const directory = temporaryDirectory(t);
   mkdirSync(join(directory, 'bin'));
   writeFileSync(join(directory, 'bin/tool'), '#!/bin/sh\necho "$0 in $PWD"\n', { mode: 0o755 });
@@ -133,7 +134,7 @@ t.test('a path counts from the directory, a name is looked up in the PATH of the
 });
 
 t.test('what cannot be started says why, and leaves no file open', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const directory = temporaryDirectory(t);
   writeFileSync(join(directory, 'plain'), 'echo without a first line that says by what\n', { mode: 0o755 });
   writeFileSync(join(directory, 'closed'), '#!/bin/sh\n');
@@ -165,7 +166,7 @@ t.test(
   async (t) => {
     adoptOrphans(true);
     t.teardown(() => adoptOrphans(false));
-    const spawner = await testSpawner(t, true);
+    const spawner = testSpawner(t, true);
     const orphanIds = await Promise.all(
       Array.from({ length: 50 }, async (_, number) => {
         const command = ['sh', '-c', `sh -c 'exit 3' & echo $!; exit ${number}`] as const;
@@ -180,7 +181,7 @@ t.test(
 );
 
 t.test('where no more files may be open it says so, and ends nothing', ifHas('prlimit'), async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const release = useUpFiles();
   try {
     t.strictSame(await spawner.spawn({ ...REQUEST, command: ['/bin/true'] }), {
@@ -202,7 +203,7 @@ t.test('a command is started, and not ended, where no file can be opened to know
       return realEffects.after(delayMs, action);
     },
   };
-  const spawner = await createSpawner(effects);
+  const spawner = createSpawner(posix, effects);
   t.teardown(spawner.close);
   refuseToOpen('ENFILE');
   t.teardown(openAgain);
@@ -211,7 +212,7 @@ t.test('a command is started, and not ended, where no file can be opened to know
 });
 
 t.test('what is not wanted any more at the last moment is not started', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const file = join(temporaryDirectory(t), 'started');
   const result = await spawner.spawn({ ...REQUEST, command: ['touch', file] }, () => false);
   t.strictSame(result, { kind: 'unwanted' });
@@ -219,7 +220,7 @@ t.test('what is not wanted any more at the last moment is not started', async (t
 });
 
 t.test('a closed spawner starts nothing', async (t) => {
-  const spawner = await testSpawner(t);
+  const spawner = testSpawner(t);
   const listeners = process.listenerCount('SIGCHLD');
   spawner.close();
   t.equal(process.listenerCount('SIGCHLD'), listeners - 1);
@@ -237,8 +238,6 @@ function adoptOrphans(adopts: boolean): void {
 function ownScore(): number {
   return Number(readFileSync(SCORE_FILE, 'utf8'));
 }
-
-const REQUEST = { directory: '/', environment: { PATH } };
 
 async function startedOf(spawned: Promise<SpawnResult>): Promise<StartedProcess> {
   const result = await spawned;

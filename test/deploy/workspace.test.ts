@@ -1,7 +1,12 @@
 import {
   chmodSync,
   chownSync,
+  closeSync,
+  existsSync,
+  linkSync,
+  lstatSync,
   mkdirSync,
+  openSync,
   readdirSync,
   readFileSync,
   renameSync,
@@ -10,20 +15,28 @@ import {
   symlinkSync,
   unlinkSync,
   writeFileSync,
+  writeSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import t from 'tap';
-import { createWorkspaces } from '../../src/deploy/workspace.ts';
+import type { Workspaces } from '../../src/deploy/workspace.ts';
+import { newId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
+import { testWorkspaces, until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { useUpFiles } from '../helpers/limits.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
+const PROJECT = newId('prj', realEffects);
+const OTHER_PROJECT = newId('prj', realEffects);
+
 t.test('a run has an empty directory and an empty file, for nobody else, and they go with it', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = createWorkspaces(parent, lockFile(parent));
-  const [one, two] = [workspaces.make(null), workspaces.make(null)];
+  const workspaces = workspacesIn(parent, lockFile(parent));
+  const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
   t.not(one.directory, two.directory);
   t.not(one.outputFile, two.outputFile);
   t.strictSame(readdirSync(one.directory), []);
@@ -34,87 +47,191 @@ t.test('a run has an empty directory and an empty file, for nobody else, and the
 
   mkdirSync(join(one.directory, 'node_modules/deep'), { recursive: true });
   writeFileSync(join(one.directory, 'node_modules/deep/file'), 'x');
-  await Promise.all([one.remove(), two.remove()]);
-  t.strictSame(readdirSync(join(parent, root)), []);
+  one.leave();
+  two.leave();
   await workspaces.close();
   t.strictSame(runsIn(parent), []);
 });
 
+t.test('what a run left as it was goes to the next of its project, or after a second', async (t) => {
+  const parent = temporaryDirectory(t);
+  const effects = fakeEffects();
+  const workspaces = testWorkspaces(t, { parent, effects });
+  const first = workspaces.make(PROJECT, null);
+  const inodes = inodesOf(first);
+  first.leave();
+  const other = workspaces.make(OTHER_PROJECT, null);
+  t.not(other.directory, first.directory, "not another project's");
+  effects.advance(999);
+  const second = workspaces.make(PROJECT, null);
+  t.strictSame(inodesOf(second), inodes);
+  t.not(second.outputFile, first.outputFile, 'who knows the old name writes to it in vain');
+  t.throws(() => statSync(first.outputFile), { code: 'ENOENT' });
+
+  second.leave();
+  effects.advance(1_000);
+  await until(() => left(parent).length === 2);
+  effects.advance(10_000);
+  t.not(workspaces.make(PROJECT, null).outputFile, second.outputFile);
+});
+
+t.test(
+  'the file goes to the next of a project with a directory of its own, wherever that is by then',
+  async (t) => {
+    const [parent, one, two] = [temporaryDirectory(t), temporaryDirectory(t), temporaryDirectory(t)];
+    const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
+    const first = workspaces.make(PROJECT, one);
+    const { ino } = statSync(first.outputFile);
+    first.leave();
+    const second = workspaces.make(PROJECT, two);
+    t.match(second, { directory: two });
+    t.equal(statSync(second.outputFile).ino, ino);
+    second.leave();
+    const third = workspaces.make(PROJECT, null);
+    t.not(third.directory, two);
+    t.strictSame(readdirSync(third.directory), []);
+    third.leave();
+    t.equal(workspaces.make(PROJECT, one).directory, one);
+    await until(() => left(parent).length === 1);
+  },
+);
+
+const changes: Record<string, (files: { directory: string; outputFile: string }) => void> = {
+  'a file': ({ directory }) => writeFileSync(join(directory, 'file'), ''),
+  'a directory': ({ directory }) => mkdirSync(join(directory, 'directory')),
+  'a directory that others may enter': ({ directory }) => chmodSync(directory, 0o755),
+  'a directory that others entered for a while': ({ directory }) => {
+    chmodSync(directory, 0o777);
+    chmodSync(directory, 0o700);
+  },
+  'no directory': ({ directory }) => rmSync(directory, { recursive: true }),
+  'a link to a directory': ({ directory }) => {
+    renameSync(directory, `${directory}-moved`);
+    symlinkSync(`${directory}-moved`, directory);
+  },
+  outputs: ({ outputFile }) => writeFileSync(outputFile, 'name=value\n'),
+  'an output file that others may read': ({ outputFile }) => chmodSync(outputFile, 0o644),
+  'no output file': ({ outputFile }) => unlinkSync(outputFile),
+  'an output file with a second name': ({ outputFile }) => linkSync(outputFile, `${outputFile}-too`),
+  'a link to an output file': ({ outputFile }) => {
+    renameSync(outputFile, `${outputFile}-moved`);
+    symlinkSync(`${outputFile}-moved`, outputFile);
+  },
+  'a directory for outputs': ({ outputFile }) => {
+    unlinkSync(outputFile);
+    mkdirSync(outputFile);
+  },
+};
+
+for (const [what, change] of Object.entries(changes)) {
+  for (const when of ['before', 'after'] as const) {
+    t.test(`of a run that left ${what} ${when} its end nothing is used again`, async (t) => {
+      const parent = temporaryDirectory(t);
+      const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
+      const first = workspaces.make(PROJECT, null);
+      // A coarse clock of the file system tells no two moments of one tick apart.
+      await until(() => Date.now() > statSync(first.directory).birthtimeMs + CLOCK_TICK_MS);
+      if (when === 'before') change(first);
+      first.leave();
+      if (when === 'after') change(first);
+      const second = workspaces.make(PROJECT, null);
+      t.not(second.directory, first.directory);
+      t.strictSame(readdirSync(second.directory), []);
+      t.match(statSync(second.directory), { mode: 0o040700 });
+      t.match(lstatSync(second.outputFile), { mode: 0o100600, size: 0, nlink: 1 });
+      await until(() => !existsSync(first.directory) && !existsSync(first.outputFile));
+    });
+  }
+}
+
+t.test('a file that somebody still writes to is not used again', async (t) => {
+  const workspaces = testWorkspaces(t, { effects: fakeEffects() });
+  const first = workspaces.make(PROJECT, null);
+  const daemon = openSync(first.outputFile, 'a');
+  first.leave();
+  const second = workspaces.make(PROJECT, null);
+  writeSync(daemon, 'late=1\n');
+  closeSync(daemon);
+  t.equal(statSync(second.outputFile).size, 0);
+});
+
 t.test('a project with a directory of its own runs there, and keeps it', async (t) => {
   const [parent, directory] = [temporaryDirectory(t), temporaryDirectory(t)];
-  const workspace = createWorkspaces(parent, lockFile(parent)).make(directory);
+  const workspaces = workspacesIn(parent, lockFile(parent));
+  const workspace = workspaces.make(PROJECT, directory);
   t.equal(workspace.directory, directory);
   t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')).length, 1, 'the file alone');
-  await workspace.remove();
+  workspace.leave();
+  await workspaces.close();
   t.ok(statSync(directory).isDirectory());
   t.throws(() => statSync(workspace.outputFile), { code: 'ENOENT' });
 });
 
 t.test('whatever a command makes of its files, they go', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = createWorkspaces(parent, lockFile(parent));
-  const made = [workspaces.make(null), workspaces.make(null)] as const;
+  const workspaces = workspacesIn(parent, lockFile(parent));
+  const made = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)] as const;
   for (const { directory, outputFile } of made) {
     unlinkSync(outputFile);
     rmSync(directory, { recursive: true });
   }
   mkdirSync(join(made[1].outputFile, 'inside'), { recursive: true });
   writeFileSync(made[1].directory, 'a file');
-  await Promise.all(made.map(({ remove }) => remove()));
-  t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), []);
+  for (const { leave } of made) leave();
+  await until(() => left(parent).length === 0);
 });
 
 t.test('who tidies the parent while nothing runs keeps nobody from running', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = createWorkspaces(parent, lockFile(parent));
-  await workspaces.make(null).remove();
+  const workspaces = workspacesIn(parent, lockFile(parent));
+  workspaces.make(PROJECT, null).leave();
   for (const name of runsIn(parent)) rmSync(join(parent, name), { recursive: true });
-  const { directory } = workspaces.make(null);
+  const { directory } = workspaces.make(PROJECT, null);
   t.strictSame(readdirSync(directory), []);
 });
 
 t.test('what a killed service left goes, and what is of another service stays', async (t) => {
   const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
   const [own, other] = [lockFile(place, 'own'), lockFile(place, 'other')];
-  const { directory } = createWorkspaces(parent, own).make(null);
+  const { directory } = workspacesIn(parent, own).make(PROJECT, null);
   writeFileSync(join(directory, 'left'), 'x');
-  const elsewhere = createWorkspaces(parent, other).make(null);
-  await createWorkspaces(parent, own).removeLeft();
+  const elsewhere = workspacesIn(parent, other).make(PROJECT, null);
+  await workspacesIn(parent, own).removeLeft();
   t.throws(() => statSync(directory), { code: 'ENOENT' });
   t.ok(statSync(elsewhere.directory).isDirectory());
 });
 
 t.test('a command that takes the place of all runs away keeps nobody else from running', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = createWorkspaces(parent, lockFile(parent));
-  workspaces.make(null);
+  const workspaces = workspacesIn(parent, lockFile(parent));
+  workspaces.make(PROJECT, null);
   const [root = ''] = runsIn(parent);
   renameSync(join(parent, root), join(parent, 'elsewhere'));
   writeFileSync(join(parent, root), 'a file');
-  t.strictSame(readdirSync(workspaces.make(null).directory), []);
+  t.strictSame(readdirSync(workspaces.make(PROJECT, null).directory), []);
 });
 
 t.test('what a command put where files of a later run come to be is not used', async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = createWorkspaces(parent, lockFile(parent));
+  const workspaces = workspacesIn(parent, lockFile(parent));
   const victim = join(parent, 'victim');
   writeFileSync(victim, 'kept');
-  const link = workspaces.make(null).outputFile.replace('1.output', '2.output');
+  const link = workspaces.make(PROJECT, null).outputFile.replace('1.output', '2.output');
   symlinkSync(victim, link);
-  const second = workspaces.make(null);
+  const second = workspaces.make(PROJECT, null);
   t.not(second.outputFile, link);
   t.equal(readFileSync(victim, 'utf8'), 'kept');
   mkdirSync(
     second.directory.replace(/\d+$/, (number) => String(Number(number) + 1)),
     { mode: 0o777 },
   );
-  t.equal(statSync(workspaces.make(null).directory).mode & 0o777, 0o700);
+  t.equal(statSync(workspaces.make(PROJECT, null).directory).mode & 0o777, 0o700);
 });
 
 t.test('what others named like that stays as it is', async (t) => {
   const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
   const own = lockFile(place);
-  createWorkspaces(parent, own).make(null);
+  workspacesIn(parent, own).make(PROJECT, null);
   const [root = ''] = runsIn(parent);
   const prefix = root.slice(0, -6);
   const strange = ['linked', 'opened', 'a-file', ...(ifMayBeNobody().skip === undefined ? ['given'] : [])];
@@ -128,7 +245,7 @@ t.test('what others named like that stays as it is', async (t) => {
     mkdirSync(join(parent, `${prefix}given`), { mode: 0o700 });
     chownSync(join(parent, `${prefix}given`), 65_534, 65_534);
   }
-  await createWorkspaces(parent, own).removeLeft();
+  await workspacesIn(parent, own).removeLeft();
   t.strictSame(runsIn(parent).sort(), strange.map((name) => prefix + name).sort());
   t.strictSame(readdirSync(join(place, 'kept')), ['file'], 'a link is not followed');
 });
@@ -143,15 +260,15 @@ t.test(
     const lock = lockFile(parent);
     const beRoot = asNobody(parent);
     try {
-      const workspace = createWorkspaces(parent, lock).make(null);
+      const workspace = workspacesIn(parent, lock).make(PROJECT, null);
       const modules = join(workspace.directory, 'mod/cache');
       mkdirSync(modules, { recursive: true });
       writeFileSync(join(modules, 'file'), 'x', { mode: 0o444 });
       symlinkSync(parent, join(modules, 'link'));
       chmodSync(modules, 0o555);
       chmodSync(join(workspace.directory, 'mod'), 0o000);
-      await workspace.remove();
-      t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), []);
+      workspace.leave();
+      await until(() => left(parent).length === 0);
       t.equal(statSync(parent).mode & 0o777, 0o700, 'a link is not followed');
     } finally {
       beRoot();
@@ -164,12 +281,12 @@ t.test('what cannot be removed is told, and keeps nothing else from going', ifNo
   const lock = lockFile(parent);
   let beRoot = asNobody(parent);
   try {
-    const workspaces = createWorkspaces(parent, lock);
-    const [stuck] = [workspaces.make(null), workspaces.make(null)];
+    const workspaces = workspacesIn(parent, lock);
+    const [stuck] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
     beRoot();
     mkdirSync(join(stuck.directory, 'of-root/inside'), { recursive: true });
     beRoot = asNobody(parent);
-    await t.rejects(createWorkspaces(parent, lock).removeLeft(), { code: 'EPERM' });
+    await t.rejects(workspacesIn(parent, lock).removeLeft(), { code: 'EPERM' });
     t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), ['1']);
   } finally {
     beRoot();
@@ -179,23 +296,39 @@ t.test('what cannot be removed is told, and keeps nothing else from going', ifNo
 t.test('where nothing can be made, the system says why', (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
-  t.throws(() => createWorkspaces(join(parent, 'missing'), lock).make(null), { code: 'ENOENT' });
-  t.throws(() => createWorkspaces(lock, lock).make(null), { code: 'ENOTDIR' });
+  t.throws(() => workspacesIn(join(parent, 'missing'), lock).make(PROJECT, null), { code: 'ENOENT' });
+  t.throws(() => workspacesIn(lock, lock).make(PROJECT, null), { code: 'ENOTDIR' });
   t.end();
 });
 
 t.test('where no more files may be open it says so, and leaves nothing', ifHas('prlimit'), async (t) => {
   const parent = temporaryDirectory(t);
-  const workspaces = createWorkspaces(parent, lockFile(parent));
+  const workspaces = workspacesIn(parent, lockFile(parent));
   const release = useUpFiles();
   try {
-    t.throws(() => workspaces.make(null), { code: 'EMFILE' });
+    t.throws(() => workspaces.make(PROJECT, null), { code: 'EMFILE' });
   } finally {
     release();
   }
   t.strictSame(runsIn(parent), []);
-  t.strictSame(readdirSync(workspaces.make(null).directory), []);
+  t.strictSame(readdirSync(workspaces.make(PROJECT, null).directory), []);
 });
+
+/** ext4's before Linux 6.13, at 100 ticks a second. */
+const CLOCK_TICK_MS = 10;
+
+function workspacesIn(parent: string, lockPath: string): Workspaces {
+  return testWorkspaces(t, { parent, lockPath });
+}
+
+function inodesOf({ directory, outputFile }: { directory: string; outputFile: string }): number[] {
+  return [directory, outputFile].map((path) => statSync(path).ino);
+}
+
+/** What there is of runs. */
+function left(parent: string): string[] {
+  return runsIn(parent).flatMap((root) => readdirSync(join(parent, root)));
+}
 
 function lockFile(directory: string, name = 'lock'): string {
   const path = join(directory, name);

@@ -2,7 +2,9 @@ import { execFileSync } from 'node:child_process';
 import { readdirSync, readFileSync, readlinkSync } from 'node:fs';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { pino } from 'pino';
 import type { Test } from 'tap';
+import { loadPosix } from '../../src/deploy/posix.ts';
 import { findMarked, processIdentity } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
@@ -12,6 +14,8 @@ import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
 
+export const posix = await loadPosix();
+
 /** The path of a program of test/fixtures/commands. */
 export function fixture(name: string): string {
   return join(import.meta.dirname, '../fixtures/commands', name);
@@ -20,17 +24,30 @@ export function fixture(name: string): string {
 export const PATH = process.env['PATH'] ?? '/usr/bin:/bin';
 
 /** A real spawner, closed when the test has ended. */
-export async function testSpawner(t: Test, adopts = false): Promise<Spawner> {
+export function testSpawner(t: Test, adopts = false): Spawner {
   stayAlive(t);
-  const spawner = await createSpawner(realEffects, adopts);
+  const spawner = createSpawner(posix, realEffects, adopts);
   t.teardown(() => spawner.close());
   return spawner;
 }
 
-/** Somewhere for the files of runs. */
-export function testWorkspaces(t: Test): Workspaces {
-  const directory = temporaryDirectory(t);
-  return createWorkspaces(directory, directory);
+/** The files of runs, below `parent`, of the service that has `lockPath`. */
+export function testWorkspaces(
+  t: Test,
+  {
+    parent = temporaryDirectory(t),
+    lockPath = parent,
+    ...changes
+  }: Partial<Parameters<typeof createWorkspaces>[0]> = {},
+): Workspaces {
+  return createWorkspaces({
+    parent,
+    lockPath,
+    posix,
+    effects: realEffects,
+    logger: pino({ level: 'silent' }),
+    ...changes,
+  });
 }
 
 export interface TestRun extends Run {

@@ -47,7 +47,7 @@ export async function startExecutor(
 ): Promise<Executor> {
   const executor = createExecutor({
     store,
-    spawner: await testSpawner(t),
+    spawner: testSpawner(t),
     effects: realEffects,
     logger: pino({ level: 'silent' }),
     maxConcurrent: 2,
