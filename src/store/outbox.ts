@@ -200,7 +200,11 @@ export function outboxReads(database: Database) {
       requests.map(({ webhookId }) => webhookId),
       nowMs,
     );
-    const picks = requests.map((request) => ({ webhookId: request.webhookId, ...pick(request, nowMs) }));
+    const picks = requests.map((request) => ({
+      webhookId: request.webhookId,
+      // Of what is held nothing is looked up: each of its events comes by here.
+      ...(found.has(request.webhookId) ? pick(request, nowMs) : NOTHING_DUE),
+    }));
     const rows = rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs)), nowMs);
     let place = 0;
     return picks.map(({ webhookId, seqs, nextAtMs }) => {
@@ -208,7 +212,7 @@ export function outboxReads(database: Database) {
       const claim: Claim = {
         due: [],
         secrets: recipient?.secrets ?? [],
-        nextAtMs: recipient === undefined ? null : nextAtMs,
+        nextAtMs,
       };
       for (const seq of seqs) {
         const row = rows[place];
@@ -239,6 +243,8 @@ export function outboxReads(database: Database) {
     return null;
   }
 }
+
+const NOTHING_DUE = { seqs: [], nextAtMs: null };
 
 type DeliveryRow = [
   seq: number,

@@ -39,6 +39,8 @@ export function recipientReads(database: Database) {
        ORDER BY s.expires_at IS NOT NULL, s.created_at DESC`)
     .raw();
   const remembered = new Map<WebhookId, RememberedRecipient>();
+  /** Disabled, or deleted: that changes by no clock. */
+  const absent = new Set<WebhookId>();
   let changesSeen: number | undefined;
 
   return {
@@ -48,7 +50,10 @@ export function recipientReads(database: Database) {
      */
     recipients(ids: readonly WebhookId[], nowMs: number): ReadonlyMap<WebhookId, Recipient> {
       const changesNow = changes.get();
-      if (changesNow !== changesSeen || remembered.size > REMEMBERED_MAX) remembered.clear();
+      if (changesNow !== changesSeen || remembered.size + absent.size > REMEMBERED_MAX) {
+        remembered.clear();
+        absent.clear();
+      }
       changesSeen = changesNow;
       const missing = ids.filter((id) => !isKnown(id, nowMs));
       if (missing.length > 0) lookUp(missing, nowMs);
@@ -58,7 +63,8 @@ export function recipientReads(database: Database) {
 
   function isKnown(id: WebhookId, nowMs: number): boolean {
     const recipient = remembered.get(id);
-    return recipient !== undefined && recipient.sinceMs <= nowMs && nowMs < recipient.untilMs;
+    if (recipient === undefined) return absent.has(id);
+    return recipient.sinceMs <= nowMs && nowMs < recipient.untilMs;
   }
 
   function lookUp(ids: readonly WebhookId[], nowMs: number): void {
@@ -73,5 +79,6 @@ export function recipientReads(database: Database) {
         known.untilMs = Math.min(known.untilMs, untilMs);
       }
     }
+    for (const id of ids) if (!remembered.has(id)) absent.add(id);
   }
 }

@@ -97,6 +97,21 @@ t.test('what changes otherwise at a webhook is no reason to look it up again', a
   t.strictSame(recipient(), before);
 });
 
+t.test('who is disabled is looked up once, until something changes', async (t) => {
+  const { store, webhookId, recipient } = await remembering(t, fakeEffects());
+  await store.writer.write('webhooks.update', { id: webhookId, ...DISABLED });
+  t.equal(recipient(), undefined);
+  const [trigger = {}] = store.query(
+    "SELECT sql FROM sqlite_schema WHERE name = 'webhook_is_sent_to_otherwise'",
+  );
+  store.execute(
+    `DROP TRIGGER webhook_is_sent_to_otherwise; UPDATE webhooks SET status = 'enabled'; ${trigger['sql']}`,
+  );
+  t.equal(recipient(), undefined, 'nobody said so');
+  store.execute('UPDATE webhooks SET enabled_at = 2');
+  t.match(recipient(), { enabledAtMs: 2 });
+});
+
 t.test('however many there are, each is what it is, and only so many are remembered', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, url, recipients } = await remembering(t, effects);
