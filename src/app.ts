@@ -10,7 +10,7 @@ import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { endOverdueReports } from './deploy/overdue.ts';
 import { loadPosix } from './deploy/posix.ts';
-import { requireOwnProc } from './deploy/proc.ts';
+import { hasOrphans, requireOwnProc } from './deploy/proc.ts';
 import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
@@ -99,7 +99,9 @@ export async function startService(
     loadPosix(),
   ]);
   started.defer(store.close);
-  const spawner = createSpawner(posix, effects);
+  // The first of a container is given them in any case.
+  const adopts = posix.adoptOrphans() || process.pid === 1;
+  const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);
   started.defer(dispatcher.stop);
@@ -122,7 +124,7 @@ export async function startService(
   const workspaces = createWorkspaces({
     parent: resolve(tmpdir()),
     lockPath: lockPath(dbPath),
-    posix,
+    hasOrphans: () => !adopts || hasOrphans(),
     effects,
     logger,
   });

@@ -17,8 +17,11 @@ export interface Posix {
   endOf(processId: number): ProcessEnd | undefined;
   /** Some child of this process that has ended, whoever started it, and goes on as a zombie; undefined: there is none. */
   endedChild(): number | undefined;
-  /** Whether somebody has this file open for writing, fcntl(2); also where that cannot be known. */
-  isOpenForWriting(descriptor: number): boolean;
+  /**
+   * From now on whoever the children of this process leave behind is its own child, and to be waited for, prctl(2).
+   * Whether the system does that.
+   */
+  adoptOrphans(): boolean;
 }
 
 export interface Program {
@@ -45,6 +48,7 @@ export async function loadPosix(): Promise<Posix> {
   const { declare, lastError } = await loadCLibrary();
   const pipe2 = declare('int pipe2(_Out_ int *descriptors, int flags)');
   const fcntl = declare('int fcntl(int descriptor, int command, ...)');
+  const prctl = declare('int prctl(int option, ...)');
   const waitpid = declare('int waitpid(int id, _Out_ int *status, int options)');
   const waitid = declare('int waitid(int kind, int id, void *information, int options)');
   const spawnProgram = declare(
@@ -53,7 +57,7 @@ export async function loadPosix(): Promise<Posix> {
   const prepare = fileActions(declare);
   const attributes = spawnAttributes(declare);
 
-  return { pipe, spawn, endOf, endedChild, isOpenForWriting };
+  return { pipe, spawn, endOf, endedChild, adoptOrphans };
 
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
@@ -104,19 +108,14 @@ export async function loadPosix(): Promise<Posix> {
     return processId === 0 ? undefined : processId;
   }
 
-  /** A lease on reading is given while nobody writes, and goes when the descriptor is closed. */
-  function isOpenForWriting(descriptor: number): boolean {
-    // Who opens it before that makes the system send this process a signal: SIGIO, which would end it, or this one, which is ignored.
-    const isSafe = fcntl(descriptor, F_SETSIG, 'int', systemConstants.signals.SIGURG) === 0;
-    return !isSafe || fcntl(descriptor, F_SETLEASE, 'int', F_RDLCK) !== 0;
+  function adoptOrphans(): boolean {
+    return prctl(PR_SET_CHILD_SUBREAPER, 'unsigned long', 1) === 0;
   }
 }
 
 const O_CLOEXEC = 0o2000000;
 const F_SETFL = 4;
-const F_SETSIG = 10;
-const F_SETLEASE = 1024;
-const F_RDLCK = 0;
+const PR_SET_CHILD_SUBREAPER = 36;
 const WNOHANG = 1;
 const WEXITED = 4;
 const WNOWAIT = 0x01000000;

@@ -48,6 +48,14 @@ export function readProc(path: string): string | undefined {
 }
 
 /**
+ * Whether somebody lives whom a child of this process left behind, for whoever adopts them; also where that cannot be known.
+ * They are children of the main thread, and commands of the threads that started them, proc_tid_children(5).
+ */
+export function hasOrphans(): boolean {
+  return readProc(`/proc/self/task/${process.pid}/children`) !== '';
+}
+
+/**
  * The paths of what a process has open, proc_pid_fd(5); none when it is gone or somebody else's. Throws the system's error
  * if neither is known.
  */

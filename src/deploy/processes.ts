@@ -41,6 +41,11 @@ export function processIdentity(processId: number): ProcessIdentity | undefined 
   return stat && identityOf(stat);
 }
 
+/** The session of whoever has this id now; undefined when nobody has. */
+export function sessionOf(processId: number): number | undefined {
+  return readStat(processId)?.sessionId;
+}
+
 /** Whether that very process still runs. */
 export function isAlive(identity: ProcessIdentity): boolean {
   const stat = identity.bootId === bootId() ? readStat(identity.processId) : undefined;

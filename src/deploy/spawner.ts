@@ -8,7 +8,7 @@ import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd } from './posix.ts';
 import { untilSeen } from './proc.ts';
-import { processIdentity } from './processes.ts';
+import { processIdentity, sessionOf } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string } | { kind: 'unwanted' };
 
@@ -34,12 +34,13 @@ export interface Spawner {
 const STARTING_MAX = 16;
 
 /**
- * Starts commands, and hears of their ends. `adopts`: this process is given the orphans of the others, as the first of a
- * container is, and nobody else waits for them.
+ * Starts commands, and hears of their ends. `adopts`: this process is given the orphans of the others, and nobody else waits
+ * for them.
  */
-export function createSpawner(posix: Posix, effects: Effects, adopts = process.pid === 1): Spawner {
+export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): Spawner {
   const reader = createPipeReader(effects);
   const running = new Map<number, (end: ProcessEnd) => void>();
+  const ownSession = sessionOf(process.pid);
   const starting = createPlaces(STARTING_MAX);
   let startsUnderWay = 0;
   let closed = false;
@@ -117,7 +118,11 @@ export function createSpawner(posix: Posix, effects: Effects, adopts = process.p
   /** Who was started this very moment, and is not known yet, must not be taken for an orphan. */
   function waitForAdopted(): void {
     if (!adopts || closed || startsUnderWay > 0) return;
-    for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) look(id);
+    for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) {
+      // Who was started by Node is waited for by Node; commands have sessions of their own.
+      if (!running.has(id) && sessionOf(id) === ownSession) return;
+      look(id);
+    }
   }
 
   function look(processId: number): void {

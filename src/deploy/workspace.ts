@@ -1,11 +1,8 @@
 import {
-  closeSync,
   constants,
-  fstatSync,
   lstatSync,
   mkdirSync,
   mkdtempSync,
-  openSync,
   readdirSync,
   renameSync,
   rmdir,
@@ -20,7 +17,6 @@ import type { ProjectId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import type { Posix } from './posix.ts';
 
 /** The files of one run. */
 export interface Workspace {
@@ -28,7 +24,7 @@ export interface Workspace {
   directory: string;
   /** Where it may write `name=value` lines. */
   outputFile: string;
-  /** Its run is over, and all that was wanted of them is known: they go. */
+  /** Its run is over, and all that was wanted of them is known. */
   leave(): void;
 }
 
@@ -58,20 +54,21 @@ const SPARE_MS = 1_000;
  * root may not write to another user's file (fs.protected_regular), as a command with sudo would. Its name also
  * tells whose it is: the service's that has `lockPath`, of which there is one at a time.
  *
- * What a run left as it was given is given to the next of its project, if that comes soon: a file and a directory take
- * 40 µs to make and 75 to remove, and on ext4 without a journal, as virtual machines have it, 390 to make within a few
- * minutes after a thousand of each were removed.
+ * What a run left as it was given goes to the next of its project, if that comes soon and no run left anybody alive. A
+ * file and a directory take 40 µs to make and 75 to remove, and on ext4 without a journal, as virtual machines have it, 390
+ * to make within a few minutes after a thousand of each were removed.
  */
 export function createWorkspaces({
   parent,
   lockPath,
-  posix,
+  hasOrphans,
   effects,
   logger,
 }: {
   parent: string;
   lockPath: string;
-  posix: Pick<Posix, 'isOpenForWriting'>;
+  /** Whether somebody may live whom a run left: it may be in a directory, or have a file open, whatever that is called. */
+  hasOrphans: () => boolean;
   effects: Effects;
   logger: Logger;
 }): Workspaces {
@@ -88,7 +85,7 @@ export function createWorkspaces({
     return { directory: files.directory, outputFile, leave: () => leave(projectId, files) };
   }
 
-  /** What the last run of this project left, under another name: who knows the old one writes to it in vain. */
+  /** What the last run of this project left, the file by another name: who was told the old one writes to it in vain. */
   function takeSpare(projectId: ProjectId, directory: string | null): Files | undefined {
     const spare = spares.get(projectId);
     if (spare === undefined) return undefined;
@@ -98,16 +95,14 @@ export function createWorkspaces({
     const { files } = spare;
     const outputFile = join(dirname(files.outputFile), `${count}.output`);
     try {
-      renameSync(files.outputFile, outputFile);
+      if (files.isOwn === (directory === null) && !hasOrphans() && isAsNew(files)) {
+        renameSync(files.outputFile, outputFile);
+        return { directory: directory ?? files.directory, isOwn: files.isOwn, outputFile };
+      }
     } catch {
-      remove(files);
-      return undefined;
+      // Something of it is not there any more, or cannot be looked at.
     }
-    const renamed = { ...files, outputFile };
-    if (files.isOwn === (directory === null) && isAsNew(renamed, posix)) {
-      return { ...renamed, directory: directory ?? files.directory };
-    }
-    remove(renamed);
+    remove(files);
     return undefined;
   }
 
@@ -125,7 +120,7 @@ export function createWorkspaces({
 
   function remove(files: Files): void {
     const removal = removeFiles(files)
-      .catch((error) => logger.warn({ err: error }, 'a directory of a run is left behind'))
+      .catch((error) => logger.warn({ err: error }, 'files of a run are left behind'))
       .finally(() => removals.delete(removal));
     removals.add(removal);
   }
@@ -159,7 +154,12 @@ export function createWorkspaces({
     writeFileSync(outputFile, '', { mode: 0o600, flag: 'wx' });
     if (directory !== null) return { directory, isOwn: false, outputFile };
     const own = join(root, String(count));
-    mkdirSync(own, { mode: 0o700 });
+    try {
+      mkdirSync(own, { mode: 0o700 });
+    } catch (error) {
+      unlinkSync(outputFile); // a full disk takes a file without bytes, and no directory
+      throw error;
+    }
     return { directory: own, isOwn: true, outputFile };
   }
 
@@ -199,30 +199,13 @@ function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
   }
 }
 
-/**
- * Whether nothing tells these files from such as are made now, and nobody can write to the output file but by its name.
- */
-function isAsNew({ directory, isOwn, outputFile }: Files, posix: Pick<Posix, 'isOpenForWriting'>): boolean {
-  try {
-    return (
-      isNewFile(outputFile, posix) &&
-      (!isOwn || (isUnchanged(directory) && readdirSync(directory).length === 0))
-    );
-  } catch {
-    return false;
-  }
-}
-
-function isNewFile(path: string, { isOpenForWriting }: Pick<Posix, 'isOpenForWriting'>): boolean {
-  const descriptor = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
-  try {
-    const { mode, uid, nlink, size } = fstatSync(descriptor);
-    const isAsMade =
-      mode === (constants.S_IFREG | 0o600) && uid === process.geteuid?.() && nlink === 1 && size === 0;
-    return isAsMade && !isOpenForWriting(descriptor);
-  } finally {
-    closeSync(descriptor);
-  }
+/** Whether nothing tells these files from such as are made now. Throws the system's error. */
+function isAsNew({ directory, isOwn, outputFile }: Files): boolean {
+  const { mode, uid, nlink, size, dev } = lstatSync(outputFile);
+  const isNewFile =
+    mode === (constants.S_IFREG | 0o600) && uid === process.geteuid?.() && nlink === 1 && size === 0;
+  if (!isNewFile || !isOwn) return isNewFile;
+  return isUnchanged(directory) && lstatSync(directory).dev === dev && readdirSync(directory).length === 0;
 }
 
 /** Whether nothing was ever put there, taken away or allowed, as far as the file system's clock ticks finely enough. */
@@ -231,10 +214,14 @@ function isUnchanged(directory: string): boolean {
   return mode === (constants.S_IFDIR | 0o700) && uid === process.geteuid?.() && ctimeMs === birthtimeMs;
 }
 
+/** What cannot go does not keep the other from going. */
 async function removeFiles({ directory, isOwn, outputFile }: Files): Promise<void> {
-  await removeFile(outputFile);
-  // As a rule it is empty, and looking for what is in it takes ten times as long.
-  if (isOwn && !(await removeEmpty(directory))) await removeTree(directory);
+  await removeFile(outputFile).finally(() => (isOwn ? removeDirectory(directory) : undefined));
+}
+
+/** As a rule it is empty, and looking for what is in it takes ten times as long. */
+async function removeDirectory(path: string): Promise<void> {
+  if (!(await removeEmpty(path))) await removeTree(path);
 }
 
 /** For what could not be filled, as a rule, so that it is empty. What is not, the next start removes. */
@@ -255,8 +242,8 @@ async function removeFile(path: string): Promise<void> {
 }
 
 /**
- * Whether it could be removed. In libuv's threads: on ext4 it waits for the journal, which takes 300 µs while
- * another thread syncs.
+ * Whether it could be removed. In libuv's threads: it may wait for the disk, which takes 300 µs while another thread
+ * syncs.
  */
 function removeEmpty(directory: string): Promise<boolean> {
   return new Promise((resolve) => {
@@ -278,7 +265,7 @@ async function removeTree(path: string): Promise<void> {
   try {
     await rm(path, { recursive: true, force: true });
   } catch (error) {
-    if (codeOf(error) !== 'EACCES') throw error;
+    if (codeOf(error) !== 'EACCES' || !lstatSync(path).isDirectory()) throw error;
     // Some programs take the right to write from directories that they fill, Go from its modules for one.
     await allowRemoval(Buffer.from(path));
     await rm(path, { recursive: true, force: true });

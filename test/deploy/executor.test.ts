@@ -150,22 +150,25 @@ t.test('the files of a run are gone when it is over', async (t) => {
   await until(() => readdirSync(join(parent, roots[0] ?? '')).length === 0);
 });
 
-t.test('they are gone before the end is recorded, which may wait for the room that they take', async (t) => {
-  const parent = temporaryDirectory(t);
-  const store = testStore(t, realEffects);
-  const files = () => readdirSync(parent).flatMap((root) => readdirSync(join(parent, root)));
-  const write: Writer['write'] = async (name, input) => {
-    if (name === 'deployments.finish') await until(() => files().length === 0);
-    return await store.writer.write(name, input);
-  };
-  const executor = await executorOn(
-    t,
-    { ...store, writer: { ...store.writer, write } },
-    { workspaces: testWorkspaces(t, { parent }) },
-  );
-  const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
-  t.match(store.reads.deployments.get(id), { status: 'succeeded' });
-});
+t.test(
+  'they go without waiting for the record of the end, which may need the room that they take',
+  async (t) => {
+    const parent = temporaryDirectory(t);
+    const store = testStore(t, realEffects);
+    const files = () => readdirSync(parent).flatMap((root) => readdirSync(join(parent, root)));
+    const write: Writer['write'] = async (name, input) => {
+      if (name === 'deployments.finish') await until(() => files().length === 0);
+      return await store.writer.write(name, input);
+    };
+    const executor = await executorOn(
+      t,
+      { ...store, writer: { ...store.writer, write } },
+      { workspaces: testWorkspaces(t, { parent }) },
+    );
+    const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
+    t.match(store.reads.deployments.get(id), { status: 'succeeded' });
+  },
+);
 
 t.test('the process of a command that goes on is recorded', async (t) => {
   const { store, executor } = await service(t);

@@ -1,11 +1,19 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import koffi from 'koffi';
-import t from 'tap';
+import t, { type Test } from 'tap';
+import { hasOrphans } from '../../src/deploy/proc.ts';
 import { processIdentity } from '../../src/deploy/processes.ts';
-import { createSpawner, type SpawnResult, type StartedProcess } from '../../src/deploy/spawner.ts';
+import {
+  createSpawner,
+  type Spawner,
+  type SpawnResult,
+  type StartedProcess,
+} from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import { PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
+import { namedPipe, PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
@@ -161,24 +169,43 @@ t.test('what cannot be started says why, and leaves no file open', async (t) => 
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
-t.test(
-  'whoever is given the orphans of its commands waits for them, and takes none of them for a command',
-  async (t) => {
-    adoptOrphans(true);
-    t.teardown(() => adoptOrphans(false));
-    const spawner = testSpawner(t, true);
-    const orphanIds = await Promise.all(
-      Array.from({ length: 50 }, async (_, number) => {
-        const command = ['sh', '-c', `sh -c 'exit 3' & echo $!; exit ${number}`] as const;
-        const started = await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }));
-        const output = await outputOf(started);
-        t.strictSame(await started.ended, { kind: 'exited', exitCode: number });
-        return Number(output);
-      }),
-    );
-    await until(() => orphanIds.every((processId) => stateOf(processId) === undefined));
-  },
-);
+t.test('whoever adopts orphans waits for them, and takes none of them for a command', async (t) => {
+  const spawner = adoptingSpawner(t);
+  const orphanIds = await Promise.all(
+    Array.from({ length: 50 }, async (_, number) => {
+      const command = ['sh', '-c', `sh -c 'exit 3' & echo $!; exit ${number}`] as const;
+      const started = await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }));
+      const output = await outputOf(started);
+      t.strictSame(await started.ended, { kind: 'exited', exitCode: number });
+      return Number(output);
+    }),
+  );
+  await until(() => orphanIds.every((processId) => stateOf(processId) === undefined));
+});
+
+t.test('an orphan is known as long as it lives, and a command is none', async (t) => {
+  const spawner = adoptingSpawner(t);
+  const pipe = namedPipe(t);
+  const running = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
+  t.equal(hasOrphans(), false);
+  const command = ['sh', '-c', `setsid env -i sh -c 'read line <${pipe}' >/dev/null 2>&1 &`] as const;
+  await (await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))).ended;
+  t.equal(hasOrphans(), true);
+  writeFileSync(pipe, 'go\n');
+  await until(() => !hasOrphans());
+  process.kill(running.identity.processId, 'SIGKILL');
+  await running.ended;
+});
+
+t.test('who adopts orphans leaves to Node whom Node has started', async (t) => {
+  const spawner = adoptingSpawner(t);
+  const child = spawn('sh', ['-c', 'exit 7']);
+  while (stateOf(Number(child.pid)) !== 'Z'); // in this turn of the event loop: Node has not heard of it
+  process.emit('SIGCHLD', 'SIGCHLD');
+  t.strictSame(await once(child, 'exit'), [7, null]);
+  const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
+  t.strictSame(await started.ended, { kind: 'exited', exitCode: 0 });
+});
 
 t.test('where no more files may be open it says so, and ends nothing', ifHas('prlimit'), async (t) => {
   const spawner = testSpawner(t);
@@ -203,7 +230,7 @@ t.test('a command is started, and not ended, where no file can be opened to know
       return realEffects.after(delayMs, action);
     },
   };
-  const spawner = createSpawner(posix, effects);
+  const spawner = createSpawner(posix, effects, false);
   t.teardown(spawner.close);
   refuseToOpen('ENFILE');
   t.teardown(openAgain);
@@ -230,9 +257,10 @@ t.test('a closed spawner starts nothing', async (t) => {
   });
 });
 
-/** PR_SET_CHILD_SUBREAPER, prctl(2): from then on this process is given orphans, as the first of a container is. */
-function adoptOrphans(adopts: boolean): void {
-  koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, Number(adopts));
+function adoptingSpawner(t: Test): Spawner {
+  t.equal(posix.adoptOrphans(), true);
+  t.teardown(() => koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, 0));
+  return testSpawner(t, true);
 }
 
 function ownScore(): number {

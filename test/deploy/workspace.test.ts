@@ -1,12 +1,11 @@
+import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
   chownSync,
-  closeSync,
   existsSync,
   linkSync,
   lstatSync,
   mkdirSync,
-  openSync,
   readdirSync,
   readFileSync,
   renameSync,
@@ -15,7 +14,6 @@ import {
   symlinkSync,
   unlinkSync,
   writeFileSync,
-  writeSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
@@ -121,6 +119,10 @@ const changes: Record<string, (files: { directory: string; outputFile: string })
     unlinkSync(outputFile);
     mkdirSync(outputFile);
   },
+  'a named pipe for outputs': ({ outputFile }) => {
+    unlinkSync(outputFile);
+    execFileSync('mkfifo', ['-m', '600', outputFile]);
+  },
 };
 
 for (const [what, change] of Object.entries(changes)) {
@@ -144,15 +146,20 @@ for (const [what, change] of Object.entries(changes)) {
   }
 }
 
-t.test('a file that somebody still writes to is not used again', async (t) => {
-  const workspaces = testWorkspaces(t, { effects: fakeEffects() });
+t.test('as long as somebody lives whom a run left, nothing is used again', async (t) => {
+  let hasOrphans = true;
+  const parent = temporaryDirectory(t);
+  const workspaces = testWorkspaces(t, { parent, effects: fakeEffects(), hasOrphans: () => hasOrphans });
   const first = workspaces.make(PROJECT, null);
-  const daemon = openSync(first.outputFile, 'a');
+  const inodes = inodesOf(first);
   first.leave();
   const second = workspaces.make(PROJECT, null);
-  writeSync(daemon, 'late=1\n');
-  closeSync(daemon);
-  t.equal(statSync(second.outputFile).size, 0);
+  t.notSame(inodesOf(second), inodes);
+  await until(() => left(parent).length === 2);
+  hasOrphans = false;
+  const kept = inodesOf(second);
+  second.leave();
+  t.strictSame(inodesOf(workspaces.make(PROJECT, null)), kept);
 });
 
 t.test('a project with a directory of its own runs there, and keeps it', async (t) => {
@@ -289,6 +296,24 @@ t.test('what cannot be removed is told, and keeps nothing else from going', ifNo
     await t.rejects(workspacesIn(parent, lock).removeLeft(), { code: 'EPERM' });
     t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')), ['1']);
   } finally {
+    beRoot();
+  }
+});
+
+t.test('where a directory cannot be made no file is left', ifNobodyComesThere, async (t) => {
+  const parent = temporaryDirectory(t);
+  const lock = lockFile(parent);
+  const beRoot = asNobody(parent);
+  try {
+    const workspaces = workspacesIn(parent, lock);
+    const { directory } = workspaces.make(PROJECT, null);
+    mkdirSync(directory.replace(/\d+$/, (number) => String(Number(number) + 1)));
+    chmodSync(parent, 0o500);
+    const before = left(parent);
+    t.throws(() => workspaces.make(PROJECT, null), { code: 'EACCES' });
+    t.strictSame(left(parent), before);
+  } finally {
+    chmodSync(parent, 0o700);
     beRoot();
   }
 });

@@ -43,7 +43,7 @@ export function testWorkspaces(
   return createWorkspaces({
     parent,
     lockPath,
-    posix,
+    hasOrphans: () => false,
     effects: realEffects,
     logger: pino({ level: 'silent' }),
     ...changes,
