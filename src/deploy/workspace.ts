@@ -7,6 +7,7 @@ import {
   renameSync,
   rmdir,
   rmdirSync,
+  type Stats,
   statSync,
   unlinkSync,
   writeFileSync,
@@ -193,7 +194,7 @@ export function createWorkspaces({
 /** Whether a run seems to have left its files as they were given to it. */
 function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
   try {
-    return lstatSync(outputFile).size === 0 && (!isOwn || isUnchanged(directory));
+    return lstatSync(outputFile).size === 0 && (!isOwn || isUnchanged(lstatSync(directory)));
   } catch {
     return false;
   }
@@ -205,12 +206,13 @@ function isAsNew({ directory, isOwn, outputFile }: Files): boolean {
   const isNewFile =
     mode === (constants.S_IFREG | 0o600) && uid === process.geteuid?.() && nlink === 1 && size === 0;
   if (!isNewFile || !isOwn) return isNewFile;
-  return isUnchanged(directory) && lstatSync(directory).dev === dev && readdirSync(directory).length === 0;
+  const own = lstatSync(directory);
+  const isMountedOver = own.dev !== dev;
+  return isUnchanged(own) && !isMountedOver && readdirSync(directory).length === 0;
 }
 
 /** Whether nothing was ever put there, taken away or allowed, as far as the file system's clock ticks finely enough. */
-function isUnchanged(directory: string): boolean {
-  const { mode, uid, ctimeMs, birthtimeMs } = lstatSync(directory);
+function isUnchanged({ mode, uid, ctimeMs, birthtimeMs }: Stats): boolean {
   return mode === (constants.S_IFDIR | 0o700) && uid === process.geteuid?.() && ctimeMs === birthtimeMs;
 }
 
