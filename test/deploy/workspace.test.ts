@@ -16,7 +16,8 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
+import { pino } from 'pino';
 import t from 'tap';
 import type { Workspaces } from '../../src/deploy/workspace.ts';
 import { newId } from '../../src/domain.ts';
@@ -66,11 +67,30 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   t.not(second.outputFile, first.outputFile, 'who knows the old name writes to it in vain');
   t.throws(() => statSync(first.outputFile), { code: 'ENOENT' });
 
+  effects.advance(10_000);
+  t.strictSame(inodesOf(second), inodes, 'as long as it has them they stay');
   second.leave();
   effects.advance(1_000);
   await until(() => left(parent).length === 2);
-  effects.advance(10_000);
   t.not(workspaces.make(PROJECT, null).outputFile, second.outputFile);
+});
+
+t.test('what is of no use goes at once: what is filled, and a second spare', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
+  const filled = workspaces.make(PROJECT, null);
+  await clockTick(filled.directory);
+  writeFileSync(join(filled.directory, 'file'), '');
+  filled.leave();
+  await until(() => left(parent).length === 0);
+  const told = workspaces.make(PROJECT, null);
+  writeFileSync(told.outputFile, 'name=value\n');
+  told.leave();
+  await until(() => left(parent).length === 0);
+  const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
+  one.leave();
+  two.leave();
+  await until(() => left(parent).length === 2);
 });
 
 t.test(
@@ -109,6 +129,9 @@ const changes: Record<string, (files: { directory: string; outputFile: string })
   },
   outputs: ({ outputFile }) => writeFileSync(outputFile, 'name=value\n'),
   'an output file that others may read': ({ outputFile }) => chmodSync(outputFile, 0o644),
+  ...(ifMayBeNobody().skip === undefined
+    ? { "another user's output file": ({ outputFile }) => chownSync(outputFile, 65_534, 65_534) }
+    : {}),
   'no output file': ({ outputFile }) => unlinkSync(outputFile),
   'an output file with a second name': ({ outputFile }) => linkSync(outputFile, `${outputFile}-too`),
   'a link to an output file': ({ outputFile }) => {
@@ -131,8 +154,7 @@ for (const [what, change] of Object.entries(changes)) {
       const parent = temporaryDirectory(t);
       const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
       const first = workspaces.make(PROJECT, null);
-      // A coarse clock of the file system tells no two moments of one tick apart.
-      await until(() => Date.now() > statSync(first.directory).birthtimeMs + CLOCK_TICK_MS);
+      await clockTick(first.directory);
       if (when === 'before') change(first);
       first.leave();
       if (when === 'after') change(first);
@@ -145,6 +167,17 @@ for (const [what, change] of Object.entries(changes)) {
     });
   }
 }
+
+t.test('what was filled in the moment in which it was made is not used again either', async (t) => {
+  const parent = temporaryDirectory(t);
+  const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
+  const first = workspaces.make(PROJECT, null);
+  writeFileSync(join(first.directory, 'file'), '');
+  first.leave();
+  const second = workspaces.make(PROJECT, null);
+  t.strictSame(readdirSync(second.directory), []);
+  await until(() => left(parent).length === 2);
+});
 
 t.test('as long as somebody lives whom a run left, nothing is used again', async (t) => {
   let hasOrphans = true;
@@ -300,6 +333,43 @@ t.test('what cannot be removed is told, and keeps nothing else from going', ifNo
   }
 });
 
+t.test(
+  'a file that cannot be removed is told, and keeps its directory from nothing',
+  ifNobodyComesThere,
+  async (t) => {
+    const parent = temporaryDirectory(t);
+    const lines: { msg: string; err: { code: string } }[] = [];
+    const workspaces = testWorkspaces(t, {
+      parent,
+      lockPath: lockFile(parent),
+      logger: pino({}, { write: (line) => void lines.push(JSON.parse(line)) }),
+    });
+    const beRoot = asNobody(parent);
+    try {
+      const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
+      beRoot();
+      unlinkSync(one.outputFile);
+      mkdirSync(join(one.outputFile, 'of-root'), { recursive: true });
+      asNobody(parent);
+      one.leave();
+      await until(() => lines.length === 1);
+      t.notOk(existsSync(one.directory));
+
+      chmodSync(dirname(two.outputFile), 0o500);
+      writeFileSync(two.outputFile, 'name=value\n');
+      two.leave();
+      await until(() => lines.length === 2);
+      t.match(lines, [
+        { msg: 'files of a run are left behind', err: { code: /^EACCES|EPERM$/ } },
+        { msg: 'files of a run are left behind', err: { code: 'EACCES' } },
+      ]);
+      chmodSync(dirname(two.outputFile), 0o700);
+    } finally {
+      beRoot();
+    }
+  },
+);
+
 t.test('where a directory cannot be made no file is left', ifNobodyComesThere, async (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
@@ -339,8 +409,10 @@ t.test('where no more files may be open it says so, and leaves nothing', ifHas('
   t.strictSame(readdirSync(workspaces.make(PROJECT, null).directory), []);
 });
 
-/** ext4's before Linux 6.13, at 100 ticks a second. */
-const CLOCK_TICK_MS = 10;
+/** A coarse clock of the file system tells no two moments of one tick apart: ext4's before Linux 6.13, at 100 a second. */
+async function clockTick(made: string): Promise<void> {
+  await until(() => Date.now() > statSync(made).birthtimeMs + 10);
+}
 
 function workspacesIn(parent: string, lockPath: string): Workspaces {
   return testWorkspaces(t, { parent, lockPath });
