@@ -15,6 +15,7 @@ import {
   unlinkSync,
   writeFileSync,
 } from 'node:fs';
+import { rmdir } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { pino } from 'pino';
@@ -68,6 +69,8 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   t.throws(() => statSync(first.outputFile), { code: 'ENOENT' });
 
   effects.advance(10_000);
+  mkdirSync(join(parent, 'removed after it'));
+  await rmdir(join(parent, 'removed after it'));
   t.strictSame(inodesOf(second), inodes, 'as long as it has them they stay');
   second.leave();
   effects.advance(1_000);
