@@ -119,9 +119,17 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   function waitForAdopted(): void {
     if (!adopts || closed || startsUnderWay > 0) return;
     for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) {
-      // Who was started by Node is waited for by Node; commands have sessions of their own.
-      if (!running.has(id) && sessionOf(id) === ownSession) return;
+      if (!running.has(id) && mayBeOfNode(id)) return;
       look(id);
+    }
+  }
+
+  /** Who was started by Node is waited for by Node; commands, and so those whom they leave, have other sessions. */
+  function mayBeOfNode(processId: number): boolean {
+    try {
+      return sessionOf(processId) === ownSession;
+    } catch {
+      return true; // no more files may be open: the next look will tell
     }
   }
 

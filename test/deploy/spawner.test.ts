@@ -197,6 +197,24 @@ t.test('an orphan is known as long as it lives, and a command is none', async (t
   await running.ended;
 });
 
+t.test('an orphan that ends while no file can be opened is waited for later', async (t) => {
+  const spawner = adoptingSpawner(t);
+  const command = ['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!'] as const;
+  const orphanId = Number(
+    await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))),
+  );
+  await until(hasOrphans);
+  refuseToOpen('ENFILE');
+  t.teardown(openAgain);
+  const told = once(process, 'SIGCHLD');
+  process.kill(orphanId, 'SIGKILL');
+  await told;
+  openAgain();
+  t.equal(stateOf(orphanId), 'Z');
+  await (await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }))).ended;
+  await until(() => stateOf(orphanId) === undefined);
+});
+
 t.test('who adopts orphans leaves to Node whom Node has started', async (t) => {
   const spawner = adoptingSpawner(t);
   const child = spawn('sh', ['-c', 'exit 7']);
