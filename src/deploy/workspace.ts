@@ -145,10 +145,7 @@ export function createWorkspaces({
     }
   }
 
-  /**
-   * At once, as trips to libuv's threads take longer than the calls. On ext4 a directory costs 80 µs and a file 15,
-   * so there are no more of them than needed.
-   */
+  /** At once, as trips to libuv's threads take longer than the calls. */
   function makeFilesIn(root: string, directory: string | null): Files {
     count += 1;
     const outputFile = join(root, `${count}.output`);
@@ -166,13 +163,9 @@ export function createWorkspaces({
 
   async function removeLeft(): Promise<void> {
     const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
-    // What cannot go, by whichever fault of a command, keeps nothing else from going.
-    const places = left.map((name) => join(parent, name)).filter(isOwn);
+    const places = left.map((name) => join(parent, name)).filter(isPrivate);
     const entries = places.flatMap((place) => readdirSync(place).map((name) => join(place, name)));
-    const removals = await Promise.allSettled(entries.map(removeTree));
-    await Promise.all(places.map(removeEmpty));
-    const failed = removals.find((removal) => removal.status === 'rejected');
-    if (failed !== undefined) throw failed.reason;
+    await whenAllEnded(entries.map(removeTree)).finally(() => Promise.all(places.map(removeEmpty)));
   }
 
   async function close(): Promise<void> {
@@ -216,9 +209,14 @@ function isUnchanged({ mode, uid, ctimeMs, birthtimeMs }: Stats): boolean {
   return mode === (constants.S_IFDIR | 0o700) && uid === process.geteuid?.() && ctimeMs === birthtimeMs;
 }
 
-/** What cannot go does not keep the other from going. */
-async function removeFiles({ directory, isOwn, outputFile }: Files): Promise<void> {
-  await removeFile(outputFile).finally(() => (isOwn ? removeDirectory(directory) : undefined));
+function removeFiles({ directory, isOwn, outputFile }: Files): Promise<void> {
+  return whenAllEnded([removeFile(outputFile), ...(isOwn ? [removeDirectory(directory)] : [])]);
+}
+
+/** What cannot go, by whichever fault of a command, keeps nothing else from going. Rejects as the first that did not. */
+async function whenAllEnded(removals: readonly Promise<void>[]): Promise<void> {
+  const failed = (await Promise.allSettled(removals)).find((removal) => removal.status === 'rejected');
+  if (failed !== undefined) throw failed.reason;
 }
 
 /** As a rule it is empty, and looking for what is in it takes ten times as long. */
@@ -257,7 +255,7 @@ function removeEmpty(directory: string): Promise<boolean> {
  * Whether this user made it, for nobody else. Of a name that anybody can give a directory, whoever may change what is
  * in it could lead a removal astray.
  */
-function isOwn(path: string): boolean {
+function isPrivate(path: string): boolean {
   const stats = lstatSync(path, { throwIfNoEntry: false });
   return stats?.isDirectory() === true && stats.uid === process.geteuid?.() && (stats.mode & 0o077) === 0;
 }
