@@ -56,10 +56,7 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   const thread = startThread('store/writer-thread');
   const ready = Promise.withResolvers<void>();
   let isOpen = false;
-  thread.once('message', () => {
-    isOpen = true;
-    ready.resolve();
-  });
+  thread.once('message', opened);
   thread.on('error', died);
   thread.on('exit', () => died(new Error('the writer thread ended')));
   // Whoever opens hears of it.
@@ -84,7 +81,14 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   }
 
   async function end(): Promise<void> {
+    thread.off('message', opened);
+    isOpen = false;
     await thread.terminate();
+  }
+
+  function opened(): void {
+    isOpen = true;
+    ready.resolve();
   }
 
   function died(error: unknown): void {

@@ -46,6 +46,16 @@ t.test('whoever opens hears why the thread cannot', async (t) => {
   t.equal(readFileSync(path, 'utf8'), 'something else altogether');
 });
 
+t.test(
+  'a thread that is ended when it has opened is no crash: what ended the start is what is told',
+  async (t) => {
+    const path = join(temporaryDirectory(t), 'davit.db');
+    const thread = startStoreThread((error) => t.fail('the writer died', { error }));
+    await thread.open(path, []);
+    await thread.end();
+  },
+);
+
 t.test('no commit copies the WAL, however long it has become', async (t) => {
   const { store, walUse, makeLonger } = await open(t);
   const { key } = await store.writer.write('keys.create', KEY);
