@@ -1,6 +1,6 @@
 import { closeSync, readSync } from 'node:fs';
 import { Socket } from 'node:net';
-import type { Effects } from '../effects.ts';
+import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 
 /** What is read from a pipe. */
@@ -50,7 +50,7 @@ export function createPipeReader(effects: Effects): PipeReader {
       const how = await begun;
       cancelBegin();
       try {
-        if (how === 'now' && (await handOnShort())) {
+        if (how === 'now' && (await handOnLast())) {
           closeSync(descriptor);
           return;
         }
@@ -59,6 +59,16 @@ export function createPipeReader(effects: Effects): PipeReader {
         throw error;
       }
       await watch(opened(descriptor));
+    }
+
+    /** The same of a command that has ended, with patience for those that are being started. */
+    async function handOnLast(): Promise<boolean> {
+      for (const pauseMs of STARTING_MS) {
+        if (await handOnShort()) return true;
+        if (finishing) return false;
+        await delay(pauseMs, effects);
+      }
+      return await handOnShort();
     }
 
     /** Whether that was all, as it is when every writer has ended. */
@@ -136,6 +146,12 @@ const LEFT_OPEN_PAUSE_MS = 50;
  * loop. What it prints waits in the pipe.
  */
 const WATCH_AFTER_MS = 10;
+
+/**
+ * From its fork to its program a command has whatever davit has open, so also the pipes of others: with eight at a time one
+ * in nine was met so, and to watch a pipe takes 100 µs.
+ */
+const STARTING_MS = [1, 2, 4];
 
 const READ_BYTES = 64 * 1024;
 const scratch = Buffer.allocUnsafeSlow(READ_BYTES);

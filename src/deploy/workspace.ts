@@ -4,7 +4,6 @@ import {
   mkdirSync,
   mkdtempSync,
   readdirSync,
-  renameSync,
   rmdir,
   rmdirSync,
   type Stats,
@@ -13,7 +12,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { chmod, readdir, rm } from 'node:fs/promises';
-import { dirname, join } from 'node:path';
+import { join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
@@ -82,23 +81,19 @@ export function createWorkspaces({
 
   function make(projectId: ProjectId, directory: string | null): Workspace {
     const files = takeSpare(projectId, directory) ?? makeFiles(directory);
-    const { outputFile } = files;
-    return { directory: files.directory, outputFile, leave: () => leave(projectId, files) };
+    return { directory: files.directory, outputFile: files.outputFile, leave: () => leave(projectId, files) };
   }
 
-  /** What the last run of this project left, the file by another name: who was told the old one writes to it in vain. */
+  /** What the last run of this project left. */
   function takeSpare(projectId: ProjectId, directory: string | null): Files | undefined {
     const spare = spares.get(projectId);
     if (spare === undefined) return undefined;
     spare.cancelRemoval();
     spares.delete(projectId);
-    count += 1;
     const { files } = spare;
-    const outputFile = join(dirname(files.outputFile), `${count}.output`);
     try {
       if (files.isOwn === (directory === null) && !hasOrphans() && isAsNew(files)) {
-        renameSync(files.outputFile, outputFile);
-        return { directory: directory ?? files.directory, isOwn: files.isOwn, outputFile };
+        return { ...files, directory: directory ?? files.directory };
       }
     } catch {
       // Something of it is not there any more, or cannot be looked at.

@@ -19,6 +19,46 @@ t.test('what a command that has ended printed is handed on at once', async (t) =
   t.throws(() => closeSync(pipe.descriptor), { code: 'EBADF' });
 });
 
+t.test(
+  'a pipe that others hold for a moment when its command has ended is not watched for that',
+  async (t) => {
+    const { reader, effects } = setUp(t);
+    const pipe = testPipe(t);
+    const { pieces, onBytes } = collecting();
+    const before = watchedPipes();
+    pipe.write('all of it');
+    const reading = reader.read(pipe.descriptor, onBytes);
+    reading.hurry();
+    for (const pauseMs of [1, 2, 4]) {
+      await until(() => pieces.length === 1);
+      t.equal(watchedPipes(), before);
+      if (pauseMs === 4) pipe.end();
+      effects.advance(pauseMs);
+      await nextTurn();
+    }
+    await reading.ended;
+    t.equal(textOf(pieces), 'all of it');
+  },
+);
+
+t.test('one that they hold for longer is watched, and what they print is handed on', async (t) => {
+  const { reader, effects } = setUp(t);
+  const pipe = testPipe(t);
+  const { pieces, onBytes } = collecting();
+  const before = watchedPipes();
+  const reading = reader.read(pipe.descriptor, onBytes);
+  reading.hurry();
+  for (const pauseMs of [1, 2, 4]) {
+    await nextTurn();
+    effects.advance(pauseMs);
+  }
+  await until(() => watchedPipes() === before + 1);
+  pipe.write('later');
+  pipe.end();
+  await reading.ended;
+  t.equal(textOf(pieces), 'later');
+});
+
 t.test('what is in the pipe is handed on, whoever still holds it open', async (t) => {
   const { reader, effects } = setUp(t);
   for (const isWatched of [false, true]) {
@@ -201,6 +241,11 @@ async function leftOpen(reader: PipeReader, { descriptor }: TestPipe, effects?: 
   await nextTurn();
   reading.finish();
   await reading.ended;
+}
+
+/** How many the event loop looks at. */
+function watchedPipes(): number {
+  return process.getActiveResourcesInfo().filter((name) => name === 'PipeWrap').length;
 }
 
 function collecting() {
