@@ -6,7 +6,7 @@ import type { ProcessIdentity } from '../store/deployments.ts';
 import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
-import type { Posix, ProcessEnd } from './posix.ts';
+import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { untilSeen } from './proc.ts';
 import { processIdentity, sessionOf } from './processes.ts';
 
@@ -72,11 +72,8 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     const pipe = posix.pipe();
     let isRead = false;
     try {
-      // A command that becomes another user may open /dev/stdout anew; nobody else gets to it.
-      fchmodSync(pipe.writer, 0o622);
-      const spawned = await withRaisedOomScore(() =>
-        posix.spawn({ path, arguments: command, environment, directory, output: pipe.writer }),
-      );
+      const program = { path, arguments: command, environment, directory, output: pipe.writer };
+      const spawned = await spawnWriting(program);
       if ('code' in spawned) return { kind: 'notStarted', cause: whyNotStarted(spawned.code, request) };
       const { processId } = spawned;
       // Nobody has waited for it, so the id is still its own, even if it has exited.
@@ -94,8 +91,18 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
         ended,
       };
     } finally {
-      closeSync(pipe.writer);
       if (!isRead) closeSync(pipe.reader);
+    }
+  }
+
+  /** Closes its output here: to look at the process takes a file, and with none to be had that would wait for ever. */
+  async function spawnWriting(program: Program): ReturnType<Posix['spawn']> {
+    try {
+      // A command that becomes another user may open /dev/stdout anew; nobody else gets to it.
+      fchmodSync(program.output, 0o622);
+      return await withRaisedOomScore(() => posix.spawn(program));
+    } finally {
+      closeSync(program.output);
     }
   }
 

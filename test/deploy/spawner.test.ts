@@ -13,7 +13,7 @@ import {
   type StartedProcess,
 } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import { namedPipe, PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
+import { namedPipe, openPipes, PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
@@ -241,10 +241,12 @@ t.test('where no more files may be open it says so, and ends nothing', ifHas('pr
 
 t.test('a command is started, and not ended, where no file can be opened to know it by', async (t) => {
   stayAlive(t);
+  const before = openPipes();
   const effects: Effects = {
     ...realEffects,
     after(delayMs, action) {
       openAgain();
+      t.equal(openPipes(), before + 1, 'nothing is open that could do without');
       return realEffects.after(delayMs, action);
     },
   };
