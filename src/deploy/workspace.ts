@@ -1,9 +1,11 @@
 import {
+  chmodSync,
   constants,
   lstatSync,
   mkdirSync,
   mkdtempSync,
   readdirSync,
+  renameSync,
   rmdir,
   rmdirSync,
   type Stats,
@@ -12,7 +14,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { chmod, readdir, rm } from 'node:fs/promises';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
@@ -81,19 +83,23 @@ export function createWorkspaces({
 
   function make(projectId: ProjectId, directory: string | null): Workspace {
     const files = takeSpare(projectId, directory) ?? makeFiles(directory);
-    return { directory: files.directory, outputFile: files.outputFile, leave: () => leave(projectId, files) };
+    const { outputFile } = files;
+    return { directory: files.directory, outputFile, leave: () => leave(projectId, files) };
   }
 
-  /** What the last run of this project left. */
+  /** What the last run of this project left, the file by another name: who was told the old one writes to it in vain. */
   function takeSpare(projectId: ProjectId, directory: string | null): Files | undefined {
     const spare = spares.get(projectId);
     if (spare === undefined) return undefined;
     spare.cancelRemoval();
     spares.delete(projectId);
+    count += 1;
     const { files } = spare;
+    const outputFile = join(dirname(files.outputFile), `${count}.output`);
     try {
       if (files.isOwn === (directory === null) && !hasOrphans() && isAsNew(files)) {
-        return { ...files, directory: directory ?? files.directory };
+        renameSync(files.outputFile, outputFile);
+        return { directory: directory ?? files.directory, isOwn: files.isOwn, outputFile };
       }
     } catch {
       // Something of it is not there any more, or cannot be looked at.
@@ -159,6 +165,7 @@ export function createWorkspaces({
   async function removeLeft(): Promise<void> {
     const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
     const places = left.map((name) => join(parent, name)).filter(isPrivate);
+    for (const place of places) chmodSync(place, 0o700); // a command may have closed it
     const entries = places.flatMap((place) => readdirSync(place).map((name) => join(place, name)));
     await whenAllEnded(entries.map(removeTree)).finally(() => Promise.all(places.map(removeEmpty)));
   }
@@ -214,7 +221,7 @@ async function whenAllEnded(removals: readonly Promise<void>[]): Promise<void> {
   if (failed !== undefined) throw failed.reason;
 }
 
-/** As a rule it is empty, and looking for what is in it takes ten times as long. */
+/** As a rule it is empty, and looking for what is in it takes twice as long. */
 async function removeDirectory(path: string): Promise<void> {
   if (!(await removeEmpty(path))) await removeTree(path);
 }

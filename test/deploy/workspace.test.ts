@@ -66,6 +66,8 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   const second = workspaces.make(PROJECT, null);
   t.equal(second.directory, first.directory);
   t.strictSame(inodesOf(second), inodes);
+  t.not(second.outputFile, first.outputFile, 'who knows the old name writes to it in vain');
+  t.throws(() => statSync(first.outputFile), { code: 'ENOENT' });
 
   effects.advance(10_000);
   mkdirSync(join(parent, 'removed after it'));
@@ -314,6 +316,11 @@ t.test(
       workspace.leave();
       await until(() => left(parent).length === 0);
       t.equal(statSync(parent).mode & 0o777, 0o700, 'a link is not followed');
+
+      const { outputFile } = workspacesIn(parent, lock).make(PROJECT, null);
+      chmodSync(dirname(outputFile), 0o000);
+      await workspacesIn(parent, lock).removeLeft();
+      t.strictSame(runsIn(parent), [], 'by the next start');
     } finally {
       beRoot();
     }
