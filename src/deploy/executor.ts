@@ -119,6 +119,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       'deployment started',
     );
     track(carryOut(claimed, stopRequest)).catch((error) => {
+      underWay.delete(claimed.id); // it is over, whatever is known of it
       logger.fatal(
         { err: error, deployment_id: claimed.id },
         'the end of a deployment could not be recorded',

@@ -123,7 +123,10 @@ export function createPipeReader(effects: Effects): PipeReader {
   function readOn(socket: Socket): void {
     leftOpen.add(socket);
     const [oldest] = leftOpen;
-    if (leftOpen.size > LEFT_OPEN_MAX) oldest?.destroy();
+    if (leftOpen.size > LEFT_OPEN_MAX && oldest !== undefined) {
+      leftOpen.delete(oldest); // at once: others may follow before it is closed
+      oldest.destroy();
+    }
     socket.unref();
     socket.removeAllListeners('readable');
     socket.on('data', () => {

@@ -106,6 +106,20 @@ t.test('an end that cannot be recorded is told as fatal', async (t) => {
   t.notOk(lines.some(({ msg }) => msg === 'deployment ended'));
 });
 
+t.test('a log that cannot be recorded takes no place from the others', async (t) => {
+  const store = testStore(t, realEffects);
+  const executor = await executorOn(t, refusing(store, 'logs.append', 0), { maxConcurrent: 1 });
+  const talking = await store.project({ command: ['/bin/echo', 'x'] });
+  await store.writer.write('deployments.create', newDeployment(talking));
+  const silent = await store.project({ name: 'silent' });
+  const { id } = await store.writer.write('deployments.create', newDeployment(silent));
+  for (let look = 0; look < 2; look++) {
+    await executor.tick();
+    await executor.settled();
+  }
+  t.equal(store.reads.deployments.get(id)?.status, 'succeeded');
+});
+
 t.test('what waits for its record has ended before', async (t) => {
   const store = testStore(t, realEffects);
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));

@@ -149,6 +149,23 @@ t.test('of a hundred pipes that are held open each is read on; of more the oldes
   t.notOk(living.slice(1).some(({ isBroken }) => isBroken()));
 });
 
+t.test('a hundred stay also when several are left open in one turn of the event loop', async (t) => {
+  const { reader } = setUp(t);
+  const before = openPipes();
+  for (let count = 0; count < 100; count++) await leftOpen(reader, testPipe(t));
+  for (let round = 0; round < 5; round++) {
+    const readings = [testPipe(t), testPipe(t)].map(({ descriptor }) =>
+      reader.read(descriptor, async () => undefined),
+    );
+    for (const reading of readings) reading.finish();
+    await Promise.all(readings.map(({ ended }) => ended));
+    await nextTurn();
+  }
+  // 110 writers, and of the readers a hundred
+  await until(() => openPipes() <= before + 210);
+  t.equal(openPipes(), before + 210);
+});
+
 t.test('who cannot take what was printed is told so, and its writer goes on', async (t) => {
   const { reader, effects } = setUp(t);
   for (const isWatched of [false, true]) {
