@@ -98,6 +98,7 @@ export function createCheckpoints(
       copyHere();
     });
     thread.on('message', () => {
+      if (checkpointer !== thread) return; // told before it was ended, and heard after
       checkpointing = false;
       note('background', askedAtMs);
       catchUp();

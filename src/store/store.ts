@@ -55,12 +55,14 @@ export interface StoreThread {
 export function startStoreThread(onCrash: (error: unknown) => void): StoreThread {
   const thread = startThread('store/writer-thread');
   const ready = Promise.withResolvers<void>();
+  const ended = Promise.withResolvers<never>();
   let isOpen = false;
   thread.once('message', opened);
   thread.on('error', died);
   thread.on('exit', () => died(new Error('the writer thread ended')));
   // Whoever opens hears of it.
   ready.promise.catch(() => undefined);
+  ended.promise.catch(() => undefined);
   return { open, end };
 
   async function open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store> {
@@ -74,8 +76,8 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
       async close() {
         isOpen = false;
         database.close();
-        await writer.close();
-        await end();
+        // One that dies meanwhile says no more.
+        await Promise.race([writer.close(), ended.promise]).finally(end);
       },
     };
   }
@@ -93,6 +95,7 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
 
   function died(error: unknown): void {
     ready.reject(error);
+    ended.reject(error);
     if (isOpen) onCrash(error);
   }
 }

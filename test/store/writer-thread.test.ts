@@ -56,6 +56,14 @@ t.test(
   },
 );
 
+t.test('a close ends also when the writer dies in the midst of it, and tells why', async (t) => {
+  const { port1, port2 } = new MessageChannel();
+  const thread = startStoreThread((error) => t.fail('it was told to end', { error }));
+  const store = await thread.open(join(temporaryDirectory(t), 'davit.db'), [port1]);
+  port2.postMessage({ kind: 'writes', writes: null }); // is a bug, and no reason to wait
+  await t.rejects(store.close(), { message: /iterable/ });
+});
+
 t.test('no commit copies the WAL, however long it has become', async (t) => {
   const { store, walUse, makeLonger } = await open(t);
   const { key } = await store.writer.write('keys.create', KEY);
