@@ -47,6 +47,8 @@ const DAY_MS = 24 * 60 * MINUTE_MS;
 
 /** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
 const DISK_LOW_BYTES = 256_000_000;
+/** The -wal, -shm and -lock of a service that starts. */
+const FILES_BESIDE = 3;
 /** Clocks that NTP keeps differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
 /** A start, an end or a retry takes seconds. */
@@ -176,11 +178,17 @@ function checkDisk({ path }: Case): DoctorFinding {
       'see what the kernel says of it (dmesg), mend and mount it again: until then davit answers 503 and starts nothing',
     );
   }
+  // First: room does not help there.
+  if (files > 0 && ffree < FILES_BESIDE) {
+    const many = ffree === 0 ? 'no further file' : `only ${ffree} further files`;
+    return problem(
+      'disk',
+      `${many} can be made where the file is`,
+      'remove files that nobody needs, however small',
+    );
+  }
   if (freeBytes < DISK_LOW_BYTES) {
     return problem('disk', message, 'make room: when it is full davit answers 503 and starts nothing');
-  }
-  if (files > 0 && ffree === 0) {
-    return problem('disk', 'no further file can be made where the file is', 'remove files that nobody needs');
   }
   if (freeBytes < fileBytes) {
     return { check: 'disk', level: 'note', message, advice: 'a copy of it needs another disk' };

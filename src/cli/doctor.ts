@@ -73,7 +73,9 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     disk_free_bytes: bavail * bsize,
   };
   const ofPlace = doctor.findingsOfPlace(file);
-  const patient = openPatient(path, effects);
+  const patient = orUndefinedIf(ofPlace.some(isDiskProblem), () => openPatient(path, effects));
+  // SQLite makes -wal and -shm to read: without room for them the place is all that there is to tell of.
+  if (patient === undefined) return reportOf({ ...outside, ...NOTHING_READ, findings: ofPlace });
   if ('kind' in patient) {
     if (patient.kind === 'older') {
       return reportOf({
@@ -98,6 +100,20 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     });
   } finally {
     await patient.close();
+  }
+}
+
+function isDiskProblem({ check, level }: DoctorFinding): boolean {
+  return check === 'disk' && level === 'problem';
+}
+
+/** What it throws says less where the disk is known to be at fault. */
+function orUndefinedIf<Result>(isKnown: boolean, open: () => Result): Result | undefined {
+  try {
+    return open();
+  } catch (error) {
+    if (isKnown) return undefined;
+    throw error;
   }
 }
 

@@ -5,6 +5,7 @@ import {
   mkdirSync,
   openSync,
   readdirSync,
+  rmdirSync,
   statSync,
   truncateSync,
   writeFileSync,
@@ -172,6 +173,30 @@ t.test('a disk on which no further file can be made, or no copy', ifMayMount, as
   t.match(stdout, /^disk +problem +no further file can be made where the file is$/m);
   t.match(stdout, /^disk +note +4[\d.]+ MB are free where the file is, which has 5[\d.]+ MB$/m);
   t.match(stdout, /^disk +a copy of it needs another disk$/m);
+});
+
+t.test('a disk that keeps it from being opened', ifMayMount, async (t) => {
+  const { directory } = place(t);
+  for (const [size, fill, message, advice] of [
+    [
+      '20m,nr_inodes=9',
+      'touch $(seq -f small/%g 9)',
+      /no further file can be made/,
+      /remove files that nobody needs/,
+    ],
+    ['1m', 'cat /dev/zero >small/fill', /0 B are free where the file is/, /make room/],
+  ] as const) {
+    mkdirSync(join(directory, 'small'));
+    const { stdout, stderr } = await onSmallDisk(directory, 'small', size, [
+      '"$0" "$1" admin project create --name x --db small/davit.db >/dev/null 2>&1',
+      `${fill} 2>/dev/null; "$0" "$1" doctor --db small/davit.db; echo "exit $?"`,
+    ]);
+    t.match(stdout, new RegExp(`^disk +problem +${message.source}`, 'm'));
+    t.match(stdout, new RegExp(`^disk +${advice.source}`, 'm'));
+    t.match(stdout, /exit 1\n$/);
+    t.equal(stderr, 'one thing needs attention\n');
+    rmdirSync(join(directory, 'small'));
+  }
 });
 
 t.test('a disk that takes no writes', ifMayMount, async (t) => {
