@@ -123,7 +123,7 @@ t.test(
   'where files are few, no connection to a receiver is kept for the next',
   ifHas('prlimit'),
   async (t) => {
-    t.teardown(limitOpenFiles(936));
+    t.teardown(limitOpenFiles(950));
     const receiver = await startReceiver(t);
     const { admin, key, project, query } = await startWholeService(t, { maxConcurrent: 2 });
     const { keyId } = await key();
