@@ -60,6 +60,8 @@ t.test('a close ends also when the writer dies in the midst of it, and tells why
   const { port1, port2 } = new MessageChannel();
   const thread = startStoreThread((error) => t.fail('it was told to end', { error }));
   const store = await thread.open(join(temporaryDirectory(t), 'davit.db'), [port1]);
+  // To end that takes a while, in which the writer reads on.
+  await until(() => threadNames().includes(CHECKPOINTER));
   port2.postMessage({ kind: 'writes', writes: null }); // is a bug, and no reason to wait
   await t.rejects(store.close(), { message: /iterable/ });
 });
