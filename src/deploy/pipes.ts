@@ -61,16 +61,6 @@ export function createPipeReader(effects: Effects): PipeReader {
       await watch(opened(descriptor));
     }
 
-    /** The same of a command that has ended, with patience for those that are being started. */
-    async function handOnLast(): Promise<boolean> {
-      for (const pauseMs of STARTING_MS) {
-        if (await handOnShort()) return true;
-        if (finishing) return false;
-        await delay(pauseMs, effects);
-      }
-      return await handOnShort();
-    }
-
     /** Whether that was all, as it is when every writer has ended. */
     async function handOnShort(): Promise<boolean> {
       for (let leftBytes = PIPE_MAX_BYTES; leftBytes > 0; ) {
@@ -81,6 +71,16 @@ export function createPipeReader(effects: Effects): PipeReader {
         leftBytes -= bytes.length;
       }
       return false;
+    }
+
+    /** The same of a command that has ended, with patience for those that are being started. */
+    async function handOnLast(): Promise<boolean> {
+      for (const pauseMs of STARTING_MS) {
+        if (await handOnShort()) return true;
+        if (finishing) return false;
+        await delay(pauseMs, effects);
+      }
+      return await handOnShort();
     }
 
     async function watch(socket: Socket): Promise<void> {

@@ -45,13 +45,7 @@ export function createCheckpoints(
   let catchUpRounds = 0;
   let askedAtMs = 0;
   let lastUsedBytes = 0;
-  const cancelStart = effects.after(START_AFTER_MS, () => {
-    try {
-      checkpointer ??= startCheckpointer();
-    } catch {
-      // Where there is something to copy it is tried again.
-    }
-  });
+  const cancelStart = effects.after(START_AFTER_MS, () => void theCheckpointer());
 
   return {
     look() {
@@ -72,14 +66,23 @@ export function createCheckpoints(
 
   function askForCheckpoint(): void {
     askedAtMs = effects.monotonicMs();
-    try {
-      checkpointer ??= startCheckpointer();
-    } catch {
+    const thread = theCheckpointer();
+    if (thread === undefined) {
       copyHere();
       return;
     }
     checkpointing = true;
-    checkpointer.postMessage('checkpoint');
+    thread.postMessage('checkpoint');
+  }
+
+  /** Undefined where none can be started now. */
+  function theCheckpointer(): Worker | undefined {
+    try {
+      checkpointer ??= startCheckpointer();
+    } catch {
+      return undefined;
+    }
+    return checkpointer;
   }
 
   /**

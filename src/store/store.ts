@@ -60,14 +60,13 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   thread.once('message', opened);
   thread.on('error', died);
   thread.on('exit', () => died(new Error('the writer thread ended')));
-  // Whoever opens hears of it.
-  ready.promise.catch(() => undefined);
+  // Whoever opens or closes hears of it.
   ended.promise.catch(() => undefined);
   return { open, end };
 
   async function open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store> {
     thread.postMessage({ path, ports, figures } satisfies WriterThreadData, ports);
-    await ready.promise;
+    await Promise.race([ready.promise, ended.promise]);
     const database = openForReading(path);
     const writer = connectWriter(thread);
     return {
@@ -94,7 +93,6 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   }
 
   function died(error: unknown): void {
-    ready.reject(error);
     ended.reject(error);
     if (isOpen) onCrash(error);
   }
