@@ -1,4 +1,5 @@
 import { spawn, spawnSync } from 'node:child_process';
+import { once } from 'node:events';
 import { mkdirSync, openSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
@@ -91,6 +92,20 @@ t.test('a log that cannot be written ends nothing and fills no memory', async (t
   });
   t.equal(status, 0);
   t.ok(Number(stdout) < 300_000_000, `${stdout.trim()} bytes resident after 200 MB of log`);
+});
+
+t.test('a reader that stalls holds nothing up, and gets what was kept for it when it goes on', async (t) => {
+  const child = spawn(process.execPath, [PROGRAM], { env: { ...COMPILE_CACHE, COUNT: '5000', LINGER: '1' } });
+  t.teardown(() => child.kill('SIGKILL'));
+  await once(child.stdout, 'data'); // said after all that was logged
+  let stderr = '';
+  for await (const piece of child.stderr.setEncoding('utf8')) {
+    stderr += piece;
+    if (stderr.length > 1_000_000) child.stdin.end();
+  }
+  const lines = stderr.trimEnd().split('\n');
+  t.doesNotThrow(() => lines.map((line) => JSON.parse(line)));
+  t.ok(lines.length > 900 && lines.length < 5_000, `${lines.length} lines of 5,000`);
 });
 
 t.test('once there is room again the log goes on', ifMayMount, async (t) => {
