@@ -31,7 +31,7 @@ import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
-import { openFilesProblem, processesProblem, spareFiles } from './system-limits.ts';
+import { openFilesProblem, ownFilesProblem, processesProblem, spareFiles } from './system-limits.ts';
 
 export interface Service {
   /** Where it listens, with the port that it got. */
@@ -67,8 +67,8 @@ export async function startService(
   onFatal: (error: unknown) => void,
   toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
-  const fewProcesses = processesProblem();
-  if (fewProcesses !== undefined) throw new AppError('conflict', fewProcesses);
+  const fewOfSystem = processesProblem() ?? ownFilesProblem(config.maxConcurrent);
+  if (fewOfSystem !== undefined) throw new AppError('conflict', fewOfSystem);
   await using started = new AsyncDisposableStack();
   // First of all: it loads for as long as all else until it is needed.
   const storeThread = startStoreThread(onFatal);

@@ -5,11 +5,13 @@ export function openFilesMax(): number {
   return limitOf('open files');
 }
 
+/** Whatever it does. */
+const OPEN_ITSELF = 67;
 /**
- * Half of them are for the API's connections. Of the others davit has 67 open itself; 256 attempts, 16 pings and 32
+ * Half of them are for the API's connections. Of the others davit has some open itself; 256 attempts, 16 pings and 32
  * connections for metrics may be under way, and 100 pipes be left to daemons.
  */
-const OWN_FILES = 471;
+const OWN_FILES = OPEN_ITSELF + 256 + 16 + 32 + 100;
 /** Its pipe, and what is open for a moment while it starts. */
 const FILES_OF_COMMAND = 2;
 
@@ -22,15 +24,23 @@ export function spareFiles(maxConcurrent: number): number {
   return Math.max(0, openFilesMax() / 2 - filesNeeded(maxConcurrent));
 }
 
+/** That davit could not begin for want of files, and what to do about it; undefined: it can. */
+export function ownFilesProblem(maxConcurrent: number): string | undefined {
+  return openFilesMax() >= OPEN_ITSELF
+    ? undefined
+    : fewFiles(`davit has ${OPEN_ITSELF} open itself`, maxConcurrent);
+}
+
 /** That deployments may fail for want of files, and what to do about it; undefined: there are enough. */
 export function openFilesProblem(maxConcurrent: number): string | undefined {
+  return openFilesMax() >= 2 * filesNeeded(maxConcurrent)
+    ? undefined
+    : fewFiles('under load deployments and deliveries may fail for want of them', maxConcurrent);
+}
+
+function fewFiles(effect: string, maxConcurrent: number): string {
   const needed = 2 * filesNeeded(maxConcurrent);
-  const allowed = openFilesMax();
-  if (allowed >= needed) return undefined;
-  return (
-    `only ${allowed} files may be open: under load deployments and deliveries may fail for want of them; allow ${needed} ` +
-    '(ulimit -n, LimitNOFILE= of systemd)'
-  );
+  return `only ${openFilesMax()} files may be open: ${effect}; allow ${needed} (ulimit -n, LimitNOFILE= of systemd)`;
 }
 
 const POOL_THREADS_MAX = 64;

@@ -1,4 +1,4 @@
-import { execFileSync, spawn } from 'node:child_process';
+import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
@@ -12,7 +12,7 @@ import {
   processesProblem,
   spareFiles,
 } from '../src/system-limits.ts';
-import { place } from './helpers/cli.ts';
+import { COMPILE_CACHE, MAIN, place } from './helpers/cli.ts';
 import { limitOpenFiles, limitProcesses } from './helpers/limits.ts';
 import { ifMayBeNobody } from './helpers/nobody.ts';
 import { ifHas } from './helpers/programs.ts';
@@ -35,6 +35,19 @@ t.test(
     t.equal(openFilesProblem(2), undefined);
     t.match(openFilesProblem(3), / allow 954 /);
     lift();
+  },
+);
+
+t.test(
+  'where there are not even the files that davit has open itself it says so at start',
+  ifHas('prlimit'),
+  async (t) => {
+    const { dbPath } = place(t);
+    const words = ['--nofile=66:66', process.execPath, MAIN, 'serve', '--db', dbPath];
+    const { status, stderr } = spawnSync('prlimit', words, { env: COMPILE_CACHE, encoding: 'utf8' });
+    t.equal(status, 1);
+    t.match(stderr, /^error: only 66 files may be open: davit has 67 open itself; allow 950 \(.*\n$/);
+    t.notOk(existsSync(dbPath));
   },
 );
 

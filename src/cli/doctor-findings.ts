@@ -180,7 +180,7 @@ function checkDisk({ path }: Case): DoctorFinding {
   }
   // First: room does not help there.
   if (files > 0 && ffree < FILES_BESIDE) {
-    const many = ffree === 0 ? 'no further file' : `only ${ffree} further files`;
+    const many = ffree === 0 ? 'no further file' : `only ${ffree} further file${ffree === 1 ? '' : 's'}`;
     return problem(
       'disk',
       `${many} can be made where the file is`,
