@@ -1,11 +1,12 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { rmSync } from 'node:fs';
+import { rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import t from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
 import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import { startProxy } from '../helpers/proxy.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
 t.test('a signal leaves at once, and the deployment goes on', async (t) => {
@@ -41,8 +42,40 @@ t.test('with --cancel-on-interrupt it is canceled, and waited for', async (t) =>
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
+t.test('a signal before it is there cancels it as soon as it is, also without --wait', async (t) => {
+  const { startDeploy, deployments, url } = await runningDeployments(t);
+  const proxy = await startProxy(t, url);
+  proxy.fates('hold');
+  const client = startDeploy(['slow', '--cancel-on-interrupt'], { url: proxy.url });
+  const said = collect(client, 'stderr');
+  await proxy.held();
+  client.kill('SIGINT');
+  await said.until(/^it is canceled as soon as it is there; a second signal leaves at once\n$/);
+  proxy.release();
+  t.strictSame(await once(client, 'exit'), [1, null]);
+  await said.until(/canceling deployment dpl_\w+;[\s\S]* of slow: canceled in \w+\n$/);
+  t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
+});
+
+t.test('whoever leaves before it is there is told how to find it again', async (t) => {
+  const { startDeploy, deploy, deployments, url } = await runningDeployments(t);
+  const proxy = await startProxy(t, url);
+  proxy.fates('hold');
+  const client = startDeploy(['good'], { url: proxy.url });
+  const said = collect(client, 'stderr');
+  await proxy.held();
+  client.kill('SIGINT');
+  t.strictSame(await once(client, 'exit'), [130, null]);
+  const told = await said.until(
+    /^left; whether it is deployed tells the same again with --idempotency-key (\S+)\n$/,
+  );
+  const { stdout } = await deploy(['good', '--idempotency-key', told[1] ?? '']);
+  t.match(await deployments(), [{ id: stdout.trim() }]);
+  t.equal((await deployments()).length, 1);
+});
+
 t.test('on a terminal ^C asks', needsTerminal, async (t) => {
-  const { directory, deployments, env, project } = await runningDeployments(t);
+  const { directory, deployments, env, key, project, url } = await runningDeployments(t);
   const deployOnTerminal = async () => {
     const started = untilFile(directory, 'started');
     const words = [process.execPath, MAIN, 'deploy', project, 'slow', '--wait']
@@ -63,7 +96,7 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   };
 
   const yes = await deployOnTerminal();
-  yes.terminal.stdin.write('y\n');
+  yes.terminal.stdin.write('Yes\n');
   t.strictSame(await once(yes.terminal, 'exit'), [1, null]);
   await yes.shown.until(/of slow: canceled in/);
 
@@ -81,7 +114,36 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   twice.terminal.stdin.write('\u0003');
   t.strictSame(await once(twice.terminal, 'exit'), [130, null]);
   await twice.shown.until(/left; deployment dpl_\w+ goes on/);
+
+  const [left] = await deployments();
+  await cancel(left?.id, directory);
+  const later = await deployOnTerminal();
+  writeFileSync(join(directory, 'more'), '');
+  const [asked] = await deployments();
+  await untilLogged(`${url}/v2/deployments/${asked?.id}/logs`, key, 'more\n');
+  later.terminal.stdin.write('n\n');
+  await later.shown.until(/Cancel deployment \S+ \[y\/N\] n\s+it goes on; [^\n]*\n[^\n]*more/);
+  await cancel(asked?.id, directory);
+  t.strictSame(await once(later.terminal, 'exit'), [1, null]);
+  await later.shown.until(/of slow: canceled in/);
+
+  const ended = await deployOnTerminal();
+  const [endedOne] = await deployments();
+  await cancel(endedOne?.id, directory);
+  t.strictSame(await once(ended.terminal, 'exit'), [1, null], 'whoever is still asked is not waited for');
+  await ended.shown.until(/of slow: canceled in/);
 });
+
+/** Resolves when the log has this. */
+async function untilLogged(url: string, key: string, text: string): Promise<void> {
+  const headers = { Authorization: `Bearer ${key}`, Accept: 'text/event-stream' };
+  const { body } = await fetch(url, { headers });
+  let logged = '';
+  for await (const piece of body ?? []) {
+    logged += Buffer.from(piece).toString();
+    if (logged.includes(text.trim())) return;
+  }
+}
 
 /** Cancels a deployment of `slow` and forgets that it began. */
 async function cancel(id: string | undefined, directory: string): Promise<void> {
@@ -89,25 +151,30 @@ async function cancel(id: string | undefined, directory: string): Promise<void> 
   await run(['admin', 'deployment', 'cancel', id ?? ''], { cwd: directory });
 }
 
-function collect(child: ChildProcess) {
+function collect(child: ChildProcess, output: 'stdout' | 'stderr' = 'stdout') {
   let shown = '';
+  let isOver = false;
   const waiting = new Set<() => void>();
-  child.stdout?.setEncoding('utf8').on('data', (piece: string) => {
+  child[output]?.setEncoding('utf8').on('data', (piece: string) => {
     shown += piece;
     for (const look of waiting) look();
   });
+  child.once('close', () => {
+    isOver = true;
+    for (const look of waiting) look();
+  });
   return {
+    /** Rejects if it ends without having shown this. */
     until: (pattern: RegExp) =>
-      new Promise<void>((resolve, reject) => {
+      new Promise<RegExpExecArray>((resolve, reject) => {
         const look = () => {
-          if (!pattern.test(shown)) return;
+          const found = pattern.exec(shown);
+          if (found === null && !isOver) return;
           waiting.delete(look);
-          resolve();
+          if (found === null) reject(new Error(`not shown: ${shown}`));
+          else resolve(found);
         };
         waiting.add(look);
-        child.once('close', () =>
-          pattern.test(shown) ? resolve() : reject(new Error(`not shown: ${shown}`)),
-        );
         look();
       }),
   };

@@ -20,6 +20,8 @@ import { serve } from '../helpers/served.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
+const JSON_TYPE = { 'Content-Type': 'application/json' };
+
 const shared = await servedDeployments(t);
 const TLS = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
 const sharedByTls = await servedDeployments(t, ...TLS);
@@ -231,16 +233,21 @@ t.test('wrong usage asks nobody anything', async (t) => {
       { DAVIT_URL: 'http://127.0.0.1:1' },
       /there is no key: set DAVIT_KEY or say --key-file/,
     ],
+    [['prj_1', 'main'], { ...good, DAVIT_KEY: '' }, /there is no key/],
     [['prj_1', 'main'], { ...good, DAVIT_KEY: 'two\nlines' }, /the key must be the one line/],
     [['prj_1', 'main', '--url', 'deploy.example.com'], good, /--url <url>.*It must be a URL/],
     [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
-    [['prj_1', 'main', '--url', 'https://u:p@example.com'], good, /must not hold a user or a password/],
+    [['prj_1', 'main', '--url', 'https://example.com/?key=1'], good, /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/#top'], good, /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://u@example.com'], good, /must not hold a user or a password/],
+    [['prj_1', 'main', '--url', 'https://:p@example.com'], good, /must not hold a user or a password/],
     [
       ['prj_1', 'main', '--url', 'https://example.com/davit/v2/'],
       good,
       /must not end with \/v2, which is added/,
     ],
     [['prj_1', 'main', '--idempotency-key', 'a b'], good, /1 to 255 visible ASCII/],
+    [['prj_1', 'main', '--idempotency-key', 'k'.repeat(256)], good, /1 to 255 visible ASCII/],
     [['prj_1', 'main', '--retry-for', 'long'], good, /It must be a duration/],
     [['prj_1', 'main', '--key', 'davit_key'], good, /unknown option '--key'/],
   ];
@@ -258,12 +265,16 @@ t.test('wrong usage asks nobody anything', async (t) => {
 t.test('what no further try mends is said at once', async (t) => {
   const elsewhere = await scripted(t, [[301, { Location: 'https://deploy.example.com/' }]]);
   const other = await scripted(t, [[200, {}]]);
+  const likeDavit = await startReceiver(t, {
+    answers: [(response) => response.writeHead(201, JSON_TYPE).end('{"id":"7"}')],
+  });
   const notHttp = await startReceiver(t, { answers: [raw('220 mail.example.com ESMTP\r\n')] });
   const cases: [url: string, message: RegExp][] = [
     ['http://davit.invalid', /davit\.invalid has no address: is the name right\?/],
     [elsewhere.url, /the service is elsewhere \(301\): https:\/\/deploy\.example\.com\//],
     [`http://127.0.0.1:${notHttp.port}`, /does not answer in HTTP: is the URL right\?/],
     [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],
+    [`http://127.0.0.1:${likeDavit.port}`, /not deployed: the answer is not of davit: is the URL right\?/],
   ];
   for (const [url, message] of cases) {
     const { stderr, exitCode } = await run(['deploy', 'prj_1', 'main', '--url', url], {
@@ -285,6 +296,38 @@ t.test('the key may come from a file, and is warned of where it goes in clear', 
     env: { DAVIT_KEY: 'davit_key' },
   });
   t.match(stderr, /^warning: the key goes to davit\.invalid in clear text/);
+});
+
+t.test('nobody is warned of a key that goes to this machine, or is sent over TLS', async (t) => {
+  for (const url of ['http://localhost:1', 'http://127.9.9.9:1', 'http://[::1]:1', 'https://davit.invalid']) {
+    const { stderr } = await runHere(['deploy', 'prj_1', 'main', '--url', url, '--retry-for', '0'], {
+      environment: { DAVIT_KEY: 'davit_key' },
+    });
+    t.match(stderr, /^error: /, url);
+  }
+});
+
+t.test('a deployment that never began is followed to its end, and why that came is said', async (t) => {
+  const { davit } = shared;
+  const { startDeploy, project } = await shared.another();
+  await davit(['admin', 'project', 'pause', project]);
+  const client = startDeploy(['good', '--wait']);
+  let stderr = '';
+  client.stderr?.setEncoding('utf8').on('data', (piece: string) => {
+    // It is there.
+    if (stderr === '') void davit(['admin', 'project', 'archive', project, '--yes']);
+    stderr += piece;
+  });
+  t.strictSame(await once(client, 'close'), [1, null]);
+  t.match(stderr, /of good: canceled\nits project was archived\n$/);
+});
+
+t.test('a process that only waits for its next try goes on', async (t) => {
+  const { stderr, exitCode } = await run(['deploy', 'prj_1', 'main', '--retry-for', '1s'], {
+    env: { DAVIT_KEY: 'davit_key', DAVIT_URL: 'http://127.0.0.1:1' },
+  });
+  t.equal(exitCode, 1);
+  t.match(stderr, /trying again[\s\S]*gave up\n$/);
 });
 
 t.test('over TLS, with an authority of its own', async (t) => {

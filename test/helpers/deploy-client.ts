@@ -16,7 +16,8 @@ const COMMAND = `
     good) echo one; echo two >&2; printf three ;;
     bad) echo alas; exit 3 ;;
     long) i=0; while [ $i -lt 2000 ]; do echo "line $i"; i=$((i + 1)); done ;;
-    slow) echo begun; touch started; while kill -0 $PPID; do sleep 1; done ;; # nothing outlives its service
+    slow) echo begun; touch started
+          while kill -0 $PPID; do [ -e more ] && rm more && echo more; sleep 0.1; done ;; # nothing outlives its service
   esac`;
 
 export interface DeployOptions {
@@ -68,10 +69,10 @@ export async function servedDeployments(t: Test, ...options: string[]) {
           environment: { DAVIT_KEY: key },
           effects: { ...realEffects, after: (delayMs, action) => realEffects.after(delayMs / 20, action) },
         }),
-      startDeploy: (words: string[]): ChildProcess => {
+      startDeploy: (words: string[], deployOptions: DeployOptions = {}): ChildProcess => {
         const child = spawn(process.execPath, [MAIN, 'deploy', project, ...words], {
           cwd: directory,
-          env: { ...COMPILE_CACHE, ...envOf({}) },
+          env: { ...COMPILE_CACHE, ...envOf(deployOptions) },
           stdio: ['ignore', 'ignore', 'pipe'],
         });
         t.teardown(() => child.kill('SIGKILL'));

@@ -4,9 +4,9 @@ import type { Test } from 'tap';
 
 /**
  * What becomes of a connection: it passes; it is closed before anything is read; the request passes and the answer
- * is lost; or it breaks off after so many bytes of the answer.
+ * is lost, or waits for `release`; or it breaks off after so many bytes of the answer.
  */
-export type Fate = 'pass' | 'refuse' | 'lose-answer' | { breakAfterBytes: number };
+export type Fate = 'pass' | 'refuse' | 'lose-answer' | 'hold' | { breakAfterBytes: number };
 
 export interface Proxy {
   url: string;
@@ -16,6 +16,10 @@ export interface Proxy {
   connected(number: number): Promise<void>;
   /** What becomes of the coming connections, one after the other; those after them pass. */
   fates(...fates: Fate[]): void;
+  /** Resolves when an answer is being held. */
+  held(): Promise<void>;
+  /** What was held passes, and whatever comes on those connections. */
+  release(): void;
   /** Where connections lead to from now on. */
   leadTo(url: string): void;
 }
@@ -26,6 +30,8 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
   let to = new URL(target);
   let count = 0;
   const sockets = new Set<Socket>();
+  const lines = new Set<{ isHeld: boolean }>();
+  let heldAnswers: (() => void)[] = [];
   const server = createServer((client) => {
     count += 1;
     const fate = fates.shift() ?? 'pass';
@@ -35,6 +41,8 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
       client.destroy();
       return;
     }
+    const line = { isHeld: fate === 'hold' };
+    lines.add(line);
     const service = connect(Number(to.port), to.hostname);
     sockets.add(service);
     service.on('error', () => client.destroy());
@@ -43,8 +51,17 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
     client.pipe(service);
     let passedBytes = 0;
     service.on('data', (bytes) => {
+      if (line.isHeld) {
+        heldAnswers.push(() => client.write(bytes));
+        server.emit('held');
+        return;
+      }
       const maxBytes =
-        fate === 'pass' ? Number.POSITIVE_INFINITY : fate === 'lose-answer' ? 0 : fate.breakAfterBytes;
+        fate === 'lose-answer'
+          ? 0
+          : typeof fate === 'object'
+            ? fate.breakAfterBytes
+            : Number.POSITIVE_INFINITY;
       client.write(bytes.subarray(0, maxBytes - passedBytes));
       passedBytes += bytes.length;
       if (passedBytes >= maxBytes) client.destroySoon();
@@ -64,6 +81,14 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
     },
     fates(...next) {
       fates = next;
+    },
+    async held() {
+      if (heldAnswers.length === 0) await once(server, 'held');
+    },
+    release() {
+      for (const line of lines) line.isHeld = false;
+      for (const pass of heldAnswers) pass();
+      heldAnswers = [];
     },
     leadTo(url) {
       to = new URL(url);
