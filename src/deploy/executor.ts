@@ -69,6 +69,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   const pending = new Set<Promise<unknown>>();
   let claiming = 0;
   let stopping = false;
+  let isGraceOver = false;
 
   return { tick, settled, stop };
 
@@ -87,6 +88,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   async function stop(graceMs: number): Promise<void> {
     stopping = true;
     const cancelStop = effects.after(graceMs, () => {
+      isGraceOver = true;
       for (const stopRun of underWay.values()) stopRun('shutdown');
     });
     await settled();
@@ -114,6 +116,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   function begin(claimed: ClaimedDeployment): void {
     const { promise: stopRequest, resolve: requestStop } = Promise.withResolvers<StopRequest>();
     underWay.set(claimed.id, requestStop);
+    if (isGraceOver) requestStop('shutdown'); // its claim was under way till now
     logger.info(
       { deployment_id: claimed.id, project_id: claimed.project_id, ref: claimed.ref },
       'deployment started',

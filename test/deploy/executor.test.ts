@@ -306,6 +306,27 @@ t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => 
   t.match(store.reads.deployments.get(second.id), { status: 'queued' });
 });
 
+t.test('what is claimed only when the grace of a stop is over is stopped at once', async (t) => {
+  const store = testStore(t, realEffects);
+  const stalled = Promise.withResolvers<void>();
+  const write: Writer['write'] = async (name, input) => {
+    if (name === 'deployments.claim') await stalled.promise;
+    return await store.writer.write(name, input);
+  };
+  const executor = await executorOn(
+    t,
+    { ...store, writer: { ...store.writer, write } },
+    { maxConcurrent: 1 },
+  );
+  const projectId = await store.project({ command: ['/bin/sleep', '600'] });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  const ticked = executor.tick();
+  const stopped = executor.stop(0);
+  realEffects.after(1, stalled.resolve);
+  await Promise.all([ticked, stopped]);
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
 async function service(
   t: Test,
   changes: Partial<ExecutorOptions> = {},
