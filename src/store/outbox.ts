@@ -1,6 +1,7 @@
 import type { AttemptTrigger, DeliveryId, EventId, WebhookId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
+import { ATTEMPTS_MAX } from './deliveries.ts';
 import { type Recipient, recipientReads } from './recipients.ts';
 
 /**
@@ -284,9 +285,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
        SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
      WHERE id = +:deliveryId`);
+  // However often its webhook is enabled anew, which begins another ladder each time.
+  const isSpent = `attempt_count + 1 >= ${ATTEMPTS_MAX}`;
   const missed = database.prepare(`
     UPDATE deliveries
-       SET status = :status, next_attempt_at = :nextAttemptAt, attempt_count = attempt_count + 1,
+       SET status = iif(${isSpent}, 'exhausted', :status), next_attempt_at = iif(${isSpent}, NULL, :nextAttemptAt),
+           attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
      WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs
        AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) <= +:enabledAtMs`);

@@ -99,6 +99,26 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
   t.strictSame(store.reads.outbox.pendingWebhooks(), [], 'and not sent');
 });
 
+t.test('a delivery has a thousand attempts at most, however often its webhook is enabled anew', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { webhookId } = await oneDue(store, effects);
+  const failAfter = async (attempts: number) => {
+    store.execute(`UPDATE deliveries SET attempt_count = ${attempts}`);
+    for (const status of ['disabled', 'enabled'] as const) {
+      await store.writer.write('webhooks.update', { id: webhookId, status, disableReason: 'tired' });
+    }
+    const [due] = dueOf(store, webhookId, effects.now(), 1);
+    if (due === undefined) throw new Error('nothing is due');
+    const next = { kind: 'retry', atMs: effects.now() } as const;
+    await store.writer.write('outbox.settle', settlementOf(due, effects.now(), next));
+    return store.query('SELECT status, attempt_count, next_attempt_at IS NULL AS is_over FROM deliveries');
+  };
+  t.strictSame(await failAfter(998), [{ status: 'pending', attempt_count: 999, is_over: 0 }]);
+  t.strictSame(await failAfter(999), [{ status: 'exhausted', attempt_count: 1_000, is_over: 1 }]);
+  t.strictSame(dueOf(store, webhookId, effects.now(), 1), []);
+});
+
 t.test('a success ends a row of failures', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
