@@ -157,6 +157,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     const session = sessions.get(origin);
     return {
       secureContext,
+      rejectUnauthorized: true, // whatever NODE_TLS_REJECT_UNAUTHORIZED says
       ALPNProtocols: ['http/1.1'],
       // RFC 6066, section 3: neither an address nor the final dot of a name is a server name.
       ...(isIP(hostname) === 0 && { servername: hostname.replace(/\.$/, '') }),

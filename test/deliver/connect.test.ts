@@ -32,6 +32,15 @@ t.test(
   },
 );
 
+t.test('no variable of the environment has a certificate go unchecked', async (t) => {
+  const receiver = await startReceiver(t, { tls: 'self-signed' });
+  t.teardown(() => delete process.env['NODE_TLS_REJECT_UNAUTHORIZED']);
+  process.env['NODE_TLS_REJECT_UNAUTHORIZED'] = '0';
+  const connector = newConnector({ caPem: CA_PEM });
+  await t.rejects(exchange(connector, new URL(receiver.url)), { message: 'tls: certificate is self-signed' });
+  t.equal(receiver.requests.length, 0);
+});
+
 t.test("certificates of one's own are trusted besides the usual ones", async (t) => {
   const receiver = await startReceiver(t, { tls: 'localhost' });
   const usual = getCACertificates('default');
