@@ -1,4 +1,4 @@
-import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { closeSync, existsSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
 import { delay, type Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 
@@ -8,13 +8,23 @@ import { AppError, codeOf } from '../errors.ts';
  */
 let spare: number | undefined;
 
+/** Which boot of the machine this is. */
+export const BOOT_ID_PATH = '/proc/sys/kernel/random/boot_id';
+
 /**
  * Throws AppError `conflict` unless /proc tells of the PID namespace of this process: by the ids of another one commands
- * would be taken for others, and others ended in their place, pid_namespaces(7).
+ * would be taken for others, and others ended in their place, pid_namespaces(7). And unless it tells of the boot too.
  */
 export function requireOwnProc(): void {
   const self = selfInProc();
-  if (self === process.pid) return;
+  if (self === process.pid) {
+    if (existsSync(BOOT_ID_PATH)) return;
+    throw new AppError(
+      'conflict',
+      `${BOOT_ID_PATH} is not there, and davit tells its commands apart by it: mount all of /proc (without subset=pid, ` +
+        'which ProcSubset= of systemd sets)',
+    );
+  }
   throw new AppError(
     'conflict',
     self === undefined
@@ -52,7 +62,16 @@ export function readProc(path: string): string | undefined {
  * They are children of the main thread, and commands of the threads that started them, proc_tid_children(5).
  */
 export function hasOrphans(): boolean {
-  return readProc(`/proc/self/task/${process.pid}/children`) !== '';
+  return readChildren() !== '';
+}
+
+/** The children of the main thread: those whom others left behind, and those whom this process had when it was executed. */
+export function childrenOfMainThread(): number[] {
+  return (readChildren() ?? '').split(' ').filter(Boolean).map(Number);
+}
+
+function readChildren(): string | undefined {
+  return readProc(`/proc/self/task/${process.pid}/children`);
 }
 
 /**

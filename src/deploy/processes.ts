@@ -3,7 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { openFilesOf, processIds, readProc, untilSeen } from './proc.ts';
+import { BOOT_ID_PATH, openFilesOf, processIds, readProc, untilSeen } from './proc.ts';
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
 export interface ProcessTree {
@@ -31,7 +31,7 @@ let knownBootId: string | undefined;
 
 /** Which boot of the machine this is. */
 export function bootId(): string {
-  knownBootId ??= readFileSync('/proc/sys/kernel/random/boot_id', 'latin1').trim();
+  knownBootId ??= readFileSync(BOOT_ID_PATH, 'latin1').trim();
   return knownBootId;
 }
 
@@ -216,8 +216,13 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
   }
 }
 
-/** Whether nobody else can have got its id: it has it itself, or ids have not begun anew since the machine was booted. */
+/**
+ * Whether nobody else can have got its id: it has it itself, or ids have not begun anew since the machine was booted, nor
+ * with a PID namespace that is younger, as that of a container that was started again.
+ */
 function keepsNumber({ processId, processStartedAt }: ProcessIdentity): boolean {
+  const first = processIdentity(1);
+  if (first !== undefined && processStartedAt < first.processStartedAt) return false;
   const holder = processIdentity(processId);
   return holder === undefined ? idsAreUnused() : holder.processStartedAt === processStartedAt;
 }

@@ -7,7 +7,7 @@ import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts'
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
-import { untilSeen } from './proc.ts';
+import { childrenOfMainThread, untilSeen } from './proc.ts';
 import { processIdentity, sessionOf } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string } | { kind: 'unwanted' };
@@ -41,6 +41,8 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   const reader = createPipeReader(effects);
   const running = new Map<number, (end: ProcessEnd) => void>();
   const ownSession = sessionOf(process.pid);
+  // Left to davit by what executed it, as the script of a container does: neither Node's nor a command.
+  const inherited = new Set(adopts ? childrenOfMainThread() : []);
   const starting = createPlaces(STARTING_MAX);
   let startsUnderWay = 0;
   let closed = false;
@@ -126,7 +128,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   function waitForAdopted(): void {
     if (!adopts || closed || startsUnderWay > 0) return;
     for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) {
-      if (!running.has(id) && mayBeOfNode(id)) return;
+      if (!running.has(id) && !inherited.delete(id) && mayBeOfNode(id)) return;
       look(id);
     }
   }

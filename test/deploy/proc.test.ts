@@ -5,6 +5,7 @@ import { join } from 'node:path';
 import t from 'tap';
 import { openFilesOf, processIds, readProc, requireOwnProc } from '../../src/deploy/proc.ts';
 import { useUpFiles } from '../helpers/limits.ts';
+import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 
@@ -49,23 +50,25 @@ t.test('what a process opens and closes all the time hides nothing else that it 
   t.equal(openFilesOf(0).length, 0, 'nobody is there');
 });
 
-const ifMayUnshare =
-  spawnSync('unshare', ['--map-root-user', '--pid', '--fork', '--mount-proc', 'true']).status === 0
-    ? {}
-    : { skip: 'PID namespaces with a /proc of their own are not allowed here' };
+const LOOK = `import('${join(import.meta.dirname, '../../src/deploy/proc.ts')}').then((proc) => proc.requireOwnProc())`;
 
 t.test('the /proc of another PID namespace is refused', ifMayUnshare, async (t) => {
   requireOwnProc();
-  const look = `import('${join(import.meta.dirname, '../../src/deploy/proc.ts')}').then((proc) => proc.requireOwnProc())`;
-  const inNamespace = (...options: string[]) => {
-    const words = ['--map-root-user', '--pid', '--fork', ...options, process.execPath, '--eval', look];
-    return spawnSync('unshare', words, { encoding: 'utf8' });
-  };
-  t.match(inNamespace('--mount-proc'), { status: 0, stderr: '' });
-  t.match(inNamespace(), {
+  t.match(runInNamespace(process.execPath, '--eval', LOOK), { status: 0, stderr: '' });
+  const words = ['--map-root-user', '--pid', '--fork', process.execPath, '--eval', LOOK];
+  t.match(spawnSync('unshare', words, { encoding: 'utf8' }), {
     status: 1,
     stderr:
       /\/proc is that of another PID namespace, where davit is process \d+ in place of 1: mount its own there/,
+  });
+});
+
+t.test('a /proc of processes only is refused', ifMayUnshare, async (t) => {
+  const script = 'mount -t proc -o subset=pid proc /proc && exec "$0" --eval "$1"';
+  t.match(runInNamespace('sh', '-c', script, process.execPath, LOOK), {
+    status: 1,
+    stderr:
+      /boot_id is not there, .*: mount all of \/proc \(without subset=pid, which ProcSubset= of systemd sets\)/,
   });
 });
 

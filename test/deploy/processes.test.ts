@@ -17,6 +17,7 @@ import { type Effects, realEffects } from '../../src/effects.ts';
 import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { fixture, PATH, stateOf, until } from '../helpers/commands.ts';
 import { openAgain, refuseToOpen } from '../helpers/limits.ts';
+import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -183,6 +184,24 @@ t.test(
     t.strictSame(left.processes.map(isAlive), [false]);
   },
 );
+
+t.test('nobody of a PID namespace that is younger than the command is its own', ifMayUnshare, async (t) => {
+  const source = join(import.meta.dirname, '../../src');
+  // A session whose leader has ended, with the number that the command had in the namespace before.
+  const script = `
+    set -- $(setsid sh -c 'sleep 600 >/dev/null & echo $$ $!')
+    "$0" --input-type=module --eval "$PROGRAM" "$1"
+    kill -0 "$2" && echo lives`;
+  const program = `
+    const { bootId, stopTree } = await import('${source}/deploy/processes.ts');
+    const { realEffects } = await import('${source}/effects.ts');
+    const leader = { processId: Number(process.argv[1]), processStartedAt: 1, bootId: bootId() };
+    const alive = setInterval(() => undefined, 1_000);
+    console.log(await stopTree({ deploymentId: 'dpl_1', leader }, { graceMs: 0, effects: realEffects }));
+    clearInterval(alive);`;
+  const words = ['env', `PROGRAM=${program}`, 'sh', '-c', script, process.execPath];
+  t.match(runInNamespace(...words), { status: 0, stdout: 'gone\nlives\n', stderr: '' });
+});
 
 t.test('processes that cannot be ended are told once, and waited for', async (t) => {
   const deploymentId = newDeploymentId();

@@ -2,6 +2,7 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import type { Readable, Writable } from 'node:stream';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
 import { hasOrphans } from '../../src/deploy/proc.ts';
@@ -224,6 +225,37 @@ t.test('who adopts orphans leaves to Node whom Node has started', async (t) => {
   const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
   t.strictSame(await started.ended, { kind: 'exited', exitCode: 0 });
 });
+
+t.test(
+  'whom a script left in the background before it became davit is waited for, and keeps no orphan',
+  async (t) => {
+    const source = join(import.meta.dirname, '../../src');
+    const program = `
+    const { loadPosix } = await import('${source}/deploy/posix.ts');
+    const { createSpawner } = await import('${source}/deploy/spawner.ts');
+    const { childrenOfMainThread } = await import('${source}/deploy/proc.ts');
+    const { realEffects } = await import('${source}/effects.ts');
+    const posix = await loadPosix();
+    const spawner = createSpawner(posix, realEffects, posix.adoptOrphans());
+    const command = ['/bin/sh', '-c', 'setsid true >/dev/null 2>&1 &'];
+    await spawner.spawn({ command, directory: '/', environment: {} });
+    process.stdin.once('data', () => console.log('ended')).once('end', () => {
+      setInterval(() => childrenOfMainThread().length === 0 && process.exit(0), 1);
+    });`;
+    // The one in the background ends, and with it what its end is told by, once davit has begun.
+    const script = 'cat <&3 >/dev/null & exec "$0" --input-type=module --eval "$1" 3<&-';
+    const child = spawn('sh', ['-c', script, process.execPath, program], {
+      stdio: ['pipe', 'pipe', 'inherit', 'pipe'],
+    });
+    t.teardown(() => child.kill('SIGKILL'));
+    const [stdin, stdout, , background] = child.stdio as unknown as [Writable, Readable, null, Writable];
+    stdin.write('x');
+    await once(stdout, 'data');
+    background.end();
+    stdin.end();
+    t.strictSame(await once(child, 'exit'), [0, null]);
+  },
+);
 
 t.test('where no more files may be open it says so, and ends nothing', ifHas('prlimit'), async (t) => {
   const spawner = testSpawner(t);

@@ -1,0 +1,14 @@
+import { spawnSync } from 'node:child_process';
+
+const OWN_PROCESSES = ['--map-root-user', '--pid', '--fork', '--mount-proc'];
+
+/** For tests that need a PID namespace with a /proc of its own, as a container has it. */
+export const ifMayUnshare =
+  spawnSync('unshare', [...OWN_PROCESSES, 'true']).status === 0
+    ? {}
+    : { skip: 'PID namespaces with a /proc of their own are not allowed here' };
+
+/** Runs a program as the first process of such a namespace. */
+export function runInNamespace(...words: string[]) {
+  return spawnSync('unshare', [...OWN_PROCESSES, ...words], { encoding: 'utf8' });
+}
