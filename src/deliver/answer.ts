@@ -52,11 +52,31 @@ export function createAnswerReader(): AnswerReader {
 
   function take(bytes: Buffer): boolean {
     let at = 0;
-    while (at < bytes.length && part !== 'nothing') at += takeFrom(bytes, at);
+    try {
+      while (at < bytes.length && part !== 'nothing') at += takeFrom(bytes, at);
+    } catch (error) {
+      takeStatusAlone(error);
+      return true;
+    }
     if (part !== 'nothing') return false;
     // Whoever says more than was asked for cannot be understood the next time.
     if (at < bytes.length && answer !== undefined) answer.keepsConnection = false;
     return true;
+  }
+
+  /** Of a head that cannot be understood its first line counts, as nothing else says whether it is a success. */
+  function takeStatusAlone(error: unknown): void {
+    const statusCode = part === 'head' ? FINAL_STATUS.exec(held)?.[1] : undefined;
+    if (statusCode === undefined) throw error;
+    part = 'nothing';
+    answer = {
+      statusCode: Number(statusCode),
+      retryAfter: null,
+      kept: [],
+      bodyBytes: 0,
+      keepsConnection: false,
+      idleMs: null,
+    };
   }
 
   function close(): boolean {
@@ -101,15 +121,15 @@ export function createAnswerReader(): AnswerReader {
     const room = HEADS_MAX_BYTES - headBytes - heldBefore;
     const text = held + bytes.toString('latin1', from, from + room);
     const endsAt = text.indexOf(end, Math.max(0, heldBefore - end.length + 1));
+    held = text;
     if (endsAt === -1) {
       if (part === 'head' && !isHttp(text, heldBefore)) throw invalid();
       if (text.length - heldBefore === room) throw invalid();
-      held = text;
       return text.length - heldBefore;
     }
-    held = '';
     headBytes += endsAt + end.length;
     handOn(text.slice(0, endsAt));
+    held = '';
     return endsAt + end.length - heldBefore;
   }
 
@@ -171,6 +191,8 @@ interface Head {
   fields: Map<string, string>;
 }
 
+/** No other is the last word. */
+const FINAL_STATUS = /^HTTP\/1\.[01] ([2-9]\d\d)(?: [^\r\n]*)?\r?\n/;
 const STATUS_LINE = /^HTTP\/1\.([01]) ([1-9]\d\d)(?: .*)?$/;
 const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
 const CHUNK_SIZE = /^([0-9A-Fa-f]{1,8})[ \t]*(?:;.*)?$/;

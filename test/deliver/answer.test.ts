@@ -114,23 +114,14 @@ t.test('what is no answer is refused', (t) => {
   for (const text of [
     'SSH-2.0-OpenSSH_9.2\r\n',
     ' HTTP/1.1 200 OK\r\n\r\n',
-    'HTTP/1.1 200 OK\n\n',
     'HTTP/2.0 200 OK\r\n\r\n',
     'HTTP/1.1 20 OK\r\n\r\n',
     'HTTP/1.1 2000 OK\r\n\r\n',
     'HTTP/1.1 099 OK\r\n\r\n',
     'HTTP/1.1  200 OK\r\n\r\n',
     'HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\n\r\n',
-    `${ok}no colon\r\n\r\n`,
-    `${ok}: no name\r\n\r\n`,
-    `${ok}a space : x\r\n\r\n`,
-    `${ok}X: a\0b\r\n\r\n`,
-    `${ok}X: a\rb\r\n\r\n`,
-    `${ok}Content-Length: -1\r\n\r\n`,
-    `${ok}Content-Length: 1e3\r\n\r\n`,
-    `${ok}Content-Length: 9999999999999999\r\n\r\n`,
-    `${ok}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello`,
-    `${ok}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n`,
+    'HTTP/1.1 101 Switching Protocols\nUpgrade: x\n\n',
+    'HTTP/1.1 200\rOK\n\n',
     `${ok}Transfer-Encoding: chunked\r\n\r\nx\r\n`,
     `${ok}Transfer-Encoding: chunked\r\n\r\n-1\r\n`,
     `${ok}Transfer-Encoding: chunked\r\n\r\n123456789\r\n`,
@@ -141,12 +132,37 @@ t.test('what is no answer is refused', (t) => {
   t.end();
 });
 
+t.test('of a head that cannot be understood the status counts, and the connection is not used again', (t) => {
+  const ok = 'HTTP/1.1 200 OK\r\n';
+  for (const text of [
+    'HTTP/1.1 200 OK\n\n',
+    'HTTP/1.1 200\nContent-Length: 2\n\nok',
+    `HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\n\n`,
+    `${ok}no colon\r\n\r\n`,
+    `${ok}: no name\r\n\r\n`,
+    `${ok}a space : x\r\n\r\n`,
+    `${ok}X: a\0b\r\n\r\n`,
+    `${ok}X: a\rb\r\n\r\n`,
+    `${ok}Content-Length: -1\r\n\r\n`,
+    `${ok}Content-Length: 1e3\r\n\r\n`,
+    `${ok}Content-Length: 9999999999999999\r\n\r\n`,
+    `${ok}Content-Length: 5\r\nContent-Length: 6\r\n\r\nhello`,
+    `${ok}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n`,
+    `${ok}X: ${'x'.repeat(17_000)}`,
+  ]) {
+    const expected = { statusCode: 200, isWhole: true, keepsConnection: false };
+    t.match(read(text), expected, JSON.stringify(text.slice(0, 60)));
+    t.match(readPieces(cut(Buffer.from(text, 'latin1'), [7, 20, 21])), expected);
+  }
+  t.match(read('HTTP/1.1 503 Busy\n\n'), { statusCode: 503, isWhole: true });
+  t.end();
+});
+
 t.test('16 KiB that are not body are enough, whatever they are', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   const long = 'x'.repeat(17_000);
   for (const text of [
     '\r\n'.repeat(9_000),
-    `${ok}X: ${long}`,
     'HTTP/1.1 103 Early Hints\r\n\r\n'.repeat(700),
     `${ok}Transfer-Encoding: chunked\r\n\r\n1;${long}`,
     `${ok}Transfer-Encoding: chunked\r\n\r\n${'1\r\nx\r\n'.repeat(5_000)}`,
