@@ -138,7 +138,8 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     socket.on('session', (session: Buffer) => {
       if (trusting === secureContext) putLatest(sessions, url.origin, session, TLS_SESSIONS_MAX);
     });
-    socket.on('error', (error) => close((handshaking && tlsError(error)) || error));
+    // In TLS 1.3 a receiver that wants a certificate says so only when the handshake is over for us.
+    socket.on('error', (error) => close((isTls && tlsError(error)) || error));
     // During a handshake an error follows.
     socket.on('end', () => handshaking || close(null));
     socket.on('close', () => close(null));

@@ -32,6 +32,25 @@ t.test(
   },
 );
 
+t.test('a receiver that wants a certificate is told apart', async (t) => {
+  const server = createServer(
+    {
+      cert: tlsFixture('localhost.pem'),
+      key: tlsFixture('localhost.key'),
+      requestCert: true,
+      rejectUnauthorized: true,
+    },
+    () => t.fail('nobody gets in'),
+  );
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.teardown(() => server.close());
+  const { port } = server.address() as AddressInfo;
+  const connector = newConnector({ caPem: CA_PEM });
+  await t.rejects(exchange(connector, new URL(`https://127.0.0.1:${port}/`)), {
+    message: /^tls: .*certificate required$/,
+  });
+});
+
 t.test('no variable of the environment has a certificate go unchecked', async (t) => {
   const receiver = await startReceiver(t, { tls: 'self-signed' });
   t.teardown(() => delete process.env['NODE_TLS_REJECT_UNAUTHORIZED']);
