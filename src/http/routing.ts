@@ -56,11 +56,15 @@ const HOST = /^(?:[\w.~!$&'()*+,;=%-]*|\[[\w.:%~-]+\])(?::\d*)?$/;
  * Of a request for `foo://bar`, whose path is empty, hapi's router throws where nobody catches it: davit would end. Bad
  * encoding it would answer with 400 too, but only after taking in the whole body.
  */
-function checkPath({ path }: Request): void {
+function checkPath({ path, raw: { req } }: Request): void {
   if (!path.startsWith('/')) throw invalid('path', 'path', 'must begin with /');
+  if (LEADS_ELSEWHERE.test(req.url?.split('?', 1)[0] ?? '')) throw notFound();
   if (path.includes('%') && decoded(path) === undefined)
     throw invalid('path', 'path', 'is not valid percent-encoding');
 }
+
+/** What URL makes another path of before hapi sees it: a proxy that lets only some paths in would be led astray. */
+const LEADS_ELSEWHERE = /\\|\/(?:\.|%2e){1,2}(?:\/|$)/i;
 
 /** hapi replaces what is no UTF-8, and drops parameters beyond the thousandth. */
 function checkQuerySyntax({ raw: { req } }: Request): void {

@@ -54,6 +54,32 @@ t.test('a wrong method is told which are right; a wrong path nothing', async (t)
   }
 });
 
+t.test('no path is another one than it says', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [things] });
+  const statusOf = async (target: string) =>
+    parseResponses(
+      await rawRequest(port, `GET ${target} HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n`),
+    )[0]?.status;
+  for (const target of [
+    '/v2/things/../../open',
+    '/v2/%2e%2e/open',
+    '/v2/.%2E/open',
+    '/./open',
+    '/%2e/open',
+    '/open/.',
+    '/v2/things/1/..',
+    '/v2\\..\\open',
+    '/v2/things\\1',
+    '\\open',
+    'http://d/v2/../open',
+  ]) {
+    t.match(await statusOf(target), /^40[04]$/, target);
+  }
+  for (const target of ['/v2/things/..1', '/v2/things/1...', 'http://d/open']) {
+    t.equal(await statusOf(target), 200, target);
+  }
+});
+
 t.test('the body of a request that leads nowhere is not waited for', async (t) => {
   const { port } = await startHttp(t, { resources: () => [things] });
   for (const line of ['POST /v2/nothing', 'POST /open', 'POST /v2/%FF']) {
