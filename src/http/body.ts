@@ -253,10 +253,11 @@ const COLON = 0x3a;
 const BACKSLASH = 0x5c;
 
 const THROW_AWAY_MAX_BYTES = 64 * 1024 * 1024;
-const THROW_AWAY_LOOK_MS = 1_000;
-const THROW_AWAY_MAX_LOOKS = 10;
+/** As nginx's `lingering_timeout` and `lingering_time`: some proxies look for the answer only when they have sent it all. */
+const THROW_AWAY_LOOK_MS = 5_000;
+const THROW_AWAY_MAX_LOOKS = 6;
 
-/** Reads on until the body ends, nothing came for a second, ten seconds are over, or it is too much. */
+/** Reads on until the body ends, nothing came for 5 s, 30 s are over, or it is too much. */
 function throwAway(req: IncomingMessage, effects: Effects, ended: () => void): void {
   let bytes = 0;
   let bytesAtLastLook = -1;
