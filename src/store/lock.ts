@@ -172,10 +172,18 @@ export function servedBy(path: string): Serving | null {
 }
 
 /**
- * By another name of the file, a hard link, there is another lock, and SQLite keeps another WAL: who writes by both damages
- * it. Throws AppError `conflict` while somebody has open a file with several names that is not served by this one.
+ * By another name of the file there is another lock, and SQLite keeps another WAL: who writes by both damages it. Throws
+ * AppError `conflict` for a file that is mounted by itself, and so is elsewhere too with all that is beside it; and while
+ * somebody has open a file with several names, hard links, that is not served by this one.
  */
 export function refuseOtherNames(path: string): void {
+  if (isMountPoint(realPath(path))) {
+    throw new AppError(
+      'conflict',
+      `${path} is mounted by itself, and what belongs to it (-wal, -lock) would be beside the mount and not beside the ` +
+        'file: mount the directory that it is in',
+    );
+  }
   const stats = statSync(path, { throwIfNoEntry: false });
   if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
   const database = connect(path, { timeoutMs: LOOKS_TIMEOUT_MS });
@@ -194,6 +202,15 @@ export function refuseOtherNames(path: string): void {
   } finally {
     database.close();
   }
+}
+
+/** By the fifth field of a line, in which spaces and the like are octal: proc_pid_mountinfo(5). */
+function isMountPoint(path: string): boolean {
+  const lines = readFileSync('/proc/self/mountinfo', 'utf8').matchAll(/^\S+ \S+ \S+ \S+ (\S+) /gm);
+  return [...lines].some(
+    ([, place = '']) =>
+      place.replace(/\\(\d{3})/g, (_, digits) => String.fromCharCode(Number.parseInt(digits, 8))) === path,
+  );
 }
 
 /** Whoever has a database of SQLite open has locked a part of it. */

@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, linkSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, linkSync, mkdirSync, rmSync, writeFileSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
@@ -10,6 +10,7 @@ import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
 import { serveWithLog } from '../helpers/served.ts';
+import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { newDeployment } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -245,6 +246,25 @@ t.test(
     rmSync(another);
   },
 );
+
+t.test('a file that is mounted by itself is opened by nobody, and stays as it is', ifMayMount, async (t) => {
+  const { davit, directory, dump } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'site']);
+  mkdirSync(join(directory, 'mounted'));
+  const before = dump();
+  const mounted = "'mounted/a b.db'";
+  const { stdout, stderr } = await onSmallDisk(directory, 'mounted', '4m', [
+    `touch ${mounted} && mount --bind davit.db ${mounted}`,
+    `"$0" "$1" serve --listen 127.0.0.1:0 --db ${mounted}; echo "exit $?"`,
+    `"$0" "$1" admin project create --name other --db ${mounted}; echo "exit $?"`,
+    `"$0" "$1" backup --db ${mounted} copy.db; echo "exit $?"`,
+    'ls mounted',
+  ]);
+  t.equal(stdout, 'exit 1\nexit 1\nexit 1\na b.db\n');
+  const refusal = 'error: mounted/a b.db is mounted by itself, .*: mount the directory that it is in\n';
+  t.match(stderr, new RegExp(`^(?:${refusal}){3}$`));
+  t.strictSame(dump(), before);
+});
 
 /** `davit serve` in this directory, ready. */
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {
