@@ -8,7 +8,7 @@ import { placeText, type ServeConfig } from './config.ts';
 import { deliveryFigures } from './deliver/figures.ts';
 import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
-import { endOverdueReports } from './deploy/overdue.ts';
+import { createOverdue } from './deploy/overdue.ts';
 import { loadPosix } from './deploy/posix.ts';
 import { hasOrphans, requireOwnProc } from './deploy/proc.ts';
 import { holdersOf } from './deploy/processes.ts';
@@ -208,7 +208,7 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
-  const reportsLoop = startLoop(() => endOverdueReports(store, effects), {
+  const reportsLoop = startLoop(createOverdue(store, effects), {
     idleMs: LOOK_OUTSIDE_EVERY_MS,
     effects,
     onError: stumbled(logger, 'overdue reports could not be ended'),

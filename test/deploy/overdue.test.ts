@@ -1,12 +1,13 @@
 import t from 'tap';
-import { endOverdueReports } from '../../src/deploy/overdue.ts';
+import { createOverdue } from '../../src/deploy/overdue.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
 
 t.test('a report that does not come in time is not waited for any longer', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  t.equal(await endOverdueReports(store, effects), null, 'nothing is waited for');
+  const endOverdue = createOverdue(store, effects);
+  t.equal(await endOverdue(), null, 'nothing is waited for');
   const [soon, later] = [
     await store.project({ command: null, reportTimeoutMs: 1_000 }),
     await store.project({ command: null, reportTimeoutMs: 5_000 }),
@@ -16,11 +17,11 @@ t.test('a report that does not come in time is not waited for any longer', async
     await store.writer.write('deployments.create', newDeployment(projectId));
   }
   const untouched = store.dump();
-  t.equal(await endOverdueReports(store, effects), startMs + 1_000);
+  t.equal(await endOverdue(), startMs + 1_000);
   t.strictSame(store.dump(), untouched);
 
   effects.advance(1_000);
-  t.equal(await endOverdueReports(store, effects), startMs + 5_000, 'however many are due');
+  t.equal(await endOverdue(), startMs + 5_000, 'however many are due');
   t.strictSame(
     store.query('SELECT status, reason, count(*) AS count FROM deployments GROUP BY 1, 2 ORDER BY 1'),
     [
@@ -29,5 +30,39 @@ t.test('a report that does not come in time is not waited for any longer', async
     ],
   );
   effects.advance(4_000);
-  t.equal(await endOverdueReports(store, effects), null);
+  t.equal(await endOverdue(), null);
+});
+
+t.test('a clock that is set ahead ends nothing for five minutes, in which it may be set back', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const endOverdue = createOverdue(store, effects);
+  const projectId = await store.project({ command: null, reportTimeoutMs: 7_200_000 });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  const dueAtMs = await endOverdue();
+  const untouched = store.dump();
+
+  effects.jump(10_800_000);
+  t.equal(await endOverdue(), effects.now() + 300_000);
+  effects.advance(3_000);
+  t.equal(await endOverdue(), effects.now() + 297_000);
+  effects.jump(-10_800_000);
+  t.equal(await endOverdue(), dueAtMs, 'it was set back');
+  t.strictSame(store.dump(), untouched);
+
+  effects.jump(10_800_000);
+  await endOverdue();
+  effects.advance(300_000);
+  t.equal(await endOverdue(), null);
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'report_timeout' });
+});
+
+t.test('a clock that is set a little is trusted', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const endOverdue = createOverdue(store, effects);
+  const projectId = await store.project({ command: null, reportTimeoutMs: 50_000 });
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  effects.jump(59_000);
+  t.equal(await endOverdue(), null);
 });
