@@ -23,6 +23,14 @@ CREATE TABLE instance (
   davit_version   TEXT    NOT NULL -- the davit that made the schema what it is: an older one that refuses the file names it
 ) STRICT;
 
+-- How the machine's clock was set while davit ran, the latest hundred times: a restart must not believe in time that
+-- never passed.
+CREATE TABLE clock_settings (
+  seq   INTEGER PRIMARY KEY AUTOINCREMENT,
+  at    INTEGER NOT NULL, -- what the clock said just after
+  by_ms INTEGER NOT NULL  -- ahead, or back if it is negative
+) STRICT;
+
 -- Who may call the API.
 CREATE TABLE keys (
   seq          INTEGER PRIMARY KEY AUTOINCREMENT,

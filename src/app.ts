@@ -4,6 +4,7 @@ import { resolve } from 'node:path';
 import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
+import { createClockSettings } from './clock.ts';
 import { placeText, type ServeConfig } from './config.ts';
 import { deliveryFigures } from './deliver/figures.ts';
 import { startDispatcherThread } from './deliver/thread.ts';
@@ -213,7 +214,9 @@ export async function startService(
     effects,
     onError: stumbled(logger, 'overdue reports could not be ended'),
   });
-  const pruner = createPruner({ writer: store.writer, effects, logger, retentionMs: config.retentionMs });
+  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
+  const { retentionMs } = config;
+  const pruner = createPruner({ writer: store.writer, effects, logger, clockSettings, retentionMs });
   const pruning = startLoop(pruner.tick, {
     idleMs: PRUNING_IDLE_MS,
     effects,

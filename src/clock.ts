@@ -20,7 +20,14 @@ export function createWatchedClock(effects: Effects, onSet: (byMs: number) => vo
 }
 
 /** More than anybody sets a clock in the time of a ladder of retries. */
-const SETTINGS_MAX = 100;
+export const SETTINGS_MAX = 100;
+
+export interface ClockSetting {
+  /** What the clock said just after, milliseconds since 1970. */
+  atMs: number;
+  /** Ahead, or back if it is negative. */
+  byMs: number;
+}
 
 /** What of the time between two moments never passed, as the clock was set in between. */
 export interface ClockSettings {
@@ -30,9 +37,9 @@ export interface ClockSettings {
   since(sinceMs: number): number;
 }
 
-/** Remembers how a clock was set; the latest hundred times. */
-export function createClockSettings(): ClockSettings {
-  let settings: { atMs: number; byMs: number }[] = [];
+/** Remembers how a clock was set, the latest hundred times; `earlier`, the oldest first, before this process was. */
+export function createClockSettings(earlier: readonly ClockSetting[] = []): ClockSettings {
+  let settings = [...earlier];
   return {
     add(byMs, nowMs) {
       settings = [...settings.slice(1 - SETTINGS_MAX), { atMs: nowMs, byMs }];

@@ -46,4 +46,6 @@ t.test('of the time since a moment what never passed is known', async (t) => {
   t.equal(settings.since(12_000), 0, 'and what comes after it');
   for (let count = 0; count < 100; count++) settings.add(1, 10_000);
   t.equal(settings.since(1_000), 100, 'the latest hundred are remembered');
+  const before = { atMs: 5_000, byMs: 700 };
+  t.equal(createClockSettings([before]).since(4_999), 700, 'and those of before');
 });

@@ -65,9 +65,14 @@ const LOOK_AT_ALL_EVERY_MS = 60_000;
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, figures } = options;
   const lanes = createLanes(effects, reads.outbox.history);
-  const clockSettings = createClockSettings();
+  const clockSettings = createClockSettings(reads.instance.clockSettings(effects.now()));
   const now = createWatchedClock(effects, (byMs) => {
-    clockSettings.add(byMs, effects.now());
+    const atMs = effects.now();
+    clockSettings.add(byMs, atMs);
+    run(
+      writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects),
+      'that the clock was set could not be recorded',
+    );
     if (byMs >= 0) return;
     logger.warn({ by_ms: -byMs }, 'the clock was set back: what waits for a retry is planned anew');
     walk(() => planAnew(-byMs));

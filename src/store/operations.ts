@@ -32,6 +32,7 @@ export function makeOperations(context: WriteContext) {
 
   const operations = {
     'instance.probe': instance.probe,
+    'instance.clockWasSet': instance.clockWasSet,
     'keys.create': keys.create,
     'keys.rotate': keys.rotate,
     'keys.revoke': keys.revoke,

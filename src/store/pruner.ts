@@ -1,4 +1,4 @@
-import { createWatchedClock } from '../clock.ts';
+import { type ClockSettings, createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
 import { isUnavailable } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -15,6 +15,8 @@ export interface PrunerOptions {
   writer: Pick<Writer, 'write'>;
   effects: Effects;
   logger: Logger;
+  /** How the clock was set before. */
+  clockSettings: ClockSettings;
   /** Null: deployments, events and deliveries are kept for ever. */
   retentionMs: number | null;
 }
@@ -61,7 +63,8 @@ interface Pass {
  * Removes what is over: a pass through all of it now and then, in steps that leave the writer to others. Where it is
  * is memory: after a restart the first pass finds what is left.
  */
-export function createPruner({ writer, effects, logger, retentionMs }: PrunerOptions): Pruner {
+export function createPruner(options: PrunerOptions): Pruner {
+  const { writer, effects, logger, clockSettings, retentionMs } = options;
   const passEveryMs = Math.min(
     PASS_EVERY_MAX_MS,
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
@@ -72,6 +75,9 @@ export function createPruner({ writer, effects, logger, retentionMs }: PrunerOpt
   let pass: Pass | undefined;
   /** On the clock that never jumps. */
   let dueAtMs = Number.NEGATIVE_INFINITY;
+
+  // Whoever starts davit anew has not looked at the clock.
+  doubt(clockSettings.since(effects.now() - DOUBTED_FOR_MS));
 
   return {
     async tick() {

@@ -563,6 +563,25 @@ t.test('time that never passed ends no ladder and disables no webhook', async (t
   );
 });
 
+t.test('nor does it after a restart', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  await deliverDue(dispatcher, effects);
+  effects.advance(1_000);
+  effects.jump(6 * 24 * HOUR_MS);
+  await deliverDue(dispatcher, effects);
+  effects.advance(40_000);
+  await deliverDue(testDispatcher(t, store, effects), effects);
+  t.equal(receiver.requests.length, 3);
+  t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
+    { status: 'pending', attempt_count: 3 },
+  ]);
+  t.match(store.reads.webhooks.get(id), { status: 'enabled' });
+});
+
 t.test('a retry that a wrong clock planned years ahead comes after a restart', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);

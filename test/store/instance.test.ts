@@ -1,7 +1,7 @@
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { openReads, openStore } from '../../src/store/store.ts';
-import { temporaryDirectory } from '../helpers/store.ts';
+import { temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('every probe is a commit, so that a disk which takes none is found out', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
@@ -17,4 +17,22 @@ t.test('every probe is a commit, so that a disk which takes none is found out', 
     versions.add(other.reads.instance.dataVersion());
   }
   t.equal(versions.size, 4);
+});
+
+t.test('how the clock was set is kept, the latest hundred times, unless it was set back since', async (t) => {
+  const store = testStore(t, realEffects);
+  t.strictSame(store.reads.instance.clockSettings(0), []);
+  for (let atMs = 1; atMs <= 101; atMs++) {
+    await store.writer.write('instance.clockWasSet', { atMs, byMs: -atMs });
+  }
+  const settings = store.reads.instance.clockSettings(101);
+  t.equal(settings.length, 100);
+  t.strictSame(
+    [settings[0], settings[99]],
+    [
+      { atMs: 2, byMs: -2 },
+      { atMs: 101, byMs: -101 },
+    ],
+  );
+  t.strictSame(store.reads.instance.clockSettings(100), []);
 });

@@ -1,6 +1,7 @@
 import { truncateSync } from 'node:fs';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
+import { createClockSettings } from '../../src/clock.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { createPruner, type Pruner } from '../../src/store/pruner.ts';
 import { START } from '../../src/store/retention.ts';
@@ -60,6 +61,25 @@ t.test('a clock that is set far ahead removes nothing for a day', async (t) => {
   t.strictSame(store.dump(), before);
   effects.advance(1);
   await untilRemoved(pruner, effects, store, 3);
+});
+
+t.test('nor after a restart meanwhile, unless it was set back', async (t) => {
+  const { store, effects } = await withOldDeployments(t, 3);
+  const atMs = effects.now() - DAY_MS + 1;
+  await store.writer.write('instance.clockWasSet', { atMs, byMs: HOUR_MS });
+  const before = store.dump();
+  const restarted = prunerOn(store, effects);
+  t.match(restarted.logged, [{ level: 'warn', by_ms: HOUR_MS }]);
+  t.equal(await restarted.pruner.tick(), effects.now() + DAY_MS);
+  t.strictSame(store.dump(), before);
+
+  effects.advance(2);
+  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 20, 'it was set more than a day ago');
+  await store.writer.write('instance.clockWasSet', { atMs: effects.now() - 1, byMs: 3 * HOUR_MS });
+  await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: -3 * HOUR_MS });
+  const { pruner } = prunerOn(store, effects);
+  t.equal(await pruner.tick(), effects.now() + 20, 'ahead and back');
+  t.notSame(store.dump(), before);
 });
 
 t.test('nor does one that is set ahead hour by hour, until it is set back', async (t) => {
@@ -247,7 +267,11 @@ function prunerOn(store: TestStore, effects: FakeEffects, retentionMs: number | 
     { base: null, timestamp: false, formatters: { level: (level) => ({ level }) } },
     { write: (line: string) => void logged.push(JSON.parse(line)) },
   );
-  return { pruner: createPruner({ writer: store.writer, effects, logger, retentionMs }), logged };
+  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
+  return {
+    pruner: createPruner({ writer: store.writer, effects, logger, clockSettings, retentionMs }),
+    logged,
+  };
 }
 
 /** Lets it go on until so many deployments and events are gone. */
