@@ -1,6 +1,6 @@
 import { closeSync, openSync, readdirSync, type Stats, statfsSync, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
-import { isAlive } from '../deploy/processes.ts';
+import { holdersOf, isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
 import { codeOf } from '../errors.ts';
@@ -290,7 +290,7 @@ function checkService({ service }: Case): DoctorFinding {
   );
 }
 
-function checkDeployments({ service, nowMs }: Case, reads: Reads): DoctorFinding[] {
+function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorFinding[] {
   const { waiting } = reads.backlog.all(nowMs, 1);
   const unfinished = reads.deployments.unfinished();
   const findings: DoctorFinding[] = [];
@@ -307,7 +307,7 @@ function checkDeployments({ service, nowMs }: Case, reads: Reads): DoctorFinding
           'davit serve: it ends what is left of it, and records it as interrupted',
         ),
       );
-    } else if (!runs && isVisible(service) && nowMs - startedAtMs > JUST_BEGUN_MS) {
+    } else if (!runs && isVisible(service, path) && nowMs - startedAtMs > JUST_BEGUN_MS) {
       findings.push(
         problem(
           'deployments',
@@ -351,9 +351,12 @@ function checkDeployments({ service, nowMs }: Case, reads: Reads): DoctorFinding
   return orOk(findings, 'deployments', `${unfinished.length} running, ${waiting.count} waiting`);
 }
 
-/** Elsewhere, in another container as a rule, the processes of its commands cannot be seen either. */
-function isVisible({ process_id }: Serving): boolean {
-  return process_id !== null && statSync(`/proc/${process_id}`, { throwIfNoEntry: false }) !== undefined;
+/**
+ * Elsewhere, in another container as a rule, the processes of its commands cannot be seen either: there it has another id, and
+ * here that is nobody's or somebody else's.
+ */
+function isVisible({ process_id }: Serving, path: string): boolean {
+  return process_id !== null && holdersOf(lockPath(path)).includes(process_id);
 }
 
 function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] {

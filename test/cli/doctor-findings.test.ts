@@ -1,3 +1,5 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { chmodSync, chownSync, truncateSync, writeFileSync } from 'node:fs';
 import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
@@ -5,7 +7,9 @@ import { realEffects } from '../../src/effects.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { WAL_LARGE_BYTES } from '../../src/store/wal.ts';
 import { busyWriter } from '../helpers/busy.ts';
+import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
 import { change, findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { serve } from '../helpers/served.ts';
 
 const HOUR_MS = 3_600_000;
@@ -249,6 +253,33 @@ t.test('with a service, what is stuck in it is said', async (t) => {
   });
   await service.kill();
 });
+
+t.test(
+  'of a service in another PID namespace nobody says what became of its commands',
+  ifMayUnshare,
+  async (t) => {
+    const there = await withProject(t);
+    const words = [...OWN_PROCESSES, process.execPath, MAIN, 'serve', '--listen', '127.0.0.1:0'];
+    const service = spawn('unshare', words, {
+      cwd: there.directory,
+      env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin' },
+      stdio: ['ignore', 'pipe', 'ignore'],
+    });
+    t.teardown(() => service.kill('SIGKILL'));
+    await once(service.stdout, 'data');
+    change(
+      there.dbPath,
+      `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
+     SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects`,
+    );
+    t.match(findingOf(await reportOf(t, there, 0), 'deployments'), {
+      level: 'ok',
+      message: '1 running, 0 waiting',
+    });
+    service.kill('SIGKILL');
+    await once(service, 'close');
+  },
+);
 
 t.test('who may read or replace the file', async (t) => {
   const there = await withProject(t);

@@ -1,6 +1,7 @@
 import { spawnSync } from 'node:child_process';
 
-const OWN_PROCESSES = ['--map-root-user', '--pid', '--fork', '--mount-proc'];
+/** How `unshare` begins one, which ends with whoever began it. */
+export const OWN_PROCESSES = ['--map-root-user', '--pid', '--fork', '--kill-child', '--mount-proc'];
 
 /** For tests that need a PID namespace with a /proc of its own, as a container has it. */
 export const ifMayUnshare =
