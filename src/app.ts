@@ -15,7 +15,7 @@ import { hasOrphans, requireOwnProc } from './deploy/proc.ts';
 import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
-import { createWorkspaces } from './deploy/workspace.ts';
+import { createWorkspaces, requireParent } from './deploy/workspace.ts';
 import { delay, type Effects } from './effects.ts';
 import { AppError, isUnavailable, messageOf } from './errors.ts';
 import { figuresMemory } from './figures.ts';
@@ -81,7 +81,9 @@ export async function startService(
   const caPem = certificates.authorities();
   const { dbPath } = config;
 
+  const temporaryDirectory = resolve(tmpdir());
   requireOwnProc();
+  requireParent(temporaryDirectory);
   refuseOtherNames(dbPath);
   const isNew = !existsSync(dbPath);
   refuseRemovedLock(dbPath);
@@ -123,7 +125,7 @@ export async function startService(
   }
 
   const workspaces = createWorkspaces({
-    parent: resolve(tmpdir()),
+    parent: temporaryDirectory,
     lockPath: lockPath(dbPath),
     hasOrphans: () => !adopts || hasOrphans(),
     effects,

@@ -55,6 +55,25 @@ t.test(
   },
 );
 
+t.test('without a place for the files of commands it does not begin', async (t) => {
+  const { dbPath, directory } = place(t);
+  const { TMPDIR } = process.env;
+  t.teardown(() => {
+    if (TMPDIR === undefined) delete process.env['TMPDIR'];
+    else process.env['TMPDIR'] = TMPDIR;
+  });
+  process.env['TMPDIR'] = join(directory, 'missing');
+  await t.rejects(
+    startService({ ...CONFIG, dbPath }, realEffects, () => undefined),
+    {
+      code: 'conflict',
+      message:
+        /^no directory can be made in \/.*\/missing \(ENOENT\), where commands have their files: set TMPDIR to one/,
+    },
+  );
+  t.notOk(existsSync(dbPath));
+});
+
 t.test('who is canceled while davit stops is canceled, not interrupted', async (t) => {
   const { dbPath, store } = await fileWith(t, ['/bin/sleep', '600']);
   const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
