@@ -198,6 +198,8 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return 'give this user the right to enter all directories above it: chmod o+x, or chgrp and chmod g+x';
     case 'notExecutable':
       return `chmod +x ${problem.path}; if it is so already, its file system is mounted noexec`;
+    case 'notAProgram':
+      return 'let it begin with a line such as #!/bin/sh, if it is a script';
     case 'linkCircle':
       return `mend the link, or name another place with ${set}`;
     case 'nameTooLong':

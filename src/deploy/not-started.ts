@@ -1,4 +1,13 @@
-import { accessSync, closeSync, constants, openSync, readSync, type Stats, statSync } from 'node:fs';
+import {
+  accessSync,
+  closeSync,
+  constants,
+  openSync,
+  readdirSync,
+  readSync,
+  type Stats,
+  statSync,
+} from 'node:fs';
 import { delimiter, resolve } from 'node:path';
 import { codeOf } from '../errors.ts';
 
@@ -17,7 +26,10 @@ export type StartProblem =
   | { kind: 'directoryMissing' | 'notADirectory' | 'directoryClosed'; path: string }
   /** `word` is in none of the directories of `searchPath`. */
   | { kind: 'notFound'; word: string; searchPath: string }
-  | { kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable'; path: string }
+  | {
+      kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable' | 'notAProgram';
+      path: string;
+    }
   | { kind: 'linkCircle' | 'nameTooLong'; path: string }
   | { kind: 'noInterpreter'; path: string; interpreter: string };
 
@@ -39,12 +51,13 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'ENOMEM':
       return 'there is not enough memory to start the command';
     case 'ENOEXEC':
-      return `the command ${word} is neither a program for this machine nor a script that begins with #!`;
+      return problemText({ kind: 'notAProgram', path: word });
     default: {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
-      return problem === undefined
-        ? `the command ${word} could not be started: ${code}`
-        : problemText(problem);
+      if (problem !== undefined) return problemText(problem);
+      return code === 'ENOENT'
+        ? `the command ${word} is there, and what loads it is not: it was built for another system, with musl for instance`
+        : `the command ${word} could not be started: ${code}`;
     }
   }
 }
@@ -68,6 +81,8 @@ export function problemText(problem: StartProblem): string {
       return `the command ${problem.path} is a directory`;
     case 'notExecutable':
       return `the command ${problem.path} is not executable`;
+    case 'notAProgram':
+      return `the command ${problem.path} is neither a program for this machine nor a script that begins with #!`;
     case 'linkCircle':
       return `${problem.path} cannot be reached: its links lead in a circle`;
     case 'nameTooLong':
@@ -101,6 +116,7 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (typeof stat === 'string') return { kind: stat, path };
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
+  if (isNoProgram(path)) return { kind: 'notAProgram', path };
   const [interpreter] = interpreterOf(path);
   // The kernel looks for it from where the command is run.
   return interpreter === undefined || mayExecute(resolve(request.directory, interpreter))
@@ -164,6 +180,27 @@ const FIRST_LINE_MAX_BYTES = 256;
  * may not read. A carriage return belongs to its word, as it does for the kernel.
  */
 export function interpreterOf(path: string): string[] {
+  const line = /^#!([^\n\0]*)/.exec(beginningOf(path)?.toString() ?? '')?.[1] ?? '';
+  return line.split(/[ \t]+/).filter((word) => word !== '');
+}
+
+/** Whether the kernel can only refuse it, as far as this user may read it. */
+function isNoProgram(path: string): boolean {
+  const beginning = beginningOf(path)?.toString('latin1');
+  return beginning !== undefined && !/^(?:#!|\x7fELF)/.test(beginning) && !hasOtherFormats();
+}
+
+/** Whether the machine was taught to run more than the kernel itself does, binfmt_misc. */
+function hasOtherFormats(): boolean {
+  try {
+    return readdirSync('/proc/sys/fs/binfmt_misc').some((name) => name !== 'register' && name !== 'status');
+  } catch {
+    return false;
+  }
+}
+
+/** Filled up with NULs; undefined where this user may not read. */
+function beginningOf(path: string): Buffer | undefined {
   const bytes = Buffer.alloc(FIRST_LINE_MAX_BYTES);
   try {
     const descriptor = openSync(path, 'r');
@@ -173,8 +210,7 @@ export function interpreterOf(path: string): string[] {
       closeSync(descriptor);
     }
   } catch {
-    return [];
+    return undefined;
   }
-  const line = /^#!([^\n\0]*)/.exec(bytes.toString())?.[1] ?? '';
-  return line.split(/[ \t]+/).filter((word) => word !== '');
+  return bytes;
 }

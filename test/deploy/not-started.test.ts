@@ -1,6 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import t from 'tap';
@@ -12,8 +12,16 @@ import {
   type SpawnRequest,
   whyNotStarted,
 } from '../../src/deploy/not-started.ts';
+import { posix } from '../helpers/commands.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
+
+/** A machine may have been taught to run more. */
+const OTHER_FORMATS = '/proc/sys/fs/binfmt_misc';
+const ifNoOtherFormats =
+  existsSync(OTHER_FORMATS) && readdirSync(OTHER_FORMATS).length > 2
+    ? { skip: 'binfmt_misc is used here' }
+    : {};
 
 t.test('what the system says is told in words, and names nothing that may be secret', async (t) => {
   const request = requestOf(['true', '--token=secret'], {
@@ -114,6 +122,31 @@ t.test('the first line of a script tells by what it is run', async (t) => {
   }
   t.strictSame(interpreterOf(`${path}-missing`), []);
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
+});
+
+t.test('what the kernel would refuse is no program', ifNoOtherFormats, async (t) => {
+  const path = join(temporaryDirectory(t), 'tool');
+  for (const text of ['', 'echo no first line\n', '\ufeff#!/bin/sh\n', 'MZ']) {
+    writeFileSync(path, text, { mode: 0o755 });
+    t.strictSame(commandProblem(requestOf([path])), { kind: 'notAProgram', path }, text);
+    const program = { path, arguments: [path], environment: {}, directory: '/', output: 2 };
+    t.strictSame(await posix.spawn(program), { code: 'ENOEXEC' }, 'so the kernel has it');
+  }
+  t.equal(commandProblem(requestOf([process.execPath])), undefined);
+});
+
+t.test('a program whose loader is missing is said to be another system’s', async (t) => {
+  const path = join(temporaryDirectory(t), 'tool');
+  const program = readFileSync('/bin/true');
+  const loaderAt = program.indexOf('/ld-linux');
+  t.ok(loaderAt > 0);
+  program.write('/ld-nobody', loaderAt);
+  writeFileSync(path, program, { mode: 0o755 });
+  t.match(spawnSync(path).error, { code: 'ENOENT' });
+  t.match(
+    whyNotStarted('ENOENT', requestOf([path])),
+    /tool is there, and what loads it is not: it was built for another/,
+  );
 });
 
 t.test('an interpreter, too, counts from the directory in which the command is run', async (t) => {
