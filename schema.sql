@@ -11,7 +11,7 @@
 -- src/store/migrations.ts, which says how.
 
 PRAGMA application_id = 1684108916; -- 'davt'
-PRAGMA user_version = 1;
+PRAGMA user_version = 2;
 
 -- One row: what belongs to the file as a whole.
 CREATE TABLE instance (

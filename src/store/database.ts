@@ -20,7 +20,7 @@ export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sq
 
 /** Both stand in schema.sql too, and a test holds them together. */
 export const APPLICATION_ID = 1684108916;
-export const SCHEMA_VERSION = 1;
+export const SCHEMA_VERSION = 2;
 
 /** What a reader keeps of the file, in KiB: a quarter of the usual, as the system's own cache has it too. */
 const READER_CACHE_KIB = 4_000;

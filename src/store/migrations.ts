@@ -22,7 +22,18 @@ export interface Migration {
  * `cp schema.sql test/fixtures/schemas/v<version>.sql`. test/store/migrations.test.ts holds that each frozen
  * schema is migrated to exactly what schema.sql makes. Before the release the copy is made anew.
  */
-export const MIGRATIONS: readonly Migration[] = [];
+export const MIGRATIONS: readonly Migration[] = [
+  {
+    version: 2,
+    migrate: (database) =>
+      database.exec(`
+        CREATE TABLE clock_settings (
+          seq   INTEGER PRIMARY KEY AUTOINCREMENT,
+          at    INTEGER NOT NULL,
+          by_ms INTEGER NOT NULL
+        ) STRICT`),
+  },
+];
 
 export interface MigrationOptions {
   /** Before each step, and once more, with null, before the result is checked. */

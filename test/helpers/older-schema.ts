@@ -8,8 +8,8 @@ import type { Migration } from '../../src/store/migrations.ts';
 import { temporaryDirectory } from './store.ts';
 
 /*
- * Two schemas that there never were, before the oldest that there is, and the steps from them to the present one:
- * so the machinery is tested with real steps, however few davit has.
+ * Two schemas that there never were, in place of the two before the present one, and the steps from them to it: so the
+ * machinery is tested with steps of every kind, whichever davit has.
  */
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/schemas');
@@ -62,7 +62,7 @@ export const KNOWS_OLDER_SCHEMAS = `--import=${join(FIXTURES, 'preload.ts')}`;
 
 /** A file of the schema, with something in every table, as a davit of then leaves it. */
 export function makeOlder(path: string, schema = SCHEMA_VERSION - 1): void {
-  const rows = readFileSync(join(FIXTURES, 'v1-rows.sql'), 'utf8')
+  const rows = readFileSync(join(FIXTURES, `v${SCHEMA_VERSION}-rows.sql`), 'utf8')
     .replace(', davit_version)', ')')
     .replace(", '0.1.0')", ')')
     .replace(schema < SCHEMA_VERSION - 1 ? /INSERT INTO replays .*/ : /$^/, '');
