@@ -91,6 +91,15 @@ export function damage(file: Unusable): DoctorFinding {
   return problem('integrity', sentence, `keep a copy of the file, then ${RESTORE}`);
 }
 
+/** Of a disk that looks well, and on which SQLite cannot make what it needs to read. */
+export function ofDisk(error: Error): DoctorFinding {
+  return problem(
+    'disk',
+    `the file cannot be used (${error.message}, ${codeOf(error)})`,
+    'see what the kernel says of the disk (dmesg), and whether a quota is used up',
+  );
+}
+
 /** What there is to say of a file of an older davit; what is in it can be asked only once it is migrated. */
 export function findingsOfOlder(
   { service }: Case,

@@ -1,6 +1,7 @@
 import { realpathSync, statfsSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
+import { codeOf, isStorageProblem } from '../errors.ts';
 import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
@@ -73,9 +74,13 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     disk_free_bytes: bavail * bsize,
   };
   const ofPlace = doctor.findingsOfPlace(file);
-  const patient = orUndefinedIf(ofPlace.some(isDiskProblem), () => openPatient(path, effects));
-  // SQLite makes -wal and -shm to read: without room for them the place is all that there is to tell of.
-  if (patient === undefined) return reportOf({ ...outside, ...NOTHING_READ, findings: ofPlace });
+  const isKnown = ofPlace.some(isDiskProblem);
+  const patient = orProblem(() => openPatient(path, effects), isKnown ? isError : isOfDisk);
+  if (patient instanceof Error) {
+    // SQLite makes -wal and -shm to read: without room for them the place is all that there is to tell of.
+    const findings = isKnown ? ofPlace : [doctor.ofDisk(patient), ...ofPlace];
+    return reportOf({ ...outside, ...NOTHING_READ, findings });
+  }
   if ('kind' in patient) {
     if (patient.kind === 'older') {
       return reportOf({
@@ -108,13 +113,25 @@ function isDiskProblem({ check, level }: DoctorFinding): boolean {
 }
 
 /** What it throws says less where the disk is known to be at fault. */
-function orUndefinedIf<Result>(isKnown: boolean, open: () => Result): Result | undefined {
+function orProblem<Result>(
+  open: () => Result,
+  isExpected: (error: unknown) => error is Error,
+): Result | Error {
   try {
     return open();
   } catch (error) {
-    if (isKnown) return undefined;
+    if (isExpected(error)) return error;
     throw error;
   }
+}
+
+function isError(error: unknown): error is Error {
+  return error instanceof Error;
+}
+
+/** A lock that somebody else holds is none. */
+function isOfDisk(error: unknown): error is Error {
+  return isError(error) && isStorageProblem(error) && !codeOf(error).startsWith('SQLITE_BUSY');
 }
 
 const NOTHING_READ = { sqlite_version: null, schema_version: null, unused_bytes: null, tables: [] };

@@ -294,8 +294,11 @@ function failure(error: unknown): WriteResult {
 /** What a person can do about it; a bug stays the error that it is. */
 function storageProblem(error: unknown): unknown {
   if (!isStorageProblem(error)) return error;
-  const message = sqliteCode(error)?.startsWith('SQLITE_FULL')
+  const code = sqliteCode(error) ?? '';
+  const message = code.startsWith('SQLITE_FULL')
     ? 'the disk is full: nothing was written; try again once there is room'
-    : 'the database takes no writes at the moment: nothing was written; try again shortly';
+    : code.startsWith('SQLITE_IOERR')
+      ? `the disk takes no writes (${code}), for an error or a quota that is used up: nothing was written; try again later`
+      : 'the database takes no writes at the moment: nothing was written; try again shortly';
   return new AppError('unavailable', message, { cause: error, retryAfterSeconds: 5 });
 }

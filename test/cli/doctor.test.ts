@@ -15,9 +15,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
+import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockPath } from '../../src/store/lock.ts';
 import { busyWriter } from '../helpers/busy.ts';
-import { MAIN, place } from '../helpers/cli.ts';
+import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
 import { change, findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
 import { swapIndexes } from '../helpers/filled.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -50,7 +51,7 @@ t.test('--json says the same to a program', async (t) => {
     file: './davit.db',
     ok: true,
     sqlite_version: /^3\.\d+\.\d+$/,
-    schema_version: 1,
+    schema_version: SCHEMA_VERSION,
     service: null,
     file_bytes: Number,
     wal_bytes: 0,
@@ -157,6 +158,22 @@ t.test('a disk that is nearly full', ifMayMount, async (t) => {
   t.match(stdout, /^disk +problem +[\d.]+ MB are free where the file is, which has [\d.]+ kB$/m);
   t.match(stdout, /^disk +make room: when it is full davit answers 503/m);
   t.match(stdout, /exit 1\n$/);
+});
+
+t.test('a disk that looks well and takes nothing, as one with a quota that is used up', async (t) => {
+  const { davit, directory } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'x']);
+  // Of 4 KiB at most: SQLite cannot make its -shm.
+  const words = ['-c', 'ulimit -f 8; exec "$0" "$1" doctor', process.execPath, MAIN];
+  const { status, stdout, stderr } = spawnSync('sh', words, {
+    cwd: directory,
+    env: COMPILE_CACHE,
+    encoding: 'utf8',
+  });
+  t.equal(status, 1);
+  t.match(stdout, /^disk +problem +the file cannot be used \(disk I\/O error, SQLITE_IOERR_\w+\)$/m);
+  t.match(stdout, /^disk +see what the kernel says of the disk \(dmesg\), and whether a quota is used up$/m);
+  t.notMatch(stderr, /bug/);
 });
 
 t.test('a disk on which no further file can be made, or no copy', ifMayMount, async (t) => {
