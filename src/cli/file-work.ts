@@ -25,7 +25,7 @@ export async function withPartial<Result>(
   action: (partial: PartialFile, signal: AbortSignal) => Promise<Result>,
 ): Promise<Result> {
   const { effects, terminal, onSignal, exit } = context;
-  const [{ startPartial }, { isAlive, processIdentity }] = await Promise.all([
+  const [{ startPartial }, { isAlive, ownNamespace, processIdentity }] = await Promise.all([
     import('../store/partial-file.ts'),
     import('../deploy/processes.ts'),
   ]);
@@ -39,7 +39,8 @@ export async function withPartial<Result>(
     terminal.note('stopped: nothing was changed');
     exit(EXIT_CODE_OF_SIGNAL[name]);
   });
-  partial = startPartial(directory, { self, isAlive, nowMs: effects.now() });
+  const maker = { self, namespace: ownNamespace(), isAlive, nowMs: effects.now() };
+  partial = startPartial(directory, maker);
   try {
     return await action(partial, interruption.signal);
   } finally {

@@ -1,4 +1,4 @@
-import { readFileSync } from 'node:fs';
+import { readFileSync, readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
@@ -33,6 +33,11 @@ let knownBootId: string | undefined;
 export function bootId(): string {
   knownBootId ??= readFileSync(BOOT_ID_PATH, 'latin1').trim();
   return knownBootId;
+}
+
+/** In which PID namespace this process is, by its number. */
+export function ownNamespace(): string {
+  return /\d+/.exec(readlinkSync('/proc/self/ns/pid'))?.[0] ?? '0';
 }
 
 /** Who has this id now, also when it has exited and nobody has waited for it; undefined when nobody has. */

@@ -28,14 +28,16 @@ export interface PartialFile {
 /** Who makes it: so that what a killed process left is found by the next one. */
 export interface Maker {
   self: ProcessIdentity;
+  /** Where its id is its own: a number, pid_namespaces(7). */
+  namespace: string;
   isAlive(maker: ProcessIdentity): boolean;
   nowMs: number;
 }
 
-/** Of a file whose maker belongs to another boot, perhaps of another machine that uses the directory too. */
+/** Of a file whose maker belongs to another boot, or container, perhaps of another machine that uses the directory too. */
 const ABANDONED_AFTER_MS = 24 * 60 * 60 * 1000;
 
-const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})/;
+const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})(?:-(\d+))?/;
 
 const SIDES = ['', '-wal', '-shm', '-journal'] as const;
 
@@ -45,7 +47,8 @@ const SIDES = ['', '-wal', '-shm', '-journal'] as const;
  */
 export function startPartial(directory: string, maker: Maker): PartialFile {
   const { processId, processStartedAt, bootId } = maker.self;
-  const path = join(directory, `.davit-partial-${processId}-${processStartedAt}-${bootId}`);
+  const name = `.davit-partial-${processId}-${processStartedAt}-${bootId}-${maker.namespace}`;
+  const path = join(directory, name);
   try {
     removeAbandoned(directory, maker);
     closeSync(openSync(path, 'wx', 0o600));
@@ -119,14 +122,15 @@ function nameTaken(path: string, cause?: unknown): AppError {
   });
 }
 
-function removeAbandoned(directory: string, { isAlive, self, nowMs }: Maker): void {
+function removeAbandoned(directory: string, { isAlive, self, namespace, nowMs }: Maker): void {
   for (const name of readdirSync(directory)) {
-    const [, processId, processStartedAt, bootId] = NAME_FORM.exec(basename(name)) ?? [];
+    const [, processId, processStartedAt, bootId, madeIn] = NAME_FORM.exec(basename(name)) ?? [];
     if (bootId === undefined) continue;
     const maker = { processId: Number(processId), processStartedAt: Number(processStartedAt), bootId };
     const path = join(directory, name);
     const ageMs = nowMs - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? nowMs);
-    const isAbandoned = bootId === self.bootId ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
+    const isKnown = bootId === self.bootId && madeIn === namespace;
+    const isAbandoned = isKnown ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
     if (isAbandoned) rmSync(path, { force: true });
   }
 }

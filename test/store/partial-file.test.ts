@@ -19,6 +19,7 @@ const BOOT_ID = '11111111-1111-1111-1111-111111111111';
 const DAY_MS = 24 * 60 * 60_000;
 const MAKER: Maker = {
   self: { processId: 4711, processStartedAt: 815, bootId: BOOT_ID },
+  namespace: '4026531836',
   isAlive: () => false,
   nowMs: 100 * DAY_MS,
 };
@@ -82,29 +83,35 @@ t.test('what SQLite puts beside it goes with it', async (t) => {
   t.strictSame(readdirSync(directory), []);
 });
 
-t.test('what others left goes when they are dead, or, of another boot, after a day', async (t) => {
-  const directory = temporaryDirectory(t);
-  const here = (processId: number, startedAt = 1) => `.davit-partial-${processId}-${startedAt}-${BOOT_ID}`;
-  const elsewhere = (processId: number) => `.davit-partial-${processId}-1-${BOOT_ID.replaceAll('1', '2')}`;
-  const rows: [name: string, ageMs: number, goes: boolean][] = [
-    [here(1), 2 * DAY_MS, false],
-    [here(1, 2), 0, true],
-    [here(2), 0, true],
-    [`${here(2)}-wal`, 0, true],
-    [elsewhere(1), DAY_MS, false],
-    [elsewhere(2), DAY_MS + 1, true],
-    [`not${here(2)}`, 2 * DAY_MS, false],
-  ];
-  for (const [name, ageMs] of rows) {
-    const at = (MAKER.nowMs - ageMs) / 1000;
-    writeFileSync(join(directory, name), '');
-    utimesSync(join(directory, name), at, at);
-  }
-  const isAlive: Maker['isAlive'] = ({ processId, processStartedAt }) =>
-    processId === 1 && processStartedAt === 1;
-  startPartial(directory, { ...MAKER, isAlive }).discard();
-  for (const [name, , goes] of rows) t.equal(existsSync(join(directory, name)), !goes, name);
-});
+t.test(
+  'what others left goes when they are dead, or, of another boot or container, after a day',
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const here = (processId: number, startedAt = 1, namespace = MAKER.namespace) =>
+      `.davit-partial-${processId}-${startedAt}-${BOOT_ID}-${namespace}`;
+    const elsewhere = (processId: number) => `.davit-partial-${processId}-1-${BOOT_ID.replaceAll('1', '2')}`;
+    const rows: [name: string, ageMs: number, goes: boolean][] = [
+      [here(1), 2 * DAY_MS, false],
+      [here(1, 2), 0, true],
+      [here(2), 0, true],
+      [`${here(2)}-wal`, 0, true],
+      [here(2, 1, '4026532001'), DAY_MS, false],
+      [here(3, 1, '4026532001'), DAY_MS + 1, true],
+      [elsewhere(1), DAY_MS, false],
+      [elsewhere(2), DAY_MS + 1, true],
+      [`not${here(2)}`, 2 * DAY_MS, false],
+    ];
+    for (const [name, ageMs] of rows) {
+      const at = (MAKER.nowMs - ageMs) / 1000;
+      writeFileSync(join(directory, name), '');
+      utimesSync(join(directory, name), at, at);
+    }
+    const isAlive: Maker['isAlive'] = ({ processId, processStartedAt }) =>
+      processId === 1 && processStartedAt === 1;
+    startPartial(directory, { ...MAKER, isAlive }).discard();
+    for (const [name, , goes] of rows) t.equal(existsSync(join(directory, name)), !goes, name);
+  },
+);
 
 t.test('what root makes is given to the owner, and no link is followed', ifMayBeNobody(), async (t) => {
   const directory = temporaryDirectory(t);
