@@ -11,7 +11,7 @@ import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { createOverdue } from './deploy/overdue.ts';
 import { loadPosix } from './deploy/posix.ts';
-import { hasOrphans, requireOwnProc } from './deploy/proc.ts';
+import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './deploy/proc.ts';
 import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
@@ -92,6 +92,8 @@ export async function startService(
 
   const fewFiles = openFilesProblem(config.maxConcurrent);
   if (fewFiles !== undefined) logger.warn(fewFiles);
+  const hiddenProcesses = hiddenProcessesProblem();
+  if (hiddenProcesses !== undefined) logger.warn(hiddenProcesses);
 
   const doorForDispatcher = new MessageChannel();
   const figures =

@@ -34,7 +34,7 @@ export type StartProblem =
   | { kind: 'noInterpreter'; path: string; interpreter: string };
 
 /**
- * Why a command could not be started, for whoever configured it. `code` is the system's, execve(2); it says
+ * Why a command could not be started, for whoever configured it. `code` is the system's, execve(2), or `hidden in /proc`; it says
  * ENOENT alike for a missing directory, command or interpreter, so the files are looked at again. Names
  * the command's first word, never its other arguments or its environment, which may be secret.
  */
@@ -50,6 +50,8 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       return 'the system allows no more open files';
     case 'ENOMEM':
       return 'there is not enough memory to start the command';
+    case 'hidden in /proc':
+      return `the command ${word} became another user's, whom /proc hides from davit (hidepid), and was ended: let the group of davit see it (gid= of /proc)`;
     case 'ENOEXEC':
       return problemText({ kind: 'notAProgram', path: word });
     default: {

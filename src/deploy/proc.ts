@@ -34,6 +34,15 @@ export function requireOwnProc(): void {
   );
 }
 
+/** That other users' processes are hidden from this one, and what follows; undefined: they are not. */
+export function hiddenProcessesProblem(): string | undefined {
+  if (process.getuid?.() === 0 || readProc('/proc/1/stat') !== undefined) return undefined;
+  return (
+    'the processes of other users are hidden in /proc (hidepid): whom a command starts as another user, with sudo for ' +
+    'instance, is neither found nor ended; let the group of davit see them (gid= of /proc)'
+  );
+}
+
 function selfInProc(): number | undefined {
   try {
     return Number(readlinkSync('/proc/self'));

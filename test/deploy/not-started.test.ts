@@ -35,6 +35,10 @@ t.test('what the system says is told in words, and names nothing that may be sec
     ['ENOMEM', 'there is not enough memory to start the command'],
     ['ENOEXEC', 'the command true is neither a program for this machine nor a script that begins with #!'],
     ['EPERM', 'the command true could not be started: EPERM'],
+    [
+      'hidden in /proc',
+      "the command true became another user's, whom /proc hides from davit (hidepid), and was ended: let the group of davit see it (gid= of /proc)",
+    ],
   ] as const) {
     t.equal(whyNotStarted(code, request), cause);
   }

@@ -3,9 +3,15 @@ import { once } from 'node:events';
 import { openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { openFilesOf, processIds, readProc, requireOwnProc } from '../../src/deploy/proc.ts';
+import {
+  hiddenProcessesProblem,
+  openFilesOf,
+  processIds,
+  readProc,
+  requireOwnProc,
+} from '../../src/deploy/proc.ts';
 import { useUpFiles } from '../helpers/limits.ts';
-import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
+import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 
@@ -50,7 +56,16 @@ t.test('what a process opens and closes all the time hides nothing else that it 
   t.equal(openFilesOf(0).length, 0, 'nobody is there');
 });
 
-const LOOK = `import('${join(import.meta.dirname, '../../src/deploy/proc.ts')}').then((proc) => proc.requireOwnProc())`;
+const PROC = join(import.meta.dirname, '../../src/deploy/proc.ts');
+const LOOK = `import('${PROC}').then((proc) => proc.requireOwnProc())`;
+
+const HIDE = 'mount -o remount,hidepid=2 /proc';
+const AS_NOBODY = 'setpriv --reuid=65534 --regid=65534 --clear-groups';
+const ifMayHide =
+  spawnSync('unshare', ['--pid', '--fork', '--mount-proc', 'sh', '-c', `${HIDE} && ${AS_NOBODY} true`])
+    .status === 0
+    ? ifMayBeNobody(PROC, process.execPath)
+    : { skip: '/proc may not be mounted otherwise here' };
 
 t.test('the /proc of another PID namespace is refused', ifMayUnshare, async (t) => {
   requireOwnProc();
@@ -61,6 +76,21 @@ t.test('the /proc of another PID namespace is refused', ifMayUnshare, async (t) 
     stderr:
       /\/proc is that of another PID namespace, where davit is process \d+ in place of 1: mount its own there/,
   });
+});
+
+t.test('a /proc that hides the processes of others is told to whoever is not root', ifMayHide, async (t) => {
+  t.equal(hiddenProcessesProblem(), undefined);
+  const look = `import('${PROC}').then((proc) => console.log(proc.hiddenProcessesProblem()))`;
+  const told = (script: string) => {
+    const words = [...OWN_PROCESSES.filter((word) => word !== '--map-root-user'), 'sh', '-c', script];
+    return spawnSync('unshare', [...words, process.execPath, look], { encoding: 'utf8' }).stdout;
+  };
+  t.match(
+    told(`${HIDE} && ${AS_NOBODY} "$0" --eval "$1"`),
+    /^the processes of other users are hidden in \/proc \(hidepid\)/,
+  );
+  t.equal(told(`${HIDE} && "$0" --eval "$1"`), 'undefined\n', 'they are not from root');
+  t.equal(told(`${AS_NOBODY} "$0" --eval "$1"`), 'undefined\n');
 });
 
 t.test('a /proc of processes only is refused', ifMayUnshare, async (t) => {
