@@ -58,7 +58,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
       if (problem !== undefined) return problemText(problem);
       return code === 'ENOENT'
-        ? `the command ${word} is there, and what loads it is not: it was built for another system, with musl for instance`
+        ? `the command ${word} is there, and could not be started (ENOENT): as a rule its loader is missing, as of a program that was built with musl`
         : `the command ${word} could not be started: ${code}`;
     }
   }

@@ -204,14 +204,20 @@ export function refuseOtherNames(path: string): void {
   }
 }
 
-/** By the fifth field of a line, in which spaces and the like are octal: proc_pid_mountinfo(5). */
+/**
+ * By the fifth field of a line, in which spaces and the like are octal, proc_pid_mountinfo(5); none where /proc is not there,
+ * as an admin command may find it.
+ */
 function isMountPoint(path: string): boolean {
-  const lines = readFileSync('/proc/self/mountinfo', 'utf8').matchAll(/^\S+ \S+ \S+ \S+ (\S+) /gm);
+  if (!existsSync(MOUNTS)) return false;
+  const lines = readFileSync(MOUNTS, 'utf8').matchAll(/^\S+ \S+ \S+ \S+ (\S+) /gm);
   return [...lines].some(
     ([, place = '']) =>
       place.replace(/\\(\d{3})/g, (_, digits) => String.fromCharCode(Number.parseInt(digits, 8))) === path,
   );
 }
+
+const MOUNTS = '/proc/self/mountinfo';
 
 /** Whoever has a database of SQLite open has locked a part of it. */
 function openerOf(stats: Stats): string {

@@ -149,7 +149,7 @@ t.test('a program whose loader is missing is said to be another system’s', asy
   t.match(spawnSync(path).error, { code: 'ENOENT' });
   t.match(
     whyNotStarted('ENOENT', requestOf([path])),
-    /tool is there, and what loads it is not: it was built for another/,
+    /tool is there, and could not be started \(ENOENT\): as a rule its loader is missing/,
   );
 });
 
