@@ -1,7 +1,7 @@
 import { realpathSync, statfsSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
-import { codeOf, isStorageProblem } from '../errors.ts';
+import { codeOf } from '../errors.ts';
 import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
@@ -129,9 +129,8 @@ function isError(error: unknown): error is Error {
   return error instanceof Error;
 }
 
-/** A lock that somebody else holds is none. */
 function isOfDisk(error: unknown): error is Error {
-  return isError(error) && isStorageProblem(error) && !codeOf(error).startsWith('SQLITE_BUSY');
+  return isError(error) && codeOf(error).startsWith('SQLITE_IOERR');
 }
 
 const NOTHING_READ = { sqlite_version: null, schema_version: null, unused_bytes: null, tables: [] };

@@ -34,8 +34,8 @@ export type StartProblem =
   | { kind: 'noInterpreter'; path: string; interpreter: string };
 
 /**
- * Why a command could not be started, for whoever configured it. `code` is the system's, execve(2), or `hidden in /proc`; it says
- * ENOENT alike for a missing directory, command or interpreter, so the files are looked at again. Names
+ * Why a command could not be started, for whoever configured it. `code` is the system's, execve(2), or `hidden in /proc`.
+ * The system says ENOENT alike for a missing directory, command or interpreter, so the files are looked at again. Names
  * the command's first word, never its other arguments or its environment, which may be secret.
  */
 export function whyNotStarted(code: string, request: SpawnRequest): string {
