@@ -8,6 +8,7 @@ import {
   type Stats,
   statSync,
 } from 'node:fs';
+import { access, stat } from 'node:fs/promises';
 import { delimiter, resolve } from 'node:path';
 import { codeOf } from '../errors.ts';
 
@@ -133,18 +134,51 @@ export function commandPath(request: SpawnRequest): string | undefined {
   return word.includes('/') ? resolve(directory, word) : search(word, searchPathOf(request), directory);
 }
 
+/**
+ * The same for who must not wait for a file system that hangs, as a network's may: a name is looked up in libuv's threads,
+ * and no further than it must be.
+ */
+export function findCommand(request: SpawnRequest): string | Promise<string | undefined> {
+  const { command, directory } = request;
+  const [word] = command;
+  return word.includes('/')
+    ? resolve(directory, word)
+    : searchAside(pathsOf(word, searchPathOf(request), directory));
+}
+
 function searchPathOf({ environment }: SpawnRequest): string {
   return environment['PATH'] ?? '';
 }
 
 /** As execvp(3) does: the first that may be executed, else the first that is there. */
 function search(word: string, searchPath: string, directory: string): string | undefined {
-  const paths = searchPath.split(delimiter).map((folder) => resolve(directory, folder, word));
-  const files = paths.filter((path) => {
+  const files = pathsOf(word, searchPath, directory).filter((path) => {
     const stat = statOf(path);
     return typeof stat === 'object' && stat.isFile();
   });
   return files.find(mayExecute) ?? files[0];
+}
+
+async function searchAside(paths: readonly string[]): Promise<string | undefined> {
+  let there: string | undefined;
+  for (const path of paths) {
+    const isFile = await stat(path).then(
+      (stats) => stats.isFile(),
+      () => false,
+    );
+    if (!isFile) continue;
+    const isExecutable = await access(path, constants.X_OK).then(
+      () => true,
+      () => false,
+    );
+    if (isExecutable) return path;
+    there ??= path;
+  }
+  return there;
+}
+
+function pathsOf(word: string, searchPath: string, directory: string): string[] {
+  return searchPath.split(delimiter).map((folder) => resolve(directory, folder, word));
 }
 
 /** Undefined where nothing is; `hidden` where this user may not even look. */

@@ -3,7 +3,7 @@ import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import { createPlaces } from '../places.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { commandPath, type SpawnRequest, whyNotStarted } from './not-started.ts';
+import { findCommand, type SpawnRequest, whyNotStarted } from './not-started.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
@@ -56,8 +56,11 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     if (!starting.takeNow()) await starting.take();
     startsUnderWay += 1;
     try {
+      // Without a pause where nothing is looked up.
+      const found = findCommand(request);
+      const path = typeof found === 'string' ? found : await found;
       if (closed) return { kind: 'notStarted', cause: 'davit is shutting down' };
-      return isWanted() ? await start(request) : { kind: 'unwanted' };
+      return isWanted() ? await start(path, request) : { kind: 'unwanted' };
     } catch (error) {
       return { kind: 'notStarted', cause: messageOf(error) };
     } finally {
@@ -67,8 +70,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     }
   }
 
-  async function start(request: SpawnRequest): Promise<SpawnResult> {
-    const path = commandPath(request);
+  async function start(path: string | undefined, request: SpawnRequest): Promise<SpawnResult> {
     if (path === undefined) return { kind: 'notStarted', cause: whyNotStarted('ENOENT', request) };
     const { command, environment, directory } = request;
     const pipe = posix.pipe();

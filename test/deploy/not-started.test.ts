@@ -8,6 +8,7 @@ import {
   commandPath,
   commandProblem,
   directoryProblem,
+  findCommand,
   interpreterOf,
   type SpawnRequest,
   whyNotStarted,
@@ -51,13 +52,16 @@ t.test('a name is the first in PATH that may be executed, else the first that is
   writeFileSync(join(directory, 'closed/tool'), '#!/bin/sh\n', { mode: 0o644 });
   for (const folder of ['first', 'second'])
     writeFileSync(join(directory, folder, 'tool'), '#!/bin/sh\n', { mode: 0o755 });
-  const found = (path: string) => {
+  const found = async (path: string) => {
     const request = requestOf(['tool'], { directory, environment: { PATH: path } });
+    t.equal(await findCommand(request), commandPath(request));
+    t.type(findCommand(request), Promise);
     return [commandPath(request)?.slice(directory.length), commandProblem(request)?.kind];
   };
-  t.strictSame(found('none:directory:closed:first:second'), ['/first/tool', undefined]);
-  t.strictSame(found('directory:closed'), ['/closed/tool', 'notExecutable']);
-  t.strictSame(found('none:directory'), [undefined, 'notFound']);
+  t.strictSame(await found('none:directory:closed:first:second'), ['/first/tool', undefined]);
+  t.strictSame(await found('directory:closed'), ['/closed/tool', 'notExecutable']);
+  t.strictSame(await found('none:directory'), [undefined, 'notFound']);
+  t.equal(await findCommand(requestOf(['first/tool'], { directory })), join(directory, 'first/tool'));
   t.strictSame(
     commandProblem(requestOf(['tool'], { directory, environment: {} })),
     { kind: 'notFound', word: 'tool', searchPath: '' },
