@@ -81,9 +81,7 @@ export async function startService(
   const caPem = certificates.authorities();
   const { dbPath } = config;
 
-  const temporaryDirectory = resolve(tmpdir());
   requireOwnProc();
-  requireParent(temporaryDirectory);
   refuseOtherNames(dbPath);
   const isNew = !existsSync(dbPath);
   refuseRemovedLock(dbPath);
@@ -104,6 +102,9 @@ export async function startService(
     loadPosix(),
   ]);
   started.defer(store.close);
+  const temporaryDirectory = resolve(tmpdir());
+  // Where others do all the work, a machine that is read-only but for the file will do.
+  if (store.reads.projects.list().some(({ command }) => command !== null)) requireParent(temporaryDirectory);
   // The first of a container is given them in any case.
   const adopts = posix.adoptOrphans() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);

@@ -55,23 +55,26 @@ t.test(
   },
 );
 
-t.test('without a place for the files of commands it does not begin', async (t) => {
-  const { dbPath, directory } = place(t);
+t.test('without a place for the files of commands it does not begin, if a project has one', async (t) => {
   const { TMPDIR } = process.env;
   t.teardown(() => {
     if (TMPDIR === undefined) delete process.env['TMPDIR'];
     else process.env['TMPDIR'] = TMPDIR;
   });
-  process.env['TMPDIR'] = join(directory, 'missing');
-  await t.rejects(
-    startService({ ...CONFIG, dbPath }, realEffects, () => undefined),
-    {
-      code: 'conflict',
-      message:
-        /^no directory can be made in \/.*\/missing \(ENOENT\), where commands have their files: set TMPDIR to one/,
-    },
-  );
-  t.notOk(existsSync(dbPath));
+  const dbPath = join(temporaryDirectory(t), 'davit.db');
+  process.env['TMPDIR'] = join(temporaryDirectory(t), 'missing');
+  const store = storeOn(openForWriting(dbPath, realEffects), realEffects);
+  await store.writer.write('projects.create', { ...PROJECT, command: null });
+  const start = () => startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
+  await (await start()).stop();
+
+  await store.writer.write('projects.create', { ...PROJECT, name: 'site', command: ['/bin/true'] });
+  await store.close();
+  await t.rejects(start(), {
+    code: 'conflict',
+    message:
+      /^no directory can be made in \/.*\/missing \(ENOENT\), where commands have their files: set TMPDIR to one/,
+  });
 });
 
 t.test('who is canceled while davit stops is canceled, not interrupted', async (t) => {
