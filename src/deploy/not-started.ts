@@ -119,8 +119,9 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (typeof stat === 'string') return { kind: stat, path };
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
-  if (isNoProgram(path)) return { kind: 'notAProgram', path };
-  const [interpreter] = interpreterOf(path);
+  const beginning = beginningOf(path);
+  if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
+  const [interpreter] = interpreterIn(beginning);
   // The kernel looks for it from where the command is run.
   return interpreter === undefined || mayExecute(resolve(request.directory, interpreter))
     ? undefined
@@ -129,9 +130,7 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
 
 /** The file that is run: a path with a slash counts from the directory, a bare name is looked up; undefined: not found. */
 export function commandPath(request: SpawnRequest): string | undefined {
-  const { command, directory } = request;
-  const [word] = command;
-  return word.includes('/') ? resolve(directory, word) : search(word, searchPathOf(request), directory);
+  return givenPath(request) ?? search(pathsOf(request));
 }
 
 /**
@@ -139,11 +138,21 @@ export function commandPath(request: SpawnRequest): string | undefined {
  * and no further than it must be.
  */
 export function findCommand(request: SpawnRequest): string | Promise<string | undefined> {
+  return givenPath(request) ?? searchAside(pathsOf(request));
+}
+
+/** Undefined for a bare name. */
+function givenPath({ command: [word], directory }: SpawnRequest): string | undefined {
+  return word.includes('/') ? resolve(directory, word) : undefined;
+}
+
+/** Where a bare name may be. */
+function pathsOf(request: SpawnRequest): string[] {
   const { command, directory } = request;
   const [word] = command;
-  return word.includes('/')
-    ? resolve(directory, word)
-    : searchAside(pathsOf(word, searchPathOf(request), directory));
+  return searchPathOf(request)
+    .split(delimiter)
+    .map((folder) => resolve(directory, folder, word));
 }
 
 function searchPathOf({ environment }: SpawnRequest): string {
@@ -151,8 +160,8 @@ function searchPathOf({ environment }: SpawnRequest): string {
 }
 
 /** As execvp(3) does: the first that may be executed, else the first that is there. */
-function search(word: string, searchPath: string, directory: string): string | undefined {
-  const files = pathsOf(word, searchPath, directory).filter((path) => {
+function search(paths: readonly string[]): string | undefined {
+  const files = paths.filter((path) => {
     const stat = statOf(path);
     return typeof stat === 'object' && stat.isFile();
   });
@@ -175,10 +184,6 @@ async function searchAside(paths: readonly string[]): Promise<string | undefined
     there ??= path;
   }
   return there;
-}
-
-function pathsOf(word: string, searchPath: string, directory: string): string[] {
-  return searchPath.split(delimiter).map((folder) => resolve(directory, folder, word));
 }
 
 /** Undefined where nothing is; `hidden` where this user may not even look. */
@@ -216,13 +221,16 @@ const FIRST_LINE_MAX_BYTES = 256;
  * may not read. A carriage return belongs to its word, as it does for the kernel.
  */
 export function interpreterOf(path: string): string[] {
-  const line = /^#!([^\n\0]*)/.exec(beginningOf(path)?.toString() ?? '')?.[1] ?? '';
+  return interpreterIn(beginningOf(path));
+}
+
+function interpreterIn(beginning = ''): string[] {
+  const line = /^#!([^\n\0]*)/.exec(beginning)?.[1] ?? '';
   return line.split(/[ \t]+/).filter((word) => word !== '');
 }
 
-/** Whether the kernel can only refuse it, as far as this user may read it. */
-function isNoProgram(path: string): boolean {
-  const beginning = beginningOf(path)?.toString('latin1');
+/** Whether the kernel can only refuse what begins so. */
+function isNoProgram(beginning: string | undefined): boolean {
   return beginning !== undefined && !/^(?:#!|\x7fELF)/.test(beginning) && !hasOtherFormats();
 }
 
@@ -236,7 +244,7 @@ function hasOtherFormats(): boolean {
 }
 
 /** Filled up with NULs; undefined where this user may not read. */
-function beginningOf(path: string): Buffer | undefined {
+function beginningOf(path: string): string | undefined {
   const bytes = Buffer.alloc(FIRST_LINE_MAX_BYTES);
   try {
     const descriptor = openSync(path, 'r');
@@ -248,5 +256,5 @@ function beginningOf(path: string): Buffer | undefined {
   } catch {
     return undefined;
   }
-  return bytes;
+  return bytes.toString();
 }
