@@ -15,7 +15,7 @@ import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './deploy/pro
 import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
-import { createWorkspaces, requireParent } from './deploy/workspace.ts';
+import { createWorkspaces, parentProblem } from './deploy/workspace.ts';
 import { delay, type Effects } from './effects.ts';
 import { AppError, isUnavailable, messageOf } from './errors.ts';
 import { figuresMemory } from './figures.ts';
@@ -103,8 +103,10 @@ export async function startService(
   ]);
   started.defer(store.close);
   const temporaryDirectory = resolve(tmpdir());
+  const noParent = parentProblem(temporaryDirectory);
   // Where others do all the work, a machine that is read-only but for the file will do.
-  if (store.reads.projects.list().some(({ command }) => command !== null)) requireParent(temporaryDirectory);
+  if (noParent !== undefined && store.reads.projects.list().some(({ command }) => command !== null))
+    throw new AppError('conflict', noParent);
   // The first of a container is given them in any case.
   const adopts = posix.adoptOrphans() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);

@@ -17,7 +17,7 @@ import { chmod, readdir, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError, codeOf } from '../errors.ts';
+import { codeOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 
 /** The files of one run. */
@@ -44,19 +44,17 @@ export interface Workspaces {
 /** What a person must mend; a full disk may have room again. */
 const NO_PARENT = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
 
-/** Throws AppError `conflict` where no directory can be made in `parent`: every command would fail for want of one. */
-export function requireParent(parent: string): void {
+/** That no directory can be made in `parent`, so that every command would fail, and what to do about it; undefined: one can. */
+export function parentProblem(parent: string): string | undefined {
   try {
     rmdirSync(mkdtempSync(join(parent, 'davit-runs-')));
+    return undefined;
   } catch (error) {
     const code = codeOf(error);
-    if (!NO_PARENT.has(code)) return;
-    throw new AppError(
-      'conflict',
-      `no directory can be made in ${parent} (${code}), where commands have their files: set TMPDIR to one where this ` +
-        'user may write',
-      { cause: error },
-    );
+    return NO_PARENT.has(code)
+      ? `no directory can be made in ${parent} (${code}), where commands have their files: set TMPDIR to one where this ` +
+          'user may write'
+      : undefined;
   }
 }
 
