@@ -68,15 +68,9 @@ export function createAnswerReader(): AnswerReader {
   function takeStatusAlone(error: unknown): void {
     const statusCode = part === 'head' ? FINAL_STATUS.exec(held)?.[1] : undefined;
     if (statusCode === undefined) throw error;
-    part = 'nothing';
-    answer = {
-      statusCode: Number(statusCode),
-      retryAfter: null,
-      kept: [],
-      bodyBytes: 0,
-      keepsConnection: false,
-      idleMs: null,
-    };
+    // As of HTTP/1.0, whose connections are not kept.
+    const head = { statusCode: Number(statusCode), minorVersion: 0, fields: new Map() };
+    begin(head, { part: 'nothing', lengthBytes: 0 });
   }
 
   function close(): boolean {
@@ -139,7 +133,10 @@ export function createAnswerReader(): AnswerReader {
     if (head.statusCode === 101) throw invalid();
     // 100 Continue, 102 Processing and 103 Early Hints announce an answer, they are none.
     if (head.statusCode < 200) return;
-    const framing = framingOf(head);
+    begin(head, framingOf(head));
+  }
+
+  function begin(head: Head, framing: Framing): void {
     part = framing.part;
     missingBytes = framing.lengthBytes;
     answer = {
@@ -191,6 +188,12 @@ interface Head {
   fields: Map<string, string>;
 }
 
+interface Framing {
+  /** What comes behind the head. */
+  part: Part;
+  lengthBytes: number;
+}
+
 /** No other is the last word. */
 const FINAL_STATUS = /^HTTP\/1\.[01] ([2-9]\d\d)(?: [^\r\n]*)?\r?\n/;
 const STATUS_LINE = /^HTTP\/1\.([01]) ([1-9]\d\d)(?: .*)?$/;
@@ -233,7 +236,7 @@ function parseHead(text: string): Head {
 }
 
 /** Where the body ends: RFC 9112, section 6.3. */
-function framingOf({ statusCode, fields }: Head): { part: Part; lengthBytes: number } {
+function framingOf({ statusCode, fields }: Head): Framing {
   if (statusCode === 204 || statusCode === 304) return { part: 'nothing', lengthBytes: 0 };
   const coding = fields.get('transfer-encoding');
   const length = fields.get('content-length');
