@@ -3,7 +3,7 @@ import { basename, dirname, join } from 'node:path';
 import { holdersOf, isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
-import { codeOf } from '../errors.ts';
+import { codeOf, messageOf } from '../errors.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import type { OlderPatient, Patient } from '../store/doctor.ts';
 import { lockPath, type Serving } from '../store/lock.ts';
@@ -91,13 +91,19 @@ export function damage(file: Unusable): DoctorFinding {
   return problem('integrity', sentence, `keep a copy of the file, then ${RESTORE}`);
 }
 
-/** Of a disk that looks well, and on which SQLite cannot make what it needs to read. */
-export function ofDisk(error: Error): DoctorFinding {
-  return problem(
+/**
+ * SQLite makes -wal and -shm to read: where the disk is at fault, known already or by what SQLite says of it, the place is all
+ * that there is to tell of. Throws any other error.
+ */
+export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
+  if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
+  if (!codeOf(error).startsWith('SQLITE_IOERR')) throw error;
+  const disk = problem(
     'disk',
-    `the file cannot be used (${error.message}, ${codeOf(error)})`,
+    `the file cannot be used (${messageOf(error)}, ${codeOf(error)})`,
     'see what the kernel says of the disk (dmesg), and whether a quota is used up',
   );
+  return [disk, ...ofPlace];
 }
 
 /** What there is to say of a file of an older davit; what is in it can be asked only once it is migrated. */

@@ -1,7 +1,6 @@
 import { realpathSync, statfsSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
-import { codeOf } from '../errors.ts';
 import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
@@ -74,12 +73,11 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     disk_free_bytes: bavail * bsize,
   };
   const ofPlace = doctor.findingsOfPlace(file);
-  const isKnown = ofPlace.some(isDiskProblem);
-  const patient = orProblem(() => openPatient(path, effects), isKnown ? isError : isOfDisk);
-  if (patient instanceof Error) {
-    // SQLite makes -wal and -shm to read: without room for them the place is all that there is to tell of.
-    const findings = isKnown ? ofPlace : [doctor.ofDisk(patient), ...ofPlace];
-    return reportOf({ ...outside, ...NOTHING_READ, findings });
+  let patient: ReturnType<typeof openPatient>;
+  try {
+    patient = openPatient(path, effects);
+  } catch (error) {
+    return reportOf({ ...outside, ...NOTHING_READ, findings: doctor.findingsOfUnopened(error, ofPlace) });
   }
   if ('kind' in patient) {
     if (patient.kind === 'older') {
@@ -106,31 +104,6 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   } finally {
     await patient.close();
   }
-}
-
-function isDiskProblem({ check, level }: DoctorFinding): boolean {
-  return check === 'disk' && level === 'problem';
-}
-
-/** What it throws says less where the disk is known to be at fault. */
-function orProblem<Result>(
-  open: () => Result,
-  isExpected: (error: unknown) => error is Error,
-): Result | Error {
-  try {
-    return open();
-  } catch (error) {
-    if (isExpected(error)) return error;
-    throw error;
-  }
-}
-
-function isError(error: unknown): error is Error {
-  return error instanceof Error;
-}
-
-function isOfDisk(error: unknown): error is Error {
-  return isError(error) && codeOf(error).startsWith('SQLITE_IOERR');
 }
 
 const NOTHING_READ = { sqlite_version: null, schema_version: null, unused_bytes: null, tables: [] };
