@@ -17,21 +17,22 @@ export const BOOT_ID_PATH = '/proc/sys/kernel/random/boot_id';
  */
 export function requireOwnProc(): void {
   const self = selfInProc();
-  if (self === process.pid) {
-    if (existsSync(BOOT_ID_PATH)) return;
+  if (self !== process.pid) {
+    throw new AppError(
+      'conflict',
+      self === undefined
+        ? '/proc does not show this process, and davit looks after its commands there: mount it in the PID namespace of davit'
+        : `/proc is that of another PID namespace, where davit is process ${self} in place of ${process.pid}: mount its own ` +
+            'there (unshare has --mount-proc)',
+    );
+  }
+  if (!existsSync(BOOT_ID_PATH)) {
     throw new AppError(
       'conflict',
       `${BOOT_ID_PATH} is not there, and davit tells its commands apart by it: mount all of /proc (without subset=pid, ` +
         'which ProcSubset= of systemd sets)',
     );
   }
-  throw new AppError(
-    'conflict',
-    self === undefined
-      ? '/proc does not show this process, and davit looks after its commands there: mount it in the PID namespace of davit'
-      : `/proc is that of another PID namespace, where davit is process ${self} in place of ${process.pid}: mount its own ` +
-          'there (unshare has --mount-proc)',
-  );
 }
 
 /** That other users' processes are hidden from this one, and what follows; undefined: they are not. */
