@@ -120,7 +120,7 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   const later = await deployOnTerminal();
   writeFileSync(join(directory, 'more'), '');
   const [asked] = await deployments();
-  await untilLogged(`${url}/v2/deployments/${asked?.id}/logs`, key, 'more\n');
+  await untilLogged(`${url}/v2/deployments/${asked?.id}/logs`, key, 'more');
   later.terminal.stdin.write('n\n');
   await later.shown.until(/Cancel deployment \S+ \[y\/N\] n\s+it goes on; [^\n]*\n[^\n]*more/);
   await cancel(asked?.id, directory);
@@ -141,7 +141,7 @@ async function untilLogged(url: string, key: string, text: string): Promise<void
   let logged = '';
   for await (const piece of body ?? []) {
     logged += Buffer.from(piece).toString();
-    if (logged.includes(text.trim())) return;
+    if (logged.includes(text)) return;
   }
 }
 

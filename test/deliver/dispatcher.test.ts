@@ -535,14 +535,7 @@ t.test('a clock that is set forward by an hour brings each retry once', async (t
 });
 
 t.test('time that never passed ends no ladder and disables no webhook', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
-  const receiver = await startReceiver(t, { answers: [status(500)] });
-  const { id } = await subscribe(store, receiver.url);
-  await newDeliveries(store, id, 1);
-  await deliverDue(dispatcher, effects);
-  effects.advance(1_000);
-  effects.jump(6 * 24 * HOUR_MS);
+  const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
   const nextAtMs = await deliverDue(dispatcher, effects);
   t.equal(receiver.requests.length, 2);
   t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
@@ -564,14 +557,7 @@ t.test('time that never passed ends no ladder and disables no webhook', async (t
 });
 
 t.test('nor does it after a restart', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
-  const receiver = await startReceiver(t, { answers: [status(500)] });
-  const { id } = await subscribe(store, receiver.url);
-  await newDeliveries(store, id, 1);
-  await deliverDue(dispatcher, effects);
-  effects.advance(1_000);
-  effects.jump(6 * 24 * HOUR_MS);
+  const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
   await deliverDue(dispatcher, effects);
   effects.advance(40_000);
   await deliverDue(testDispatcher(t, store, effects), effects);
@@ -581,6 +567,19 @@ t.test('nor does it after a restart', async (t) => {
   ]);
   t.match(store.reads.webhooks.get(id), { status: 'enabled' });
 });
+
+/** A delivery that failed once, before the clock was set ahead by six days. */
+async function setAheadAfterFailure(t: Test) {
+  const effects = fakeEffects();
+  const rest = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id } = await subscribe(rest.store, receiver.url);
+  await newDeliveries(rest.store, id, 1);
+  await deliverDue(rest.dispatcher, effects);
+  effects.advance(1_000);
+  effects.jump(6 * 24 * HOUR_MS);
+  return { ...rest, effects, receiver, id };
+}
 
 t.test('a retry that a wrong clock planned years ahead comes after a restart', async (t) => {
   const effects = fakeEffects();

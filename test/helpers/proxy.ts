@@ -30,7 +30,7 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
   let to = new URL(target);
   let count = 0;
   const sockets = new Set<Socket>();
-  const lines = new Set<{ isHeld: boolean }>();
+  let isReleased = false;
   let heldAnswers: (() => void)[] = [];
   const server = createServer((client) => {
     count += 1;
@@ -41,8 +41,6 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
       client.destroy();
       return;
     }
-    const line = { isHeld: fate === 'hold' };
-    lines.add(line);
     const service = connect(Number(to.port), to.hostname);
     sockets.add(service);
     service.on('error', () => client.destroy());
@@ -51,7 +49,7 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
     client.pipe(service);
     let passedBytes = 0;
     service.on('data', (bytes) => {
-      if (line.isHeld) {
+      if (fate === 'hold' && !isReleased) {
         heldAnswers.push(() => client.write(bytes));
         server.emit('held');
         return;
@@ -86,7 +84,7 @@ export async function startProxy(t: Test, target: string): Promise<Proxy> {
       if (heldAnswers.length === 0) await once(server, 'held');
     },
     release() {
-      for (const line of lines) line.isHeld = false;
+      isReleased = true;
       for (const pass of heldAnswers) pass();
       heldAnswers = [];
     },
