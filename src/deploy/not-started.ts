@@ -224,14 +224,27 @@ export function interpreterOf(path: string): string[] {
   return interpreterIn(beginningOf(path));
 }
 
-function interpreterIn(beginning = ''): string[] {
-  const line = /^#!([^\n\0]*)/.exec(beginning)?.[1] ?? '';
+function interpreterIn(beginning?: Buffer): string[] {
+  const line = /^#!([^\n\0]*)/.exec(beginning?.toString() ?? '')?.[1] ?? '';
   return line.split(/[ \t]+/).filter((word) => word !== '');
 }
 
 /** Whether the kernel can only refuse what begins so. */
-function isNoProgram(beginning: string | undefined): boolean {
-  return beginning !== undefined && !/^(?:#!|\x7fELF)/.test(beginning) && !hasOtherFormats();
+function isNoProgram(beginning: Buffer | undefined): boolean {
+  return beginning !== undefined && !isScript(beginning) && !isOfThisMachine(beginning) && !hasOtherFormats();
+}
+
+function isScript(beginning: Buffer): boolean {
+  return beginning.toString('latin1', 0, 2) === '#!';
+}
+
+/** By e_machine, elf(5): the processor's own, or that of its 32 bits, which most kernels run too. */
+const MACHINES: Partial<Record<NodeJS.Architecture, readonly number[]>> = { x64: [62, 3], arm64: [183, 40] };
+
+function isOfThisMachine(beginning: Buffer): boolean {
+  const machines = MACHINES[process.arch];
+  const isElf = beginning.toString('latin1', 0, 4) === '\x7fELF';
+  return isElf && (machines === undefined || machines.includes(beginning.readUInt16LE(18)));
 }
 
 /** Whether the machine was taught to run more than the kernel itself does, binfmt_misc. */
@@ -244,7 +257,7 @@ function hasOtherFormats(): boolean {
 }
 
 /** Filled up with NULs; undefined where this user may not read. */
-function beginningOf(path: string): string | undefined {
+function beginningOf(path: string): Buffer | undefined {
   const bytes = Buffer.alloc(FIRST_LINE_MAX_BYTES);
   try {
     const descriptor = openSync(path, 'r');
@@ -256,5 +269,5 @@ function beginningOf(path: string): string | undefined {
   } catch {
     return undefined;
   }
-  return bytes.toString();
+  return bytes;
 }

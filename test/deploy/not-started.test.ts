@@ -132,11 +132,17 @@ t.test('the first line of a script tells by what it is run', async (t) => {
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
+/** elf(5): a processor that davit is not built for. */
+const RISC_V = 243;
+
 t.test('what the kernel would refuse is no program', ifNoOtherFormats, async (t) => {
   const path = join(temporaryDirectory(t), 'tool');
-  for (const text of ['', 'echo no first line\n', '\ufeff#!/bin/sh\n', 'MZ']) {
-    writeFileSync(path, text, { mode: 0o755 });
-    t.strictSame(commandProblem(requestOf([path])), { kind: 'notAProgram', path }, text);
+  const foreign = readFileSync('/bin/true');
+  foreign.writeUInt16LE(RISC_V, 18);
+  for (const content of ['', 'echo no first line\n', '\ufeff#!/bin/sh\n', 'MZ', '\x7fELF', foreign]) {
+    writeFileSync(path, content, { mode: 0o755 });
+    const what = content.slice(0, 20).toString();
+    t.strictSame(commandProblem(requestOf([path])), { kind: 'notAProgram', path }, what);
     const program = { path, arguments: [path], environment: {}, directory: '/', output: 2 };
     t.strictSame(await posix.spawn(program), { code: 'ENOEXEC' }, 'so the kernel has it');
   }
