@@ -43,6 +43,7 @@ export interface ApiClient {
   /** The same for an answer that goes on and on. What breaks it off is thrown while it is read: see `isDropped`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
+  /** Calls that are still under way throw AppError `unavailable`. */
   close(): Promise<void>;
 }
 
@@ -256,6 +257,7 @@ function explanationOf(error: unknown, place: string): string | undefined {
   const code = firstCodeOf(error);
   if (proxyStatusOf(error) === 407)
     return `${place} cannot be reached: the proxy wants a user and a password`;
+  if (error instanceof errors.ClientDestroyedError) return `${place} is asked nothing more`;
   if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
   if (error instanceof errors.HTTPParserError) return `${place} does not answer in HTTP: is the URL right?`;
   if (/SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)/.test(code)) {

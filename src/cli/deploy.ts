@@ -151,8 +151,8 @@ async function awaitOutcome(
     terminal.note(`deployment ${id} of ${ref}: ${how}${took}`);
     if (message !== null) terminal.note(printable(message));
   }
-  // Who is still being asked something keeps the process waiting for an answer.
-  if (interruption.isAsking()) exit(status === 'succeeded' ? 0 : 1);
+  // Else the process would wait for an answer that changes nothing any more.
+  if (interruption.isOpen()) exit(status === 'succeeded' ? 0 : 1);
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
 }
 
@@ -180,7 +180,8 @@ interface Interruption {
   /** It is there: what a signal asked for before can be done now. */
   created(id: DeploymentId): void;
   isCanceling(): boolean;
-  isAsking(): boolean;
+  /** The person is being asked, or the service. */
+  isOpen(): boolean;
   /** Resolves at once, or when the question on the screen is answered. */
   answered(): Promise<void>;
 }
@@ -195,6 +196,7 @@ function onInterruption(
   let signals = 0;
   let canceling = false;
   let question: Promise<void> | undefined;
+  let cancellation: Promise<void> | undefined;
 
   onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
@@ -206,10 +208,10 @@ function onInterruption(
   return {
     created(createdId) {
       id = createdId;
-      if (canceling) void requestCancel(createdId);
+      if (canceling) cancellation = requestCancel(createdId);
     },
     isCanceling: () => canceling,
-    isAsking: () => question !== undefined,
+    isOpen: () => question !== undefined || cancellation !== undefined,
     answered: async () => question,
   };
 
@@ -225,7 +227,7 @@ function onInterruption(
     canceling = true;
     if (id === undefined)
       terminal.note('it is canceled as soon as it is there; a second signal leaves at once');
-    else void requestCancel(id);
+    else cancellation = requestCancel(id);
   }
 
   async function requestCancel(canceledId: DeploymentId): Promise<void> {
@@ -238,6 +240,7 @@ function onInterruption(
       // Of a service that is away the other connection hears as well, and says so.
       if (!(error instanceof AppError)) throw error;
     }
+    cancellation = undefined;
   }
 
   function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {

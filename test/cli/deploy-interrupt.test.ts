@@ -42,6 +42,21 @@ t.test('with --cancel-on-interrupt it is canceled, and waited for', async (t) =>
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
+t.test('once the deployment has ended nobody waits for the answer to its cancellation', async (t) => {
+  const { startDeploy, directory, url } = await runningDeployments(t);
+  const proxy = await startProxy(t, url);
+  proxy.fates('once');
+  const started = untilFile(directory, 'started');
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: proxy.url });
+  const said = collect(client, 'stderr');
+  await started;
+  client.kill('SIGTERM');
+  await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
+  writeFileSync(join(directory, 'end'), '');
+  t.strictSame(await once(client, 'close'), [0, null]);
+  await said.until(/leaves at once\ndeployment dpl_\w+ of slow: succeeded in \w+\n$/);
+});
+
 t.test('a signal before it is there cancels it as soon as it is, also without --wait', async (t) => {
   const { startDeploy, deployments, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
