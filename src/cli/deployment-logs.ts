@@ -121,10 +121,10 @@ export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' |
   }
 }
 
-/** A sequence that sets colours, ECMA-48, 8.3.117; or any other control character. */
-const OBEYED = /\p{Cc}\[[\d;:]{0,32}m|[\p{Cc}\u2028\u2029]/gu;
-const MAY_GO_ON = /\p{Cc}(?:\[[\d;:]{0,32})?$/u;
 const ESCAPE = '\u001b';
+/** A sequence that sets colours, ECMA-48, 8.3.117; or any other control character. */
+const OBEYED = new RegExp(`${ESCAPE}\\[[\\d;:]{0,32}m|[\\p{Cc}\\u2028\\u2029]`, 'gu');
+const MAY_GO_ON = new RegExp(`${ESCAPE}(?:\\[[\\d;:]{0,32})?$`, 'u');
 const RESTORED = `${ESCAPE}[0m`;
 
 interface HarmlessText {
@@ -142,9 +142,8 @@ function harmlessText(colours: boolean): HarmlessText {
   return {
     push(text) {
       const all = held + text;
-      const at = all.search(MAY_GO_ON);
-      const whole = at >= 0 && all[at] === ESCAPE ? all.slice(0, at) : all;
-      held = all.slice(whole.length);
+      held = MAY_GO_ON.exec(all)?.[0] ?? '';
+      const whole = all.slice(0, all.length - held.length);
       return whole.replaceAll(OBEYED, replaced);
     },
     end: () => held.replaceAll(OBEYED, replaced),
@@ -153,7 +152,7 @@ function harmlessText(colours: boolean): HarmlessText {
 
   function replaced(found: string): string {
     if (found === '\n' || found === '\r' || found === '\t') return found;
-    if (!found.startsWith(`${ESCAPE}[`)) return printable(found);
+    if (found.length === 1) return printable(found);
     coloured ||= colours;
     return colours ? found : '';
   }

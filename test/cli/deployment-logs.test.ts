@@ -54,6 +54,7 @@ t.test('on a terminal a log looks the same, in whichever pieces it comes', async
     ['a\u001b[31mred\u001b[0m\n', 'a\u001b[31mred\u001b[0m\n\u001b[0m', 'ared\n'],
     [`\u001b[${digits}m\n`, `\u001b[${digits}m\n\u001b[0m`, '\n'],
     [`\u001b[${digits}1m\n`, `\\x1b[${digits}1m\n`],
+    ['building\n[2m30s] done\r[m\t[1m x\n', 'building\n[2m30s] done\r[m\t[1m x\n'],
     ['a\u001b[32', 'a\\x1b[32\n'],
     ['a\u001b', 'a\\x1b\n'],
     ['\u001b\u001b[2J\u0007', '\\x1b\\x1b[2J\\x07\n'],
