@@ -25,7 +25,7 @@ export function delay(delayMs: number, effects: Pick<Effects, 'after'>): Promise
 }
 
 /** Node's timers wrap to 1 ms beyond this; a longer wait is cut, and whoever waits looks again. */
-const LONGEST_TIMER_MS = 2 ** 31 - 1;
+export const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 export const realEffects: Effects = {
   now: Date.now,

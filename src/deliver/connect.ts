@@ -4,7 +4,7 @@ import { networkInterfaces } from 'node:os';
 import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
 import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
 import type { ListenAddress } from '../config.ts';
-import type { Effects } from '../effects.ts';
+import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { type Ask, createResolver, type Reputation } from './resolver.ts';
 
@@ -112,7 +112,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       noDelay: true,
       autoSelectFamily: true,
       // The default of 250 ms gives up on addresses that are merely far away; the last one gets all the rest.
-      autoSelectFamilyAttemptTimeout: Math.max(250, Math.floor(timeoutMs / 5)),
+      autoSelectFamilyAttemptTimeout: Math.min(Math.max(250, Math.floor(timeoutMs / 5)), LONGEST_TIMER_MS),
       onread: {
         buffer: received,
         callback(length: number) {

@@ -2,6 +2,7 @@ import { type AddressInfo, createServer, type Socket } from 'node:net';
 import t, { type Test } from 'tap';
 import { type Cidr, parseCidr } from '../../src/address.ts';
 import { createSender, type SenderOptions } from '../../src/deliver/send.ts';
+import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
   CA_PEM,
@@ -560,6 +561,12 @@ t.test('an address that is not allowed', async (t) => {
 });
 
 t.test('a name', async (t) => {
+  t.test('may be given all the time that an option takes', async (t) => {
+    const receiver = await startReceiver(t);
+    const { send } = newSender(t, { timeoutMs: parseDuration(LONGEST_DURATION) ?? 0 });
+    t.match(await send(named(receiver, 'localhost')), { ok: true });
+  });
+
   t.test('of localhost leads to the loopback addresses that are open, without DNS', async (t) => {
     const receiver = await startReceiver(t);
     const { resolve, asked } = scripted(['10.0.0.1']);
