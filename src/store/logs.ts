@@ -96,9 +96,12 @@ export function logWrites({ database, changed }: WriteContext) {
   const insert = database.prepare(
     'INSERT INTO log_chunks (deployment_id, start, bytes) VALUES (:id, :start, :bytes)',
   );
+  // What ends before, begins before: only with that said no row is read that stays. The 100,000 pieces of a command that
+  // prints 50 bytes at a time took 9 ms at each append.
   const drop = database.prepare(`
     DELETE FROM log_chunks
-     WHERE deployment_id = +:id AND start >= +:headBytes AND start + length(bytes) <= +:dropTailBefore`);
+     WHERE deployment_id = +:id AND start >= +:headBytes AND start < +:dropTailBefore
+       AND start + length(bytes) <= +:dropTailBefore`);
   const count = database.prepare(
     'UPDATE deployments SET log_bytes = :logBytes, log_truncated = :truncated WHERE id = +:id',
   );

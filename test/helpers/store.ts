@@ -6,7 +6,7 @@ import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { type KeyId, type ProjectId, parseRef, type Ref, SCOPES } from '../../src/domain.ts';
 import type { Effects } from '../../src/effects.ts';
-import { openForWriting } from '../../src/store/database.ts';
+import { type Database, openForWriting } from '../../src/store/database.ts';
 import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
@@ -131,3 +131,10 @@ export const KEY: NewKey = {
   projectIds: [],
   expiresAtMs: null,
 };
+
+/** The same connection, whose statements are what `prepare` gives. */
+export function preparedBy(database: Database, prepare: (sql: string) => unknown): Database {
+  return new Proxy(database, {
+    get: (target, name) => (name === 'prepare' ? prepare : Reflect.get(target, name)),
+  });
+}

@@ -2,10 +2,10 @@ import { deepEqual } from 'node:assert/strict';
 import fc from 'fast-check';
 import t from 'tap';
 import { DEPLOYMENT_STATUSES, type DeploymentStatus } from '../../src/domain.ts';
-import { type Database, openForReading } from '../../src/store/database.ts';
+import { openForReading } from '../../src/store/database.ts';
 import { type DeploymentFilter, deploymentPages } from '../../src/store/deployment-pages.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
-import { caller, type TestStore, testStore } from '../helpers/store.ts';
+import { caller, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
 
 const EVERYTHING: DeploymentFilter = {
   projectId: null,
@@ -319,13 +319,6 @@ t.test('no list reads the deployments from end to end', async (t) => {
   t.ok(plans.some((step) => step.includes('deployments_unfinished (seq>? AND seq<?)')));
   t.ok(plans.some((step) => step.includes('deployments_of_project (project_id=? AND seq>? AND seq<?)')));
 });
-
-/** The same connection, whose statements are what `prepare` gives. */
-function preparedBy(database: Database, prepare: (sql: string) => unknown): Database {
-  return new Proxy(database, {
-    get: (target, name) => (name === 'prepare' ? prepare : Reflect.get(target, name)),
-  });
-}
 
 interface StoredDeployment {
   seq: number;

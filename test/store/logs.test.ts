@@ -2,9 +2,10 @@ import fc from 'fast-check';
 import t, { type Test } from 'tap';
 import { createLogKeeper } from '../../src/deploy/log.ts';
 import type { DeploymentId } from '../../src/domain.ts';
-import { leftOutMarker } from '../../src/store/logs.ts';
+import { openForReading } from '../../src/store/database.ts';
+import { leftOutMarker, logWrites } from '../../src/store/logs.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a log is read back as it was printed, from any byte to any other', async (t) => {
   const { store, id } = await deployment(t);
@@ -121,6 +122,24 @@ t.test(
     t.strictSame(heard, Array(5).fill(`log:${id}`));
   },
 );
+
+t.test('dropping what is oldest looks at nothing that stays', async (t) => {
+  const store = testStore(t);
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const dropped: string[] = [];
+  const spied = preparedBy(database, (sql) => {
+    if (sql.includes('DELETE')) dropped.push(sql);
+    return database.prepare(sql);
+  });
+  logWrites({ database: spied, effects: fakeEffects(), changed: () => undefined });
+  t.match(
+    dropped.flatMap((sql) =>
+      database.prepare(`EXPLAIN QUERY PLAN ${sql}`).all({ id: 'dpl_1', headBytes: 1, dropTailBefore: 2 }),
+    ),
+    [{ detail: /\(deployment_id=\? AND start>\? AND start<\?\)$/ }],
+  );
+});
 
 t.test('what is dropped under a reader leaves a line of its own', async (t) => {
   const { store, id } = await deployment(t);

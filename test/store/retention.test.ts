@@ -13,7 +13,13 @@ import {
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { DAY_MS, pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
-import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
+import {
+  newDeployment,
+  preparedBy,
+  type TestStore,
+  temporaryDirectory,
+  testStore,
+} from '../helpers/store.ts';
 
 t.test('deployments go when they have been over for so long, with their logs, and no others', async (t) => {
   const { store, effects } = setUp(t);
@@ -338,14 +344,9 @@ t.test('more that stays than a step looks at is passed over, and what goes is fo
 t.test('no step reads through a table that grows', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
   const statements: Sqlite.Statement[] = [];
-  const spied = new Proxy(database, {
-    get: (target, name) => {
-      if (name !== 'prepare') return Reflect.get(target, name);
-      return (sql: string) => {
-        statements.push(target.prepare(`EXPLAIN QUERY PLAN ${sql}`));
-        return target.prepare(sql);
-      };
-    },
+  const spied = preparedBy(database, (sql) => {
+    statements.push(database.prepare(`EXPLAIN QUERY PLAN ${sql}`));
+    return database.prepare(sql);
   });
   retentionWrites({ database: spied, effects: fakeEffects(), changed: () => undefined });
   t.ok(statements.length > 15);
