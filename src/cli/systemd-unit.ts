@@ -21,7 +21,7 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
   )
     .addOption(option('--user <name>', 'whom it runs as').argParser(userOf).default('davit'))
     .action(({ user }: { user: string }) => {
-      const isTold = command.optsWithGlobals()['db'] !== './davit.db';
+      const isTold = command.getOptionValueSourceWithGlobals('db') !== 'default';
       const dbPath = isTold ? resolve(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
       const { file, arguments: words } = selfCommand();
       context.terminal.print(unitText(user, [file, ...words], dbPath));

@@ -44,6 +44,11 @@ t.test('with another user and another file', async (t) => {
   const dollar = await run(['admin', 'systemd-unit', '--db', '/srv/$a b/$c.db']);
   t.match(dollar.stdout, /^ExecStart=.* serve --db "\/srv\/\$\$a b\/\$\$c\.db"$/m);
   t.match(dollar.stdout, /^ReadWritePaths="\/srv\/\$a b"$/m, 'variables are only in command lines');
+  const { directory, davit } = place(t);
+  const here = new RegExp(` serve --db ${directory}/davit\\.db$`, 'm');
+  t.match((await davit(['admin', 'systemd-unit', '--db', './davit.db'])).stdout, here);
+  const env = { DAVIT_DB: './davit.db' };
+  t.match((await davit(['admin', 'systemd-unit'], { env })).stdout, here);
   t.match(await run(['admin', 'systemd-unit', '--user', 'two words']), { exitCode: 2, stdout: '' });
 });
 
