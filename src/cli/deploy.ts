@@ -64,7 +64,7 @@ export function defineDeploy(command: Command, context: CommandContext): void {
     .addOption(option('--key-file <file>', 'a file that holds the key; else $DAVIT_KEY'))
     .addOption(option('--wait', 'follow the log until it has ended'))
     .addOption(
-      option('--idempotency-key <key>', 'one deployment for each; else a new one').argParser(
+      option('--idempotency-key <text>', 'one deployment for each; else a new one').argParser(
         idempotencyKeyOf,
       ),
     )

@@ -99,7 +99,8 @@ t.test('names come from the file, ids where a name is not enough', async (t) => 
     `${deployment}\tmy site main: queued, number 1`,
   ]);
   t.strictSame((await completed(['deploy', ''])).values, [], 'a client knows nothing of a file');
-  t.ok(project);
+  const retried = ['deploy', project, 'main', '--idempotency-key', ''];
+  t.strictSame((await completed(retried)).values, [], 'the name of a key is no such key');
 });
 
 t.test('the file is the one of --db, or of DAVIT_DB', async (t) => {
