@@ -243,11 +243,11 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
     const settlement = settlementOf(delivery, atMs, outcome);
     logAttempt(settlement, delivery);
-    figures?.settled(settlement);
     // What cannot be recorded for any other reason than a full disk is a bug. It then stays under way, so
     // that it is not sent over and over.
     const settled = await writePersistently(writer, 'outbox.settle', settlement, effects);
     lanes.recorded(slot, now());
+    figures?.settled(settlement, settled);
     // A look that came while it was under way has passed it over.
     if (settled === 'onNewerLadder') lanes.lookAt(lane.webhookId, now(), now());
     else if (settlement.next.kind === 'retry') lanes.lookAt(lane.webhookId, settlement.next.atMs, now());

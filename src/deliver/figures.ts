@@ -1,6 +1,6 @@
 import { lagFigure } from '../event-loop.ts';
 import { createCounter, createGauge, createHistogram, type Figure, sharedCells } from '../figures.ts';
-import type { DueDelivery, Settlement } from '../store/outbox.ts';
+import type { DueDelivery, Settled, Settlement } from '../store/outbox.ts';
 
 /** What the dispatcher's thread tells of its work. */
 export interface DeliveryFigures {
@@ -8,8 +8,8 @@ export interface DeliveryFigures {
   began(delivery: DueDelivery, isFailing: boolean, atMs: number): void;
   /** It is over, whatever came of it. */
   ended(): void;
-  /** What came of it, if anything. */
-  settled(settlement: Settlement): void;
+  /** What came of it, if anything, is recorded. */
+  settled(settlement: Settlement, settled: Settled): void;
   lag: ReturnType<typeof lagFigure>;
   all: Figure[];
 }
@@ -81,11 +81,11 @@ export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
       wait[isFailing ? 'failing' : 'healthy'].observe(Math.max(0, atMs - delivery.ladder_started_at) / 1000);
     },
     ended: () => inFlight.add(-1),
-    settled({ attempt, next }) {
+    settled({ attempt, next }, settled) {
       const wasDelivered = next.kind === 'delivered';
       (wasDelivered ? delivered : failed[errorClass(attempt)]).add();
       duration[wasDelivered ? 'delivered' : 'failed'].observe(attempt.durationMs / 1000);
-      if (next.kind === 'exhausted') exhausted.add();
+      if (settled === 'exhausted') exhausted.add();
     },
     lag,
     all: [

@@ -93,11 +93,11 @@ export interface Settlement {
 }
 
 /**
- * Where the delivery stands now: where the settlement says, or at the foot of a newer ladder, due already, as a
- * redelivery or replay was asked for, or its webhook enabled, while the attempt that failed was under way. `gone`: it was
- * pruned meanwhile.
+ * Where the delivery stands now. `exhausted` also where the settlement plans a retry, and the delivery has had all
+ * attempts that it may have; `onNewerLadder`: at the foot of one, due already, as a redelivery or replay was asked for, or
+ * its webhook enabled, while the attempt that failed was under way; `gone`: it was pruned meanwhile.
  */
-export type Settled = 'asSaid' | 'onNewerLadder' | 'gone';
+export type Settled = 'pending' | 'delivered' | 'exhausted' | 'onNewerLadder' | 'gone';
 
 /** How far the clock was set back, and where to go on. */
 export interface SetBack {
@@ -296,6 +296,10 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
      WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs
        AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) <= +:enabledAtMs`);
+  const standing = database.prepare<
+    { deliveryId: string },
+    { status: 'pending' | 'delivered' | 'exhausted' }
+  >('SELECT status FROM deliveries WHERE id = +:deliveryId');
   const counted = database.prepare(
     'UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = +:deliveryId',
   );
@@ -399,7 +403,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
             status: retries ? 'pending' : 'exhausted',
             nextAttemptAt: retries ? next.atMs : null,
           });
-    if (changes > 0) return 'asSaid';
+    if (changes > 0) return standing.get({ deliveryId })?.status ?? 'gone';
     // The failure does not end the newer ladder.
     return counted.run({ deliveryId }).changes > 0 ? 'onNewerLadder' : 'gone';
   }

@@ -105,6 +105,26 @@ t.test('a delivery that ran out of attempts counts as exhausted', async (t) => {
   t.equal(scrape().value(ATTEMPTS, { outcome: 'failed', error: 'http_5xx' }), 11);
 });
 
+t.test('exhausted is what the file says, not what was planned', async (t) => {
+  const { answer, release } = held(status(500));
+  const { effects, dispatcher, deploy, receiver, scrape, store } = await service(t, [answer, status(500)]);
+  const exhausted = () => scrape().value('davit_deliveries_exhausted_total');
+  await deploy();
+  store.execute('UPDATE deliveries SET ladder_attempts = 50');
+  await dispatcher.tick();
+  await receiver.next();
+  store.execute('UPDATE deliveries SET ladder_started_at = ladder_started_at + 1, ladder_attempts = 0');
+  release();
+  await dispatcher.settled();
+  t.equal(exhausted(), 0, 'another ladder began meanwhile');
+
+  store.execute('UPDATE deliveries SET attempt_count = 999');
+  effects.advance(60_000);
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.equal(exhausted(), 1, 'it has had as many attempts as there are');
+});
+
 t.test('whatever receivers do, there are no other series than those at the start', async (t) => {
   const figures = deliveryFigures(figuresMemory());
   const scrape = () => parseMetrics(exposition(figures.all));
@@ -120,10 +140,8 @@ t.test('whatever receivers do, there are no other series than those at the start
   );
   const attempts = fc.sample(how, 1_000);
   for (const attempt of attempts) {
-    figures.settled({
-      attempt: { ...attempt, durationMs: 3 },
-      next: { kind: 'retry', atMs: 1 },
-    } as Settlement);
+    const settlement = { attempt: { ...attempt, durationMs: 3 }, next: { kind: 'retry', atMs: 1 } };
+    figures.settled(settlement as Settlement, 'pending');
   }
   t.strictSame(names(), before);
   t.equal(
@@ -141,10 +159,8 @@ t.test('what an error says of itself is left out, and one that is not known is a
     'tlsx',
     'a surprise: at\nlast',
   ]) {
-    figures.settled({
-      attempt: { error, statusCode: null, durationMs: 3 },
-      next: { kind: 'exhausted' },
-    } as Settlement);
+    const settlement = { attempt: { error, statusCode: null, durationMs: 3 }, next: { kind: 'exhausted' } };
+    figures.settled(settlement as Settlement, 'exhausted');
   }
   const scrape = parseMetrics(exposition(figures.all));
   t.strictSame(movedOf(scrape, ATTEMPTS), [
