@@ -261,6 +261,27 @@ t.test('no more than the limit run at a time, one of each project', async (t) =>
   await executor.stop(0);
 });
 
+t.test('however many may run, all that wait are begun, and few looks are made for nothing', async (t) => {
+  const store = testStore(t, realEffects);
+  let looks = 0;
+  const write: Writer['write'] = (name, input) => {
+    if (name === 'deployments.claim') looks += 1;
+    return store.writer.write(name, input);
+  };
+  const counted = { ...store, writer: { ...store.writer, write } };
+  const executor = await executorOn(t, counted, { maxConcurrent: 100_000 });
+  for (let made = 0; made < 70; made++) {
+    const projectId = await store.project({ command: ['/bin/true'] });
+    await store.writer.write('deployments.create', newDeployment(projectId));
+  }
+  await executor.tick();
+  t.equal(store.query("SELECT 1 FROM deployments WHERE status = 'queued'").length, 0);
+  await executor.settled();
+  looks = 0;
+  await executor.tick();
+  t.ok(looks < 100, `${looks} looks`);
+});
+
 t.test('what a full disk keeps from being recorded is told, and recorded when there is room', async (t) => {
   const warnings: Record<string, unknown>[] = [];
   const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
