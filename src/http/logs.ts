@@ -133,11 +133,13 @@ export function logs({ reads }: Store, watches: Watches, effects: Effects): Plug
 
 const streamOptions = { objectMode: false, highWaterMark: READ_AHEAD_BYTES };
 
-/** Only where they are named, and the text is not liked better (RFC 9110, 12.5.1): any other Accept, or none, gets the text. */
+/**
+ * Only where they are named, and liked better than the text (RFC 9110, 12.5.1): any other Accept, or none, gets the text.
+ * Who names both alike, as generated clients do, may wait for an end.
+ */
 function wantsEvents({ headers }: LogRequest): boolean {
   const weights = weightsOf(headers.accept ?? '');
-  const weight = weights.get('text/event-stream') ?? 0;
-  return weight > 0 && weight >= (weights.get('text/plain') ?? 0);
+  return (weights.get('text/event-stream') ?? 0) > (weights.get('text/plain') ?? 0);
 }
 
 function weightsOf(accept: string): Map<string, number> {
