@@ -108,7 +108,8 @@ function rawProblem(value: unknown): { ok: true; raw: string } | { ok: false; re
 }
 
 function urlProblem(url: URL, { allowHttp, allowedCidrs }: UrlRules): string | undefined {
-  if (url.href.length > URL_MAX_LENGTH) return `must be at most ${URL_MAX_LENGTH} characters`;
+  if (url.href.length > URL_MAX_LENGTH)
+    return `must be at most ${URL_MAX_LENGTH} characters, percent-encoded`;
   if (url.protocol !== 'https:' && !allowHttp) return 'must begin with https://';
   if (url.port === '0') return 'must not use port 0';
   const hostname = hostnameOf(url);

@@ -16,6 +16,7 @@ import type { Reads } from '../store/store.ts';
 import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
+import { PENDING_DELIVERY } from './examples.ts';
 import type { Pages } from './pages.ts';
 import {
   bodySchema,
@@ -120,7 +121,13 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               summary: 'Send a delivery again',
               description:
                 'Now, and with all its attempts again, however it stands. While its webhook is disabled it is held.',
-              responses: { 202: { description: 'The delivery, pending or held.', resource: 'Delivery' } },
+              responses: {
+                202: {
+                  description: 'The delivery, pending or held.',
+                  resource: 'Delivery',
+                  example: PENDING_DELIVERY,
+                },
+              },
               errors: { conflict: `It has ${ATTEMPTS_MAX} attempts already.` },
             },
           },

@@ -23,8 +23,8 @@ import { inTurn } from '../turns.ts';
 import type { Answers } from './answers.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
+import { CANCELING_DEPLOYMENT, QUEUED_DEPLOYMENT, REPORTED_DEPLOYMENT } from './examples.ts';
 import type { Pages } from './pages.ts';
-import { QUEUED_DEPLOYMENT } from './resources.ts';
 import {
   bodySchema,
   creationParameters,
@@ -199,9 +199,13 @@ export function deployments(
               operationId: 'cancelDeployment',
               summary: 'Cancel a deployment',
               description:
-                'A queued one is canceled at once. A running one is `canceling` until its command is gone, and may still succeed or fail.',
+                'A queued one is canceled at once. A running one is `canceling` until its command is gone, or until the system that carries it out reports its end, and may still succeed or fail.',
               responses: {
-                202: { description: 'The deployment, `canceled` or `canceling`.', resource: 'Deployment' },
+                202: {
+                  description: 'The deployment, `canceled` or `canceling`.',
+                  resource: 'Deployment',
+                  example: CANCELING_DEPLOYMENT,
+                },
               },
               errors: { conflict: 'It has ended already.' },
             },
@@ -269,8 +273,10 @@ export function deployments(
               operationId: 'reportDeployment',
               summary: 'Report how a deployment goes',
               description:
-                'For projects without a command, whose deployments another system carries out. The same end once more changes nothing, and neither does `failed` after a cancellation.',
-              responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
+                'For projects without a command, whose deployments another system carries out. The same end once more changes nothing. One that is `canceling` answers `running` with that, and `failed` ends it as `canceled`; one that was canceled before it ran takes `failed`, which changes nothing, and nothing else.',
+              responses: {
+                200: { description: 'The deployment.', resource: 'Deployment', example: REPORTED_DEPLOYMENT },
+              },
               errors: { conflict: 'It ended otherwise already, or its project has a command.' },
             },
           },

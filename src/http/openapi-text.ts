@@ -181,18 +181,21 @@ export const EVENT_MEANINGS: Record<EventType | 'ping', string> = {
   ping: 'A webhook is tried out',
 };
 
-/** What comes with every event. src/deliver/sign.ts makes them. */
+/**
+ * What comes with every event. src/deliver/sign.ts makes them. The examples sign the example of `deployment.succeeded`, as
+ * it is sent, with the example of a secret.
+ */
 export const EVENT_HEADERS: Record<string, { description: string; example: string }> = {
   'Service-Signature': {
     description:
       '`t=<unix time>,v1=<hex digest>`: the HMAC-SHA256 of `<t>.<raw body>`, keyed with the whole `signing_secret`. One `v1` for each live secret while a rotation overlaps. Refuse what is older or newer than 300 seconds.',
-    example: 't=1795248070,v1=5257a869e7ecebeda32affa62cdca3fa51cad7e77a0e56ff536d0ce8e108d8bd',
+    example: 't=1795248070,v1=4b381a26697e1fc5e466dc7fdb2f0cf7f8e5f75342ab4c38357b73a42a0dabb0',
   },
   'webhook-id': { description: 'The id of the event.', example: 'evt_Vb7zXcVbN1mAsDfGhJkLqWeR' },
   'webhook-timestamp': { description: 'When it was sent, in seconds since 1970.', example: '1795248070' },
   'webhook-signature': {
     description:
       '`v1,<base64>`, for libraries of Standard Webhooks; with spaces between while a rotation overlaps.',
-    example: 'v1,K5oZfzN95Z9UVu1EsfQmfVNQhnkZ2pj9o9NDN/H/pI4=',
+    example: 'v1,sywvn2hUDokfovWNmFP+ZTxecqzxpRopCGomsqlUcPQ=',
   },
 };

@@ -1,4 +1,5 @@
 import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
+import type { EventType } from '../domain.ts';
 import { headerReferences, operationOf, type RouteDescription } from './openapi-route.ts';
 import {
   API_DESCRIPTION,
@@ -194,6 +195,8 @@ function usedResponses(operations: Operation[]): Record<string, Response> {
 
 const EVENTS_TAG = 'events';
 
+const SIGNED_EXAMPLE: EventType = 'deployment.succeeded';
+
 /** What receivers are sent, described as the request that they get. */
 function event(type: string, summary: string): PathItem {
   const name = type.replaceAll(/(^|\.)([a-z])/g, (_match, _dot, letter: string) => letter.toUpperCase());
@@ -211,7 +214,7 @@ function event(type: string, summary: string): PathItem {
         required: true,
         description,
         schema: { type: 'string' },
-        example,
+        ...(type === SIGNED_EXAMPLE ? { example } : {}),
       })),
       requestBody: {
         required: true,

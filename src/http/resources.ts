@@ -410,19 +410,6 @@ const HEALTH: Described<{ status: 'ok' }> = {
   example: { status: 'ok' },
 };
 
-/** As a deployment is when it was just made. */
-export const QUEUED_DEPLOYMENT = {
-  ...DEPLOYMENT.example,
-  status: 'queued',
-  started_at: null,
-  finished_at: null,
-  duration_ms: null,
-  exit_code: null,
-  queue_position: 1,
-  outputs: {},
-  log_bytes: 0,
-};
-
 /** Every kind of object that an answer can be, by the name that the description gives it. */
 export const RESOURCES = {
   Project: objectSchema(PROJECT),

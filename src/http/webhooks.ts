@@ -13,10 +13,11 @@ import {
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { Reads } from '../store/store.ts';
-import { WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
+import { LIVE_SECRETS_MAX, WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
 import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
+import { PING_ATTEMPT } from './examples.ts';
 import type { Pages } from './pages.ts';
 import type { JsonSchema } from './resources.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
@@ -52,7 +53,7 @@ export function webhooks(
       return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
     })
     .description(
-      'Where to: a URL as the WHATWG URL standard has it, with `https`, a public address, no user info and no fragment.',
+      'Where to: a URL as the WHATWG URL standard has it, with `https`, a public address, no user info and no fragment. Its length counts percent-encoded.',
     )
     .meta({ jsonSchema: urlJsonSchema(rules) });
   const events = Joi.array()
@@ -208,8 +209,7 @@ export function webhooks(
             openapi: {
               operationId: 'rotateWebhookSecret',
               summary: 'Replace a signing secret',
-              description:
-                'While the old secret overlaps with the new one, deliveries are signed with both: `Service-Signature` has a `v1` for each.',
+              description: `While the old secret overlaps with the new one, deliveries are signed with both: \`Service-Signature\` has a \`v1\` for each. At most ${LIVE_SECRETS_MAX} live at a time: one more ends the oldest at once.`,
               responses: {
                 200: { description: 'The webhook, with its new secret.', resource: 'WebhookWithSecret' },
               },
@@ -237,7 +237,9 @@ export function webhooks(
               operationId: 'pingWebhook',
               summary: 'Try a webhook out',
               description: 'Sends an event of type `ping` now, once, and answers with what came of it.',
-              responses: { 200: { description: 'The attempt.', resource: 'Attempt' } },
+              responses: {
+                200: { description: 'The attempt.', resource: 'Attempt', example: PING_ATTEMPT },
+              },
               errors: { rate_limited: 'Too many requests, or too many pings are under way.' },
             },
           },

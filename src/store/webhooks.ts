@@ -18,7 +18,7 @@ import type { Caller } from './keys.ts';
 export const WEBHOOKS_OF_KEY_MAX = 100;
 
 /** So many secrets of one webhook work at a time: each costs every delivery a signature. */
-const LIVE_SECRETS_MAX = 5;
+export const LIVE_SECRETS_MAX = 5;
 
 export interface NewWebhook {
   keyId: KeyId;

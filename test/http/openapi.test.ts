@@ -2,6 +2,7 @@ import { createConfig, lintFromString } from '@redocly/openapi-core';
 import fc from 'fast-check';
 import t from 'tap';
 import { parseWebhookUrl } from '../../src/address.ts';
+import { signedHeaders } from '../../src/deliver/sign.ts';
 import { EVENT_TYPES, type Page, type Project, parseRef, SCOPES } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { STATUS_OF_CODE } from '../../src/errors.ts';
@@ -11,6 +12,7 @@ import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
 import {
   EXAMPLE_IDS,
+  exampleOf,
   type JsonSchema,
   pageSchema,
   REF_JSON_SCHEMA,
@@ -152,6 +154,20 @@ t.test('the description of the whole service', async (t) => {
       );
       t.match(post?.requestBody?.content['application/json']?.example, { type });
     }
+  });
+
+  t.test('signs its example of an event as it would be sent', async (t) => {
+    const { post } = document.webhooks['deployment.succeeded'] ?? {};
+    const { signing_secret: secret } = Object(exampleOf('WebhookWithSecret'));
+    const body = JSON.stringify(post?.requestBody?.content['application/json']?.example);
+    const headers = Object.fromEntries(
+      post?.parameters?.map(({ name, example }) => [name, String(example)]) ?? [],
+    );
+    const atSeconds = Number(headers['webhook-timestamp']);
+    t.strictSame(
+      headers,
+      signedHeaders({ eventId: JSON.parse(body).id, secrets: [secret], atSeconds, body }),
+    );
   });
 
   t.test('promises of a ping neither another attempt nor a consequence', async (t) => {
