@@ -21,12 +21,12 @@ export async function namesIn(
 ): Promise<Candidate[]> {
   if (!existsSync(dbPath)) return [];
   const { openPatient } = await import('../store/doctor.ts');
-  const patient = openPatient(dbPath, effects);
+  const patient = openPatient(dbPath);
   if ('kind' in patient) return [];
   try {
     return candidatesOf(noun, start, patient.reads, effects.now());
   } finally {
-    await patient.close();
+    patient.close();
   }
 }
 

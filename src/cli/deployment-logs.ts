@@ -65,7 +65,7 @@ export function whyItMayTake(deployment: Deployment, store: Store, served: boole
     const obstacle = obstacleOf(deployment, reads.projects.resolve(project_id), served);
     return obstacle ?? (queue_position === 1 ? undefined : `it is number ${queue_position} of its project`);
   }
-  const isOurs = reads.deployments.unfinished().some((running) => running.id === id);
+  const isOurs = reads.deployments.running().some((running) => running.id === id);
   // It was running before that look, too: if it runs still, it is not among ours.
   if (!isOurs && isTerminal(resolveDeployment(store, id).status)) return undefined;
   if (!isOurs) return 'another system carries it out, and reports how it went';

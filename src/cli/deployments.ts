@@ -268,7 +268,7 @@ async function cancel(
     return {
       before: found,
       after: changed,
-      byDavit: store.reads.deployments.unfinished().some(({ id }) => id === found.id),
+      byDavit: store.reads.deployments.running().some(({ id }) => id === found.id),
       served: await isServed(command),
     };
   });

@@ -307,9 +307,9 @@ function checkService({ service }: Case): DoctorFinding {
 
 function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorFinding[] {
   const { waiting } = reads.backlog.all(nowMs, 1);
-  const unfinished = reads.deployments.unfinished();
+  const running = reads.deployments.running();
   const findings: DoctorFinding[] = [];
-  for (const { id, process } of unfinished) {
+  for (const { id, process } of running) {
     const runs = process !== null && isAlive(process);
     const startedAtMs = Date.parse(reads.deployments.existing(id).started_at ?? timestamp(nowMs));
     if (service === null) {
@@ -344,7 +344,7 @@ function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorF
     );
   } else if (
     next?.project_status === 'active' &&
-    unfinished.length === 0 &&
+    running.length === 0 &&
     ageMs(next.created_at, nowMs) > OVERDUE_MS
   ) {
     findings.push(
@@ -363,7 +363,7 @@ function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorF
       advice: 'davit admin project resume',
     });
   }
-  return orOk(findings, 'deployments', `${unfinished.length} running, ${waiting.count} waiting`);
+  return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
 }
 
 /**

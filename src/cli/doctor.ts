@@ -75,7 +75,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   const ofPlace = doctor.findingsOfPlace(file);
   let patient: ReturnType<typeof openPatient>;
   try {
-    patient = openPatient(path, effects);
+    patient = openPatient(path);
   } catch (error) {
     return reportOf({ ...outside, ...NOTHING_READ, findings: doctor.findingsOfUnopened(error, ofPlace) });
   }
@@ -102,7 +102,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
       tables: examination.tableSizes(),
     });
   } finally {
-    await patient.close();
+    patient.close();
   }
 }
 

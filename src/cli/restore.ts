@@ -116,11 +116,11 @@ async function refuseServed(dbPath: string, file: string, path: string): Promise
 
 /** The restored file knows nothing of them, and nobody would end them any more. */
 async function refuseWhileRunning(dbPath: string, path: string): Promise<void> {
-  const [{ unfinishedIn }, { findMarked }] = await Promise.all([
+  const [{ runningIn }, { findMarked }] = await Promise.all([
     import('../store/restore.ts'),
     import('../deploy/processes.ts'),
   ]);
-  const ids = new Set<string>(unfinishedIn(path));
+  const ids = new Set<string>(runningIn(path));
   if (ids.size === 0) return;
   for (const [id, [process]] of await findMarked(ids)) {
     throw new AppError(

@@ -77,7 +77,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   return { tick, settled, stop };
 
   async function tick(): Promise<null> {
-    for (const { id, status } of reads.deployments.unfinished()) {
+    for (const { id, status } of reads.deployments.running()) {
       if (status === 'canceling') underWay.get(id)?.('user');
     }
     await claimAll();

@@ -1,6 +1,6 @@
 import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
-import type { UnfinishedDeployment } from '../store/deployments.ts';
+import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { endOf } from './executor.ts';
@@ -25,14 +25,14 @@ export async function recover(
   },
 ): Promise<void> {
   const { killGraceMs, workspaces, lockPath, effects, logger } = options;
-  const unfinished = reads.deployments.unfinished();
-  if (unfinished.some(({ process }) => process === null)) await untilStarted(lockPath, effects);
-  await Promise.all(unfinished.map(end));
+  const running = reads.deployments.running();
+  if (running.some(({ process }) => process === null)) await untilStarted(lockPath, effects);
+  await Promise.all(running.map(end));
   await workspaces
     .removeLeft()
     .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
 
-  async function end({ id, process }: UnfinishedDeployment): Promise<void> {
+  async function end({ id, process }: RunningDeployment): Promise<void> {
     await stopTree(
       { deploymentId: id, leader: process ?? undefined },
       {

@@ -12,8 +12,8 @@ import {
   type WebhookId,
 } from '../domain.ts';
 import { type Database, inSnapshot } from './database.ts';
-import { deploymentReads } from './deployments.ts';
-import { webhookReads } from './webhooks.ts';
+import type { DeploymentReads } from './deployments.ts';
+import type { WebhookReads } from './webhooks.ts';
 
 /** Everything that is not over, all of one moment. */
 export interface Backlog {
@@ -73,10 +73,7 @@ export interface ReplayBacklog {
 const TRIED_AMONG_MAX = 1_000;
 
 /** What runs, waits and is retried in the whole file, for whoever looks after the machine. */
-export function backlogReads(database: Database) {
-  const deployments = deploymentReads(database);
-  const webhooks = webhookReads(database);
-
+export function backlogReads(database: Database, deployments: DeploymentReads, webhooks: WebhookReads) {
   const projectOf = database.prepare<[string], { name: string; status: ProjectStatus }>(
     'SELECT name, status FROM projects WHERE id = +?',
   );
@@ -168,7 +165,7 @@ export function backlogReads(database: Database) {
   };
 
   function backlog(nowMs: number, limit: number): Backlog {
-    const running = deployments.unfinished().map(({ id }) => deployments.existing(id));
+    const running = deployments.running().map(({ id }) => deployments.existing(id));
     const unsettledWebhooks = everyWebhook(nowMs)
       .filter(({ pending_count, held_count }) => pending_count + held_count > 0)
       .sort(byNextAttempt);

@@ -16,12 +16,14 @@ export interface ProcessIdentity {
   bootId: string;
 }
 
-/** What an earlier run of the service left behind. */
-export interface UnfinishedDeployment {
+/** What the executor has begun: also what an earlier run of the service left behind. */
+export interface RunningDeployment {
   id: DeploymentId;
   status: 'running' | 'canceling';
   process: ProcessIdentity | null;
 }
+
+export type DeploymentReads = ReturnType<typeof deploymentReads>;
 
 /** Deployments as people see them, and as recovery needs them. */
 export function deploymentReads(database: Database) {
@@ -39,7 +41,7 @@ export function deploymentReads(database: Database) {
          AND seq >= +:fromSeq AND seq < +:beforeSeq`)
     .pluck();
   // Named, as the planner would rather read the whole table in the order asked for: 170 ms with a million rows.
-  const unfinished = database.prepare<
+  const running = database.prepare<
     [],
     {
       id: DeploymentId;
@@ -88,8 +90,8 @@ export function deploymentReads(database: Database) {
     nextReportDueAt: (): number | null => nextReportDueAt.get() ?? null,
 
     /** What the executor has begun and not ended, oldest first. After a start that is what a crash interrupted. */
-    unfinished: (): UnfinishedDeployment[] =>
-      unfinished.all().map((row) => ({
+    running: (): RunningDeployment[] =>
+      running.all().map((row) => ({
         id: row.id,
         status: row.status,
         process:

@@ -1,4 +1,3 @@
-import type { Effects } from '../effects.ts';
 import {
   completenessProblems,
   firstProblem,
@@ -9,13 +8,13 @@ import {
   whatIsWrong,
 } from './check.ts';
 import { connect, type Database, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
-import { type Reads, storeOn } from './store.ts';
+import { type Reads, readsOn } from './store.ts';
 
 /** A file as a doctor has it on the table: nothing can be written to it. */
 export interface Patient {
   reads: Reads;
   examination: Examination;
-  close(): Promise<void>;
+  close(): void;
 }
 
 export interface TableSize {
@@ -38,7 +37,7 @@ type Examination = ReturnType<typeof examine>;
 const SENTENCES_MAX = 5;
 
 /** Opens a file to look at it, whoever serves it. Gives what is wrong instead, if nothing else can be asked. */
-export function openPatient(path: string, effects: Effects): Patient | OlderPatient | Unusable {
+export function openPatient(path: string): Patient | OlderPatient | Unusable {
   const database = connect(path);
   try {
     database.pragma('query_only = ON');
@@ -57,8 +56,7 @@ export function openPatient(path: string, effects: Effects): Patient | OlderPati
         damage: problem === undefined ? undefined : { kind: 'damaged', problem },
       };
     }
-    const { reads, close } = storeOn(database, effects);
-    return { reads, close, examination: examine(database) };
+    return { reads: readsOn(database), examination: examine(database), close: () => database.close() };
   } catch (error) {
     database.close();
     return whatIsWrong(error, path);

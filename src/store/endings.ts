@@ -1,8 +1,8 @@
 import type { DeploymentId, Reason, TerminalStatus } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
-import { deploymentReads } from './deployments.ts';
-import { eventWrites } from './events.ts';
+import type { DeploymentReads } from './deployments.ts';
+import type { EventWrites } from './events.ts';
 
 /** How a deployment ended. */
 export interface DeploymentEnd {
@@ -17,11 +17,14 @@ export interface DeploymentEnd {
   endedAtMs?: number | undefined;
 }
 
+export type EndingWrites = ReturnType<typeof endingWrites>;
+
 /** The one place that ends deployments: status, event and outbox rows together. */
-export function endingWrites(context: WriteContext) {
-  const { database, effects, changed } = context;
-  const reads = deploymentReads(database);
-  const events = eventWrites(context);
+export function endingWrites(
+  { database, effects, changed }: WriteContext,
+  reads: DeploymentReads,
+  events: EventWrites,
+) {
   const end = database.prepare(`
     UPDATE deployments
        SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,

@@ -10,6 +10,8 @@ import {
 } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 
+export type EventWrites = ReturnType<typeof eventWrites>;
+
 /** Events, each with its outbox rows. Only ever written beside the change that they tell of. */
 export function eventWrites({ database, effects, changed }: WriteContext) {
   const insertEvent = database.prepare(`

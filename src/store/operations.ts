@@ -1,7 +1,9 @@
 import type { Attempt, KeyId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import { deliveryWrites } from './deliveries.ts';
+import { deploymentReads } from './deployments.ts';
 import { endingWrites } from './endings.ts';
+import { eventWrites } from './events.ts';
 import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempotency.ts';
 import { instanceWrites } from './instance.ts';
 import { keyWrites } from './keys.ts';
@@ -19,9 +21,11 @@ export function makeOperations(context: WriteContext) {
   const instance = instanceWrites(context);
   const keys = keyWrites(context);
   const projects = projectWrites(context);
-  const queue = queueWrites(context);
-  const endings = endingWrites(context);
-  const reports = reportWrites(context);
+  const deployments = deploymentReads(context.database);
+  const events = eventWrites(context);
+  const endings = endingWrites(context, deployments, events);
+  const queue = queueWrites(context, deployments, projects, events, endings);
+  const reports = reportWrites(context, deployments, events, endings);
   const logs = logWrites(context);
   const webhooks = webhookWrites(context);
   const deliveries = deliveryWrites(context);

@@ -125,6 +125,8 @@ export function projectReads(database: Database) {
   };
 }
 
+export type ProjectWrites = ReturnType<typeof projectWrites>;
+
 /** Projects are made and changed on the machine only. */
 export function projectWrites({ database, effects, changed }: WriteContext) {
   const reads = projectReads(database);

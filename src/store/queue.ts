@@ -11,10 +11,10 @@ import {
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import { toDeployment } from './deployment-rows.ts';
-import { deploymentReads, type ProcessIdentity } from './deployments.ts';
-import { endedAlready, endingWrites } from './endings.ts';
-import { eventWrites } from './events.ts';
-import { type ProjectDetails, projectReads, projectWrites } from './projects.ts';
+import type { DeploymentReads, ProcessIdentity } from './deployments.ts';
+import { type EndingWrites, endedAlready } from './endings.ts';
+import type { EventWrites } from './events.ts';
+import { type ProjectDetails, type ProjectWrites, projectReads } from './projects.ts';
 
 export interface NewDeployment {
   projectId: ProjectId;
@@ -46,13 +46,14 @@ export interface ClaimedDeployment {
 const QUEUE_FULL_RETRY_SECONDS = 30;
 
 /** How deployments come into their project's queue and leave it: made, claimed, canceled, archived with it. */
-export function queueWrites(context: WriteContext) {
-  const { database, effects, changed } = context;
-  const reads = deploymentReads(database);
+export function queueWrites(
+  { database, effects, changed }: WriteContext,
+  reads: DeploymentReads,
+  { setStatus }: Pick<ProjectWrites, 'setStatus'>,
+  events: EventWrites,
+  endings: EndingWrites,
+) {
   const projects = projectReads(database);
-  const { setStatus } = projectWrites(context);
-  const events = eventWrites(context);
-  const endings = endingWrites(context);
 
   const projectForNew = database.prepare<
     [string],

@@ -1,9 +1,9 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
-import { deploymentReads } from './deployments.ts';
-import { endedAlready, endingWrites } from './endings.ts';
-import { eventWrites } from './events.ts';
+import type { DeploymentReads } from './deployments.ts';
+import { type EndingWrites, endedAlready } from './endings.ts';
+import type { EventWrites } from './events.ts';
 
 /** What the system that does the work says of a deployment. */
 export interface Report {
@@ -17,11 +17,12 @@ export interface Report {
 const OVERDUE_AT_ONCE = 100;
 
 /** Deployments of projects without a command: their states are what another system reports. */
-export function reportWrites(context: WriteContext) {
-  const { database, effects, changed } = context;
-  const reads = deploymentReads(database);
-  const events = eventWrites(context);
-  const endings = endingWrites(context);
+export function reportWrites(
+  { database, effects, changed }: WriteContext,
+  reads: DeploymentReads,
+  events: EventWrites,
+  endings: EndingWrites,
+) {
   const isReported = database
     .prepare<[string], number>('SELECT reported FROM deployments WHERE id = +?')
     .pluck();

@@ -82,7 +82,7 @@ function whereReadable<Result>(path: string, look: () => Result): Result {
 }
 
 /** The ids of what a file, of whichever schema, says is running; none of a file that cannot be read. */
-export function unfinishedIn(path: string): DeploymentId[] {
+export function runningIn(path: string): DeploymentId[] {
   if (!existsSync(path)) return [];
   const database = connect(path);
   try {

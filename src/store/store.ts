@@ -18,8 +18,8 @@ import { createWriter, type Writer } from './writer.ts';
 import { connectWriter } from './writer-port.ts';
 import type { WriterThreadData } from './writer-thread.ts';
 
-/** Every read there is, on one connection. They answer at once and see the latest commit. */
-export type Reads = ReturnType<typeof makeReads>;
+/** They answer at once and see the latest commit. */
+export type Reads = ReturnType<typeof readsOn>;
 
 /** The file, open: reads go straight to a connection, writes through the one door. */
 export interface Store {
@@ -37,7 +37,7 @@ export function openStore(path: string, effects: Effects): Store {
 /** The same on a connection that is open already. */
 export function storeOn(database: Database, effects: Effects): Store {
   const writer = createWriter(database, effects);
-  return { reads: makeReads(database), writer, close: writer.close };
+  return { reads: readsOn(database), writer, close: writer.close };
 }
 
 /** The writer's thread, which loads while others do their part and does nothing before `open`. */
@@ -70,7 +70,7 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
     const database = openForReading(path);
     const writer = connectWriter(thread);
     return {
-      reads: makeReads(database),
+      reads: readsOn(database),
       writer,
       async close() {
         isOpen = false;
@@ -101,22 +101,25 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
 /** The reads of a thread that writes through a port. */
 export function openReads(path: string): { reads: Reads; close(): void } {
   const database = openForReading(path);
-  return { reads: makeReads(database), close: () => database.close() };
+  return { reads: readsOn(database), close: () => database.close() };
 }
 
-function makeReads(database: Database) {
+/** Every read there is, on a connection that is open already. */
+export function readsOn(database: Database) {
   const moment = createMoments(database);
+  const deployments = deploymentReads(database);
+  const webhooks = webhookReads(database);
   return {
     instance: instanceReads(database, moment),
     keys: keyReads(database, moment),
     projects: projectReads(database),
-    deployments: deploymentReads(database),
+    deployments,
     logs: logReads(database),
-    webhooks: webhookReads(database),
+    webhooks,
     deliveries: deliveryReads(database),
     replays: replayReads(database),
     outbox: outboxReads(database),
-    backlog: backlogReads(database),
+    backlog: backlogReads(database, deployments, webhooks),
     gauges: gaugeReads(database),
   };
 }

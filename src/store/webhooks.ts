@@ -60,6 +60,8 @@ const WEBHOOK_COLUMNS = `
   seq, id, url, events, description, status, status_reason, created_at, last_success_at, last_failure_at,
   consecutive_failures`;
 
+export type WebhookReads = ReturnType<typeof webhookReads>;
+
 /** Webhooks as their keys see them, and the secrets that sign for them. */
 export function webhookReads(database: Database) {
   const byId = database.prepare<[string], WebhookRow>(

@@ -189,7 +189,7 @@ t.test('the process of a command that goes on is recorded', async (t) => {
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   await store.writer.write('deployments.create', newDeployment(projectId));
   await executor.tick();
-  const recorded = () => store.reads.deployments.unfinished()[0]?.process ?? undefined;
+  const recorded = () => store.reads.deployments.running()[0]?.process ?? undefined;
   await until(() => recorded() !== undefined);
   const identity = recorded();
   t.ok(identity !== undefined && isAlive(identity));

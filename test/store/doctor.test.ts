@@ -4,7 +4,6 @@ import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { openPatient, type Patient } from '../../src/store/doctor.ts';
-import { fakeEffects } from '../helpers/effects.ts';
 import { filledFile, swapIndexes } from '../helpers/filled.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -34,7 +33,7 @@ t.test('a file of which nothing can be asked is told by its kind, and not kept o
   ];
   for (const [path, found] of cases) {
     const openBefore = readdirSync('/proc/self/fd').length;
-    t.match(openPatient(path, fakeEffects()), found);
+    t.match(openPatient(path), found);
     t.equal(readdirSync('/proc/self/fd').length, openBefore);
   }
 });
@@ -144,7 +143,7 @@ t.test('of a file with a page that cannot be read no sizes are told', async (t) 
   writeFileSync(path, bytes.fill(0, (page - 1) * 4096, page * 4096));
   const patient = onTable(t, path);
   t.strictSame(patient.examination.tableSizes(), []);
-  await patient.close();
+  patient.close();
   t.throws(() => patient.examination.tableSizes(), /not open/, 'which is no fault of the file');
 });
 
@@ -153,7 +152,7 @@ function examine(t: Test, sql = '') {
 }
 
 function onTable(t: Test, path: string): Patient {
-  const patient = openPatient(path, fakeEffects());
+  const patient = openPatient(path);
   if ('kind' in patient) throw new Error(patient.kind);
   t.teardown(patient.close);
   return patient;

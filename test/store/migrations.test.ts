@@ -6,7 +6,7 @@ import { version } from '../../src/assets.ts';
 import { checkDatabase } from '../../src/store/check.ts';
 import { isOlder, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrations.ts';
-import { unfinishedIn } from '../../src/store/restore.ts';
+import { runningIn } from '../../src/store/restore.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
   makeFile,
@@ -56,7 +56,7 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
       t.not(rows.length, 0, `something is in ${table}: else add it to v${from}-rows.sql`);
     // What is asked of older files, too.
     t.match(checkDatabase(path), { kind: 'good', facts: { schema_version: from, projects: 1 } });
-    t.strictSame(unfinishedIn(path), ['dpl_2']);
+    t.strictSame(runningIn(path), ['dpl_2']);
     t.equal(migrateFile(path), from);
     t.strictSame(schemaOf(path), presentSchema(t));
     const after = dump(path);

@@ -20,7 +20,7 @@ import t, { type Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { AppError, codeOf } from '../../src/errors.ts';
 import { connect, openForWriting } from '../../src/store/database.ts';
-import { adoptedBytes, adoptFile, replaceDatabase, unfinishedIn } from '../../src/store/restore.ts';
+import { adoptedBytes, adoptFile, replaceDatabase, runningIn } from '../../src/store/restore.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -199,10 +199,10 @@ t.test('what may still run is what a file says that davit itself carries out', a
            iif(status = 'queued', NULL, 1), iif(status = 'succeeded', 1, NULL)
       FROM one`);
   database.close();
-  t.strictSame(unfinishedIn(path).sort(), ['dpl_canceling0', 'dpl_running0']);
+  t.strictSame(runningIn(path).sort(), ['dpl_canceling0', 'dpl_running0']);
   writeFileSync(path, 'rubbish'.repeat(1_000));
-  t.strictSame(unfinishedIn(path), []);
-  t.strictSame(unfinishedIn(join(directory, 'missing')), []);
+  t.strictSame(runningIn(path), []);
+  t.strictSame(runningIn(join(directory, 'missing')), []);
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
 });
 
