@@ -3,7 +3,7 @@ import type { Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import type { Attempt } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { type Answer, type IdempotencyMemory, keyReused } from '../store/idempotency.ts';
-import type { AnswerRequest } from '../store/operations.ts';
+import type { AnsweringOperation, AnswerRequest, InputOf } from '../store/operations.ts';
 import type { Writer } from '../store/writer.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -14,16 +14,32 @@ type WriteRequest = Pick<Request, 'auth' | 'headers' | 'method' | 'path' | 'payl
 
 type Toolkit = Pick<ResponseToolkit, 'response'>;
 
+/** What a write that went well is answered with, besides its body. */
+const FORMS: Record<AnsweringOperation, Pick<AnswerRequest, 'statusCode' | 'locationPrefix'>> = {
+  'deployments.create': { statusCode: 201, locationPrefix: '/v2/deployments/' },
+  'deployments.redeploy': { statusCode: 201, locationPrefix: '/v2/deployments/' },
+  'deployments.cancel': { statusCode: 202, locationPrefix: null },
+  'deployments.report': { statusCode: 200, locationPrefix: null },
+  'webhooks.create': { statusCode: 201, locationPrefix: '/v2/webhooks/' },
+  'webhooks.update': { statusCode: 200, locationPrefix: null },
+  'webhooks.rotate': { statusCode: 200, locationPrefix: null },
+  'webhooks.remove': { statusCode: 204, locationPrefix: null },
+  'deliveries.redeliver': { statusCode: 202, locationPrefix: null },
+  'replays.create': { statusCode: 202, locationPrefix: null },
+  'pings.keep': { statusCode: 200, locationPrefix: null },
+};
+
 /** How writes are answered, once for each Idempotency-Key. */
 export interface Answers {
   /**
    * Performs a write and answers with what it made, in one transaction with the request's Idempotency-Key:
    * a repeat is answered with the same bytes and `Idempotent-Replayed: true`.
    */
-  write(
+  write<Name extends AnsweringOperation>(
     request: WriteRequest,
     h: Toolkit,
-    write: Omit<AnswerRequest, 'keyId' | 'memory'>,
+    operation: Name,
+    input: InputOf<Name>,
   ): Promise<ResponseObject>;
   /**
    * For a write to what is not there, or not any more: if it repeats one that was answered, that answer. What a key
@@ -43,12 +59,11 @@ export function createAnswers(writer: Writer): Answers {
   const underWay = new Map<string, { requestHash: Uint8Array; answer: Promise<Answer> }>();
 
   return {
-    async write(request, h, write) {
+    async write(request, h, operation, input) {
       const memory = idempotencyMemory(request);
       const { keyId } = callerOf(request);
-      const answer =
-        repeatedUnderWay(memory) ?? writer.write('answer', { ...write, keyId, memory } as AnswerRequest);
-      return respond(h, await answer);
+      const asked = { operation, input, keyId, memory, ...FORMS[operation] };
+      return respond(h, await (repeatedUnderWay(memory) ?? writer.write('answer', asked as AnswerRequest)));
     },
 
     async repeat(request, h) {
@@ -98,13 +113,13 @@ export function createAnswers(writer: Writer): Answers {
     const remembered = await writer.write('idempotency.recall', memory);
     if (remembered !== undefined) return remembered;
     const attempt = await perform();
+    const { keyId } = memory;
     return await writer.write('answer', {
       operation: 'pings.keep',
       input: attempt,
-      keyId: memory.keyId,
+      keyId,
       memory,
-      statusCode: 200,
-      locationPrefix: null,
+      ...FORMS['pings.keep'],
     });
   }
 }

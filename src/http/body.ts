@@ -25,7 +25,6 @@ export async function takeBody(request: Request): Promise<void> {
   const bytes = await readBody(request);
   // A body means nothing to GET and HEAD, whatever it is.
   if (request.route.method === 'get') return;
-  request.app.bodyIsEmpty = bytes.length === 0;
   // hapi's types call it read-only; its own extensions, and its documentation, set it.
   Object.assign(request, { payload: bytes.length === 0 ? null : (parseJson(bytes) ?? NULL_BODY) });
 }

@@ -137,12 +137,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) {
             return answers.repeat(request, h);
           }
-          return answers.write(request, h, {
-            operation: 'deliveries.redeliver',
-            input: { id },
-            statusCode: 202,
-            locationPrefix: null,
-          });
+          return answers.write(request, h, 'deliveries.redeliver', { id });
         },
       });
 
@@ -183,12 +178,12 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           const webhook = visibleWebhook(reads, request);
           // What happens from now on is sent anyway.
           const untilMs = Math.min(until ?? nowMs, nowMs);
-          return answers.write(request, h, {
-            operation: 'replays.create',
-            input: await newReplay(reads, webhook, { sinceMs: since, untilMs, status }),
-            statusCode: 202,
-            locationPrefix: null,
-          });
+          return answers.write(
+            request,
+            h,
+            'replays.create',
+            await newReplay(reads, webhook, { sinceMs: since, untilMs, status }),
+          );
         },
       });
     },

@@ -109,18 +109,13 @@ export function deployments(
         },
         handler(request, h) {
           const caller = callerOf(request);
-          return answers.write(request, h, {
-            operation: 'deployments.create',
-            input: {
-              projectId: visibleProject(request, request.params.project_id),
-              ref: request.payload.ref,
-              trigger: 'api',
-              keyId: caller.keyId,
-              redeployOf: null,
-              maxQueued,
-            },
-            statusCode: 201,
-            locationPrefix: '/v2/deployments/',
+          return answers.write(request, h, 'deployments.create', {
+            projectId: visibleProject(request, request.params.project_id),
+            ref: request.payload.ref,
+            trigger: 'api',
+            keyId: caller.keyId,
+            redeployOf: null,
+            maxQueued,
           });
         },
       });
@@ -214,12 +209,7 @@ export function deployments(
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
           if (id === undefined) return answers.repeat(request, h);
-          return answers.write(request, h, {
-            operation: 'deployments.cancel',
-            input: { id },
-            statusCode: 202,
-            locationPrefix: null,
-          });
+          return answers.write(request, h, 'deployments.cancel', { id });
         },
       });
 
@@ -253,11 +243,10 @@ export function deployments(
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
           if (id === undefined) return answers.repeat(request, h);
-          return answers.write(request, h, {
-            operation: 'deployments.redeploy',
-            input: { id, keyId: callerOf(request).keyId, maxQueued },
-            statusCode: 201,
-            locationPrefix: '/v2/deployments/',
+          return answers.write(request, h, 'deployments.redeploy', {
+            id,
+            keyId: callerOf(request).keyId,
+            maxQueued,
           });
         },
       });
@@ -285,11 +274,11 @@ export function deployments(
           const id = idOfVisible(request, request.params.deployment_id);
           if (id === undefined) return answers.repeat(request, h);
           const { status, message = null, outputs = null } = request.payload;
-          return answers.write(request, h, {
-            operation: 'deployments.report',
-            input: { id, status, message: message === '' ? null : message, outputs },
-            statusCode: 200,
-            locationPrefix: null,
+          return answers.write(request, h, 'deployments.report', {
+            id,
+            status,
+            message: message === '' ? null : message,
+            outputs,
           });
         },
       });

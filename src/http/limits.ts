@@ -80,13 +80,6 @@ export function createFailureLimiter(effects: Effects): RateLimiter {
   return createRateLimiter({ limit: 60, windowMs: 60_000 }, effects, { policy: 'failed-authentication' });
 }
 
-/** Limits each key; after authentication, before the scope is judged. Every answer tells what is left. */
-export function limitKey(limiter: RateLimiter, request: Request): void {
-  const { app } = request.auth.credentials;
-  if (app === undefined) throw new Error('a request was authenticated without a caller');
-  applyRateDecision(limiter.take(app.keyId), request);
-}
-
 /** Puts the decision's headers on the response; throws `rate_limited` if it is a refusal. */
 export function applyRateDecision(decision: RateDecision, { raw: { res } }: Pick<Request, 'raw'>): void {
   switch (decision.kind) {

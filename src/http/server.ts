@@ -13,9 +13,10 @@ import type { Caller } from '../store/keys.ts';
 import { openFilesMax } from '../system-limits.ts';
 import { acceptors } from './acceptors.ts';
 import { type Admission, type AdmissionOptions, createAdmission } from './admission.ts';
+import { callerOf } from './auth.ts';
 import { takeBody } from './body.ts';
 import { answerParserErrors, commonHeaders, present } from './errors.ts';
-import { createRateLimiter, limitKey, type RateLimit } from './limits.ts';
+import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
 import { checkHead, unknownRoutes } from './routing.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
 import { createGathering } from './together.ts';
@@ -28,8 +29,6 @@ declare module '@hapi/hapi' {
     requestId: RequestId;
     /** Monotonic. */
     receivedAtMs: number;
-    /** No body came; `payload` is null then, as it is for the body `null`. */
-    bodyIsEmpty: boolean;
   }
   /** `request.auth.credentials.app` */
   interface AppCredentials extends Caller {}
@@ -149,7 +148,7 @@ function addSteps(
   });
   // Then `authentication`: 401.
   server.ext('onCredentials', (request, h) => {
-    limitKey(rateLimiter, request); // 429
+    applyRateDecision(rateLimiter.take(callerOf(request).keyId), request); // 429
     return h.continue;
   });
   // Then hapi itself: the route's scope, 403, and what it validates, 400.
@@ -214,7 +213,7 @@ function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Serve
 
 function begin(request: Request, effects: Effects): void {
   const requestId = newId('req', effects);
-  request.app = { requestId, receivedAtMs: effects.monotonicMs(), bodyIsEmpty: false };
+  request.app = { requestId, receivedAtMs: effects.monotonicMs() };
   // Straight onto Node's response, so that they are there however hapi comes to end it.
   for (const [name, value] of Object.entries(commonHeaders(requestId)))
     request.raw.res.setHeader(name, value);

@@ -191,7 +191,7 @@ function isValidationFailure(error: Error | undefined): error is ValidationFailu
 
 function toDetail(item: Joi.ValidationErrorItem, place: ErrorDetail['in'], request: Request): ErrorDetail {
   if (item.path.length > 0) return { in: place, field: fieldName(item.path), reason: reasonOf(item, place) };
-  return { in: place, field: place, reason: request.app.bodyIsEmpty ? 'required' : reasonOf(item, place) };
+  return { in: place, field: place, reason: request.payload === null ? 'required' : reasonOf(item, place) };
 }
 
 const FIELD_NAME_MAX_LENGTH = 64;

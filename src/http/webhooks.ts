@@ -91,11 +91,11 @@ export function webhooks(
         },
         handler(request, h) {
           const { url, events, description = null } = request.payload;
-          return answers.write(request, h, {
-            operation: 'webhooks.create',
-            input: { keyId: callerOf(request).keyId, url, events, description },
-            statusCode: 201,
-            locationPrefix: '/v2/webhooks/',
+          return answers.write(request, h, 'webhooks.create', {
+            keyId: callerOf(request).keyId,
+            url,
+            events,
+            description,
           });
         },
       });
@@ -163,11 +163,10 @@ export function webhooks(
         },
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
-          return answers.write(request, h, {
-            operation: 'webhooks.update',
-            input: { id, ...request.payload, disableReason: 'disabled through the API' },
-            statusCode: 200,
-            locationPrefix: null,
+          return answers.write(request, h, 'webhooks.update', {
+            id,
+            ...request.payload,
+            disableReason: 'disabled through the API',
           });
         },
       });
@@ -190,12 +189,7 @@ export function webhooks(
           const id = pathId('whk', request.params.webhook_id);
           // Deleted ones too: a repeat with the same Idempotency-Key is answered as the deletion was.
           if (!reads.webhooks.wasRegisteredBy(callerOf(request), id)) throw notFound();
-          return answers.write(request, h, {
-            operation: 'webhooks.remove',
-            input: { id },
-            statusCode: 204,
-            locationPrefix: null,
-          });
+          return answers.write(request, h, 'webhooks.remove', { id });
         },
       });
 
@@ -218,11 +212,9 @@ export function webhooks(
         },
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
-          return answers.write(request, h, {
-            operation: 'webhooks.rotate',
-            input: { id, overlapMs: request.payload.overlap_seconds * 1000 },
-            statusCode: 200,
-            locationPrefix: null,
+          return answers.write(request, h, 'webhooks.rotate', {
+            id,
+            overlapMs: request.payload.overlap_seconds * 1000,
           });
         },
       });

@@ -90,7 +90,7 @@ export function makeOperations(context: WriteContext) {
 }
 
 /** The writes that HTTP performs; what they return is the body of the answer, if they return something. */
-type AnsweringOperation =
+export type AnsweringOperation =
   | 'deployments.create'
   | 'deployments.redeploy'
   | 'deployments.cancel'
