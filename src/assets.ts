@@ -29,10 +29,6 @@ import { threadMemory } from './memory.ts';
  * between them stands here; scripts/build.ts is its counterpart.
  */
 
-type Place = 'source' | 'bundle' | 'executable';
-
-const place: Place = isSea() ? 'executable' : import.meta.filename.endsWith('.ts') ? 'source' : 'bundle';
-
 /** Files that go with the program, by name: where they lie in the sources. */
 export const ASSET_SOURCES = { 'schema.sql': 'schema.sql', 'docs.css': 'src/http/docs.css' } as const;
 export type AssetName = keyof typeof ASSET_SOURCES;
@@ -49,16 +45,7 @@ export const version: string = packageJson.version;
 
 /** The text of a file that goes with the program. */
 export function assetText(name: AssetName): string {
-  switch (place) {
-    case 'source':
-      return readFileSync(join(import.meta.dirname, '..', ASSET_SOURCES[name]), 'utf8');
-    case 'bundle':
-      return readFileSync(join(import.meta.dirname, name), 'utf8');
-    case 'executable':
-      return getAsset(name, 'utf8');
-    default:
-      return place satisfies never;
-  }
+  return here.assetText(name);
 }
 
 /** A thread that runs `name`; takes what `new Worker` takes. */
@@ -66,31 +53,12 @@ export function startThread(name: ThreadName, options: WorkerOptions = {}): Work
   // Before the thread looks for it: see unpackedAddon.
   nativeAddonPath('better_sqlite3');
   // By its name top -H shows it, and boot.ts knows what to run.
-  const named = { ...options, ...threadMemory(name), name: basename(name) };
-  switch (place) {
-    case 'source':
-      return new Worker(join(import.meta.dirname, `${name}.ts`), named);
-    case 'bundle':
-      return new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), named);
-    case 'executable':
-      return new Worker(getAsset('boot.cjs', 'utf8'), { ...named, eval: true });
-    default:
-      return place satisfies never;
-  }
+  return here.startThread(name, { ...options, ...threadMemory(name), name: basename(name) });
 }
 
 /** How to start davit once more: `arguments` come before those of the command line. */
 export function selfCommand(): { file: string; arguments: string[] } {
-  switch (place) {
-    case 'source':
-      return { file: process.execPath, arguments: [join(import.meta.dirname, 'main.ts')] };
-    case 'bundle':
-      return { file: process.execPath, arguments: [join(import.meta.dirname, 'main.cjs')] };
-    case 'executable':
-      return { file: process.execPath, arguments: [] };
-    default:
-      return place satisfies never;
-  }
+  return { file: process.execPath, arguments: here.main() };
 }
 
 /** The native parts of libraries, by name: where they lie in the sources. */
@@ -105,17 +73,40 @@ export type AddonName = keyof typeof ADDON_SOURCES;
  * AppError `unavailable` when no directory will take it.
  */
 export function nativeAddonPath(name: AddonName): string | undefined {
-  switch (place) {
-    case 'source':
-      return undefined;
-    case 'bundle':
-      return join(import.meta.dirname, `${name}.node`);
-    case 'executable':
-      return unpackedAddon(name);
-    default:
-      return place satisfies never;
-  }
+  return here.addonPath(name);
 }
+
+/** What differs between the places that davit runs from. In the executable `import.meta` has nothing to say. */
+interface Place {
+  assetText(name: AssetName): string;
+  startThread(name: ThreadName, options: WorkerOptions): Worker;
+  /** What stands for the program before its arguments. */
+  main(): string[];
+  addonPath(name: AddonName): string | undefined;
+}
+
+const SOURCE: Place = {
+  assetText: (name) => readFileSync(join(import.meta.dirname, '..', ASSET_SOURCES[name]), 'utf8'),
+  startThread: (name, options) => new Worker(join(import.meta.dirname, `${name}.ts`), options),
+  main: () => [join(import.meta.dirname, 'main.ts')],
+  addonPath: () => undefined,
+};
+
+const BUNDLE: Place = {
+  assetText: (name) => readFileSync(join(import.meta.dirname, name), 'utf8'),
+  startThread: (name, options) => new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), options),
+  main: () => [join(import.meta.dirname, 'main.cjs')],
+  addonPath: (name) => join(import.meta.dirname, `${name}.node`),
+};
+
+const EXECUTABLE: Place = {
+  assetText: (name) => getAsset(name, 'utf8'),
+  startThread: (_name, options) => new Worker(getAsset('boot.cjs', 'utf8'), { ...options, eval: true }),
+  main: () => [],
+  addonPath: unpackedAddon,
+};
+
+const here = isSea() ? EXECUTABLE : import.meta.filename.endsWith('.ts') ? SOURCE : BUNDLE;
 
 /**
  * The system loads a library from a file only, so the executable writes one: without a name, so that nobody

@@ -192,6 +192,24 @@ export function timestamp(atMs: number): Timestamp {
 /** What is written down in one moment, and that it was, has the same time: finding its text was 2 % of a request. */
 let latest = { atMs: 0, text: new Date(0).toISOString() };
 
+/** RFC 3339, with seconds and an offset. */
+export const TIMESTAMP_FORM = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
+
+/** Milliseconds since 1970; undefined for what is no moment. `round`: what becomes of parts of a millisecond. */
+export function parseTimestamp(text: string, round: (partMs: number) => number): number | undefined {
+  const [, local = '', fraction = '', offset = ''] = TIMESTAMP_FORM.exec(text) ?? [];
+  // Date takes the 30th of February for the 2nd of March, and 24:00 for the next day.
+  const localMs = Date.parse(`${local}Z`);
+  if (Number.isNaN(localMs) || !new Date(localMs).toISOString().startsWith(local)) return undefined;
+  const secondMs = Date.parse(`${local}${offset}`);
+  const partMs = Number(fraction.slice(1).padEnd(9, '0')) / 1_000_000;
+  return secondMs >= YEAR_0_MS && secondMs < YEAR_10000_MS ? secondMs + round(partMs) : undefined;
+}
+
+/** An offset may lead out of the years that have four digits, and nothing else could be answered then. */
+const YEAR_0_MS = Date.parse('0000-01-01T00:00:00Z');
+const YEAR_10000_MS = Date.parse('+010000-01-01T00:00:00Z');
+
 /** The same for a moment that may not have come. */
 export function optionalTimestamp(atMs: number | null): Timestamp | null {
   return atMs === null ? null : timestamp(atMs);

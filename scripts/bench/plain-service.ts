@@ -25,9 +25,14 @@ export async function startPlainService(directory: string): Promise<string> {
   const logger = createLogger({ level: 'info', form: 'json' }, realEffects);
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const resources: Plugin<void>[] = [
-    deployments(store.reads, createAnswers(store.writer), pages, createWatches(store, effects), effects, {
-      maxQueued: null,
-    }),
+    deployments(
+      store.reads,
+      createAnswers(store.writer),
+      pages,
+      createWatches(store, effects),
+      effects,
+      null,
+    ),
   ];
   const server = await createHttpServer(
     {

@@ -95,7 +95,7 @@ async function restore(
 
 /** Neither what is replaced nor what is taken may be in use. */
 async function refuseServed(dbPath: string, file: string, path: string): Promise<void> {
-  const { servedBy } = await import('../store/lock.ts');
+  const { holderText, servedBy } = await import('../store/lock.ts');
   const here = statSync(path, { throwIfNoEntry: false });
   const there = statSync(file);
   if (here?.ino === there.ino && here.dev === there.dev) {
@@ -103,8 +103,7 @@ async function refuseServed(dbPath: string, file: string, path: string): Promise
   }
   const service = servedBy(path);
   if (service !== null) {
-    const who = service.process_id === null ? '' : ` by process ${service.process_id} since ${service.since}`;
-    throw new AppError('conflict', `${dbPath} is served${who}: stop that service first`);
+    throw new AppError('conflict', `${dbPath} is served${holderText(service)}: stop that service first`);
   }
   if (servedBy(file) !== null) {
     throw new AppError(

@@ -1,5 +1,11 @@
 import type { Command } from 'commander';
-import { DELIVERY_STATUSES, type Delivery, type DeliveryStatus, EVENT_TYPES } from '../domain.ts';
+import {
+  DELIVERY_STATUSES,
+  type Delivery,
+  type DeliveryStatus,
+  EVENT_TYPES,
+  parseTimestamp,
+} from '../domain.ts';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { appending, option } from '../options.ts';
 import type { Store } from '../store/store.ts';
@@ -138,9 +144,8 @@ async function replay(
   context: CommandContext,
 ): Promise<void> {
   const nowMs = context.effects.now();
-  const sinceMs = await momentOf(command, '--since', options.since, nowMs);
-  const untilMs =
-    options.until === undefined ? nowMs : await momentOf(command, '--until', options.until, nowMs);
+  const sinceMs = momentOf(command, '--since', options.since, nowMs);
+  const untilMs = options.until === undefined ? nowMs : momentOf(command, '--until', options.until, nowMs);
   if (sinceMs > nowMs) misused(command, '--since is in the future');
   if (untilMs < sinceMs) misused(command, '--until must not be before --since');
   const [status = null] =
@@ -166,16 +171,14 @@ async function replay(
 }
 
 /** A moment, or a duration before `nowMs`, in milliseconds since 1970. */
-async function momentOf(command: Command, name: string, text: string, nowMs: number): Promise<number> {
+function momentOf(command: Command, name: string, text: string, nowMs: number): number {
   const agoMs = parseDuration(text);
   if (agoMs !== undefined) return nowMs - agoMs;
-  // Only here: no other command needs the library for it.
-  const { timestampSchema } = await import('../http/validation.ts');
-  const { value, error } = timestampSchema.validate(text);
-  return error === undefined
-    ? Number(value)
-    : misused(
-        command,
-        `${name} must be a moment such as 2026-01-31T12:00:00Z, or so long ago: 24h, and at most ${LONGEST_DURATION}`,
-      );
+  return (
+    parseTimestamp(text, Math.floor) ??
+    misused(
+      command,
+      `${name} must be a moment such as 2026-01-31T12:00:00Z, or so long ago: 24h, and at most ${LONGEST_DURATION}`,
+    )
+  );
 }

@@ -55,11 +55,6 @@ interface DeploymentRefs {
   Params: { deployment_id: string };
 }
 
-export interface DeploymentsOptions {
-  /** How many may wait in one project; null: any number. */
-  maxQueued: number | null;
-}
-
 const LIST_DESCRIPTION = `
 Newest first. When what is asked for is rare among very many, or has long outputs, a page may have fewer items than
 \`limit\`, or none, and still a \`next_cursor\` to go on with.
@@ -68,14 +63,17 @@ Newest first. When what is asked for is rare among very many, or has long output
 const QUEUE_FULL =
   'Too many requests, or too many deployments of this project wait already, if it has a command and the policy `queue`.';
 
-/** Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. */
+/**
+ * Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. `maxQueued` may wait in one
+ * project; null: any number.
+ */
 export function deployments(
   reads: Reads,
   answers: Answers,
   pages: Pages,
   watches: Watches,
   effects: Effects,
-  { maxQueued }: DeploymentsOptions,
+  maxQueued: number | null,
 ): Plugin<void> {
   const visibleProjects = reads.instance.readCache<ProjectId | null>();
   return {

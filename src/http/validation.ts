@@ -1,6 +1,6 @@
 import type { Lifecycle, Request, RouteOptionsValidate } from '@hapi/hapi';
 import Joi from 'joi';
-import { type IdPrefix, parseId, parseRef } from '../domain.ts';
+import { type IdPrefix, parseId, parseRef, parseTimestamp, TIMESTAMP_FORM } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
 import { notFound } from './errors.ts';
 import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
@@ -104,8 +104,6 @@ export function wholeNumber({
     .meta({ jsonSchema: { type: 'integer', minimum: min, ...(clamp ? {} : { maximum: max }) } });
 }
 
-const TIMESTAMP = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
-
 /** A moment, RFC 3339 with seconds and an offset; becomes milliseconds since 1970, parts of them dropped. */
 export const timestampSchema = momentSchema(Math.floor);
 
@@ -128,7 +126,7 @@ function momentSchema(round: (partMs: number) => number): Joi.StringSchema {
       jsonSchema: {
         type: 'string',
         format: 'date-time',
-        pattern: TIMESTAMP.source,
+        pattern: TIMESTAMP_FORM.source,
         examples: ['2026-01-31T12:00:00Z'],
       },
     });
@@ -257,17 +255,3 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
 function mustBeOneOf(values: unknown): string {
   return `must be one of ${Array.isArray(values) ? values.join(', ') : ''}`;
 }
-
-function parseTimestamp(text: string, round: (partMs: number) => number): number | undefined {
-  const [, local = '', fraction = '', offset = ''] = TIMESTAMP.exec(text) ?? [];
-  // Date takes the 30th of February for the 2nd of March, and 24:00 for the next day.
-  const localMs = Date.parse(`${local}Z`);
-  if (Number.isNaN(localMs) || !new Date(localMs).toISOString().startsWith(local)) return undefined;
-  const secondMs = Date.parse(`${local}${offset}`);
-  const partMs = Number(fraction.slice(1).padEnd(9, '0')) / 1_000_000;
-  return secondMs >= YEAR_0_MS && secondMs < YEAR_10000_MS ? secondMs + round(partMs) : undefined;
-}
-
-/** An offset may lead out of the years that have four digits, and nothing else could be answered then. */
-const YEAR_0_MS = Date.parse('0000-01-01T00:00:00Z');
-const YEAR_10000_MS = Date.parse('+010000-01-01T00:00:00Z');

@@ -228,7 +228,8 @@ function writtenBy(database: Database): string | null {
   }
 }
 
-function applicationIdOf(database: Database): unknown {
+/** 0 in a file that no program has marked. */
+export function applicationIdOf(database: Database): unknown {
   return database.pragma('application_id', { simple: true });
 }
 
@@ -254,7 +255,8 @@ function createSchema(database: Database, effects: Effects): void {
     .run(effects.now(), effects.randomBytes(32), davitVersion);
 }
 
-function notOurs(path: string): AppError {
+/** For a file that another program made. */
+export function notOurs(path: string): AppError {
   return new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
 }
 

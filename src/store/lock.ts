@@ -146,7 +146,7 @@ function holdLock(file: string, { process_id, since, max_concurrent }: Serving):
 /** `error` as an AppError `conflict` that says who is in the way. */
 function holdingProblem(path: string, error: unknown): unknown {
   if (sqliteCode(error) !== 'SQLITE_BUSY') return openingProblem(lockPath(path), error);
-  const message = `${path} is served already${describe(servedBy(path))}: stop that one first, or serve another file`;
+  const message = `${path} is served already${holderText(servedBy(path))}: stop that one first, or serve another file`;
   return new AppError('conflict', message, { cause: error });
 }
 
@@ -265,7 +265,8 @@ function readHolder(lock: Database): Serving | undefined {
   }
 }
 
-function describe(holder: Serving | null): string {
+/** ` by process 12 since …`, or nothing where nothing is known. */
+export function holderText(holder: Serving | null): string {
   return holder === null || holder.process_id === null
     ? ''
     : ` by process ${holder.process_id} since ${holder.since}`;

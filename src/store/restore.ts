@@ -15,7 +15,15 @@ import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { beginAlone } from './alone.ts';
-import { APPLICATION_ID, connect, type Database, isDamaged, sqliteCode } from './database.ts';
+import {
+  APPLICATION_ID,
+  applicationIdOf,
+  connect,
+  type Database,
+  isDamaged,
+  notOurs,
+  sqliteCode,
+} from './database.ts';
 import { giveToOwner, syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
@@ -138,6 +146,5 @@ function holdAlone(path: string): () => void {
 /** Somebody else's database is as sound a file as ours: it was not meant. */
 function refuseForeign(path: string, database: Database): void {
   const isEmpty = database.pragma('page_count', { simple: true }) === 0;
-  if (isEmpty || database.pragma('application_id', { simple: true }) === APPLICATION_ID) return;
-  throw new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
+  if (!isEmpty && applicationIdOf(database) !== APPLICATION_ID) throw notOurs(path);
 }

@@ -31,7 +31,7 @@ export async function startDeploymentsHttp(
     effects,
     store,
     resources: () => [
-      deployments(store.reads, createAnswers(store.writer), pages, watches, effects, { maxQueued }),
+      deployments(store.reads, createAnswers(store.writer), pages, watches, effects, maxQueued),
       logs(store, watches, effects),
     ],
   });

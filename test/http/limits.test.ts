@@ -163,11 +163,7 @@ t.test('what fails inside tells what is left of the limit, too, as described', a
     resources: (store) => {
       const watches = createWatches(store, realEffects);
       t.teardown(watches.close);
-      return [
-        deployments(store.reads, createAnswers(store.writer), pages, watches, realEffects, {
-          maxQueued: null,
-        }),
-      ];
+      return [deployments(store.reads, createAnswers(store.writer), pages, watches, realEffects, null)];
     },
   });
   const { secret: key } = await store.key();
