@@ -5,7 +5,7 @@ import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
 import { createClockSettings } from './clock.ts';
-import { placeText, type ServeConfig } from './config.ts';
+import { listenText, type ServeConfig } from './config.ts';
 import { deliveryFigures } from './deliver/figures.ts';
 import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
@@ -277,7 +277,7 @@ function refuseRemovedLock(dbPath: string): void {
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {
-  return `${tls === null ? 'http' : 'https'}://${placeText({ ...listen, port })}`;
+  return `${tls === null ? 'http' : 'https'}://${listenText({ ...listen, port })}`;
 }
 
 /** A database that takes no writes is nothing that davit could mend. */

@@ -21,7 +21,7 @@ import {
 import { zstdDecompressSync } from 'node:zlib';
 import packageJson from '../package.json' with { type: 'json' };
 import { AppError, codeOf } from './errors.ts';
-import { threadMemory } from './memory.ts';
+import { boundThreadMemory } from './memory.ts';
 
 /*
  * davit runs from three places: from src/ (Node strips the types), from build/bundle/ (one file for the
@@ -53,7 +53,7 @@ export function startThread(name: ThreadName, options: WorkerOptions = {}): Work
   // Before the thread looks for it: see unpackedAddon.
   nativeAddonPath('better_sqlite3');
   // By its name top -H shows it, and boot.ts knows what to run.
-  return here.startThread(name, { ...options, ...threadMemory(name), name: basename(name) });
+  return here.startThread(name, { ...options, ...boundThreadMemory(name), name: basename(name) });
 }
 
 /** How to start davit once more: `arguments` come before those of the command line. */

@@ -134,7 +134,7 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
   const tls =
     tlsCertPath === null || tlsKeyPath === null ? null : { certPath: tlsCertPath, keyPath: tlsKeyPath };
   const { listen, metricsListen } = settings;
-  if (metricsListen !== null && listen.port !== 0 && placeText(metricsListen) === placeText(listen)) {
+  if (metricsListen !== null && listen.port !== 0 && listenText(metricsListen) === listenText(listen)) {
     return {
       ok: false,
       reason: '--listen and --metrics-listen are the same place: choose another port for one of them',
@@ -152,13 +152,13 @@ export function cannotListen(
 ): AppError {
   return new AppError(
     'unavailable',
-    `cannot listen on ${placeText(place)} (${String(error.code ?? error.message)}): choose another place with ${optionName}`,
+    `cannot listen on ${listenText(place)} (${String(error.code ?? error.message)}): choose another place with ${optionName}`,
     { cause: error },
   );
 }
 
 /** A place to listen as one types it: `127.0.0.1:8080`, `[::1]:0`. */
-export function placeText({ host, port }: ListenAddress): string {
+export function listenText({ host, port }: ListenAddress): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 

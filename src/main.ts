@@ -6,8 +6,8 @@ import { exitAtOnce } from './exit.ts';
 import { poolThreads } from './system-limits.ts';
 
 /*
- * What davit is started as. Nothing else in src/ reads the arguments or the environment of the process, takes its
- * signals or ends it. The commands are in cli/commands.ts.
+ * What davit is started as. Nothing else in src/ reads the arguments or the environment of the process, takes the
+ * signals that end or reload it, or says when it ends. The commands are in cli/commands.ts.
  */
 
 /**

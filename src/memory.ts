@@ -52,7 +52,9 @@ const YOUNG_HALF_MAX_MIB = {
 } as const;
 
 /** How a thread's heap is bounded, for `new Worker`: by less than the main thread's, for what is soon garbage. */
-export function threadMemory(name: keyof typeof YOUNG_HALF_MAX_MIB): Pick<WorkerOptions, 'resourceLimits'> {
+export function boundThreadMemory(
+  name: keyof typeof YOUNG_HALF_MAX_MIB,
+): Pick<WorkerOptions, 'resourceLimits'> {
   // The executable's bound for the main thread, see scripts/package.ts, would count for all and before this one.
   setFlagsFromString('--max-semi-space-size=0');
   return { resourceLimits: { maxYoungGenerationSizeMb: 3 * YOUNG_HALF_MAX_MIB[name] } };

@@ -4,7 +4,7 @@ import { parseCidr } from '../src/address.ts';
 import {
   cannotListen,
   LOG_LEVELS,
-  placeText,
+  listenText,
   type ServeConfig,
   serveConfig,
   serveOptions,
@@ -182,7 +182,7 @@ t.test('what is beyond a bound is told the bound', async (t) => {
 
 t.test('a place to listen is said as one types it, and what the system has against it', async (t) => {
   for (const text of ['127.0.0.1:65535', '[::1]:0', '[::ffff:127.0.0.1]:1', 'deploy.example:80']) {
-    t.equal(placeText(configOf(['--listen', text]).listen), text);
+    t.equal(listenText(configOf(['--listen', text]).listen), text);
   }
   const inUse = Object.assign(new Error('listen EADDRINUSE'), { code: 'EADDRINUSE' });
   const { code, message, cause } = cannotListen({ host: '::1', port: 80 }, '--listen', inUse);

@@ -1,7 +1,6 @@
 import { constants, statSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import { basename, isAbsolute } from 'node:path';
-import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environment.ts';
 import {
   commandPath,
   commandProblem,
@@ -10,7 +9,8 @@ import {
   problemText,
   type SpawnRequest,
   type StartProblem,
-} from '../deploy/not-started.ts';
+} from '../deploy/command-file.ts';
+import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environment.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { AnyFinding } from './findings.ts';

@@ -1,6 +1,6 @@
 import { isAbsolute, resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
-import { problemText } from '../deploy/not-started.ts';
+import { problemText } from '../deploy/command-file.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { durationMsOf, nullIfOff, option, orOff, repeated } from '../options.ts';

@@ -2,7 +2,7 @@ import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
 import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
-import { createPlaces, type Places } from '../places.ts';
+import { createSemaphore, type Semaphore } from '../semaphore.ts';
 
 /** All addresses of a name; rejects as the system's resolver does. */
 export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;
@@ -61,9 +61,9 @@ export function createResolver(
   async function resolve(
     hostname: string,
     look: Look,
-    places: Places | undefined,
+    places: Semaphore | undefined,
   ): Promise<readonly LookupAddress[]> {
-    await places?.take();
+    await places?.acquire();
     try {
       const startedAtMs = effects.monotonicMs();
       if (startedAtMs - look.wantedAtMs > patienceMs) throw new Error('nobody waits for it any more');
@@ -74,13 +74,13 @@ export function createResolver(
         else putLatest(known, hostname, true, KNOWN_MAX);
       }
     } finally {
-      places?.leave();
+      places?.release();
     }
   }
 }
 
 function createShare() {
-  return { looks: new Map<string, Look>(), places: createPlaces(SHARE) };
+  return { looks: new Map<string, Look>(), places: createSemaphore(SHARE) };
 }
 
 function askSystem(hostname: string): Promise<LookupAddress[]> {

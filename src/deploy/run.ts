@@ -1,6 +1,6 @@
 import type { Effects } from '../effects.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import type { SpawnRequest } from './not-started.ts';
+import type { SpawnRequest } from './command-file.ts';
 import type { ProcessEnd } from './posix.ts';
 import { DEPLOYMENT_MARKER, stopTree, type TerminationDisposition } from './processes.ts';
 import type { Spawner, StartedProcess } from './spawner.ts';

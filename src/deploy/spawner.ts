@@ -1,9 +1,9 @@
 import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
-import { createPlaces } from '../places.ts';
+import { createSemaphore } from '../semaphore.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { findCommand, type SpawnRequest, whyNotStarted } from './not-started.ts';
+import { findCommand, type SpawnRequest, whyNotStarted } from './command-file.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
@@ -43,7 +43,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   const ownSession = sessionOf(process.pid);
   // Left to davit by what executed it, as the script of a container does: neither Node's nor a command.
   const inherited = new Set(adopts ? childrenOfMainThread() : []);
-  const starting = createPlaces(STARTING_MAX);
+  const starting = createSemaphore(STARTING_MAX);
   let startsUnderWay = 0;
   let closed = false;
 
@@ -53,7 +53,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
 
   async function spawn(request: SpawnRequest, isWanted = () => true): Promise<SpawnResult> {
     // At once: of several claims of one commit the first then starts while the second is prepared. 7 % more commands.
-    if (!starting.takeNow()) await starting.take();
+    if (!starting.tryAcquire()) await starting.acquire();
     startsUnderWay += 1;
     try {
       // Without a pause where nothing is looked up.
@@ -65,7 +65,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       return { kind: 'notStarted', cause: messageOf(error) };
     } finally {
       startsUnderWay -= 1;
-      starting.leave();
+      starting.release();
       waitForAdopted();
     }
   }

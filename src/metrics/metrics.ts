@@ -1,5 +1,5 @@
 import { version } from '../assets.ts';
-import { type ListenAddress, placeText } from '../config.ts';
+import { type ListenAddress, listenText } from '../config.ts';
 import type { Effects } from '../effects.ts';
 import { lagFigure, watchLag } from '../event-loop.ts';
 import { type Figure, ownCells, readFigure } from '../figures.ts';
@@ -49,7 +49,7 @@ export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
   const listener = await startMetricsListener(listen, scrapeOnce, logger);
   const lagLoop = watchLag(lag, effects);
   const place = { ...listen, port: listener.port };
-  const url = `http://${placeText(place)}/metrics`;
+  const url = `http://${listenText(place)}/metrics`;
   logger.info({ url }, 'metrics are served');
 
   return {

@@ -7,7 +7,7 @@ import type { Database } from './database.ts';
  *
  *   queue           what may be started, or has to be stopped; that one ended is known to the executor, who ended it
  *   a deployment    its state; or its log, of which there may be a hundred in a second
- *   a webhook       it has new deliveries, and is otherwise as it was; or that it was enabled
+ *   a webhook       it has new deliveries, or its retries are due now, behind all that was due before; or it was enabled
  *   outbox          webhooks or deliveries in any other way
  *   settled         attempts were recorded, by the dispatcher
  *   everything      another process wrote, or nobody knows what

@@ -4,7 +4,7 @@ import type { Database } from './database.ts';
 export type Moment = number;
 
 /**
- * Which moment it is. A commit counts once what runs now has ended, promises included, whichever process made it:
+ * Which moment it is. A commit counts once what runs now has ended, whichever process made it:
  * whoever heard of it and then sends a request is read later than that. One for each connection, that all its caches
  * share: it is looked for once for requests that go on side by side, as that takes 8 µs beside a busy writer.
  */

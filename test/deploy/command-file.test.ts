@@ -12,7 +12,7 @@ import {
   interpreterOf,
   type SpawnRequest,
   whyNotStarted,
-} from '../../src/deploy/not-started.ts';
+} from '../../src/deploy/command-file.ts';
 import { posix } from '../helpers/commands.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -90,7 +90,7 @@ t.test(
     t.teardown(() => chmodSync(join(directory, 'closed'), 0o700));
     chmodSync(directory, 0o755);
     const look = `
-    const { commandProblem, directoryProblem } = await import(${JSON.stringify(NOT_STARTED)});
+    const { commandProblem, directoryProblem } = await import(${JSON.stringify(COMMAND_FILE)});
     const closed = ${JSON.stringify(join(directory, 'closed'))};
     const request = { command: [closed + '/inner/tool'], directory: '/', environment: {} };
     console.log(JSON.stringify([
@@ -173,7 +173,7 @@ t.test('an interpreter, too, counts from the directory in which the command is r
   t.match(commandProblem(requestOf([join(directory, 'script')])), { kind: 'noInterpreter' });
 });
 
-const NOT_STARTED = new URL('../../src/deploy/not-started.ts', import.meta.url).href;
+const COMMAND_FILE = new URL('../../src/deploy/command-file.ts', import.meta.url).href;
 
 function requestOf(command: SpawnRequest['command'], changes: Partial<SpawnRequest> = {}): SpawnRequest {
   return { command, directory: '/', environment: { PATH: '/usr/bin:/bin' }, ...changes };

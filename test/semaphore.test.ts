@@ -1,0 +1,37 @@
+import t from 'tap';
+import { createSemaphore } from '../src/semaphore.ts';
+
+t.test('there are so many places, and who waits gets one in turn', async (t) => {
+  const places = createSemaphore(2);
+  const begun: string[] = [];
+  for (const name of ['one', 'two', 'three', 'four']) void places.acquire().then(() => begun.push(name));
+  await Promise.resolve();
+  t.strictSame(begun, ['one', 'two']);
+  places.release();
+  await new Promise(setImmediate);
+  t.strictSame(begun, ['one', 'two', 'three']);
+  places.release();
+  places.release();
+  places.release();
+  await new Promise(setImmediate);
+  t.strictSame(begun, ['one', 'two', 'three', 'four']);
+  await Promise.all([places.acquire(), places.acquire()]);
+});
+
+t.test('a place that was handed on is no place more', async (t) => {
+  const places = createSemaphore(1);
+  await places.acquire();
+  const waited = places.acquire();
+  places.release();
+  await waited;
+  t.equal(places.tryAcquire(), false);
+});
+
+t.test('who will not wait is told whether there was one', (t) => {
+  const places = createSemaphore(1);
+  t.equal(places.tryAcquire(), true);
+  t.equal(places.tryAcquire(), false);
+  places.release();
+  t.equal(places.tryAcquire(), true);
+  t.end();
+});
