@@ -90,18 +90,25 @@ export function syncFile(path: string, flags = 'r+'): void {
   }
 }
 
-/** A link fails where something has the name already, which no renaming in Node does. */
-function giveName(path: string, finalPath: string): void {
+/**
+ * Gives a file its name, in place of the one that it has. Throws AppError `conflict` if the name is taken: a link fails
+ * then, which no renaming in Node does.
+ */
+export function giveName(path: string, finalPath: string): void {
   try {
     linkSync(path, finalPath);
     rmSync(path);
   } catch (error) {
-    const code = codeOf(error);
-    if (code === 'EEXIST' || existsSync(finalPath)) throw nameTaken(finalPath, error);
-    // File systems of sticks and of some networks know no links: the look just now has to do.
-    if (!['EPERM', 'ENOTSUP', 'ENOSYS', 'EOPNOTSUPP'].includes(code)) throw error;
+    if (codeOf(error) === 'EEXIST' || existsSync(finalPath)) throw nameTaken(finalPath, error);
+    // The look just now has to do.
+    if (!isLinkless(error)) throw error;
     renameSync(path, finalPath);
   }
+}
+
+/** Whether a link failed since the file system knows none, as those of sticks and of some networks. */
+export function isLinkless(error: unknown): boolean {
+  return ['EPERM', 'ENOTSUP', 'ENOSYS', 'EOPNOTSUPP'].includes(codeOf(error));
 }
 
 /** For who looks before the work begins: throws AppError `conflict` for a name that no file can get; `shown` is how it was given. */

@@ -24,7 +24,7 @@ import {
   notOurs,
   sqliteCode,
 } from './database.ts';
-import { giveToOwner, syncDirectory, syncFile } from './partial-file.ts';
+import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
 const SIDE_FILES = ['-wal', '-journal'] as const;
@@ -39,22 +39,41 @@ const SIDE_FILES = ['-wal', '-journal'] as const;
 export function replaceDatabase(path: string, replacement: string, asidePath: string): boolean {
   const before = statSync(path, { throwIfNoEntry: false });
   const release = before === undefined ? () => undefined : holdAlone(path);
+  let letGo = () => {};
   try {
     syncFile(replacement);
     giveToOwner([replacement, `${path}-lock`], before ?? statSync(dirname(path)));
     const sides = SIDE_FILES.filter((side) => existsSync(path + side));
-    if (before !== undefined) linkSync(path, asidePath);
+    if (before !== undefined) letGo = keepAs(path, asidePath);
     for (const side of sides) renameSync(path + side, asidePath + side);
     rmSync(`${path}-shm`, { force: true });
     // First that nothing is left beside it, then the new one: a power cut must not turn that around.
     syncDirectory(dirname(path));
-    if (before === undefined) linkSync(replacement, path);
+    if (before === undefined) giveName(replacement, path);
     else renameSync(replacement, path);
     syncDirectory(dirname(path));
     return before !== undefined || sides.length > 0;
   } finally {
+    letGo();
     release();
   }
+}
+
+/**
+ * Gives a file another name; where none can have two, that to a copy. Returns what closes the copied one: not before
+ * nobody has to be kept out any longer, as closing it lets go of what is locked, fcntl(2).
+ */
+function keepAs(path: string, asidePath: string): () => void {
+  try {
+    linkSync(path, asidePath);
+    return () => undefined;
+  } catch (error) {
+    if (!isLinkless(error)) throw error;
+  }
+  const source = openSync(path, 'r');
+  appendFrom(source, asidePath);
+  syncFile(asidePath);
+  return () => closeSync(source);
 }
 
 /** Copies a file that somebody kept, with a WAL that is beside it, into the empty file `to`. Blocks the thread. */
@@ -113,6 +132,14 @@ const PIECE_BYTES = 1024 * 1024;
 /** Not `copyFileSync`: it gives the copy the mode of the original, in which others may be allowed to read. */
 function appendBytes(from: string, to: string): void {
   const source = openSync(from, 'r');
+  try {
+    appendFrom(source, to);
+  } finally {
+    closeSync(source);
+  }
+}
+
+function appendFrom(source: number, to: string): void {
   const target = openSync(to, 'a', 0o600);
   try {
     const piece = Buffer.alloc(PIECE_BYTES);
@@ -121,7 +148,6 @@ function appendBytes(from: string, to: string): void {
         written += writeSync(target, piece, written, length - written);
     }
   } finally {
-    closeSync(source);
     closeSync(target);
   }
 }

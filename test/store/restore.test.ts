@@ -106,6 +106,7 @@ t.test('a power cut leaves the old file or the new one, and nothing of the old b
   rmSync(`${path}.before`);
 
   copyFileSync(path, replacement);
+  const restored = readFileSync(replacement);
   rmSync(path);
   for (const side of ['-wal', '-journal', '-shm']) writeFileSync(path + side, 'of a file that is gone');
   t.strictSame(replaced(), [
@@ -115,12 +116,45 @@ t.test('a power cut leaves the old file or the new one, and nothing of the old b
     'remove davit.db-shm',
     `sync ${folder}`,
     'link new davit.db',
+    'remove new',
     `sync ${folder}`,
   ]);
   for (const side of ['-wal', '-journal']) {
     t.equal(readFileSync(`${path}.before${side}`, 'utf8'), 'of a file that is gone');
   }
-  t.strictSame(readFileSync(path), readFileSync(replacement));
+  t.strictSame(readFileSync(path), restored);
+});
+
+t.test('where a file can have one name only, a copy of the old one is kept', async (t) => {
+  const { directory, path, replacement } = files(t);
+  writeFileSync(`${path}-lock`, '');
+  const old = readFileSync(path);
+  const { ino } = statSync(path);
+  const isLocked = () => readFileSync('/proc/locks', 'utf8').includes(`:${ino} `);
+  const { renameSync: rename } = fs;
+  let wasLocked = false;
+  fs.renameSync = (from, to) => {
+    wasLocked = isLocked();
+    rename(from, to);
+  };
+  try {
+    const calls = diskCallsOf(() => replaceDatabase(path, replacement, `${path}.before`), {
+      linkSync: 'EPERM',
+    });
+    t.strictSame(calls.slice(0, 3), ['sync new', 'link davit.db davit.db.before', 'sync davit.db.before']);
+  } finally {
+    fs.renameSync = rename;
+    syncBuiltinESMExports();
+  }
+  t.ok(wasLocked, 'nobody got at the old one meanwhile');
+  t.notOk(isLocked());
+  const afterHeader = (bytes: Buffer) => bytes.subarray(100); // which counts who writes
+  t.strictSame(afterHeader(readFileSync(`${path}.before`)), afterHeader(old));
+  t.equal(statSync(`${path}.before`).mode & 0o777, 0o600);
+  rmSync(path);
+  copyFileSync(`${path}.before`, replacement);
+  diskCallsOf(() => replaceDatabase(path, replacement, `${path}.before`), { linkSync: 'EPERM' });
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'davit.db-lock', 'davit.db.before']);
 });
 
 t.test('what root puts there is the owner’s of what was there', ifMayBeNobody(), async (t) => {
