@@ -27,7 +27,7 @@ import { LOOK_OUTSIDE_EVERY_MS, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
-import { lockForServing, lockPath, refuseOtherNames } from './store/lock.ts';
+import { lockForServing, lockPath, refuseOtherMachine, refuseOtherNames } from './store/lock.ts';
 import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
@@ -82,6 +82,7 @@ export async function startService(
   const { dbPath } = config;
 
   requireOwnProc();
+  refuseOtherMachine(dbPath);
   refuseOtherNames(dbPath);
   const isNew = !existsSync(dbPath);
   refuseRemovedLock(dbPath);

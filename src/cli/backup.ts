@@ -34,12 +34,13 @@ async function backup(
   const dbPath = existingDbPathOf(command);
   // Absolute: SQLite takes a text that begins with `file:` for something else.
   const path = resolve(file);
-  const [{ refuseName }, { refuseOtherNames }, { refuseRemoved }] = await Promise.all([
+  const [{ refuseName }, { refuseOtherMachine, refuseOtherNames }, { refuseRemoved }] = await Promise.all([
     import('../store/partial-file.ts'),
     import('../store/lock.ts'),
     import('./removed.ts'),
   ]);
   refuseName(path, file);
+  refuseOtherMachine(dbPath);
   refuseOtherNames(dbPath);
   refuseRemoved(dbPath, context.effects);
   const at = timestamp(context.effects.now());

@@ -1,4 +1,5 @@
-import { closeSync, existsSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import { BOOT_ID_PATH, hasBootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 
@@ -7,9 +8,6 @@ import { AppError, codeOf } from '../errors.ts';
  * be given up for that moment.
  */
 let spare: number | undefined;
-
-/** Which boot of the machine this is. */
-export const BOOT_ID_PATH = '/proc/sys/kernel/random/boot_id';
 
 /**
  * Throws AppError `conflict` unless /proc tells of the PID namespace of this process: by the ids of another one commands
@@ -26,7 +24,7 @@ export function requireOwnProc(): void {
             'there (unshare has --mount-proc)',
     );
   }
-  if (!existsSync(BOOT_ID_PATH)) {
+  if (!hasBootId()) {
     throw new AppError(
       'conflict',
       `${BOOT_ID_PATH} is not there, and davit tells its commands apart by it: mount all of /proc (without subset=pid, ` +

@@ -1,9 +1,10 @@
-import { readFileSync, readlinkSync } from 'node:fs';
+import { readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { BOOT_ID_PATH, openFilesOf, processIds, readProc, untilSeen } from './proc.ts';
+import { openFilesOf, processIds, readProc, untilSeen } from './proc.ts';
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
 export interface ProcessTree {
@@ -26,14 +27,6 @@ export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
 
 /** Every process of a command carries it, as children inherit it: how those that left its group are found. */
 export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
-
-let knownBootId: string | undefined;
-
-/** Which boot of the machine this is. */
-export function bootId(): string {
-  knownBootId ??= readFileSync(BOOT_ID_PATH, 'latin1').trim();
-  return knownBootId;
-}
 
 /** In which PID namespace this process is, by its number. */
 export function ownNamespace(): string {

@@ -8,6 +8,7 @@ import {
   whatIsWrong,
 } from './check.ts';
 import { connect, type Database, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
+import { refuseOtherMachine } from './lock.ts';
 import { type Reads, readsOn } from './store.ts';
 
 /** A file as a doctor has it on the table: nothing can be written to it. */
@@ -36,8 +37,12 @@ type Examination = ReturnType<typeof examine>;
 
 const SENTENCES_MAX = 5;
 
-/** Opens a file to look at it, whoever serves it. Gives what is wrong instead, if nothing else can be asked. */
+/**
+ * Opens a file to look at it, whoever serves it on this machine. Gives what is wrong instead, if nothing else can be asked.
+ * Throws AppError `conflict` for one that another machine serves.
+ */
 export function openPatient(path: string): Patient | OlderPatient | Unusable {
+  refuseOtherMachine(path);
   const database = connect(path);
   try {
     database.pragma('query_only = ON');

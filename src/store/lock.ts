@@ -12,6 +12,7 @@ import {
   type Stats,
   statSync,
 } from 'node:fs';
+import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
@@ -129,10 +130,10 @@ function holdLock(file: string, { process_id, since, max_concurrent }: Serving):
     // Anew: another davit may have made it with other columns.
     lock.exec(`
       DROP TABLE IF EXISTS holder;
-      CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER) STRICT`);
+      CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
     lock
-      .prepare('INSERT INTO holder (process_id, since, max_concurrent) VALUES (?, ?, ?)')
-      .run(process_id, since, max_concurrent);
+      .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
+      .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
     lock.exec('COMMIT');
     // RESERVED, not EXCLUSIVE: who is refused can still read who holds it.
     lock.exec('BEGIN IMMEDIATE');
@@ -155,6 +156,31 @@ function holdingProblem(path: string, error: unknown): unknown {
  * wrote outlives it, and never makes a lock. Throws AppError `conflict` where this user may not ask.
  */
 export function servedBy(path: string): Serving | null {
+  const holder = holderOf(path);
+  if (holder === null) return null;
+  const { boot_id: _, ...serving } = holder;
+  return serving;
+}
+
+/**
+ * What SQLite keeps in `-shm` two machines do not share, whatever file system both have mounted: who reads or writes
+ * beside a service of another one damages the file. Throws AppError `conflict` then. To be asked before it is opened.
+ */
+export function refuseOtherMachine(path: string): void {
+  const holder = holderOf(path);
+  if (holder === null || holder.boot_id === null || !hasBootId() || holder.boot_id === bootId()) return;
+  throw new AppError(
+    'conflict',
+    `${path} is served${holderText(holder)} on another machine: run davit there, as to use the file from two would damage it`,
+  );
+}
+
+/** A service, and on which machine it runs; null if that could not be read. */
+interface Holder extends Serving {
+  boot_id: string | null;
+}
+
+function holderOf(path: string): Holder | null {
   const file = lockPath(path);
   if (!existsSync(file)) return null;
   const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS / 10 });
@@ -165,7 +191,7 @@ export function servedBy(path: string): Serving | null {
     // A service mends it first, so what is in it now came later, if there is one.
     if (isDamaged(error)) return holderOfOverwritten(file);
     if (sqliteCode(error) !== 'SQLITE_BUSY') throw openingProblem(file, error);
-    return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null };
+    return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null, boot_id: null };
   } finally {
     lock.close();
   }
@@ -226,12 +252,13 @@ function openerOf(stats: Stats): string {
 }
 
 /** SQLite cannot say who has locked what is no file of its own any more. */
-function holderOfOverwritten(file: string): Serving | null {
+function holderOfOverwritten(file: string): Holder | null {
   const holder = locksOn(statSync(file)).find(
     ({ kind, start }) => kind === 'WRITE' && start === RESERVED_BYTE,
   );
   if (holder === undefined) return null;
-  return { process_id: holder.processId > 0 ? holder.processId : null, since: null, max_concurrent: null };
+  const processId = holder.processId > 0 ? holder.processId : null;
+  return { process_id: processId, since: null, max_concurrent: null, boot_id: null };
 }
 
 /** What whoever is about to write has locked, sqlite.org/fileformat2.html, section 1.3.1. */
@@ -256,9 +283,10 @@ export function lockPath(path: string): string {
   return `${realPath(path)}-lock`;
 }
 
-function readHolder(lock: Database): Serving | undefined {
+function readHolder(lock: Database): Holder | undefined {
   try {
-    return lock.prepare<[], Serving>('SELECT process_id, since, max_concurrent FROM holder').get();
+    const row = lock.prepare<[], Serving & Partial<Holder>>('SELECT * FROM holder').get();
+    return row === undefined ? undefined : { ...row, boot_id: row.boot_id ?? null }; // an older davit says no machine
   } catch {
     // It is being written this very moment, or another davit wrote it: that somebody holds it is all there is to say.
     return undefined;

@@ -1,12 +1,14 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, linkSync, mkdirSync, rmSync, writeFileSync } from 'node:fs';
+import { existsSync, linkSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
+import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
+import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
 import { serveWithLog } from '../helpers/served.ts';
@@ -264,6 +266,29 @@ t.test('a file that is mounted by itself is opened by nobody, and stays as it is
   const refusal = 'error: mounted/a b.db is mounted by itself, .*: mount the directory that it is in\n';
   t.match(stderr, new RegExp(`^(?:${refusal}){3}$`));
   t.strictSame(dump(), before);
+});
+
+t.test('a file that another machine serves is opened by nobody, and stays as it is', async (t) => {
+  const { davit, directory, dbPath } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'site']);
+  lockForServing(dbPath, 4711, realEffects)();
+  const elsewhere = new Sqlite(`${dbPath}-lock`);
+  elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'; BEGIN IMMEDIATE");
+  t.teardown(() => elsewhere.close());
+  const before = [readFileSync(dbPath), readdirSync(directory)];
+  const commands = [
+    ['serve', '--listen', '127.0.0.1:0'],
+    ['admin', 'project', 'create', '--name', 'other'],
+    ['admin', 'queue'],
+    ['backup', 'copy.db'],
+    ['doctor'],
+  ];
+  for (const words of commands) {
+    const { exitCode, stdout, stderr } = await davit(words);
+    t.match({ exitCode, stdout }, { exitCode: 1, stdout: '' }, words.join(' '));
+    t.match(stderr, /^error: \S+ is served by process 4711 since \S+ on another machine: run davit there/);
+  }
+  t.strictSame([readFileSync(dbPath), readdirSync(directory)], before);
 });
 
 /** `davit serve` in this directory, ready. */

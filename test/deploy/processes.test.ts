@@ -4,8 +4,8 @@ import { copyFileSync, readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
 import t, { type Test } from 'tap';
+import { bootId } from '../../src/boot-id.ts';
 import {
-  bootId,
   findMarked,
   idsAreUnused,
   isAlive,
@@ -193,7 +193,8 @@ t.test('nobody of a PID namespace that is younger than the command is its own', 
     "$0" --input-type=module --eval "$PROGRAM" "$1"
     kill -0 "$2" && echo lives`;
   const program = `
-    const { bootId, stopTree } = await import('${source}/deploy/processes.ts');
+    const { bootId } = await import('${source}/boot-id.ts');
+    const { stopTree } = await import('${source}/deploy/processes.ts');
     const { realEffects } = await import('${source}/effects.ts');
     const leader = { processId: Number(process.argv[1]), processStartedAt: 1, bootId: bootId() };
     const alive = setInterval(() => undefined, 1_000);

@@ -14,8 +14,9 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
+import Sqlite from 'better-sqlite3';
 import t from 'tap';
-import { lockForServing, lockPath, servedBy } from '../../src/store/lock.ts';
+import { lockForServing, lockPath, refuseOtherMachine, servedBy } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -42,6 +43,29 @@ t.test('who has the file is known while it does, and no longer', async (t) => {
   const next = lockForServing(path, 4712, fakeEffects());
   t.match(servedBy(path), { process_id: 4712, max_concurrent: null });
   next();
+});
+
+t.test('what another machine serves is not opened, and what this one serves is', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  refuseOtherMachine(path);
+  const release = lockForServing(path, 4711, fakeEffects());
+  refuseOtherMachine(path);
+  release();
+  const elsewhere = new Sqlite(`${path}-lock`);
+  elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'");
+  refuseOtherMachine(path);
+  elsewhere.exec('BEGIN IMMEDIATE');
+  t.throws(() => refuseOtherMachine(path), {
+    code: 'conflict',
+    message: /davit\.db is served by process 4711 since \S+ on another machine: run davit there/,
+  });
+  t.match(servedBy(path), { process_id: 4711 });
+  t.notOk(existsSync(path), 'it was not opened');
+  elsewhere.exec('ROLLBACK');
+  elsewhere.exec('ALTER TABLE holder DROP COLUMN boot_id; BEGIN IMMEDIATE');
+  refuseOtherMachine(path);
+  t.match(servedBy(path), { process_id: 4711 }, 'an older davit serves it');
+  elsewhere.close();
 });
 
 t.test('nobody else can read a lock, and so hold up who takes it', async (t) => {
