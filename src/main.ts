@@ -45,16 +45,16 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
       };
     },
     exit(code) {
-      if (isResolving(self)) void leave(code);
+      if (isWaiting(self)) void leave(code);
       else self.exit(code);
     },
     exitWithThreads: (code) => void leave(code),
   };
 }
 
-/** Whether a name is being resolved, which `process.exit` would wait for: see exit.ts. */
-function isResolving(self: NodeJS.Process): boolean {
-  return self.getActiveResourcesInfo().includes('GetAddrInfoReqWrap');
+/** Whether a name is being resolved, or a file looked at, which `process.exit` would wait for: see exit.ts. */
+function isWaiting(self: NodeJS.Process): boolean {
+  return self.getActiveResourcesInfo().some((name) => /^(?:GetAddrInfoReqWrap|FSReq)/.test(name));
 }
 
 function leave(code: number): Promise<void> {

@@ -1,36 +1,23 @@
-import { closeSync, openSync, readdirSync, type Stats, statfsSync, statSync } from 'node:fs';
+import { readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
-import { holdersOf, isAlive } from '../deploy/processes.ts';
+import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import type { OlderPatient, Patient } from '../store/doctor.ts';
-import { lockPath, type Serving } from '../store/lock.ts';
+import type { Serving } from '../store/lock.ts';
+import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
-import { type AnyFinding, isProblem } from './findings.ts';
+import { checkDisk } from './doctor-disk.ts';
+import { type DoctorFinding, ok, orOk, problem } from './doctor-finding.ts';
+import { isProblem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { findingsOf } from './project-findings.ts';
+import type { Surroundings } from './project-surroundings.ts';
 import { countText } from './webhook-text.ts';
-
-export interface DoctorFinding extends AnyFinding {
-  check:
-    | 'permissions'
-    | 'disk'
-    | 'integrity'
-    | 'schema'
-    | 'references'
-    | 'wal'
-    | 'clock'
-    | 'service'
-    | 'deployments'
-    | 'webhooks'
-    | 'projects'
-    | 'keys'
-    | 'leftovers';
-}
 
 /** A file to look at, and when. */
 export interface Case {
@@ -45,10 +32,6 @@ export interface Case {
 const MINUTE_MS = 60_000;
 const DAY_MS = 24 * 60 * MINUTE_MS;
 
-/** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
-const DISK_LOW_BYTES = 256_000_000;
-/** The -wal, -shm and -lock of a service that starts. */
-const FILES_BESIDE = 3;
 /** Clocks that NTP keeps differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
 /** A start, an end or a retry takes seconds. */
@@ -59,20 +42,20 @@ const KEY_ENDS_SOON_MS = 14 * DAY_MS;
 
 /** What there is to say of the place of a file, without opening it. */
 export function findingsOfPlace(file: Case): DoctorFinding[] {
-  return [...checkPermissions(file), checkDisk(file), checkWal(file), ...checkLeftovers(file)];
+  return [...checkPermissions(file), checkDisk(file.path), checkWal(file), ...checkLeftovers(file)];
 }
 
 /** What there is to say of a file that can be opened. Reads all of it. */
-export function findingsOfFile(file: Case, patient: Patient): DoctorFinding[] {
+export function findingsOfFile(file: Case, patient: Patient, surroundings: Surroundings): DoctorFinding[] {
   const { reads, examination } = patient;
   const checks = [
     () => checkIntegrity(examination),
     () => checkReferences(examination),
     () => [checkClock(file, examination)],
     () => [checkService(file)],
-    () => checkDeployments(file, reads),
+    () => checkDeployments(file, reads, surroundings),
     () => checkWebhooks(file, reads),
-    () => checkProjects(reads),
+    () => checkProjects(reads, surroundings),
     () => checkKeys(file, reads),
   ];
   // What is damaged keeps nobody from looking at the rest.
@@ -181,49 +164,6 @@ function filesBeside(path: string, file: Stats): [name: string, stats: Stats][] 
   return found;
 }
 
-function checkDisk({ path }: Case): DoctorFinding {
-  const { bavail, bsize, files, ffree } = statfsSync(dirname(path));
-  const freeBytes = bavail * bsize;
-  const fileBytes = statSync(path).size;
-  const message = `${formatBytes(freeBytes)} are free where the file is, which has ${formatBytes(fileBytes)}`;
-  if (isReadOnly(path)) {
-    return problem(
-      'disk',
-      'the file system is read-only: it was mounted so, or an error has made it so',
-      'see what the kernel says of it (dmesg), mend and mount it again: until then davit answers 503 and starts nothing',
-    );
-  }
-  // First: room does not help there.
-  if (files > 0 && ffree < FILES_BESIDE) {
-    const many = ffree === 0 ? 'no further file' : `only ${ffree} further file${ffree === 1 ? '' : 's'}`;
-    return problem(
-      'disk',
-      `${many} can be made where the file is`,
-      'remove files that nobody needs, however small',
-    );
-  }
-  if (freeBytes < DISK_LOW_BYTES) {
-    return problem('disk', message, 'make room: when it is full davit answers 503 and starts nothing');
-  }
-  if (freeBytes < fileBytes) {
-    return { check: 'disk', level: 'note', message, advice: 'a copy of it needs another disk' };
-  }
-  return ok('disk', message);
-}
-
-/**
- * By opening the lock file: access(2) does not know of a file system that the kernel has closed after an error, and to
- * close the file itself would let go of what SQLite has locked of it, fcntl(2).
- */
-function isReadOnly(path: string): boolean {
-  try {
-    closeSync(openSync(lockPath(path), 'r+'));
-    return false;
-  } catch (error) {
-    return codeOf(error) === 'EROFS';
-  }
-}
-
 function checkWal({ service, walBytes }: Case): DoctorFinding {
   const message = `the WAL has ${formatBytes(walBytes)}`;
   if (walBytes > WAL_LARGE_BYTES) {
@@ -305,7 +245,11 @@ function checkService({ service }: Case): DoctorFinding {
   );
 }
 
-function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorFinding[] {
+function checkDeployments(
+  { service, nowMs }: Case,
+  reads: Reads,
+  { serviceProcessId }: Surroundings,
+): DoctorFinding[] {
   const { waiting } = reads.backlog.all(nowMs, 1);
   const running = reads.deployments.running();
   const findings: DoctorFinding[] = [];
@@ -322,7 +266,7 @@ function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorF
           'davit serve: it ends what is left of it, and records it as interrupted',
         ),
       );
-    } else if (!runs && isVisible(service, path) && nowMs - startedAtMs > JUST_BEGUN_MS) {
+    } else if (!runs && serviceProcessId !== null && nowMs - startedAtMs > JUST_BEGUN_MS) {
       findings.push(
         problem(
           'deployments',
@@ -364,14 +308,6 @@ function checkDeployments({ path, service, nowMs }: Case, reads: Reads): DoctorF
     });
   }
   return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
-}
-
-/**
- * Elsewhere, in another container as a rule, the processes of its commands cannot be seen either: there it has another id, and
- * here that is nobody's or somebody else's.
- */
-function isVisible({ process_id }: Serving, path: string): boolean {
-  return process_id !== null && holdersOf(lockPath(path)).includes(process_id);
 }
 
 function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] {
@@ -430,10 +366,15 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
   return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
 }
 
-function checkProjects(reads: Reads): DoctorFinding[] {
-  const projects = reads.projects.list().filter(({ status }) => status !== 'archived');
+/** Those whose commands are to be started. */
+export function projectsToCheck(reads: Reads): ProjectDetails[] {
+  return reads.projects.list().filter(({ status }) => status !== 'archived');
+}
+
+function checkProjects(reads: Reads, surroundings: Surroundings): DoctorFinding[] {
+  const projects = projectsToCheck(reads);
   const findings = projects.flatMap((project) =>
-    findingsOf(project, reads.projects.variables(project.id))
+    findingsOf(project, reads.projects.variables(project.id), surroundings)
       .filter(isProblem)
       .map(({ level, message, advice }) => ({
         check: 'projects' as const,
@@ -472,16 +413,4 @@ function ageMs(at: string | null, nowMs: number): number {
 
 function octal(mode: number): string {
   return (mode & 0o7777).toString(8);
-}
-
-function problem(check: DoctorFinding['check'], message: string, advice: string): DoctorFinding {
-  return { check, level: 'problem', message, advice };
-}
-
-function ok(check: DoctorFinding['check'], message: string): DoctorFinding {
-  return { check, level: 'ok', message, advice: null };
-}
-
-function orOk(findings: DoctorFinding[], check: DoctorFinding['check'], message: string): DoctorFinding[] {
-  return findings.length === 0 ? [ok(check, message)] : findings;
 }

@@ -6,8 +6,9 @@ import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
-import type { DoctorFinding } from './doctor-findings.ts';
+import type { DoctorFinding } from './doctor-finding.ts';
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
+import { surroundingsOf } from './project-surroundings.ts';
 import { serviceOf, serviceText } from './serving.ts';
 import { fields, table } from './table.ts';
 
@@ -92,13 +93,15 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     return reportOf({ ...outside, ...NOTHING_READ, findings: [doctor.damage(patient), ...ofPlace] });
   }
   try {
-    const { examination } = patient;
+    const { examination, reads } = patient;
+    const projects = doctor.projectsToCheck(reads);
+    const surroundings = await surroundingsOf(projects, { dbPath: path, service }, effects);
     return reportOf({
       ...outside,
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
       unused_bytes: examination.unusedBytes(),
-      findings: [...ofPlace, ...doctor.findingsOfFile(file, patient)],
+      findings: [...ofPlace, ...doctor.findingsOfFile(file, patient, surroundings)],
       tables: examination.tableSizes(),
     });
   } finally {

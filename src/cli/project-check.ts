@@ -7,6 +7,7 @@ import { type CommandContext, dbPathOf, explain, jsonOption, printJson, withStor
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { type Finding, findingsOf } from './project-findings.ts';
+import { surroundingsOf } from './project-surroundings.ts';
 import { serviceOf } from './serving.ts';
 
 /** `davit admin project check`. */
@@ -32,12 +33,12 @@ async function checkProject(
   const { project, findings } = await withStore(command, context, 'refuse', async (store) => {
     const found = resolveProject(store, text);
     const variables = store.reads.projects.variables(found.id);
+    const dbPath = dbPathOf(command);
+    const service = await serviceOf(command);
+    const surroundings = await surroundingsOf([found], { dbPath, service }, context.effects);
     return {
       project: found,
-      findings: [
-        checkUser(found, dbPathOf(command), await serviceOf(command)),
-        ...findingsOf(found, variables),
-      ],
+      findings: [checkUser(found, dbPath, service), ...findingsOf(found, variables, surroundings)],
     };
   });
   if (options.json === true) {

@@ -14,6 +14,7 @@ import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environm
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { AnyFinding } from './findings.ts';
+import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
 
 export interface Finding extends AnyFinding {
   check: 'user' | 'status' | 'directory' | 'command' | 'variables' | 'limits';
@@ -23,11 +24,15 @@ export interface Finding extends AnyFinding {
  * What there is to say of a project's settings, and of the files that they name, as they are now and for the user
  * of this process. Runs nothing. Names variables, never their values.
  */
-export function findingsOf(project: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {
+export function findingsOf(
+  project: ProjectDetails,
+  variables: Readonly<Record<string, string>>,
+  surroundings: Surroundings,
+): Finding[] {
   const { command } = project;
   return [
     ...checkStatus(project),
-    ...(command === null ? [NO_COMMAND] : checkFiles(project, command, variables)),
+    ...(command === null ? [NO_COMMAND] : checkFiles(project, command, variables, surroundings)),
     ...checkVariables(project, variables),
     ...(command === null ? checkReportTimeout(project) : checkTimeouts(project)),
   ];
@@ -72,8 +77,11 @@ function checkFiles(
   project: ProjectDetails,
   command: NonNullable<ProjectDetails['command']>,
   variables: Readonly<Record<string, string>>,
+  surroundings: Surroundings,
 ): Finding[] {
   const { directory } = project;
+  const silent = pathsOf(project).find((path) => surroundings.unanswered.has(path));
+  if (silent !== undefined) return [noAnswer(silent === directory ? 'directory' : 'command', silent)];
   const directoryFinding = checkDirectory(project);
   const hasDirectory = directoryFinding.level === 'ok';
   const [word] = command;
@@ -81,8 +89,10 @@ function checkFiles(
   const isPointless = !hasDirectory && word.includes('/') && !isAbsolute(word);
   return [
     directoryFinding,
-    ...(directory === null || !hasDirectory ? [] : checkWritable('directory', directory)),
-    ...(isPointless ? [] : checkCommand(project, requestOf(command, directory, variables))),
+    ...(directory === null || !hasDirectory
+      ? []
+      : [...checkWritable('directory', directory), ...checkView('directory', directory, surroundings)]),
+    ...(isPointless ? [] : checkCommand(project, requestOf(command, directory, variables), surroundings)),
     ...checkHome(project, variables),
   ];
 }
@@ -110,7 +120,7 @@ function checkDirectory(project: ProjectDetails): Finding {
     : problemFinding('directory', problem, project);
 }
 
-function checkCommand(project: ProjectDetails, request: SpawnRequest): Finding[] {
+function checkCommand(project: ProjectDetails, request: SpawnRequest, surroundings: Surroundings): Finding[] {
   const problem = commandProblem(request);
   if (problem !== undefined) return [problemFinding('command', problem, project)];
   const path = commandPath(request) ?? request.command[0];
@@ -118,7 +128,52 @@ function checkCommand(project: ProjectDetails, request: SpawnRequest): Finding[]
     { check: 'command', level: 'ok', message: path, advice: null },
     ...checkProgramOfEnv(project, path, request),
     ...checkWritable('command', path),
+    ...checkView('command', path, surroundings),
   ];
+}
+
+/** All else would wait for it, and nobody could stop that. */
+function noAnswer(check: 'directory' | 'command', path: string): Finding {
+  return {
+    check,
+    level: 'problem',
+    message: `${path} does not answer: as a rule it is on a network, and its server is away`,
+    advice: 'see whether the server runs and can be reached, or mount it anew',
+  };
+}
+
+/** The unit of a service, or its container, may hide from it what whoever asks can see. */
+function checkView(
+  check: 'directory' | 'command',
+  path: string,
+  { serviceProcessId }: Surroundings,
+): Finding[] {
+  const view = serviceProcessId === null ? 'same' : viewOf(serviceProcessId, path);
+  switch (view) {
+    case 'same':
+      return [];
+    case 'hidden':
+      return [
+        {
+          check,
+          level: 'problem',
+          message: `the service does not see ${path}: its unit hides it (ProtectHome=, PrivateTmp=), or its container`,
+          advice: 'put it elsewhere, below /srv for instance, or open it to the service: BindPaths=',
+        },
+      ];
+    case 'readOnly':
+      if (check === 'command') return [];
+      return [
+        {
+          check,
+          level: 'note',
+          message: `the service may only read ${path}`,
+          advice: `if the command writes there: ReadWritePaths=${path} in the unit`,
+        },
+      ];
+    default:
+      return view satisfies never;
+  }
 }
 
 /** `#!/usr/bin/env node` starts well, and then looks for node in the command's own PATH. */

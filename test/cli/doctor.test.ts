@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import {
+import fs, {
   chmodSync,
   closeSync,
   mkdirSync,
@@ -11,6 +11,7 @@ import {
   writeFileSync,
   writeSync,
 } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
@@ -71,6 +72,31 @@ t.test('--json says the same to a program', async (t) => {
     { rows: 1 },
   );
   t.ok(report.tables.every(({ bytes }) => bytes >= 4096));
+});
+
+t.test('a quota that is used up is said, though the disk has room', async (t) => {
+  const there = await withProject(t);
+  const before = readdirSync(there.directory);
+  const { writeFileSync: write } = fs;
+  let tried = 0;
+  fs.writeFileSync = (file, ...rest) => {
+    if (typeof file !== 'number') return write(file, ...rest);
+    tried = fs.fstatSync(file).nlink === 0 ? tried + 1 : Number.NaN;
+    throw Object.assign(new Error('EDQUOT'), { code: 'EDQUOT' });
+  };
+  syncBuiltinESMExports();
+  try {
+    t.match(findingOf(await reportOf(t, there, 1), 'disk'), {
+      level: 'problem',
+      message: /^nothing can be written where the file is \(EDQUOT\), though .* are free there$/,
+      advice: /^a quota is used up/,
+    });
+  } finally {
+    fs.writeFileSync = write;
+    syncBuiltinESMExports();
+  }
+  t.equal(tried, 1, 'with a file that has no name');
+  t.strictSame(readdirSync(there.directory), before);
 });
 
 t.test('while the service runs it looks all the same', async (t) => {

@@ -1,0 +1,115 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t, { type Test } from 'tap';
+import { findingsOf } from '../../src/cli/project-findings.ts';
+import { pathsOf, surroundingsOf, viewOf } from '../../src/cli/project-surroundings.ts';
+import type { ProjectDetails } from '../../src/store/projects.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { ifMayMount } from '../helpers/small-disk.ts';
+import { PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
+
+t.test(
+  'a path that does not answer is left alone, and keeps nothing else from being looked at',
+  async (t) => {
+    const effects = fakeEffects();
+    const away = await project(t, '/net/away', ['./deploy.sh']);
+    const here = await project(t, '/', ['/bin/true']);
+    const looked: string[] = [];
+    const found = surroundingsOf(
+      [away, here, here],
+      { dbPath: 'davit.db', service: null },
+      effects,
+      (path) => {
+        looked.push(path);
+        return path === '/net/away' ? new Promise(() => undefined) : Promise.reject(new Error('ENOENT'));
+      },
+    );
+    effects.advance(5_000);
+    const surroundings = await found;
+    t.strictSame(looked, ['/net/away', '/net/away/deploy.sh', '/', '/bin/true']);
+    t.strictSame([...surroundings.unanswered], ['/net/away']);
+    t.match(
+      findingsOf(away, {}, surroundings).filter(({ level }) => level === 'problem'),
+      [{ check: 'directory', message: /^\/net\/away does not answer: / }],
+    );
+    t.strictSame(
+      findingsOf(here, {}, surroundings).filter(({ level }) => level === 'problem'),
+      [],
+    );
+  },
+);
+
+t.test('what is looked at is what the project names', async (t) => {
+  t.strictSame(pathsOf(await project(t, null, ['tool'])), []);
+  t.strictSame(pathsOf(await project(t, '/srv', ['tool'])), ['/srv']);
+  t.strictSame(pathsOf(await project(t, '/srv', ['bin/tool'])), ['/srv', '/srv/bin/tool']);
+  t.strictSame(pathsOf(await project(t, null, ['/opt/tool', '/x'])), ['/opt/tool']);
+  t.strictSame(pathsOf({ ...(await project(t, null, ['tool'])), command: null }), []);
+});
+
+t.test('what is hidden from the service, or may not be written by it, is said', ifMayMount, async (t) => {
+  const directory = temporaryDirectory(t);
+  for (const name of ['seen', 'hidden', 'read']) mkdirSync(join(directory, name));
+  for (const name of ['seen', 'hidden'])
+    writeFileSync(join(directory, name, 'tool'), '#!/bin/sh\n', { mode: 0o755 });
+  symlinkSync(join(directory, 'hidden/tool'), join(directory, 'seen/link'));
+  const service = await inMounts(t, directory, [
+    'mount -t tmpfs none hidden',
+    'mount --bind read read && mount -o remount,ro,bind read',
+  ]);
+  const view = (path: string) => viewOf(service.pid ?? 0, join(directory, path));
+  t.equal(view('seen'), 'same');
+  t.equal(view('hidden'), 'hidden');
+  t.equal(view('hidden/tool'), 'hidden');
+  t.equal(view('seen/link'), 'hidden', 'where a link leads to counts');
+  t.equal(view('read'), 'readOnly');
+  t.equal(viewOf(2 ** 22 + 1, directory), 'same', 'a process that nobody can see tells nothing');
+
+  const problems = async (folder: string, command: string) =>
+    findingsOf(
+      await project(t, join(directory, folder), [command]),
+      {},
+      {
+        serviceProcessId: service.pid ?? 0,
+        unanswered: new Set(),
+      },
+    )
+      .filter(({ level, message }) => level !== 'ok' && message.includes(directory))
+      .map(({ check, level, message }) => [check, level, message.split(directory)[0]]);
+  t.strictSame(await problems('seen', './tool'), []);
+  t.strictSame(await problems('seen', './link'), [['command', 'problem', 'the service does not see ']]);
+  t.strictSame(await problems('hidden', '/bin/true'), [
+    ['directory', 'problem', 'the service does not see '],
+  ]);
+  t.strictSame(await problems('read', '/bin/true'), [['directory', 'note', 'the service may only read ']]);
+});
+
+async function project(
+  t: Test,
+  directory: string | null,
+  command: [string, ...string[]],
+): Promise<ProjectDetails> {
+  const store = testStore(t);
+  const { id } = await store.writer.write('projects.create', {
+    ...PROJECT,
+    name: 'site',
+    directory,
+    command,
+  });
+  return store.reads.projects.resolve(id);
+}
+
+/** A process for which these lines were run before. */
+async function inMounts(t: Test, directory: string, lines: string[]): Promise<ChildProcess> {
+  const script = [...lines, 'echo ready', 'exec sleep 600'].join(' && ');
+  const child = spawn('unshare', ['-rm', 'sh', '-c', script], {
+    cwd: directory,
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  if (child.stdout === null) throw new Error('its stdout is piped');
+  await once(child.stdout, 'data');
+  return child;
+}
