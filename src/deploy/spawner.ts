@@ -33,6 +33,8 @@ export interface Spawner {
 /** Of libuv's threads, which resolve names too, only so many may wait for a file system that hangs. */
 const STARTING_MAX = 16;
 
+const NODE_TAKES_AT_MOST_MS = 1_000;
+
 /**
  * Starts commands, and hears of their ends. `adopts`: this process is given the orphans of the others, and nobody else waits
  * for them.
@@ -45,6 +47,8 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   const inherited = new Set(adopts ? childrenOfMainThread() : []);
   const starting = createSemaphore(STARTING_MAX);
   let startsUnderWay = 0;
+  /** Has ended, and may be Node's to wait for. While nobody does, the system tells of no other end. */
+  let unclaimed: { processId: number; sinceMs: number } | undefined;
   let closed = false;
 
   // One signal may stand for several ends.
@@ -130,9 +134,21 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   function waitForAdopted(): void {
     if (!adopts || closed || startsUnderWay > 0) return;
     for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) {
-      if (!running.has(id) && !inherited.delete(id) && mayBeOfNode(id)) return;
+      if (!running.has(id) && !inherited.delete(id) && mayBeOfNode(id) && !isOverdue(id)) return;
       look(id);
     }
+  }
+
+  /** Node waits for its own when it hears of their end, as davit does: whom it leaves is somebody else's orphan. */
+  function isOverdue(processId: number): boolean {
+    const nowMs = effects.monotonicMs();
+    if (unclaimed?.processId !== processId) {
+      unclaimed = { processId, sinceMs: nowMs };
+      effects.after(2 * NODE_TAKES_AT_MOST_MS, waitForAdopted);
+    }
+    if (nowMs - unclaimed.sinceMs < NODE_TAKES_AT_MOST_MS) return false;
+    unclaimed = undefined;
+    return true;
   }
 
   /** Who was started by Node is waited for by Node; commands, and so those whom they leave, have other sessions. */

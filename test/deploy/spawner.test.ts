@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import type { Readable, Writable } from 'node:stream';
+import { text } from 'node:stream/consumers';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
 import { hasOrphans } from '../../src/deploy/proc.ts';
@@ -226,6 +227,21 @@ t.test('who adopts orphans leaves to Node whom Node has started', async (t) => {
   t.strictSame(await started.ended, { kind: 'exited', exitCode: 0 });
 });
 
+t.test('an orphan that looks like a child of Node is waited for too, and with it all after it', async (t) => {
+  const spawner = adoptingSpawner(t, {
+    ...realEffects,
+    monotonicMs: () => 20 * realEffects.monotonicMs(),
+    after: (delayMs, action) => realEffects.after(delayMs / 20, action),
+  });
+  const { stdout } = spawn('sh', ['-c', 'sleep 1000 >/dev/null & echo $!']);
+  const orphanId = Number(await text(stdout));
+  process.kill(orphanId, 'SIGKILL');
+  await until(() => stateOf(orphanId) === 'Z');
+  const command = ['sh', '-c', 'sh -c "exit 3" & echo $!'] as const;
+  const other = Number(await outputOf(await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))));
+  await until(() => stateOf(orphanId) === undefined && stateOf(other) === undefined);
+});
+
 t.test(
   'whom a script left in the background before it became davit is waited for, and keeps no orphan',
   async (t) => {
@@ -309,10 +325,10 @@ t.test('a closed spawner starts nothing', async (t) => {
   });
 });
 
-function adoptingSpawner(t: Test): Spawner {
+function adoptingSpawner(t: Test, effects: Effects = realEffects): Spawner {
   t.equal(posix.adoptOrphans(), true);
   t.teardown(() => koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, 0));
-  return testSpawner(t, true);
+  return testSpawner(t, true, effects);
 }
 
 function ownScore(): number {

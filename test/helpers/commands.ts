@@ -9,7 +9,7 @@ import { findMarked, processIdentity } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
@@ -24,9 +24,9 @@ export function fixture(name: string): string {
 export const PATH = process.env['PATH'] ?? '/usr/bin:/bin';
 
 /** A real spawner, closed when the test has ended. */
-export function testSpawner(t: Test, adopts = false): Spawner {
+export function testSpawner(t: Test, adopts = false, effects: Effects = realEffects): Spawner {
   stayAlive(t);
-  const spawner = createSpawner(posix, realEffects, adopts);
+  const spawner = createSpawner(posix, effects, adopts);
   t.teardown(() => spawner.close());
   return spawner;
 }
