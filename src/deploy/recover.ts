@@ -28,7 +28,8 @@ export async function recover(
   const running = reads.deployments.running();
   if (running.some(({ process }) => process === null)) await untilStarted(lockPath, effects);
   await Promise.all(running.map(end));
-  await workspaces
+  // Nobody needs them, and nobody waits for it: 200,000 files take seconds.
+  workspaces
     .removeLeft()
     .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
 

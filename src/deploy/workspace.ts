@@ -16,7 +16,7 @@ import {
 import { chmod, readdir, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
-import type { Effects } from '../effects.ts';
+import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 
@@ -67,6 +67,9 @@ interface Files {
 
 /** A project that has more to do begins it within milliseconds. */
 const SPARE_MS = 1_000;
+
+/** What takes longer than that to remove keeps no stop waiting: the next start goes on with it. */
+const LAST_REMOVALS_MS = 1_000;
 
 /**
  * The files of all runs, in a directory below `parent` (mode 0700, random name) of this service's own: in /tmp itself
@@ -193,8 +196,8 @@ export function createWorkspaces({
       remove(files);
     }
     spares.clear();
-    await Promise.all(removals);
-    if (root !== undefined) await removeEmpty(root);
+    const all = Promise.all(removals).then(() => root !== undefined && removeEmpty(root));
+    await Promise.race([all, delay(LAST_REMOVALS_MS, effects)]);
   }
 
   function namePrefix(): string {

@@ -24,11 +24,11 @@ t.test('what a crash left running is ended and recorded, and what waited goes on
   const parent = temporaryDirectory(t);
   testWorkspaces(t, { parent, lockPath: lockFile(parent) }).make(projectId, null);
   await recoverIn(parent, store);
-  t.strictSame(readdirSync(parent), ['lock'], 'nor are its files left');
   t.notOk(isAlive(identity));
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
   t.match(store.query("SELECT count(*) AS ends FROM events WHERE type = 'deployment.failed'"), [{ ends: 1 }]);
   t.match(await store.writer.write('deployments.claim', undefined), { id: second.id });
+  await until(() => readdirSync(parent).length === 1); // the lock: nor are its files left
 });
 
 t.test('a deployment whose process was never recorded is found by its marker', async (t) => {
@@ -130,6 +130,16 @@ t.test('an end that a full disk keeps from being recorded is recorded when there
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
+t.test('what is to be removed keeps nothing from going on', async (t) => {
+  const { store, id } = await crashed(t);
+  const directory = temporaryDirectory(t);
+  const workspaces = testWorkspaces(t, { parent: directory, lockPath: lockFile(directory) });
+  await recoverIn(directory, store, {
+    workspaces: { ...workspaces, removeLeft: () => new Promise(() => undefined) },
+  });
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
 t.test('files that cannot be removed are told, and keep nothing from going on', async (t) => {
   const { store, id } = await crashed(t);
   const lines: Record<string, unknown>[] = [];
@@ -142,6 +152,7 @@ t.test('files that cannot be removed are told, and keep nothing from going on', 
     logger: pino({ level: 'warn' }, { write: (line) => void lines.push(JSON.parse(line)) }),
   });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+  await until(() => lines.length > 0);
   t.match(lines.at(-1), { err: { message: 'no' }, msg: 'directories of earlier runs are left behind' });
 });
 

@@ -1,5 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import {
+import fs, {
   chmodSync,
   chownSync,
   existsSync,
@@ -16,6 +16,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { rmdir } from 'node:fs/promises';
+import { syncBuiltinESMExports } from 'node:module';
 import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { pino } from 'pino';
@@ -326,6 +327,28 @@ t.test(
     }
   },
 );
+
+t.test('what takes long to remove keeps no stop waiting, and the next start goes on with it', async (t) => {
+  const parent = temporaryDirectory(t);
+  const lock = lockFile(parent);
+  const effects = fakeEffects();
+  const workspaces = testWorkspaces(t, { parent, lockPath: lock, effects });
+  const { rmdir: remove } = fs;
+  fs.rmdir = Object.assign(() => undefined, remove);
+  syncBuiltinESMExports();
+  try {
+    workspaces.make(PROJECT, null).leave();
+    const closed = workspaces.close();
+    effects.advance(1_000);
+    await closed;
+  } finally {
+    fs.rmdir = remove;
+    syncBuiltinESMExports();
+  }
+  t.equal(runsIn(parent).length, 1);
+  await workspacesIn(parent, lock).removeLeft();
+  t.equal(runsIn(parent).length, 0);
+});
 
 t.test('what cannot be removed is told, and keeps nothing else from going', ifNobodyComesThere, async (t) => {
   const parent = temporaryDirectory(t);
