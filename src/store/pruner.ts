@@ -94,7 +94,10 @@ export function createPruner(options: PrunerOptions): Pruner {
   /** Whoever sets it back again has seen to it. */
   function doubt(setMs: number): void {
     if (setMs >= DOUBTED_FROM_MS) {
+      const isInDoubt = doubtedMs > 0;
       doubtedMs += setMs;
+      // One day for all of less than a day: a machine that sleeps each night would never come to its end.
+      if (isInDoubt && setMs < DOUBTED_FOR_MS) return;
       dueAtMs = effects.monotonicMs() + DOUBTED_FOR_MS;
       logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day');
     } else if (doubtedMs > 0) {

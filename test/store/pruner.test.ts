@@ -95,6 +95,21 @@ t.test('nor does one that is set ahead hour by hour, until it is set back', asyn
   t.notSame(store.dump(), before);
 });
 
+t.test('on a machine that sleeps each night, what is over goes all the same', async (t) => {
+  const { store, effects, pruner } = await withOldDeployments(t, 3);
+  const isLeft = () => counts(store)['deployments'] !== 0;
+  for (let night = 0; night < 3 && isLeft(); night++) {
+    effects.jump(8 * HOUR_MS);
+    const untilMs = effects.monotonicMs() + 16 * HOUR_MS;
+    for (let dueAtMs = await pruner.tick(); isLeft(); dueAtMs = await pruner.tick()) {
+      const leftMs = untilMs - effects.monotonicMs();
+      if (leftMs <= 0) break;
+      effects.advance(Math.min(leftMs, dueAtMs - effects.now()));
+    }
+  }
+  t.notOk(isLeft());
+});
+
 t.test('a step goes on where the one before ended, after 19 times as long as that took', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
