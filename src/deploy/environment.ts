@@ -152,14 +152,17 @@ export function parseOutputs(bytes: Buffer, secrets: readonly string[] = []): Ou
  * file, or a link to one, is not opened or read, and gives a note. A file that is not there gives nothing.
  */
 export function readOutputs(path: string, secrets: readonly string[] = []): Outputs {
-  let descriptor: number;
   try {
-    // O_NONBLOCK: opening a named pipe would wait for its writer.
-    descriptor = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
+    return outputsIn(path, secrets);
   } catch (error) {
     const code = codeOf(error);
     return { outputs: {}, notes: code === 'ENOENT' ? [] : notesOf([`it could not be read: ${code}`]) };
   }
+}
+
+function outputsIn(path: string, secrets: readonly string[]): Outputs {
+  // O_NONBLOCK: opening a named pipe would wait for its writer.
+  const descriptor = openSync(path, constants.O_RDONLY | constants.O_NOFOLLOW | constants.O_NONBLOCK);
   try {
     const stat = fstatSync(descriptor);
     if (!stat.isFile()) return { outputs: {}, notes: notesOf(['it is not a plain file']) };

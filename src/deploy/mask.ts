@@ -72,7 +72,7 @@ function needlesOf(secrets: readonly string[]): Buffer[] {
  * with a look for each.
  */
 function createSearch(needles: readonly Buffer[]) {
-  const longest = Math.max(...needles.map(({ length }) => length));
+  const longest = needles.reduce((most, { length }) => Math.max(most, length), 0); // too many to be arguments
   const prefixes = longestPrefixes(needles);
   // By their first four bytes: almost all of a text is passed over by that.
   const begins = new Uint8Array(0x10000);

@@ -1,6 +1,7 @@
 import assert from 'node:assert/strict';
 import { execFileSync } from 'node:child_process';
-import { mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import fs, { mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import fc from 'fast-check';
@@ -279,6 +280,20 @@ t.test('the outputs of a file', async (t) => {
     notes: ['DEPLOY_OUTPUT: it is not a plain file'],
   });
   t.strictSame(readOutputs(path('pipe')), { outputs: {}, notes: ['DEPLOY_OUTPUT: it is not a plain file'] });
+  const { readSync: read } = fs;
+  fs.readSync = () => {
+    throw Object.assign(new Error('the disk'), { code: 'EIO' });
+  };
+  syncBuiltinESMExports();
+  try {
+    t.strictSame(readOutputs(path('plain')), {
+      outputs: {},
+      notes: ['DEPLOY_OUTPUT: it could not be read: EIO'],
+    });
+  } finally {
+    fs.readSync = read;
+    syncBuiltinESMExports();
+  }
   t.equal(readdirSync('/proc/self/fd').length, descriptors, 'none stays open');
 });
 

@@ -106,6 +106,13 @@ t.test('many secrets are looked for at once: what is done grows with the text, n
   t.ok(comparisons < lines.length * 40, `${comparisons} comparisons`);
 });
 
+t.test('a secret may have as many lines as variables have room for', (t) => {
+  const lines = Array.from({ length: 150_000 }, (_, index) => String(index).padStart(8, '0'));
+  const hide = hiderOf([lines.join('\n')]);
+  t.equal(hide('the last is 00149999, and 00150000 is none'), 'the last is ***, and 00150000 is none');
+  t.end();
+});
+
 function hidden(text: string, secrets: string[]): string {
   return hiderOf(secrets)(text);
 }
