@@ -25,6 +25,12 @@ import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } f
  */
 const STOP_GRACE_MS = 2_500;
 
+/**
+ * Between two looks at the replays when attempts were recorded, which may be some hundred times a second: to find 500
+ * replays busy takes 10 ms. Until then each has 500 deliveries due.
+ */
+const REPLAYS_REST_MS = 50;
+
 if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
 
 const owner = parentPort;
@@ -62,12 +68,14 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
   });
+  let isWakeDue = false;
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
   if (figures !== undefined) watchLag(figures.lag, realEffects);
 
   writer.onCommit((changes) => {
+    if (changes.has('outbox') || changes.has('everything')) replays.wake();
     // Replays keep pace with their receivers.
-    if (changes.has('outbox') || changes.has('settled') || changes.has('everything')) replays.wake();
+    else if (changes.has('settled')) wakeReplaysSoon();
   });
   owner.on('message', (message: ToDispatcherThread) => {
     if (message === 'stop') void stop();
@@ -79,6 +87,15 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   owner.postMessage('ready' satisfies FromDispatcherThread);
   releaseStartMemory(realEffects, 'thread');
   keepYoungWhatIsNew();
+
+  function wakeReplaysSoon(): void {
+    if (isWakeDue) return;
+    isWakeDue = true;
+    realEffects.after(REPLAYS_REST_MS, () => {
+      isWakeDue = false;
+      replays.wake();
+    });
+  }
 
   async function ping({ ping, pingId }: { ping: WebhookId; pingId: number }): Promise<void> {
     const result = await pinger.ping(ping).catch((error) => {
