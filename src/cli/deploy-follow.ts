@@ -1,4 +1,5 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
+import { AppError } from '../errors.ts';
 import { type ApiAnswer, type ApiClient, type ApiRefusal, isDropped, type Patience } from './api-client.ts';
 import type { LogOutput } from './deployment-logs.ts';
 import { readEvents } from './event-stream.ts';
@@ -69,10 +70,14 @@ export async function awaitEnd(id: DeploymentId, api: ApiClient): Promise<Outcom
   }
 }
 
+/** How it ended is said already: a service that is away by now, as one that was just deployed itself, only says no more of it. */
 async function ended(id: DeploymentId, api: ApiClient, data: string): Promise<Outcome> {
   const { status } = JSON.parse(data) as { status: TerminalStatus };
-  const answer = await deploymentOf(id, api, '');
-  return { kind: 'ended', status, deployment: answer.ok ? answer.body : null };
+  const answer = await deploymentOf(id, api, '').catch((error) => {
+    if (error instanceof AppError && error.code === 'unavailable') return undefined;
+    throw error;
+  });
+  return { kind: 'ended', status, deployment: answer?.ok === true ? answer.body : null };
 }
 
 function deploymentOf(id: DeploymentId, api: ApiClient, query: string): Promise<ApiAnswer<Deployment>> {

@@ -82,6 +82,19 @@ t.test('the end of a deployment is waited for as long as it takes', async (t) =>
   t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal })), { kind: 'refused', refusal });
 });
 
+t.test('an end that was told counts, also of a service that is away by then', async (t) => {
+  const away = () => Promise.reject(new AppError('unavailable', 'it cannot be reached'));
+  t.strictSame(await follow([[GREETING, END]], {}, away), {
+    kind: 'ended',
+    status: 'succeeded',
+    deployment: null,
+  });
+  await t.rejects(
+    follow([[GREETING, END]], {}, () => Promise.reject(new Error('a bug'))),
+    { message: 'a bug' },
+  );
+});
+
 interface Following {
   onStream(request: Parameters<ApiClient['stream']>[0]): void;
   mayWrite(): Promise<void>;
@@ -89,7 +102,7 @@ interface Following {
 }
 
 /** Over connections that say this, with the patience for two that bring nothing. */
-function follow(connections: string[][], following: Partial<Following> = {}) {
+function follow(connections: string[][], following: Partial<Following> = {}, call?: ApiClient['call']) {
   let failures = 0;
   const patience: Patience = {
     reset() {
@@ -102,6 +115,7 @@ function follow(connections: string[][], following: Partial<Following> = {}) {
   };
   const { onStream, mayWrite = async () => undefined, write = async () => true } = following;
   const api = apiOf({
+    ...(call === undefined ? {} : { call }),
     patience: () => patience,
     stream: async (request) => {
       onStream?.(request);
