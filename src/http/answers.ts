@@ -48,8 +48,8 @@ export interface Answers {
   repeat(request: WriteRequest, h: Toolkit): Promise<ResponseObject>;
   /**
    * As `write`, for an attempt that is made right now and that no transaction can hold. Its answer is remembered
-   * after it. Repeats that come meanwhile wait for it, and other requests with its key are refused; only a crash in
-   * between lets one be made a second time.
+   * after it. Repeats that come meanwhile wait for it, and other requests with its key are refused; only the end of
+   * davit in between lets one be made a second time.
    */
   attempt(request: WriteRequest, h: Toolkit, perform: () => Promise<Attempt>): Promise<ResponseObject>;
 }

@@ -1,7 +1,7 @@
 import type { Server } from '@hapi/hapi';
 import { version } from '../assets.ts';
 import type { ServeConfig } from '../config.ts';
-import type { Effects } from '../effects.ts';
+import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import type { Store } from '../store/store.ts';
 import { createAnswers } from './answers.ts';
@@ -15,7 +15,7 @@ import { logs } from './logs.ts';
 import { openapi } from './openapi.ts';
 import { createPages } from './pages.ts';
 import { projects } from './projects.ts';
-import { createHttpServer, type HttpServerOptions } from './server.ts';
+import { createHttpServer, type HttpServerOptions, IDLE_MS } from './server.ts';
 import type { Watches } from './watches.ts';
 import { type Ping, webhooks } from './webhooks.ts';
 
@@ -35,7 +35,14 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
   const answers = createAnswers(store.writer);
   const webhookUrlRules = { allowHttp: config.webhookAllowHttp, allowedCidrs: config.webhookAllowCidrs };
   return createHttpServer(
-    { listen: config.listen, tls, rateLimit: config.rateLimit, onAnswer, stopping },
+    {
+      listen: config.listen,
+      tls,
+      rateLimit: config.rateLimit,
+      onAnswer,
+      stopping,
+      timeouts: { idleMs: idleMsOf(config) },
+    },
     {
       authentication: authentication(
         store,
@@ -58,4 +65,12 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
     effects,
     logger,
   );
+}
+
+/** From the end of an attempt to the answer that tells of it, at most. */
+const TOLD_WITHIN_MS = 10_000;
+
+/** While a ping is under way nothing moves on the connection of whoever asked for it. */
+function idleMsOf({ webhookTimeoutMs }: ServeConfig): number {
+  return Math.min(Math.max(IDLE_MS, webhookTimeoutMs + TOLD_WITHIN_MS), LONGEST_TIMER_MS);
 }

@@ -77,12 +77,14 @@ export interface HttpTimeouts {
   idleMs: number;
 }
 
+export const IDLE_MS = 120_000;
+
 const DEFAULT_TIMEOUTS: HttpTimeouts = {
   headersMs: 10_000,
   requestMs: 20_000,
   checkMs: 500,
   keepAliveMs: 65_000,
-  idleMs: 120_000,
+  idleMs: IDLE_MS,
 };
 
 const HEADERS_MAX_BYTES = 16 * 1024;

@@ -63,9 +63,16 @@ export function webhooks(
   const description = textSchema(DESCRIPTION_MAX_LENGTH).allow(null, '');
   const status = Joi.string().valid(...WEBHOOK_STATUSES);
 
+  /** What ends the wait for a ping that is under way. */
+  const underWay = new Set<(error: AppError) => void>();
+
   return {
     name: 'webhooks',
     register(server) {
+      server.ext('onPreStop', () => {
+        for (const giveUp of underWay) giveUp(new AppError('unavailable', 'the service is stopping'));
+      });
+
       server.route<{ Payload: { url: string; events: EventType[]; description?: string | null } }>({
         method: 'POST',
         path: '/v2/webhooks',
@@ -245,7 +252,9 @@ export function webhooks(
   };
 
   async function pinged(id: WebhookId): Promise<Attempt> {
-    const result = await ping(id);
+    const { promise: givenUp, reject: giveUp } = Promise.withResolvers<never>();
+    underWay.add(giveUp);
+    const result = await Promise.race([ping(id), givenUp]).finally(() => underWay.delete(giveUp));
     switch (result.kind) {
       case 'attempted':
         return result.attempt;

@@ -1,8 +1,24 @@
 import t from 'tap';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { requestJson } from '../helpers/http.ts';
-import { held, startReceiver, status } from '../helpers/receiver.ts';
+import { held, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
+
+t.test('a stop waits for no ping, and says so', async (t) => {
+  const service = await startWholeService(t);
+  const receiver = await startReceiver(t, { answers: [silence()] });
+  const { keyId, secret } = await service.key();
+  const { id } = await newWebhook(service.admin, keyId, { url: receiver.url });
+  const answered = requestJson(Number(new URL(service.url).port), 'POST', `/v2/webhooks/${id}/ping`, {
+    key: secret,
+  });
+  await receiver.next();
+  await service.stop();
+  t.match(await answered, {
+    status: 503,
+    body: { error: { code: 'unavailable', message: 'the service is stopping' } },
+  });
+});
 
 t.test('while a ping is under way no other write may use its Idempotency-Key', async (t) => {
   const service = await startWholeService(t);
