@@ -17,12 +17,13 @@ const SHOW_EVERY_MS = 200;
 
 /**
  * Gives `action` a new, empty file in the directory, and removes it afterwards in any case, unless `action` gave it
- * a name. SIGINT, SIGTERM and a closed terminal abort `signal` and end davit with the code that goes with them.
+ * a name. SIGINT, SIGTERM and a closed terminal abort `signal` and end davit with the code that goes with them, and with
+ * what `stopped` says then.
  */
 export async function withPartial<Result>(
   directory: string,
   context: CommandContext,
-  action: (partial: PartialFile, signal: AbortSignal) => Promise<Result>,
+  action: (partial: PartialFile, signal: AbortSignal, stopped: { note: string }) => Promise<Result>,
 ): Promise<Result> {
   const { effects, terminal, onSignal, exit } = context;
   const [{ startPartial }, { isAlive, ownNamespace, processIdentity }] = await Promise.all([
@@ -32,17 +33,18 @@ export async function withPartial<Result>(
   const self = processIdentity(process.pid);
   if (self === undefined) throw new Error('/proc does not show this very process');
   const interruption = new AbortController();
+  const stopped = { note: 'stopped: nothing was changed' };
   let partial: PartialFile | undefined;
   const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (name) => {
     interruption.abort();
     partial?.discard();
-    terminal.note('stopped: nothing was changed');
+    terminal.note(stopped.note);
     exit(EXIT_CODE_OF_SIGNAL[name]);
   });
   const maker = { self, namespace: ownNamespace(), isAlive, nowMs: effects.now() };
   partial = startPartial(directory, maker);
   try {
-    return await action(partial, interruption.signal);
+    return await action(partial, interruption.signal, stopped);
   } finally {
     partial.discard();
     stopListening();

@@ -78,7 +78,7 @@ export async function migrateOlder(
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
     onBegin();
-    return await withPartial(dirname(path), context, async (partial, signal) => {
+    return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };
       const { schema_version } = await fillPartial('copy', file, partial, signal, context);
       giveToOwner([partial.path], statSync(path));
@@ -86,6 +86,7 @@ export async function migrateOlder(
       const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
       partial.publishAs(keptAs);
       onKept(keptAs);
+      stopped.note = `stopped while it was migrated: the file as it was is kept as ${printable(keptAs)}`;
       try {
         await migrateInPlace(file, signal, context, (message) => {
           if (message.kind === 'migrating') onStep(message.version);

@@ -184,6 +184,8 @@ t.test('a damaged file is not migrated, and the doctor says what is wrong', asyn
   ]);
 });
 
+const STOPPED = /^stopped while it was migrated: the file as it was is kept as \S+\.before-v\d+-\S+\n$/;
+
 t.test('stopped or killed in the middle, it can be done again', async (t) => {
   for (const [signal, ending] of [
     ['SIGTERM', [143, null]],
@@ -197,7 +199,7 @@ t.test('stopped or killed in the middle, it can be done again', async (t) => {
     child.kill(signal);
     t.strictSame(await ended, ending);
     if (signal === 'SIGKILL') for (const processId of children) process.kill(processId, 'SIGKILL');
-    else t.equal(await stderr, 'stopped: nothing was changed\n');
+    else t.match(await stderr, STOPPED);
     await Promise.all(children.map(untilGone));
     t.strictSame(dumpFile(dbPath), before);
     t.equal(userVersionOf(dbPath), OLDER);
@@ -217,7 +219,7 @@ t.test('SIGHUP ends no service that is still migrating, SIGTERM does', async (t)
   child.kill('SIGHUP');
   child.kill('SIGTERM');
   t.strictSame(await ended, [143, null]);
-  t.equal(await stderr, 'stopped: nothing was changed\n');
+  t.match(await stderr, STOPPED);
   t.equal(userVersionOf(dbPath), OLDER);
   t.match(await older(['admin', 'migrate']), { exitCode: 0 });
 });
