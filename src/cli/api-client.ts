@@ -75,7 +75,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   const { baseUrl, key, caPem, version } = options;
   const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
   const tls = ca === undefined ? {} : { ca };
-  const proxies = proxiesOf(context.environment);
+  const proxies = proxiesOf(context.environment, baseUrl);
   const agent = new EnvHttpProxyAgent({
     ...proxies,
     connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
@@ -123,8 +123,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       try {
         const response = await send(asked);
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
-        await response.body.dump();
-        why = `${watched.placeOf(baseUrl.host)} answers ${response.statusCode}`;
+        why = refusedForNow(response, await response.body.text(), watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
@@ -180,8 +179,13 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
       const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
       const leftMs = sinceMs + limitMs - nowMs;
       failures += 1;
-      if (leftMs <= 0 || retryAfterMs > leftMs) {
-        throw new AppError('unavailable', `${why}, and --retry-for is over: gave up`);
+      if (leftMs <= 0) throw new AppError('unavailable', `${why}, and --retry-for is over: gave up`);
+      if (retryAfterMs > leftMs) {
+        const asked = tookText(retryAfterMs);
+        throw new AppError(
+          'unavailable',
+          `${why} and asks to wait ${asked}, longer than --retry-for leaves: gave up`,
+        );
       }
       // The last try is made when all of the time is over.
       const delayMs = Math.ceil(Math.min(Math.max(ownMs, retryAfterMs), leftMs));
@@ -189,6 +193,12 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
       await delay(delayMs, effects);
     },
   };
+}
+
+/** In davit's words, if it is davit's: a full queue is no limit of requests. */
+function refusedForNow({ statusCode }: Dispatcher.ResponseData, text: string, place: string): string {
+  const message = errorIn(text)?.message;
+  return `${place} answers ${statusCode}${message === undefined ? '' : ` (${printable(message)})`}`;
 }
 
 function isSuccess({ statusCode }: Dispatcher.ResponseData): boolean {
@@ -205,16 +215,22 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
       message: `the service is elsewhere (${statusCode}): ${printable(location ?? 'it does not say where')}`,
     };
   }
-  const { error } = Object(parsed(text)) as {
-    error?: { code: string; message: string; request_id: string };
-  };
-  if (error?.request_id === undefined) return notDavit(response, asked);
+  const error = errorIn(text);
+  if (error === undefined) return notDavit(response, asked);
   const { code, message, request_id } = error;
   return {
     ok: false,
     status: statusCode,
     message: printable(`${message} (${statusCode} ${code}, ${request_id})`),
   };
+}
+
+/** Undefined where somebody else than davit wrote it. */
+function errorIn(text: string): { code: string; message: string; request_id: string } | undefined {
+  const { error } = Object(parsed(text)) as {
+    error?: { code: string; message: string; request_id: string };
+  };
+  return error?.request_id === undefined ? undefined : error;
 }
 
 /** A proxy, or whatever else is at that place. */

@@ -7,12 +7,13 @@ type Environment = CommandContext['environment'];
 type Proxies = ReturnType<typeof proxiesOf>;
 
 /**
- * The proxies that the environment names, as undici takes them; empty: none. As curl does, one without a scheme is
- * http. Throws AppError `invalid_request` with the variable, whose value may hold a password.
+ * The proxies that the environment names for this URL, as undici takes them; empty: none. As curl does, one without a
+ * scheme is http. Throws AppError `invalid_request` with the variable, whose value may hold a password.
  */
-export function proxiesOf(environment: Environment) {
+export function proxiesOf(environment: Environment, { protocol }: URL) {
   return {
-    httpProxy: proxyOf(environment, 'HTTP_PROXY'),
+    // Where there is no other undici would take it for https as well.
+    httpProxy: protocol === 'https:' ? '' : proxyOf(environment, 'HTTP_PROXY'),
     httpsProxy: proxyOf(environment, 'HTTPS_PROXY'),
     noProxy: environment['no_proxy'] ?? environment['NO_PROXY'] ?? '',
   };

@@ -116,9 +116,23 @@ t.test('a service that has too much to do is given the time that it asks for', a
   const refused = await deployHastily(['good', '--retry-for', '10s'], busier.url);
   t.strictSame(
     { ...refused, stderr: refused.stderr.replace(/:\d+/, '') },
-    { stdout: '', stderr: 'error: 127.0.0.1 answers 503, and --retry-for is over: gave up\n', exitCode: 1 },
+    {
+      stdout: '',
+      stderr: 'error: 127.0.0.1 answers 503 and asks to wait 10m, longer than --retry-for leaves: gave up\n',
+      exitCode: 1,
+    },
   );
   t.equal(busier.count(), 1);
+});
+
+t.test('why a service has no time is said in its words', async (t) => {
+  const { deploy } = await runningDeployments(t, '--max-queued', '1');
+  for (const ref of ['slow', 'good']) t.match(await deploy([ref]), { exitCode: 0 });
+  t.match(await deploy(['good', '--retry-for', '3s']), {
+    exitCode: 1,
+    stderr:
+      /^error: 127\.0\.0\.1:\d+ answers 429 \(1 deployment waits .*\) and asks to wait 30s, longer than/,
+  });
 });
 
 t.test('the last try is made when the time that is given is over', async (t) => {

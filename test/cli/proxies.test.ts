@@ -14,9 +14,10 @@ const deployTo = (url: string, environment: Record<string, string>) =>
   });
 
 t.test('a proxy without a scheme is http, small letters count first, and an empty one is none', async (t) => {
-  t.strictSame(proxiesOf({}), { httpProxy: '', httpsProxy: '', noProxy: '' });
+  const [plain, tls] = [new URL('http://davit.corp'), new URL('https://davit.corp')];
+  t.strictSame(proxiesOf({}, plain), { httpProxy: '', httpsProxy: '', noProxy: '' });
   t.strictSame(
-    proxiesOf({ HTTP_PROXY: 'proxy.corp:3128', HTTPS_PROXY: 'u:p%40@proxy.corp', NO_PROXY: 'a' }),
+    proxiesOf({ HTTP_PROXY: 'proxy.corp:3128', HTTPS_PROXY: 'u:p%40@proxy.corp', NO_PROXY: 'a' }, plain),
     {
       httpProxy: 'http://proxy.corp:3128/',
       httpsProxy: 'http://u:p%40@proxy.corp/',
@@ -24,7 +25,8 @@ t.test('a proxy without a scheme is http, small letters count first, and an empt
     },
   );
   const both = { http_proxy: 'https://one', HTTP_PROXY: 'two', https_proxy: '', HTTPS_PROXY: 'two' };
-  t.strictSame(proxiesOf(both), { httpProxy: 'https://one/', httpsProxy: '', noProxy: '' });
+  t.strictSame(proxiesOf(both, plain), { httpProxy: 'https://one/', httpsProxy: '', noProxy: '' });
+  t.match(proxiesOf(both, tls), { httpProxy: '', httpsProxy: '' }, 'that for http is none for https');
 });
 
 t.test('a proxy that cannot be used is refused by its variable, without its value', async (t) => {
@@ -41,13 +43,13 @@ t.test('a proxy that cannot be used is refused by its variable, without its valu
 
 t.test('a proxy that cannot be reached is what the error names', async (t) => {
   for (const url of ['http://davit.invalid', 'https://davit.invalid']) {
-    const refused = await deployTo(url, { HTTP_PROXY: 'user:secret@127.0.0.1:1' });
+    const refused = await deployTo(url, through(url, 'user:secret@127.0.0.1:1'));
     t.equal(refused.exitCode, 1);
     t.equal(
       lastLine(refused.stderr),
       'error: the proxy 127.0.0.1:1 cannot be reached (ECONNREFUSED), and --retry-for is over: gave up',
     );
-    const unknown = await deployTo(url, { HTTP_PROXY: 'http://proxy.invalid:3128' });
+    const unknown = await deployTo(url, through(url, 'http://proxy.invalid:3128'));
     t.equal(
       lastLine(unknown.stderr),
       'error: the proxy proxy.invalid:3128 has no address: is the name right?',
@@ -55,6 +57,10 @@ t.test('a proxy that cannot be reached is what the error names', async (t) => {
   }
   const direct = await deployTo(NOBODY, { HTTP_PROXY: 'proxy.invalid:3128', NO_PROXY: '127.0.0.1' });
   t.match(lastLine(direct.stderr), /^error: 127\.0\.0\.1:1 cannot be reached \(ECONNREFUSED\)/);
+  for (const environment of [{}, { https_proxy: '' }]) {
+    const tls = await deployTo('https://davit.invalid', { HTTP_PROXY: 'http://127.0.0.1:1', ...environment });
+    t.match(lastLine(tls.stderr), /^error: davit\.invalid /, 'that for http is none for https');
+  }
 });
 
 t.test('a proxy that does not let it through is named beside what was asked for', async (t) => {
@@ -71,12 +77,16 @@ t.test('a proxy that does not let it through is named beside what was asked for'
   for (const [status, message] of cases) {
     const proxy = await startRefusing(t, status);
     for (const url of ['http://davit.invalid', 'https://davit.invalid']) {
-      const { stderr, exitCode } = await deployTo(url, { HTTP_PROXY: proxy });
+      const { stderr, exitCode } = await deployTo(url, through(url, proxy));
       t.equal(exitCode, 1);
       t.match(lastLine(stderr).replace(proxy, 'HOST'), message);
     }
   }
 });
+
+function through(url: string, proxy: string): Record<string, string> {
+  return { [url.startsWith('https:') ? 'HTTPS_PROXY' : 'HTTP_PROXY']: proxy };
+}
 
 function lastLine(text: string): string {
   return text.trimEnd().split('\n').at(-1) ?? '';
