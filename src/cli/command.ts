@@ -66,6 +66,7 @@ export function createProgram(version: string, { terminal, environment }: Comman
     })
     .exitOverride()
     .hook('preAction', (_program, command) => {
+      refuseReplaced(command, environment);
       correctFlags(command, environment);
       checkRequired(command);
     });
@@ -89,6 +90,15 @@ export async function runProgram(
     if (error instanceof Refusal) return 1;
     terminal.note(errorText(error));
     return 1;
+  }
+}
+
+/** Of a variable, as of an argument, what stands there is not what was said. */
+function refuseReplaced(command: Command, environment: CommandContext['environment']): void {
+  for (const { envVar } of [...command.options, ...rootOf(command).options]) {
+    if (envVar !== undefined && holdsReplaced(environment[envVar] ?? '')) {
+      misused(command, `${envVar} is not valid UTF-8`);
+    }
   }
 }
 

@@ -32,7 +32,8 @@ function withSuggestion(message: string, command: Command): string {
   const meant = known.get(nearest(word, known.keys()) ?? '');
   if (meant === undefined) return message;
   // It is there, but was said with a value, as in `--wait=yes`.
-  return meant === word ? `error: option '${word}' takes no value` : `${message}: did you mean ${meant}?`;
+  if (kind === 'option' && meant === word) return `error: option '${word}' takes no value`;
+  return `${message}: did you mean ${meant}?`;
 }
 
 function optionsOf(command: Command): Map<string, string> {
@@ -54,6 +55,7 @@ function commandsOf(command: Command): Map<string, string> {
     ['version', `${pathOf(root)} --version`],
     ...others.map((one): [string, string] => [one.name(), pathOf(one)]),
     ...visibleCommands(command).map((one): [string, string] => [one.name(), one.name()]),
+    ['help', `${pathOf(command)} --help`],
   ]);
 }
 

@@ -41,7 +41,7 @@ t.test('--help fits 80 columns at every level, gives examples, and lists every c
 });
 
 t.test('bytes that are no text are refused, as what they were would be lost', async (t) => {
-  const { directory, dbPath } = place(t);
+  const { directory } = place(t);
   const cases: [script: string, exitCode: number, error: RegExp][] = [
     [
       '"$@" --env "A=$(printf "p\\344ss")"',
@@ -49,6 +49,7 @@ t.test('bytes that are no text are refused, as what they were would be lost', as
       /^error: argument 6 is not valid UTF-8 \(see 'davit --help'\)\n$/,
     ],
     ['"$@" -- echo "$(printf "\\377")"', 2, /^error: argument 7 is not valid UTF-8 /],
+    ['DAVIT_DB="$(printf "caf\\351.db")" "$@"', 2, /^error: DAVIT_DB is not valid UTF-8 \(see/],
     ['A="$(printf "p\\344ss")" "$@" --env A', 1, /^error: --env A: its value here is not valid UTF-8\n$/],
   ];
   for (const [script, exitCode, error] of cases) {
@@ -61,7 +62,7 @@ t.test('bytes that are no text are refused, as what they were would be lost', as
     t.equal(ended, exitCode);
     t.match(stderr, error);
   }
-  t.notOk(existsSync(dbPath), 'nothing was made');
+  t.strictSame(readdirSync(directory), [], 'nothing was made');
 });
 
 t.test('--help tells of every option its variable', async (t) => {
@@ -113,6 +114,8 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['project list', /unknown command 'project': did you mean davit admin project\?/],
     ['deployments', /unknown command 'deployments': did you mean davit admin deployment\?/],
     ['help keys', /unknown command 'keys': did you mean davit admin key\?/],
+    ['admin help', /unknown command 'help': did you mean davit admin --help\?/],
+    ['admin key help', /unknown command 'help': did you mean davit admin key --help\?/],
     ['admin backup x', /unknown command 'backup': did you mean davit backup\?/],
     ['version', /unknown command 'version': did you mean davit --version\?/],
     ['-v', /unknown option '-v': did you mean -V\?/],
