@@ -6,6 +6,7 @@ import { AppError } from '../errors.ts';
 import { durationMsOf, nullIfOff, option, orOff, repeated } from '../options.ts';
 import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
+import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
   explain,
@@ -165,7 +166,7 @@ async function createProject(
   checkPlace(command, settings);
   const { project, namesakes } = await withStore(command, context, 'create', async (store) => {
     const made = await store.writer.write('projects.create', settings);
-    return { project: made, namesakes: store.reads.projects.list().filter(({ name }) => name === made.name) };
+    return { project: made, namesakes: countNamed(made.name, store) };
   });
   if (options.json === true) {
     printJson(context, project);
@@ -175,9 +176,15 @@ async function createProject(
     context.terminal.print(project.id);
   }
   warnOfStart(project, settings.variables, context);
-  if (namesakes.length > 1) {
-    context.terminal.note(`warning: ${namesakes.length} projects have this name now: use their ids`);
-  }
+  warnOfNamesakes(namesakes, context);
+}
+
+function warnOfNamesakes(namesakes: number, { terminal }: CommandContext): void {
+  if (namesakes > 1) terminal.note(`warning: ${namesakes} projects have this name now: use their ids`);
+}
+
+function countNamed(name: string, store: Store): number {
+  return store.reads.projects.list().filter((project) => project.name === name).length;
 }
 
 async function setProject(
@@ -195,7 +202,7 @@ async function setProject(
   if (Object.keys(changes).length + Object.keys(variables).length + unsetVariables.length === 0) {
     misused(command, 'nothing to change: say what');
   }
-  const { project, all } = await withStore(command, context, 'refuse', async (store) => {
+  const { project, all, namesakes } = await withStore(command, context, 'refuse', async (store) => {
     const before = resolveProject(store, text);
     checkPlace(command, { ...before, ...changes });
     const unknown = unsetVariables.find((name) => !before.variable_names.includes(name));
@@ -207,11 +214,17 @@ async function setProject(
     }
     const changed = { id: before.id, changes, variables, unsetVariables };
     const after = await store.writer.write('projects.set', changed);
-    return { project: after, all: store.reads.projects.variables(before.id) };
+    const isRenamed = after.name !== before.name;
+    return {
+      project: after,
+      all: store.reads.projects.variables(before.id),
+      namesakes: isRenamed ? countNamed(after.name, store) : 1,
+    };
   });
   if (options.json === true) printJson(context, project);
   else context.terminal.print(`${nameOfProject(project)} is changed`);
   warnOfStart(project, all, context);
+  warnOfNamesakes(namesakes, context);
 }
 
 function changesOf(

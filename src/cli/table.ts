@@ -139,6 +139,9 @@ function graphemesOf(text: string): string[] {
 const WIDE =
   /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Hangul}|[\u3000-\u303e\uff01-\uff60\uffe0-\uffe6]|\p{Emoji_Presentation}|\ufe0f/u;
 
+/** Of the same scripts, and drawn over one. */
+const HALF_WIDTH = /^[\uff61-\uffdc]/;
+
 function graphemeWidth(grapheme: string): number {
-  return WIDE.test(grapheme) ? 2 : 1;
+  return WIDE.test(grapheme) && !HALF_WIDTH.test(grapheme) ? 2 : 1;
 }

@@ -287,6 +287,9 @@ t.test('it warns of what is not there yet, and of a second project of that name'
     stderr: /warning: .*\/site\/deploy\.sh is not executable.*warning: 2 projects have this name now/s,
     exitCode: 0,
   });
+  t.match(await davit(['admin', 'project', 'set', 'circle', '--name', 'website']), {
+    stderr: /warning: 3 projects have this name now: use their ids/,
+  });
   t.match(await davit(create('bare', '--dir', 'site', '--', 'deploy.sh')), {
     stderr:
       /warning: the command deploy\.sh was not found in PATH \(.*\): deployments fail until that is mended\n/,

@@ -62,7 +62,7 @@ t.test('letters of two columns count as two', async (t) => {
     { id: '2', name: 'abcdef', note: 'y' },
     { id: '3', name: '🚢 é', note: 'z' },
     { id: '4', name: '한글', note: 'ＡＢ。' },
-    { id: '5', name: '⚠️', note: '' },
+    { id: '5', name: '⚠️', note: 'ｶﾀｶﾅ' },
   ];
   t.equal(
     table(plain(80), rows, [...COLUMNS, { title: 'END', of: () => '|' }]),
@@ -72,7 +72,7 @@ t.test('letters of two columns count as two', async (t) => {
       '2   abcdef  y       |',
       '3   🚢 é    z       |',
       '4   한글    ＡＢ。  |',
-      '5   ⚠️              |',
+      '5   ⚠️      ｶﾀｶﾅ    |',
     ].join('\n'),
   );
   t.equal(
