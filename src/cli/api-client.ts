@@ -64,6 +64,9 @@ const ANSWER_TIMEOUT_MS = 75_000;
 /** The service says something every 15 s. */
 const SILENCE_TIMEOUT_MS = 60_000;
 
+/** davit's own have less. */
+const REFUSAL_MAX_BYTES = 16 * 1024;
+
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
@@ -123,7 +126,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       try {
         const response = await send(asked);
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
-        why = refusedForNow(response, await response.body.text(), watched.placeOf(baseUrl.host));
+        why = refusedForNow(response, await beginningOf(response.body), watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
@@ -193,6 +196,18 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
       await delay(delayMs, effects);
     },
   };
+}
+
+/** Whoever answers in davit's place may have very much to say. */
+async function beginningOf(body: AsyncIterable<Uint8Array>): Promise<string> {
+  const pieces: Uint8Array[] = [];
+  let bytes = 0;
+  for await (const piece of body) {
+    pieces.push(piece);
+    bytes += piece.length;
+    if (bytes > REFUSAL_MAX_BYTES) break;
+  }
+  return Buffer.concat(pieces).toString();
 }
 
 /** In davit's words, if it is davit's: a full queue is no limit of requests. */
