@@ -366,8 +366,17 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
   return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
 }
 
-/** Those whose commands are to be started. */
-export function projectsToCheck(reads: Reads): ProjectDetails[] {
+/** Those whose commands are to be started; none of a file that is damaged there, which `findingsOfFile` tells. */
+export function projectsIn({ path }: Case, reads: Reads): ProjectDetails[] {
+  try {
+    return projectsToCheck(reads);
+  } catch (error) {
+    whatIsWrong(error, path);
+    return [];
+  }
+}
+
+function projectsToCheck(reads: Reads): ProjectDetails[] {
   return reads.projects.list().filter(({ status }) => status !== 'archived');
 }
 

@@ -94,7 +94,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   }
   try {
     const { examination, reads } = patient;
-    const projects = doctor.projectsToCheck(reads);
+    const projects = doctor.projectsIn(file, reads);
     const surroundings = await surroundingsOf(projects, { dbPath: path, service }, effects);
     return reportOf({
       ...outside,

@@ -67,12 +67,12 @@ export type View = 'same' | 'readOnly' | 'hidden';
 /** How a process sees a path that is there for this one; `same` where that cannot be told. */
 export function viewOf(processId: number, path: string): View {
   const root = `/proc/${processId}/root`;
-  if (statOf(`${root}/`) === undefined) return 'same';
+  const own = statOf(path);
+  if (statOf(`${root}/`) === undefined || own === undefined) return 'same';
   // Links are followed here: there they would lead by the root of this process.
   const real = realpathSync(path);
-  const own = statOf(real);
   const theirs = statOf(root + real);
-  if (own === undefined || own.ino !== theirs?.ino || own.dev !== theirs.dev) return 'hidden';
+  if (own.ino !== theirs?.ino || own.dev !== theirs.dev) return 'hidden';
   return isReadOnly(root + real) && !isReadOnly(real) ? 'readOnly' : 'same';
 }
 
