@@ -169,10 +169,26 @@ export function servedBy(path: string): Serving | null {
 export function refuseOtherMachine(path: string): void {
   const holder = holderOf(path);
   if (holder === null || holder.boot_id === null || !hasBootId() || holder.boot_id === bootId()) return;
+  if (isLockedHere(lockPath(path))) return;
   throw new AppError(
     'conflict',
     `${path} is served${holderText(holder)} on another machine: run davit there, as to use the file from two would damage it`,
   );
+}
+
+/** By a program of this kernel: some containers of this machine say another boot. A network's locks are kernel threads'. */
+function isLockedHere(file: string): boolean {
+  return locksOn(statSync(file)).some(
+    ({ kind, start, processId }) => kind === 'WRITE' && start === RESERVED_BYTE && isProgram(processId),
+  );
+}
+
+function isProgram(processId: number): boolean {
+  try {
+    return readFileSync(`/proc/${processId}/cmdline`).length > 0;
+  } catch {
+    return false;
+  }
 }
 
 /** A service, and on which machine it runs; null if that could not be read. */

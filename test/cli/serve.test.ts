@@ -11,6 +11,7 @@ import { realEffects } from '../../src/effects.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
+import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { serveWithLog } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { newDeployment } from '../helpers/store.ts';
@@ -268,28 +269,33 @@ t.test('a file that is mounted by itself is opened by nobody, and stays as it is
   t.strictSame(dump(), before);
 });
 
-t.test('a file that another machine serves is opened by nobody, and stays as it is', async (t) => {
-  const { davit, directory, dbPath } = place(t);
-  await davit(['admin', 'project', 'create', '--name', 'site']);
-  lockForServing(dbPath, 4711, realEffects)();
-  const elsewhere = new Sqlite(`${dbPath}-lock`);
-  elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'; BEGIN IMMEDIATE");
-  t.teardown(() => elsewhere.close());
-  const before = [readFileSync(dbPath), readdirSync(directory)];
-  const commands = [
-    ['serve', '--listen', '127.0.0.1:0'],
-    ['admin', 'project', 'create', '--name', 'other'],
-    ['admin', 'queue'],
-    ['backup', 'copy.db'],
-    ['doctor'],
-  ];
-  for (const words of commands) {
-    const { exitCode, stdout, stderr } = await davit(words);
-    t.match({ exitCode, stdout }, { exitCode: 1, stdout: '' }, words.join(' '));
-    t.match(stderr, /^error: \S+ is served by process 4711 since \S+ on another machine: run davit there/);
-  }
-  t.strictSame([readFileSync(dbPath), readdirSync(directory)], before);
-});
+t.test(
+  'a file that another machine serves is opened by nobody, and stays as it is',
+  ifMayUnshare,
+  async (t) => {
+    const { davit, directory, dbPath } = place(t);
+    await davit(['admin', 'project', 'create', '--name', 'site']);
+    lockForServing(dbPath, 4711, realEffects)();
+    const elsewhere = new Sqlite(`${dbPath}-lock`);
+    elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'; BEGIN IMMEDIATE");
+    t.teardown(() => elsewhere.close());
+    const before = [readFileSync(dbPath), readdirSync(directory)];
+    const commands = [
+      ['serve', '--listen', '127.0.0.1:0'],
+      ['admin', 'project', 'create', '--name', 'other'],
+      ['admin', 'queue'],
+      ['backup', join(directory, 'copy.db')],
+      ['doctor'],
+    ];
+    for (const words of commands) {
+      // Of who has locked it nothing is to be seen there.
+      const { status, stdout, stderr } = runInNamespace(process.execPath, MAIN, ...words, '--db', dbPath);
+      t.match({ status, stdout }, { status: 1, stdout: '' }, words.join(' '));
+      t.match(stderr, /^error: \S+ is served by process 4711 since \S+ on another machine: run davit there/);
+    }
+    t.strictSame([readFileSync(dbPath), readdirSync(directory)], before);
+  },
+);
 
 /** `davit serve` in this directory, ready. */
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {

@@ -18,6 +18,7 @@ import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { lockForServing, lockPath, refuseOtherMachine, servedBy } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -45,27 +46,32 @@ t.test('who has the file is known while it does, and no longer', async (t) => {
   next();
 });
 
-t.test('what another machine serves is not opened, and what this one serves is', async (t) => {
+t.test('what another machine serves is not opened, and what this one serves is', ifMayUnshare, async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
+  const source = join(import.meta.dirname, '../../src/store/lock.ts');
+  const program = `import(${JSON.stringify(source)}).then(({ refuseOtherMachine }) => refuseOtherMachine(${JSON.stringify(path)}))`;
+  /** Where, as of another machine, nothing is to be seen of whoever has locked it. */
+  const refusedElsewhere = () => runInNamespace(process.execPath, '--eval', program).stderr;
   refuseOtherMachine(path);
   const release = lockForServing(path, 4711, fakeEffects());
   refuseOtherMachine(path);
+  t.equal(refusedElsewhere(), '');
   release();
-  const elsewhere = new Sqlite(`${path}-lock`);
-  elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'");
-  refuseOtherMachine(path);
-  elsewhere.exec('BEGIN IMMEDIATE');
-  t.throws(() => refuseOtherMachine(path), {
-    code: 'conflict',
-    message: /davit\.db is served by process 4711 since \S+ on another machine: run davit there/,
-  });
+  const other = new Sqlite(`${path}-lock`);
+  other.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'");
+  t.equal(refusedElsewhere(), '', 'nobody serves it');
+  other.exec('BEGIN IMMEDIATE');
+  t.match(
+    refusedElsewhere(),
+    /AppError: \S+\/davit\.db is served by process 4711 since \S+ on another machine: run davit there/,
+  );
+  refuseOtherMachine(path); // by a program of this one, whatever its container calls the boot
   t.match(servedBy(path), { process_id: 4711 });
   t.notOk(existsSync(path), 'it was not opened');
-  elsewhere.exec('ROLLBACK');
-  elsewhere.exec('ALTER TABLE holder DROP COLUMN boot_id; BEGIN IMMEDIATE');
-  refuseOtherMachine(path);
-  t.match(servedBy(path), { process_id: 4711 }, 'an older davit serves it');
-  elsewhere.close();
+  other.exec('ROLLBACK');
+  other.exec('ALTER TABLE holder DROP COLUMN boot_id; BEGIN IMMEDIATE');
+  t.equal(refusedElsewhere(), '', 'an older davit serves it, and does not say where');
+  other.close();
 });
 
 t.test('nobody else can read a lock, and so hold up who takes it', async (t) => {
