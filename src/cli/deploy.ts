@@ -196,7 +196,7 @@ function onInterruption(
   let signals = 0;
   let canceling = false;
   let question: Promise<void> | undefined;
-  let cancellation: Promise<void> | undefined;
+  let requesting = false;
 
   onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
@@ -208,10 +208,10 @@ function onInterruption(
   return {
     created(createdId) {
       id = createdId;
-      if (canceling) cancellation = requestCancel(createdId);
+      if (canceling) void requestCancel(createdId);
     },
     isCanceling: () => canceling,
-    isOpen: () => question !== undefined || cancellation !== undefined,
+    isOpen: () => question !== undefined || requesting,
     answered: async () => question,
   };
 
@@ -227,11 +227,12 @@ function onInterruption(
     canceling = true;
     if (id === undefined)
       terminal.note('it is canceled as soon as it is there; a second signal leaves at once');
-    else cancellation = requestCancel(id);
+    else void requestCancel(id);
   }
 
   async function requestCancel(canceledId: DeploymentId): Promise<void> {
     terminal.note(`canceling deployment ${canceledId}; a second signal leaves at once`);
+    requesting = true;
     try {
       const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });
       // 409: it had ended just before.
@@ -239,8 +240,9 @@ function onInterruption(
     } catch (error) {
       // Of a service that is away the other connection hears as well, and says so.
       if (!(error instanceof AppError)) throw error;
+    } finally {
+      requesting = false;
     }
-    cancellation = undefined;
   }
 
   function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
