@@ -34,15 +34,12 @@ async function backup(
   const dbPath = existingDbPathOf(command);
   // Absolute: SQLite takes a text that begins with `file:` for something else.
   const path = resolve(file);
-  const [{ refuseName }, { refuseOtherMachine, refuseOtherNames }, { refuseRemoved }] = await Promise.all([
+  const [{ refuseName }, { refuseToOpen }] = await Promise.all([
     import('../store/partial-file.ts'),
-    import('../store/lock.ts'),
     import('./removed.ts'),
   ]);
   refuseName(path, file);
-  refuseOtherMachine(dbPath);
-  refuseOtherNames(dbPath);
-  refuseRemoved(dbPath, context.effects);
+  refuseToOpen(dbPath, context.effects);
   const at = timestamp(context.effects.now());
   await withPartial(dirname(path), context, async (partial, signal) => {
     const from = { path: resolve(dbPath), name: dbPath };

@@ -164,14 +164,11 @@ export async function withStore<Result>(
 ): Promise<Result> {
   const path = whenMissing === 'refuse' ? existingDbPathOf(command) : dbPathOf(command);
   // Only here: loading SQLite takes longer than all else that `--help` needs.
-  const [{ openStore }, { refuseOtherMachine, refuseOtherNames }, { refuseRemoved }] = await Promise.all([
+  const [{ openStore }, { refuseToOpen }] = await Promise.all([
     import('../store/store.ts'),
-    import('../store/lock.ts'),
     import('./removed.ts'),
   ]);
-  refuseOtherMachine(path);
-  refuseOtherNames(path);
-  refuseRemoved(path, effects);
+  refuseToOpen(path, effects);
   const isNew = statusOf(path) === undefined;
   const store = openStore(path, effects);
   if (isNew) terminal.note(`made the file ${printable(resolve(path))}`);

@@ -1,12 +1,22 @@
 import { openFilesOf } from '../deploy/proc.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { lockPath, servedBy } from '../store/lock.ts';
+import { lockPath, refuseOtherMachine, refuseOtherNames, servedBy } from '../store/lock.ts';
 import { realPath } from '../store/place.ts';
 
 /** A service that starts has opened the file before what belongs to it. */
 const STARTS_WITHIN_MS = 1_000;
 const LOOK_AGAIN_MS = 20;
+
+/**
+ * Throws AppError `conflict` where the file is not to be opened: another machine serves it, it is used by another name too,
+ * or something of it is not where it was.
+ */
+export function refuseToOpen(path: string, effects: Effects): void {
+  refuseOtherMachine(path);
+  refuseOtherNames(path);
+  refuseRemoved(path, effects);
+}
 
 /**
  * Throws AppError `conflict` where the file, its -wal or its -shm was moved, removed or replaced while a service has it
