@@ -2,20 +2,7 @@ import { exampleOf } from './resources.ts';
 
 // What an operation answers, where the example that its resource comes with would mislead.
 
-/** As a deployment is when it was just made. */
-export const QUEUED_DEPLOYMENT = {
-  ...Object(exampleOf('Deployment')),
-  status: 'queued',
-  started_at: null,
-  finished_at: null,
-  duration_ms: null,
-  exit_code: null,
-  queue_position: 1,
-  outputs: {},
-  log_bytes: 0,
-};
-
-/** As one is that was canceled just after it began. */
+/** As a deployment is that was canceled just after it began. */
 export const CANCELING_DEPLOYMENT = {
   ...Object(exampleOf('Deployment')),
   status: 'canceling',
@@ -23,6 +10,15 @@ export const CANCELING_DEPLOYMENT = {
   duration_ms: null,
   exit_code: null,
   outputs: {},
+};
+
+/** As one is when it was just made. */
+export const QUEUED_DEPLOYMENT = {
+  ...CANCELING_DEPLOYMENT,
+  status: 'queued',
+  started_at: null,
+  queue_position: 1,
+  log_bytes: 0,
 };
 
 /** As one is that another system has carried out. */
