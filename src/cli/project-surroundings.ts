@@ -1,9 +1,10 @@
-import { accessSync, constants, realpathSync, type Stats, statSync } from 'node:fs';
+import { accessSync, constants, realpathSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
-import { resolve } from 'node:path';
+import { givenPath } from '../deploy/command-file.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { Serving } from '../store/lock.ts';
+import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 
 /** What besides a project's files decides whether its command can be started. */
@@ -45,20 +46,17 @@ export async function surroundingsOf(
 
 /** Where a project says that its files are; a command that PATH finds is not among them. */
 export function pathsOf({ command, directory }: ProjectDetails): string[] {
-  const [word] = command ?? [];
-  return [
-    ...(directory === null ? [] : [directory]),
-    ...(word?.includes('/') === true ? [resolve(directory ?? '/', word)] : []),
-  ];
+  const given = command === null ? undefined : givenPath({ command, directory: directory ?? '/' });
+  return [...(directory === null ? [] : [directory]), ...(given === undefined ? [] : [given])];
 }
 
 /** Null for one in another container, as a rule: there it has another id, and here that is nobody's or somebody else's. */
 async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
-  const [{ holdersOf }, { lockPath }] = await Promise.all([
-    import('../deploy/processes.ts'),
+  const [{ openFilesOf }, { lockPath }] = await Promise.all([
+    import('../deploy/proc.ts'),
     import('../store/lock.ts'),
   ]);
-  return process_id !== null && holdersOf(lockPath(dbPath)).includes(process_id) ? process_id : null;
+  return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
 }
 
 /** What is at a path for another process: what is there for this one, the same but only to be read, or not that. */
@@ -67,21 +65,13 @@ export type View = 'same' | 'readOnly' | 'hidden';
 /** How a process sees a path that is there for this one; `same` where that cannot be told. */
 export function viewOf(processId: number, path: string): View {
   const root = `/proc/${processId}/root`;
-  const own = statOf(path);
-  if (statOf(`${root}/`) === undefined || own === undefined) return 'same';
+  const own = statusOf(path);
+  if (statusOf(`${root}/`) === undefined || own === undefined) return 'same';
   // Links are followed here: there they would lead by the root of this process.
   const real = realpathSync(path);
-  const theirs = statOf(root + real);
+  const theirs = statusOf(root + real);
   if (own.ino !== theirs?.ino || own.dev !== theirs.dev) return 'hidden';
   return isReadOnly(root + real) && !isReadOnly(real) ? 'readOnly' : 'same';
-}
-
-function statOf(path: string): Stats | undefined {
-  try {
-    return statSync(path, { throwIfNoEntry: false });
-  } catch {
-    return undefined;
-  }
 }
 
 function isReadOnly(path: string): boolean {

@@ -141,8 +141,11 @@ export function findCommand(request: SpawnRequest): string | Promise<string | un
   return givenPath(request) ?? searchAside(pathsOf(request));
 }
 
-/** Undefined for a bare name. */
-function givenPath({ command: [word], directory }: SpawnRequest): string | undefined {
+/** The path that a command's first word is; undefined for a bare name. */
+export function givenPath({
+  command: [word],
+  directory,
+}: Pick<SpawnRequest, 'command' | 'directory'>): string | undefined {
   return word.includes('/') ? resolve(directory, word) : undefined;
 }
 
