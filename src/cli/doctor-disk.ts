@@ -3,7 +3,7 @@ import { dirname } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { lockPath } from '../store/lock.ts';
 import { formatBytes } from './bytes.ts';
-import { type DoctorFinding, ok, problem } from './doctor-finding.ts';
+import { type FindingOf, note, ok, problem } from './findings.ts';
 
 /** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
 const DISK_LOW_BYTES = 256_000_000;
@@ -11,7 +11,7 @@ const DISK_LOW_BYTES = 256_000_000;
 const FILES_BESIDE = 3;
 
 /** Whether there is room for the file `path`, and nothing else keeps it from being written. */
-export function checkDisk(path: string): DoctorFinding {
+export function checkDisk(path: string): FindingOf<'disk'> {
   const { bavail, bsize, files, ffree } = statfsSync(dirname(path));
   const freeBytes = bavail * bsize;
   const fileBytes = statSync(path).size;
@@ -43,9 +43,7 @@ export function checkDisk(path: string): DoctorFinding {
       'a quota is used up, as a rule: see quota and repquota; until there is room davit answers 503 and starts nothing',
     );
   }
-  if (freeBytes < fileBytes) {
-    return { check: 'disk', level: 'note', message, advice: 'a copy of it needs another disk' };
-  }
+  if (freeBytes < fileBytes) return note('disk', message, 'a copy of it needs another disk');
   return ok('disk', message);
 }
 

@@ -12,12 +12,27 @@ import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { checkDisk } from './doctor-disk.ts';
-import { type DoctorFinding, ok, orOk, problem } from './doctor-finding.ts';
-import { isProblem } from './findings.ts';
+import { type FindingOf, isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { findingsOf } from './project-findings.ts';
 import type { Surroundings } from './project-surroundings.ts';
 import { countText } from './webhook-text.ts';
+
+export type DoctorFinding = FindingOf<
+  | 'permissions'
+  | 'disk'
+  | 'integrity'
+  | 'schema'
+  | 'references'
+  | 'wal'
+  | 'clock'
+  | 'service'
+  | 'deployments'
+  | 'webhooks'
+  | 'projects'
+  | 'keys'
+  | 'leftovers'
+>;
 
 /** A file to look at, and when. */
 export interface Case {
@@ -143,13 +158,13 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   }
   const uid = process.getuid?.();
   if (uid !== file.uid) {
-    findings.push({
-      check: 'permissions',
-      level: 'note',
-      message:
+    findings.push(
+      note(
+        'permissions',
         'the file belongs to another user than the one who asks: commands are looked at with your rights',
-      advice: 'ask as that user: sudo -u <user> davit doctor',
-    });
+        'ask as that user: sudo -u <user> davit doctor',
+      ),
+    );
   }
   return orOk(findings, 'permissions', 'the file is for its owner alone');
 }
@@ -176,12 +191,7 @@ function checkWal({ service, walBytes }: Case): DoctorFinding {
     );
   }
   if (service === null && walBytes > 0) {
-    return {
-      check: 'wal',
-      level: 'note',
-      message: `${message}: the service did not stop cleanly; nothing is lost`,
-      advice: null,
-    };
+    return note('wal', `${message}: the service did not stop cleanly; nothing is lost`, null);
   }
   return ok('wal', message);
 }
@@ -198,12 +208,11 @@ function checkLeftovers({ path }: Case): DoctorFinding[] {
     0,
   );
   return [
-    {
-      check: 'leftovers',
-      level: 'note',
-      message: `${formatBytes(bytes)} are kept from before: ${kept.join(', ')}`,
-      advice: 'remove them when nobody needs them any more: they hold secrets, too',
-    },
+    note(
+      'leftovers',
+      `${formatBytes(bytes)} are kept from before: ${kept.join(', ')}`,
+      'remove them when nobody needs them any more: they hold secrets, too',
+    ),
   ];
 }
 
@@ -236,7 +245,7 @@ function checkClock({ nowMs }: Case, examination: Patient['examination']): Docto
 
 function checkService({ service }: Case): DoctorFinding {
   if (service === null) {
-    return { check: 'service', level: 'note', message: 'no service has the file', advice: 'davit serve' };
+    return note('service', 'no service has the file', 'davit serve');
   }
   const { process_id, since } = service;
   return ok(
@@ -300,12 +309,9 @@ function checkDeployments(
     );
   }
   if (paused > 0) {
-    findings.push({
-      check: 'deployments',
-      level: 'note',
-      message: `${paused} wait in projects that are paused`,
-      advice: 'davit admin project resume',
-    });
+    findings.push(
+      note('deployments', `${paused} wait in projects that are paused`, 'davit admin project resume'),
+    );
   }
   return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
 }
@@ -317,7 +323,7 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
       webhook;
     if (status === 'disabled') {
       const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
-      if (held_count === 0) return [{ check: 'webhooks', level: 'note', message, advice: null }];
+      if (held_count === 0) return [note('webhooks', message, null)];
       const isForEver = reads.keys.get(webhook.created_by.key_id)?.revoked_at !== null;
       return [
         problem(
@@ -356,12 +362,13 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
       status === 'enabled' && failing_since !== null && ageMs(failing_since, nowMs) <= FAILING_FOR_MS,
   );
   if (failing.length > 0) {
-    findings.push({
-      check: 'webhooks',
-      level: 'note',
-      message: `${webhooks.length} of them, ${failing.length} failing now, for less than ${formatDuration(FAILING_FOR_MS)}`,
-      advice: 'davit admin webhook list',
-    });
+    findings.push(
+      note(
+        'webhooks',
+        `${webhooks.length} of them, ${failing.length} failing now, for less than ${formatDuration(FAILING_FOR_MS)}`,
+        'davit admin webhook list',
+      ),
+    );
   }
   return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
 }

@@ -6,7 +6,7 @@ import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
-import type { DoctorFinding } from './doctor-finding.ts';
+import type { DoctorFinding } from './doctor-findings.ts';
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
 import { surroundingsOf } from './project-surroundings.ts';
 import { serviceOf, serviceText } from './serving.ts';

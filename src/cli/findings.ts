@@ -3,8 +3,8 @@ import { type Colour, fields, table } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
 /** Something that was looked at, and what there is to say of it. */
-export interface AnyFinding {
-  check: string;
+export interface FindingOf<Check extends string = string> {
+  check: Check;
   /** `problem`: something fails, or will. `note`: it may be meant so, but is worth knowing. */
   level: 'ok' | 'note' | 'problem';
   message: string;
@@ -12,10 +12,42 @@ export interface AnyFinding {
   advice: string | null;
 }
 
-const LEVEL_COLOURS: Record<AnyFinding['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };
+/** Something fails, or will. */
+export function problem<Check extends string>(
+  check: Check,
+  message: string,
+  advice: string,
+): FindingOf<Check> {
+  return { check, level: 'problem', message, advice };
+}
+
+/** It may be meant so, but is worth knowing. */
+export function note<Check extends string>(
+  check: Check,
+  message: string,
+  advice: string | null,
+): FindingOf<Check> {
+  return { check, level: 'note', message, advice };
+}
+
+/** Nothing to say. */
+export function ok<Check extends string>(check: Check, message: string): FindingOf<Check> {
+  return { check, level: 'ok', message, advice: null };
+}
+
+/** These, or that there are none. */
+export function orOk<Check extends string>(
+  findings: FindingOf<Check>[],
+  check: Check,
+  message: string,
+): FindingOf<Check>[] {
+  return findings.length === 0 ? [ok(check, message)] : findings;
+}
+
+const LEVEL_COLOURS: Record<FindingOf['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };
 
 /** All findings, one below the other, and what to do about those that say so. */
-export function findingsText(findings: readonly AnyFinding[], terminal: Terminal): string {
+export function findingsText(findings: readonly FindingOf[], terminal: Terminal): string {
   const all = table(
     // Nothing is cut: a path is of use only as a whole.
     { columns: null, colours: terminal.colours },
@@ -33,7 +65,7 @@ export function findingsText(findings: readonly AnyFinding[], terminal: Terminal
 }
 
 /** Says how many of them are problems, and throws Refusal if there are any. */
-export function refuseProblems(findings: readonly AnyFinding[], terminal: Terminal): void {
+export function refuseProblems(findings: readonly FindingOf[], terminal: Terminal): void {
   const count = findings.filter(isProblem).length;
   if (count === 0) return;
   terminal.note(count === 1 ? 'one thing needs attention' : `${count} things need attention`);
@@ -41,6 +73,6 @@ export function refuseProblems(findings: readonly AnyFinding[], terminal: Termin
 }
 
 /** Something fails, or will. */
-export function isProblem({ level }: AnyFinding): boolean {
+export function isProblem({ level }: FindingOf): boolean {
   return level === 'problem';
 }

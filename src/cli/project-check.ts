@@ -4,7 +4,7 @@ import type { Command } from 'commander';
 import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type CommandContext, dbPathOf, explain, jsonOption, printJson, withStore } from './command.ts';
-import { findingsText, isProblem, refuseProblems } from './findings.ts';
+import { findingsText, isProblem, note, ok, refuseProblems } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { type Finding, findingsOf } from './project-findings.ts';
 import { surroundingsOf } from './project-surroundings.ts';
@@ -65,16 +65,15 @@ function checkUser(project: ProjectDetails, dbPath: string, service: Serving | n
   const otherUid = serviceUid ?? ownerOf(dbPath);
   const message = `checked as ${userName()}`;
   if (uid === undefined || otherUid === undefined || otherUid === uid) {
-    return { check: 'user', level: 'ok', message, advice: null };
+    return ok('user', message);
   }
   const other = nameOfUser(otherUid);
   const why = serviceUid === undefined ? `the file belongs to ${other}` : `the service runs as ${other}`;
-  return {
-    check: 'user',
-    level: 'note',
-    message: `${message}, and ${why}, who may have other rights`,
-    advice: `sudo -u ${other} davit admin project check ${project.id}`,
-  };
+  return note(
+    'user',
+    `${message}, and ${why}, who may have other rights`,
+    `sudo -u ${other} davit admin project check ${project.id}`,
+  );
 }
 
 function ownerOf(path: string): number | undefined {

@@ -13,12 +13,10 @@ import {
 import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environment.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import type { AnyFinding } from './findings.ts';
+import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
 import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
 
-export interface Finding extends AnyFinding {
-  check: 'user' | 'status' | 'directory' | 'command' | 'variables' | 'limits';
-}
+export type Finding = FindingOf<'user' | 'status' | 'directory' | 'command' | 'variables' | 'limits'>;
 
 /**
  * What there is to say of a project's settings, and of the files that they name, as they are now and for the user
@@ -49,24 +47,17 @@ export function startProblemOf(
   return commandProblem(requestOf(command, directory, variables));
 }
 
-const NO_COMMAND: Finding = {
-  check: 'command',
-  level: 'ok',
-  message: 'none: another system does the work and reports it',
-  advice: null,
-};
+const NO_COMMAND = ok('command', 'none: another system does the work and reports it');
 
 function checkStatus({ id, status }: ProjectDetails): Finding[] {
   const resume = `davit admin project resume ${id}`;
   switch (status) {
     case 'active':
-      return [{ check: 'status', level: 'ok', message: 'active', advice: null }];
+      return [ok('status', 'active')];
     case 'paused':
-      return [{ check: 'status', level: 'note', message: 'paused: nothing of it starts', advice: resume }];
+      return [note('status', 'paused: nothing of it starts', resume)];
     case 'archived':
-      return [
-        { check: 'status', level: 'note', message: 'archived: it takes no deployments', advice: resume },
-      ];
+      return [note('status', 'archived: it takes no deployments', resume)];
     default:
       return status satisfies never;
   }
@@ -111,21 +102,17 @@ function requestOf(
 
 function checkDirectory(project: ProjectDetails): Finding {
   const { directory } = project;
-  if (directory === null) {
-    return { check: 'directory', level: 'ok', message: 'a new, empty one each time', advice: null };
-  }
-  const problem = directoryProblem(directory);
-  return problem === undefined
-    ? { check: 'directory', level: 'ok', message: directory, advice: null }
-    : problemFinding('directory', problem, project);
+  if (directory === null) return ok('directory', 'a new, empty one each time');
+  const found = directoryProblem(directory);
+  return found === undefined ? ok('directory', directory) : problemFinding('directory', found, project);
 }
 
 function checkCommand(project: ProjectDetails, request: SpawnRequest, surroundings: Surroundings): Finding[] {
-  const problem = commandProblem(request);
-  if (problem !== undefined) return [problemFinding('command', problem, project)];
+  const found = commandProblem(request);
+  if (found !== undefined) return [problemFinding('command', found, project)];
   const path = commandPath(request) ?? request.command[0];
   return [
-    { check: 'command', level: 'ok', message: path, advice: null },
+    ok('command', path),
     ...checkProgramOfEnv(project, path, request),
     ...checkWritable('command', path),
     ...checkView('command', path, surroundings),
@@ -134,12 +121,11 @@ function checkCommand(project: ProjectDetails, request: SpawnRequest, surroundin
 
 /** All else would wait for it, and nobody could stop that. */
 function noAnswer(check: 'directory' | 'command', path: string): Finding {
-  return {
+  return problem(
     check,
-    level: 'problem',
-    message: `${path} does not answer: as a rule it is on a network, and its server is away`,
-    advice: 'see whether the server runs and can be reached, or mount it anew',
-  };
+    `${path} does not answer: as a rule it is on a network, and its server is away`,
+    'see whether the server runs and can be reached, or mount it anew',
+  );
 }
 
 /** The unit of a service, or its container, may hide from it what whoever asks can see. */
@@ -154,22 +140,20 @@ function checkView(
       return [];
     case 'hidden':
       return [
-        {
+        problem(
           check,
-          level: 'problem',
-          message: `the service does not see ${path}: its unit hides it (ProtectHome=, PrivateTmp=), or its container`,
-          advice: 'put it elsewhere, below /srv for instance, or open it to the service: BindPaths=',
-        },
+          `the service does not see ${path}: its unit hides it (ProtectHome=, PrivateTmp=), or its container`,
+          'put it elsewhere, below /srv for instance, or open it to the service: BindPaths=',
+        ),
       ];
     case 'readOnly':
       if (check === 'command') return [];
       return [
-        {
+        note(
           check,
-          level: 'note',
-          message: `the service may only read ${path}`,
-          advice: `if the command writes there: ReadWritePaths=${path} in the unit`,
-        },
+          `the service may only read ${path}`,
+          `if the command writes there: ReadWritePaths=${path} in the unit`,
+        ),
       ];
     default:
       return view satisfies never;
@@ -182,16 +166,14 @@ function checkProgramOfEnv(project: ProjectDetails, path: string, request: Spawn
   if (interpreter === undefined || basename(interpreter) !== 'env') return [];
   const program = words.find((word) => !word.startsWith('-') && !word.includes('='));
   if (program === undefined) return [];
-  const problem = commandProblem({ ...request, command: [program] });
-  if (problem === undefined) return [];
-  const { advice } = problemFinding('command', problem, project);
+  const found = commandProblem({ ...request, command: [program] });
+  if (found === undefined) return [];
   return [
-    {
-      check: 'command',
-      level: 'problem',
-      message: `${path} is run by ${program}, as its first line says: ${problemText(problem)}`,
-      advice,
-    },
+    problem(
+      'command',
+      `${path} is run by ${program}, as its first line says: ${problemText(found)}`,
+      adviceFor(found, project.id),
+    ),
   ];
 }
 
@@ -203,14 +185,7 @@ function checkWritable(check: 'directory' | 'command', path: string): Finding[] 
   const stat = statSync(path, { throwIfNoEntry: false });
   const isSticky = stat?.isDirectory() === true && (stat.mode & STICKY) !== 0;
   if (stat === undefined || isSticky || (stat.mode & constants.S_IWOTH) === 0) return [];
-  return [
-    {
-      check,
-      level: 'problem',
-      message: `anybody on this machine may change ${path}`,
-      advice: `chmod o-w ${path}`,
-    },
-  ];
+  return [problem(check, `anybody on this machine may change ${path}`, `chmod o-w ${path}`)];
 }
 
 /** Git, npm and ssh look there, and the home of a system's user is often nowhere. */
@@ -218,21 +193,20 @@ function checkHome(project: ProjectDetails, variables: Readonly<Record<string, s
   const home = variables['HOME'] ?? homeDirectory();
   if (directoryProblem(home) === undefined) return [];
   return [
-    {
-      check: 'directory',
-      level: 'note',
-      message: `HOME is ${home}, where this user cannot work`,
-      advice: `if the command needs one: davit admin project set ${project.id} --env HOME=…`,
-    },
+    note(
+      'directory',
+      `HOME is ${home}, where this user cannot work`,
+      `if the command needs one: davit admin project set ${project.id} --env HOME=…`,
+    ),
   ];
 }
 
 function problemFinding(
   check: 'directory' | 'command',
-  problem: StartProblem,
+  found: StartProblem,
   project: ProjectDetails,
 ): Finding {
-  return { check, level: 'problem', message: problemText(problem), advice: adviceFor(problem, project.id) };
+  return problem(check, problemText(found), adviceFor(found, project.id));
 }
 
 function adviceFor(problem: StartProblem, projectId: string): string {
@@ -271,20 +245,18 @@ function adviceFor(problem: StartProblem, projectId: string): string {
 function checkVariables(project: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {
   const names = Object.keys(variables);
   const findings = Object.entries(variables).flatMap(([name, value]): Finding[] => {
-    const problem = variableProblem(name, value);
-    return problem === undefined
+    const found = variableProblem(name, value);
+    return found === undefined
       ? []
       : [
-          {
-            check: 'variables',
-            level: 'problem',
-            message: `${name} ${problem}`,
-            advice: `davit admin project set ${project.id} --unset-env ${name}`,
-          },
+          problem(
+            'variables',
+            `${name} ${found}`,
+            `davit admin project set ${project.id} --unset-env ${name}`,
+          ),
         ];
   });
-  if (findings.length > 0) return findings;
-  return [{ check: 'variables', level: 'ok', message: names.join(' ') || 'none', advice: null }];
+  return orOk(findings, 'variables', names.join(' ') || 'none');
 }
 
 /** A command that is stopped so soon hardly does its work. */
@@ -293,27 +265,20 @@ const SHORT_TIMEOUT_MS = 5_000;
 function checkTimeouts(project: ProjectDetails): Finding[] {
   const { id, timeout_ms, idle_timeout_ms } = project;
   const set = `davit admin project set ${id}`;
-  const limits = { check: 'limits' } as const;
   if (timeout_ms === null && idle_timeout_ms === null) {
     return [
-      {
-        ...limits,
-        level: 'note',
-        message: 'none: a command that hangs holds up all that come after it',
-        advice: `${set} --timeout 30m`,
-      },
+      note('limits', 'none: a command that hangs holds up all that come after it', `${set} --timeout 30m`),
     ];
   }
   const timeout = timeout_ms === null ? 'off' : formatDuration(timeout_ms);
   const idleTimeout = idle_timeout_ms === null ? 'off' : formatDuration(idle_timeout_ms);
   if (timeout_ms !== null && idle_timeout_ms !== null && idle_timeout_ms >= timeout_ms) {
     return [
-      {
-        ...limits,
-        level: 'problem',
-        message: `the idle timeout (${idleTimeout}) never counts, as the timeout (${timeout}) is not longer`,
-        advice: `${set} --idle-timeout with less than ${timeout}, or off`,
-      },
+      problem(
+        'limits',
+        `the idle timeout (${idleTimeout}) never counts, as the timeout (${timeout}) is not longer`,
+        `${set} --idle-timeout with less than ${timeout}, or off`,
+      ),
     ];
   }
   const shortest = Math.min(
@@ -322,21 +287,19 @@ function checkTimeouts(project: ProjectDetails): Finding[] {
   );
   const message = `timeout ${timeout}, idle timeout ${idleTimeout}`;
   return shortest < SHORT_TIMEOUT_MS
-    ? [{ ...limits, level: 'note', message: `${message}: very short`, advice: `${set} --timeout 30m` }]
-    : [{ ...limits, level: 'ok', message, advice: null }];
+    ? [note('limits', `${message}: very short`, `${set} --timeout 30m`)]
+    : [ok('limits', message)];
 }
 
 function checkReportTimeout({ id, report_timeout_ms }: ProjectDetails): Finding[] {
   if (report_timeout_ms !== null) {
-    const message = `report timeout ${formatDuration(report_timeout_ms)}`;
-    return [{ check: 'limits', level: 'ok', message, advice: null }];
+    return [ok('limits', `report timeout ${formatDuration(report_timeout_ms)}`)];
   }
   return [
-    {
-      check: 'limits',
-      level: 'note',
-      message: 'none: a deployment that nobody reports on stays open for ever',
-      advice: `davit admin project set ${id} --report-timeout 2h`,
-    },
+    note(
+      'limits',
+      'none: a deployment that nobody reports on stays open for ever',
+      `davit admin project set ${id} --report-timeout 2h`,
+    ),
   ];
 }
