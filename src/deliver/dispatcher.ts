@@ -266,7 +266,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
         : delivery.ladder_started_at;
     const { statusCode, error, durationMs, remoteAddress, responseBody } = outcome;
     return {
-      deliveryId: delivery.id,
+      seq: delivery.seq,
       webhookId: delivery.webhook_id,
       url: delivery.url,
       enabledAtMs: delivery.enabled_at,
@@ -298,10 +298,10 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   /** Successes at `debug`: a line costs as much as signing does. */
-  function logAttempt({ deliveryId, webhookId, attempt, next }: Settlement, { event_id }: DueDelivery): void {
+  function logAttempt({ webhookId, attempt, next }: Settlement, { id, event_id }: DueDelivery): void {
     const { statusCode, error, durationMs } = attempt;
     const fields = {
-      delivery_id: deliveryId,
+      delivery_id: id,
       event_id,
       webhook_id: webhookId,
       status_code: statusCode,

@@ -69,7 +69,8 @@ export interface Claim {
 
 /** One attempt that was made, and where its delivery stands after it. */
 export interface Settlement {
-  deliveryId: DeliveryId;
+  /** The delivery's. */
+  seq: number;
   webhookId: WebhookId;
   /** As it was sent: what came of it says nothing of a webhook with another url, or that was enabled again since. */
   url: string;
@@ -286,7 +287,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     UPDATE deliveries
        SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-     WHERE id = +:deliveryId`);
+     WHERE seq = +:seq`);
   // However often its webhook is enabled anew, which begins another ladder each time.
   const isSpent = `attempt_count + 1 >= ${ATTEMPTS_MAX}`;
   const missed = database.prepare(`
@@ -294,20 +295,17 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
        SET status = iif(${isSpent}, 'exhausted', :status), next_attempt_at = iif(${isSpent}, NULL, :nextAttemptAt),
            attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
-     WHERE id = +:deliveryId AND ladder_started_at <= +:ladderStartedAtMs
+     WHERE seq = +:seq AND ladder_started_at <= +:ladderStartedAtMs
        AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) <= +:enabledAtMs`);
-  const standing = database.prepare<
-    { deliveryId: string },
-    { status: 'pending' | 'delivered' | 'exhausted' }
-  >('SELECT status FROM deliveries WHERE id = +:deliveryId');
-  const counted = database.prepare(
-    'UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE id = +:deliveryId',
-  );
+  const statusOf = database
+    .prepare<[number], 'pending' | 'delivered' | 'exhausted'>('SELECT status FROM deliveries WHERE seq = +?')
+    .pluck();
+  const counted = database.prepare('UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE seq = +?');
   // The number by a look of its own: RETURNING would have SQLite make a table and keep copies of all that it changes.
   const insertAttempt = database.prepare(`
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
-    VALUES (:deliveryId, (SELECT attempt_count FROM deliveries WHERE id = +:deliveryId), :atMs, :statusCode, :error,
-            :durationMs, :remoteAddress, :responseBody, :trigger)`);
+    SELECT id, attempt_count, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger
+      FROM deliveries WHERE seq = +:seq`);
   const stillSentTo = 'id = +:webhookId AND url = +:url AND enabled_at = +:enabledAtMs';
   const succeeded = database.prepare(`
     UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE ${stillSentTo}`);
@@ -342,12 +340,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * delivery that is gone.
      */
     settle(settlement: Settlement): Settled {
-      const { deliveryId, webhookId, url, enabledAtMs, attempt, next } = settlement;
+      const { seq, webhookId, url, enabledAtMs, attempt, next } = settlement;
       const { neverPassedMs, disableReason } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
       const settled = settleDelivery(settlement, atMs);
       if (settled === 'gone') return settled;
-      insertAttempt.run({ deliveryId, ...attempt });
+      insertAttempt.run({ seq, ...attempt });
       const receiver = { webhookId, url, enabledAtMs };
       if (next.kind === 'delivered') {
         succeeded.run({ ...receiver, atMs });
@@ -392,20 +390,19 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   };
 
   function settleDelivery(settlement: Settlement, atMs: number): Settled {
-    const { deliveryId, enabledAtMs, next } = settlement;
-    const retries = next.kind === 'retry';
-    const { changes } =
-      next.kind === 'delivered'
-        ? delivered.run({ ...ladderOf(settlement), atMs })
-        : missed.run({
-            ...ladderOf(settlement),
-            enabledAtMs,
-            status: retries ? 'pending' : 'exhausted',
-            nextAttemptAt: retries ? next.atMs : null,
-          });
-    if (changes > 0) return standing.get({ deliveryId })?.status ?? 'gone';
+    const { seq, enabledAtMs, next, ladderAttempts, ladderStartedAtMs } = settlement;
+    const ladder = { seq, ladderAttempts, ladderStartedAtMs };
+    if (next.kind === 'delivered')
+      return delivered.run({ ...ladder, atMs }).changes > 0 ? 'delivered' : 'gone';
+    const { changes } = missed.run({
+      ...ladder,
+      enabledAtMs,
+      status: next.kind === 'retry' ? 'pending' : 'exhausted',
+      nextAttemptAt: next.kind === 'retry' ? next.atMs : null,
+    });
+    if (changes > 0) return statusOf.get(seq) ?? 'gone';
     // The failure does not end the newer ladder.
-    return counted.run({ deliveryId }).changes > 0 ? 'onNewerLadder' : 'gone';
+    return counted.run(seq).changes > 0 ? 'onNewerLadder' : 'gone';
   }
 }
 
@@ -414,8 +411,4 @@ const LAST_SEQ = Number.MAX_SAFE_INTEGER;
 /** Where to go on after a step through these; null: they are the last. */
 function endOfStep(places: readonly PendingPlace[]): PendingPlace | null {
   return places.length === STEP_ROWS ? (places.at(-1) ?? null) : null;
-}
-
-function ladderOf({ deliveryId, ladderAttempts, ladderStartedAtMs }: Settlement) {
-  return { deliveryId, ladderAttempts, ladderStartedAtMs };
 }

@@ -21,7 +21,7 @@ export function settlementOf(
   attempt: Partial<Settlement['attempt']> = {},
 ): Settlement {
   return {
-    deliveryId: due.id,
+    seq: due.seq,
     webhookId: due.webhook_id,
     url: due.url,
     enabledAtMs: due.enabled_at,
