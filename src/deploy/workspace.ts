@@ -13,12 +13,12 @@ import {
   unlinkSync,
   writeFileSync,
 } from 'node:fs';
-import { chmod, readdir, rm } from 'node:fs/promises';
 import { dirname, join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
+import { removeTree } from './remove-tree.ts';
 
 /** The files of one run. */
 export interface Workspace {
@@ -187,7 +187,11 @@ export function createWorkspaces({
     const places = left.map((name) => join(parent, name)).filter(isPrivate);
     for (const place of places) chmodSync(place, 0o700); // a command may have closed it
     const entries = places.flatMap((place) => readdirSync(place).map((name) => join(place, name)));
-    await whenAllEnded(entries.map(removeTree)).finally(() => Promise.all(places.map(removeEmpty)));
+    // One after the other: it is nothing that anybody waits for.
+    const failures: unknown[] = [];
+    for (const entry of entries) await removeTree(entry).catch((error) => failures.push(error));
+    await Promise.all(places.map(removeEmpty));
+    if (failures.length > 0) throw failures[0];
   }
 
   async function close(): Promise<void> {
@@ -280,24 +284,4 @@ function removeEmpty(directory: string): Promise<boolean> {
 function isPrivate(path: string): boolean {
   const stats = lstatSync(path, { throwIfNoEntry: false });
   return stats?.isDirectory() === true && stats.uid === process.geteuid?.() && (stats.mode & 0o077) === 0;
-}
-
-/** Links in it are removed, not followed. */
-async function removeTree(path: string): Promise<void> {
-  try {
-    await rm(path, { recursive: true, force: true });
-  } catch (error) {
-    if (codeOf(error) !== 'EACCES' || !lstatSync(path).isDirectory()) throw error;
-    // Some programs take the right to write from directories that they fill, Go from its modules for one.
-    await allowRemoval(Buffer.from(path));
-    await rm(path, { recursive: true, force: true });
-  }
-}
-
-/** In bytes: a name need not be UTF-8. */
-async function allowRemoval(directory: Buffer): Promise<void> {
-  await chmod(directory, 0o700);
-  for (const entry of await readdir(directory, { withFileTypes: true, encoding: 'buffer' })) {
-    if (entry.isDirectory()) await allowRemoval(Buffer.concat([directory, Buffer.from('/'), entry.name]));
-  }
 }
