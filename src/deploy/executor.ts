@@ -17,7 +17,7 @@ import {
   readOutputs,
 } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
-import { type Run, type RunOutcome, run, type StopRequest } from './run.ts';
+import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
 import type { Workspace, Workspaces } from './workspace.ts';
 
@@ -121,14 +121,12 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   function begin(claimed: ClaimedDeployment): void {
-    const { promise: stopRequest, resolve: requestStop } = Promise.withResolvers<StopRequest>();
-    underWay.set(claimed.id, requestStop);
-    if (isGraceOver) requestStop('shutdown'); // its claim was under way till now
+    underWay.set(claimed.id, () => undefined);
     logger.info(
       { deployment_id: claimed.id, project_id: claimed.project_id, ref: claimed.ref },
       'deployment started',
     );
-    track(carryOut(claimed, stopRequest)).catch((error) => {
+    track(carryOut(claimed)).catch((error) => {
       underWay.delete(claimed.id); // it is over, whatever is known of it
       logger.fatal(
         { err: error, deployment_id: claimed.id },
@@ -137,7 +135,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     });
   }
 
-  async function carryOut(claimed: ClaimedDeployment, stopRequest: Promise<StopRequest>): Promise<void> {
+  async function carryOut(claimed: ClaimedDeployment): Promise<void> {
     const log = createLogKeeper({
       headBytes: LOG_HEAD_BYTES,
       tailBytes: LOG_TAIL_BYTES,
@@ -149,7 +147,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     const { outcome, outputs } =
       workspace.kind === 'notStarted'
         ? { outcome: workspace, outputs: {} }
-        : await runIn(workspace, claimed, log, stopRequest);
+        : await runIn(workspace, claimed, log);
     const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
     await log.end();
     const recorded = record('deployments.finish', end);
@@ -175,11 +173,11 @@ export function createExecutor(options: ExecutorOptions): Executor {
     workspace: Workspace,
     claimed: ClaimedDeployment,
     log: LogKeeper,
-    stopRequest: Promise<StopRequest>,
   ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
     try {
       const running = start(claimed, workspace, log);
-      void stopRequest.then(running.stop);
+      underWay.set(claimed.id, running.stop);
+      if (isGraceOver) running.stop('shutdown'); // its claim was under way till now
       const outcome = await running.outcome;
       const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
       for (const note of notes) await log.appendLine(`davit: ${note}`);

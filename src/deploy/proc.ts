@@ -57,6 +57,11 @@ export function processIds(): number[] {
     .filter(Number.isInteger);
 }
 
+/** The ids of a process's threads; none when it is gone or somebody else's. */
+export function threadIds(processId: number): string[] {
+  return unlessGone(() => readdirSync(`/proc/${processId}/task`)) ?? [];
+}
+
 /**
  * A file below /proc as latin1; undefined when its process is gone or somebody else's. Throws the system's error if
  * neither is known.

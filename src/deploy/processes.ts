@@ -4,7 +4,7 @@ import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { openFilesOf, processIds, readProc, untilSeen } from './proc.ts';
+import { childrenOfMainThread, openFilesOf, processIds, readProc, threadIds, untilSeen } from './proc.ts';
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
 export interface ProcessTree {
@@ -13,8 +13,8 @@ export interface ProcessTree {
 }
 
 export interface StopOptions {
-  /** From SIGTERM to SIGKILL. */
-  graceMs: number;
+  /** From SIGTERM to SIGKILL; asked again and again meanwhile. */
+  graceMs(): number;
   effects: Effects;
   /** Signals nobody when the leader exited of its own accord: what it left running is meant to stay. */
   spareWhenExited?: boolean;
@@ -54,8 +54,10 @@ export function isAlive(identity: ProcessIdentity): boolean {
 export function terminationDisposition(identity: ProcessIdentity): TerminationDisposition {
   if (!isAlive(identity)) return 'gone';
   const status = readProc(`/proc/${identity.processId}/status`) ?? '';
-  if (holdsSignal(status, 'SigIgn', SIGTERM_NUMBER)) return 'ignored';
-  return holdsSignal(status, 'SigCgt', SIGTERM_NUMBER) ? 'caught' : 'default';
+  const isIn = (mask: string) => holdsSignal(status, mask, SIGTERM_NUMBER);
+  if (isIn('SigIgn')) return 'ignored';
+  // Who blocks it may take it otherwise, sigwait(3) and signalfd(2), as tini does.
+  return isIn('SigCgt') || isIn('SigBlk') ? 'caught' : 'default';
 }
 
 /** The processes that carry the marker of one of these deployments, since they were started: one pass over /proc. */
@@ -81,7 +83,7 @@ export function holdersOf(path: string): number[] {
 }
 
 /**
- * Ends all of a deployment: SIGTERM, `graceMs`, SIGKILL, again and again until nothing of it lives. Resolves
+ * Ends all of a deployment: SIGTERM, the grace, SIGKILL, again and again until nothing of it lives. Resolves
  * then, and not before, with what SIGTERM meant to the leader. Besides the leader's process group it reaches
  * whoever carries the deployment's marker, is in the leader's session, or descends from one of those; a
  * process that left its group, its session, its parents and its environment behind is out of reach.
@@ -93,7 +95,7 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
 
   // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
-  const members = await untilSeen(() => membersOf(tree), effects);
+  const members = await untilSeen(() => membersOf(tree, effects), effects);
   const found = await untilSeen(() => members.find(), effects);
   const disposition =
     leader === undefined ? 'gone' : await untilSeen(() => terminationDisposition(leader), effects);
@@ -105,15 +107,15 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
   for (const stat of found) {
     if (stat.groupId !== group) await untilSeen(() => terminateIfAlive(stat), effects);
   }
-  for (let look = 0; effects.monotonicMs() - startedAtMs < graceMs; look++) {
+  const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
+  for (let look = 0; restMs() > 0; look++) {
     // Looking for the leader is one small file, looking for all is a pass over /proc.
     const isOver = await untilSeen(
       async () => !(leader !== undefined && isAlive(leader)) && (await members.areGone()),
       effects,
     );
     if (isOver) return disposition;
-    const restMs = graceMs - (effects.monotonicMs() - startedAtMs);
-    await delay(Math.max(0, Math.min(restMs, 5 * 1.5 ** Math.min(look, 7))), effects);
+    await delay(Math.max(0, Math.min(restMs(), 5 * 1.5 ** Math.min(look, 7))), effects);
   }
   await killUntilGone(tree, members, options);
   return disposition;
@@ -133,12 +135,16 @@ async function killUntilGone(
   members: Members,
   { effects, onStuck }: StopOptions,
 ): Promise<void> {
-  for (let round = 0; ; round++) {
+  let before = new Set<string>();
+  for (let stuckRounds = 0; ; ) {
     const left = await untilSeen(kill, effects);
     if (left === undefined) return;
-    if (round === STUCK_ROUNDS) onStuck?.(left.map(({ processId }) => processId));
-    // At once as long as somebody may be running from us, ever slower for who cannot be ended.
-    if (round >= BRISK_ROUNDS) await delay(Math.min(1000, 2 ** (round - BRISK_ROUNDS)), effects);
+    // As long as it is always others, somebody is running from us: then at once again.
+    const isStuck = left.some((stat) => before.has(keyOf(stat)));
+    before = new Set(left.map(keyOf));
+    stuckRounds = isStuck ? stuckRounds + 1 : 0;
+    if (stuckRounds === STUCK_ROUNDS) onStuck?.(left.map(({ processId }) => processId));
+    if (stuckRounds >= BRISK_ROUNDS) await delay(Math.min(1000, 2 ** (stuckRounds - BRISK_ROUNDS)), effects);
   }
 
   /** Whom SIGKILL was sent to one by one; undefined: nobody is left. */
@@ -148,8 +154,9 @@ async function killUntilGone(
     if (leader !== undefined && (isAlive(leader) || members.groupWasSeen())) {
       signal(-leader.processId, 'SIGKILL');
     }
-    const left = await members.find((stat) => signal(stat.processId, 'SIGKILL'));
-    return left.length === 0 && (await members.areGone()) ? undefined : left;
+    const killOne = (stat: ProcessStat) => signal(stat.processId, 'SIGKILL');
+    const left = await members.find(killOne);
+    return left.length === 0 && (await members.areGone(killOne)) ? undefined : left;
   }
 }
 
@@ -162,11 +169,11 @@ interface Members {
   find(onFound?: (stat: ProcessStat) => void): Promise<ProcessStat[]>;
   /** Whether the last `find` met somebody of the leader's group. */
   groupWasSeen(): boolean;
-  /** Whether nobody is left, looked at so often that nobody can have slipped through. */
-  areGone(): Promise<boolean>;
+  /** Whether nobody is left, looked at so often that nobody can have slipped through; `onFound` as above. */
+  areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean>;
 }
 
-function membersOf({ deploymentId, leader }: ProcessTree): Members {
+function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Members {
   const known = new Set<string>();
   // A session's number is its leader's id. It is ours until the session was seen empty: only then can another
   // process get the number.
@@ -199,18 +206,19 @@ function membersOf({ deploymentId, leader }: ProcessTree): Members {
     return members;
   }
 
-  async function areGone(): Promise<boolean> {
+  async function areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean> {
+    const startedAtMs = effects.monotonicMs();
     let newest = newestProcessId();
     let quiet = 0;
-    for (let empty = 0; empty < EMPTY_PASSES_MAX; empty++) {
-      if ((await find()).length > 0) return false;
+    for (let empty = 1; ; empty++) {
+      if ((await find(onFound)).length > 0) return false;
       // A pass misses only who was born meanwhile, or was about to be when it began: the second without a birth is exact.
       const newestBefore = newest;
       newest = newestProcessId();
       quiet = newest === newestBefore ? quiet + 1 : 0;
       if (quiet === 2) return true;
+      if (empty >= EMPTY_PASSES && effects.monotonicMs() - startedAtMs >= EMPTY_FOR_MS) return true;
     }
-    return true;
   }
 }
 
@@ -232,8 +240,12 @@ export function idsAreUnused(): boolean {
   return born !== undefined && idMax !== undefined && Number(born) < Number(idMax);
 }
 
-/** Where others are born without pause: of a process that runs from us, one pass in twenty misses all. */
-const EMPTY_PASSES_MAX = 8;
+/**
+ * Where others are born without pause. Who forks and ends every 50 µs is missed by nine passes in ten, and a pass takes
+ * some 3 ms: eight of them took a tree for gone that ran on.
+ */
+const EMPTY_PASSES = 8;
+const EMPTY_FOR_MS = 500;
 
 /** Those of `others` whose parent is one of `members`, or one of these again. */
 function descendants(members: ProcessStat[], others: ProcessStat[]): ProcessStat[] {
@@ -314,14 +326,21 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   await lastEnded;
   await nextTurn(); // whom that has served may want the next at once
   nextPass = undefined;
-  const newestFirst = processIds().sort((one, other) => other - one);
-  for (const [index, processId] of newestFirst.entries()) {
-    if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
-    if (processId === process.pid) continue;
-    const stat = readStat(processId);
-    if (stat === undefined || hasExited(stat) || isKernelThread(stat)) continue;
-    const marker = once(() => markerOf(processId));
-    for (const visit of visits) visit(stat, marker);
+  const visited = new Set<number>([process.pid]);
+  // Whoever forks and ends at once has come here by then; in a list of all it is met by one pass in a hundred.
+  await visitEach(childrenOfMainThread());
+  await visitEach(processIds().sort((one, other) => other - one));
+
+  async function visitEach(processIds: readonly number[]): Promise<void> {
+    for (const [index, processId] of processIds.entries()) {
+      if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
+      if (visited.has(processId)) continue;
+      visited.add(processId);
+      const stat = readStat(processId);
+      if (stat === undefined || hasExited(stat) || isKernelThread(stat)) continue;
+      const marker = once(() => markerOf(stat));
+      for (const visit of visits) visit(stat, marker);
+    }
   }
 }
 
@@ -376,8 +395,8 @@ function readStat(processId: number): ProcessStat | undefined {
 }
 
 /** The deployment that it was started in; undefined when it was in none, or may not be known. */
-function markerOf(processId: number): string | undefined {
-  const environment = readProc(`/proc/${processId}/environ`);
+function markerOf(stat: ProcessStat): string | undefined {
+  const environment = environmentOf(stat);
   if (environment === undefined) return undefined;
   const entry = `${DEPLOYMENT_MARKER}=`;
   let at = environment.startsWith(entry) ? 0 : environment.indexOf(`\0${entry}`) + 1;
@@ -385,4 +404,14 @@ function markerOf(processId: number): string | undefined {
   at += entry.length;
   const end = environment.indexOf('\0', at);
   return environment.slice(at, end === -1 ? undefined : end);
+}
+
+/** Once its first thread has ended a process has none of its own: its other threads still show it. */
+function environmentOf({ processId, state }: ProcessStat): string | undefined {
+  if (state !== 'Z') return readProc(`/proc/${processId}/environ`);
+  for (const threadId of threadIds(processId)) {
+    const environment = readProc(`/proc/${processId}/task/${threadId}/environ`);
+    if (environment) return environment;
+  }
+  return undefined;
 }

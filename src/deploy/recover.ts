@@ -37,7 +37,7 @@ export async function recover(
     await stopTree(
       { deploymentId: id, leader: process ?? undefined },
       {
-        graceMs: killGraceMs,
+        graceMs: () => killGraceMs,
         effects,
         onStuck: (processIds) =>
           logger.error(

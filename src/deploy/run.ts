@@ -59,14 +59,23 @@ type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
  */
 export function run(request: RunRequest, context: RunContext): Run {
   const stopping = firstOf<StopCause>();
-  return { outcome: carryOut(request, context, stopping), stop: (cause) => stopping.settle(cause) };
+  const shutdown = firstOf<number>();
+  return {
+    outcome: carryOut(request, context, { ...stopping, shutdownAtMs: shutdown.value }),
+    stop(cause) {
+      if (cause === 'shutdown') shutdown.settle(context.effects.monotonicMs());
+      stopping.settle(cause);
+    },
+  };
 }
 
-async function carryOut(
-  request: RunRequest,
-  context: RunContext,
-  stopping: First<StopCause>,
-): Promise<RunOutcome> {
+/** Why it is to end, and since when all are. */
+interface Stopping extends First<StopCause> {
+  /** On the clock that never jumps. */
+  shutdownAtMs(): number | undefined;
+}
+
+async function carryOut(request: RunRequest, context: RunContext, stopping: Stopping): Promise<RunOutcome> {
   const { deploymentId, command, directory, environment } = request;
   const { spawner } = context;
   const marked = { ...environment, [DEPLOYMENT_MARKER]: deploymentId };
@@ -88,7 +97,7 @@ async function supervise(
   started: StartedProcess,
   request: RunRequest,
   context: RunContext,
-  stopping: First<StopCause>,
+  stopping: Stopping,
 ): Promise<RunOutcome> {
   const { identity } = started;
   const failures: unknown[] = [];
@@ -119,11 +128,13 @@ async function untilEnd(
   started: StartedProcess,
   request: RunRequest,
   context: RunContext,
-  stopping: First<StopCause>,
+  stopping: Stopping,
 ): Promise<RunOutcome> {
   const first = await Promise.race([started.ended, stopping.settled]);
   if (typeof first === 'object') return first;
-  const disposition = await endTree(started.identity, first, request, context);
+  // It may have exited without its end being told yet: then what would stop it comes too late.
+  const disposition = await endTree(started.identity, request, context, stopping, true);
+  if (disposition === 'gone') await endWhoHoldsIt(started, request, context, stopping);
   return outcomeOfStopped(first, disposition, await started.ended);
 }
 
@@ -132,14 +143,36 @@ const SHUTDOWN_KILL_GRACE_MS = 2_000;
 
 function endTree(
   leader: ProcessIdentity,
-  cause: StopCause,
   { deploymentId, killGraceMs }: RunRequest,
   { effects, onStuck }: RunContext,
+  { shutdownAtMs }: Stopping,
+  spareWhenExited: boolean,
 ): Promise<TerminationDisposition> {
-  const graceMs = cause === 'shutdown' ? Math.min(killGraceMs, SHUTDOWN_KILL_GRACE_MS) : killGraceMs;
-  // It may have exited without its end being told yet: then what would stop it comes too late.
-  return stopTree({ deploymentId, leader }, { graceMs, effects, spareWhenExited: true, onStuck });
+  const startedAtMs = effects.monotonicMs();
+  // The service may be stopped while this goes on.
+  const graceMs = () =>
+    Math.min(
+      killGraceMs,
+      (shutdownAtMs() ?? Number.POSITIVE_INFINITY) + SHUTDOWN_KILL_GRACE_MS - startedAtMs,
+    );
+  return stopTree({ deploymentId, leader }, { graceMs, effects, spareWhenExited, onStuck });
 }
+
+/** A process that traces the command hears of its end first, ptrace(2), and may keep it for ever: then it is ended as well. */
+async function endWhoHoldsIt(
+  started: StartedProcess,
+  request: RunRequest,
+  context: RunContext,
+  stopping: Stopping,
+): Promise<void> {
+  const { promise: isHeld, resolve } = Promise.withResolvers<boolean>();
+  const cancelLook = context.effects.after(HELD_MAX_MS, () => resolve(true));
+  void started.ended.then(() => resolve(false));
+  if (await isHeld) await endTree(started.identity, request, context, stopping, false);
+  cancelLook();
+}
+
+const HELD_MAX_MS = 1_000;
 
 /**
  * Whoever had exited before SIGTERM was sent ended by itself. Of the others, a command that came to a good end

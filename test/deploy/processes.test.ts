@@ -85,7 +85,7 @@ t.test('what SIGTERM would do is known', async (t) => {
   await once(catching.output, 'data');
   t.equal(terminationDisposition(catching.identity), 'caught');
   t.equal(terminationDisposition({ ...plain.identity, processStartedAt: 1 }), 'gone');
-  await stopTree({ deploymentId, leader: undefined }, { graceMs: 0, effects });
+  await stopTree({ deploymentId, leader: undefined }, { graceMs: () => 0, effects });
 });
 
 t.test('one pass finds the processes of many deployments, and no others', async (t) => {
@@ -117,7 +117,7 @@ t.test('stopping without a leader ends whatever carries the marker', async (t) =
   const other = await start(t, [fixture('ignores-sigterm')], deploymentId);
   await once(other.output, 'data');
   const stranger = await start(t, ['sleep', '1000'], newDeploymentId());
-  t.equal(await stopTree({ deploymentId, leader: undefined }, { graceMs: 50, effects }), 'gone');
+  t.equal(await stopTree({ deploymentId, leader: undefined }, { graceMs: () => 50, effects }), 'gone');
   t.notOk(isAlive(one.identity));
   t.notOk(isAlive(other.identity));
   t.ok(isAlive(stranger.identity));
@@ -131,7 +131,7 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
   t.equal(children.length, 2);
   const disposition = await stopTree(
     { deploymentId: newDeploymentId(), leader: leader.identity },
-    { graceMs: 10_000, effects },
+    { graceMs: () => 10_000, effects },
   );
   t.equal(disposition, 'default');
   t.notOk(isAlive(leader.identity));
@@ -141,7 +141,7 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
 t.test('a stranger who was given the id of a leader is left alone', async (t) => {
   const stranger = await start(t, ['sleep', '1000']);
   const leader = { ...stranger.identity, processStartedAt: stranger.identity.processStartedAt - 1 };
-  t.equal(await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: 0, effects }), 'gone');
+  t.equal(await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: () => 0, effects }), 'gone');
   t.ok(isAlive(stranger.identity));
 });
 
@@ -149,7 +149,7 @@ t.test('what ran before the machine was booted again is not looked for', async (
   const deploymentId = newDeploymentId();
   const { identity } = await start(t, ['sleep', '1000'], deploymentId);
   const leader = { ...identity, bootId: 'b7e3bd5c-0000-4000-8000-000000000000' };
-  t.equal(await stopTree({ deploymentId, leader }, { graceMs: 0, effects }), 'gone');
+  t.equal(await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects }), 'gone');
   t.ok(isAlive(identity));
 });
 
@@ -159,9 +159,9 @@ t.test('what a leader left that exited by itself may be spared', async (t) => {
   const daemon = await start(t, ['sleep', '1000'], deploymentId);
   if (child.exitCode === null) await once(child, 'exit');
   const tree = { deploymentId, leader };
-  t.equal(await stopTree(tree, { graceMs: 0, effects, spareWhenExited: true }), 'gone');
+  t.equal(await stopTree(tree, { graceMs: () => 0, effects, spareWhenExited: true }), 'gone');
   t.ok(isAlive(daemon.identity));
-  t.equal(await stopTree(tree, { graceMs: 0, effects }), 'gone');
+  t.equal(await stopTree(tree, { graceMs: () => 0, effects }), 'gone');
   t.notOk(isAlive(daemon.identity));
 });
 
@@ -170,7 +170,7 @@ t.test('what a dead leader left in its session is found with whoever is marked t
   const script = 'env -i sleep 1000 & echo $!; sleep 1000 & echo $!';
   const left = await leftBy(t, ['sh', '-c', script], deploymentId);
   const tree = { deploymentId, leader: left.leader };
-  t.equal(await stopTree(tree, { graceMs: 10_000, effects }), 'gone');
+  t.equal(await stopTree(tree, { graceMs: () => 10_000, effects }), 'gone');
   t.strictSame(left.processes.map(isAlive), [false, false]);
 });
 
@@ -180,7 +180,7 @@ t.test(
   async (t) => {
     const left = await leftBy(t, ['sh', '-c', 'env -i sleep 1000 & echo $!'], newDeploymentId());
     const tree = { deploymentId: newDeploymentId(), leader: left.leader };
-    t.equal(await stopTree(tree, { graceMs: 10_000, effects }), 'gone');
+    t.equal(await stopTree(tree, { graceMs: () => 10_000, effects }), 'gone');
     t.strictSame(left.processes.map(isAlive), [false]);
   },
 );
@@ -198,7 +198,7 @@ t.test('nobody of a PID namespace that is younger than the command is its own', 
     const { realEffects } = await import('${source}/effects.ts');
     const leader = { processId: Number(process.argv[1]), processStartedAt: 1, bootId: bootId() };
     const alive = setInterval(() => undefined, 1_000);
-    console.log(await stopTree({ deploymentId: 'dpl_1', leader }, { graceMs: 0, effects: realEffects }));
+    console.log(await stopTree({ deploymentId: 'dpl_1', leader }, { graceMs: () => 0, effects: realEffects }));
     clearInterval(alive);`;
   const words = ['env', `PROGRAM=${program}`, 'sh', '-c', script, process.execPath];
   t.match(runInNamespace(...words), { status: 0, stdout: 'gone\nlives\n', stderr: '' });
@@ -222,7 +222,7 @@ t.test('processes that cannot be ended are told once, and waited for', async (t)
   const stopped = stopTree(
     { deploymentId, leader: identity },
     {
-      graceMs: 0,
+      graceMs: () => 0,
       effects: hurried,
       onStuck(processIds) {
         told.push(processIds);
@@ -273,7 +273,7 @@ for (const code of ['ENFILE', 'ENOMEM'] as const) {
     };
     runShort();
     const tree = { deploymentId, leader: leader.identity };
-    t.equal(await stopTree(tree, { graceMs: 50, effects: fickle }), 'ignored');
+    t.equal(await stopTree(tree, { graceMs: () => 50, effects: fickle }), 'ignored');
     t.equal(shortages, SHORTAGES);
     t.notOk(isAlive(leader.identity));
     t.notOk(isAlive(other.identity));
@@ -289,7 +289,7 @@ t.test('trees that are ended together share what is read of the machine’s proc
   }
   const processes = readdirSync('/proc').filter((name) => /^[0-9]+$/.test(name)).length;
   const readsBefore = readCalls();
-  await Promise.all(trees.map((tree) => stopTree(tree, { graceMs: 10_000, effects })));
+  await Promise.all(trees.map((tree) => stopTree(tree, { graceMs: () => 10_000, effects })));
   const reads = readCalls() - readsBefore;
   t.notOk(trees.some(({ leader }) => isAlive(leader)));
   // Each for itself makes three passes, in which it reads a file of each process.

@@ -1,10 +1,10 @@
 import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { readOutputs } from '../../src/deploy/environment.ts';
 import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
-import { run } from '../../src/deploy/run.ts';
+import { run, type StopRequest } from '../../src/deploy/run.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import {
@@ -19,6 +19,7 @@ import {
   until,
 } from '../helpers/commands.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const spawner = testSpawner(t);
@@ -301,6 +302,11 @@ t.test('a command that does its last work just before SIGTERM comes has succeede
 });
 
 t.test('a stop of the service waits 2 s for a command, whatever its own grace is', async (t) => {
+  await t.test('that runs', (t) => stopsIn2Seconds(t, []));
+  await t.test('that is being canceled', (t) => stopsIn2Seconds(t, ['user']));
+});
+
+async function stopsIn2Seconds(t: Test, before: readonly StopRequest[]): Promise<void> {
   const speed = 100;
   const effects: Effects = {
     ...realEffects,
@@ -312,19 +318,21 @@ t.test('a stop of the service waits 2 s for a command, whatever its own grace is
   const { outcome, stop } = run(
     {
       ...REQUEST,
-      deploymentId: `dpl_stop${process.pid}`,
+      deploymentId: `dpl_stop${process.pid}_${before.length}`,
       command: [fixture('ignores-sigterm')],
       killGraceMs,
     },
     { spawner, effects, onStarted() {}, onOutput: async () => ready.resolve() },
   );
   await ready.promise;
+  for (const cause of before) stop(cause);
+  await nextTurn();
   const stoppedAtMs = effects.monotonicMs();
   stop('shutdown');
-  t.strictSame(await outcome, { kind: 'interrupted' });
+  t.strictSame(await outcome, { kind: before.length > 0 ? 'canceled' : 'interrupted' });
   const stoppedForMs = effects.monotonicMs() - stoppedAtMs;
   t.ok(stoppedForMs >= 2_000 && stoppedForMs < killGraceMs, `${stoppedForMs} ms`);
-});
+}
 
 t.test('a command that catches SIGTERM may tidy up, and is canceled all the same', async (t) => {
   const command = startRun(t, spawner, [fixture('tidies-up')]);
@@ -332,6 +340,65 @@ t.test('a command that catches SIGTERM may tidy up, and is canceled all the same
   command.stop('user');
   t.strictSame(await command.outcome, { kind: 'canceled' });
   t.equal(command.output(), 'ready\ntidied up\n');
+});
+
+t.test(
+  'a command that waits for SIGTERM is canceled by it, as one that catches it is',
+  ifHas('perl'),
+  async (t) => {
+    const waits =
+      'use POSIX; my ($set, $pending) = (POSIX::SigSet->new(SIGTERM), POSIX::SigSet->new); sigprocmask(SIG_BLOCK, $set); ' +
+      '$| = 1; print "ready\\n"; do { select undef, undef, undef, 0.01; sigpending($pending) } until $pending->ismember(SIGTERM)';
+    const command = startRun(t, spawner, ['perl', '-e', waits]);
+    await command.printed('ready');
+    command.stop('user');
+    t.strictSame(await command.outcome, { kind: 'canceled' });
+  },
+);
+
+t.test(
+  'a process that traces the command and keeps its end to itself is ended',
+  ifHas('python3'),
+  async (t) => {
+    const PTRACE_SEIZE = 0x4206;
+    const traces = `import ctypes, os, time
+me, (reader, writer) = os.getpid(), os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    print("seized" if ctypes.CDLL(None).ptrace(${PTRACE_SEIZE}, me, 0, 0) == 0 else "refused", flush=True)
+    os.close(writer)
+    time.sleep(1000)
+os.close(writer)
+os.read(reader, 1)
+os._exit(0)`;
+    const command = startRun(t, spawner, ['python3', '-c', traces]);
+    const { processId } = await command.started;
+    await command.printed('\n');
+    if (command.output() === 'refused\n') t.comment('tracing is not allowed here');
+    else await until(() => stateOf(processId) === 'Z');
+    command.stop('user');
+    t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+    t.strictSame(await marked(command.deploymentId), []);
+  },
+);
+
+t.test('stopping ends a process whose first thread has ended', ifHas('python3'), async (t) => {
+  const command = startRun(t, spawner, [
+    'sh',
+    '-c',
+    `setsid -f python3 -c 'import ctypes, os, threading, time
+threading.Thread(target=lambda: (print(os.getpid(), flush=True), time.sleep(1000))).start()
+ctypes.CDLL(None).pthread_exit(0)'
+sleep 1000`,
+  ]);
+  await command.printed('\n');
+  const processId = Number(command.output());
+  await until(() => stateOf(processId) === 'Z');
+  const runaway = processIdentity(processId);
+  t.ok(runaway !== undefined && isAlive(runaway));
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'canceled' });
+  t.ok(runaway !== undefined && !isAlive(runaway));
 });
 
 t.test('a command that has ended is not canceled any more', async (t) => {
