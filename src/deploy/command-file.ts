@@ -11,6 +11,7 @@ import {
 import { access, stat } from 'node:fs/promises';
 import { delimiter, resolve } from 'node:path';
 import { codeOf } from '../errors.ts';
+import { COMMAND_PATH } from './environment.ts';
 
 /** A command to be started. */
 export interface SpawnRequest {
@@ -75,7 +76,8 @@ export function problemText(problem: StartProblem): string {
     case 'directoryClosed':
       return `the directory ${problem.path} may not be entered by this user`;
     case 'notFound':
-      return `the command ${problem.word} was not found in PATH (${problem.searchPath})`;
+      // A project's own is one of its variables, whose values nothing shows.
+      return `the command ${problem.word} was not found in PATH (${problem.searchPath === COMMAND_PATH ? COMMAND_PATH : "the project's own"})`;
     case 'commandMissing':
       return `the command ${problem.path} does not exist`;
     case 'commandHidden':

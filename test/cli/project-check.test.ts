@@ -65,7 +65,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
     [
       'a command that is not in the PATH of the project',
       () => ['--env', 'PATH=/nowhere', '--', 'true'],
-      /^the command true was not found in PATH \(\/nowhere\)$/,
+      /^the command true was not found in PATH \(the project's own\)$/,
       /--env PATH=/,
     ],
     [

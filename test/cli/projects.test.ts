@@ -296,7 +296,7 @@ t.test('it warns of what is not there yet, and of a second project of that name'
     exitCode: 0,
   });
   t.match(await davit(['admin', 'project', 'set', 'bare', '--env', `PATH=${directory}`, '--', 'none']), {
-    stderr: new RegExp(`warning: the command none was not found in PATH \\(${directory}\\)`),
+    stderr: /warning: the command none was not found in PATH \(the project's own\)/,
     exitCode: 0,
   });
   chmodSync(script, 0o755);

@@ -118,7 +118,7 @@ t.test('a command that cannot be started says why', async (t) => {
     outcomes,
     [
       'the command /no/such/command does not exist',
-      'the command no-such-command was not found in PATH (/usr/bin:/bin)',
+      "the command no-such-command was not found in PATH (the project's own)",
       'the command /alternates does not exist',
       `the command ${fixture('not-executable')} is not executable`,
       `the command ${fixture('without-its-interpreter')} begins with #!/no/such/interpreter, which does not exist or is not executable`,

@@ -150,7 +150,7 @@ t.test('what cannot be started says why, and leaves no file open', async (t) => 
   writeFileSync(join(directory, 'closed'), '#!/bin/sh\n');
   const descriptors = readdirSync('/proc/self/fd').length;
   for (const [command, cause] of [
-    [['no-such-program'], `the command no-such-program was not found in PATH (${PATH})`],
+    [['no-such-program'], `the command no-such-program was not found in PATH (the project's own)`],
     [['./missing'], `the command ${directory}/missing does not exist`],
     [['./closed'], `the command ${directory}/closed is not executable`],
     [
