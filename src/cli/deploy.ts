@@ -27,7 +27,7 @@ import {
 } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { createLogOutput } from './deployment-logs.ts';
-import { statusText, tookText } from './deployment-status.ts';
+import { deploymentText, statusText, tookText } from './deployment-status.ts';
 
 interface DeployOptions {
   url: URL;
@@ -125,20 +125,21 @@ function showCreated(deployment: Deployment, { json }: DeployOptions, context: C
     return;
   }
   // The id alone on stdout, so that $(…) takes it; the rest is for the person.
-  context.terminal.note(`deployment ${deployment.id} of ${deployment.ref}: ${statusText(deployment)}`);
+  context.terminal.note(deploymentText(deployment));
   context.terminal.print(deployment.id);
 }
 
 /** Returns when it succeeded. */
 async function awaitOutcome(
-  { id, ref, ...created }: Deployment,
+  created: Deployment,
   api: ApiClient,
   interruption: Interruption,
   options: DeployOptions,
   context: CommandContext,
 ): Promise<void> {
   const { terminal, exit } = context;
-  if (options.json !== true) terminal.note(`deployment ${id} of ${ref}: ${statusText(created)}`);
+  const { id } = created;
+  if (options.json !== true) terminal.note(deploymentText(created));
   const outcome = options.json === true ? await endOf(id, api) : await follow(id, api, interruption, context);
   if (outcome.kind === 'refused') throw refused(`${id} goes on, and cannot be followed`, outcome.refusal);
   const { status, deployment } = outcome;
@@ -148,7 +149,7 @@ async function awaitOutcome(
     const { duration_ms, message } = deployment ?? { duration_ms: null, message: null };
     const took = duration_ms === null ? '' : ` in ${tookText(duration_ms)}`;
     const how = deployment === null ? status : statusText(deployment);
-    terminal.note(`deployment ${id} of ${ref}: ${how}${took}`);
+    terminal.note(deploymentText(created, `${how}${took}`));
     if (message !== null) terminal.note(printable(message));
   }
   // Else the process would wait for an answer that changes nothing any more.

@@ -5,7 +5,7 @@ import { option } from '../options.ts';
 import { printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, stayAlive, withStore } from './command.ts';
-import { obstacleOf, statusText } from './deployment-status.ts';
+import { deploymentText, obstacleOf } from './deployment-status.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
 import type { Terminal } from './terminal.ts';
@@ -86,7 +86,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
     at = deployment.log_bytes;
     if (isTerminal(deployment.status)) {
       await output.end();
-      terminal.note(`deployment ${id} of ${deployment.ref}: ${statusText(deployment)}`);
+      terminal.note(deploymentText(deployment));
       return;
     }
     while (store.reads.instance.dataVersion() === version) await delay(LOOK_EVERY_MS, effects);

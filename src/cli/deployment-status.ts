@@ -1,15 +1,12 @@
 import type { Deployment, DeploymentStatus, Project } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
+import { printable } from '../printable.ts';
 import type { Colour } from './table.ts';
 
+type Standing = Pick<Deployment, 'status' | 'reason' | 'exit_code' | 'signal' | 'queue_position'>;
+
 /** How a deployment stands, in a few words: `failed: exit code 3`. */
-export function statusText({
-  status,
-  reason,
-  exit_code,
-  signal,
-  queue_position,
-}: Pick<Deployment, 'status' | 'reason' | 'exit_code' | 'signal' | 'queue_position'>): string {
+export function statusText({ status, reason, exit_code, signal, queue_position }: Standing): string {
   if (queue_position !== null) return `${status}, number ${queue_position}`;
   switch (reason) {
     case null:
@@ -22,6 +19,14 @@ export function statusText({
     default:
       return `${status}: ${reason.replaceAll('_', ' ')}`;
   }
+}
+
+/** Which deployment stands how, in one line that no terminal obeys, whoever told of it. */
+export function deploymentText(
+  deployment: Standing & Pick<Deployment, 'id' | 'ref'>,
+  how = statusText(deployment),
+): string {
+  return printable(`deployment ${deployment.id} of ${deployment.ref}: ${how}`);
 }
 
 /** The colour of a status, wherever it stands. */

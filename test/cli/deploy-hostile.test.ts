@@ -1,0 +1,67 @@
+import t, { type Test } from 'tap';
+import { runHere } from '../helpers/cli.ts';
+import { type Answer, startReceiver, status } from '../helpers/receiver.ts';
+
+/** What a terminal obeys, in every form that JSON lets through: ESC, BEL, CR, LF, a C1 control, a turn of direction. */
+const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
+const SHOWN = '\\x1b]0;owned\\x07\\x0d\\x0a\\x9b2J\\u202e';
+
+const QUEUED = {
+  id: 'dpl_1',
+  ref: 'main',
+  status: 'queued',
+  reason: null,
+  message: null,
+  duration_ms: null,
+  exit_code: null,
+  signal: null,
+  queue_position: 1,
+};
+const FAILED = { ...QUEUED, status: 'failed', reason: 'exit_code', exit_code: 3, queue_position: null };
+const REFUSED = { error: { code: 'forbidden', message: 'it may not', request_id: 'req_1' } };
+
+t.test('what a service says of a deployment is shown, and not obeyed', async (t) => {
+  const made = { ...QUEUED, ref: OBEYED, status: OBEYED };
+  t.strictSame(await answered(t, [], json(201, made)), {
+    stdout: 'dpl_1\n',
+    stderr: `deployment dpl_1 of ${SHOWN}: ${SHOWN}, number 1\n`,
+    exitCode: 0,
+  });
+  for (const [end, how] of [
+    [{ reason: OBEYED }, SHOWN],
+    [{ reason: 'signal', signal: OBEYED }, SHOWN],
+    [{ message: OBEYED }, `exit code 3\n${SHOWN}`],
+  ] as const) {
+    const { stderr } = await answered(
+      t,
+      ['--wait'],
+      json(201, QUEUED),
+      json(403, REFUSED),
+      json(200, { ...FAILED, ...end }),
+    );
+    t.equal(
+      stderr.split('(logs:read): waiting for the end without them\n')[1],
+      `deployment dpl_1 of main: failed: ${how}\n`,
+    );
+  }
+});
+
+t.test('--json prints the same value, in characters that no terminal obeys', async (t) => {
+  const made = { ...QUEUED, ref: OBEYED, [OBEYED]: [OBEYED] };
+  const { stdout, stderr } = await answered(t, ['--json'], json(201, made));
+  t.strictSame(JSON.parse(stdout), made);
+  t.match(stdout, /^[\n\x20-\x7e]+$/);
+  t.equal(stderr, '');
+});
+
+/** `davit deploy` of a service that answers with these, one after the other. */
+async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
+  const { port } = await startReceiver(t, { answers });
+  return await runHere(['deploy', 'prj_1', 'main', '--url', `http://127.0.0.1:${port}`, ...words], {
+    environment: { DAVIT_KEY: 'davit_key' },
+  });
+}
+
+function json(code: number, body: unknown): Answer {
+  return status(code, { body: JSON.stringify(body) });
+}
