@@ -242,10 +242,10 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
 
 /** Undefined where somebody else than davit wrote it. */
 function errorIn(text: string): { code: string; message: string; request_id: string } | undefined {
-  const { error } = Object(parsed(text)) as {
-    error?: { code: string; message: string; request_id: string };
-  };
-  return error?.request_id === undefined ? undefined : error;
+  const { code, message, request_id } = Object(Object(parsed(text)).error) as Record<string, unknown>;
+  if (typeof code !== 'string' || typeof message !== 'string' || typeof request_id !== 'string')
+    return undefined;
+  return { code, message, request_id };
 }
 
 /** A proxy, or whatever else is at that place. */

@@ -54,6 +54,20 @@ t.test('--json prints the same value, in characters that no terminal obeys', asy
   t.equal(stderr, '');
 });
 
+t.test('an error whose message is no text has none', async (t) => {
+  for (const message of [7, null, { toString: 1 }, ['no']]) {
+    const error = { ...REFUSED.error, message };
+    t.match(await answered(t, ['--retry-for', '0'], json(503, { error })), {
+      stderr: /^error: 127\.0\.0\.1:\d+ answers 503, and --retry-for is over: gave up\n$/,
+      exitCode: 1,
+    });
+    t.match(await answered(t, [], json(400, { error })), {
+      stderr: /^error: not deployed: \S+ was answered with 400, and not by davit: is the URL right\?\n$/,
+      exitCode: 1,
+    });
+  }
+});
+
 /** `davit deploy` of a service that answers with these, one after the other. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });
