@@ -66,6 +66,8 @@ const SILENCE_TIMEOUT_MS = 60_000;
 
 /** davit's own have less. */
 const REFUSAL_MAX_BYTES = 16 * 1024;
+/** The same: 100 outputs of 4 KiB, of which JSON makes six times as much at most, and a few words. */
+const ANSWER_MAX_BYTES = 4 * 1024 * 1024;
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
@@ -94,7 +96,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
 
     async call<Body>(asked: ApiRequest) {
       return await persistently(asked, async (response): Promise<ApiAnswer<Body>> => {
-        const text = await response.body.text();
+        const text = await beginningOf(response);
         if (!isSuccess(response)) return refusalOf(response, text, asked);
         const body = parsed(text);
         return body === undefined ? notDavit(response, asked) : { ok: true, body: body as Body };
@@ -105,7 +107,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       return await persistently(asked, async (response) =>
         isSuccess(response)
           ? { ok: true, body: response.body }
-          : refusalOf(response, await response.body.text(), asked),
+          : refusalOf(response, await beginningOf(response), asked),
       );
     },
 
@@ -126,7 +128,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       try {
         const response = await send(asked);
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
-        why = refusedForNow(response, await beginningOf(response.body), watched.placeOf(baseUrl.host));
+        why = refusedForNow(response, await beginningOf(response), watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
@@ -199,13 +201,14 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
 }
 
 /** Whoever answers in davit's place may have very much to say. */
-async function beginningOf(body: AsyncIterable<Uint8Array>): Promise<string> {
+async function beginningOf(response: Dispatcher.ResponseData): Promise<string> {
+  const maxBytes = isSuccess(response) ? ANSWER_MAX_BYTES : REFUSAL_MAX_BYTES;
   const pieces: Uint8Array[] = [];
   let bytes = 0;
-  for await (const piece of body) {
+  for await (const piece of response.body) {
     pieces.push(piece);
     bytes += piece.length;
-    if (bytes > REFUSAL_MAX_BYTES) break;
+    if (bytes > maxBytes) break;
   }
   return Buffer.concat(pieces).toString();
 }

@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap';
+import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../../src/domain.ts';
 import { runHere } from '../helpers/cli.ts';
-import { type Answer, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, endless, startReceiver, status } from '../helpers/receiver.ts';
 
 /** What a terminal obeys, in every form that JSON lets through: ESC, BEL, CR, LF, a C1 control, a turn of direction. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
@@ -66,6 +67,32 @@ t.test('an error whose message is no text has none', async (t) => {
       exitCode: 1,
     });
   }
+});
+
+t.test('of an answer that does not end no more is read than davit ever says', async (t) => {
+  for (const code of [201, 400, 503]) {
+    t.match(await answered(t, ['--retry-for', '0'], endless(code)), {
+      stdout: '',
+      stderr: new RegExp(`^error: .* (?:answered with|answers) ${code}, and [^\\n]+\\n$`),
+      exitCode: 1,
+    });
+  }
+  for (const answers of [[endless(400)], [json(403, REFUSED), endless(200)]]) {
+    t.match(await answered(t, ['--wait'], json(201, QUEUED), ...answers), {
+      stderr: /error: dpl_1 goes on, and cannot be followed: \S+ was answered with \d+, and not by davit/,
+      exitCode: 1,
+    });
+  }
+});
+
+t.test('the longest deployment that there is is read whole', async (t) => {
+  const value = '\u0001'.repeat(OUTPUT_VALUE_MAX_BYTES);
+  const names = Array.from({ length: OUTPUTS_MAX }, (_, index) =>
+    `${index}`.padStart(OUTPUT_NAME_MAX_LENGTH, '_'),
+  );
+  const made = { ...QUEUED, outputs: Object.fromEntries(names.map((name) => [name, value])) };
+  const { stdout } = await answered(t, ['--json'], json(201, made));
+  t.strictSame(JSON.parse(stdout), made);
 });
 
 /** `davit deploy` of a service that answers with these, one after the other. */
