@@ -1,4 +1,5 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
+import { delay, type Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { type ApiAnswer, type ApiClient, type ApiRefusal, isDropped, type Patience } from './api-client.ts';
 import type { LogOutput } from './deployment-logs.ts';
@@ -60,13 +61,19 @@ async function* heard(
   }
 }
 
+/** At most: one may answer before there is an end, or with a status that only a later davit knows. */
+const ASK_EVERY_MS = 1_000;
+
 /** Waits for the end of a deployment without its log. */
-export async function awaitEnd(id: DeploymentId, api: ApiClient): Promise<Outcome> {
+export async function awaitEnd(id: DeploymentId, api: ApiClient, effects: Effects): Promise<Outcome> {
   for (;;) {
+    const askedAtMs = effects.monotonicMs();
     const answer = await deploymentOf(id, api, '?wait=60');
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     const { body } = answer;
     if (isTerminal(body.status)) return { kind: 'ended', status: body.status, deployment: body };
+    const leftMs = askedAtMs + ASK_EVERY_MS - effects.monotonicMs();
+    if (leftMs > 0) await delay(leftMs, effects);
   }
 }
 

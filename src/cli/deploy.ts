@@ -140,7 +140,8 @@ async function awaitOutcome(
   const { terminal, exit } = context;
   const { id } = created;
   if (options.json !== true) terminal.note(deploymentText(created));
-  const outcome = options.json === true ? await endOf(id, api) : await follow(id, api, interruption, context);
+  const outcome =
+    options.json === true ? await endOf(id, api, context) : await follow(id, api, interruption, context);
   if (outcome.kind === 'refused') throw refused(`${id} goes on, and cannot be followed`, outcome.refusal);
   const { status, deployment } = outcome;
   if (options.json === true) {
@@ -161,7 +162,7 @@ async function follow(
   id: DeploymentId,
   api: ApiClient,
   interruption: Interruption,
-  { terminal }: CommandContext,
+  { terminal, effects }: CommandContext,
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
   const output = createLogOutput(terminal);
@@ -169,12 +170,12 @@ async function follow(
   await output.end();
   if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
   terminal.note('the key may not read logs (logs:read): waiting for the end without them');
-  return await awaitEnd(id, api);
+  return await awaitEnd(id, api, effects);
 }
 
-async function endOf(id: DeploymentId, api: ApiClient): Promise<Outcome> {
+async function endOf(id: DeploymentId, api: ApiClient, { effects }: CommandContext): Promise<Outcome> {
   const { awaitEnd } = await import('./deploy-follow.ts');
-  return await awaitEnd(id, api);
+  return await awaitEnd(id, api, effects);
 }
 
 interface Interruption {

@@ -4,6 +4,7 @@ import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
 import type { LogOutput } from '../../src/cli/deployment-logs.ts';
 import type { DeploymentId } from '../../src/domain.ts';
 import { AppError } from '../../src/errors.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 
 const ID = 'dpl_test' as DeploymentId;
 const GREETING = 'retry: 1000\n\n';
@@ -68,18 +69,28 @@ t.test('what is no dropped connection is not tried again', async (t) => {
 });
 
 t.test('the end of a deployment is waited for as long as it takes', async (t) => {
+  const effects = fakeEffects();
   const asked: string[] = [];
   const statuses = ['queued', 'running', 'failed'];
   const api = apiOf({
     call: async ({ path }) => {
       asked.push(path);
+      effects.advance(60_000);
       return { ok: true, body: { status: statuses.shift() } as never };
     },
   });
-  t.match(await awaitEnd(ID, api), { kind: 'ended', status: 'failed', deployment: { status: 'failed' } });
+  t.match(await awaitEnd(ID, api, effects), {
+    kind: 'ended',
+    status: 'failed',
+    deployment: { status: 'failed' },
+  });
   t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=60'));
+  t.equal(effects.monotonicMs(), 180_000);
   const refusal = { ok: false as const, status: 403, message: 'it may not' };
-  t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal })), { kind: 'refused', refusal });
+  t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal }), effects), {
+    kind: 'refused',
+    refusal,
+  });
 });
 
 t.test('an end that was told counts, also of a service that is away by then', async (t) => {

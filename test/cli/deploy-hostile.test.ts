@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap';
 import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../../src/domain.ts';
 import { runHere } from '../helpers/cli.ts';
+import { fakeEffects, hurried } from '../helpers/effects.ts';
 import { type Answer, endless, startReceiver, status } from '../helpers/receiver.ts';
 
 /** What a terminal obeys, in every form that JSON lets through: ESC, BEL, CR, LF, a C1 control, a turn of direction. */
@@ -27,6 +28,7 @@ t.test('what a service says of a deployment is shown, and not obeyed', async (t)
     stdout: 'dpl_1\n',
     stderr: `deployment dpl_1 of ${SHOWN}: ${SHOWN}, number 1\n`,
     exitCode: 0,
+    waitedMs: 0,
   });
   for (const [end, how] of [
     [{ reason: OBEYED }, SHOWN],
@@ -95,12 +97,28 @@ t.test('the longest deployment that there is is read whole', async (t) => {
   t.strictSame(JSON.parse(stdout), made);
 });
 
-/** `davit deploy` of a service that answers with these, one after the other. */
+t.test('a service that keeps nobody waiting is asked once a second', async (t) => {
+  const early = json(200, { ...QUEUED, status: 'pondering' });
+  const { stdout, waitedMs } = await answered(
+    t,
+    ['--wait', '--json'],
+    json(201, QUEUED),
+    ...Array(4).fill(early),
+    json(200, FAILED),
+  );
+  t.match(JSON.parse(stdout), { status: 'failed' });
+  t.equal(waitedMs, 4_000);
+});
+
+/** `davit deploy` of a service that answers with these, one after the other; on a clock of its own. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });
-  return await runHere(['deploy', 'prj_1', 'main', '--url', `http://127.0.0.1:${port}`, ...words], {
+  const effects = fakeEffects();
+  const result = await runHere(['deploy', 'prj_1', 'main', '--url', `http://127.0.0.1:${port}`, ...words], {
     environment: { DAVIT_KEY: 'davit_key' },
+    effects: hurried(effects),
   });
+  return { ...result, waitedMs: effects.monotonicMs() };
 }
 
 function json(code: number, body: unknown): Answer {

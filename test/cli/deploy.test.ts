@@ -13,7 +13,7 @@ import {
   servedDeployments,
   untilFile,
 } from '../helpers/deploy-client.ts';
-import { fakeEffects } from '../helpers/effects.ts';
+import { fakeEffects, hurried } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { raw, startReceiver } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
@@ -147,13 +147,7 @@ t.test('the last try is made when the time that is given is over', async (t) => 
       ['deploy', 'prj_1', 'main', '--url', 'http://127.0.0.1:1', '--retry-for', retryFor],
       {
         environment: { DAVIT_KEY: 'davit_key' },
-        effects: {
-          ...effects,
-          after(delayMs, action) {
-            setImmediate(() => effects.advance(delayMs));
-            return effects.after(delayMs, action);
-          },
-        },
+        effects: hurried(effects),
       },
     );
     t.equal(exitCode, 1);

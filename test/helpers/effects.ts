@@ -47,6 +47,17 @@ export function fakeEffects(startMs = Date.parse('2026-11-21T08:00:00.000Z')): F
   };
 }
 
+/** Whoever waits on this clock has waited as soon as all that is under way had its turn. */
+export function hurried(effects: FakeEffects): Effects {
+  return {
+    ...effects,
+    after(delayMs, action) {
+      setImmediate(() => effects.advance(delayMs));
+      return effects.after(delayMs, action);
+    },
+  };
+}
+
 /** Real timers keep no process alive: for a test that waits for one and for nothing else. */
 export function stayAlive(t: Test): void {
   const held = setInterval(() => {}, 60_000);
