@@ -261,7 +261,7 @@ function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest)
 }
 
 /** Undefined for what is no JSON, or nothing. */
-function parsed(text: string): unknown {
+export function parsed(text: string): unknown {
   try {
     return JSON.parse(text) ?? undefined;
   } catch {

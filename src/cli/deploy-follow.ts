@@ -1,9 +1,16 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { type ApiAnswer, type ApiClient, type ApiRefusal, isDropped, type Patience } from './api-client.ts';
+import {
+  type ApiAnswer,
+  type ApiClient,
+  type ApiRefusal,
+  isDropped,
+  type Patience,
+  parsed,
+} from './api-client.ts';
 import type { LogOutput } from './deployment-logs.ts';
-import { readEvents } from './event-stream.ts';
+import { readEvents, type ServerEvent } from './event-stream.ts';
 
 export type Outcome =
   | { kind: 'ended'; status: TerminalStatus; deployment: Deployment | null }
@@ -33,7 +40,8 @@ export async function followLog(
       for await (const event of readEvents(heard(answer.body, patience))) {
         patience.reset();
         lastEventId = event.lastEventId || lastEventId;
-        if (event.type === 'end') return await ended(id, api, event.data);
+        const status = endIn(event);
+        if (status !== undefined) return await ended(id, api, status);
         if (event.type !== 'message' || !isRead) continue;
         await mayWrite();
         isRead = await output.write(Buffer.from(event.data));
@@ -77,9 +85,15 @@ export async function awaitEnd(id: DeploymentId, api: ApiClient, effects: Effect
   }
 }
 
+/** Undefined for an event that tells of none. */
+function endIn({ type, data }: ServerEvent): TerminalStatus | undefined {
+  if (type !== 'end') return undefined;
+  const { status } = Object(parsed(data)) as Pick<Deployment, 'status'>;
+  return isTerminal(status) ? status : undefined;
+}
+
 /** How it ended is said already: a service that is away by now, as one that was just deployed itself, only says no more of it. */
-async function ended(id: DeploymentId, api: ApiClient, data: string): Promise<Outcome> {
-  const { status } = JSON.parse(data) as { status: TerminalStatus };
+async function ended(id: DeploymentId, api: ApiClient, status: TerminalStatus): Promise<Outcome> {
   const answer = await deploymentOf(id, api, '').catch((error) => {
     if (error instanceof AppError && error.code === 'unavailable') return undefined;
     throw error;

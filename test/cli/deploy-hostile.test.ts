@@ -110,6 +110,23 @@ t.test('a service that keeps nobody waiting is asked once a second', async (t) =
   t.equal(waitedMs, 4_000);
 });
 
+t.test('an end that tells of none is no end', async (t) => {
+  const { stderr, exitCode } = await answered(
+    t,
+    ['--wait'],
+    json(201, QUEUED),
+    events(`event: end\ndata: ${OBEYED.replace(/[\r\n]/g, '')}\n\n`),
+    events('event: end\ndata: {"status":"running"}\n\n'),
+    events('event: end\ndata: {"status":"failed"}\n\n'),
+    json(200, FAILED),
+  );
+  t.match(
+    stderr,
+    /(?:the connection ended before the deployment did: trying again in \d+ms\n){2}.*: failed: exit code 3\n$/,
+  );
+  t.equal(exitCode, 1);
+});
+
 /** `davit deploy` of a service that answers with these, one after the other; on a clock of its own. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });
@@ -123,4 +140,8 @@ async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer
 
 function json(code: number, body: unknown): Answer {
   return status(code, { body: JSON.stringify(body) });
+}
+
+function events(body: string): Answer {
+  return status(200, { headers: { 'Content-Type': 'text/event-stream' }, body });
 }
