@@ -1,3 +1,5 @@
+import { AppError } from '../errors.ts';
+
 export interface ServerEvent {
   type: string;
   data: string;
@@ -5,21 +7,27 @@ export interface ServerEvent {
   lastEventId: string;
 }
 
+/** davit's own are of 16 KiB of a log at most. */
+const EVENT_MAX_LENGTH = 256 * 1024;
+
 /**
  * The events of a text/event-stream, as a browser reads it (WHATWG HTML, section 9.2.6). Ends with the bytes; what
- * they break off within is no event. A comment, such as a heartbeat, gives nothing.
+ * they break off within is no event. A comment, such as a heartbeat, gives nothing. Throws AppError `conflict` for one
+ * that goes on and on.
  */
 export async function* readEvents(
   bytes: AsyncIterable<Uint8Array>,
 ): AsyncGenerator<ServerEvent, void, undefined> {
   let type = '';
   let data: string[] = [];
+  let length = 0;
   let lastEventId = '';
   for await (const line of readLines(bytes)) {
     if (line === '') {
       if (data.length > 0) yield { type: type || 'message', data: data.join('\n'), lastEventId };
       type = '';
       data = [];
+      length = 0;
       continue;
     }
     const [, field = '', value = ''] = /^([^:]*):? ?(.*)$/s.exec(line) ?? [];
@@ -29,6 +37,8 @@ export async function* readEvents(
         break;
       case 'data':
         data.push(value);
+        length += value.length + 1;
+        checkLength(length);
         break;
       case 'id':
         if (!value.includes('\0')) lastEventId = value;
@@ -47,6 +57,12 @@ async function* readLines(bytes: AsyncIterable<Uint8Array>): AsyncGenerator<stri
     // A CR at the very end may be the half of a CR LF.
     const lines = rest.split(/\r\n|\n|\r(?!$)/);
     rest = lines.pop() ?? '';
+    checkLength(rest.length);
     yield* lines;
   }
+}
+
+function checkLength(length: number): void {
+  if (length <= EVENT_MAX_LENGTH) return;
+  throw new AppError('conflict', 'what comes in place of the log is not of davit: is the URL right?');
 }

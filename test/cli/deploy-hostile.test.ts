@@ -127,6 +127,16 @@ t.test('an end that tells of none is no end', async (t) => {
   t.equal(exitCode, 1);
 });
 
+t.test('a log whose events do not end is not read on and on', async (t) => {
+  for (const line of ['x', 'data: x\n']) {
+    t.match(await answered(t, ['--wait'], json(201, QUEUED), endless(200, line)), {
+      stdout: '',
+      stderr: /\nerror: what comes in place of the log is not of davit: is the URL right\?\n$/,
+      exitCode: 1,
+    });
+  }
+});
+
 /** `davit deploy` of a service that answers with these, one after the other; on a clock of its own. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });

@@ -170,10 +170,10 @@ export function unfinished(code: number, beginning: string): Answer {
   return (response) => response.writeHead(code).write(beginning);
 }
 
-/** As much as the reader takes, for ever. */
-export function endless(code: number): Answer {
+/** As much of this as the reader takes, for ever. */
+export function endless(code: number, text = 'x'): Answer {
   return (response) => {
-    const piece = Buffer.alloc(1024, 'x');
+    const piece = Buffer.alloc(1024, text);
     const pour = () => {
       while (!response.destroyed && response.write(piece));
     };
