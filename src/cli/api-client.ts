@@ -1,6 +1,7 @@
 import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
+import { type Deployment, parseId } from '../domain.ts';
 import { delay } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
@@ -38,8 +39,8 @@ export interface ApiRefusal {
 }
 
 export interface ApiClient {
-  /** Throws AppError `unavailable` when nothing came of it for all the time that was given. */
-  call<Body>(request: ApiRequest): Promise<ApiAnswer<Body>>;
+  /** What is answered with a deployment. Throws AppError `unavailable` when nothing came of it for all the time that was given. */
+  call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
   /** The same for an answer that goes on and on. What breaks it off is thrown while it is read: see `isDropped`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
@@ -94,12 +95,12 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   return {
     patience,
 
-    async call<Body>(asked: ApiRequest) {
-      return await persistently(asked, async (response): Promise<ApiAnswer<Body>> => {
+    async call(asked) {
+      return await persistently(asked, async (response) => {
         const text = await beginningOf(response);
         if (!isSuccess(response)) return refusalOf(response, text, asked);
         const body = parsed(text);
-        return body === undefined ? notDavit(response, asked) : { ok: true, body: body as Body };
+        return isDeployment(body) ? { ok: true, body } : notDavit(response, asked);
       });
     },
 
@@ -258,6 +259,19 @@ function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest)
     status: statusCode,
     message: `${path} was answered with ${statusCode}, and not by davit: is the URL right?`,
   };
+}
+
+/** As far as it is looked into: its words may be those of a later davit. */
+function isDeployment(value: unknown): value is Deployment {
+  const told = Object(value) as Record<keyof Deployment, unknown>;
+  return (
+    parseId('dpl', told.id) !== undefined &&
+    [told.ref, told.status].every((one) => typeof one === 'string') &&
+    [told.reason, told.message, told.signal].every((one) => one === null || typeof one === 'string') &&
+    [told.duration_ms, told.exit_code, told.queue_position].every(
+      (one) => one === null || Number.isFinite(one),
+    )
+  );
 }
 
 /** Undefined for what is no JSON, or nothing. */

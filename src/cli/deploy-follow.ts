@@ -102,5 +102,5 @@ async function ended(id: DeploymentId, api: ApiClient, status: TerminalStatus): 
 }
 
 function deploymentOf(id: DeploymentId, api: ApiClient, query: string): Promise<ApiAnswer<Deployment>> {
-  return api.call<Deployment>({ method: 'GET', path: `/v2/deployments/${id}${query}` });
+  return api.call({ method: 'GET', path: `/v2/deployments/${id}${query}` });
 }

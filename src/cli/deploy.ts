@@ -99,15 +99,13 @@ async function deploy(
   const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);
   const interruption = onInterruption(api, idempotencyKey, options, context);
   try {
-    const created = await api.call<Deployment>({
+    const created = await api.call({
       method: 'POST',
       path: `/v2/projects/${projectId}/deployments`,
       headers: { 'Idempotency-Key': idempotencyKey },
       body: { ref },
     });
     if (!created.ok) throw refused('not deployed', created);
-    if (parseId('dpl', created.body.id) === undefined)
-      throw new AppError('conflict', 'not deployed: the answer is not of davit: is the URL right?');
     interruption.created(created.body.id);
     if (options.wait === true || interruption.isCanceling()) {
       await awaitOutcome(created.body, api, interruption, options, context);

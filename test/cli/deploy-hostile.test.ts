@@ -137,6 +137,33 @@ t.test('a log whose events do not end is not read on and on', async (t) => {
   }
 });
 
+t.test('what is no deployment is none of davit', async (t) => {
+  const changes = [
+    { id: '7' },
+    { ref: undefined },
+    { status: { toString: 1 } },
+    { reason: 7 },
+    { signal: ['SIGKILL'] },
+    { message: 7 },
+    { queue_position: OBEYED },
+    { duration_ms: OBEYED },
+    { exit_code: OBEYED },
+  ];
+  for (const change of changes) {
+    t.match(await answered(t, [], json(201, { ...QUEUED, ...change })), {
+      stdout: '',
+      stderr: /^error: not deployed: \S+ was answered with 201, and not by davit: is the URL right\?\n$/,
+      exitCode: 1,
+    });
+    const ended = json(200, { ...FAILED, ...change });
+    t.match(await answered(t, ['--wait', '--json'], json(201, QUEUED), ended), {
+      stdout: '',
+      stderr: /^error: dpl_1 goes on, and cannot be followed: \S+ was answered with 200, and not by davit/,
+      exitCode: 1,
+    });
+  }
+});
+
 /** `davit deploy` of a service that answers with these, one after the other; on a clock of its own. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });

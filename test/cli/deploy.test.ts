@@ -282,7 +282,10 @@ t.test('what no further try mends is said at once', async (t) => {
     [elsewhere.url, /the service is elsewhere \(301\): https:\/\/deploy\.example\.com\//],
     [`http://127.0.0.1:${notHttp.port}`, /does not answer in HTTP: is the URL right\?/],
     [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],
-    [`http://127.0.0.1:${likeDavit.port}`, /not deployed: the answer is not of davit: is the URL right\?/],
+    [
+      `http://127.0.0.1:${likeDavit.port}`,
+      /not deployed: \S+ was answered with 201, and not by davit: is the URL right\?/,
+    ],
   ];
   for (const [url, message] of cases) {
     const { stderr, exitCode } = await run(['deploy', 'prj_1', 'main', '--url', url], {
