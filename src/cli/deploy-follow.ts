@@ -39,7 +39,8 @@ export async function followLog(
     try {
       for await (const event of readEvents(heard(answer.body, patience))) {
         patience.reset();
-        lastEventId = event.lastEventId || lastEventId;
+        // It becomes a header, which not every text can stand in.
+        if (/^\d+$/.test(event.lastEventId)) lastEventId = event.lastEventId;
         const status = endIn(event);
         if (status !== undefined) return await ended(id, api, status);
         if (event.type !== 'message' || !isRead) continue;

@@ -127,6 +127,19 @@ t.test('an end that tells of none is no end', async (t) => {
   t.equal(exitCode, 1);
 });
 
+t.test('a place that no log of davit has is not gone on from', async (t) => {
+  const { stdout, stderr } = await answered(
+    t,
+    ['--wait'],
+    json(201, QUEUED),
+    events('id: \u0001\ndata: one\ndata:\n\n'),
+    events('data: two\ndata:\n\nevent: end\ndata: {"status":"failed"}\n\n'),
+    json(200, FAILED),
+  );
+  t.equal(stdout, 'one\ntwo\n');
+  t.match(stderr, /: failed: exit code 3\n$/);
+});
+
 t.test('a log whose events do not end is not read on and on', async (t) => {
   for (const line of ['x', 'data: x\n']) {
     t.match(await answered(t, ['--wait'], json(201, QUEUED), endless(200, line)), {
