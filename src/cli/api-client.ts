@@ -308,6 +308,8 @@ function explanationOf(error: unknown, place: string): string | undefined {
   if (error instanceof errors.ClientDestroyedError) return `${place} is asked nothing more`;
   if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
   if (error instanceof errors.HTTPParserError) return `${place} does not answer in HTTP: is the URL right?`;
+  if (error instanceof errors.HeadersOverflowError)
+    return `${place} does not answer as davit does: is the URL right?`;
   if (/SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)/.test(code)) {
     return `${place} does not speak TLS: is it http:// in place of https://?`;
   }

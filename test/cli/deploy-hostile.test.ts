@@ -87,6 +87,14 @@ t.test('of an answer that does not end no more is read than davit ever says', as
   }
 });
 
+t.test('who answers with more headers than davit ever has is not davit', async (t) => {
+  const tooLong = { 'X-Long': 'x'.repeat(40_000) };
+  t.match(await answered(t, [], status(201, { headers: tooLong })), {
+    stderr: /^error: 127\.0\.0\.1:\d+ does not answer as davit does: is the URL right\?\n$/,
+    exitCode: 1,
+  });
+});
+
 t.test('the longest deployment that there is is read whole', async (t) => {
   const value = '\u0001'.repeat(OUTPUT_VALUE_MAX_BYTES);
   const names = Array.from({ length: OUTPUTS_MAX }, (_, index) =>
