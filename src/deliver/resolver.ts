@@ -17,16 +17,31 @@ export type Resolve = (hostname: string, reputation: Reputation) => Promise<read
  * Of libuv's threads half, 32, may wait for names at the same time, and a name that no server answers for keeps one for
  * 10 s and more, whatever became of the attempt. So names of which it is not known that they are answered for at once
  * have a share for each reputation of their receivers: a hundred dead names that are new do not hold up those that
- * were sent to before davit was started anew. All other names always find a thread.
+ * were sent to before davit was started anew. All other names go at once.
  */
 const SHARE = 8;
 const LONG_MS = 2_000;
-const KNOWN_MAX = 1_000;
+const REMEMBERED_MAX = 1_000;
+
+/**
+ * Names that were answered for until now, and are not any more, may take all of the threads. Then the others are sent to
+ * where they were before, as RFC 8767 has it in section 5; who has moved says so by an answer.
+ */
+const STALE_AFTER_MS = 1_800;
+const STALE_MAX_MS = 60 * 60_000;
 
 interface Look {
   answer: Promise<readonly LookupAddress[]>;
   /** When somebody wanted it last; on the clock that never jumps. */
   wantedAtMs: number;
+}
+
+/** What came of a name the last time. */
+interface Remembered {
+  wasQuick: boolean;
+  /** The latest that it stood for, and when that was. */
+  addresses: readonly LookupAddress[];
+  atMs: number;
 }
 
 /**
@@ -37,15 +52,16 @@ interface Look {
 export function createResolver(
   ask: Ask = askSystem,
   patienceMs: number,
-  effects: Pick<Effects, 'monotonicMs'>,
+  effects: Pick<Effects, 'monotonicMs' | 'after'>,
 ): Resolve {
-  /** Names that were answered for at once the last time. */
-  const known = new Map<string, true>();
+  const remembered = new Map<string, Remembered>();
   const shares = { proven: createShare(), unproven: createShare(), failing: createShare() };
   const free = { looks: new Map<string, Look>(), places: undefined };
 
-  return (hostname, reputation) => {
-    const share = known.has(hostname) ? free : shares[reputation];
+  return (hostname, reputation) => orStale(hostname, lookUp(hostname, reputation));
+
+  function lookUp(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
+    const share = remembered.get(hostname)?.wasQuick === true ? free : shares[reputation];
     const wantedAtMs = effects.monotonicMs();
     const shared = share.looks.get(hostname);
     if (shared !== undefined) {
@@ -56,7 +72,7 @@ export function createResolver(
     look.answer = resolve(hostname, look, share.places).finally(() => share.looks.delete(hostname));
     share.looks.set(hostname, look);
     return look.answer;
-  };
+  }
 
   async function resolve(
     hostname: string,
@@ -67,15 +83,43 @@ export function createResolver(
     try {
       const startedAtMs = effects.monotonicMs();
       if (startedAtMs - look.wantedAtMs > patienceMs) throw new Error('nobody waits for it any more');
+      const wasQuick = () => effects.monotonicMs() - startedAtMs < LONG_MS;
       try {
-        return await ask(hostname);
-      } finally {
-        if (effects.monotonicMs() - startedAtMs >= LONG_MS) known.delete(hostname);
-        else putLatest(known, hostname, true, KNOWN_MAX);
+        const addresses = await ask(hostname);
+        remember(hostname, { wasQuick: wasQuick(), addresses, atMs: effects.monotonicMs() });
+        return addresses;
+      } catch (error) {
+        const { addresses = [], atMs = 0 } = remembered.get(hostname) ?? {};
+        remember(hostname, { wasQuick: wasQuick(), addresses, atMs });
+        throw error;
       }
     } finally {
       places?.release();
     }
+  }
+
+  function remember(hostname: string, what: Remembered): void {
+    putLatest(remembered, hostname, what, REMEMBERED_MAX);
+  }
+
+  function orStale(
+    hostname: string,
+    answer: Promise<readonly LookupAddress[]>,
+  ): Promise<readonly LookupAddress[]> {
+    if (staleOf(hostname).length === 0) return answer;
+    const { promise, resolve } = Promise.withResolvers<readonly LookupAddress[]>();
+    const cancel = effects.after(STALE_AFTER_MS, () => {
+      const addresses = staleOf(hostname);
+      if (addresses.length > 0) resolve(addresses);
+    });
+    void answer.finally(cancel).then(resolve, () => resolve(answer));
+    return promise;
+  }
+
+  /** None if it was not answered for lately. */
+  function staleOf(hostname: string): readonly LookupAddress[] {
+    const { addresses = [], atMs = 0 } = remembered.get(hostname) ?? {};
+    return effects.monotonicMs() - atMs <= STALE_MAX_MS ? addresses : [];
   }
 }
 

@@ -126,6 +126,29 @@ t.test('a known name that is answered for late is like a new one from then on', 
   t.not(asked.at(-1), 'known.example');
 });
 
+t.test('a name that was answered for stands for the same when nobody answers', async (t) => {
+  const { resolve, asked, answer, effects } = newResolver();
+  const first = resolve('one.example', 'proven');
+  await nextTurn();
+  answer('one.example');
+  await first;
+  const silent = resolve('one.example', 'proven');
+  const fresh = resolve('two.example', 'proven');
+  effects.advance(1_799);
+  t.equal(await Promise.race([silent, nextTurn('none yet')]), 'none yet');
+  effects.advance(1);
+  t.strictSame(await silent, ANSWER);
+  t.equal(await Promise.race([fresh, nextTurn('none')]), 'none', 'of another nothing is known');
+  const again = resolve('one.example', 'proven');
+  t.equal(asked.length, 3, 'the look that is under way is shared');
+  effects.advance(1_800);
+  t.strictSame(await again, ANSWER);
+  effects.advance(60 * 60_000);
+  const late = resolve('one.example', 'proven');
+  effects.advance(1_800);
+  t.equal(await Promise.race([late, nextTurn('none')]), 'none', 'but not for ever');
+});
+
 t.test('the system is asked for all addresses of a name', async (t) => {
   const resolve = createResolver(undefined, PATIENCE_MS, fakeEffects());
   const addresses = await resolve('localhost', 'unproven');
