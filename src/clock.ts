@@ -35,6 +35,17 @@ export interface ClockSettings {
   add(byMs: number, nowMs: number): void;
   /** By how much it was set since it said `sinceMs`: ahead, or back if it is negative. */
   since(sinceMs: number): number;
+  /**
+   * How it was set in the last so long, the oldest first, each with how long ago that is. By the time that passed,
+   * whatever the clock said meanwhile.
+   */
+  lately(withinMs: number, nowMs: number): LateSetting[];
+}
+
+export interface LateSetting {
+  agoMs: number;
+  /** As in `ClockSetting`. */
+  byMs: number;
 }
 
 /** Remembers how a clock was set, the latest hundred times; `earlier`, the oldest first, before this process was. */
@@ -52,6 +63,17 @@ export function createClockSettings(earlier: readonly ClockSetting[] = []): Cloc
         sumMs += byMs;
       }
       return sumMs;
+    },
+    lately(withinMs, nowMs) {
+      const late: LateSetting[] = [];
+      let sumMs = 0;
+      for (const { atMs, byMs } of settings.toReversed()) {
+        const agoMs = nowMs - atMs - sumMs;
+        if (agoMs >= withinMs) break;
+        late.unshift({ agoMs, byMs });
+        sumMs += byMs;
+      }
+      return late;
     },
   };
 }

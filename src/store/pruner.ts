@@ -76,8 +76,9 @@ export function createPruner(options: PrunerOptions): Pruner {
   /** On the clock that never jumps. */
   let dueAtMs = Number.NEGATIVE_INFINITY;
 
-  // Whoever starts davit anew has not looked at the clock.
-  doubt(clockSettings.since(effects.now() - DOUBTED_FOR_MS));
+  // Whoever starts davit anew has not looked at the clock: what is left of the day is waited for. The first setting of the
+  // last 24 hours began it, so that it ends also on a machine that sleeps each night and starts davit each morning.
+  for (const { byMs, agoMs } of clockSettings.lately(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
 
   return {
     async tick() {
@@ -92,14 +93,14 @@ export function createPruner(options: PrunerOptions): Pruner {
   };
 
   /** Whoever sets it back again has seen to it. */
-  function doubt(setMs: number): void {
+  function doubt(setMs: number, agoMs = 0): void {
     if (setMs >= DOUBTED_FROM_MS) {
-      const isInDoubt = doubtedMs > 0;
+      const isInDoubt = doubtedMs >= DOUBTED_FROM_MS;
       doubtedMs += setMs;
       // One day for all of less than a day: a machine that sleeps each night would never come to its end.
       if (isInDoubt && setMs < DOUBTED_FOR_MS) return;
-      dueAtMs = effects.monotonicMs() + DOUBTED_FOR_MS;
-      logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day');
+      dueAtMs = effects.monotonicMs() + DOUBTED_FOR_MS - agoMs;
+      logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day from then on');
     } else if (doubtedMs > 0) {
       doubtedMs += setMs;
       if (doubtedMs < DOUBTED_FROM_MS) dueAtMs = effects.monotonicMs();

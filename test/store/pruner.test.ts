@@ -63,18 +63,22 @@ t.test('a clock that is set far ahead removes nothing for a day', async (t) => {
   await untilRemoved(pruner, effects, store, 3);
 });
 
-t.test('nor after a restart meanwhile, unless it was set back', async (t) => {
+t.test('nor after a restart meanwhile, for what is left of the day, unless it was set back', async (t) => {
   const { store, effects } = await withOldDeployments(t, 3);
-  const atMs = effects.now() - DAY_MS + 1;
+  const atMs = effects.now() - 20 * HOUR_MS;
   await store.writer.write('instance.clockWasSet', { atMs, byMs: HOUR_MS });
   const before = store.dump();
   const restarted = prunerOn(store, effects);
   t.match(restarted.logged, [{ level: 'warn', by_ms: HOUR_MS }]);
-  t.equal(await restarted.pruner.tick(), effects.now() + DAY_MS);
+  t.equal(await restarted.pruner.tick(), atMs + DAY_MS);
+  effects.advance(4 * HOUR_MS - 1);
+  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 1, 'after one more');
   t.strictSame(store.dump(), before);
 
-  effects.advance(2);
-  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 20, 'it was set more than a day ago');
+  effects.advance(1);
+  const { pruner: later, logged } = prunerOn(store, effects);
+  t.equal(await later.tick(), effects.now() + 20, 'it was set a day ago');
+  t.strictSame(logged, []);
   await store.writer.write('instance.clockWasSet', { atMs: effects.now() - 1, byMs: 3 * HOUR_MS });
   await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: -3 * HOUR_MS });
   const { pruner } = prunerOn(store, effects);
@@ -95,20 +99,58 @@ t.test('nor does one that is set ahead hour by hour, until it is set back', asyn
   t.notSame(store.dump(), before);
 });
 
-t.test('on a machine that sleeps each night, what is over goes all the same', async (t) => {
-  const { store, effects, pruner } = await withOldDeployments(t, 3);
-  const isLeft = () => counts(store)['deployments'] !== 0;
-  for (let night = 0; night < 3 && isLeft(); night++) {
-    effects.jump(8 * HOUR_MS);
-    const untilMs = effects.monotonicMs() + 16 * HOUR_MS;
-    for (let dueAtMs = await pruner.tick(); isLeft(); dueAtMs = await pruner.tick()) {
-      const leftMs = untilMs - effects.monotonicMs();
-      if (leftMs <= 0) break;
-      effects.advance(Math.min(leftMs, dueAtMs - effects.now()));
-    }
+t.test('a clock that is set ahead twice is in doubt for a day, by the time that passed', async (t) => {
+  const { store, effects } = await withOldDeployments(t, 3);
+  for (const byMs of [23 * HOUR_MS, 2 * HOUR_MS]) {
+    effects.jump(byMs);
+    await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs });
+    effects.advance(HOUR_MS);
   }
-  t.notOk(isLeft());
+  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 22 * HOUR_MS);
+  effects.jump(DAY_MS);
+  await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: DAY_MS });
+  effects.advance(HOUR_MS);
+  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 23 * HOUR_MS, 'by a day: anew');
 });
+
+/** Hours: awake each day; after which of them davit is started anew each day, null: never. */
+const NIGHTS: [awake: number, restartedAfter: number | null][] = [
+  [16, null],
+  [16, 0],
+  [16, 1],
+  [16, 10],
+  [9, 1],
+  [7, 0],
+  [20, 19],
+];
+for (const [awake, restartedAfter] of NIGHTS) {
+  const restarts = restartedAfter === null ? '' : `, and restarts davit after ${restartedAfter} of them`;
+  t.test(
+    `a machine that sleeps each night and wakes for ${awake} hours${restarts} removes what is over`,
+    async (t) => {
+      const { store, effects, ...first } = await withOldDeployments(t, 3);
+      let { pruner } = first;
+      const isLeft = () => counts(store)['deployments'] !== 0;
+      const waitFor = async (durationMs: number) => {
+        const untilMs = effects.monotonicMs() + durationMs;
+        for (let dueAtMs = await pruner.tick(); isLeft(); dueAtMs = await pruner.tick()) {
+          const leftMs = untilMs - effects.monotonicMs();
+          if (leftMs <= 0) break;
+          effects.advance(Math.min(leftMs, dueAtMs - effects.now()));
+        }
+      };
+      for (let night = 0; night < 5 && isLeft(); night++) {
+        const byMs = (24 - awake) * HOUR_MS;
+        effects.jump(byMs);
+        await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs });
+        await waitFor((restartedAfter ?? 0) * HOUR_MS);
+        if (restartedAfter !== null) pruner = prunerOn(store, effects).pruner;
+        await waitFor((awake - (restartedAfter ?? 0)) * HOUR_MS);
+      }
+      t.notOk(isLeft());
+    },
+  );
+}
 
 t.test('a step goes on where the one before ended, after 19 times as long as that took', async (t) => {
   const effects = fakeEffects();
