@@ -340,7 +340,7 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
       return [
         problem(
           'webhooks',
-          `${id} fails since ${failing_since}, ${consecutive_failures} times${how}`,
+          `${id} fails since ${failing_since}, by now ${consecutive_failures} times in a row${how}`,
           `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
         ),
       ];

@@ -10,8 +10,16 @@ import { type Recipient, recipientReads } from './recipients.ts';
  */
 const READ_AHEAD = 32;
 
+const DAY_MS = 24 * 60 * 60 * 1000;
+
 /** A webhook that has only failed for so long is disabled. */
-export const DISABLE_AFTER_FAILING_MS = 5 * 24 * 60 * 60 * 1000;
+export const DISABLE_AFTER_FAILING_MS = 5 * DAY_MS;
+
+/**
+ * Nothing was sent for so long, as davit was off or nothing happened: whatever failed before tells nothing of these days,
+ * and a webhook that fails then fails anew. Longer than a weekend, and than what lies between two of the usual retries.
+ */
+const FAILS_ANEW_AFTER_MS = 3 * DAY_MS;
 
 /** A delivery whose time has come, with all that sending it takes but the secrets. */
 export interface DueDelivery {
@@ -31,7 +39,7 @@ export interface DueDelivery {
 
 /** How a webhook's attempts went, as far as they are recorded. */
 export interface AttemptHistory {
-  /** When the first of its failures in a row was; null: its last attempt did not fail. */
+  /** When the first of its failures in a row was, with no rest of days between them; null: its last attempt did not fail. */
   failing_since: number | null;
   /** Null: none ever succeeded. */
   last_success_at: number | null;
@@ -312,7 +320,9 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   const failed = database.prepare(`
     UPDATE webhooks
        SET last_failure_at = :atMs, consecutive_failures = consecutive_failures + 1,
-           failing_since = coalesce(failing_since, :atMs)
+           failing_since = iif(failing_since <= +:atMs
+                                 AND last_failure_at >= +:atMs - ${FAILS_ANEW_AFTER_MS} - +:neverPassedMs,
+                               failing_since, :atMs)
      WHERE ${stillSentTo}`);
   const disableLongFailing = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'every delivery failed for 5 days'
@@ -350,7 +360,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
       if (next.kind === 'delivered') {
         succeeded.run({ ...receiver, atMs });
       } else {
-        failed.run({ ...receiver, atMs });
+        failed.run({ ...receiver, atMs, neverPassedMs });
         disableLongFailing.run({ ...receiver, atMs, neverPassedMs });
       }
       if (disableReason !== null) disable.run({ ...receiver, reason: disableReason });

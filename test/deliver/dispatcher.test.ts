@@ -568,6 +568,23 @@ t.test('nor does it after a restart', async (t) => {
   t.match(store.reads.webhooks.get(id), { status: 'enabled' });
 });
 
+t.test(
+  'a webhook that failed once before davit was off for a week is not disabled by the next failure',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const receiver = await startReceiver(t, { answers: [status(502)] });
+    const { id } = await subscribe(store, receiver.url);
+    await newDeliveries(store, id, 1);
+    await deliverDue(testDispatcher(t, store, effects), effects);
+    effects.advance(7 * 24 * HOUR_MS);
+
+    await deliverDue(testDispatcher(t, store, effects), effects);
+    t.equal(receiver.requests.length, 2);
+    t.match(store.reads.webhooks.get(id), { status: 'enabled' });
+  },
+);
+
 /** A delivery that failed once, before the clock was set ahead by six days. */
 async function setAheadAfterFailure(t: Test) {
   const effects = fakeEffects();

@@ -1,4 +1,4 @@
-import t from 'tap';
+import t, { type Test } from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
 import type { DueDelivery, PendingPlace, Settlement } from '../../src/store/outbox.ts';
 import { inSteps } from '../../src/store/steps.ts';
@@ -7,6 +7,8 @@ import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+
+const DAY_MS = 86_400_000;
 
 t.test(
   'an event has one outbox row for each webhook whose key sees the project and which subscribes',
@@ -68,18 +70,13 @@ t.test('a retry is due at its time and not before', async (t) => {
 });
 
 t.test('a webhook that has only failed for five days is disabled and says why', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const webhookId = await webhookOf(store);
-  const projectId = await store.project();
-  const failOnce = async () => {
-    await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
-    const [due] = dueOf(store, webhookId, effects.now(), 1);
-    if (due === undefined) throw new Error('nothing is due');
-    await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
-  };
+  const { store, effects, webhookId, failOnce } = await failing(t);
+  for (let failures = 0; failures < 2; failures++) {
+    await failOnce();
+    effects.advance(2.5 * DAY_MS - 1);
+  }
   await failOnce();
-  effects.advance(5 * 86_400_000 - 1);
+  effects.advance(1);
   await failOnce();
   t.match(store.reads.webhooks.get(webhookId), { status: 'enabled' });
   effects.advance(1);
@@ -87,10 +84,10 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
   t.match(store.reads.webhooks.get(webhookId), {
     status: 'disabled',
     status_reason: /5 days/,
-    consecutive_failures: 3,
+    consecutive_failures: 5,
   });
 
-  await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
   t.match(
     store.query("SELECT status FROM deliveries WHERE status = 'pending'"),
     [{ status: 'pending' }],
@@ -98,6 +95,55 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
   );
   t.strictSame(store.reads.outbox.pendingWebhooks(), [], 'and not sent');
 });
+
+t.test(
+  'days in which nothing was sent are no evidence: a webhook fails anew after three of them',
+  async (t) => {
+    for (const quietDays of [3, 6, 40]) {
+      const { store, effects, webhookId, failOnce } = await failing(t);
+      await failOnce();
+      effects.advance(quietDays * DAY_MS + 1);
+      const againMs = effects.now();
+      for (let day = 0; day < 5; day++) {
+        await failOnce();
+        t.equal(store.reads.outbox.history(webhookId).failing_since, againMs + 12);
+        effects.advance(DAY_MS);
+      }
+      t.match(store.reads.webhooks.get(webhookId), { status: 'enabled', consecutive_failures: 6 });
+      await failOnce();
+      t.match(store.reads.webhooks.get(webhookId), { status: 'disabled' });
+    }
+  },
+);
+
+t.test('a night that a machine slept through is no such day, and no failure is yet to come', async (t) => {
+  const { store, effects, webhookId, failOnce } = await failing(t);
+  const failingSince = () => store.reads.outbox.history(webhookId).failing_since;
+  const startMs = effects.now() + 12;
+  await failOnce();
+  effects.advance(4 * DAY_MS);
+  await failOnce(DAY_MS);
+  t.equal(failingSince(), startMs);
+  effects.jump(-5 * DAY_MS);
+  await failOnce();
+  t.equal(failingSince(), startMs - DAY_MS, 'the clock was set back');
+});
+
+/** A webhook of which each event fails, and nothing is tried again. */
+async function failing(t: Test) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const webhookId = await webhookOf(store);
+  const projectId = await store.project();
+  const failOnce = async (neverPassedMs = 0) => {
+    await store.writer.write('deployments.create', newDeployment(projectId, { maxQueued: null }));
+    const [due] = dueOf(store, webhookId, effects.now(), 1);
+    if (due === undefined) throw new Error('nothing is due');
+    const settlement = settlementOf(due, effects.now(), { kind: 'exhausted' });
+    await store.writer.write('outbox.settle', { ...settlement, neverPassedMs });
+  };
+  return { store, effects, webhookId, failOnce };
+}
 
 t.test('a delivery has a thousand attempts at most, however often its webhook is enabled anew', async (t) => {
   const effects = fakeEffects();
