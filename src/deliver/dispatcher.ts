@@ -10,6 +10,8 @@ import {
   type DueDelivery,
   type PendingPlace,
   type PendingWebhook,
+  type Settled,
+  type SettledLast,
   type Settlement,
 } from '../store/outbox.ts';
 import { inSteps } from '../store/steps.ts';
@@ -245,13 +247,21 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     logAttempt(settlement, delivery);
     // What cannot be recorded for any other reason than a full disk is a bug. It then stays under way, so
     // that it is not sent over and over.
-    const settled = await writePersistently(writer, 'outbox.settle', settlement, effects);
+    const written = await writePersistently(writer, 'outbox.settle', settlement, effects);
     lanes.recorded(slot, now());
+    const settled = typeof written === 'string' ? written : disabled(lane, written);
     figures?.settled(settlement, settled);
     // A look that came while it was under way has passed it over.
     if (settled === 'onNewerLadder') lanes.lookAt(lane.webhookId, now(), now());
     else if (settlement.next.kind === 'retry') lanes.lookAt(lane.webhookId, settlement.next.atMs, now());
     wake();
+  }
+
+  /** What arises for it from now on is held, and nobody else says so. */
+  function disabled({ webhookId }: Lane, { delivery, disabledFor }: SettledLast): Settled {
+    logger.warn({ webhook_id: webhookId, reason: disabledFor }, 'a webhook is disabled');
+    figures?.disabled();
+    return delivery;
   }
 
   /** What follows from an attempt, for the delivery and for its webhook. */

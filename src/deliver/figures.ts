@@ -10,6 +10,8 @@ export interface DeliveryFigures {
   ended(): void;
   /** What came of it, if anything, is recorded. */
   settled(settlement: Settlement, settled: Settled): void;
+  /** A webhook was disabled with it. */
+  disabled(): void;
   lag: ReturnType<typeof lagFigure>;
   all: Figure[];
 }
@@ -60,6 +62,10 @@ export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
     name: 'davit_deliveries_exhausted_total',
     help: 'Deliveries whose last attempt has failed.',
   });
+  const disabled = createCounter(cells, {
+    name: 'davit_webhooks_disabled_total',
+    help: 'Webhooks that davit disabled, for an answer of 410 or five days of nothing but failures.',
+  });
   const delivered = createCounter(cells, ATTEMPTS, { outcome: 'delivered', error: '' });
   const failed = Object.fromEntries(
     ERROR_CLASSES.map((error) => [error, createCounter(cells, ATTEMPTS, { outcome: 'failed', error })]),
@@ -87,10 +93,12 @@ export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
       duration[wasDelivered ? 'delivered' : 'failed'].observe(attempt.durationMs / 1000);
       if (settled === 'exhausted') exhausted.add();
     },
+    disabled: () => disabled.add(),
     lag,
     all: [
       inFlight,
       exhausted,
+      disabled,
       delivered,
       ...Object.values(failed),
       ...Object.values(duration),

@@ -108,6 +108,12 @@ export interface Settlement {
  */
 export type Settled = 'pending' | 'delivered' | 'exhausted' | 'onNewerLadder' | 'gone';
 
+/** A failure with which its webhook was disabled, and why. */
+export interface SettledLast {
+  delivery: Settled;
+  disabledFor: string;
+}
+
 /** How far the clock was set back, and where to go on. */
 export interface SetBack {
   byMs: number;
@@ -324,11 +330,10 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
                                  AND last_failure_at >= +:atMs - ${FAILS_ANEW_AFTER_MS} - +:neverPassedMs,
                                failing_since, :atMs)
      WHERE ${stillSentTo}`);
-  const disableLongFailing = database.prepare(`
-    UPDATE webhooks SET status = 'disabled', status_reason = 'every delivery failed for 5 days'
-     WHERE ${stillSentTo} AND status = 'enabled' AND failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs`);
   const disable = database.prepare(`
-    UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE ${stillSentTo} AND status = 'enabled'`);
+    UPDATE webhooks SET status = 'disabled', status_reason = :reason
+     WHERE ${stillSentTo} AND status = 'enabled'
+       AND (+:isAtOnce OR failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs)`);
   const pendingAfter = database.prepare<PendingPlace, PendingPlace>(`
     SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq FROM deliveries
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
@@ -349,23 +354,24 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * The attempt and what follows from it for the delivery and its webhook, together. Nothing is recorded of a
      * delivery that is gone.
      */
-    settle(settlement: Settlement): Settled {
+    settle(settlement: Settlement): Settled | SettledLast {
       const { seq, webhookId, url, enabledAtMs, attempt, next } = settlement;
-      const { neverPassedMs, disableReason } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
       const settled = settleDelivery(settlement, atMs);
       if (settled === 'gone') return settled;
       insertAttempt.run({ seq, ...attempt });
+      changed('settled');
       const receiver = { webhookId, url, enabledAtMs };
       if (next.kind === 'delivered') {
         succeeded.run({ ...receiver, atMs });
-      } else {
-        failed.run({ ...receiver, atMs, neverPassedMs });
-        disableLongFailing.run({ ...receiver, atMs, neverPassedMs });
+        return settled;
       }
-      if (disableReason !== null) disable.run({ ...receiver, reason: disableReason });
-      changed('settled');
-      return settled;
+      const { neverPassedMs, disableReason } = settlement;
+      failed.run({ ...receiver, atMs, neverPassedMs });
+      const reason = disableReason ?? 'every delivery failed for 5 days';
+      const isAtOnce = disableReason === null ? 0 : 1;
+      const { changes } = disable.run({ ...receiver, reason, isAtOnce, atMs, neverPassedMs });
+      return changes === 0 ? settled : { delivery: settled, disabledFor: reason };
     },
 
     /**

@@ -159,17 +159,40 @@ t.test('what another process wrote is looked for, as soon as it is heard of', as
   t.equal(receiver.requests.length, 1);
 });
 
-t.test('410 disables the webhook and says why', async (t) => {
-  const { store, dispatcher } = service(t, fakeEffects());
-  const receiver = await startReceiver(t, { answers: [status(410)] });
-  await subscribe(store, receiver.url);
-  await store.writer.write('deployments.create', newDeployment(await store.project()));
-  await dispatcher.tick();
-  await dispatcher.settled();
-  t.match(store.query('SELECT status, status_reason FROM webhooks'), [
-    { status: 'disabled', status_reason: /410/ },
-  ]);
-});
+const REASONS: [name: string, answer: number, since: number | null, reason: string][] = [
+  ['410', 410, null, 'the receiver answered 410 Gone'],
+  ['five days of failures', 502, 5 * 24 * HOUR_MS, 'every delivery failed for 5 days'],
+];
+for (const [name, answer, failingForMs, reason] of REASONS) {
+  t.test(`${name} disables the webhook, and the file and the log say why, once`, async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const { logger, lines } = keptLog();
+    const dispatcher = testDispatcher(t, store, effects, { logger });
+    const [first, second] = [held(status(answer)), held(status(answer))];
+    const receiver = await startReceiver(t, { answers: [first.answer, second.answer] });
+    const { id: webhook_id } = await subscribe(store, receiver.url);
+    store.execute('UPDATE webhooks SET last_success_at = 1');
+    if (failingForMs !== null) {
+      store.execute(
+        `UPDATE webhooks SET failing_since = ${effects.now() - failingForMs}, last_failure_at = ${effects.now()}`,
+      );
+    }
+    await newDeliveries(store, webhook_id, 2);
+    await dispatcher.tick();
+    first.release();
+    second.release();
+    await dispatcher.settled();
+    t.match(store.query('SELECT status, status_reason FROM webhooks'), [
+      { status: 'disabled', status_reason: reason },
+    ]);
+    const warned = lines.filter(({ level }) => level === pino.levels.values['warn']);
+    t.strictSame(
+      warned.map(({ level, time, ...line }) => line),
+      [{ webhook_id, reason, msg: 'a webhook is disabled' }],
+    );
+  });
+}
 
 t.test('410 from a url that its webhook has no more disables nothing', async (t) => {
   const effects = fakeEffects();

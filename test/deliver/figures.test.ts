@@ -41,6 +41,7 @@ t.test('attempts are counted by what came of them', async (t) => {
     ['failed', 4],
   ]);
   t.equal(after.value('davit_deliveries_in_flight'), 0);
+  t.equal(after.value('davit_webhooks_disabled_total'), 1, 'by the 410');
 });
 
 t.test('an attempt is in flight until its answer', async (t) => {
