@@ -137,7 +137,9 @@ function addSteps(
 
   server.ext('onRequest', async (request, h) => {
     begin(request, effects); // its id, and what every response carries
-    if (stopping?.aborted) request.raw.res.setHeader('Connection', 'close');
+    // What came in one piece behind a request to upgrade Node reads past: nobody may wait for its answer.
+    const isLast = stopping?.aborted === true || request.headers['upgrade'] !== undefined;
+    if (isLast) request.raw.res.setHeader('Connection', 'close');
     if (gather !== undefined) await gather(); // those that arrived at once go on side by side
     admission.admit(request); // 503
     checkHead(request); // headers that are sent once, path, query syntax: 400

@@ -167,6 +167,17 @@ t.test('requests of one connection are answered in their order', async (t) => {
   );
 });
 
+t.test('what comes behind a request to upgrade is not answered as if it were the next', async (t) => {
+  const { plugin } = resource();
+  const { port } = await startHttp(t, { resources: () => [plugin] });
+  const answers = await rawRequest(
+    port,
+    'GET /open HTTP/1.1\r\nHost: d\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\nGET /v2/nothing HTTP/1.1\r\nHost: d\r\n\r\n',
+  );
+  t.match(parseResponses(answers), [{ status: 200 }]);
+  t.match(answers, /\r\nConnection: close\r\n/);
+});
+
 t.test('one line in the log for each request says who and what, and no secret', async (t) => {
   const { plugin } = resource();
   const { port, store, log } = await startHttp(t, { resources: () => [plugin] });
