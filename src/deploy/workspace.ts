@@ -141,8 +141,9 @@ export function createWorkspaces({
   }
 
   function remove(files: Files): void {
+    const path = files.isOwn ? files.directory : files.outputFile;
     const removal = removeFiles(files)
-      .catch((error) => logger.warn({ err: error }, 'files of a run are left behind'))
+      .catch((error) => logger.warn({ err: error, path }, 'files of a run are left behind'))
       .finally(() => removals.delete(removal));
     removals.add(removal);
   }

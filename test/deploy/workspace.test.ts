@@ -389,7 +389,9 @@ t.test(
       await until(() => lines.length === 1);
       t.notOk(existsSync(one.directory));
 
-      t.match(lines, [{ msg: 'files of a run are left behind', err: { code: /^(?:EACCES|EPERM)$/ } }]);
+      t.match(lines, [
+        { msg: 'files of a run are left behind', path: one.directory, err: { code: /^(?:EACCES|EPERM)$/ } },
+      ]);
 
       writeFileSync(two.outputFile, 'name=value\n');
       chmodSync(dirname(two.outputFile), 0o500);
