@@ -151,14 +151,11 @@ async function replay(
   const [status = null] =
     options.status === undefined ? [] : chosenOf(command, 'status', [options.status], DELIVERY_STATUSES);
   await withStore(command, context, 'refuse', async (store) => {
-    const { newReplay } = await import('../store/new-replay.ts');
     const webhook = resolveWebhook(store, idOrUrl, nowMs);
     // What happens from now on is sent anyway.
-    const selection = { sinceMs, untilMs: Math.min(untilMs, nowMs), status };
-    const result = await store.writer.write(
-      'replays.create',
-      await newReplay(store.reads, webhook, selection),
-    );
+    const asked = { sinceMs, untilMs: Math.min(untilMs, nowMs), status };
+    const planned = await store.reads.replays.plan(webhook, asked);
+    const result = await store.writer.write('replays.create', planned);
     if (options.json === true) return printJson(context, result);
     context.terminal.print(`sent again to ${nameOfWebhook(webhook)}: ${countText(result.count)}`);
     if (result.count === 0) return;

@@ -11,7 +11,6 @@ import {
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
 import { ATTEMPTS_MAX, type DeliveryDetails } from '../store/deliveries.ts';
-import { newReplay } from '../store/new-replay.ts';
 import type { Reads } from '../store/store.ts';
 import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
@@ -182,7 +181,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
             request,
             h,
             'replays.create',
-            await newReplay(reads, webhook, { sinceMs: since, untilMs, status }),
+            await reads.replays.plan(webhook, { sinceMs: since, untilMs, status }),
           );
         },
       });

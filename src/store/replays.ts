@@ -1,9 +1,9 @@
-import { type DeliveryStatus, type Timestamp, timestamp, type WebhookId } from '../domain.ts';
+import { type DeliveryStatus, type Timestamp, timestamp, type Webhook, type WebhookId } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { ATTEMPTS_MAX, REARM, SLICE_ROWS, type StoredStatus } from './deliveries.ts';
+import { ATTEMPTS_MAX, REARM, SLICE_ROWS, type StoredStatus, storedStatuses } from './deliveries.ts';
 import { webhookReads } from './webhooks.ts';
 
 /** What of a webhook's past is sent once more: what was created from `sinceMs` to `untilMs`, both included. */
@@ -91,22 +91,31 @@ export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}
     .pluck();
 
   return {
+    /**
+     * What `replays.create` is given for the deliveries of a webhook that came to be from `sinceMs` to `untilMs` and,
+     * unless `status` is null, are shown so now.
+     */
+    async plan(
+      webhook: Webhook,
+      { sinceMs, untilMs, status }: { sinceMs: number; untilMs: number; status: DeliveryStatus | null },
+    ): Promise<NewReplay> {
+      const [storedStatus = null] = status === null ? [] : storedStatuses([status], webhook.status);
+      const selection = {
+        webhookId: webhook.id,
+        sinceMs,
+        untilMs,
+        storedStatus,
+        lastSeq: lastSeqOf(webhook.id),
+      };
+      const fitsNothing = status !== null && storedStatus === null;
+      return { ...selection, status, count: fitsNothing ? 0 : await count(selection) };
+    },
+
     /** The webhook's last delivery at this moment; 0: it has none. */
-    lastSeq: (webhookId: WebhookId): number => lastSeq.get(webhookId) ?? 0,
+    lastSeq: lastSeqOf,
 
     /** How many deliveries fit. Looks at all of the webhook's, in slices; a million take a third of a second. */
-    async count(selection: ReplaySelection): Promise<number> {
-      let count = 0;
-      for (let afterSeq = 0; ; ) {
-        const from = afterSeq;
-        afterSeq = await inTurn(() => {
-          const endSeq = endOfSlice(selection, from);
-          count += countWithin.get({ ...selection, afterSeq: from, endSeq }) ?? 0;
-          return endSeq;
-        });
-        if (afterSeq === selection.lastSeq) return count;
-      }
-    },
+    count,
 
     /** The next of a replay, of each enabled webhook, the first asked for first. One of a disabled webhook waits. */
     open: (): OpenReplay[] => openOnes.all(),
@@ -123,6 +132,23 @@ export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}
     isBusy: (webhookId: WebhookId, nowMs: number, count: number): boolean =>
       dueAtPosition.get({ webhookId, nowMs, offset: count - 1 }) !== undefined,
   };
+
+  function lastSeqOf(webhookId: WebhookId): number {
+    return lastSeq.get(webhookId) ?? 0;
+  }
+
+  async function count(selection: ReplaySelection): Promise<number> {
+    let count = 0;
+    for (let afterSeq = 0; ; ) {
+      const from = afterSeq;
+      afterSeq = await inTurn(() => {
+        const endSeq = endOfSlice(selection, from);
+        count += countWithin.get({ ...selection, afterSeq: from, endSeq }) ?? 0;
+        return endSeq;
+      });
+      if (afterSeq === selection.lastSeq) return count;
+    }
+  }
 
   function endOfSlice({ webhookId, lastSeq }: ReplaySelection, afterSeq: number): number {
     return sliceEnd.get({ webhookId, afterSeq, lastSeq }) ?? lastSeq;
