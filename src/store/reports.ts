@@ -1,4 +1,10 @@
-import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
+import {
+  type Deployment,
+  type DeploymentId,
+  isTerminal,
+  type Reason,
+  type TerminalStatus,
+} from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import type { DeploymentReads } from './deployments.ts';
@@ -32,10 +38,12 @@ export function reportWrites(
   const note = database.prepare(`
     UPDATE deployments SET message = coalesce(:message, message), outputs = coalesce(:outputs, outputs)
      WHERE id = +:id AND finished_at IS NULL`);
-  const overdue = database.prepare<{ nowMs: number }, { id: DeploymentId; status: string }>(`
-    SELECT id, status FROM deployments
-     WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= +:nowMs
-     ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`);
+  const overdue = database
+    .prepare<{ nowMs: number }, DeploymentId>(`
+      SELECT id FROM deployments
+       WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= +:nowMs
+       ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`)
+    .pluck();
 
   return {
     /**
@@ -58,19 +66,7 @@ export function reportWrites(
         events.record('deployment.started', deployment, at);
       }
       note.run({ id, message, outputs: outputs === null ? null : JSON.stringify(outputs) });
-      if (status !== 'running') {
-        const wasCanceled = status === 'failed' && deployment.status === 'canceling';
-        const noted = reads.existing(id);
-        endings.finish({
-          id,
-          status: wasCanceled ? 'canceled' : status,
-          reason: wasCanceled ? 'user' : status === 'failed' ? 'reported' : null,
-          message: noted.message,
-          exitCode: null,
-          signal: null,
-          outputs: noted.outputs,
-        });
-      }
+      if (status !== 'running') end(reads.existing(id), status, status === 'failed' ? 'reported' : null);
       changed(id);
       return reads.existing(id);
     },
@@ -78,21 +74,30 @@ export function reportWrites(
     /** Ends those whose report did not come in time; gives how many, at most a hundred at once. */
     endOverdue(): number {
       const late = overdue.all({ nowMs: effects.now() });
-      for (const { id, status } of late) {
-        const wasCanceled = status === 'canceling';
-        endings.finish({
-          id,
-          status: wasCanceled ? 'canceled' : 'failed',
-          reason: wasCanceled ? 'user' : 'report_timeout',
-          message: 'nobody reported how it went',
-          exitCode: null,
-          signal: null,
-          outputs: reads.existing(id).outputs,
-        });
+      for (const id of late) {
+        end({ ...reads.existing(id), message: 'nobody reported how it went' }, 'failed', 'report_timeout');
       }
       return late.length;
     },
   };
+
+  /** A failure of one that was being canceled is its cancellation. */
+  function end(
+    { id, status: before, message, outputs }: Deployment,
+    status: 'succeeded' | 'failed',
+    reason: Reason | null,
+  ): void {
+    const isCanceled = status === 'failed' && before === 'canceling';
+    endings.finish({
+      id,
+      status: isCanceled ? 'canceled' : status,
+      reason: isCanceled ? 'user' : reason,
+      message,
+      exitCode: null,
+      signal: null,
+      outputs,
+    });
+  }
 }
 
 function repeated(deployment: Deployment, ended: TerminalStatus, reported: Report['status']): Deployment {
