@@ -42,6 +42,11 @@ export interface ClaimedDeployment {
   previous_ref: Ref | null;
 }
 
+interface ClaimRow extends Omit<ClaimedDeployment, 'command' | 'variables' | 'previous_ref'> {
+  seq: number;
+  command: string;
+}
+
 /** Until the queue moves on: nobody can say better how long a deployment takes. */
 const QUEUE_FULL_RETRY_SECONDS = 30;
 
@@ -79,20 +84,7 @@ export function queueWrites(
   const markCanceling = database.prepare(`UPDATE deployments SET status = 'canceling' WHERE id = +?`);
 
   // The project whose turn it is, skipping those that run one already.
-  const nextQueued = database.prepare<
-    [],
-    {
-      seq: number;
-      id: DeploymentId;
-      ref: Ref;
-      project_id: ProjectId;
-      project_name: string;
-      command: string;
-      directory: string | null;
-      timeout_ms: number | null;
-      idle_timeout_ms: number | null;
-    }
-  >(`
+  const nextQueued = database.prepare<[], ClaimRow>(`
     SELECT d.seq, d.id, d.ref, d.project_id, p.name AS project_name, p.command, p.directory, p.timeout_ms, p.idle_timeout_ms
       FROM projects p INDEXED BY projects_waiting
       JOIN deployments d
@@ -178,17 +170,12 @@ export function queueWrites(
       markRunning.run({ id: next.id, at });
       events.record('deployment.started', next, at);
       changed(next.id);
+      const { seq, command, ...claimed } = next;
       return {
-        id: next.id,
-        ref: next.ref,
-        project_id: next.project_id,
-        project_name: next.project_name,
-        command: JSON.parse(next.command) as [string, ...string[]],
-        directory: next.directory,
-        timeout_ms: next.timeout_ms,
-        idle_timeout_ms: next.idle_timeout_ms,
+        ...claimed,
+        command: JSON.parse(command) as ClaimedDeployment['command'],
         variables: projects.variables(next.project_id),
-        previous_ref: previousRef.get({ projectId: next.project_id, seq: next.seq }) ?? null,
+        previous_ref: previousRef.get({ projectId: next.project_id, seq }) ?? null,
       };
     },
 
