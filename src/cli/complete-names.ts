@@ -5,6 +5,7 @@ import { ADMINISTRATOR } from '../store/administrator.ts';
 import type { Reads } from '../store/store.ts';
 import type { Candidate, NamedNoun } from './complete.ts';
 import { statusText } from './deployment-status.ts';
+import { projectNames } from './names.ts';
 
 const NEWEST = 50;
 
@@ -74,7 +75,7 @@ function named(all: readonly Named[], start: string): Candidate[] {
 }
 
 function latestDeployments(reads: Reads): Candidate[] {
-  const names = new Map(reads.projects.list().map(({ id, name }) => [id, name]));
+  const names = projectNames(reads);
   const filter = { projectId: null, statuses: null, ref: null, createdAfterMs: null, createdBeforeMs: null };
   const { items } = reads.deployments.page(ADMINISTRATOR, filter, Number.MAX_SAFE_INTEGER, NEWEST);
   return items.map((deployment) => ({

@@ -23,6 +23,7 @@ import {
   DEPLOYMENT_ARGUMENT,
   nameOfProject,
   PROJECT_ARGUMENT,
+  projectNames,
   resolveDeployment,
   resolveProject,
 } from './names.ts';
@@ -184,7 +185,7 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
     );
     return;
   }
-  const names = new Map(store.reads.projects.list().map(({ id, name }) => [id, name]));
+  const names = projectNames(store.reads);
   terminal.print(
     table(terminal, items, [
       { title: 'ID', of: ({ id }) => id },

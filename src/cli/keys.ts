@@ -16,7 +16,7 @@ import {
   withStore,
 } from './command.ts';
 import { chosenOf } from './lists.ts';
-import { checkName, KEY_ARGUMENT, nameOfKey, resolveKey, resolveProject } from './names.ts';
+import { checkName, KEY_ARGUMENT, nameOfKey, projectNames, resolveKey, resolveProject } from './names.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin key`. */
@@ -151,7 +151,7 @@ function printKeys(keys: readonly Key[], store: Store, context: CommandContext):
     terminal.note("there are no keys yet: 'davit admin key create --help' tells how to make one");
     return;
   }
-  const names = projectNames(store);
+  const names = projectNames(store.reads);
   terminal.print(
     table(terminal, keys, [
       { title: 'ID', of: ({ id }) => id },
@@ -189,10 +189,6 @@ function projectsText(key: Key, names: ReadonlyMap<ProjectId, string>): string {
   return key.all_projects ? 'all' : key.project_ids.map((id) => names.get(id) ?? id).join(', ');
 }
 
-function projectNames(store: Store): Map<ProjectId, string> {
-  return new Map(store.reads.projects.list().map(({ id, name }) => [id, name]));
-}
-
 function defineShow(command: Command, context: CommandContext): void {
   explain(command.summary('one key'), 'Shows one key: what it may do and see, since when, and until when.', [
     'davit admin key show ci',
@@ -210,7 +206,7 @@ function defineShow(command: Command, context: CommandContext): void {
 
 function keyText(key: Key, store: Store, context: CommandContext): string {
   const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
-  const names = projectNames(store);
+  const names = projectNames(store.reads);
   const outgoing = store.reads.keys.outgoingSecrets(key.id, context.effects.now());
   return fields(context.terminal, [
     ['id', key.id],

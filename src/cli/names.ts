@@ -1,10 +1,10 @@
 import type { Command } from 'commander';
-import type { Deployment, Key, Webhook } from '../domain.ts';
+import type { Deployment, Key, ProjectId, Webhook } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import type { Store } from '../store/store.ts';
+import type { Reads, Store } from '../store/store.ts';
 import { misused } from './command.ts';
 import { nearest } from './suggest.ts';
 
@@ -29,6 +29,11 @@ export function nameOfKey({ name, id }: Pick<Key, 'name' | 'id'>): string {
 /** As messages call it. */
 export function nameOfWebhook({ id, url }: Pick<Webhook, 'id' | 'url'>): string {
   return `webhook ${id} (${printable(url)})`;
+}
+
+/** What the projects are called, for lists that refer to them. */
+export function projectNames({ projects }: Reads): Map<ProjectId, string> {
+  return new Map(projects.list().map(({ id, name }) => [id, name]));
 }
 
 /** The name of a key or a project as it is; what could not be typed again, or taken for something else, is misuse. */
