@@ -227,6 +227,25 @@ export function printJson({ terminal }: CommandContext, value: unknown): void {
 }
 
 /**
+ * Tells of what was made, and prints `word`, its id or its secret: alone on stdout, so that $(…) takes it; what is for the
+ * person goes to stderr. With `--json` the whole of it, and nothing else.
+ */
+export function printMade<Made>(
+  context: CommandContext,
+  { json }: { json?: boolean },
+  made: Made,
+  text: string,
+  word: string,
+): void {
+  if (json === true) {
+    printJson(context, made);
+    return;
+  }
+  context.terminal.note(text);
+  context.terminal.print(word);
+}
+
+/**
  * Returns only after `--yes` or a yes. Else nothing has happened, and the exit code is 1, or 2 where nobody
  * can be asked.
  */

@@ -21,6 +21,7 @@ import {
   explain,
   misused,
   printJson,
+  printMade,
   Refusal,
   requiredOption,
   stayAlive,
@@ -110,21 +111,12 @@ async function deploy(
     if (options.wait === true || interruption.isCanceling()) {
       await awaitOutcome(created.body, api, interruption, options, context);
     } else {
-      showCreated(created.body, options, context);
+      const { body } = created;
+      printMade(context, options, body, deploymentText(body), body.id);
     }
   } finally {
     await api.close();
   }
-}
-
-function showCreated(deployment: Deployment, { json }: DeployOptions, context: CommandContext): void {
-  if (json === true) {
-    printJson(context, deployment);
-    return;
-  }
-  // The id alone on stdout, so that $(…) takes it; the rest is for the person.
-  context.terminal.note(deploymentText(deployment));
-  context.terminal.print(deployment.id);
 }
 
 /** Returns when it succeeded. */

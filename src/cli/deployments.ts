@@ -14,6 +14,7 @@ import {
   misused,
   moment,
   printJson,
+  printMade,
   withStore,
 } from './command.ts';
 import { defineLogs } from './deployment-logs.ts';
@@ -127,13 +128,8 @@ async function make(
       served: await isServed(command),
     };
   });
-  if (options.json === true) {
-    printJson(context, deployment);
-  } else {
-    // The id alone on stdout, so that $(…) takes it; the rest is for the person.
-    context.terminal.note(`made a deployment of ${deployment.ref} in ${nameOfProject(project)}`);
-    context.terminal.print(deployment.id);
-  }
+  const text = `made a deployment of ${deployment.ref} in ${nameOfProject(project)}`;
+  printMade(context, options, deployment, text, deployment.id);
   const obstacle = obstacleOf(deployment, project, served);
   if (obstacle !== undefined) context.terminal.note(`note: ${obstacle}`);
 }

@@ -12,6 +12,7 @@ import {
   misused,
   moment,
   printJson,
+  printMade,
   requiredOption,
   withStore,
 } from './command.ts';
@@ -90,7 +91,7 @@ async function createKey(command: Command, options: CreateOptions, context: Comm
         expiresAtMs: options.expiresIn === undefined ? null : context.effects.now() + options.expiresIn,
       }),
   );
-  printSecret(context, options.json, { ...key, secret }, `made ${nameOfKey(key)}`);
+  printSecret(context, options, { ...key, secret }, `made ${nameOfKey(key)}`);
 }
 
 /** Exactly one of `--x …` and `--all-xs`. What is typed counts before what the environment says. */
@@ -116,17 +117,12 @@ function chosen(
 
 function printSecret(
   context: CommandContext,
-  json: boolean | undefined,
+  options: { json?: boolean },
   key: Key & { secret: string },
   done: string,
 ): void {
-  if (json === true) {
-    printJson(context, key);
-    return;
-  }
-  // The secret alone on stdout, so that $(…) takes it; the rest is for the person.
-  context.terminal.note(`${done}; this is its secret, shown this once: keep it now`);
-  context.terminal.print(key.secret);
+  const text = `${done}; this is its secret, shown this once: keep it now`;
+  printMade(context, options, key, text, key.secret);
 }
 
 function defineList(command: Command, context: CommandContext): void {
@@ -263,12 +259,7 @@ async function rotateKey(
     store.writer.write('keys.rotate', { id: resolveKey(store, text).id, overlapMs: options.overlap }),
   );
   const old = options.overlap === 0 ? 'ended' : `ends in ${formatDuration(options.overlap)}`;
-  printSecret(
-    context,
-    options.json,
-    { ...key, secret },
-    `${nameOfKey(key)} has a new secret; the old one ${old}`,
-  );
+  printSecret(context, options, { ...key, secret }, `${nameOfKey(key)} has a new secret; the old one ${old}`);
 }
 
 interface RevokeOptions {

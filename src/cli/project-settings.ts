@@ -13,6 +13,7 @@ import {
   jsonOption,
   misused,
   printJson,
+  printMade,
   requiredOption,
   withStore,
 } from './command.ts';
@@ -168,13 +169,7 @@ async function createProject(
     const made = await store.writer.write('projects.create', settings);
     return { project: made, namesakes: countNamed(made.name, store) };
   });
-  if (options.json === true) {
-    printJson(context, project);
-  } else {
-    // The id alone on stdout, so that $(…) takes it; the rest is for the person.
-    context.terminal.note(`made ${nameOfProject(project)}`);
-    context.terminal.print(project.id);
-  }
+  printMade(context, options, project, `made ${nameOfProject(project)}`, project.id);
   warnOfStart(project, settings.variables, context);
   warnOfNamesakes(namesakes, context);
 }
