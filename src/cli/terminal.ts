@@ -1,4 +1,5 @@
 import type { Readable, Writable } from 'node:stream';
+import { buffer } from 'node:stream/consumers';
 
 /** The input and the outputs of a command. Everything that it reads and writes passes here. */
 export interface Terminal {
@@ -74,11 +75,7 @@ export function createTerminal(
       return streams.stdin.isTTY === true;
     },
 
-    async readInput() {
-      const chunks: Buffer[] = [];
-      for await (const chunk of streams.stdin) chunks.push(chunk);
-      return Buffer.concat(chunks);
-    },
+    readInput: () => buffer(streams.stdin),
 
     async ask(question) {
       const { stdin } = streams;
