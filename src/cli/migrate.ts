@@ -42,8 +42,7 @@ async function migrate(
 ): Promise<void> {
   const { terminal } = context;
   const dbPath = existingDbPathOf(command);
-  const onlooker = { onBegin: () => undefined, onKept: () => undefined, onStep: () => undefined };
-  const migrated = await migrateOlder(dbPath, context, onlooker);
+  const migrated = await migrateOlder(dbPath, context);
   if (options.json === true) {
     printJson(context, { file: dbPath, migrated: migrated !== null, ...migrated });
     return;
@@ -65,7 +64,7 @@ async function migrate(
 export async function migrateOlder(
   dbPath: string,
   context: CommandContext,
-  { onBegin, onKept, onStep }: Onlooker,
+  onlooker?: Onlooker,
 ): Promise<Migrated | null> {
   const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
   if (!isOlder(dbPath)) return null;
@@ -77,7 +76,7 @@ export async function migrateOlder(
   const path = realpathSync(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
-    onBegin();
+    onlooker?.onBegin();
     return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };
       const { schema_version } = await fillPartial('copy', file, partial, signal, context);
@@ -85,11 +84,11 @@ export async function migrateOlder(
       const at = timestamp(context.effects.now()).replaceAll(':', '-');
       const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
       partial.publishAs(keptAs);
-      onKept(keptAs);
+      onlooker?.onKept(keptAs);
       stopped.note = `stopped while it was migrated: the file as it was is kept as ${printable(keptAs)}`;
       try {
         await migrateInPlace(file, signal, context, (message) => {
-          if (message.kind === 'migrating') onStep(message.version);
+          if (message.kind === 'migrating') onlooker?.onStep(message.version);
         });
       } catch (error) {
         // Who tries again every second must not fill the disk with copies of a file that is as it was.
