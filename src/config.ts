@@ -116,18 +116,14 @@ const SETTINGS = {
 
 /** For commander; each is also read from its variable. */
 export function serveOptions(): Option[] {
-  return Object.values(SETTINGS).map(({ option }) => option);
+  return allSettings().options();
 }
 
 export type ServeConfigResult = { ok: true; config: ServeConfig } | { ok: false; reason: string };
 
 /** `values`: what commander made of `serveOptions`, defaults included. */
 export function serveConfig(dbPath: string, values: Readonly<Record<string, unknown>>): ServeConfigResult {
-  const entries = Object.entries(SETTINGS).map(([name, { option, take }]) => [
-    name,
-    take(values[option.attributeName()]),
-  ]);
-  const { tlsCertPath, tlsKeyPath, ...settings } = Object.fromEntries(entries) as Settings;
+  const { tlsCertPath, tlsKeyPath, ...settings } = allSettings().take(values);
   if ((tlsCertPath === null) !== (tlsKeyPath === null)) {
     return { ok: false, reason: '--tls-cert and --tls-key go together: give both or neither' };
   }
@@ -175,6 +171,10 @@ export function someSettings<Name extends keyof Settings>(...names: Name[]) {
       return Object.fromEntries(entries) as Pick<Settings, Name>;
     },
   };
+}
+
+function allSettings() {
+  return someSettings(...(Object.keys(SETTINGS) as (keyof Settings)[]));
 }
 
 interface Setting<Value> {
