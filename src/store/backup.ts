@@ -1,5 +1,5 @@
 import { checkDatabase, type FileCheck, identify, withDatabase } from './check.ts';
-import type { Database } from './database.ts';
+import { type Database, pragmaNumber } from './database.ts';
 
 /**
  * Copies what is committed at this moment into the empty file `to`, compact, and without a WAL; then checks the
@@ -25,6 +25,6 @@ export function copyDatabase(
 
 /** What a copy without gaps takes, about. */
 function compactBytes(database: Database): number {
-  const number = (name: string) => Number(database.pragma(name, { simple: true }));
-  return (number('page_count') - number('freelist_count')) * number('page_size');
+  const pages = pragmaNumber(database, 'page_count') - pragmaNumber(database, 'freelist_count');
+  return pages * pragmaNumber(database, 'page_size');
 }

@@ -1,11 +1,12 @@
 import { assetText } from '../assets.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import {
-  APPLICATION_ID,
   connect,
   type Database,
+  isOurs,
   newerFile,
   openingProblem,
+  pragmaNumber,
   SCHEMA_VERSION,
   schemaVersionOf,
   sqliteCode,
@@ -123,7 +124,7 @@ export function whatIsWrong(error: unknown, path: string): Unusable {
 
 /** What keeps this davit from using it at all; undefined if nothing does, or it is only to be migrated. */
 export function identify(database: Database): Unusable | undefined {
-  if (database.pragma('application_id', { simple: true }) !== APPLICATION_ID) return { kind: 'foreign' };
+  if (!isOurs(database)) return { kind: 'foreign' };
   return schemaVersionOf(database) > SCHEMA_VERSION ? { kind: 'newer', ...newerFile(database) } : undefined;
 }
 
@@ -132,7 +133,7 @@ function factsOf(database: Database): FileFacts {
   const number = (sql: string) => Number(database.prepare<[], number>(sql).pluck().get());
   return {
     schema_version: schemaVersionOf(database),
-    bytes: number('PRAGMA page_count') * number('PRAGMA page_size'),
+    bytes: pragmaNumber(database, 'page_count') * pragmaNumber(database, 'page_size'),
     created_at: timestamp(number('SELECT created_at FROM instance')),
     last_event_at: timestamp(
       number(`

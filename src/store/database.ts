@@ -191,18 +191,21 @@ function prepareSchema(database: Database, path: string, effects: Effects): void
 
 /** What a file is to this davit. Throws AppError `conflict` for one that is not davit's, or of a newer davit. */
 export function kindOf(database: Database, path: string): 'new' | 'older' | 'current' {
+  if (isNew(database, path)) return 'new';
+  if (!isOurs(database)) throw notOurs(path);
   const schemaVersion = schemaVersionOf(database);
-  if (applicationIdOf(database) !== APPLICATION_ID) {
-    if (applicationIdOf(database) === 0 && schemaVersion === 0 && isEmpty(database, path)) return 'new';
-    throw notOurs(path);
-  }
   if (schemaVersion > SCHEMA_VERSION) throw newer(path, newerFile(database));
   return schemaVersion < SCHEMA_VERSION ? 'older' : 'current';
 }
 
 /** `user_version`. */
 export function schemaVersionOf(database: Database): number {
-  return Number(database.pragma('user_version', { simple: true }));
+  return pragmaNumber(database, 'user_version');
+}
+
+/** What a pragma says of the file that is one number, as `page_count` does. */
+export function pragmaNumber(database: Database, name: string): number {
+  return Number(database.pragma(name, { simple: true }));
 }
 
 /** What a file of a newer davit tells of it. */
@@ -228,14 +231,20 @@ function writtenBy(database: Database): string | null {
   }
 }
 
-/** 0 in a file that no program has marked. */
-export function applicationIdOf(database: Database): unknown {
-  return database.pragma('application_id', { simple: true });
+/** Whether davit made the file, of whichever version. */
+export function isOurs(database: Database): boolean {
+  return pragmaNumber(database, 'application_id') === APPLICATION_ID;
+}
+
+/** That no program has marked, and that has nothing in it. */
+function isNew(database: Database, path: string): boolean {
+  const isMarked = pragmaNumber(database, 'application_id') !== 0 || schemaVersionOf(database) !== 0;
+  return !isMarked && isEmpty(database, path);
 }
 
 function isEmpty(database: Database, path: string): boolean {
   // SQLite takes a file of a single byte for one of none.
-  if (database.pragma('page_count', { simple: true }) === 0) return statSync(path).size === 0;
+  if (pragmaNumber(database, 'page_count') === 0) return statSync(path).size === 0;
   return database.prepare('SELECT count(*) FROM sqlite_schema').pluck().get() === 0;
 }
 
@@ -245,7 +254,7 @@ function isEmpty(database: Database, path: string): boolean {
  * was not to be seen: 5,810 creations a second with it, 5,790 without.
  */
 function letShrink(database: Database): void {
-  if (database.pragma('page_count', { simple: true }) === 0) database.pragma('auto_vacuum = INCREMENTAL');
+  if (pragmaNumber(database, 'page_count') === 0) database.pragma('auto_vacuum = INCREMENTAL');
 }
 
 function createSchema(database: Database, effects: Effects): void {

@@ -7,7 +7,7 @@ import {
   type Unusable,
   whatIsWrong,
 } from './check.ts';
-import { connect, type Database, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
+import { connect, type Database, pragmaNumber, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
 import { refuseOtherMachine } from './lock.ts';
 import { type Reads, readsOn } from './store.ts';
 
@@ -80,7 +80,7 @@ function examine(database: Database) {
     sqliteVersion: (): string => String(database.prepare('SELECT sqlite_version()').pluck().get()),
     schemaVersion: (): number => schemaVersionOf(database),
     /** How much of the file holds nothing, and is used before the file grows. */
-    unusedBytes: (): number => number('PRAGMA freelist_count') * number('PRAGMA page_size'),
+    unusedBytes: (): number => pragmaNumber(database, 'freelist_count') * pragmaNumber(database, 'page_size'),
 
     /** What is wrong with pages, indexes and constraints, and what is not there; reads the whole file. */
     integrityProblems: (): string[] => [

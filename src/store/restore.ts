@@ -15,15 +15,7 @@ import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { beginAlone } from './alone.ts';
-import {
-  APPLICATION_ID,
-  applicationIdOf,
-  connect,
-  type Database,
-  isDamaged,
-  notOurs,
-  sqliteCode,
-} from './database.ts';
+import { connect, type Database, isDamaged, isOurs, notOurs, pragmaNumber, sqliteCode } from './database.ts';
 import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
@@ -171,6 +163,5 @@ function holdAlone(path: string): () => void {
 
 /** Somebody else's database is as sound a file as ours: it was not meant. */
 function refuseForeign(path: string, database: Database): void {
-  const isEmpty = database.pragma('page_count', { simple: true }) === 0;
-  if (!isEmpty && applicationIdOf(database) !== APPLICATION_ID) throw notOurs(path);
+  if (pragmaNumber(database, 'page_count') > 0 && !isOurs(database)) throw notOurs(path);
 }

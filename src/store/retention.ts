@@ -1,6 +1,6 @@
 import type { DeliveryId, DeploymentId, EventId, WebhookId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
-import type { Statement } from './database.ts';
+import { pragmaNumber, type Statement } from './database.ts';
 import { walBytesOf } from './wal.ts';
 
 /*
@@ -313,16 +313,15 @@ export function retentionWrites({ database, effects }: WriteContext) {
     }
     const { pages, unused } = pageCounts();
     if (pages === before.pages) return null;
-    work.removed.fileBytes = (before.pages - pages) * numberOf('page_size');
+    work.removed.fileBytes = (before.pages - pages) * pragmaNumber(database, 'page_size');
     return unused > kept ? START : null;
   }
 
   function pageCounts(): { pages: number; unused: number } {
-    return { pages: numberOf('page_count'), unused: numberOf('freelist_count') };
-  }
-
-  function numberOf(pragma: string): number {
-    return Number(database.pragma(pragma, { simple: true }));
+    return {
+      pages: pragmaNumber(database, 'page_count'),
+      unused: pragmaNumber(database, 'freelist_count'),
+    };
   }
 }
 
