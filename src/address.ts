@@ -7,7 +7,7 @@ export interface Cidr {
   readonly prefixLength: number;
 }
 
-export type CidrResult = { ok: true; cidr: Cidr } | { ok: false; reason: string };
+type CidrResult = { ok: true; cidr: Cidr } | { ok: false; reason: string };
 
 /** `10.0.0.0/8` or `fd00::/8`; a bare address is the block of that one. Nothing is rounded or guessed. */
 export function parseCidr(value: unknown): CidrResult {
@@ -73,7 +73,7 @@ export interface UrlRules {
   allowedCidrs: readonly Cidr[];
 }
 
-export type WebhookUrlResult = { ok: true; url: string } | { ok: false; reason: string };
+type WebhookUrlResult = { ok: true; url: string } | { ok: false; reason: string };
 
 export const URL_MAX_LENGTH = 2048;
 

@@ -31,7 +31,7 @@ import { boundThreadMemory } from './memory.ts';
 
 /** Files that go with the program, by name: where they lie in the sources. */
 export const ASSET_SOURCES = { 'schema.sql': 'schema.sql', 'docs.css': 'src/http/docs.css' } as const;
-export type AssetName = keyof typeof ASSET_SOURCES;
+type AssetName = keyof typeof ASSET_SOURCES;
 
 /** Modules that run in a thread of their own, by their path in src/. */
 export const THREAD_NAMES = [
@@ -39,7 +39,7 @@ export const THREAD_NAMES = [
   'store/checkpoint-thread',
   'deliver/dispatcher-thread',
 ] as const;
-export type ThreadName = (typeof THREAD_NAMES)[number];
+type ThreadName = (typeof THREAD_NAMES)[number];
 
 export const version: string = packageJson.version;
 
@@ -66,7 +66,7 @@ export const ADDON_SOURCES = {
   better_sqlite3: `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
   koffi: `node_modules/@koromix/koffi-${process.platform}-${process.arch}/${process.platform}_${process.arch}/koffi.node`,
 } as const;
-export type AddonName = keyof typeof ADDON_SOURCES;
+type AddonName = keyof typeof ADDON_SOURCES;
 
 /**
  * A library's native part, to be loaded from there; undefined where the library finds it by itself. Throws

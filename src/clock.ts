@@ -42,7 +42,7 @@ export interface ClockSettings {
   lately(withinMs: number, nowMs: number): LateSetting[];
 }
 
-export interface LateSetting {
+interface LateSetting {
   agoMs: number;
   /** As in `ClockSetting`. */
   byMs: number;

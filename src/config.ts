@@ -119,7 +119,7 @@ export function serveOptions(): Option[] {
   return allSettings().options();
 }
 
-export type ServeConfigResult = { ok: true; config: ServeConfig } | { ok: false; reason: string };
+type ServeConfigResult = { ok: true; config: ServeConfig } | { ok: false; reason: string };
 
 /** `values`: what commander made of `serveOptions`, defaults included. */
 export function serveConfig(dbPath: string, values: Readonly<Record<string, unknown>>): ServeConfigResult {

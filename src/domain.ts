@@ -75,7 +75,7 @@ export function parseId<P extends IdPrefix>(prefix: P, value: unknown): IdOfPref
   return /^[0-9A-Za-z]+$/.test(value.slice(prefix.length + 1)) ? (value as IdOfPrefix[P]) : undefined;
 }
 
-export type RefResult = { ok: true; ref: Ref } | { ok: false; reason: string };
+type RefResult = { ok: true; ref: Ref } | { ok: false; reason: string };
 
 const REF_MAX_BYTES = 255;
 

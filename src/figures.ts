@@ -16,7 +16,7 @@ export interface Sample {
   value: number;
 }
 
-export interface Definition {
+interface Definition {
   /** In Prometheus' words: base units, `_total` for counters, `_seconds`, `_bytes`. */
   name: string;
   help: string;
@@ -32,7 +32,7 @@ export interface Counter extends Figure {
   add(count?: number): void;
 }
 
-export interface Gauge extends Figure {
+interface Gauge extends Figure {
   set(value: number): void;
   add(difference: number): void;
 }

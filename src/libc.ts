@@ -2,7 +2,7 @@ import { getSystemErrorName } from 'node:util';
 import type { KoffiFunc } from 'koffi';
 
 /** The C library, for what the system has and Node has not. */
-export interface CLibrary {
+interface CLibrary {
   declare: Declare;
   /** The code of the system for why the last call failed, such as `EMFILE`. */
   lastError(): string;

@@ -7,7 +7,7 @@ import { logText } from './log-text.ts';
 export type { Logger };
 
 /** JSON lines for programs; text for people, with colours where their terminal shows them. */
-export type LogForm = 'json' | 'text' | 'colours';
+type LogForm = 'json' | 'text' | 'colours';
 
 export interface LogOptions {
   level: LogLevel;

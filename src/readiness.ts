@@ -1,7 +1,7 @@
 import type { Effects } from './effects.ts';
 import type { Loop } from './loop.ts';
 
-export interface Readiness {
+interface Readiness {
   /** What keeps davit from its work; null: nothing. One look serves all who ask within a second. */
   check(): Promise<string | null>;
   /** From now on this loop of the executor's has to turn. */

@@ -1,7 +1,7 @@
 import { type Effects, realEffects } from './effects.ts';
 
 /** Resolves to what `look` gives, as soon as it had its turn. Rejects with what it throws. */
-export type InTurn = <Result>(look: () => Result) => Promise<Result>;
+type InTurn = <Result>(look: () => Result) => Promise<Result>;
 
 /**
  * So long looks may hold up a turn of the event loop. With one look in each, however short, lists of 50 were 1,500 a

@@ -23,6 +23,8 @@ interface Source {
 
 const SOURCES = readSources();
 
+const EXPORT = /^export (?:async )?(?:function\*?|const|let|class|interface|type) (\w+)/gm;
+
 /** What each part of src/ may import besides itself. A file directly in src/ is `base`, but for main and app. */
 const MAY_IMPORT: Record<string, string[]> = {
   main: ['cli', 'app', 'http', 'deploy', 'deliver', 'metrics', 'store', 'base'],
@@ -121,6 +123,22 @@ t.test('no file is longer than 500 lines', async (t) => {
 
 t.test('every exported function has a comment', async (t) => {
   t.strictSame(SOURCES.flatMap(functionsWithoutComment), []);
+});
+
+t.test('what is exported is named in another file', async (t) => {
+  const wordsOf = (path: string) => new Set(readFileSync(join(ROOT, path), 'utf8').match(/\w+/g));
+  const words = new Map(
+    repositoryFiles(ROOT)
+      .filter((path) => path.endsWith('.ts'))
+      .map((path) => [path, wordsOf(path)] as const),
+  );
+  const unused = SOURCES.flatMap(({ path, text }) => {
+    const others = [...words].filter(([other]) => other !== join('src', path)).map(([, found]) => found);
+    return [...text.matchAll(EXPORT)]
+      .filter(([, name = '']) => !others.some((found) => found.has(name)))
+      .map(([, name]) => `${path}: ${name}`);
+  });
+  t.strictSame(unused, []);
 });
 
 t.test('no check is switched off, and nothing is any', async (t) => {

@@ -20,7 +20,7 @@ export interface ApiOptions {
   version: string;
 }
 
-export interface ApiRequest {
+interface ApiRequest {
   method: 'GET' | 'POST';
   /** From /v2 on. */
   path: string;

@@ -28,7 +28,7 @@ export interface CommandContext {
 
 /** Of a process that a signal ended, as shells count it. SIGHUP comes when a terminal is closed. */
 export const EXIT_CODE_OF_SIGNAL = { SIGHUP: 129, SIGINT: 130, SIGUSR1: 138, SIGTERM: 143 } as const;
-export type SignalName = keyof typeof EXIT_CODE_OF_SIGNAL;
+type SignalName = keyof typeof EXIT_CODE_OF_SIGNAL;
 
 /** Adds options, arguments, subcommands and the action to a command that has its name and summary. */
 export type DefineCommand = (command: Command, context: CommandContext) => void;

@@ -18,10 +18,10 @@ const NAMED_NOUNS = ['project', 'key', 'webhook', 'deployment'] as const;
 export type NamedNoun = (typeof NAMED_NOUNS)[number];
 
 /** What the file calls those things; `dbPath` is null where `--db` does not say which file. */
-export type NamesOf = (noun: NamedNoun, start: string, dbPath: string | null) => Promise<Candidate[]>;
+type NamesOf = (noun: NamedNoun, start: string, dbPath: string | null) => Promise<Candidate[]>;
 
 /** What may stand at the end: these words, and files or directories if `paths` says so. */
-export interface Completion {
+interface Completion {
   candidates: Candidate[];
   paths: 'none' | 'files' | 'directories';
 }

@@ -35,7 +35,7 @@ export type DoctorFinding = FindingOf<
 >;
 
 /** A file to look at, and when. */
-export interface Case {
+interface Case {
   /** Absolute, and no link. */
   path: string;
   service: Serving | null;

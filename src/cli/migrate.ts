@@ -7,7 +7,7 @@ import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson }
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
 
 /** What became of an older file. */
-export interface Migrated {
+interface Migrated {
   from_schema: number;
   to_schema: number;
   /** A whole copy of it as it was. */
@@ -15,7 +15,7 @@ export interface Migrated {
 }
 
 /** Who follows a migration. */
-export interface Onlooker {
+interface Onlooker {
   /** It is this davit's alone now. */
   onBegin(): void;
   onKept(keptAs: string): void;

@@ -60,7 +60,7 @@ async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<
 }
 
 /** What is at a path for another process: what is there for this one, the same but only to be read, or not that. */
-export type View = 'same' | 'readOnly' | 'hidden';
+type View = 'same' | 'readOnly' | 'hidden';
 
 /** How a process sees a path that is there for this one; `same` where that cannot be told. */
 export function viewOf(processId: number, path: string): View {

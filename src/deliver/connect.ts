@@ -39,7 +39,7 @@ export interface Connector {
 /** Opens one connection to where a URL leads, TLS where it says `https:`. */
 export type Connect = (url: URL, hears: SocketEvents, reputation: Reputation) => OpenSocket;
 
-export interface OpenSocket {
+interface OpenSocket {
   /** Where it leads; null until it is connected. */
   remoteAddress(): string | null;
   /** Once it is connected. */

@@ -20,7 +20,7 @@ import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
 type Standing = 'proven' | 'new' | 'slow' | 'failing';
 const STANDINGS: readonly Standing[] = ['proven', 'new', 'slow', 'failing'];
 
-export interface LaneLimits {
+interface LaneLimits {
   /** Attempts of one webhook under way at a time. */
   perWebhook: number;
   /** Attempts of all. */

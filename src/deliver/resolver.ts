@@ -11,7 +11,7 @@ export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;
 export type Reputation = 'proven' | 'unproven' | 'failing';
 
 /** The same, for a receiver of this reputation. */
-export type Resolve = (hostname: string, reputation: Reputation) => Promise<readonly LookupAddress[]>;
+type Resolve = (hostname: string, reputation: Reputation) => Promise<readonly LookupAddress[]>;
 
 /**
  * Of libuv's threads half, 32, may wait for names at the same time, and a name that no server answers for keeps one for

@@ -10,7 +10,7 @@ const JITTER = 0.1;
 
 const RETRY_AFTER_LENGTHENS_AT_MOST_MS = 60 * 60_000;
 
-export type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
+type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 
 export interface FailedAttempt {
   /** Milliseconds since 1970, as `nowMs`: when the event happened, or when the ladder was begun anew. */

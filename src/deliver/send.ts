@@ -17,7 +17,7 @@ export interface SenderOptions extends ConnectorOptions {
   idleConnectionsMax?: number;
 }
 
-export interface SendRequest {
+interface SendRequest {
   /** As `parseWebhookUrl` made it. */
   url: string;
   /** Besides those that every delivery has. */

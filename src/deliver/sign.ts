@@ -1,7 +1,7 @@
 import { timingSafeEqual } from 'node:crypto';
 import { type HmacKey, hmacKey, hmacSha256 } from './hmac.ts';
 
-export interface Signing {
+interface Signing {
   eventId: string;
   /** The webhook's live secrets: one, or more while a rotation overlaps. The list does not change. */
   secrets: readonly string[];
@@ -76,7 +76,7 @@ export interface Verification {
   toleranceSeconds?: number;
 }
 
-export type VerificationResult = { ok: true } | { ok: false; reason: string };
+type VerificationResult = { ok: true } | { ok: false; reason: string };
 
 const TOLERANCE_SECONDS = 300;
 

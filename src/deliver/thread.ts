@@ -32,7 +32,7 @@ export type FromDispatcherThread =
   /** Null: it went wrong inside, and the log says how. */
   | { pingId: number; result: PingResult | null };
 
-export interface DispatcherThread {
+interface DispatcherThread {
   /** Begins to send. Resolves when it has; rejects when it cannot. */
   begin(data: DispatcherThreadData): Promise<void>;
   /** How long ago its loop last looked for work; does not resolve while the thread hangs. */

@@ -24,7 +24,7 @@ export function homeDirectory(): string {
   }
 }
 
-export interface DeploymentVariables {
+interface DeploymentVariables {
   deploymentId: string;
   ref: string;
   projectId: string;

@@ -2,7 +2,7 @@ import type { Effects } from '../effects.ts';
 import type { LogAppend, LogChunk } from '../store/logs.ts';
 import { maskFor } from './mask.ts';
 
-export interface LogKeeperOptions {
+interface LogKeeperOptions {
   /** Of the beginning, this much is kept. */
   headBytes: number;
   /** Of the end, at least this much, and less than one chunk more. */

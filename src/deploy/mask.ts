@@ -1,5 +1,5 @@
 /** Hides secrets in a text that comes in pieces. */
-export interface Mask {
+interface Mask {
   /** What is certain so far; keeps back what may be the beginning of a secret. */
   push(bytes: Uint8Array): Buffer;
   /** What was kept back. */

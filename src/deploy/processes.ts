@@ -7,12 +7,12 @@ import type { ProcessIdentity } from '../store/deployments.ts';
 import { childrenOfMainThread, openFilesOf, processIds, readProc, threadIds, untilSeen } from './proc.ts';
 
 /** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
-export interface ProcessTree {
+interface ProcessTree {
   deploymentId: string;
   leader: ProcessIdentity | undefined;
 }
 
-export interface StopOptions {
+interface StopOptions {
   /** From SIGTERM to SIGKILL; asked again and again meanwhile. */
   graceMs(): number;
   effects: Effects;

@@ -16,7 +16,7 @@ export interface RunRequest extends SpawnRequest {
   killGraceMs: number;
 }
 
-export interface RunContext {
+interface RunContext {
   spawner: Spawner;
   effects: Effects;
   /** Hears once, when it was started, which process it is. */

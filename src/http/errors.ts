@@ -9,7 +9,7 @@ import type { Logger } from '../logger.ts';
 import { interruptBody, isBodyPending, untilBodyEnds } from './body.ts';
 
 /** An answer as text, so that a handler, hapi itself and a bare socket can all send the same one. */
-export interface ErrorResponse {
+interface ErrorResponse {
   code: ErrorCode;
   statusCode: number;
   headers: Record<string, string>;

@@ -18,7 +18,7 @@ export type RateDecision =
   | { kind: 'limited'; headers: RateHeaders; retryAfterSeconds: number };
 
 /** Fields of draft-ietf-httpapi-ratelimit-headers-11. */
-export interface RateHeaders {
+interface RateHeaders {
   'RateLimit-Policy': string;
   RateLimit: string;
 }

@@ -10,7 +10,7 @@ const HEARTBEAT_MS = 15_000;
 const RECONNECT_AFTER_MS = 1_000;
 
 /** Who follows a log. */
-export interface LogFollower {
+interface LogFollower {
   id: DeploymentId;
   /** The first byte that is wanted. */
   from: number;
@@ -19,7 +19,7 @@ export interface LogFollower {
   mayFollow(): boolean;
 }
 
-export type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefined>;
+type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefined>;
 
 /**
  * Makes the function that gives a log as server-sent events, until the deployment has ended and all was said. An

@@ -64,7 +64,7 @@ export interface AnsweredRequest {
   durationMs: number;
 }
 
-export interface HttpTimeouts {
+interface HttpTimeouts {
   /** For a request's head, from its first byte or from the connection's start. */
   headersMs: number;
   /** For a whole request, its body included. */

@@ -4,7 +4,7 @@ import { cannotListen, type ListenAddress } from '../config.ts';
 import type { Logger } from '../logger.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
-export interface MetricsListener {
+interface MetricsListener {
   /** The one that it got. */
   port: number;
   /** Ends every connection, answered or not. */

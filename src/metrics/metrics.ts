@@ -12,7 +12,7 @@ import { processFigures } from './process.ts';
 import { deploymentFigures, dueFigures, fileFigures } from './readings.ts';
 import { type AnsweredRequest, createRequestFigures } from './requests.ts';
 
-export interface MetricsOptions {
+interface MetricsOptions {
   listen: ListenAddress;
   reads: Reads;
   dbPath: string;

@@ -8,7 +8,7 @@ import { walUseOf } from './wal.ts';
 import type { CheckpointKind, WriterFigures } from './writer-figures.ts';
 
 /** When the WAL of a file is copied into it. */
-export interface Checkpoints {
+interface Checkpoints {
   /** Has it copied where it has become large. Returns whether anything was written since the last look. */
   look(): boolean;
   /** Of the thread that copies; the last connection to close copies what is left. */

@@ -21,8 +21,8 @@ export type Change =
   | WebhookId
   | LogChange
   | EnabledChange;
-export type LogChange = `log:${DeploymentId}`;
-export type EnabledChange = `enabled:${WebhookId}`;
+type LogChange = `log:${DeploymentId}`;
+type EnabledChange = `enabled:${WebhookId}`;
 
 /** What every store that writes is made with. Its functions run inside the writer's transaction. */
 export interface WriteContext {

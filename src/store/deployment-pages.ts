@@ -15,7 +15,7 @@ export interface DeploymentFilter {
 }
 
 /** A stretch of a list: everything in it was looked at. */
-export interface DeploymentRows {
+interface DeploymentRows {
   /** Newest first. */
   rows: DeploymentRow[];
   /** `beforeSeq` of the next stretch; null when there is none. */

@@ -17,7 +17,7 @@ export interface DueLook {
   step(): boolean;
 }
 
-export interface UnfinishedDeployments {
+interface UnfinishedDeployments {
   status: Exclude<DeploymentStatus, TerminalStatus>;
   /** Whether another system carries them out. */
   reported: boolean;

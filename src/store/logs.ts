@@ -22,7 +22,7 @@ export interface LogAppend {
 }
 
 /** What a log has at some place. Both reach to `end`, counted in bytes that were printed. */
-export type LogPiece =
+type LogPiece =
   | { kind: 'bytes'; end: number; bytes: Buffer }
   /** Not kept. `midLine`: the byte before it is kept, and no line ends with it. */
   | { kind: 'leftOut'; end: number; midLine: boolean };

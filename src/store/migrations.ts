@@ -35,7 +35,7 @@ export const MIGRATIONS: readonly Migration[] = [
   },
 ];
 
-export interface MigrationOptions {
+interface MigrationOptions {
   /** Before each step, and once more, with null, before the result is checked. */
   onStep?: (version: number | null) => void;
   migrations?: readonly Migration[];

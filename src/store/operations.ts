@@ -116,7 +116,7 @@ export type AnswerRequest = {
   };
 }[AnsweringOperation];
 
-export type Operations = ReturnType<typeof makeOperations>;
+type Operations = ReturnType<typeof makeOperations>;
 export type OperationName = keyof Operations;
 export type InputOf<Name extends OperationName> = Parameters<Operations[Name]>[0];
 export type OutputOf<Name extends OperationName> = ReturnType<Operations[Name]>;

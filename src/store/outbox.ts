@@ -115,7 +115,7 @@ export interface SettledLast {
 }
 
 /** How far the clock was set back, and where to go on. */
-export interface SetBack {
+interface SetBack {
   byMs: number;
   /** No retry is planned for later than that from now. */
   furthestMs: number;
@@ -131,7 +131,7 @@ export interface PendingPlace {
 }
 
 /** Whose retries are hurried, and where to go on. */
-export interface Hurry {
+interface Hurry {
   webhookId: WebhookId;
   /** Null: the beginning. */
   after: PendingPlace | null;

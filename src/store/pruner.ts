@@ -11,7 +11,7 @@ export interface Pruner {
   tick(): Promise<number>;
 }
 
-export interface PrunerOptions {
+interface PrunerOptions {
   writer: Pick<Writer, 'write'>;
   effects: Effects;
   logger: Logger;

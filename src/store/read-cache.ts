@@ -34,7 +34,7 @@ export function createMoments(database: Database): () => Moment {
 }
 
 /** Gives what `read` gave for `key` before, if that was at this moment. */
-export type ReadCache<Value> = (key: string, read: () => Value) => Value;
+type ReadCache<Value> = (key: string, read: () => Value) => Value;
 
 /** Each may be some 20 KB. */
 const ENTRIES_MAX = 200;

@@ -42,7 +42,7 @@ export interface OpenReplay extends ReplaySelection {
 }
 
 /** A piece of a webhook's deliveries, in their order. */
-export interface ReplaySlice {
+interface ReplaySlice {
   /** Those that fit. */
   seqs: number[];
   /** The last one that was looked at; null: there are none after these. */

@@ -41,7 +41,7 @@ export function storeOn(database: Database, effects: Effects): Store {
 }
 
 /** The writer's thread, which loads while others do their part and does nothing before `open`. */
-export interface StoreThread {
+interface StoreThread {
   /**
    * Opens the file; rejects when the thread cannot. `ports` are further doors to the writer, for other threads;
    * `figures` is where it counts what it does.

@@ -10,7 +10,7 @@ export function walBytesOf(path: string): number {
 }
 
 /** How much of the WAL is in use, and how much of that is not in the file yet. */
-export interface WalUse {
+interface WalUse {
   usedBytes: number;
   uncopiedBytes: number;
 }

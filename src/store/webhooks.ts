@@ -20,7 +20,7 @@ export const WEBHOOKS_OF_KEY_MAX = 100;
 /** So many secrets of one webhook work at a time: each costs every delivery a signature. */
 export const LIVE_SECRETS_MAX = 5;
 
-export interface NewWebhook {
+interface NewWebhook {
   keyId: KeyId;
   /** As parseWebhookUrl normalised it. */
   url: string;
