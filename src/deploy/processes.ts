@@ -396,15 +396,10 @@ function readStat(processId: number): ProcessStat | undefined {
 
 /** The deployment that it was started in; undefined when it was in none, or may not be known. */
 function markerOf(stat: ProcessStat): string | undefined {
-  const environment = environmentOf(stat);
-  if (environment === undefined) return undefined;
-  const entry = `${DEPLOYMENT_MARKER}=`;
-  let at = environment.startsWith(entry) ? 0 : environment.indexOf(`\0${entry}`) + 1;
-  if (at === 0 && !environment.startsWith(entry)) return undefined;
-  at += entry.length;
-  const end = environment.indexOf('\0', at);
-  return environment.slice(at, end === -1 ? undefined : end);
+  return MARKER_IN_ENVIRONMENT.exec(environmentOf(stat) ?? '')?.[1];
 }
+
+const MARKER_IN_ENVIRONMENT = new RegExp(`(?:^|\\0)${DEPLOYMENT_MARKER}=([^\\0]*)`);
 
 /** Once its first thread has ended a process has none of its own: its other threads still show it. */
 function environmentOf({ processId, state }: ProcessStat): string | undefined {
