@@ -54,7 +54,7 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
       resources: [
         projects(store.reads, pages),
         deployments(store.reads, answers, pages, watches, effects, config.maxQueued),
-        logs(store, watches, effects),
+        logs(store.reads, watches, effects),
         webhooks(store.reads, answers, pages, webhookUrlRules, ping),
         deliveries(store.reads, answers, pages, effects),
         health(checkReadiness),

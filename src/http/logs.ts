@@ -4,7 +4,7 @@ import type { Deployment, DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
 import { logChange } from '../store/context.ts';
-import type { Store } from '../store/store.ts';
+import type { Reads } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
 import { createLogEvents } from './log-events.ts';
@@ -56,7 +56,7 @@ const LOGS_RESPONSE: ResponseDescription = {
 };
 
 /** What a deployment printed: as it is now, or followed to its end. */
-export function logs({ reads }: Store, watches: Watches, effects: Effects): Plugin<void> {
+export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<void> {
   const logEvents = createLogEvents(reads, watches);
 
   return {

@@ -32,7 +32,7 @@ export async function startDeploymentsHttp(
     store,
     resources: () => [
       deployments(store.reads, createAnswers(store.writer), pages, watches, effects, maxQueued),
-      logs(store, watches, effects),
+      logs(store.reads, watches, effects),
     ],
   });
   http.server.ext('onPreStop', watches.close);
