@@ -1,8 +1,9 @@
 import type { Command } from 'commander';
 import { version } from '../assets.ts';
-import { type CommandContext, createProgram, type DefineCommand, explain, runProgram } from './command.ts';
+import { type CommandContext, type DefineCommand, explain } from './command.ts';
 import type { COMPLETE_ARGUMENT } from './complete.ts';
 import type { FILE_PROCESS } from './file-process.ts';
+import { createProgram, runProgram } from './program.ts';
 
 /* The table of contents: every command, and the file that defines it. */
 
