@@ -2,7 +2,7 @@ import { readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
-import { formatDuration } from '../durations.ts';
+import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import type { OlderPatient, Patient } from '../store/doctor.ts';
@@ -44,15 +44,12 @@ interface Case {
   walBytes: number;
 }
 
-const MINUTE_MS = 60_000;
-const DAY_MS = 24 * 60 * MINUTE_MS;
-
 /** Clocks that NTP keeps differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
 /** A start, an end or a retry takes seconds. */
 const OVERDUE_MS = 10 * MINUTE_MS;
 const JUST_BEGUN_MS = MINUTE_MS;
-const FAILING_FOR_MS = 60 * MINUTE_MS;
+const FAILING_FOR_MS = HOUR_MS;
 const KEY_ENDS_SOON_MS = 14 * DAY_MS;
 
 /** What there is to say of the place of a file, without opening it. */

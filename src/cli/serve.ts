@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import { cannotListen, type ServeConfig, serveConfig, serveOptions } from '../config.ts';
+import { DAY_MS } from '../durations.ts';
 import { releaseStartMemory } from '../memory.ts';
 import {
   type CommandContext,
@@ -22,7 +23,7 @@ const STOP_MAX_MS = 29_000;
 const SAME_SIGNAL_MS = 200;
 
 /** systemd's own limit for a start is 90 s. */
-const MIGRATION_MAX_MS = 24 * 60 * 60_000;
+const MIGRATION_MAX_MS = DAY_MS;
 
 /** `davit serve`: the service, until SIGTERM or SIGINT. */
 export function defineServe(command: Command, context: CommandContext): void {

@@ -1,4 +1,5 @@
 import type { WebhookId } from '../domain.ts';
+import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { createSlots, type Slots } from '../slots.ts';
 import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
@@ -64,7 +65,7 @@ const UNRECORDED_MAX = 64;
 const UNRECORDED_TOTAL_MAX = 4_096;
 
 /** A lane that was not used for so long is forgotten, with what was learned of it. */
-const FORGOTTEN_AFTER_MS = 60 * 60_000;
+const FORGOTTEN_AFTER_MS = HOUR_MS;
 
 /** What is remembered of one webhook. */
 export interface Lane {

@@ -1,3 +1,5 @@
+import { HOUR_MS } from '../durations.ts';
+
 /** When failed deliveries are tried again. Any numbers do, also none: `delaysMs` is the ladder, `windowMs` its length. */
 export interface RetrySchedule {
   readonly delaysMs: readonly number[];
@@ -8,7 +10,7 @@ export interface RetrySchedule {
 /** So that what failed together does not come back together. */
 const JITTER = 0.1;
 
-const RETRY_AFTER_LENGTHENS_AT_MOST_MS = 60 * 60_000;
+const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
 
 type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 

@@ -1,4 +1,5 @@
 import type { AttemptTrigger, DeliveryId, EventId, WebhookId } from '../domain.ts';
+import { DAY_MS } from '../durations.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
 import { ATTEMPTS_MAX } from './deliveries.ts';
@@ -9,8 +10,6 @@ import { type Recipient, recipientReads } from './recipients.ts';
  * under way: with 200 busy webhooks that took 4 of the 45 µs that the dispatcher needs for a delivery.
  */
 const READ_AHEAD = 32;
-
-const DAY_MS = 24 * 60 * 60 * 1000;
 
 /** A webhook that has only failed for so long is disabled. */
 export const DISABLE_AFTER_FAILING_MS = 5 * DAY_MS;

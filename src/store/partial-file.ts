@@ -13,6 +13,7 @@ import {
   statSync,
 } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
+import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import type { ProcessIdentity } from './deployments.ts';
 
@@ -35,7 +36,7 @@ export interface Maker {
 }
 
 /** Of a file whose maker belongs to another boot, or container, perhaps of another machine that uses the directory too. */
-const ABANDONED_AFTER_MS = 24 * 60 * 60 * 1000;
+const ABANDONED_AFTER_MS = DAY_MS;
 
 const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})(?:-(\d+))?/;
 

@@ -1,4 +1,5 @@
 import { type ClockSettings, createWatchedClock } from '../clock.ts';
+import { DAY_MS, HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { isUnavailable } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -20,8 +21,6 @@ interface PrunerOptions {
   /** Null: deployments, events and deliveries are kept for ever. */
   retentionMs: number | null;
 }
-
-const HOUR_MS = 60 * 60 * 1000;
 
 /** Between two passes: what is over is removed soon after its time, also where that is short. */
 const PASS_EVERY_MAX_MS = HOUR_MS;
@@ -48,7 +47,7 @@ const PAUSE_WHILE_UNAVAILABLE_MS = 60_000;
  * it. A machine that slept for as long waits for nothing but that.
  */
 const DOUBTED_FROM_MS = HOUR_MS;
-const DOUBTED_FOR_MS = 24 * HOUR_MS;
+const DOUBTED_FOR_MS = DAY_MS;
 
 /** A pass through everything that may be over. */
 interface Pass {

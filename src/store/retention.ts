@@ -1,4 +1,5 @@
 import type { DeliveryId, DeploymentId, EventId, WebhookId } from '../domain.ts';
+import { HOUR_MS } from '../durations.ts';
 import type { WriteContext } from './context.ts';
 import { pragmaNumber, type Statement } from './database.ts';
 import { walBytesOf } from './wal.ts';
@@ -77,7 +78,7 @@ export type Removed = Partial<
 >;
 
 /** A repeat is answered like the first request for so long; 24 h are promised. */
-const IDEMPOTENCY_MEMORY_MS = 72 * 60 * 60 * 1000;
+const IDEMPOTENCY_MEMORY_MS = 72 * HOUR_MS;
 
 /**
  * What one step does at most, so that no commit that it takes part in is noticeably longer: 1 ms. It is the pages
