@@ -4,7 +4,9 @@ import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import { codeOf, messageOf } from '../errors.ts';
+import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
+import type { RunningDeployment } from '../store/deployments.ts';
 import type { OlderPatient, Patient } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -251,52 +253,59 @@ function checkService({ service }: Case): DoctorFinding {
   );
 }
 
-function checkDeployments(
+function checkDeployments(file: Case, reads: Reads, surroundings: Surroundings): DoctorFinding[] {
+  const { waiting } = reads.backlog.all(file.nowMs, 1);
+  const running = reads.deployments.running();
+  const [next] = waiting.items;
+  const findings = [
+    ...running.flatMap((deployment) => findingsOfRunning(deployment, file, reads, surroundings)),
+    ...findingsOfWaiting(file, reads, running.length === 0 ? next : undefined),
+  ];
+  return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
+}
+
+function findingsOfRunning(
+  { id, process }: RunningDeployment,
   { service, nowMs }: Case,
   reads: Reads,
   { serviceProcessId }: Surroundings,
 ): DoctorFinding[] {
-  const { waiting } = reads.backlog.all(nowMs, 1);
-  const running = reads.deployments.running();
-  const findings: DoctorFinding[] = [];
-  for (const { id, process } of running) {
-    const runs = process !== null && isAlive(process);
-    const startedAtMs = Date.parse(reads.deployments.existing(id).started_at ?? timestamp(nowMs));
-    if (service === null) {
-      findings.push(
-        problem(
-          'deployments',
-          runs
-            ? `${id} runs as process ${process.processId}, and no service looks after it`
-            : `${id} is recorded as running, and no service looks after it`,
-          'davit serve: it ends what is left of it, and records it as interrupted',
-        ),
-      );
-    } else if (!runs && serviceProcessId !== null && nowMs - startedAtMs > JUST_BEGUN_MS) {
-      findings.push(
-        problem(
-          'deployments',
-          `${id} is recorded as running, and its process is gone`,
-          'restart davit serve',
-        ),
-      );
-    }
+  const runs = process !== null && isAlive(process);
+  if (service === null) {
+    return [
+      problem(
+        'deployments',
+        runs
+          ? `${id} runs as process ${process.processId}, and no service looks after it`
+          : `${id} is recorded as running, and no service looks after it`,
+        'davit serve: it ends what is left of it, and records it as interrupted',
+      ),
+    ];
   }
+  const startedAt = reads.deployments.existing(id).started_at ?? timestamp(nowMs);
+  if (runs || serviceProcessId === null || ageMs(startedAt, nowMs) <= JUST_BEGUN_MS) return [];
+  return [
+    problem('deployments', `${id} is recorded as running, and its process is gone`, 'restart davit serve'),
+  ];
+}
+
+/** `next` is the one that should have started by now, as nothing runs. */
+function findingsOfWaiting(
+  { service, nowMs }: Case,
+  reads: Reads,
+  next: WaitingDeployment | undefined,
+): DoctorFinding[] {
   const waitsIn = (status: ProjectStatus) =>
     reads.projects
       .list()
       .reduce((sum, project) => sum + (project.status === status ? project.queued_count : 0), 0);
   const [startable, paused] = [waitsIn('active'), waitsIn('paused')];
-  const [next] = waiting.items;
+  const findings: DoctorFinding[] = [];
   if (startable > 0 && service === null) {
     findings.push(
       problem('deployments', `${startable} wait, and no service carries them out`, 'davit serve'),
     );
-  } else if (
-    next?.project_status === 'active' &&
-    running.length === 0 &&
-    ageMs(next.created_at, nowMs) > OVERDUE_MS
-  ) {
+  } else if (next?.project_status === 'active' && ageMs(next.created_at, nowMs) > OVERDUE_MS) {
     findings.push(
       problem(
         'deployments',
@@ -310,53 +319,17 @@ function checkDeployments(
       note('deployments', `${paused} wait in projects that are paused`, 'davit admin project resume'),
     );
   }
-  return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
+  return findings;
 }
 
-function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] {
-  const webhooks = reads.backlog.webhooks(nowMs);
-  const findings = webhooks.flatMap((webhook): DoctorFinding[] => {
-    const { id, status, status_reason, held_count, failing_since, consecutive_failures, last_error } =
-      webhook;
-    if (status === 'disabled') {
-      const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
-      if (held_count === 0) return [note('webhooks', message, null)];
-      const isForEver = reads.keys.get(webhook.created_by.key_id)?.revoked_at !== null;
-      return [
-        problem(
-          'webhooks',
-          `${message}, with ${countText(held_count)} held for it`,
-          isForEver
-            ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
-            : `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
-        ),
-      ];
-    }
-    if (failing_since !== null && ageMs(failing_since, nowMs) > FAILING_FOR_MS) {
-      const how = last_error === null ? '' : `, last with ${last_error}`;
-      return [
-        problem(
-          'webhooks',
-          `${id} fails since ${failing_since}, by now ${consecutive_failures} times in a row${how}`,
-          `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
-        ),
-      ];
-    }
-    const { due_count, next_attempt_at } = webhook;
-    if (next_attempt_at === null || ageMs(next_attempt_at, nowMs) <= OVERDUE_MS) return [];
-    return [
-      problem(
-        'webhooks',
-        `${id} is behind: ${due_count} deliveries are due, the first since ${next_attempt_at}`,
-        service === null
-          ? 'davit serve'
-          : 'its receiver takes less than comes, or davit serve needs a restart',
-      ),
-    ];
-  });
+function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
+  const webhooks = reads.backlog.webhooks(file.nowMs);
+  const findings = webhooks.flatMap((webhook) =>
+    webhook.status === 'disabled' ? findingOfDisabled(webhook, reads) : findingsOfEnabled(webhook, file),
+  );
   const failing = webhooks.filter(
     ({ status, failing_since }) =>
-      status === 'enabled' && failing_since !== null && ageMs(failing_since, nowMs) <= FAILING_FOR_MS,
+      status === 'enabled' && failing_since !== null && ageMs(failing_since, file.nowMs) <= FAILING_FOR_MS,
   );
   if (failing.length > 0) {
     findings.push(
@@ -368,6 +341,44 @@ function checkWebhooks({ service, nowMs }: Case, reads: Reads): DoctorFinding[] 
     );
   }
   return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
+}
+
+function findingOfDisabled(
+  { id, status_reason, held_count, created_by }: WebhookBacklog,
+  reads: Reads,
+): DoctorFinding {
+  const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
+  if (held_count === 0) return note('webhooks', message, null);
+  const isForEver = reads.keys.get(created_by.key_id)?.revoked_at !== null;
+  return problem(
+    'webhooks',
+    `${message}, with ${countText(held_count)} held for it`,
+    isForEver
+      ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
+      : `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
+  );
+}
+
+function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): DoctorFinding[] {
+  const { id, failing_since, consecutive_failures, last_error, due_count, next_attempt_at } = webhook;
+  if (failing_since !== null && ageMs(failing_since, nowMs) > FAILING_FOR_MS) {
+    const how = last_error === null ? '' : `, last with ${last_error}`;
+    return [
+      problem(
+        'webhooks',
+        `${id} fails since ${failing_since}, by now ${consecutive_failures} times in a row${how}`,
+        `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
+      ),
+    ];
+  }
+  if (next_attempt_at === null || ageMs(next_attempt_at, nowMs) <= OVERDUE_MS) return [];
+  return [
+    problem(
+      'webhooks',
+      `${id} is behind: ${due_count} deliveries are due, the first since ${next_attempt_at}`,
+      service === null ? 'davit serve' : 'its receiver takes less than comes, or davit serve needs a restart',
+    ),
+  ];
 }
 
 /** Those whose commands are to be started; none of a file that is damaged there, which `findingsOfFile` tells. */
