@@ -45,13 +45,13 @@ export interface Service {
   stop(): Promise<void>;
 }
 
-/** It says itself when its next step is due. */
+/** No more than a bound: the pruner itself says when its next step is due. */
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
 /** hapi ends at once all connections that carry no request: whoever has just sent one would wait in vain for its answer. */
 const ON_THE_WAY_MS = 50;
-/** What can be ended takes no longer; for the rest, and for a full disk, the API does not wait. */
+/** Whatever can be ended is ended by then. For what cannot, or not be recorded on a full disk, the API does not wait. */
 export const RECOVERY_WAIT_MS = 20_000;
 const LEFT_PROBLEM =
   'what an earlier run left running is not ended and recorded yet: no deployment starts before it is';
@@ -71,7 +71,7 @@ export async function startService(
   const fewOfSystem = processesProblem() ?? ownFilesProblem(config.maxConcurrent);
   if (fewOfSystem !== undefined) throw new AppError('conflict', fewOfSystem);
   await using started = new AsyncDisposableStack();
-  // First of all: it loads for as long as all else until it is needed.
+  // First of all: to load it takes as long as all that is done before it is needed.
   const storeThread = startStoreThread(onFatal);
   started.defer(storeThread.end);
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
@@ -108,7 +108,7 @@ export async function startService(
   // Where others do all the work, a machine that is read-only but for the file will do.
   if (noParent !== undefined && store.reads.projects.list().some(({ command }) => command !== null))
     throw new AppError('conflict', noParent);
-  // The first of a container is given them in any case.
+  // The first process of a container is given orphans without having asked for them.
   const adopts = posix.adoptOrphans() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
@@ -204,7 +204,7 @@ export async function startService(
     await delay(ON_THE_WAY_MS, effects);
     await http.stop({ timeout: LAST_REQUESTS_MS });
   });
-  // Before that: whoever waits is answered, and is not waited for.
+  // Closed before the server: requests that wait for a commit are answered then, and hold up no stop.
   started.defer(watches.close);
   await http.start();
   if (isNew) logger.info({ file: resolve(dbPath) }, 'made the file: it has no keys and no projects yet');
@@ -281,7 +281,7 @@ function urlOf({ listen, tls }: ServeConfig, port: number): string {
   return `${tls === null ? 'http' : 'https'}://${listenText({ ...listen, port })}`;
 }
 
-/** A database that takes no writes is nothing that davit could mend. */
+/** For a loop whose tick threw: a database that takes no writes is a warning, as davit cannot mend it; all else is a bug. */
 function stumbled(logger: Logger, message: string): (error: unknown) => void {
   return (error) => {
     if (isUnavailable(error)) logger.warn({ reason: messageOf(error) }, message);

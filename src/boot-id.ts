@@ -1,11 +1,11 @@
 import { existsSync, readFileSync } from 'node:fs';
 
-/** Which boot of the machine this is: no other has it, of this machine or of another one. */
+/** Holds a text that is new at each boot: no other boot has it, of this machine or of another one. */
 export const BOOT_ID_PATH = '/proc/sys/kernel/random/boot_id';
 
 let known: string | undefined;
 
-/** What that is; containers of one machine have the same. */
+/** Which boot of which machine this is. Containers of one machine have the same. */
 export function bootId(): string {
   known ??= readFileSync(BOOT_ID_PATH, 'latin1').trim();
   return known;

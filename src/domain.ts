@@ -189,7 +189,7 @@ export function timestamp(atMs: number): Timestamp {
   return latest.text;
 }
 
-/** What is written down in one moment, and that it was, has the same time: finding its text was 2 % of a request. */
+/** What a request writes down, and the log of it, is of one moment as a rule: to make its text each time was 2 % of it. */
 let latest = { atMs: 0, text: new Date(0).toISOString() };
 
 /** RFC 3339, with seconds and an offset. */

@@ -42,7 +42,7 @@ function collectGarbageWhenQuiet(effects: Effects, loop: EventLoop): void {
   });
 }
 
-/** Of one of the halves between which V8 moves what is young; it counts three of them. */
+/** How large each of the halves may be between which V8 moves young objects; V8 itself counts three of them. */
 const YOUNG_HALF_MAX_MIB = {
   // With the 16 of the main thread it would deliver 4 % more, and davit take 25 MB more meanwhile.
   'deliver/dispatcher-thread': 8,
@@ -73,8 +73,9 @@ export function keepYoungWhatIsNew(): void {
 
 /**
  * A heap is looked through when it is 1.3 times as large as what lived the last time, in every thread; V8 would let it
- * grow to four times. As little of a request or a delivery grows old, see src/slots.ts, these pay nothing that could be
- * seen for it; a burst of a thousand short commands soon after the start pays some 8 %. Not from the start, as above.
+ * grow to four times. Requests and deliveries pay nothing for it that could be measured, as little of them grows old, see
+ * src/slots.ts; a burst of a thousand short commands soon after the start takes some 8 % longer. Not from the start on,
+ * for the reason above.
  */
 function keepHeapsSmall(): void {
   setFlagsFromString('--heap-growing-percent=30');

@@ -5,7 +5,7 @@ export function openFilesMax(): number {
   return limitOf('open files');
 }
 
-/** Whatever it does. */
+/** What davit has open itself, whatever it does. */
 const OPEN_ITSELF = 67;
 /**
  * Half of them are for the API's connections. Of the others davit has some open itself; 256 attempts, 16 pings and 32
@@ -19,7 +19,7 @@ function filesNeeded(maxConcurrent: number): number {
   return OWN_FILES + FILES_OF_COMMAND * maxConcurrent;
 }
 
-/** How many files what can be done without may keep open, idle connections to receivers: none that all else may need. */
+/** How many idle connections to receivers may be kept, which can be done without: files that nothing else may need. */
 export function spareFiles(maxConcurrent: number): number {
   return Math.max(0, openFilesMax() / 2 - filesNeeded(maxConcurrent));
 }

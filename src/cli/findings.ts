@@ -12,7 +12,7 @@ export interface FindingOf<Check extends string = string> {
   advice: string | null;
 }
 
-/** Something fails, or will. */
+/** One of level `problem`: to be seen to, as `advice` says. */
 export function problem<Check extends string>(
   check: Check,
   message: string,
@@ -21,7 +21,7 @@ export function problem<Check extends string>(
   return { check, level: 'problem', message, advice };
 }
 
-/** It may be meant so, but is worth knowing. */
+/** One of level `note`. */
 export function note<Check extends string>(
   check: Check,
   message: string,
@@ -30,12 +30,12 @@ export function note<Check extends string>(
   return { check, level: 'note', message, advice };
 }
 
-/** Nothing to say. */
+/** One of level `ok`: what was found in order. */
 export function ok<Check extends string>(check: Check, message: string): FindingOf<Check> {
   return { check, level: 'ok', message, advice: null };
 }
 
-/** These, or that there are none. */
+/** These findings; where there are none, that all is in order. */
 export function orOk<Check extends string>(
   findings: FindingOf<Check>[],
   check: Check,
@@ -72,7 +72,7 @@ export function refuseProblems(findings: readonly FindingOf[], terminal: Termina
   throw new Refusal('something needs attention');
 }
 
-/** Something fails, or will. */
+/** Whether it is one that needs attention. */
 export function isProblem({ level }: FindingOf): boolean {
   return level === 'problem';
 }

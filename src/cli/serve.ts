@@ -73,7 +73,7 @@ function withoutPrefix(variable: string): string {
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
   const { terminal, effects, onSignal, exitWithThreads: exit } = context;
-  // Waiting for the end of what a killed service left running is nothing that would.
+  // To wait for the end of what a killed service left running does not keep the process alive by itself.
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   const start = new AbortController();
@@ -84,7 +84,7 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
       return;
     }
     toldAtMs = effects.monotonicMs();
-    // From now on, also while what a crash left is still looked after.
+    // The time counts from now on, also while davit still waits for the end of what a crash left running.
     effects.after(STOP_MAX_MS, () => {
       terminal.note('error: stopping took too long; the next start looks after what was running');
       exit(1);

@@ -19,7 +19,7 @@ interface Checkpoints {
 const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
 /** With more in use the writer itself copies the rest, so that the next write begins the WAL anew. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
-/** The checkpointer comes so near first, as nobody's write goes on meanwhile: 10 ms for a MiB. */
+/** The checkpointer leaves the writer no more than this, as all writes wait while that copies: 10 ms for a MiB. */
 const CATCH_UP_REST_BYTES = 256 * 1024;
 const CATCH_UP_ROUNDS = 3;
 /** When the service is up: in the midst of a first burst its start takes 70 ms of a processor, as much as 100 short commands. */
@@ -55,7 +55,7 @@ export function createCheckpoints(
       lastUsedBytes = usedBytes;
       return grew;
     },
-    /** Forgotten first: what ends it here is no want of a thread. */
+    /** Forgets the thread first: else its exit would be taken for a failure, after which the writer copies. */
     async end() {
       cancelStart();
       const thread = checkpointer;

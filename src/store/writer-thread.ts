@@ -34,7 +34,7 @@ function write(owner: MessagePort, { path, ports, figures: memory }: WriterThrea
   const lookout = startLoop(
     async () => {
       group.lookOutside();
-      // Of what nobody waits for, what retention removes most of all, nobody is told.
+      // Found by looking at the WAL: of writes that nobody waits for, as those of retention, no commit tells.
       return checkpoints.look() ? realEffects.now() + LOOK_EVERY_MS : null;
     },
     // A read that fails now is tried again; what it means for writes is said there.
