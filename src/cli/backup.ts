@@ -5,6 +5,7 @@ import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, misused, printJson } from './command.ts';
+import { counted } from './counted.ts';
 import { fillPartial, withPartial } from './file-work.ts';
 
 /** `davit backup`. */
@@ -52,7 +53,6 @@ async function backup(
 
 /** What is in a file, in a few words. */
 export function contentsText({ bytes, projects, deployments, keys }: FileFacts): string {
-  const counted = (count: number, noun: string) => `${count} ${noun}${count === 1 ? '' : 's'}`;
   return [
     formatBytes(bytes),
     counted(projects, 'project'),

@@ -3,6 +3,7 @@ import { dirname } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { lockPath } from '../store/lock.ts';
 import { formatBytes } from './bytes.ts';
+import { counted } from './counted.ts';
 import { type FindingOf, note, ok, problem } from './findings.ts';
 
 /** Room for the WAL at its largest, a few logs, and a night in which nobody looks. */
@@ -25,7 +26,7 @@ export function checkDisk(path: string): FindingOf<'disk'> {
   }
   // First: room does not help there.
   if (files > 0 && ffree < FILES_BESIDE) {
-    const many = ffree === 0 ? 'no further file' : `only ${ffree} further file${ffree === 1 ? '' : 's'}`;
+    const many = ffree === 0 ? 'no further file' : `only ${counted(ffree, 'further file')}`;
     return problem(
       'disk',
       `${many} can be made where the file is`,

@@ -12,6 +12,7 @@ import {
   printJson,
   withStore,
 } from './command.ts';
+import { counted } from './counted.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { defineCheckProject } from './project-check.ts';
 import { defineCreateProject, defineSetProject } from './project-settings.ts';
@@ -174,7 +175,7 @@ async function archive(
 ): Promise<void> {
   const before = await withStore(command, context, 'refuse', (store) => resolveProject(store, text));
   if (before.queued_count > 0) {
-    const consequence = `Canceled for ever, as it waits: ${waitingText(before.queued_count)}.`;
+    const consequence = `Canceled for ever, as it waits: ${counted(before.queued_count, 'deployment')}.`;
     await confirm(command, `${consequence}\nArchive ${nameOfProject(before)}?`, options.yes, context);
   }
   const { project, canceledIds } = await withStore(command, context, 'refuse', (store) =>
@@ -183,12 +184,8 @@ async function archive(
   if (options.json === true) return printJson(context, project);
   const already = before.status === 'archived' ? 'already ' : '';
   const canceled =
-    canceledIds.length === 0 ? '' : `; canceled, as it waited: ${waitingText(canceledIds.length)}`;
+    canceledIds.length === 0 ? '' : `; canceled, as it waited: ${counted(canceledIds.length, 'deployment')}`;
   context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
-}
-
-function waitingText(count: number): string {
-  return count === 1 ? '1 deployment' : `${count} deployments`;
 }
 
 /** As one would type it in a shell. */

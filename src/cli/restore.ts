@@ -18,6 +18,7 @@ import {
   misused,
   printJson,
 } from './command.ts';
+import { counted } from './counted.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
 
 interface RestoreOptions {
@@ -177,5 +178,5 @@ function report(
 }
 
 function part(verb: string, count: number, one: string, many: string): string {
-  return count === 0 ? '' : `${verb} ${count} ${count === 1 ? one : many}`;
+  return count === 0 ? '' : `${verb} ${counted(count, one, many)}`;
 }

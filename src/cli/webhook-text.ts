@@ -1,5 +1,6 @@
 import type { WebhookBacklog } from '../store/backlog.ts';
 import { type CommandContext, moment } from './command.ts';
+import { counted } from './counted.ts';
 
 /** When something is sent to it next; empty where nothing waits. `served`: whether a service is there to send it. */
 export function nextAttemptText(
@@ -14,5 +15,5 @@ export function nextAttemptText(
 
 /** `1 delivery`, `2 deliveries`. */
 export function countText(count: number): string {
-  return count === 1 ? '1 delivery' : `${count} deliveries`;
+  return counted(count, 'delivery', 'deliveries');
 }
