@@ -87,7 +87,7 @@ export async function withStore<Result>(
     import('./removed.ts'),
   ]);
   refuseToOpen(path, effects);
-  const isNew = statusOf(path) === undefined;
+  const isNew = lookFor(path) === undefined;
   const store = openStore(path, effects);
   if (isNew) terminal.note(`made the file ${printable(resolve(path))}`);
   try {
@@ -103,7 +103,7 @@ export function dbPathOf(command: Command): string {
   if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
   // better-sqlite3 would open another file than the one that is looked for here.
   if (path.trim() !== path) misused(command, '--db must not begin or end with white space');
-  if (statusOf(path)?.isDirectory() === true) {
+  if (lookFor(path)?.isDirectory() === true) {
     throw new AppError('conflict', `${path} is a directory: say with --db or DAVIT_DB which file`);
   }
   return path;
@@ -112,7 +112,7 @@ export function dbPathOf(command: Command): string {
 /** The same; throws AppError `not_found` where there is no such file, or nothing in it yet. */
 export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
-  const status = statusOf(path);
+  const status = lookFor(path);
   if (status === undefined) {
     throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
   }
@@ -126,7 +126,7 @@ export function existingDbPathOf(command: Command): string {
 }
 
 /** Undefined: nothing is there. Throws AppError `conflict` where that cannot be known. */
-function statusOf(path: string): Stats | undefined {
+function lookFor(path: string): Stats | undefined {
   try {
     return statSync(path, { throwIfNoEntry: false });
   } catch (error) {
