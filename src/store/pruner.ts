@@ -3,7 +3,7 @@ import { DAY_MS, HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { isUnavailable } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import { type Place, PRUNED, type Pruned, type Removed, START } from './retention.ts';
+import { PRUNED, type Pruned, type PrunePlace, type Removed, START } from './retention.ts';
 import { WAL_LARGE_BYTES } from './wal.ts';
 import type { Writer } from './writer.ts';
 
@@ -54,7 +54,7 @@ interface Pass {
   /** When it began. */
   untilMs: number;
   left: Pruned[];
-  from: Place;
+  from: PrunePlace;
   removed: Removed;
 }
 
@@ -146,7 +146,7 @@ function add(sum: Removed, removed: Removed): void {
 }
 
 /** Null: with the next kind. */
-function goOnAt(pass: Pass, place: Place | null): void {
+function goOnAt(pass: Pass, place: PrunePlace | null): void {
   pass.from = place ?? START;
   if (place === null) pass.left.shift();
 }

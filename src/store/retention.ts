@@ -34,7 +34,7 @@ export const PRUNED = [
 export type Pruned = (typeof PRUNED)[number];
 
 /** Where a step begins: with this row, or the first after it. */
-export interface Place {
+export interface PrunePlace {
   atMs: number;
   seq: number;
   /** Within the event that has this seq. */
@@ -42,11 +42,11 @@ export interface Place {
 }
 
 /** Before all rows. */
-export const START: Place = { atMs: 0, seq: 0, deliverySeq: 0 };
+export const START: PrunePlace = { atMs: 0, seq: 0, deliverySeq: 0 };
 
 export interface PruneStep {
   what: Pruned;
-  from: Place;
+  from: PrunePlace;
   /** What is over only since then is left for another time: under load a pass would have no end. */
   untilMs: number;
   /** How long deployments, events and deliveries are kept once they are over; null: for ever. */
@@ -57,7 +57,7 @@ export interface PruneResult {
   /** How many rows of which kind; `logBytes` and `fileBytes` are those that were freed. */
   removed: Removed;
   /** Where the next step goes on; null: nothing of this kind is left. */
-  next: Place | null;
+  next: PrunePlace | null;
   walBytes: number;
 }
 
@@ -203,11 +203,11 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   function prune(
     what: Pruned,
-    from: Place,
+    from: PrunePlace,
     nowMs: number,
     retentionMs: number | null,
     work: Work,
-  ): Place | null {
+  ): PrunePlace | null {
     switch (what) {
       case 'idempotencyKeys': {
         const limit = work.rows;
@@ -239,7 +239,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   }
 
   /** Their rows stay for as long as a repeated deletion is to find its answer. */
-  function pruneDeletedWebhooks(from: Place, beforeMs: number, work: Work): Place | null {
+  function pruneDeletedWebhooks(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
     const limit = work.looks;
     const webhooks = deletedWebhooks.all({ seq: from.seq, limit });
     for (const { seq, id, deleted_at } of webhooks) {
@@ -252,7 +252,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     return webhooks.length < limit ? null : { ...START, seq: (webhooks.at(-1)?.seq ?? 0) + 1 };
   }
 
-  function pruneDeployments(from: Place, beforeMs: number, work: Work): Place | null {
+  function pruneDeployments(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
     return walk(oldDeployments, from, beforeMs, work, ({ seq, id, at, is_needed }) => {
       work.looks -= 1;
       return is_needed === 1 || removeWithLog(id, work) ? null : { ...START, atMs: at, seq };
@@ -273,7 +273,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     return true;
   }
 
-  function pruneEvents(from: Place, beforeMs: number, work: Work): Place | null {
+  function pruneEvents(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
     return walk(oldEvents, from, beforeMs, work, ({ seq, id, at }) => {
       const deliverySeq = pruneDeliveriesOf(id, seq === from.seq ? from.deliverySeq : 0, beforeMs, work);
       if (deliverySeq !== null) return { atMs: at, seq, deliverySeq };
@@ -304,7 +304,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   }
 
   /** The pages at the end of the file move to where unused ones are, and the file ends before them. */
-  function freePages(work: Work): Place | null {
+  function freePages(work: Work): PrunePlace | null {
     const untilMs = effects.monotonicMs() + PAGES_FREED_MS;
     const before = pageCounts();
     const kept = Math.max(UNUSED_PAGES_MIN, Math.floor((before.pages - before.unused) * UNUSED_SHARE));
@@ -329,11 +329,11 @@ export function retentionWrites({ database, effects }: WriteContext) {
 /** Shows `visit` what is old, a few at a time, until that gives a place to go on at or enough was looked at. */
 function walk<Row extends { at: number; seq: number }>(
   old: Statement<FromPlace, Row>,
-  from: Place,
+  from: PrunePlace,
   beforeMs: number,
   work: Work,
-  visit: (row: Row) => Place | null,
-): Place | null {
+  visit: (row: Row) => PrunePlace | null,
+): PrunePlace | null {
   for (let place = from; ; ) {
     const rows = old.all({ ...place, beforeMs, limit: ROWS_REMOVED_MAX });
     for (const row of rows) {
@@ -346,7 +346,7 @@ function walk<Row extends { at: number; seq: number }>(
   }
 }
 
-interface FromPlace extends Place {
+interface FromPlace extends PrunePlace {
   beforeMs: number;
   limit: number;
 }
