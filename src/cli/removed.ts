@@ -1,7 +1,8 @@
 import { openFilesOf } from '../deploy/proc.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { lockPath, refuseOtherMachine, refuseOtherNames, servedBy } from '../store/lock.ts';
+import { lockPath, refuseOtherMachine, servedBy } from '../store/lock.ts';
+import { refuseOtherNames } from '../store/other-names.ts';
 import { realPath } from '../store/place.ts';
 
 /** A service that starts has opened the file before what belongs to it. */

@@ -16,8 +16,7 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { beginAlone } from './alone.ts';
-import { connect, type Database, isDamaged, kindOf, openingProblem, sqliteCode } from './database.ts';
+import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { realPath } from './place.ts';
 
 /** A service that has the file; what is null could not be read at that moment. */
@@ -29,7 +28,7 @@ export interface Serving {
 }
 
 /** Others hold the lock only to look who has it, for less than a millisecond: that is no reason to refuse. */
-const LOOKS_TIMEOUT_MS = 250;
+export const LOOKS_TIMEOUT_MS = 250;
 
 /**
  * Makes this process the only server of the file, until the returned function is called or the process
@@ -213,60 +212,6 @@ function holderOf(path: string): Holder | null {
   }
 }
 
-/**
- * By another name of the file there is another lock, and SQLite keeps another WAL: who writes by both damages it. Throws
- * AppError `conflict` for a file that is mounted by itself, and so is elsewhere too with all that is beside it; and while
- * somebody has open a file with several names, hard links, that is not served by this one.
- */
-export function refuseOtherNames(path: string): void {
-  if (isMountPoint(realPath(path))) {
-    throw new AppError(
-      'conflict',
-      `${path} is mounted by itself, and what belongs to it (-wal, -lock) would be beside the mount and not beside the ` +
-        'file: mount the directory that it is in',
-    );
-  }
-  const stats = statSync(path, { throwIfNoEntry: false });
-  if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
-  const database = connect(path, { timeoutMs: LOOKS_TIMEOUT_MS });
-  try {
-    kindOf(database, path); // somebody else's stays as it was
-    beginAlone(database, path);
-  } catch (error) {
-    if (!(error instanceof AppError) || sqliteCode(error.cause) === undefined)
-      throw openingProblem(path, error);
-    throw new AppError(
-      'conflict',
-      `${path} has another name too, a hard link, and ${openerOf(stats)} has the file open: stop that first, and remove ` +
-        'one of the names, as to write by both would damage it',
-      { cause: error },
-    );
-  } finally {
-    database.close();
-  }
-}
-
-/**
- * By the fifth field of a line, in which spaces and the like are octal, proc_pid_mountinfo(5); none where /proc is not there,
- * as an admin command may find it.
- */
-function isMountPoint(path: string): boolean {
-  if (!existsSync(MOUNTS)) return false;
-  const lines = readFileSync(MOUNTS, 'utf8').matchAll(/^\S+ \S+ \S+ \S+ (\S+) /gm);
-  return [...lines].some(
-    ([, place = '']) =>
-      place.replace(/\\(\d{3})/g, (_, digits) => String.fromCharCode(Number.parseInt(digits, 8))) === path,
-  );
-}
-
-const MOUNTS = '/proc/self/mountinfo';
-
-/** Whoever has a database of SQLite open has locked a part of it. */
-function openerOf(stats: Stats): string {
-  const opener = locksOn(stats).find(({ processId }) => processId > 0 && processId !== process.pid);
-  return opener === undefined ? 'another process' : `process ${opener.processId}`;
-}
-
 /** SQLite cannot say who has locked what is no file of its own any more. */
 function holderOfOverwritten(file: string): Holder | null {
   const holder = locksOn(statSync(file)).find(
@@ -281,7 +226,7 @@ function holderOfOverwritten(file: string): Holder | null {
 const RESERVED_BYTE = 0x40000001;
 
 /** Who has locked which part of a file, proc_locks(5). Of processes in other PID namespaces the id is not known. */
-function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
+export function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
   const lines = readFileSync('/proc/locks', 'utf8').matchAll(
     / (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g,
   );
