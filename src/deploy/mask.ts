@@ -1,3 +1,5 @@
+import { createSearch } from './search.ts';
+
 /** Hides secrets in a text that comes in pieces. */
 interface Mask {
   /** What is certain so far; keeps back what may be the beginning of a secret. */
@@ -21,32 +23,75 @@ const NOTHING = Buffer.alloc(0);
 export function maskFor(secrets: readonly string[]): Mask {
   const needles = needlesOf(secrets);
   if (needles.length === 0) return { push: asBuffer, end: () => NOTHING };
-  const { placeFrom, matchAt, beginningIn } = createSearch(needles);
+  const search = createSearch(needles);
+  let textBytes = 0;
   let held: Buffer = NOTHING;
-  /** Of what is held, so much is hidden already. */
-  let hiddenBytes = 0;
+  /** What is to be hidden and not passed yet, in order. Here as below, places count from the text's beginning. */
+  const spans: Span[] = [];
+  /** All before it is given out or hidden. */
+  let doneUntil = 0;
 
   return {
-    push: (bytes) => replace(joined(held, bytes), false),
-    end: () => replace(held, true),
+    push: (bytes) => giveOut(asBuffer(bytes), search.read(bytes, hide)),
+    end() {
+      search.restart();
+      return giveOut(NOTHING, NOTHING);
+    },
   };
 
-  function replace(text: Buffer, isLast: boolean): Buffer {
-    const pieces: Buffer[] = [];
-    const begun = isLast ? text.length : beginningIn(text);
-    let from = hiddenBytes;
-    for (let at = placeFrom(text, 0); at < begun; at = placeFrom(text, at + 1)) {
-      const length = matchAt(text, at);
-      if (length === 0) continue;
-      // One that begins within another is hidden with it: as far as it goes beyond, nothing else would hide it.
-      if (at >= from) pieces.push(text.subarray(from, at), MASKED);
-      from = Math.max(from, at + length);
+  /** What is found ends behind all that was found before; what it overlaps becomes one with it. */
+  function hide(endsAt: number, length: number): void {
+    const to = textBytes + endsAt;
+    const from = to - length;
+    let last = spans.at(-1);
+    if (last === undefined || last.to <= from) {
+      spans.push({ from, to });
+      return;
     }
-    if (from < begun) pieces.push(text.subarray(from, begun));
-    held = text.subarray(begun);
-    hiddenBytes = Math.max(0, from - begun);
-    return pieces.length === 1 ? (pieces[0] ?? NOTHING) : Buffer.concat(pieces);
+    for (let before = spans.at(-2); before !== undefined && from < before.to; before = spans.at(-2)) {
+      last = before;
+      spans.pop();
+    }
+    last.from = Math.min(last.from, from);
+    last.to = to;
   }
+
+  /** All that was held and `bytes`, but for `kept`, with which they end. */
+  function giveOut(bytes: Buffer, kept: Buffer): Buffer {
+    const pieces: Buffer[] = [];
+    const heldFrom = textBytes - held.length;
+    const keptFrom = textBytes + bytes.length - kept.length;
+    let passed = 0;
+    for (const { from, to } of spans) {
+      if (from >= keptFrom) break;
+      // The first may begin within what is hidden already, and goes on with that.
+      if (from >= doneUntil) {
+        show(from);
+        pieces.push(MASKED);
+      }
+      doneUntil = to;
+      passed += 1;
+    }
+    show(keptFrom);
+    spans.splice(0, passed);
+    held = kept;
+    textBytes += bytes.length;
+    return pieces.length === 1 ? (pieces[0] ?? NOTHING) : Buffer.concat(pieces);
+
+    function show(until: number): void {
+      if (doneUntil < Math.min(until, textBytes)) {
+        pieces.push(held.subarray(doneUntil - heldFrom, until - heldFrom));
+      }
+      const from = Math.max(doneUntil, textBytes);
+      if (from < until) pieces.push(bytes.subarray(from - textBytes, until - textBytes));
+      doneUntil = Math.max(doneUntil, until);
+    }
+  }
+}
+
+interface Span {
+  from: number;
+  to: number;
 }
 
 /** The same for texts that are all at hand. */
@@ -63,91 +108,7 @@ function needlesOf(secrets: readonly string[]): Buffer[] {
   ]);
   return [...new Set(texts)]
     .filter(({ length }) => length >= SECRET_MIN_LENGTH)
-    .map((text) => Buffer.from(text))
-    .sort(Buffer.compare);
-}
-
-/**
- * Looks for many needles at once, in their order: 14,000 lines of one secret in a log that prints them all took 16 s
- * with a look for each.
- */
-function createSearch(needles: readonly Buffer[]) {
-  const longest = needles.reduce((most, { length }) => Math.max(most, length), 0); // too many to be arguments
-  const prefixes = longestPrefixes(needles);
-  // By their first four bytes: almost all of a text is passed over by that.
-  const begins = new Uint8Array(0x10000);
-  for (const needle of needles) begins[slotOf(needle.readInt32BE(0))] = 1;
-
-  return { placeFrom, matchAt, beginningIn };
-
-  /** The next place where a whole needle may stand; the text's length if there is none. */
-  function placeFrom(text: Buffer, from: number): number {
-    let bytes = ((text[from] ?? 0) << 16) | ((text[from + 1] ?? 0) << 8) | (text[from + 2] ?? 0);
-    for (let last = from + 3; last < text.length; last++) {
-      bytes = (bytes << 8) | (text[last] ?? 0);
-      if (begins[slotOf(bytes)] === 1) return last - 3;
-    }
-    return text.length;
-  }
-
-  /** The length of the longest needle that stands at this place; 0: none does. */
-  function matchAt(text: Buffer, at: number): number {
-    // A needle that stands here is the last that does not come after the text, or a beginning of that one.
-    for (let index = countUpTo(text, at) - 1; index >= 0; index = prefixes[index] ?? -1) {
-      const needle = needles[index] ?? NOTHING;
-      if (compareAt(text, at, needle) === 0) return needle.length;
-    }
-    return 0;
-  }
-
-  /** Where the text ends with the beginning of a needle, the leftmost of such places; the text's end if with none. */
-  function beginningIn(text: Buffer): number {
-    for (let at = Math.max(0, text.length - longest + 1); at < text.length; at++) {
-      const rest = text.length - at;
-      if (rest >= 4 && begins[slotOf(text.readInt32BE(at))] === 0) continue;
-      const next = needles[countUpTo(text, at)];
-      if (next !== undefined && next.length > rest && text.compare(next, 0, rest, at) === 0) return at;
-    }
-    return text.length;
-  }
-
-  /** How many needles do not come after the text from this place on. */
-  function countUpTo(text: Buffer, at: number): number {
-    let low = 0;
-    let high = needles.length;
-    while (low < high) {
-      const middle = (low + high) >> 1;
-      if (compareAt(text, at, needles[middle] ?? NOTHING) < 0) high = middle;
-      else low = middle + 1;
-    }
-    return low;
-  }
-}
-
-/** For each needle which other one it begins with, the longest such; -1: none. They are in order. */
-function longestPrefixes(needles: readonly Buffer[]): Int32Array {
-  const prefixes = new Int32Array(needles.length);
-  const chain: number[] = [];
-  for (const [index, needle] of needles.entries()) {
-    while (chain.length > 0 && compareAt(needle, 0, needles[chain.at(-1) ?? 0] ?? NOTHING) !== 0) chain.pop();
-    prefixes[index] = chain.at(-1) ?? -1;
-    chain.push(index);
-  }
-  return prefixes;
-}
-
-/** Spreads four bytes over 65,536 slots: Knuth's multiplicative hash. */
-function slotOf(bytes: number): number {
-  return Math.imul(bytes, 0x9e3779b1) >>> 16;
-}
-
-/** How as much of the text as the needle is long compares with it. */
-function compareAt(text: Buffer, at: number, needle: Buffer): number {
-  return text.compare(needle, 0, needle.length, at, Math.min(at + needle.length, text.length));
-}
-
-function joined(held: Buffer, bytes: Uint8Array): Buffer {
-  return held.length === 0 ? asBuffer(bytes) : Buffer.concat([held, bytes]);
+    .map((text) => Buffer.from(text));
 }
 
 function asBuffer(bytes: Uint8Array): Buffer {
