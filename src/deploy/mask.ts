@@ -103,7 +103,7 @@ export function hiderOf(secrets: readonly string[]): (text: string) => string {
 function needlesOf(secrets: readonly string[]): Buffer[] {
   // The line end behind a secret, which many files have, is not a part of it.
   const texts = secrets.flatMap((secret) => [
-    secret.replace(/^[\r\n]+|[\r\n]+$/g, ''),
+    secret.replace(/^[\r\n]+|(?<![\r\n])[\r\n]+$/g, ''),
     ...secret.split(/\r?\n/),
   ]);
   return [...new Set(texts)]

@@ -72,6 +72,11 @@ t.test('a text does not go on where the one before it ended', async (t) => {
   t.strictSame(['a secret-', 'value', 'secret-value'].map(hide), ['a secret-', 'value', '***']);
 });
 
+t.test('a secret may have as many empty lines as a variable has room for', async (t) => {
+  const secret = `${'\n'.repeat(50_000)}first-line${'\n'.repeat(50_000)}second-line`;
+  t.equal(hidden(`<${secret}\n>`, [`${secret}\n`]), `<${'\n'.repeat(50_000)}***\n>`);
+});
+
 t.test('bytes that are no UTF-8 pass', async (t) => {
   const mask = maskFor(['pässwörd']);
   const bytes = Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('pässwörd'), Buffer.from([0xc3])]);
