@@ -2,6 +2,7 @@ import { closeSync, readSync } from 'node:fs';
 import { Socket } from 'node:net';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
+import { inTurn as inTurnOfThread } from '../turns.ts';
 
 /** What is read from a pipe. */
 export interface PipeReading {
@@ -25,7 +26,7 @@ export interface PipeReader {
  * and what comes is thrown away, slowly: closed, it would end the daemon with SIGPIPE at its next line, and
  * full, it would stop it. At most `LEFT_OPEN_MAX` are kept like that; then the oldest is closed.
  */
-export function createPipeReader(effects: Effects): PipeReader {
+export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } = {}): PipeReader {
   const open = new Set<Socket>();
   const leftOpen = new Set<Socket>();
 
@@ -89,7 +90,9 @@ export function createPipeReader(effects: Effects): PipeReader {
         for (;;) {
           const bytes: Buffer | null = socket.read();
           if (bytes !== null) {
-            await onBytes(bytes);
+            // Of each who prints as fast as it is read, one turn of the event loop would bring 2 MiB. To finish, no turn
+            // is waited for: it would bring more, and so no end.
+            await (finishing ? onBytes(bytes) : inTurn(() => onBytes(bytes)));
           } else if (socket.readableEnded || socket.destroyed) {
             return;
           } else if (finishing) {

@@ -3,6 +3,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import { createPipeReader, type PipeReader } from '../../src/deploy/pipes.ts';
 import { codeOf } from '../../src/errors.ts';
+import { createTurns, TURN_MAX_MS } from '../../src/turns.ts';
 import { openPipes, posix, until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects, stayAlive } from '../helpers/effects.ts';
 
@@ -90,6 +91,29 @@ t.test('who prints on and on does not keep a reading from its end', async (t) =>
   await reading.ended;
   t.ok(size >= 1024 * 1024, 'what a pipe can hold is read');
 });
+
+t.test(
+  'who prints as fast as it is read has its share of a turn of the event loop, and no more',
+  async (t) => {
+    const { reader, effects } = setUp(t);
+    const flooding = [testPipe(t), testPipe(t)];
+    let turn = 0;
+    const turns: number[] = [];
+    const readings = flooding.map((pipe) =>
+      reader.read(pipe.descriptor, async () => {
+        turns.push(turn);
+        effects.advance(TURN_MAX_MS); // what a look through it takes
+        pipe.fill();
+      }),
+    );
+    for (const pipe of flooding) pipe.fill();
+    effects.advance(10);
+    for (; turns.length < 10; turn++) await nextTurn();
+    t.equal(new Set(turns).size, turns.length, 'one piece in each');
+    for (const reading of readings) reading.finish();
+    await Promise.all(readings.map(({ ended }) => ended));
+  },
+);
 
 t.test('pipes that are read at the same time are not mixed up', async (t) => {
   const { reader } = setUp(t);
@@ -197,7 +221,7 @@ t.test('whatever is still open is closed with the reader, and its readings end',
 function setUp(t: Test): { reader: PipeReader; effects: FakeEffects } {
   stayAlive(t);
   const effects = fakeEffects();
-  const reader = createPipeReader(effects);
+  const reader = createPipeReader(effects, { inTurn: createTurns(effects) });
   t.teardown(() => reader.close());
   return { reader, effects };
 }
