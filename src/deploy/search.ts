@@ -1,5 +1,5 @@
 /** Looks for needles in a text that comes in pieces. */
-export interface Search {
+interface Search {
   /**
    * Reads on in the text. `onFound` hears, at each place of `bytes` where needles end, of the longest of them. Gives back
    * the longest beginning of a needle that the text ends with.

@@ -63,6 +63,27 @@ t.test('a long past is counted exactly, and others have their turn meanwhile', a
   }
 });
 
+t.test('of many replays that are asked for at once only as many are counted as may be open', async (t) => {
+  const { store, effects, id } = await service(t);
+  await newDeliveries(store, id, 1);
+  const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
+  const plans = () => {
+    const webhook = store.reads.webhooks.get(id);
+    if (webhook === undefined) throw new Error('no webhook');
+    return Promise.all(Array.from({ length: 30 }, () => store.reads.replays.plan(webhook, asked)));
+  };
+  const counts = (await plans()).map(({ count }) => count);
+  t.strictSame(counts, [...Array(10).fill(1), ...Array(20).fill(null)]);
+  t.equal((await plans()).filter(({ count }) => count !== null).length, 10, 'the next ones as well');
+  for (let open = 0; open < 10; open++) await replay(store, effects, id);
+  const before = store.dump();
+  for (const plan of await plans()) {
+    t.equal(plan.count, null);
+    await t.rejects(store.writer.write('replays.create', plan), { code: 'rate_limited' });
+  }
+  t.strictSame(store.dump(), before);
+});
+
 t.test('a step begins new ladders and notes how far it is; the last one ends the replay', async (t) => {
   const { store, effects, id } = await service(t);
   const deliveries = await newDeliveries(store, id, 5);
