@@ -166,7 +166,11 @@ async function endWhoHoldsIt(
   stopping: Stopping,
 ): Promise<void> {
   const { promise: isHeld, resolve } = Promise.withResolvers<boolean>();
-  const cancelLook = context.effects.after(HELD_MAX_MS, () => resolve(true));
+  const { after } = context.effects;
+  // Two turns of the event loop: if davit itself was held up, it hears of the end in between.
+  let cancelLook = after(HELD_MAX_MS, () => {
+    cancelLook = after(0, () => resolve(true));
+  });
   void started.ended.then(() => resolve(false));
   if (await isHeld) await endTree(started.identity, request, context, stopping, false);
   cancelLook();
