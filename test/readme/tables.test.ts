@@ -169,5 +169,5 @@ function optionRow([commands = '', flags = '', defaultText = '', variable = '']:
 }
 
 function isOfCli(name: string): boolean {
-  return ['commands.ts', 'command.ts', 'table.ts', 'terminal.ts'].includes(name);
+  return ['commands.ts', 'program.ts', 'command.ts', 'table.ts', 'terminal.ts'].includes(name);
 }
