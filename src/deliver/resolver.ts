@@ -1,5 +1,6 @@
 import type { LookupAddress } from 'node:dns';
 import { lookup } from 'node:dns/promises';
+import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { createSemaphore, type Semaphore } from '../semaphore.ts';
@@ -28,7 +29,7 @@ const REMEMBERED_MAX = 1_000;
  * where they were before, as RFC 8767 has it in section 5; who has moved says so by an answer.
  */
 const STALE_AFTER_MS = 1_800;
-const STALE_MAX_MS = 60 * 60_000;
+const STALE_MAX_MS = HOUR_MS;
 
 interface Look {
   answer: Promise<readonly LookupAddress[]>;
@@ -36,10 +37,8 @@ interface Look {
   wantedAtMs: number;
 }
 
-/** What came of a name the last time. */
-interface Remembered {
-  wasQuick: boolean;
-  /** The latest that it stood for, and when that was. */
+/** What a name stood for, and when. */
+interface Answered {
   addresses: readonly LookupAddress[];
   atMs: number;
 }
@@ -54,14 +53,16 @@ export function createResolver(
   patienceMs: number,
   effects: Pick<Effects, 'monotonicMs' | 'after'>,
 ): Resolve {
-  const remembered = new Map<string, Remembered>();
+  /** Names that were answered for at once the last time. */
+  const known = new Map<string, true>();
+  const answered = new Map<string, Answered>();
   const shares = { proven: createShare(), unproven: createShare(), failing: createShare() };
   const free = { looks: new Map<string, Look>(), places: undefined };
 
   return (hostname, reputation) => orStale(hostname, lookUp(hostname, reputation));
 
   function lookUp(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
-    const share = remembered.get(hostname)?.wasQuick === true ? free : shares[reputation];
+    const share = known.has(hostname) ? free : shares[reputation];
     const wantedAtMs = effects.monotonicMs();
     const shared = share.looks.get(hostname);
     if (shared !== undefined) {
@@ -83,43 +84,31 @@ export function createResolver(
     try {
       const startedAtMs = effects.monotonicMs();
       if (startedAtMs - look.wantedAtMs > patienceMs) throw new Error('nobody waits for it any more');
-      const wasQuick = () => effects.monotonicMs() - startedAtMs < LONG_MS;
       try {
         const addresses = await ask(hostname);
-        remember(hostname, { wasQuick: wasQuick(), addresses, atMs: effects.monotonicMs() });
+        putLatest(answered, hostname, { addresses, atMs: effects.monotonicMs() }, REMEMBERED_MAX);
         return addresses;
-      } catch (error) {
-        const { addresses = [], atMs = 0 } = remembered.get(hostname) ?? {};
-        remember(hostname, { wasQuick: wasQuick(), addresses, atMs });
-        throw error;
+      } finally {
+        if (effects.monotonicMs() - startedAtMs >= LONG_MS) known.delete(hostname);
+        else putLatest(known, hostname, true, REMEMBERED_MAX);
       }
     } finally {
       places?.release();
     }
   }
 
-  function remember(hostname: string, what: Remembered): void {
-    putLatest(remembered, hostname, what, REMEMBERED_MAX);
-  }
-
   function orStale(
     hostname: string,
     answer: Promise<readonly LookupAddress[]>,
   ): Promise<readonly LookupAddress[]> {
-    if (staleOf(hostname).length === 0) return answer;
+    if (!answered.has(hostname)) return answer;
     const { promise, resolve } = Promise.withResolvers<readonly LookupAddress[]>();
     const cancel = effects.after(STALE_AFTER_MS, () => {
-      const addresses = staleOf(hostname);
-      if (addresses.length > 0) resolve(addresses);
+      const last = answered.get(hostname);
+      if (last !== undefined && effects.monotonicMs() - last.atMs <= STALE_MAX_MS) resolve(last.addresses);
     });
     void answer.finally(cancel).then(resolve, () => resolve(answer));
     return promise;
-  }
-
-  /** None if it was not answered for lately. */
-  function staleOf(hostname: string): readonly LookupAddress[] {
-    const { addresses = [], atMs = 0 } = remembered.get(hostname) ?? {};
-    return effects.monotonicMs() - atMs <= STALE_MAX_MS ? addresses : [];
   }
 }
 
