@@ -165,11 +165,12 @@ async function endWhoHoldsIt(
   context: RunContext,
   stopping: Stopping,
 ): Promise<void> {
+  const { effects } = context;
+  const startedAtMs = effects.monotonicMs();
   const { promise: isHeld, resolve } = Promise.withResolvers<boolean>();
-  const { after } = context.effects;
-  // Two turns of the event loop: if davit itself was held up, it hears of the end in between.
-  let cancelLook = after(HELD_MAX_MS, () => {
-    cancelLook = after(0, () => resolve(true));
+  const cancelLook = whenOver(HELD_MAX_MS, effects, {
+    passedMs: () => effects.monotonicMs() - startedAtMs,
+    over: () => resolve(true),
   });
   void started.ended.then(() => resolve(false));
   if (await isHeld) await endTree(started.identity, request, context, stopping, false);
@@ -260,7 +261,8 @@ function watchClock(
 
 /**
  * Looks when the limit could be reached, and again as long as it is not: timers come early, and are cut at 25 days. Then
- * once more, a turn of the event loop later: if davit itself was held up, what is in the pipe was not read yet.
+ * once more, a turn of the event loop later: if davit itself was held up, what is in the pipe was not read yet, and of an
+ * end it has not heard.
  */
 function whenOver(
   limitMs: number | null,
