@@ -136,7 +136,8 @@ async function killUntilGone(
   { effects, onStuck }: StopOptions,
 ): Promise<void> {
   let before = new Set<string>();
-  for (let stuckRounds = 0; ; ) {
+  let stuckRounds = 0;
+  for (;;) {
     const left = await untilSeen(kill, effects);
     if (left === undefined) return;
     // As long as it is always others, somebody is running from us: then at once again.
@@ -331,8 +332,8 @@ async function passFor(visits: readonly Visit[]): Promise<void> {
   await visitEach(childrenOfMainThread());
   await visitEach(processIds().sort((one, other) => other - one));
 
-  async function visitEach(processIds: readonly number[]): Promise<void> {
-    for (const [index, processId] of processIds.entries()) {
+  async function visitEach(ids: readonly number[]): Promise<void> {
+    for (const [index, processId] of ids.entries()) {
       if (index > 0 && index % PROCESSES_PER_TURN === 0) await nextTurn();
       if (visited.has(processId)) continue;
       visited.add(processId);
