@@ -218,8 +218,23 @@ export function createGroupCommit(
       figures?.commitFailed();
       changes.clear();
       if (database.inTransaction) statements.rollback.run();
+      if (isFailureOfDisk(error) && isInPlace()) writeOver();
       const cause = failure(storageProblem(error));
       return group.map(() => cause);
+    }
+  }
+
+  /**
+   * Where a commit failed at its very end, as its fsync did, all of it is in the WAL, and whoever reads that after a kill
+   * takes it for written. The next commit goes to the same place, even if that fails too.
+   */
+  function writeOver(): void {
+    try {
+      statements.begin.run();
+      operations['instance.probe']();
+      statements.commit.run();
+    } catch {
+      if (database.inTransaction) statements.rollback.run();
     }
   }
 
@@ -297,8 +312,12 @@ function storageProblem(error: unknown): unknown {
   const code = sqliteCode(error) ?? '';
   const message = code.startsWith('SQLITE_FULL')
     ? 'the disk is full: nothing was written; try again once there is room'
-    : code.startsWith('SQLITE_IOERR')
+    : isFailureOfDisk(error)
       ? `the disk takes no writes (${code}), for an error or a quota that is used up: nothing was written; try again later`
       : 'the database takes no writes at the moment: nothing was written; try again shortly';
   return new AppError('unavailable', message, { cause: error, retryAfterSeconds: 5 });
+}
+
+function isFailureOfDisk(error: unknown): boolean {
+  return sqliteCode(error)?.startsWith('SQLITE_IOERR') === true;
 }

@@ -1,12 +1,20 @@
-import { copyFileSync, readdirSync, renameSync, statSync, symlinkSync } from 'node:fs';
+import {
+  copyFileSync,
+  readdirSync,
+  readFileSync,
+  renameSync,
+  statSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { dirname, join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import Sqlite from 'better-sqlite3';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import type { Attempt } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
-import { openForWriting } from '../../src/store/database.ts';
+import { openForReading, openForWriting } from '../../src/store/database.ts';
 import { walBytesOf } from '../../src/store/wal.ts';
 import {
   createGroupCommit,
@@ -24,6 +32,7 @@ import {
   newDeployment,
   openWithThread,
   PROJECT,
+  preparedBy,
   temporaryDirectory,
   testStore,
 } from '../helpers/store.ts';
@@ -124,6 +133,35 @@ t.test('a full disk refuses with 503, loses nothing, and ends when there is room
 
   store.limitPages(false);
   t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
+});
+
+t.test('what is refused as its fsync failed does not come back after a kill', async (t) => {
+  const store = testStore(t);
+  const refused = newDeployment(await store.project());
+  const copy = copyAfterKill(t, store.path);
+  const other = createWriter(openForWriting(copy, realEffects), realEffects);
+  await other.write('deployments.create', refused);
+  const walWithIt = readFileSync(`${copy}-wal`);
+  await other.close();
+
+  const database = openForWriting(store.path, realEffects);
+  const commit = database.prepare('COMMIT');
+  let fails = true;
+  const run = () => {
+    if (!fails) return commit.run();
+    fails = false;
+    // All of it is written before the fsync.
+    writeFileSync(`${store.path}-wal`, walWithIt, { flag: 'r+' });
+    throw new Sqlite.SqliteError('disk I/O error', 'SQLITE_IOERR_FSYNC');
+  };
+  const failing = preparedBy(database, (sql) => (sql === 'COMMIT' ? { run } : database.prepare(sql)));
+  const writer = createWriter(failing, realEffects);
+  t.teardown(writer.close);
+  await t.rejects(writer.write('deployments.create', refused), { code: 'unavailable' });
+
+  const found = openForReading(copyAfterKill(t, store.path));
+  t.teardown(() => found.close());
+  t.equal(found.prepare('SELECT count(*) FROM deployments').pluck().get(), 0);
 });
 
 for (const suffix of ['', '-wal', '-shm']) {
@@ -488,3 +526,10 @@ t.test('the patient let the others go first, and are not forgotten over them', a
   t.equal(order.lastIndexOf('other') < order.lastIndexOf('patient'), true);
   t.equal(order.length, 600);
 });
+
+/** What the next start finds where this one is killed now. */
+function copyAfterKill(t: Test, path: string): string {
+  const copy = join(temporaryDirectory(t), 'davit.db');
+  for (const side of ['', '-wal']) copyFileSync(path + side, copy + side);
+  return copy;
+}
