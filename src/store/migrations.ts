@@ -1,8 +1,10 @@
+import { dirname } from 'node:path';
 import { version as davitVersion } from '../assets.ts';
 import { AppError } from '../errors.ts';
 import { beginAlone } from './alone.ts';
 import { firstProblem } from './check.ts';
 import { connect, type Database, kindOf, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
+import { syncDirectory } from './partial-file.ts';
 
 /** The step from one schema to the next. */
 export interface Migration {
@@ -70,6 +72,8 @@ export function migrateFile(
     const problem = firstProblem(database);
     if (problem !== undefined) throw new Error(`the migration of schema ${from} broke it: ${problem}`);
     database.exec('COMMIT');
+    // The removed journal: it would undo all if a power cut brought it back.
+    syncDirectory(dirname(path));
     return from;
   } finally {
     // Rolls back what is not committed.

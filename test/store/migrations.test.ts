@@ -1,5 +1,5 @@
 import { existsSync, readdirSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
@@ -7,6 +7,7 @@ import { checkDatabase } from '../../src/store/check.ts';
 import { isOlder, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { MIGRATIONS, type Migration, migrateFile } from '../../src/store/migrations.ts';
 import { runningIn } from '../../src/store/restore.ts';
+import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
   makeFile,
@@ -100,6 +101,17 @@ for (const from of OLDER_SCHEMAS.keys()) {
     database.close();
   });
 }
+
+t.test('what is migrated is so after a power cut, too', async (t) => {
+  const directory = temporaryDirectory(t);
+  const path = join(directory, 'davit.db');
+  makeOlder(path);
+  const calls = diskCallsOf(() => {
+    migrateFile(path, { migrations: STEPS });
+    t.notOk(existsSync(`${path}-journal`), 'which would undo it');
+  });
+  t.strictSame(calls, [`sync ${basename(directory)}`]);
+});
 
 t.test('a step that fails, or breaks a reference, leaves the file as it was', async (t) => {
   const steps: [name: string, migrate: Migration['migrate'], message: RegExp][] = [
