@@ -59,6 +59,8 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     default: {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
       if (problem !== undefined) return problemText(problem);
+      if (!may('/dev/null', constants.R_OK))
+        return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): make it anew, or mount /dev`;
       return code === 'ENOENT'
         ? `the command ${word} is there, and could not be started (ENOENT): as a rule its loader is missing, as of a program that was built with musl`
         : `the command ${word} could not be started: ${code}`;
@@ -210,8 +212,12 @@ function statOf(path: string): Stats | 'hidden' | 'linkCircle' | 'nameTooLong' |
 }
 
 function mayExecute(path: string): boolean {
+  return may(path, constants.X_OK);
+}
+
+function may(path: string, mode: number): boolean {
   try {
-    accessSync(path, constants.X_OK);
+    accessSync(path, mode);
     return true;
   } catch {
     return false;

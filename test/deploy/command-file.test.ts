@@ -24,6 +24,16 @@ const ifNoOtherFormats =
     ? { skip: 'binfmt_misc is used here' }
     : {};
 
+/** As in a directory that a chroot was made of by hand. */
+const WITHOUT_DEVICES = [
+  ...['--map-root-user', '--mount', 'sh', '-c'],
+  ...['mount -t tmpfs none /dev && exec "$@"', 'sh'],
+];
+const ifMayHideDevices =
+  spawnSync('unshare', [...WITHOUT_DEVICES, 'true']).status === 0
+    ? {}
+    : { skip: 'mounting is not allowed here' };
+
 t.test('what the system says is told in words, and names nothing that may be secret', async (t) => {
   const request = requestOf(['true', '--token=secret'], {
     environment: { PATH: '/usr/bin:/bin', SECRET: 's' },
@@ -160,6 +170,21 @@ t.test('a program whose loader is missing is said to be another system’s', asy
   t.match(
     whyNotStarted('ENOENT', requestOf([path])),
     /tool is there, and could not be started \(ENOENT\): as a rule its loader is missing/,
+  );
+});
+
+t.test('where /dev/null is missing that is said, and no loader is', ifMayHideDevices, async (t) => {
+  const look = `
+    const { whyNotStarted } = await import(${JSON.stringify(COMMAND_FILE)});
+    console.log(whyNotStarted('ENOENT', { command: ['/bin/sh'], directory: '/', environment: {} }));`;
+  const { stdout } = spawnSync(
+    'unshare',
+    [...WITHOUT_DEVICES, process.execPath, '--input-type=module', '--eval', look],
+    { encoding: 'utf8' },
+  );
+  t.match(
+    stdout,
+    /^\/dev\/null, which every command has as its stdin, cannot be read .*\(ENOENT\): make it anew/,
   );
 });
 
