@@ -2,6 +2,7 @@ import {
   accessSync,
   closeSync,
   constants,
+  existsSync,
   mkdtempSync,
   openSync,
   readFileSync,
@@ -134,6 +135,9 @@ function libraryDirectories(): string[] {
   return [...new Set([tmpdir(), '/var/tmp', `/run/user/${userId}`, '/dev/shm'])];
 }
 
+/** As a file without a name can be found, proc_pid_fd(5). */
+const OPEN_FILES = '/proc/self/fd';
+
 /** The path of a nameless file with these bytes, in the first of `directories` from which code may be run. */
 export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: string[]): string {
   const refusals: string[] = [];
@@ -143,6 +147,12 @@ export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: str
     } catch (error) {
       refusals.push(`${directory} ${codeOf(error)}`);
     }
+  }
+  if (!existsSync(OPEN_FILES)) {
+    throw new AppError(
+      'unavailable',
+      `/proc does not show this process, and ${name} is loaded from there: mount it in the PID namespace of davit`,
+    );
   }
   throw new AppError(
     'unavailable',
@@ -154,7 +164,7 @@ function writeNameless(name: AddonName, bytes: Uint8Array, directory: string): s
   const descriptor = openNameless(name, directory);
   try {
     writeFileSync(descriptor, bytes);
-    const path = `/proc/self/fd/${descriptor}`;
+    const path = `${OPEN_FILES}/${descriptor}`;
     // access(2) refuses a file system that is mounted noexec, where loading would fail.
     accessSync(path, constants.X_OK);
     return path;

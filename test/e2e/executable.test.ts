@@ -126,12 +126,12 @@ t.test('the code that was recorded of a davit is what each thread begins with', 
   ]);
 });
 
-t.test('where temporary directories forbid to execute', ifMayMount, async (t) => {
-  const createProject = ['admin', 'project', 'create', '--name', 'site'];
+const CREATE_PROJECT = ['admin', 'project', 'create', '--name', 'site'];
 
+t.test('where temporary directories forbid to execute', ifMayMount, async (t) => {
   t.test('it takes one that does not', async (t) => {
     const place = emptyPlace(t);
-    const { status, stdout } = runWithNoexec(place, [`${place}/tmp`], createProject);
+    const { status, stdout } = runWithNoexec(place, [`${place}/tmp`], CREATE_PROJECT);
     t.equal(status, 0);
     t.match(stdout, /^prj_\w+\n$/);
     t.strictSame(filesIn(place), ['davit', 'davit.db']);
@@ -140,11 +140,22 @@ t.test('where temporary directories forbid to execute', ifMayMount, async (t) =>
   t.test('it says what to do when there is none', async (t) => {
     const place = emptyPlace(t);
     const forbidden = [`${place}/tmp`, ...['/var/tmp', '/dev/shm'].filter((path) => existsSync(path))];
-    const { status, stdout, stderr } = runWithNoexec(place, forbidden, createProject);
+    const { status, stdout, stderr } = runWithNoexec(place, forbidden, CREATE_PROJECT);
     t.match({ status, stdout }, { status: 1, stdout: '' });
     t.match(stderr, /^[^\n]*no directory to load better_sqlite3 from .* set TMPDIR to one [^\n]*\n$/);
     t.strictSame(filesIn(place), ['davit']);
   });
+});
+
+t.test('where /proc is not mounted it says so, and blames no directory', ifMayMount, async (t) => {
+  const place = emptyPlace(t);
+  const { status, stdout, stderr } = runAfter(place, ['mount -t tmpfs none /proc'], CREATE_PROJECT);
+  t.match({ status, stdout }, { status: 1, stdout: '' });
+  t.match(
+    stderr,
+    /^error: \/proc does not show this process, [^\n]*: mount it in the PID namespace of davit\n$/,
+  );
+  t.strictSame(filesIn(place), ['davit']);
 });
 
 /** A directory of the user's own with nothing in it but the executable and an empty `tmp`. */
@@ -191,14 +202,16 @@ function runWithNoexec(
   commandLine: string[],
 ): SpawnSyncReturns<string> {
   const mounts = directories.map((directory) => `mount -t tmpfs -o noexec,mode=1777 none '${directory}'`);
+  return runAfter(place, mounts, commandLine);
+}
+
+/** `run` where a shell ran these commands before, on mounts of its own. */
+function runAfter(place: string, commands: string[], commandLine: string[]): SpawnSyncReturns<string> {
   const become = `exec setpriv --reuid=65534 --regid=65534 --clear-groups env -i TMPDIR='${place}/tmp' ./davit "$@"`;
   return spawnSync(
     'unshare',
-    ['--mount', 'sh', '-c', [...mounts, become].join(' && '), 'sh', ...commandLine],
-    {
-      cwd: place,
-      encoding: 'utf8',
-    },
+    ['--mount', 'sh', '-c', [...commands, become].join(' && '), 'sh', ...commandLine],
+    { cwd: place, encoding: 'utf8' },
   );
 }
 
