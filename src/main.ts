@@ -16,6 +16,9 @@ import { poolThreads } from './system-limits.ts';
  */
 process.env['UV_THREADPOOL_SIZE'] ??= String(poolThreads());
 
+/** By a umask such as 177, said to keep files private, davit would be kept out of the directories that it makes. */
+process.umask(process.umask(0o077) & 0o077);
+
 void main(process.argv.slice(2));
 
 async function main(commandLine: string[]): Promise<void> {

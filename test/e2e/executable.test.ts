@@ -158,6 +158,18 @@ t.test('where /proc is not mounted it says so, and blames no directory', ifMayMo
   t.strictSame(filesIn(place), ['davit']);
 });
 
+t.test(
+  'a umask that closes what one makes to oneself does not keep it from its work',
+  ifMayMount,
+  async (t) => {
+    const place = emptyPlace(t);
+    const { status, stdout } = runAfter(place, ['umask 177'], CREATE_PROJECT);
+    t.equal(status, 0);
+    t.match(stdout, /^prj_\w+\n$/);
+    t.strictSame(filesIn(place), ['davit', 'davit.db']);
+  },
+);
+
 /** A directory of the user's own with nothing in it but the executable and an empty `tmp`. */
 function emptyPlace(t: Test): string {
   const place = join(tmpdir(), `davit-executable-test-${process.pid}-${t.name.replaceAll(/\W/g, '-')}`);
