@@ -2,7 +2,7 @@ import { accessSync, closeSync, constants, existsSync, openSync, statSync } from
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
-import { AppError, codeOf } from '../errors.ts';
+import { AppError, codeOf, messageOf } from '../errors.ts';
 import { type NewerFile, newer } from './newer.ts';
 import { realPath, statusOf } from './place.ts';
 
@@ -34,7 +34,7 @@ export const BUSY_TIMEOUT_MS = 5_000;
  * where only the WAL of a file is left.
  */
 export function openForWriting(path: string, effects: Effects): Database {
-  nativeAddonPath('better_sqlite3'); // first: where it cannot be loaded no file is made
+  if (!existsSync(path)) connect(':memory:').close(); // first: where SQLite cannot be loaded no file is made
   createPrivately(path);
   refuseUnwritable(path);
   const database = connect(path);
@@ -110,8 +110,16 @@ export function checkpoint(database: Database): void {
   }
 }
 
-/** An error of SQLite as an AppError `conflict` where the place is at fault; any other error as it is. */
+/** An error of SQLite as an AppError `conflict` where the place or the system is at fault; any other error as it is. */
 export function openingProblem(path: string, error: unknown): unknown {
+  if (codeOf(error) === 'ERR_DLOPEN_FAILED') {
+    return new AppError(
+      'conflict',
+      `SQLite cannot be loaded (${messageOf(error)}): davit needs glibc 2.34 and the libstdc++ of GCC 11, or newer ones, as ` +
+        'Debian 12, Ubuntu 22.04 and RHEL 9 have them',
+      { cause: error },
+    );
+  }
   const code = sqliteCode(error);
   if (code === 'SQLITE_CANTOPEN') {
     return new AppError(

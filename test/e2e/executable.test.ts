@@ -147,6 +147,28 @@ t.test('where temporary directories forbid to execute', ifMayMount, async (t) =>
   });
 });
 
+t.test('a system that is too old for SQLite is named in one line, and no file is made', async (t) => {
+  const place = emptyPlace(t);
+  const preload = join(place, 'preload.cjs');
+  writeFileSync(
+    preload,
+    `process.dlopen = () => {
+      throw Object.assign(new Error("version 'GLIBC_2.33' not found"), { code: 'ERR_DLOPEN_FAILED' });
+    };`,
+  );
+  chmodSync(preload, 0o644); // whatever the umask
+  const environment = { NODE_OPTIONS: `--require="${preload}"` };
+  for (const commandLine of [CREATE_PROJECT, ['serve', '--listen', '127.0.0.1:0']]) {
+    const { status, stdout, stderr } = run(place, commandLine, environment);
+    t.match({ status, stdout }, { status: 1, stdout: '' });
+    t.match(
+      stderr,
+      /^error: SQLite cannot be loaded \(version 'GLIBC_2\.33' not found\): davit needs glibc 2\.34 [^\n]*\n$/,
+    );
+  }
+  t.strictSame(filesIn(place), ['davit', 'preload.cjs']);
+});
+
 t.test('where /proc is not mounted it says so, and blames no directory', ifMayMount, async (t) => {
   const place = emptyPlace(t);
   const { status, stdout, stderr } = runAfter(place, ['mount -t tmpfs none /proc'], CREATE_PROJECT);
@@ -186,10 +208,14 @@ function filesIn(directory: string): string[] {
   return readdirSync(directory).filter((name) => name !== 'tmp');
 }
 
-function run(place: string, commandLine: string[]): SpawnSyncReturns<string> {
+function run(
+  place: string,
+  commandLine: string[],
+  environment: Record<string, string> = {},
+): SpawnSyncReturns<string> {
   return spawnSync(join(place, 'davit'), commandLine, {
     cwd: place,
-    env: { TMPDIR: join(place, 'tmp') },
+    env: { TMPDIR: join(place, 'tmp'), ...environment },
     encoding: 'utf8',
     ...user,
   });
