@@ -119,7 +119,9 @@ t.test('the code that was recorded of a davit is what each thread begins with', 
   chmodSync(preload, 0o644); // whatever the umask
   const service = await serve(t, place, { NODE_OPTIONS: `--require="${preload}"` });
   t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
-  t.strictSame(readFileSync(told, 'utf8').trim().split('\n').sort(), [
+  // The checkpointer begins half a second later, and so only where others keep the machine busy.
+  const begun = readFileSync(told, 'utf8').trim().split('\n');
+  t.strictSame(begun.filter((line) => !line.startsWith('checkpoint-thread')).sort(), [
     'dispatcher-thread.cjs false',
     'main.cjs false',
     'writer-thread.cjs false',
