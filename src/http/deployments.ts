@@ -377,7 +377,8 @@ interface ReportBody {
 
 const MESSAGE_MAX_LENGTH = 4096;
 
-const OUTPUT_NAME = new RegExp(`^[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
+/** No body may have `__proto__` as a name: the description says so where it lets people choose one. */
+const OUTPUT_NAME = new RegExp(`^(?!__proto__$)[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
 
 const outputValue = Joi.string()
   .allow('')

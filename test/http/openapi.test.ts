@@ -131,7 +131,7 @@ t.test('the description of the whole service', async (t) => {
     async (t) => {
       const report = document.paths['/v2/deployments/{deployment_id}/report']?.post?.requestBody;
       t.match(report?.content['application/json']?.schema.properties?.['outputs'], {
-        propertyNames: { pattern: '^[A-Za-z_][A-Za-z0-9_]{0,63}$' },
+        propertyNames: { pattern: '^(?!__proto__$)[A-Za-z_][A-Za-z0-9_]{0,63}$' },
         additionalProperties: { type: 'string', maxLength: 4096 },
         maxProperties: 100,
         description: /4096 bytes/,
