@@ -406,6 +406,6 @@ const reportBody = bodySchema({
       },
     })
     .description(
-      `At most ${OUTPUTS_MAX}; each value has at most ${OUTPUT_VALUE_MAX_BYTES} bytes in UTF-8, however many characters that are.`,
+      `They take the place of all that an earlier report gave; left out, those stay. At most ${OUTPUTS_MAX}; each value has at most ${OUTPUT_VALUE_MAX_BYTES} bytes in UTF-8, however many characters that are.`,
     ),
 }).example({ status: 'succeeded', outputs: { url: 'https://example.org' } });
