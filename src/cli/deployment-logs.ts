@@ -3,6 +3,7 @@ import { type Deployment, isTerminal } from '../domain.ts';
 import { delay } from '../effects.ts';
 import { option } from '../options.ts';
 import { printable } from '../printable.ts';
+import { endsLine } from '../store/logs.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, stayAlive, withStore } from './command.ts';
 import { deploymentText, obstacleOf } from './deployment-status.ts';
@@ -76,12 +77,14 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   using _ = stayAlive();
   const { effects, terminal } = context;
   const output = createLogOutput(terminal);
+  let midLine = false;
   for (let at = 0; ; ) {
     // Before the look: what is committed between the two is seen by the next one.
     const version = store.reads.instance.dataVersion();
     const deployment = resolveDeployment(store, id);
-    for (const bytes of store.reads.logs.text(id, at, deployment.log_bytes)) {
+    for (const bytes of store.reads.logs.text(id, at, deployment.log_bytes, midLine)) {
       if (!(await output.write(bytes))) return;
+      midLine = !endsLine(bytes);
     }
     at = deployment.log_bytes;
     if (isTerminal(deployment.status)) {

@@ -68,15 +68,23 @@ export function logReads(database: Database) {
     };
   }
 
-  /** The bytes as they were printed, from `from` up to `end`, with a marker for those that were not kept. */
-  function* text(id: string, from: number, end: number): Generator<Buffer, void, undefined> {
-    let midLine = false;
+  /**
+   * The bytes as they were printed, from `from` up to `end`, with a marker for those that were not kept. `afterMidLine`:
+   * what stands before the first of them, wherever it is by now, ends no line.
+   */
+  function* text(
+    id: string,
+    from: number,
+    end: number,
+    afterMidLine = false,
+  ): Generator<Buffer, void, undefined> {
+    let midLine = afterMidLine;
     for (let at = from; at < end; ) {
       const piece = pieceAt(id, at, end);
       switch (piece.kind) {
         case 'bytes':
           yield piece.bytes;
-          midLine = piece.bytes.at(-1) !== LINE_FEED;
+          midLine = !endsLine(piece.bytes);
           break;
         case 'leftOut':
           yield Buffer.from(leftOutMarker(piece.end - at, midLine || piece.midLine));
@@ -90,6 +98,11 @@ export function logReads(database: Database) {
 }
 
 const LINE_FEED = 0x0a;
+
+/** Whether a line ends with the last of these bytes. */
+export function endsLine(bytes: Uint8Array): boolean {
+  return bytes.at(-1) === LINE_FEED;
+}
 
 /** Logs grow at the end, and lose the oldest of their tail. */
 export function logWrites({ database, changed }: WriteContext) {

@@ -98,6 +98,26 @@ t.test('following prints each byte once, and ends when its reader goes away', as
   t.equal(await follower.exitCode, 0);
 });
 
+t.test('what was dropped before a follower came to it leaves a line of its own', async (t) => {
+  const there = place(t);
+  const website = await scriptProject(there, 'website', 'true');
+  const id = await inFile(there, async ({ writer }) => {
+    const made = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    await writer.write('logs.append', append(made.id, Buffer.from('one'), 0));
+    return made.id;
+  });
+  const follower = follow(there, id);
+  await follower.said('one');
+  const dropped = { truncated: true, dropTailBefore: 9, headBytes: 0 };
+  await inFile(there, ({ writer }) =>
+    writer.write('logs.append', { ...append(id, Buffer.from('three'), 9), ...dropped }),
+  );
+  await follower.said('one\n[davit: 6 bytes left out]\nthree');
+  follower.child.kill();
+  await follower.exitCode;
+});
+
 t.test('what ended while it was looked for is no work of another system', async (t) => {
   const there = place(t);
   const id = await withLog(there, Buffer.alloc(0));
