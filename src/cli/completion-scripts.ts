@@ -88,7 +88,9 @@ const FISH = `\
 # fish completion for davit; made by: davit completion fish
 function __davit_complete
     set -l words (commandline -opc)
-    set -l current (commandline -ct)
+    set -l typed (commandline -ct)
+    # What it means, also while its quote is open.
+    set -l current (string unescape -- "$typed"; or string unescape -- "$typed'"; or string unescape -- "$typed\\"")
     set -l program $words[1]
     command -q -- $program; or set program davit
     set -l lines ($program ${COMPLETE} fish $words[2..-1] "$current" 2>/dev/null)

@@ -225,7 +225,11 @@ t.test('fish', ifHas('fish'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const script = 'davit completion fish | source; for line in $argv; complete -C "$line"; end';
-  const lines = ['davit ad', 'davit admin project show my', 'davit serve --log-level=d', 'davit --db dav'];
+  const begun = ['my\\ s', '"my s', "'my s", '\\$', "'$(touch", '--db="dav'];
+  const lines = [
+    ...['davit ad', 'davit admin project show my', 'davit serve --log-level=d', 'davit --db dav'],
+    ...begun.map((word) => `davit admin project show ${word}`),
+  ];
   const { stdout, stderr } = spawnSync('fish', ['--no-config', '-c', script, ...lines], {
     cwd: there.directory,
     env: { PATH: path, HOME: there.directory },
@@ -236,6 +240,14 @@ t.test('fish', ifHas('fish'), async (t) => {
   t.match(stdout, /^my site\tprj_\w+, active$/m);
   t.match(stdout, /^--log-level=debug$/m);
   t.match(stdout, /^davit\.db$/m);
+  const values = stdout.split('\n').map((line) => line.split('\t')[0]);
+  const [site, quoted] = ['my site', '$(touch pwned)`id`'];
+  t.strictSame(
+    values.slice(-7),
+    [site, site, site, quoted, quoted, '--db=davit.db', ''],
+    'quotes and backslashes',
+  );
+  t.notOk(readdirSync(there.directory).includes('pwned'));
 });
 
 t.test('what is no shell that it knows is refused, and its help says how to begin', async (t) => {
