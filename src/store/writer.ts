@@ -314,7 +314,9 @@ function storageProblem(error: unknown): unknown {
     ? 'the disk is full: nothing was written; try again once there is room'
     : isFailureOfDisk(error)
       ? `the disk takes no writes (${code}), for an error or a quota that is used up: nothing was written; try again later`
-      : 'the database takes no writes at the moment: nothing was written; try again shortly';
+      : /^SQLITE_(?:CORRUPT|NOTADB)/.test(code)
+        ? `the file is damaged (${code}): nothing was written; 'davit doctor' tells more`
+        : 'the database takes no writes at the moment: nothing was written; try again shortly';
   return new AppError('unavailable', message, { cause: error, retryAfterSeconds: 5 });
 }
 

@@ -141,15 +141,7 @@ t.test('a WAL that a killed process left is worth a note, and what restores left
 for (const damaged of ['webhooks', 'projects']) {
   t.test(`${damaged} that cannot be read keep nobody from looking at the rest`, async (t) => {
     const there = await withProject(t);
-    const database = new Sqlite(there.dbPath);
-    database.pragma('wal_checkpoint(TRUNCATE)');
-    const rootPage = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
-    const page = Number(rootPage.get(damaged));
-    const pageBytes = Number(database.pragma('page_size', { simple: true }));
-    database.close();
-    const file = openSync(there.dbPath, 'r+');
-    writeSync(file, Buffer.alloc(pageBytes, 0xff), 0, pageBytes, (page - 1) * pageBytes);
-    closeSync(file);
+    damage(there, damaged);
     const report = await reportOf(t, there, 1);
     t.match(findingOf(report, 'integrity'), { level: 'problem', advice: /restore the last backup/ });
     t.equal(findingOf(report, damaged), undefined, 'nobody knows');
@@ -323,3 +315,27 @@ t.test('other commands say in one line that the file is damaged', async (t) => {
     t.strictSame([stdout, exitCode], ['', 1]);
   }
 });
+
+t.test('who writes to a file that is damaged there is not told to try again', async (t) => {
+  const there = await withProject(t);
+  damage(there, 'projects');
+  const { stderr, exitCode } = await there.davit(['admin', 'project', 'create', '--name', 'other']);
+  t.match(
+    stderr,
+    /^error: the file is damaged \(SQLITE_CORRUPT\w*\): nothing was written; 'davit doctor' tells more\n$/,
+  );
+  t.equal(exitCode, 1);
+});
+
+/** Nothing of this table can be read any more. */
+function damage({ dbPath }: { dbPath: string }, table: string): void {
+  const database = new Sqlite(dbPath);
+  database.pragma('wal_checkpoint(TRUNCATE)');
+  const rootPage = database.prepare('SELECT rootpage FROM sqlite_schema WHERE name = ?').pluck();
+  const page = Number(rootPage.get(table));
+  const pageBytes = Number(database.pragma('page_size', { simple: true }));
+  database.close();
+  const file = openSync(dbPath, 'r+');
+  writeSync(file, Buffer.alloc(pageBytes, 0xff), 0, pageBytes, (page - 1) * pageBytes);
+  closeSync(file);
+}
