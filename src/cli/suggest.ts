@@ -4,21 +4,24 @@ export function nearest(word: string, candidates: Iterable<string>): string | un
   for (const candidate of candidates) {
     const edits = editDistance(word.toLowerCase(), candidate.toLowerCase());
     const longest = Math.max(word.length, candidate.length);
-    if (edits / longest < 0.5 && (best === undefined || edits < best.edits)) best = { candidate, edits };
+    if (edits / longest < 0.4 && (best === undefined || edits < best.edits)) best = { candidate, edits };
   }
   return best?.candidate;
 }
 
-/** Levenshtein's, row by row. */
+/** Levenshtein's, row by row, where two letters that changed places are one edit: the slip that fingers make most. */
 function editDistance(from: string, to: string): number {
+  let twoAbove: number[] = [];
   let above = Array.from({ length: to.length + 1 }, (_, column) => column);
   for (let row = 1; row <= from.length; row++) {
     const current = [row];
     for (let column = 1; column <= to.length; column++) {
       const replaced = (above[column - 1] ?? 0) + (from[row - 1] === to[column - 1] ? 0 : 1);
-      current.push(Math.min(replaced, (above[column] ?? 0) + 1, (current[column - 1] ?? 0) + 1));
+      const changedPlaces = from[row - 2] === to[column - 1] && from[row - 1] === to[column - 2];
+      const swapped = changedPlaces ? (twoAbove[column - 2] ?? Infinity) + 1 : Infinity;
+      current.push(Math.min(replaced, swapped, (above[column] ?? 0) + 1, (current[column - 1] ?? 0) + 1));
     }
-    above = current;
+    [twoAbove, above] = [above, current];
   }
   return above[to.length] ?? 0;
 }

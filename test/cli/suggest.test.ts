@@ -7,6 +7,7 @@ t.test('a slip of the fingers finds what was meant', async (t) => {
   t.equal(nearest('Projects:Read', SCOPES), 'projects:read');
   t.equal(nearest('log:read', SCOPES), 'logs:read');
   t.equal(nearest('webstie', ['api', 'website']), 'website');
+  t.equal(nearest('lsit', ['set', 'list']), 'list', 'two letters that changed places');
 });
 
 t.test('what is far from everything suggests nothing', async (t) => {
@@ -14,4 +15,6 @@ t.test('what is far from everything suggests nothing', async (t) => {
   t.equal(nearest('', SCOPES), undefined);
   t.equal(nearest('x', []), undefined);
   t.equal(nearest('', ['']), undefined);
+  t.equal(nearest('remove', ['restore']), undefined);
+  t.equal(nearest('--json', ['--version']), undefined);
 });
