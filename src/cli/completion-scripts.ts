@@ -96,14 +96,22 @@ function __davit_complete
     set -l lines ($program ${COMPLETE} fish $words[2..-1] "$current" 2>/dev/null)
     set -l option (string match -r -- '^--[^=]+=' "$current")
     set -l value (string replace -r -- '^--[^=]+=' '' "$current")
+    # Fish's own look for the very name ~, and what they find must begin as it was typed.
+    set -l home
+    set -l tilde
+    if string match -q -- '~/*' "$value"
+        set home $HOME
+        set tilde '~'
+        set value (string replace -- '~' "$HOME" "$value")
+    end
     switch "$lines[1]"
         case files
             for path in (__fish_complete_path "$value")
-                printf '%s%s\\n' "$option" "$path"
+                printf '%s%s\\n' "$option" (string replace -- "$home" "$tilde" "$path")
             end
         case directories
             for path in (__fish_complete_directories "$value")
-                printf '%s%s\\n' "$option" "$path"
+                printf '%s%s\\n' "$option" (string replace -- "$home" "$tilde" "$path")
             end
         case '*'
             for line in $lines[2..-1]

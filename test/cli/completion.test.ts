@@ -225,7 +225,7 @@ t.test('fish', ifHas('fish'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const script = 'davit completion fish | source; for line in $argv; complete -C "$line"; end';
-  const begun = ['my\\ s', '"my s', "'my s", '\\$', "'$(touch", '--db="dav'];
+  const begun = ['my\\ s', '"my s', "'my s", '\\$', "'$(touch", '--db="dav', '--db ~/dav', '--db=~/dav'];
   const lines = [
     ...['davit ad', 'davit admin project show my', 'davit serve --log-level=d', 'davit --db dav'],
     ...begun.map((word) => `davit admin project show ${word}`),
@@ -243,9 +243,9 @@ t.test('fish', ifHas('fish'), async (t) => {
   const values = stdout.split('\n').map((line) => line.split('\t')[0]);
   const [site, quoted] = ['my site', '$(touch pwned)`id`'];
   t.strictSame(
-    values.slice(-7),
-    [site, site, site, quoted, quoted, '--db=davit.db', ''],
-    'quotes and backslashes',
+    values.slice(-9),
+    [site, site, site, quoted, quoted, '--db=davit.db', '~/davit.db', '--db=~/davit.db', ''],
+    'quotes, backslashes and ~',
   );
   t.notOk(readdirSync(there.directory).includes('pwned'));
 });
