@@ -31,6 +31,21 @@ t.test('what is due is told apart for failing receivers and the others', async (
   t.strictSame(due(store, createdAtMs + 60_000).failing, { count: 2, oldestAtMs: createdAtMs });
 });
 
+t.test('a webhook that was told of everything is due nothing, whichever is looked at first', async (t) => {
+  const { store, effects, webhook } = await place(t);
+  const ids = [await webhook(), await webhook()];
+  await newDeliveries(store, ids[0] as WebhookId, 1); // one for each
+  for (const settled of ids) {
+    store.execute(`UPDATE deliveries
+                      SET status = iif(webhook_id = '${settled}', 'exhausted', 'pending'),
+                          next_attempt_at = iif(webhook_id = '${settled}', NULL, created_at)`);
+    t.strictSame(due(store, effects.now()), {
+      healthy: { count: 1, oldestAtMs: effects.now() },
+      failing: NONE,
+    });
+  }
+});
+
 t.test('more webhooks than one step looks at are all looked at', async (t) => {
   const { store, effects, webhook } = await place(t);
   const ids: WebhookId[] = [];

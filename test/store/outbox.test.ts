@@ -51,6 +51,36 @@ t.test('revoking a key disables its webhooks, and what was waiting is not sent',
   t.strictSame(store.reads.outbox.pendingWebhooks(), []);
 });
 
+t.test('a deleted webhook has nothing to be sent, though what was waiting is there still', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await store.writer.write('webhooks.remove', { id });
+  t.strictSame(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);
+  t.strictSame(store.reads.outbox.pendingWebhooks(), []);
+});
+
+t.test(
+  'what is pending is told by its webhooks, each with its own first moment, the first due first',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const projectId = await store.project();
+    const { keyId } = await store.key();
+    const expected = [];
+    for (const type of ['deployment.created', 'deployment.started'] as const) {
+      const { id } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId, events: [type] });
+      expected.push({ webhook_id: id, next_attempt_at: effects.now() + 1_000 * expected.length });
+    }
+    await store.writer.write('deployments.create', newDeployment(projectId));
+    effects.advance(1_000);
+    await store.writer.write('deployments.create', newDeployment(projectId));
+    await store.writer.write('deployments.claim', undefined);
+    t.match(store.reads.outbox.pendingWebhooks(), expected);
+  },
+);
+
 t.test('a retry is due at its time and not before', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);

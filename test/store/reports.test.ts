@@ -169,6 +169,19 @@ t.test('an overdue one that was being canceled is canceled', async (t) => {
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
+t.test('of several that are overdue the one that was due first ends first', async (t) => {
+  const effects = fakeEffects();
+  const { store, id: last } = await reported(t, effects, 2_000);
+  const impatient = await store.project({ name: 'impatient', command: null, reportTimeoutMs: 1_000 });
+  const { id: first } = await store.writer.write('deployments.create', newDeployment(impatient));
+  effects.advance(2_000);
+  await store.writer.write('deployments.endOverdue', undefined);
+  t.strictSame(
+    store.query("SELECT deployment_id FROM events WHERE type = 'deployment.failed' ORDER BY seq"),
+    [first, last].map((deployment_id) => ({ deployment_id })),
+  );
+});
+
 t.test('without a limit nothing is ever due, and a hundred at most are ended at once', async (t) => {
   const effects = fakeEffects();
   const { store } = await reported(t, effects);
