@@ -78,7 +78,7 @@ t.test('what is in the pipe is handed on, whoever still holds it open', async (t
   }
 });
 
-t.test('who prints on and on does not keep a reading from its end', async (t) => {
+t.test('who prints on and on does not keep a reading from its end, and is not ended for it', async (t) => {
   const { reader } = setUp(t);
   const pipe = testPipe(t);
   pipe.write('x'.repeat(32 * 1024));
@@ -90,6 +90,7 @@ t.test('who prints on and on does not keep a reading from its end', async (t) =>
   reading.finish();
   await reading.ended;
   t.ok(size >= 1024 * 1024, 'what a pipe can hold is read');
+  t.notOk(pipe.isBroken());
 });
 
 t.test(
