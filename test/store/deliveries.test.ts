@@ -180,13 +180,14 @@ t.test(
   },
 );
 
-t.test('a delivery alone has what was sent and every attempt, in order', async (t) => {
+t.test('a delivery alone has what was sent and every attempt of its own, in order', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = noDelivery(), other = noDelivery()] = await newDeliveries(store, id, 2);
   store.execute(`
+    INSERT INTO attempts VALUES ('${other}', 1, ${effects.now()}, 200, NULL, 12, '192.0.2.2', 'not yours', 'schedule');
     INSERT INTO attempts VALUES ('${delivery}', 2, ${effects.now() + 5_000}, 200, NULL, 12, '192.0.2.1', 'ok', 'redeliver');
     INSERT INTO attempts VALUES ('${delivery}', 1, ${effects.now()}, NULL, 'timeout', 10000, NULL, NULL, 'schedule')`);
   const details = store.reads.deliveries.detailsVisibleTo(caller({ keyId }), delivery);

@@ -6,6 +6,7 @@ import { newDeployment, ref, testStore } from '../helpers/store.ts';
 t.test('a deployment is queued with its event, in one transaction', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
+  await store.key({ name: 'not asked' });
   const { keyId } = await store.key({ name: 'ci' });
   const deployment = await store.writer.write('deployments.create', newDeployment(projectId, { keyId }));
 

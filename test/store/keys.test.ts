@@ -24,6 +24,7 @@ t.test('a wrong, expired or revoked secret authenticates nobody', async (t) => {
   const store = testStore(t, effects);
   const expiring = await store.key({ expiresAtMs: effects.now() + 1000 });
   const revoked = await store.key();
+  const other = await store.key();
   const holder = (secret: string) => store.reads.keys.authenticate(hashKeySecret(secret), effects.now());
 
   t.ok(holder(expiring.secret));
@@ -33,6 +34,7 @@ t.test('a wrong, expired or revoked secret authenticates nobody', async (t) => {
   t.ok(holder(revoked.secret));
   await store.writer.write('keys.revoke', { id: revoked.keyId });
   t.equal(holder(revoked.secret), undefined);
+  t.match(holder(other.secret), { keyId: other.keyId });
   t.equal(holder('davit_nonsense'), undefined);
 });
 

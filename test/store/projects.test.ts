@@ -84,6 +84,7 @@ t.test('what is set changes, and nothing else, here or elsewhere', async (t) => 
     variable_names: ['B', 'C'],
   });
   t.strictSame(store.reads.projects.variables(id), { B: '3', C: '4' }, 'what is set and unset is set');
+  await store.writer.write('projects.setStatus', { id, status: 'paused' });
   t.strictSame([store.reads.projects.resolve(other), store.reads.projects.variables(other)], elsewhere);
 });
 

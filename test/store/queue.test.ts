@@ -168,6 +168,7 @@ t.test('where a command came later, what is reported neither waits for it nor ho
 t.test('under the policy latest a new one cancels all that wait, and is never too many', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
+  const [elsewhere] = await create(store, await store.project(), 1);
   const older = await create(store, projectId, 3);
   await set(store, projectId, { policy: 'latest' });
   const latest = newDeployment(projectId, { maxQueued: 1 });
@@ -179,6 +180,9 @@ t.test('under the policy latest a new one cancels all that wait, and is never to
       reason: 'superseded',
       superseded_by: id,
     });
+  }
+  for (const waiting of [id, elsewhere]) {
+    t.match(store.reads.deployments.get(waiting), { status: 'queued', superseded_by: null });
   }
   t.strictSame(
     store
