@@ -5,7 +5,7 @@ import { DEPLOYMENT_STATUSES, type DeploymentStatus } from '../../src/domain.ts'
 import { openForReading } from '../../src/store/database.ts';
 import { type DeploymentFilter, deploymentPages } from '../../src/store/deployment-pages.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
-import { caller, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
+import { caller, newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
 
 const EVERYTHING: DeploymentFilter = {
   projectId: null,
@@ -162,6 +162,23 @@ t.test('of a project that a key does not see it is not even told how much there 
     store.reads.deployments.page(who, { ...EVERYTHING, projectId: hidden }, Number.MAX_SAFE_INTEGER, 2),
     { items: [], goOnBefore: null },
   );
+});
+
+t.test('of one project a worker is told what waits there, and of no other', async (t) => {
+  const store = testStore(t);
+  const who = caller(await store.key());
+  const waiting = [];
+  for (const projectId of [await store.project(), await store.project()]) {
+    waiting.push(await store.writer.write('deployments.create', newDeployment(projectId)));
+  }
+  for (const { id, project_id: projectId } of waiting) {
+    const filter: DeploymentFilter = { ...EVERYTHING, projectId, statuses: ['queued'] };
+    const { items } = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 10);
+    t.strictSame(
+      items.map((item) => item.id),
+      [id],
+    );
+  }
 });
 
 t.test('of several projects each is looked at as far as its share goes', async (t) => {

@@ -56,15 +56,17 @@ t.test('a replay comes before the state is judged', async (t) => {
   t.strictSame(await store.writer.write('answer', request), { ...first, replayed: true });
 });
 
-t.test('two key holders may use the same idempotency key', async (t) => {
+t.test('two key holders may use the same idempotency key, and one of them others beside it', async (t) => {
   const store = testStore(t);
   const one = await deploymentRequest(store, 'same');
-  const other = await deploymentRequest(store, 'same');
-  const answers = [await store.writer.write('answer', one), await store.writer.write('answer', other)];
+  const requests = [one, await deploymentRequest(store, 'same'), withKey(one, 'another')];
+  const answers = [];
+  for (const request of requests) answers.push(await store.writer.write('answer', request));
   t.strictSame(
     answers.map(({ replayed }) => replayed),
-    [false, false],
+    [false, false, false],
   );
+  t.equal(new Set(answers.map(({ body }) => body)).size, 3);
 });
 
 async function deploymentRequest(
@@ -81,6 +83,11 @@ async function deploymentRequest(
     statusCode: 201,
     locationPrefix: '/v2/deployments/',
   };
+}
+
+function withKey(request: AnswerRequest, idempotencyKey: string): AnswerRequest {
+  if (request.memory === null) throw new Error('a request without an idempotency key');
+  return { ...request, memory: { ...request.memory, idempotencyKey } };
 }
 
 function withHash(request: AnswerRequest, fill: number): AnswerRequest {
