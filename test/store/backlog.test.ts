@@ -30,6 +30,17 @@ t.test('what waits stands in the very order in which it is claimed', async (t) =
   t.strictSame(claimed, expected);
 });
 
+t.test('what waits in a paused project stands last', async (t) => {
+  const store = testStore(t);
+  const [paused = fail(), active] = [await store.project({ name: 'paused' }), await store.project()];
+  for (const project of [paused, paused, active]) await deploy(store, project);
+  await store.writer.write('projects.setStatus', { id: paused, status: 'paused' });
+  t.strictSame(
+    store.reads.backlog.all(NOW_MS, 100).waiting.items.map(({ project_name }) => project_name),
+    ['website', 'paused', 'paused'],
+  );
+});
+
 t.test('of each kind there are the first, and the count of all', async (t) => {
   const store = testStore(t);
   const [project, elsewhere] = [await store.project(), await store.project({ command: null })];

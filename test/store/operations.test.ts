@@ -139,20 +139,42 @@ t.test('what is read of one is its own', async (t) => {
   );
 });
 
-t.test('the ref before is one of the same project', async (t) => {
+t.test('what is claimed has the ref before and the variables of its own project', async (t) => {
   const { store, worlds } = await threeWorlds(t);
-  for (const { running } of worlds) {
-    await store.writer.write('deployments.finish', {
-      ...NOTHING_RAN,
-      id: running,
-      status: 'succeeded',
-      reason: null,
+  const succeeded = { ...NOTHING_RAN, status: 'succeeded', reason: null } as const;
+  for (const { running, queued } of worlds) {
+    await store.writer.write('deployments.finish', { ...succeeded, id: running });
+    await store.writer.write('deployments.cancel', { id: queued });
+  }
+  for (const { name, projectId } of worlds) {
+    await store.writer.write('deployments.create', newDeployment(projectId));
+    t.match(await store.writer.write('deployments.claim', undefined), {
+      project_id: projectId,
+      previous_ref: name,
+      variables: { WORLD: name },
     });
   }
-  for (const _ of worlds) {
-    const claimed = await store.writer.write('deployments.claim', undefined);
-    t.equal(claimed?.previous_ref, claimed?.project_name);
-    t.strictSame(claimed?.variables, { WORLD: claimed?.project_name });
+});
+
+t.test('what came of an attempt is told of its own delivery, whoever else was enabled since', async (t) => {
+  const { store, effects, worlds } = await threeWorlds(t);
+  const [enabled = none(), ...others] = worlds;
+  effects.advance(1);
+  for (const status of ['disabled', 'enabled'] as const) {
+    await store.writer.write('webhooks.update', { id: enabled.webhookId, status, disableReason: '' });
+  }
+  for (const { due } of others) {
+    const settlement = settlementOf(due, effects.now(), { kind: 'exhausted' });
+    t.equal(await store.writer.write('outbox.settle', settlement), 'exhausted');
+  }
+});
+
+t.test('a rotation ends no secret for those of others, however new they are', async (t) => {
+  const { store, effects, worlds } = await threeWorlds(t);
+  for (const { webhookId, secrets } of worlds) {
+    const rotation = { id: webhookId, overlapMs: HOUR_MS };
+    const { signing_secret } = await store.writer.write('webhooks.rotate', rotation);
+    t.strictSame(store.reads.webhooks.liveSecrets(webhookId, effects.now()), [signing_secret, ...secrets]);
   }
 });
 

@@ -169,9 +169,9 @@ t.test('what is no longer as the replay asks is left alone', async (t) => {
   ]);
 });
 
-t.test('a replay never touches the deliveries of another webhook', async (t) => {
+t.test('a replay never touches the deliveries of another webhook, which has its own', async (t) => {
   const { store, effects, id } = await service(t);
-  await newDeliveries(store, id, 1);
+  const [own = noDelivery()] = await newDeliveries(store, id, 1);
   const other = await newWebhook(store, (await store.key()).keyId);
   const [foreign = noDelivery()] = await newDeliveries(store, other.id, 1);
   endDeliveries(store, [foreign], 'delivered');
@@ -180,6 +180,15 @@ t.test('a replay never touches the deliveries of another webhook', async (t) => 
   const seqs = store.query<{ seq: number }>('SELECT seq FROM deliveries').map(({ seq }) => seq);
   await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs, doneSeq: null });
   t.match(store.reads.deliveries.get(foreign), { status: 'delivered' });
+
+  endDeliveries(store, [own], 'delivered');
+  for (const webhookId of [id, other.id]) await replay(store, effects, webhookId);
+  for (const { seq } of store.reads.replays.open()) {
+    await store.writer.write('replays.step', { seq, seqs, doneSeq: 1 });
+  }
+  for (const delivery of [own, foreign]) {
+    t.match(store.reads.deliveries.get(delivery), { status: 'pending' });
+  }
 });
 
 t.test('a replay of a disabled webhook waits until it is enabled', async (t) => {
