@@ -309,15 +309,18 @@ function failure(error: unknown): WriteResult {
 /** What a person can do about it; a bug stays the error that it is. */
 function storageProblem(error: unknown): unknown {
   if (!isStorageProblem(error)) return error;
+  return new AppError('unavailable', storageMessage(error), { cause: error, retryAfterSeconds: 5 });
+}
+
+function storageMessage(error: unknown): string {
   const code = sqliteCode(error) ?? '';
-  const message = code.startsWith('SQLITE_FULL')
-    ? 'the disk is full: nothing was written; try again once there is room'
-    : isFailureOfDisk(error)
-      ? `the disk takes no writes (${code}), for an error or a quota that is used up: nothing was written; try again later`
-      : /^SQLITE_(?:CORRUPT|NOTADB)/.test(code)
-        ? `the file is damaged (${code}): nothing was written; 'davit doctor' tells more`
-        : 'the database takes no writes at the moment: nothing was written; try again shortly';
-  return new AppError('unavailable', message, { cause: error, retryAfterSeconds: 5 });
+  if (code.startsWith('SQLITE_FULL'))
+    return 'the disk is full: nothing was written; try again once there is room';
+  if (isFailureOfDisk(error))
+    return `the disk takes no writes (${code}), for an error or a quota that is used up: nothing was written; try again later`;
+  if (/^SQLITE_(?:CORRUPT|NOTADB)/.test(code))
+    return `the file is damaged (${code}): nothing was written; 'davit doctor' tells more`;
+  return 'the database takes no writes at the moment: nothing was written; try again shortly';
 }
 
 function isFailureOfDisk(error: unknown): boolean {
