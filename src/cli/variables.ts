@@ -24,7 +24,7 @@ export async function readVariables(
 async function entriesOfFile(path: string, { terminal }: CommandContext): Promise<[string, string][]> {
   const bytes = path === '-' ? await terminal.readInput() : readOptionFile('--env-from', path);
   // One character for each byte: a line is judged before it is read as UTF-8.
-  const lines = bytes.toString('latin1').split(/\r?\n/);
+  const lines = bytes.toString('latin1').replace(BYTE_ORDER_MARK, '').split(/\r?\n/);
   const entries = lines.flatMap((line, index): [string, string][] =>
     /^[ \t]*(?:#|$)/.test(line)
       ? []
@@ -33,6 +33,9 @@ async function entriesOfFile(path: string, { terminal }: CommandContext): Promis
   if (entries.length === 0) throw refused(`--env-from ${path} holds no name=value lines`);
   return entries;
 }
+
+/** Some editors begin a file with it, where nobody sees it. */
+const BYTE_ORDER_MARK = /^\xef\xbb\xbf/;
 
 /** What is no `name=value` may be a part of a secret: nothing of a line is repeated. */
 function entryOfLine(bytes: Buffer, where: string): [name: string, value: string] {

@@ -132,6 +132,9 @@ t.test('a value in a file is all that stands behind the =, but for quotes around
     variablesIn(dump()),
     Object.fromEntries(values.map(([, value], index) => [`V${index}`, value])),
   );
+
+  await davit(create('other', '--env-from', '-'), { stdin: '\ufeffFIRST=\ufeffx\n' });
+  t.match(variablesIn(dump()), { FIRST: '\ufeffx' }, 'a byte order mark is no part of a name');
 });
 
 t.test('a line of a file that is no name=value is refused by its number, and never shown', async (t) => {
