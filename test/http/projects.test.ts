@@ -58,6 +58,33 @@ t.test('a key sees its projects, and of the others not whether they are', async 
   }
 });
 
+t.test('a page that was read is shown again only to its key, and only for itself', async (t) => {
+  const http = await start(t);
+  const [first, second] = [await http.store.project(), await http.store.project()];
+  const { secret: all } = await http.store.key();
+  const { secret: one } = await http.store.key({ allProjects: false, projectIds: [second] });
+  const page = async (key: string, query: string) => {
+    const { body } = await requestJson(http.port, 'GET', `/v2/projects${query}`, { key });
+    const { data, next_cursor: next } = body as Page<Project>;
+    return { ids: data.map(({ id }) => id), next };
+  };
+  for (const key of [all, one]) await page(key, '');
+  await http.store.writer.write('instance.probe', undefined); // after it, nothing more is written
+
+  const begun = await page(all, '?limit=1');
+  const asked = [
+    begun,
+    await page(one, '?limit=1'),
+    await page(all, `?limit=1&cursor=${begun.next}`),
+    await page(all, '?limit=2'),
+    await page(all, '?limit=1'),
+  ];
+  t.strictSame(
+    asked.map(({ ids }) => ids),
+    [[first], [second], [second], [first, second], [first]],
+  );
+});
+
 t.test('a page holds as many as asked for, 50 unless told, 200 at most', async (t) => {
   const http = await start(t);
   insert(http.store, 201);
