@@ -1,0 +1,42 @@
+import t from 'tap';
+import { hashKeySecret, isKeySecret, newKeySecret, newSigningSecret } from '../src/secrets.ts';
+
+/** Worked out by other programs: keys that people have must be theirs with every later davit too. */
+const KNOWN = {
+  secret: 'davit_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefg3cg5vq',
+  hash: '7b329c04266b667d91764b2439e39f604f9c379981a041e23e21ab0e9df3f23a',
+};
+
+t.test(
+  'a key is 43 random characters between its prefix and its checksum, kept as its SHA-256',
+  async (t) => {
+    t.equal(newKeySecret(counting), KNOWN.secret);
+    t.ok(isKeySecret(KNOWN.secret));
+    t.equal(hashKeySecret(KNOWN.secret), KNOWN.hash);
+  },
+);
+
+t.test('a checksum tells a mistyped key from a real one', async (t) => {
+  const { secret } = KNOWN;
+  for (const text of [
+    '',
+    secret.replace('davit_0', 'davit_1'),
+    secret.replace('davit_01', 'davit_10'),
+    secret.slice(0, -1),
+    `${secret}a`,
+    `x${secret}`,
+    `${secret}\n`,
+    secret.toLowerCase(),
+  ]) {
+    t.notOk(isKeySecret(text), text);
+  }
+});
+
+t.test('a signing secret is 32 random bytes, as Standard Webhooks writes them', async (t) => {
+  t.equal(newSigningSecret(counting), 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=');
+});
+
+/** 0, 1, 2 and so on. */
+function counting(size: number): Uint8Array {
+  return Uint8Array.from({ length: size }, (_, index) => index);
+}
