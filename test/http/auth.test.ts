@@ -37,6 +37,27 @@ t.test('the use of a key is noted once a minute, also after the clock was ahead'
   t.equal(store.reads.keys.get(keyId)?.last_used_at, '2026-11-21T08:01:00.000Z');
 });
 
+t.test('a key comes as Authorization: Bearer alone, and whoever sends a wrong one is told so', async (t) => {
+  const effects = fakeEffects();
+  const { port, store } = await startHttp(t, {
+    effects,
+    resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
+  });
+  const { secret } = await store.key();
+  const answerTo = async (authorization: string) => {
+    const { status, body } = await requestJson(port, 'GET', '/v2/projects', { headers: { authorization } });
+    return { status, says: JSON.stringify(body) };
+  };
+
+  for (const scheme of ['Bearer', 'bearer', 'BEARER', 'Bearer '])
+    t.match(await answerTo(`${scheme} ${secret}`), { status: 200 }, scheme);
+  const noKeys = ['', 'Bearer', `Bearer${secret}`, secret, `Basic ${secret}`, `Digest Bearer ${secret}`];
+  for (const text of [...noKeys, `Bearer ${secret} x`, `Bearer ${secret},`, `Bearer x, Bearer ${secret}`])
+    t.match(await answerTo(text), { status: 401, says: /send an API key/ }, text);
+  for (const text of [`Bearer ${secret}0`, `Bearer ${secret.slice(0, -1)}`, `Bearer "${secret}"`])
+    t.match(await answerTo(text), { status: 401, says: /wrong, expired or revoked/ }, text);
+});
+
 t.test('a request goes on when the use of its key cannot be noted', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
