@@ -39,6 +39,8 @@ t.test('as many as the limit go at once, then one for each part of the window', 
   t.strictSame(limiter.take('a'), limited(1), 'what was refused has cost nothing');
   effects.advance(999);
   t.strictSame(limiter.take('a'), allowed(0, 10));
+  effects.advance(15_000);
+  t.strictSame(limiter.take('a'), allowed(0, 5), 'half a request is none yet');
   effects.advance(3_600_000);
   t.strictSame(limiter.take('a'), allowed(2, 10), 'nobody saves up more than the limit');
   t.end();
@@ -208,6 +210,7 @@ t.test(
     t.strictSame([...statuses], [401]);
     const limited = await requestJson(port, 'GET', '/v2/open');
     t.match(limited, { status: 429, body: { error: { code: 'rate_limited' } } });
+    t.equal(limited.headers.get('ratelimit-policy'), '"failed-authentication";q=60;w=60');
     t.equal(await statusOf(secret), 200);
     effects.advance(Number(limited.headers.get('retry-after')) * 1000);
     t.equal(await statusOf('davit_wrong'), 401);
