@@ -52,6 +52,7 @@ t.test('an address', async (t) => {
       '3ffe::1',
       '1fff::1',
       'fe80::1%lo',
+      'fe80::1%br-0',
     ];
     for (const ip of [...vectors.refused, ...more]) t.equal(judgeAddress(ip, []), 'refused', ip);
   });
@@ -138,6 +139,11 @@ t.test('a block', async (t) => {
     t.ok(isInside('1.2.3.4', cidrs('0.0.0.0/0')));
     t.notOk(isInside('::1', cidrs('0.0.0.0/0')));
     t.notOk(isInside('nonsense', cidrs('0.0.0.0/0', '::/0')));
+    t.ok(
+      isInside('172.16.0.0', cidrs('10.0.0.0/8', '172.16.0.0/12', 'fd00::/8')),
+      'one of several is enough',
+    );
+    t.notOk(isInside('172.16.0.0', []));
   });
 
   t.test('agrees with an independent implementation', async () => {
@@ -159,6 +165,7 @@ t.test('a webhook URL', async (t) => {
       'https:///example.com/h',
       'https://@example.com/h',
       'https://:@example.com/h',
+      'https://u:p@example.com//h',
       'https://example.com/h#',
       'https://example.com/\th',
       ' https://example.com/',
@@ -217,6 +224,7 @@ t.test('a webhook URL', async (t) => {
     t.same(parseWebhookUrl(longest, closed), { ok: true, url: longest });
     t.notOk(parseWebhookUrl(`${longest}a`, closed).ok);
     t.notOk(parseWebhookUrl(start + 'ü'.repeat(400), closed).ok, 'each ü becomes six characters');
+    t.notOk(parseWebhookUrl(start + 'a/../'.repeat(410), closed).ok, 'of which nothing would be left');
   });
 
   t.test('may be http where the self-hoster chose it', async (t) => {
@@ -228,6 +236,7 @@ t.test('a webhook URL', async (t) => {
       'http://localhost/',
       'http:/example.com/',
       'ftp://example.com/',
+      'ftp+https://example.com/',
     ]) {
       t.notOk(parseWebhookUrl(value, rules).ok, value);
     }
@@ -306,6 +315,7 @@ t.test('a webhook URL', async (t) => {
 t.test('a localhost name leads to the loopback addresses that are open', async (t) => {
   t.same(loopbackOf('localhost', []), []);
   t.same(loopbackOf('localhost', cidrs('127.0.0.0/8')), ['127.0.0.1']);
+  t.same(loopbackOf('LocalHost', cidrs('127.0.0.0/8')), ['127.0.0.1']);
   t.same(loopbackOf('a.localhost.', cidrs('127.0.0.0/8', '::1')), ['127.0.0.1', '::1']);
   for (const name of ['localhost.example', 'notlocalhost', 'localhost.localdomain', '']) {
     t.equal(loopbackOf(name, cidrs('127.0.0.0/8')), undefined, name);
