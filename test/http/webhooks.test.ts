@@ -427,16 +427,18 @@ t.test('a repeated ping is sent once: while it is under way, and after', async (
     call(http, 'POST', ping(id), keys.owner.secret, undefined, 'p'),
   );
   await receiver.next();
+  const another = call(http, 'POST', ping(id), keys.owner.secret, undefined, 'another');
   const reused = await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p');
   t.equal(reused.status, 422, 'another request with the key of one that is under way');
   release();
+  t.notOk((await another).headers.has('idempotent-replayed'));
   const answers = [
     ...(await Promise.all(pings)),
     await call(http, 'POST', ping(id), keys.owner.secret, undefined, 'p'),
   ];
   t.equal(new Set(answers.map(({ body }) => JSON.stringify(body))).size, 1);
   t.equal(answers.filter(({ headers }) => headers.get('idempotent-replayed') === null).length, 1);
-  t.equal(receiver.requests.length, 1);
+  t.equal(receiver.requests.length, 2, 'and one that is no repeat');
   t.equal((await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p')).status, 422);
 });
 
