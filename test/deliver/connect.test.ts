@@ -110,6 +110,21 @@ t.test('a URL without a port leads to the one of its scheme', async (t) => {
   }
 });
 
+t.test('davit listens at one port of an address: what else is there may be sent to', async (t) => {
+  const connector = newConnector({
+    refusedAddresses: [{ host: '0.0.0.0', port: 8080 }],
+    machineAddresses: () => ['93.184.216.34'],
+  });
+  const refused: string[] = [];
+  for (const url of ['http://93.184.216.34:8080/', 'http://93.184.216.34:8081/']) {
+    const closed = () => refused.push(url);
+    const socket = connector.connect(new URL(url), { connected() {}, received() {}, closed }, 'unproven');
+    await null; // a refusal is told by now, and nothing is sent yet
+    socket.destroy();
+  }
+  t.strictSame(refused, ['http://93.184.216.34:8080/']);
+});
+
 t.test('the end of a connection is heard once, and not at all of one that was given up', async (t) => {
   const closing = await startReceiver(t, { answers: [hangUp()] });
   const answering = await startReceiver(t, { answers: [status(200)] });
