@@ -133,6 +133,25 @@ t.test('a delivery', async (t) => {
     t.match(await outcome, { ok: true, durationMs: 1_234 });
   });
 
+  t.test('tells how long the status took, not the body behind it', async (t) => {
+    const finish = Promise.withResolvers<() => void>();
+    const receiver = await startReceiver(t, {
+      answers: [
+        (response) => {
+          response.writeHead(200).write('a');
+          finish.resolve(() => response.end('b'));
+        },
+      ],
+    });
+    const { send, effects } = newSender(t);
+    const outcome = send(receiver.url);
+    const end = await finish.promise;
+    await quiet();
+    effects.advance(3_000);
+    end();
+    t.match(await outcome, { ok: true, durationMs: 0, responseBody: 'ab' });
+  });
+
   t.test('hands back Retry-After as it came', async (t) => {
     const receiver = await startReceiver(t, {
       answers: [status(429, { headers: { 'Retry-After': ' 120 ' } })],
@@ -178,6 +197,7 @@ t.test('of an answer', async (t) => {
   t.test('invalid UTF-8 and NUL are replaced', async (t) => {
     t.equal(await bodyOf(t, Buffer.from([0x61, 0xff, 0x00, 0x62])), 'a\ufffd\ufffdb');
     t.equal(await bodyOf(t, Buffer.from([0x61, 0xf0, 0x9f])), 'a\ufffd');
+    t.equal(await bodyOf(t, '\ufeffa'), '\ufeffa', 'and nothing else');
   });
 
   t.test('16 KiB are read, and the connection serves on', async (t) => {
@@ -186,6 +206,20 @@ t.test('of an answer', async (t) => {
     t.ok((await send(receiver.url)).ok);
     t.ok((await send(receiver.url)).ok);
     t.equal(receiver.connections(), 1);
+  });
+
+  t.test('the first byte more is not waited for', async (t) => {
+    const receiver = await startReceiver(t, { answers: [unfinished(200, 'x'.repeat(16_384))] });
+    const { send, effects } = newSender(t);
+    const attended = send(receiver.url);
+    await receiver.next();
+    t.equal(await Promise.race([attended, quiet()]), undefined);
+    effects.advance(TIMEOUT_MS);
+    t.match(await attended, { ok: true, durationMs: 0 });
+
+    receiver.answerWith(unfinished(200, 'x'.repeat(16_385)));
+    t.match(await send(receiver.url), { ok: true, statusCode: 200, error: null });
+    await receiver.deserted();
   });
 
   t.test('more is cut off, and the status counts', async (t) => {
@@ -213,6 +247,18 @@ t.test('of an answer', async (t) => {
     t.match(await outcome, { ok: true, statusCode: 201, error: null, responseBody: 'so far' });
     await receiver.deserted();
     t.ok((await send(receiver.url)).ok);
+  });
+
+  t.test('the end is the end, though the receiver has not read the request', async (t) => {
+    const { port } = await startTcp(t, (socket) => socket.pause().end('HTTP/1.1 413 Too Large\r\n\r\nno'));
+    const { sender } = newSender(t);
+    // More than the system's buffers hold.
+    const outcome = await sender.send({
+      url: `http://127.0.0.1:${port}/`,
+      headers: {},
+      body: 'x'.repeat(16e6),
+    });
+    t.match(outcome, { ok: false, statusCode: 413, error: null, responseBody: 'no' });
   });
 
   t.test('a body that breaks off changes nothing about the status', async (t) => {
@@ -269,6 +315,17 @@ t.test('an attempt fails', async (t) => {
       ok: false,
       statusCode: null,
       error: 'connection_refused',
+      remoteAddress: null,
+    });
+  });
+
+  t.test('if there is no way to the receiver', async (t) => {
+    // Linux says so of a broadcast without sending anything.
+    const { send } = newSender(t, { allowedCidrs: [cidr('255.255.255.255')] });
+    t.match(await send('http://255.255.255.255/'), {
+      ok: false,
+      statusCode: null,
+      error: 'unreachable',
       remoteAddress: null,
     });
   });
