@@ -16,7 +16,8 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 const HOUR_MS = 60 * 60_000;
 
 t.test('an event arrives signed, and stripe and standardwebhooks both accept it as it came', async (t) => {
-  const { store, dispatcher } = service(t, fakeEffects(Date.now()));
+  const atSeconds = Math.floor(Date.now() / 1000);
+  const { store, dispatcher } = service(t, fakeEffects(atSeconds * 1000 + 999));
   const receiver = await startReceiver(t);
   const { signing_secret: secret } = await subscribe(store, receiver.url);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
@@ -37,6 +38,7 @@ t.test('an event arrives signed, and stripe and standardwebhooks both accept it 
   t.match(event, { type: 'deployment.created' });
   t.strictSame(new StandardWebhook(secret).verify(text, headers as Record<string, string>), JSON.parse(text));
   t.equal(headers['webhook-id'], JSON.parse(text).id);
+  t.equal(headers['webhook-timestamp'], String(atSeconds), 'which is never ahead of the clock');
   t.match(store.query('SELECT status, attempt_count, next_attempt_at FROM deliveries'), [
     { status: 'delivered', attempt_count: 1, next_attempt_at: null },
   ]);
@@ -127,7 +129,27 @@ t.test('a receiver that asks for more time gets it', async (t) => {
   t.equal((nextAtMs ?? 0) - effects.now(), 120_000);
 });
 
-t.test('what another process wrote is looked for, as soon as it is heard of', async (t) => {
+t.test(
+  'a gap is longer by chance, a tenth at most: what failed together does not come back so',
+  async (t) => {
+    for (const [byte, gapMs] of [
+      [0x00, 5_000],
+      [0x80, 5_251],
+      [0xff, 5_500],
+    ] as const) {
+      const effects = fakeEffects();
+      const store = testStore(t, effects);
+      const chance = { ...effects, randomBytes: (size: number) => Buffer.alloc(size, byte) };
+      const dispatcher = testDispatcher(t, store, chance);
+      const receiver = await startReceiver(t, { answers: [status(500)] });
+      await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
+      const nextAtMs = await deliverDue(dispatcher, effects);
+      t.equal((nextAtMs ?? 0) - effects.now(), gapMs);
+    }
+  },
+);
+
+t.test('what another process wrote is looked for, as soon as it is heard of or after a minute', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const commits = new Set<Parameters<TestStore['writer']['onCommit']>[0]>();
@@ -157,6 +179,11 @@ t.test('what another process wrote is looked for, as soon as it is heard of', as
   t.equal(wakes, 1);
   await deliverDue(dispatcher, effects);
   t.equal(receiver.requests.length, 1);
+
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  effects.advance(60_001);
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 2);
 });
 
 const REASONS: [name: string, answer: number, since: number | null, reason: string][] = [
@@ -322,6 +349,30 @@ t.test('a webhook that failed before a restart is probed, not flooded', async (t
   t.equal(receiver.requests.length, 2);
 });
 
+t.test('the sender is told what is known of a receiver, by which it asks for its name', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const sender = testSender(t);
+  const told: unknown[] = [];
+  const dispatcher = testDispatcher(t, store, effects, {
+    sender: {
+      ...sender,
+      send(request) {
+        told.push(request.reputation);
+        return sender.send(request);
+      },
+    },
+  });
+  const receiver = await startReceiver(t, { answers: [status(200), ...Array(4).fill(status(500))] });
+  const { id } = await subscribe(store, receiver.url);
+  for (let attempt = 0; attempt < 5; attempt++) {
+    await newDeliveries(store, id, 1);
+    await deliverDue(dispatcher, effects);
+    effects.advance(10); // before one that fails is tried again
+  }
+  t.strictSame(told, ['unproven', 'proven', 'proven', 'proven', 'failing']);
+});
+
 t.test('a look that fails loses nobody', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
@@ -448,6 +499,10 @@ t.test('a redelivery that is asked for during an attempt has its whole ladder', 
   await deliverDue(dispatcher, effects);
   t.match(store.query('SELECT attempt_count, ladder_attempts FROM deliveries'), [
     { attempt_count: 2, ladder_attempts: 1 },
+  ]);
+  t.strictSame(store.query('SELECT trigger FROM attempts ORDER BY number'), [
+    { trigger: 'schedule' },
+    { trigger: 'redeliver' },
   ]);
 });
 
