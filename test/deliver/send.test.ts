@@ -1,8 +1,11 @@
+import { once } from 'node:events';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import { type Cidr, parseCidr } from '../../src/address.ts';
 import { createSender, type SenderOptions } from '../../src/deliver/send.ts';
 import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
+import { collectGarbage } from '../../src/memory.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
   CA_PEM,
@@ -375,6 +378,8 @@ t.test('an attempt fails', async (t) => {
     for (const url of [receiver.url, 'ftp://example.com/', 'receiver.example', '']) {
       t.match(await send(url), { ok: false, error: 'url_refused', remoteAddress: null }, url);
     }
+    const other = receiver.url.replace('http:', 'ftp:');
+    t.match(await newSender(t, { allowHttp: true }).send(other), { ok: false, error: 'url_refused' });
     t.equal(receiver.connections(), 0);
   });
 });
@@ -700,6 +705,17 @@ t.test('connections', async (t) => {
     t.equal(receiver.connections(), 3);
   });
 
+  t.test('are not kept either if it says so and leaves them open', async (t) => {
+    let connections = 0;
+    const { port } = await startTcp(t, (socket) => {
+      connections += 1;
+      socket.write('HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n');
+    });
+    const { send } = newSender(t);
+    for (let round = 0; round < 2; round++) t.ok((await send(`http://127.0.0.1:${port}/`)).ok);
+    t.equal(connections, 2);
+  });
+
   t.test('that the receiver closed meanwhile are replaced within the attempt', async (t) => {
     for (const gone of [reset(), hangUp()]) {
       const receiver = await startReceiver(t, { answers: [status(200), gone, status(202)] });
@@ -807,17 +823,36 @@ t.test('connections', async (t) => {
   });
 });
 
+t.test('nothing is kept of an attempt that is over', async (t) => {
+  const receiver = await startReceiver(t);
+  const { send } = newSender(t);
+  const sent = async () => {
+    const headers = { 'webhook-id': 'evt_1' };
+    t.ok((await send(receiver.url, headers)).ok);
+    return new WeakRef(headers);
+  };
+  const reference = await sent();
+  for (let turn = 0; turn < 20 && reference.deref() !== undefined; turn++) {
+    await nextTurn();
+    collectGarbage();
+  }
+  t.equal(reference.deref(), undefined);
+});
+
 t.test('closing', async (t) => {
   t.test('ends what is under way, and every connection', async (t) => {
     const receiver = await startReceiver(t, { answers: [status(200), silence()] });
+    const { port, sockets } = await startTalkative(t);
     const { sender, send } = newSender(t);
-    t.ok((await send(receiver.url)).ok);
+    for (const url of [`http://127.0.0.1:${port}/`, receiver.url]) t.ok((await send(url)).ok);
+    const idleClosed = sockets.map((socket) => once(socket, 'close'));
     await receiver.next();
     const outcome = send(receiver.url);
     await receiver.next();
     sender.close();
     t.match(await outcome, { ok: false, statusCode: null, error: 'stopped' });
     await receiver.deserted();
+    t.equal((await Promise.all(idleClosed)).length, 1, 'one that is idle, too');
     t.match(await send(receiver.url), { ok: false, error: 'stopped' });
     t.equal(receiver.requests.length, 2);
     sender.close();
