@@ -5,6 +5,7 @@ import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
+import { openFilesMax } from '../../src/system-limits.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
 import { limitOpenFiles } from '../helpers/limits.ts';
@@ -235,6 +236,9 @@ t.test('what a connection may take, and how many there are, is bounded', async (
     // Two more hear that there are too many.
     maxConnections: 34,
   });
+  const { server: usual } = await startHttp(t);
+  const most = Math.min(4_096, Math.floor(openFilesMax() / 2));
+  t.equal(usual.listener.maxConnections, Math.ceil(most * (1 + 1 / 16)));
 });
 
 t.test('while davit stops a connection ends with its next answer', async (t) => {
