@@ -118,6 +118,7 @@ t.test('a known name that is answered for late is like a new one from then on', 
     effects.advance(lateMs);
     answer('known.example');
     await look;
+    await nextTurn(); // the late one has what the name stood for before its own answer is looked at
   }
   for (const number of Array(8).keys()) void resolve(`dead${number}.example`, 'unproven');
   void resolve('known.example', 'unproven');
