@@ -1,3 +1,4 @@
+import { renameSync } from 'node:fs';
 import t, { type Test } from 'tap';
 import {
   type Deployment,
@@ -437,6 +438,22 @@ t.test('what was answered is answered again, also when the deployment is pruned'
   t.equal((await requestJson(http.port, 'POST', `/v2/deployments/${id}/cancel`, theirs)).status, 404);
   t.equal((await post(http, key, `/v2/deployments/${id}/cancel`)).status, 404);
   t.strictSame(stateOf(http.store), before);
+});
+
+t.test('while nobody can look up what was answered, nobody hears that there was nothing', async (t) => {
+  const effects = fakeEffects();
+  const { http, key } = await setUp(t, { effects });
+  const { path } = http.store;
+  const cancel = () =>
+    requestJson(http.port, 'POST', '/v2/deployments/dpl_none/cancel', {
+      key,
+      headers: { 'idempotency-key': 'stop' },
+    });
+  effects.advance(10); // a look at where the file is counts for so long
+  renameSync(path, `${path}.elsewhere`);
+  t.match(await cancel(), { status: 503, body: { error: { code: 'unavailable' } } });
+  renameSync(`${path}.elsewhere`, path);
+  t.equal((await cancel()).status, 404);
 });
 
 t.test('of a deployment that is not there nobody hears what an Idempotency-Key was used for', async (t) => {
