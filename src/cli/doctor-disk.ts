@@ -1,4 +1,4 @@
-import { closeSync, constants, openSync, statfsSync, statSync, writeFileSync } from 'node:fs';
+import { closeSync, constants, fsyncSync, openSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { lockPath } from '../store/lock.ts';
@@ -41,7 +41,9 @@ export function checkDisk(path: string): FindingOf<'disk'> {
     return problem(
       'disk',
       `nothing can be written where the file is (${refusal}), though ${formatBytes(freeBytes)} are free there`,
-      'a quota is used up, as a rule: see quota and repquota; until there is room davit answers 503 and starts nothing',
+      refusal === 'EIO'
+        ? 'the disk fails, as a rule: see what the kernel says of it (dmesg), and copy the file to another one (davit backup)'
+        : 'a quota is used up, as a rule: see quota and repquota; until there is room davit answers 503 and starts nothing',
     );
   }
   if (freeBytes < fileBytes) return note('disk', message, 'a copy of it needs another disk');
@@ -53,20 +55,22 @@ const TRIED_BYTES = 64 * 1024;
 /** A file without a name, open(2); Node has no name for it. */
 const O_TMPFILE = 0o20000000 | constants.O_DIRECTORY;
 
+const REFUSALS = ['EDQUOT', 'ENOSPC', 'EIO'] as const;
+
 /** The code with which it failed, by the owner of the file: others, root first, have quotas of their own, or none. */
-function refusalToWrite(path: string): 'EDQUOT' | 'ENOSPC' | undefined {
+function refusalToWrite(path: string): (typeof REFUSALS)[number] | undefined {
   if (statSync(path).uid !== process.geteuid?.()) return undefined;
   try {
     const descriptor = openSync(dirname(path), O_TMPFILE | constants.O_RDWR, 0o600);
     try {
       writeFileSync(descriptor, Buffer.alloc(TRIED_BYTES));
+      fsyncSync(descriptor);
     } finally {
       closeSync(descriptor);
     }
     return undefined;
   } catch (error) {
-    const code = codeOf(error);
-    return code === 'EDQUOT' || code === 'ENOSPC' ? code : undefined; // what some networks cannot do tells nothing
+    return REFUSALS.find((code) => code === codeOf(error)); // what some networks cannot do tells nothing
   }
 }
 

@@ -74,30 +74,38 @@ t.test('--json says the same to a program', async (t) => {
   t.ok(report.tables.every(({ bytes }) => bytes >= 4096));
 });
 
-t.test('a quota that is used up is said, though the disk has room', async (t) => {
-  const there = await withProject(t);
-  const before = readdirSync(there.directory);
-  const { writeFileSync: write } = fs;
-  let tried = 0;
-  fs.writeFileSync = (file, ...rest) => {
-    if (typeof file !== 'number') return write(file, ...rest);
-    tried = fs.fstatSync(file).nlink === 0 ? tried + 1 : Number.NaN;
-    throw Object.assign(new Error('EDQUOT'), { code: 'EDQUOT' });
-  };
-  syncBuiltinESMExports();
-  try {
-    t.match(findingOf(await reportOf(t, there, 1), 'disk'), {
-      level: 'problem',
-      message: /^nothing can be written where the file is \(EDQUOT\), though .* are free there$/,
-      advice: /^a quota is used up/,
-    });
-  } finally {
-    fs.writeFileSync = write;
+for (const { call, code, advice } of [
+  { call: 'writeFileSync', code: 'EDQUOT', advice: /^a quota is used up/ },
+  { call: 'fsyncSync', code: 'EIO', advice: /^the disk fails, .*dmesg/ },
+] as const) {
+  t.test(`a disk that has room and takes nothing is said, as ${call} says ${code}`, async (t) => {
+    const there = await withProject(t);
+    const before = readdirSync(there.directory);
+    const real = fs[call] as (...words: unknown[]) => void;
+    let tried = 0;
+    const failing = (file: unknown, ...rest: unknown[]) => {
+      if (typeof file !== 'number') return real(file, ...rest);
+      tried = fs.fstatSync(file).nlink === 0 ? tried + 1 : Number.NaN;
+      throw Object.assign(new Error(code), { code });
+    };
+    Object.assign(fs, { [call]: failing });
     syncBuiltinESMExports();
-  }
-  t.equal(tried, 1, 'with a file that has no name');
-  t.strictSame(readdirSync(there.directory), before);
-});
+    try {
+      t.match(findingOf(await reportOf(t, there, 1), 'disk'), {
+        level: 'problem',
+        message: new RegExp(
+          `^nothing can be written where the file is \\(${code}\\), though .* are free there$`,
+        ),
+        advice,
+      });
+    } finally {
+      Object.assign(fs, { [call]: real });
+      syncBuiltinESMExports();
+    }
+    t.equal(tried, 1, 'with a file that has no name');
+    t.strictSame(readdirSync(there.directory), before);
+  });
+}
 
 t.test('while the service runs it looks all the same', async (t) => {
   const { json, directory } = await withProject(t);
