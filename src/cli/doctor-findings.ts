@@ -6,6 +6,7 @@ import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
+import { isFailureOfDisk } from '../store/database.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { OlderPatient, Patient } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
@@ -94,7 +95,7 @@ export function damage(file: Unusable): DoctorFinding {
  */
 export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
   if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
-  if (!codeOf(error).startsWith('SQLITE_IOERR')) throw error;
+  if (!isFailureOfDisk(error)) throw error;
   const disk = problem(
     'disk',
     `the file cannot be used (${messageOf(error)}, ${codeOf(error)})`,

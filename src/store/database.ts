@@ -287,3 +287,8 @@ export function isDamaged(error: unknown): boolean {
   const code = sqliteCode(error);
   return code === 'SQLITE_NOTADB' || code?.startsWith('SQLITE_CORRUPT') === true;
 }
+
+/** Whether SQLite said that the disk failed, or took no more for a quota. */
+export function isFailureOfDisk(error: unknown): boolean {
+  return sqliteCode(error)?.startsWith('SQLITE_IOERR') === true;
+}

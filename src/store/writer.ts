@@ -1,7 +1,14 @@
 import { delay, type Effects } from '../effects.ts';
 import { AppError, isStorageProblem, isUnavailable } from '../errors.ts';
 import type { Change } from './context.ts';
-import { BUSY_TIMEOUT_MS, type Database, type Statement, sqliteCode } from './database.ts';
+import {
+  BUSY_TIMEOUT_MS,
+  type Database,
+  isDamaged,
+  isFailureOfDisk,
+  type Statement,
+  sqliteCode,
+} from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
 import { MOVED, watchPlace } from './place.ts';
 import type { WriterFigures } from './writer-figures.ts';
@@ -318,11 +325,7 @@ function storageMessage(error: unknown): string {
     return 'the disk is full: nothing was written; try again once there is room';
   if (isFailureOfDisk(error))
     return `the disk takes no writes (${code}), for an error or a quota that is used up: nothing was written; try again later`;
-  if (/^SQLITE_(?:CORRUPT|NOTADB)/.test(code))
+  if (isDamaged(error))
     return `the file is damaged (${code}): nothing was written; 'davit doctor' tells more`;
   return 'the database takes no writes at the moment: nothing was written; try again shortly';
-}
-
-function isFailureOfDisk(error: unknown): boolean {
-  return sqliteCode(error)?.startsWith('SQLITE_IOERR') === true;
 }
