@@ -1,5 +1,5 @@
 import type { Effects } from '../effects.ts';
-import type { LogAppend, LogChunk } from '../store/logs.ts';
+import { endsLine, type LogAppend, type LogChunk } from '../store/logs.ts';
 import { maskFor } from './mask.ts';
 
 interface LogKeeperOptions {
@@ -59,7 +59,7 @@ export function createLogKeeper({
 
   async function append(bytes: Uint8Array): Promise<void> {
     if (failed) await writing;
-    if (bytes.length > 0) midLine = bytes.at(-1) !== LINE_FEED;
+    if (bytes.length > 0) midLine = !endsLine(bytes);
     add(mask.push(bytes));
     writeWhenGathered();
     while (pendingBytes >= PENDING_MAX_BYTES) await writing;
@@ -113,7 +113,6 @@ export function createLogKeeper({
   }
 }
 
-const LINE_FEED = 0x0a;
 const CHUNK_MAX_BYTES = 64 * 1024;
 const PENDING_MAX_BYTES = 1024 * 1024;
 /** Somebody who follows the log does not notice, and a command that prints in dribbles costs 5 writes a second. */
