@@ -104,19 +104,19 @@ function __davit_complete
         set tilde '~'
         set value (string replace -- '~' "$HOME" "$value")
     end
+    set -l paths
     switch "$lines[1]"
         case files
-            for path in (__fish_complete_path "$value")
-                printf '%s%s\\n' "$option" (string replace -- "$home" "$tilde" "$path")
-            end
+            set paths (__fish_complete_path "$value")
         case directories
-            for path in (__fish_complete_directories "$value")
-                printf '%s%s\\n' "$option" (string replace -- "$home" "$tilde" "$path")
-            end
+            set paths (__fish_complete_directories "$value")
         case '*'
             for line in $lines[2..-1]
                 printf '%s\\n' "$line"
             end
+    end
+    for path in $paths
+        printf '%s%s\\n' "$option" (string replace -- "$home" "$tilde" "$path")
     end
 end
 complete -c davit -e
