@@ -81,13 +81,7 @@ t.test('on a terminal a log looks the same, in whichever pieces it comes', async
 
 t.test('following prints each byte once, and ends when its reader goes away', async (t) => {
   const there = place(t);
-  const website = await scriptProject(there, 'website', 'true');
-  const id = await inFile(there, async ({ writer }) => {
-    const made = await writer.write('deployments.create', newDeployment(website));
-    await writer.write('deployments.claim', undefined);
-    await writer.write('logs.append', append(made.id, Buffer.from('one\n'), 0));
-    return made.id;
-  });
+  const id = await runningWithLog(there, Buffer.from('one\n'));
   const follower = follow(there, id);
   await follower.noted("note: no service is running: 'davit serve' ends what is left of it");
   await follower.said('one\n');
@@ -100,13 +94,7 @@ t.test('following prints each byte once, and ends when its reader goes away', as
 
 t.test('what was dropped before a follower came to it leaves a line of its own', async (t) => {
   const there = place(t);
-  const website = await scriptProject(there, 'website', 'true');
-  const id = await inFile(there, async ({ writer }) => {
-    const made = await writer.write('deployments.create', newDeployment(website));
-    await writer.write('deployments.claim', undefined);
-    await writer.write('logs.append', append(made.id, Buffer.from('one'), 0));
-    return made.id;
-  });
+  const id = await runningWithLog(there, Buffer.from('one'));
   const follower = follow(there, id);
   await follower.said('one');
   const dropped = { truncated: true, dropTailBefore: 9, headBytes: 0 };
@@ -129,12 +117,9 @@ t.test('what ended while it was looked for is no work of another system', async 
 
 /** A deployment that succeeded, with this log. */
 async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
-  const website = await scriptProject(there, 'website', 'true');
-  return await inFile(there, async ({ writer }) => {
-    const { id } = await writer.write('deployments.create', newDeployment(website));
-    await writer.write('deployments.claim', undefined);
-    if (bytes.length > 0) await writer.write('logs.append', append(id, bytes, 0));
-    await writer.write('deployments.finish', {
+  const id = await runningWithLog(there, bytes);
+  await inFile(there, ({ writer }) =>
+    writer.write('deployments.finish', {
       id,
       status: 'succeeded',
       reason: null,
@@ -142,7 +127,17 @@ async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
       exitCode: 0,
       signal: null,
       outputs: {},
-    });
+    }),
+  );
+  return id;
+}
+
+async function runningWithLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
+  const website = await scriptProject(there, 'website', 'true');
+  return await inFile(there, async ({ writer }) => {
+    const { id } = await writer.write('deployments.create', newDeployment(website));
+    await writer.write('deployments.claim', undefined);
+    if (bytes.length > 0) await writer.write('logs.append', append(id, bytes, 0));
     return id;
   });
 }
