@@ -1,7 +1,7 @@
 import { isIP } from 'node:net';
 import ipaddr from 'ipaddr.js';
 
-/** A block of addresses: 4 or 16 bytes, of which the first `prefixLength` bits count. A plain value: goes to workers. */
+/** An IPv4 or IPv6 address block, in 4 or 16 bytes. A plain value, so that it can be posted to a worker thread. */
 export interface Cidr {
   readonly bytes: readonly number[];
   readonly prefixLength: number;
@@ -9,7 +9,7 @@ export interface Cidr {
 
 type CidrResult = { ok: true; cidr: Cidr } | { ok: false; reason: string };
 
-/** `10.0.0.0/8` or `fd00::/8`; a bare address is the block of that one. Nothing is rounded or guessed. */
+/** Parses `10.0.0.0/8` or `fd00::/8`; an address alone is a block of one. Host bits must be zero. */
 export function parseCidr(value: unknown): CidrResult {
   if (typeof value !== 'string') return { ok: false, reason: 'must be a string' };
   const [address = '', prefix, ...rest] = value.split('/');
@@ -29,17 +29,16 @@ export function parseCidr(value: unknown): CidrResult {
   return { ok: true, cidr: { bytes, prefixLength } };
 }
 
-/** Whether one of the blocks holds the address. A mapped address (`::ffff:10.0.0.1`) is IPv6 here, never IPv4. */
+/** Whether any of the blocks contains the address. IPv4-mapped ones (`::ffff:10.0.0.1`) match IPv6 blocks only. */
 export function isInside(ip: string, cidrs: readonly Cidr[]): boolean {
   const bytes = bytesOf(ip);
   return bytes !== undefined && cidrs.some((cidr) => holds(cidr, bytes));
 }
 
 /**
- * Whether davit may connect there: to public unicast addresses, and to what the self-hoster opened.
- * Whatever is no address in its standard notation is refused. After the special-purpose registries of
- * IANA (RFC 6890 and what was registered since), of which also the globally reachable ones are refused:
- * no receiver lives on an anycast relay.
+ * Whether davit may connect to the address: it must be public unicast, or in one of the `allowed` blocks. Text that is
+ * not an address in standard notation is refused. Refused are all entries of IANA's special-purpose registries
+ * (RFC 6890 and later), even the globally reachable ones, such as anycast relays: no receiver is hosted there.
  */
 export function judgeAddress(ip: string, allowed: readonly Cidr[]): 'allowed' | 'refused' {
   const bytes = bytesOf(ip);
@@ -50,8 +49,8 @@ export function judgeAddress(ip: string, allowed: readonly Cidr[]): 'allowed' | 
 }
 
 /**
- * The one address that a socket listens at which is bound to this one: of a mapped address the IPv4 address. Null for
- * a wildcard in any spelling, which listens at all of the machine, and for what is no address.
+ * The one address at which a socket bound to `ip` accepts connections; for an IPv4-mapped address that is the IPv4
+ * address. Null for a wildcard in any spelling, as that accepts on every address, and for text that is not an address.
  */
 export function listenedAddress(ip: string): Cidr | null {
   const bound = bytesOf(ip) ?? [];
@@ -60,8 +59,8 @@ export function listenedAddress(ip: string): Cidr | null {
 }
 
 /**
- * Where a `localhost` name leads, undefined for every other name: to those loopback addresses that are
- * allowed, never through DNS, which may say anything (RFC 6761, section 6.3).
+ * The allowed loopback addresses for a `localhost` name; undefined for every other name. Such names are never looked up
+ * in DNS, which could return any address (RFC 6761, section 6.3).
  */
 export function loopbackOf(hostname: string, allowed: readonly Cidr[]): string[] | undefined {
   if (!/(^|\.)localhost\.*$/i.test(hostname)) return undefined;
@@ -78,9 +77,9 @@ type WebhookUrlResult = { ok: true; url: string } | { ok: false; reason: string 
 export const URL_MAX_LENGTH = 2048;
 
 /**
- * A place for deliveries, normalised by `new URL` (WHATWG) once: what is judged is what is sent to.
- * Names are not resolved here; where they lead is judged on the socket of each attempt. Reasons never
- * repeat the value.
+ * Checks the URL of a webhook and normalises it (WHATWG). Deliveries use the returned text, so the URL that was checked
+ * is the URL that is used. Host names are not resolved here: each attempt checks the addresses that it connects to.
+ * Reasons never repeat the value.
  */
 export function parseWebhookUrl(value: unknown, rules: UrlRules): WebhookUrlResult {
   const text = rawProblem(value);
@@ -91,7 +90,7 @@ export function parseWebhookUrl(value: unknown, rules: UrlRules): WebhookUrlResu
   return reason === undefined ? { ok: true, url: url.href } : { ok: false, reason };
 }
 
-/** What WHATWG parsing would clean up, drop or repair without a word has to be seen before it. */
+/** Checks for what the WHATWG parser would silently strip or repair. */
 function rawProblem(value: unknown): { ok: true; raw: string } | { ok: false; reason: string } {
   const refuse = (reason: string) => ({ ok: false, reason }) as const;
   if (typeof value !== 'string') return refuse('must be a string');
@@ -121,13 +120,13 @@ function urlProblem(url: URL, { allowHttp, allowedCidrs }: UrlRules): string | u
   return undefined;
 }
 
-/** The name or address that a URL leads to, an IPv6 address without its brackets. */
+/** The host name or address of a URL, an IPv6 address without its brackets. */
 export function hostnameOf(url: URL): string {
   return url.hostname.replace(/^\[|\]$/g, '');
 }
 
 function bytesOf(ip: string): number[] | undefined {
-  // ipaddr.js also reads `127.1` and `0x7f000001`; only what the socket layer takes as an address is one.
+  // ipaddr.js also accepts `127.1` and `0x7f000001`, which Node's sockets do not take for addresses.
   return isIP(ip) !== 0 && ipaddr.isValid(ip) ? ipaddr.parse(ip).toByteArray() : undefined;
 }
 
@@ -138,16 +137,16 @@ function holds(cidr: Cidr, bytes: readonly number[]): boolean {
   );
 }
 
-/** The bits of byte `index` that a prefix of that many bits covers. */
+/** The mask of byte `index` in a prefix of `prefixLength` bits. */
 function maskOfByte(prefixLength: number, index: number): number {
   const covered = Math.min(8, Math.max(0, prefixLength - index * 8));
   return (0xff << (8 - covered)) & 0xff;
 }
 
-/** All of IPv6 that IANA gives out to the public; what lies outside was never assigned for that. */
+/** The only IPv6 block from which IANA assigns public unicast addresses. */
 const GLOBAL_UNICAST = block('2000::/3');
 
-/** IPv4 addresses as IPv6 sockets show them, RFC 4291, section 2.5.5.2. */
+/** IPv4-mapped IPv6 addresses, RFC 4291, section 2.5.5.2. */
 const MAPPED = block('::ffff:0.0.0.0/96');
 
 const SPECIAL = [
@@ -155,7 +154,7 @@ const SPECIAL = [
   '10.0.0.0/8', // private, RFC 1918
   '100.64.0.0/10', // shared by carriers, RFC 6598; one cloud's metadata is 100.100.100.200
   '127.0.0.0/8', // loopback, RFC 1122
-  '168.63.129.16/32', // a cloud's host agent, public by its number only
+  '168.63.129.16/32', // the host agent of a cloud, though the address is in a public range
   '169.254.0.0/16', // link-local, RFC 3927; metadata of most clouds
   '172.16.0.0/12', // private, RFC 1918
   '192.0.0.0/24', // protocol assignments, RFC 6890
@@ -172,13 +171,13 @@ const SPECIAL = [
   '240.0.0.0/4', // reserved, RFC 1112; broadcast
   '2001::/23', // protocol assignments, RFC 2928: Teredo, ORCHID, benchmarks, AS112 and others
   '2001:db8::/32', // documentation, RFC 3849
-  '2002::/16', // 6to4, RFC 3056: an IPv4 address in disguise
+  '2002::/16', // 6to4, RFC 3056: embeds an IPv4 address
   '2620:4f:8000::/48', // AS112, RFC 7534
   '3ffe::/16', // the former 6bone, RFC 3701
   '3fff::/20', // documentation, RFC 9637
 ].map(block);
 
-/** Of what stands here: to make the expression of Node's isIP takes 4 ms of every start. */
+/** Only for constants. Not by `parseCidr`: compiling the regular expressions of Node's isIP adds 4 ms to each start. */
 function block(text: string): Cidr {
   const [address, prefixLength] = ipaddr.parseCIDR(text);
   return { bytes: address.toByteArray(), prefixLength };
