@@ -25,16 +25,16 @@ import { AppError, codeOf } from './errors.ts';
 import { boundThreadMemory } from './memory.ts';
 
 /*
- * davit runs from three places: from src/ (Node strips the types), from build/bundle/ (one file for the
- * main thread and one for each other), and as one executable, in which nothing has a path. What differs
- * between them stands here; scripts/build.ts is its counterpart.
+ * davit runs in three forms: from src/ (Node strips the types), from build/bundle/ (one file for each kind of thread),
+ * and as a single executable, in which files have no path. The differences between them are in this file;
+ * scripts/build.ts is its counterpart.
  */
 
-/** Files that go with the program, by name: where they lie in the sources. */
+/** Asset files by name, with their paths in the sources. */
 export const ASSET_SOURCES = { 'schema.sql': 'schema.sql', 'docs.css': 'src/http/docs.css' } as const;
 type AssetName = keyof typeof ASSET_SOURCES;
 
-/** Modules that run in a thread of their own, by their path in src/. */
+/** Entry modules of the worker threads, by their path in src/. */
 export const THREAD_NAMES = [
   'store/writer-thread',
   'store/checkpoint-thread',
@@ -44,25 +44,25 @@ type ThreadName = (typeof THREAD_NAMES)[number];
 
 export const version: string = packageJson.version;
 
-/** The text of a file that goes with the program. */
+/** The text of an asset file. */
 export function assetText(name: AssetName): string {
-  return here.assetText(name);
+  return form.assetText(name);
 }
 
-/** A thread that runs `name`; takes what `new Worker` takes. */
+/** Starts a worker thread that runs the module `name`; `options` are those of `new Worker`. */
 export function startThread(name: ThreadName, options: WorkerOptions = {}): Worker {
-  // Before the thread looks for it: see unpackedAddon.
+  // Unpacks the addon in the main thread, before the new thread asks for it: see unpackedAddon.
   nativeAddonPath('better_sqlite3');
-  // By its name top -H shows it, and boot.ts knows what to run.
-  return here.startThread(name, { ...options, ...boundThreadMemory(name), name: basename(name) });
+  // `top -H` shows the name, and boot.ts picks the bundle to run by it.
+  return form.startThread(name, { ...options, ...boundThreadMemory(name), name: basename(name) });
 }
 
-/** How to start davit once more: `arguments` come before those of the command line. */
+/** The command that starts another davit: pass `arguments` before those of the command line. */
 export function selfCommand(): { file: string; arguments: string[] } {
-  return { file: process.execPath, arguments: here.main() };
+  return { file: process.execPath, arguments: form.main() };
 }
 
-/** The native parts of libraries, by name: where they lie in the sources. */
+/** Native addons by name, with their paths in the sources. */
 export const ADDON_SOURCES = {
   better_sqlite3: `node_modules/better-sqlite3/prebuilds/${process.platform}-${process.arch}.node`,
   koffi: `node_modules/@koromix/koffi-${process.platform}-${process.arch}/${process.platform}_${process.arch}/koffi.node`,
@@ -70,60 +70,60 @@ export const ADDON_SOURCES = {
 type AddonName = keyof typeof ADDON_SOURCES;
 
 /**
- * A library's native part, to be loaded from there; undefined where the library finds it by itself. Throws
- * AppError `unavailable` when no directory will take it.
+ * The path to load a native addon from; undefined where the library finds it by itself. Throws AppError `unavailable`
+ * when the executable finds no directory to unpack it in.
  */
 export function nativeAddonPath(name: AddonName): string | undefined {
-  return here.addonPath(name);
+  return form.addonPath(name);
 }
 
-/** What differs between the places that davit runs from. In the executable `import.meta` has nothing to say. */
-interface Place {
+/** What differs between the forms. Only functions use `import.meta`, as it is empty in the executable. */
+interface Form {
   assetText(name: AssetName): string;
   startThread(name: ThreadName, options: WorkerOptions): Worker;
-  /** What stands for the program before its arguments. */
+  /** The arguments that come between Node and those of the command line. */
   main(): string[];
   addonPath(name: AddonName): string | undefined;
 }
 
-const SOURCE: Place = {
+const SOURCE: Form = {
   assetText: (name) => readFileSync(join(import.meta.dirname, '..', ASSET_SOURCES[name]), 'utf8'),
   startThread: (name, options) => new Worker(join(import.meta.dirname, `${name}.ts`), options),
   main: () => [join(import.meta.dirname, 'main.ts')],
   addonPath: () => undefined,
 };
 
-const BUNDLE: Place = {
+const BUNDLE: Form = {
   assetText: (name) => readFileSync(join(import.meta.dirname, name), 'utf8'),
   startThread: (name, options) => new Worker(join(import.meta.dirname, `${basename(name)}.cjs`), options),
   main: () => [join(import.meta.dirname, 'main.cjs')],
   addonPath: (name) => join(import.meta.dirname, `${name}.node`),
 };
 
-const EXECUTABLE: Place = {
+const EXECUTABLE: Form = {
   assetText: (name) => getAsset(name, 'utf8'),
   startThread: (_name, options) => new Worker(getAsset('boot.cjs', 'utf8'), { ...options, eval: true }),
   main: () => [],
   addonPath: unpackedAddon,
 };
 
-const here = isSea() ? EXECUTABLE : import.meta.filename.endsWith('.ts') ? SOURCE : BUNDLE;
+const form = isSea() ? EXECUTABLE : import.meta.filename.endsWith('.ts') ? SOURCE : BUNDLE;
 
 /**
- * The system loads a library from a file only, so the executable writes one: without a name, so that nobody
- * can put another in its place and nothing stays behind, however the process ends.
+ * dlopen(3) needs a file, so the executable writes the addon to one and unlinks it: nobody can replace an unlinked
+ * file, and none is left behind, however the process ends.
  *
- * All threads must load this one file. Two copies of SQLite in a process do not know of each other's locks,
- * and closing a file in one drops the locks of the other (sqlite.org/howtocorrupt.html, section 2.2.1). The
- * open descriptor is kept for the life of the process.
+ * All threads must load this same file. Two copies of SQLite in one process do not see each other's locks, and closing
+ * a file in one drops the locks of the other (sqlite.org/howtocorrupt.html, section 2.2.1). The file descriptor stays
+ * open for the life of the process.
  */
 function unpackedAddon(name: AddonName): string {
   const key = `davit:addon:${name}`;
   const known = getEnvironmentData(key);
   if (typeof known === 'string') return known;
   if (!isMainThread)
-    throw new Error('the main thread unpacks the addon before it starts another: use startThread');
-  // With Node's own 16 KiB it takes 5.5 ms in place of 3.6.
+    throw new Error('the addon is not unpacked yet, which the main thread does: use startThread');
+  // 3.6 ms; with Node's default chunks of 16 KiB, 5.5 ms.
   const bytes = zstdDecompressSync(new Uint8Array(getRawAsset(`${name}.node`)), { chunkSize: 1024 * 1024 });
   const path = unpackAddon(name, bytes, libraryDirectories());
   setEnvironmentData(key, path);
@@ -135,15 +135,15 @@ function libraryDirectories(): string[] {
   return [...new Set([tmpdir(), '/var/tmp', `/run/user/${userId}`, '/dev/shm'])];
 }
 
-/** As a file without a name can be found, proc_pid_fd(5). */
+/** Where an unlinked file can be opened by its file descriptor, proc_pid_fd(5). */
 const OPEN_FILES = '/proc/self/fd';
 
-/** The path of a nameless file with these bytes, in the first of `directories` from which code may be run. */
+/** Writes the bytes to an unlinked file, in the first of `directories` that allows execution, and returns its path. */
 export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: string[]): string {
   const refusals: string[] = [];
   for (const directory of directories) {
     try {
-      return writeNameless(name, bytes, directory);
+      return writeUnlinked(name, bytes, directory);
     } catch (error) {
       refusals.push(`${directory} ${codeOf(error)}`);
     }
@@ -151,7 +151,7 @@ export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: str
   if (!existsSync(OPEN_FILES)) {
     throw new AppError(
       'unavailable',
-      `/proc does not show this process, and ${name} is loaded from there: mount it in the PID namespace of davit`,
+      `/proc does not show this process, and ${name} is loaded from there: mount /proc in the PID namespace of davit`,
     );
   }
   throw new AppError(
@@ -160,12 +160,12 @@ export function unpackAddon(name: AddonName, bytes: Uint8Array, directories: str
   );
 }
 
-function writeNameless(name: AddonName, bytes: Uint8Array, directory: string): string {
-  const descriptor = openNameless(name, directory);
+function writeUnlinked(name: AddonName, bytes: Uint8Array, directory: string): string {
+  const descriptor = openUnlinked(name, directory);
   try {
     writeFileSync(descriptor, bytes);
     const path = `${OPEN_FILES}/${descriptor}`;
-    // access(2) refuses a file system that is mounted noexec, where loading would fail.
+    // Fails on a file system that is mounted noexec, access(2), where loading would fail too.
     accessSync(path, constants.X_OK);
     return path;
   } catch (error) {
@@ -174,8 +174,8 @@ function writeNameless(name: AddonName, bytes: Uint8Array, directory: string): s
   }
 }
 
-/** In a directory that is this user's alone, as the file has a name for a moment. */
-function openNameless(name: AddonName, directory: string): number {
+/** Opens it in a directory of mode 0700, as the file has a name until the directory is removed. */
+function openUnlinked(name: AddonName, directory: string): number {
   const folder = mkdtempSync(join(directory, 'davit-'));
   const path = join(folder, `${name}.node`);
   try {

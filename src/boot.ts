@@ -3,9 +3,9 @@ import { Script } from 'node:vm';
 import { isMainThread, threadName } from 'node:worker_threads';
 
 /*
- * What each thread of the executable begins with: runs its bundle, with the code that V8 had made of it when a davit
- * was run for that (scripts/package.ts). With what Node itself keeps of a text that never ran, davit was ready 30 ms
- * later. Where V8 refuses the code, as with other flags in NODE_OPTIONS, the text is compiled anew.
+ * The entry point of each thread of the executable. Runs the thread's bundle with the V8 code cache that
+ * scripts/package.ts recorded from a davit that had run; with Node's own, made before anything ran, davit was ready 30 ms
+ * later. Where V8 rejects the cache, for instance because NODE_OPTIONS sets other flags, it compiles the source.
  */
 
 const name = `${isMainThread ? 'main' : threadName}.cjs`;
