@@ -1,12 +1,12 @@
 import type { Effects } from './effects.ts';
 
-/** Slewing and the time between two readings stay far below. */
+/** A larger difference between the two clocks means that the wall clock was set; slewing stays far below. */
 const STEP_MS = 1_000;
 
 /**
- * The wall clock, watched. Calls `onSet` when it finds, at a reading, that the clock was set since the last one,
- * before that reading returns: ahead by so much, or back if it is negative. A suspended machine that wakes up looks
- * like one whose clock was set ahead.
+ * A wall clock that detects when it was set. Each reading compares it with the monotonic clock; if it was set since the
+ * last reading, `onSet` is called before the reading returns, with a positive number if it was set ahead and a negative
+ * one if back. A machine that wakes from suspend looks like one whose clock was set ahead.
  */
 export function createWatchedClock(effects: Effects, onSet: (byMs: number) => void): () => number {
   let originMs = effects.now() - effects.monotonicMs();
@@ -19,36 +19,36 @@ export function createWatchedClock(effects: Effects, onSet: (byMs: number) => vo
   };
 }
 
-/** More than anybody sets a clock in the time of a ladder of retries. */
+/** More often than anybody sets a clock while a delivery is retried. */
 export const SETTINGS_MAX = 100;
 
 export interface ClockSetting {
-  /** What the clock said just after, milliseconds since 1970. */
+  /** The clock's new time, milliseconds since 1970. */
   atMs: number;
-  /** Ahead, or back if it is negative. */
+  /** Positive: set ahead; negative: set back. */
   byMs: number;
 }
 
-/** What of the time between two moments never passed, as the clock was set in between. */
+/** How the clock was set: how much of a span on the wall clock never passed. */
 export interface ClockSettings {
-  /** The clock says `nowMs` now, and was just set by so much. */
+  /** The clock was just set by `byMs`, and now says `nowMs`. */
   add(byMs: number, nowMs: number): void;
-  /** By how much it was set since it said `sinceMs`: ahead, or back if it is negative. */
+  /** By how much the clock was set in total since it said `sinceMs`; negative: back. */
   since(sinceMs: number): number;
   /**
-   * How it was set in the last so long, the oldest first, each with how long ago that is. By the time that passed,
-   * whatever the clock said meanwhile.
+   * The settings of the last `withinMs`, the oldest first, each with how long ago it was. Both durations are of time
+   * that really passed, whatever the clock said meanwhile.
    */
-  lately(withinMs: number, nowMs: number): LateSetting[];
+  recent(withinMs: number, nowMs: number): RecentSetting[];
 }
 
-interface LateSetting {
+interface RecentSetting {
   agoMs: number;
   /** As in `ClockSetting`. */
   byMs: number;
 }
 
-/** Remembers how a clock was set, the latest hundred times; `earlier`, the oldest first, before this process was. */
+/** Remembers the last hundred settings of a clock; `earlier`: those of before this process started, the oldest first. */
 export function createClockSettings(earlier: readonly ClockSetting[] = []): ClockSettings {
   let settings = [...earlier];
   return {
@@ -57,23 +57,23 @@ export function createClockSettings(earlier: readonly ClockSetting[] = []): Cloc
     },
     since(sinceMs) {
       let sumMs = 0;
-      // From the latest: a clock that was ahead for a while was set at moments that are still to come.
+      // From the latest: the moments need not be in order, as a clock that was ahead was later set back.
       for (const { atMs, byMs } of settings.toReversed()) {
         if (sinceMs >= atMs) break;
         sumMs += byMs;
       }
       return sumMs;
     },
-    lately(withinMs, nowMs) {
-      const late: LateSetting[] = [];
+    recent(withinMs, nowMs) {
+      const recent: RecentSetting[] = [];
       let sumMs = 0;
       for (const { atMs, byMs } of settings.toReversed()) {
         const agoMs = nowMs - atMs - sumMs;
         if (agoMs >= withinMs) break;
-        late.unshift({ agoMs, byMs });
+        recent.unshift({ agoMs, byMs });
         sumMs += byMs;
       }
-      return late;
+      return recent;
     },
   };
 }

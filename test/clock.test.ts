@@ -51,15 +51,15 @@ t.test('of the time since a moment what never passed is known', async (t) => {
   t.equal(createClockSettings([before]).since(4_999), 700, 'and those of before');
 });
 
-t.test('what was set lately is told with its age, by the time that passed', async (t) => {
+t.test('recent settings are told with their age, by the time that passed', async (t) => {
   const settings = createClockSettings();
   settings.add(-50, 1_000);
   settings.add(10_000, 11_500);
   settings.add(-10_000, 1_700);
-  t.strictSame(settings.lately(1_000, 1_900), [
+  t.strictSame(settings.recent(1_000, 1_900), [
     { byMs: -50, agoMs: 900 },
     { byMs: 10_000, agoMs: 400 },
     { byMs: -10_000, agoMs: 200 },
   ]);
-  t.strictSame(settings.lately(400, 1_900), [{ byMs: -10_000, agoMs: 200 }]);
+  t.strictSame(settings.recent(400, 1_900), [{ byMs: -10_000, agoMs: 200 }]);
 });

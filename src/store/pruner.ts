@@ -77,7 +77,7 @@ export function createPruner(options: PrunerOptions): Pruner {
 
   // Whoever starts davit anew has not looked at the clock: what is left of the day is waited for. The first setting of the
   // last 24 hours began it, so that it ends also on a machine that sleeps each night and starts davit each morning.
-  for (const { byMs, agoMs } of clockSettings.lately(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
+  for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
 
   return {
     async tick() {
