@@ -5,13 +5,13 @@ import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
 import { appending, durationMsOf, nullIfOff, option, orOff, parseCount } from './options.ts';
 
-/** What `davit serve` is told, checked, with the units in the names. */
+/** The checked options of `davit serve`, with units in the names. */
 export type ServeConfig = Readonly<
   Omit<Settings, 'tlsCertPath' | 'tlsKeyPath'> & {
     dbPath: string;
     /** PEM files; null: plain HTTP. */
     tls: { certPath: string; keyPath: string } | null;
-    /** How long running commands may go on when the service is told to stop. */
+    /** How long running commands may continue once the service has been told to stop. */
     shutdownGraceMs: number;
   }
 >;
@@ -19,20 +19,20 @@ export type ServeConfig = Readonly<
 type Settings = { [Name in keyof typeof SETTINGS]: ValueOf<(typeof SETTINGS)[Name]> };
 type ValueOf<S> = S extends Setting<infer Value> ? Value : never;
 
-/** With what is stopped after it, all is over within 30 s. */
+/** Leaves 5 s for everything that is stopped after the commands: a stop takes at most 30 s. */
 const SHUTDOWN_GRACE_MS = 25_000;
 
-/** Here, as logger.ts brings all of the logging library with it. */
+/** Not in logger.ts, as importing that loads the logging library. */
 export const LOG_LEVELS = ['debug', 'info', 'warn', 'error', 'silent'] as const;
 export type LogLevel = (typeof LOG_LEVELS)[number];
 
-/** A place to listen: an address or a name of this machine, and a port; 0: one that is free. */
+/** Where to listen: an address or host name of this machine, and a port; 0: any free one. */
 export interface ListenAddress {
   host: string;
   port: number;
 }
 
-/** The options of `davit serve`: one line each, with the default as one would type it. */
+/** The options of `davit serve`, each with its default as it would be typed. */
 const SETTINGS = {
   listen: setting(
     '--listen <host:port>',
@@ -114,16 +114,16 @@ const SETTINGS = {
   ),
 };
 
-/** For commander; each is also read from its variable. */
+/** For commander. Each option can also be given by its environment variable. */
 export function serveOptions(): Option[] {
   return allSettings().options();
 }
 
 type ServeConfigResult = { ok: true; config: ServeConfig } | { ok: false; reason: string };
 
-/** `values`: what commander made of `serveOptions`, defaults included. */
+/** `values`: what commander parsed for `serveOptions`, defaults included. */
 export function serveConfig(dbPath: string, values: Readonly<Record<string, unknown>>): ServeConfigResult {
-  const { tlsCertPath, tlsKeyPath, ...settings } = allSettings().take(values);
+  const { tlsCertPath, tlsKeyPath, ...settings } = allSettings().valuesFrom(values);
   if ((tlsCertPath === null) !== (tlsKeyPath === null)) {
     return { ok: false, reason: '--tls-cert and --tls-key go together: give both or neither' };
   }
@@ -140,33 +140,33 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
   return { ok: true, config };
 }
 
-/** What the system has against a place to listen, said by the name of the option that chose it. */
+/** The error for an address that cannot be listened on; `optionName`: the option that chose it. */
 export function cannotListen(
-  place: ListenAddress,
+  address: ListenAddress,
   optionName: string,
   error: Error & { code?: unknown },
 ): AppError {
   return new AppError(
     'unavailable',
-    `cannot listen on ${listenText(place)} (${String(error.code ?? error.message)}): choose another place with ${optionName}`,
+    `cannot listen on ${listenText(address)} (${String(error.code ?? error.message)}): choose another place with ${optionName}`,
     { cause: error },
   );
 }
 
-/** A place to listen as one types it: `127.0.0.1:8080`, `[::1]:0`. */
+/** The address as it would be typed: `127.0.0.1:8080`, `[::1]:0`. */
 export function listenText({ host, port }: ListenAddress): string {
   return `${host.includes(':') ? `[${host}]` : host}:${port}`;
 }
 
-/** Some of these options for a command that does a part of what serve does, and what they are set to. */
+/** Some of these options and their values, for a command that does a part of what `serve` does. */
 export function someSettings<Name extends keyof Settings>(...names: Name[]) {
   return {
     options: (): Option[] => names.map((name) => SETTINGS[name].option),
-    /** `values`: what commander made of the options, defaults included. */
-    take(values: Readonly<Record<string, unknown>>): Pick<Settings, Name> {
+    /** `values`: what commander parsed for the options, defaults included. */
+    valuesFrom(values: Readonly<Record<string, unknown>>): Pick<Settings, Name> {
       const entries = names.map((name) => {
-        const { option, take } = SETTINGS[name];
-        return [name, take(values[option.attributeName()])];
+        const { option, toValue } = SETTINGS[name];
+        return [name, toValue(values[option.attributeName()])];
       });
       return Object.fromEntries(entries) as Pick<Settings, Name>;
     },
@@ -179,8 +179,8 @@ function allSettings() {
 
 interface Setting<Value> {
   option: Option;
-  /** Takes what commander holds for the option: what its parser returned, or its default. */
-  take(held: unknown): Value;
+  /** The setting's value, from what commander holds for the option: its parser's result or its default. */
+  toValue(held: unknown): Value;
 }
 
 function setting<Value>(
@@ -188,7 +188,7 @@ function setting<Value>(
   description: string,
   defaultText: string,
   parse: (text: string) => Value,
-  /** What a shell offers. */
+  /** Offered by shell completion. */
   choices: readonly string[] = [],
 ): Setting<Value> {
   return {
@@ -196,7 +196,7 @@ function setting<Value>(
       .choices(choices)
       .argParser(parse)
       .default(parse(defaultText), defaultText),
-    take: (held) => held as Value,
+    toValue: (held) => held as Value,
   };
 }
 
@@ -208,7 +208,7 @@ function limit<Value>(
 ): Setting<Value | null> {
   return {
     ...setting(flags, description, defaultText, orOff(parse)),
-    take: (held) => nullIfOff(held as Value | 'off'),
+    toValue: (held) => nullIfOff(held as Value | 'off'),
   };
 }
 
@@ -219,7 +219,7 @@ function optional<Value>(
 ): Setting<Value | null> {
   return {
     option: option(flags, description).argParser<Value>(parse),
-    take: (held) => (held === undefined ? null : (held as Value)),
+    toValue: (held) => (held === undefined ? null : (held as Value)),
   };
 }
 
@@ -229,12 +229,12 @@ function list<Item>(flags: string, description: string, parse: (text: string) =>
     option: option(flags, `${description}; may be repeated, or a list with commas`)
       .argParser<Item[]>((text, before) => (text === 'none' ? [] : append(text, before)))
       .default([], 'none'),
-    take: (held) => held as Item[],
+    toValue: (held) => held as Item[],
   };
 }
 
 function flag(flags: string, description: string): Setting<boolean> {
-  return { option: option(flags, description), take: (held) => held === true };
+  return { option: option(flags, description), toValue: (held) => held === true };
 }
 
 function durationsMsOf(text: string): number[] {

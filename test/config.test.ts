@@ -37,11 +37,11 @@ t.test('without options it is as the contract says', async (t) => {
 });
 
 t.test('another command takes some of the options, with their defaults and variables', async (t) => {
-  const { options, take } = someSettings('maxQueued', 'webhookAllowCidrs');
+  const { options, valuesFrom } = someSettings('maxQueued', 'webhookAllowCidrs');
   const valuesOf = (words: string[]) => {
     const command = new Command().exitOverride();
     for (const option of options()) command.addOption(option);
-    return take(command.parse(words, { from: 'user' }).opts());
+    return valuesFrom(command.parse(words, { from: 'user' }).opts());
   };
   t.strictSame(
     options().map(({ long, envVar }) => [long, envVar]),

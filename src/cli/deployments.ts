@@ -119,7 +119,7 @@ async function make(
   context: CommandContext,
   write: (store: Store, maxQueued: number | null) => Promise<Deployment>,
 ): Promise<void> {
-  const { maxQueued } = queueLimit.take(options);
+  const { maxQueued } = queueLimit.valuesFrom(options);
   const { deployment, project, served } = await withStore(command, context, 'refuse', async (store) => {
     const made = await write(store, maxQueued);
     return {

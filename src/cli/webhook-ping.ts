@@ -54,7 +54,8 @@ async function attemptPing(
   { effects }: CommandContext,
 ): Promise<Attempt> {
   const webhook = resolveWebhook(store, idOrUrl, effects.now());
-  const { webhookTimeoutMs, webhookAllowCidrs, webhookAllowHttp, webhookCaFile } = sending.take(options);
+  const { webhookTimeoutMs, webhookAllowCidrs, webhookAllowHttp, webhookCaFile } =
+    sending.valuesFrom(options);
   const caPem = webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile);
   // Only here: they bring TLS along.
   const [{ createSender }, { createPinger }] = await Promise.all([

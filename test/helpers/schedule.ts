@@ -5,8 +5,10 @@ import type { RetrySchedule } from '../../src/deliver/retry.ts';
 export const DEFAULT_SCHEDULE: RetrySchedule = defaultSchedule();
 
 function defaultSchedule(): RetrySchedule {
-  const { options, take } = someSettings('webhookRetryDelaysMs', 'webhookRetryWindowMs');
+  const { options, valuesFrom } = someSettings('webhookRetryDelaysMs', 'webhookRetryWindowMs');
   const values = options().map((option) => [option.attributeName(), option.defaultValue]);
-  const { webhookRetryDelaysMs: delaysMs, webhookRetryWindowMs: windowMs } = take(Object.fromEntries(values));
+  const { webhookRetryDelaysMs: delaysMs, webhookRetryWindowMs: windowMs } = valuesFrom(
+    Object.fromEntries(values),
+  );
   return { delaysMs, windowMs };
 }
