@@ -1,6 +1,6 @@
 /**
- * What davit is about, in its own words: ids, refs, states, events, and the shapes that
- * people see over HTTP and in `--json` output. Imports nothing.
+ * The domain: ids, refs, states, events, and the objects that users see over HTTP and in `--json` output. Imports
+ * nothing.
  */
 
 declare const brand: unique symbol;
@@ -28,17 +28,17 @@ interface IdOfPrefix {
 
 export type IdPrefix = keyof IdOfPrefix;
 
-/** In the order of their bytes. */
+/** In byte order, so that texts sort as the numbers do. */
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 
-/** Enough until 2081. */
+/** Milliseconds since 1970 fit until 2081. */
 const ID_TIME_LENGTH = 7;
-/** 17 characters of 62 are 101 bits: two ids never meet, and nobody guesses one. */
+/** 17 characters of 62 are 101 bits: ids do not collide and cannot be guessed. */
 const ID_RANDOM_LENGTH = 17;
 
 /**
- * A new id. `randomBytes(size)` must come from a CSPRNG. Begins with the time, so that the new entries of an index
- * are beside each other: with 20 deployments in a commit, ids all at random wrote twice as many pages.
+ * A new id. `randomBytes(size)` must come from a CSPRNG. The suffix begins with the time, so that new index entries are
+ * adjacent: with 20 deployments in a commit, fully random ids wrote twice as many pages.
  */
 export function newId<P extends IdPrefix>(
   prefix: P,
@@ -48,7 +48,7 @@ export function newId<P extends IdPrefix>(
   return `${prefix}_${suffix}` as IdOfPrefix[P];
 }
 
-/** A whole number in `length` characters of `[0-9A-Za-z]`, whose order is the order of the numbers. */
+/** A whole number in `length` characters of `[0-9A-Za-z]`; the texts sort as the numbers do. */
 export function base62(value: number, length: number): string {
   let text = '';
   for (let rest = value; text.length < length; rest = Math.floor(rest / 62)) {
@@ -62,14 +62,14 @@ export function randomBase62(length: number, randomBytes: (size: number) => Uint
   let text = '';
   while (text.length < length) {
     for (const byte of randomBytes(length + 8)) {
-      // 248 = 4 × 62: the bytes above it would make the first eight characters likelier.
+      // 248 = 4 × 62: the remaining bytes would make the first eight characters likelier.
       if (byte < 248 && text.length < length) text += BASE62[byte % 62];
     }
   }
   return text;
 }
 
-/** The id, if `value` has the form of one; undefined otherwise. Says nothing about whether it exists. */
+/** `value` as an id if it has the form of one, undefined otherwise. Does not check whether it exists. */
 export function parseId<P extends IdPrefix>(prefix: P, value: unknown): IdOfPrefix[P] | undefined {
   if (typeof value !== 'string' || value.length > 64 || !value.startsWith(`${prefix}_`)) return undefined;
   return /^[0-9A-Za-z]+$/.test(value.slice(prefix.length + 1)) ? (value as IdOfPrefix[P]) : undefined;
@@ -80,8 +80,8 @@ type RefResult = { ok: true; ref: Ref } | { ok: false; reason: string };
 const REF_MAX_BYTES = 255;
 
 /**
- * A reference to deploy: what git would accept as a branch, tag or commit, narrowed to characters
- * that no shell, path or option parser gives a meaning to. Nothing is trimmed or changed.
+ * Checks a reference to deploy: what git accepts as a branch, tag or commit, limited to characters that have no special
+ * meaning to shells, paths and option parsers. The value is neither trimmed nor changed.
  */
 export function parseRef(value: unknown): RefResult {
   const reason = refProblem(value);
@@ -135,7 +135,7 @@ export type DeploymentStatus = (typeof DEPLOYMENT_STATUSES)[number];
 
 export type TerminalStatus = 'succeeded' | 'failed' | 'canceled';
 
-/** Whether a deployment with this status is over, for ever. */
+/** Whether a deployment with this status has ended, for good. */
 export function isTerminal(status: DeploymentStatus): status is TerminalStatus {
   return status === 'succeeded' || status === 'failed' || status === 'canceled';
 }
@@ -154,7 +154,7 @@ export const REASONS = [
 ] as const;
 export type Reason = (typeof REASONS)[number];
 
-/** What bounds the outputs of a deployment, whether its command writes them or they are reported. */
+/** Limits of a deployment's outputs, whether its command writes them or another system reports them. */
 export const OUTPUTS_MAX = 100;
 export const OUTPUT_NAME_MAX_LENGTH = 64;
 export const OUTPUT_VALUE_MAX_BYTES = 4 * 1024;
@@ -180,25 +180,25 @@ export type DeliveryStatus = (typeof DELIVERY_STATUSES)[number];
 export const ATTEMPT_TRIGGERS = ['schedule', 'redeliver', 'replay', 'ping'] as const;
 export type AttemptTrigger = (typeof ATTEMPT_TRIGGERS)[number];
 
-/** A moment as people and programs see it: ISO 8601, UTC, milliseconds, `Z`. */
+/** A point in time as users see it: ISO 8601, UTC, milliseconds, `Z`. */
 export type Timestamp = string;
 
-/** `atMs`: milliseconds since 1970, as every clock and column in here counts. */
+/** `atMs`: milliseconds since 1970, as in the whole of davit. */
 export function timestamp(atMs: number): Timestamp {
   if (atMs !== latest.atMs) latest = { atMs, text: new Date(atMs).toISOString() };
   return latest.text;
 }
 
-/** What a request writes down, and the log of it, is of one moment as a rule: to make its text each time was 2 % of it. */
+/** The last result: most timestamps of one request are equal, and formatting each was 2 % of the request's time. */
 let latest = { atMs: 0, text: new Date(0).toISOString() };
 
-/** RFC 3339, with seconds and an offset. */
+/** RFC 3339, which requires seconds and an offset. */
 export const TIMESTAMP_FORM = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
 
-/** Milliseconds since 1970; undefined for what is no moment. `round`: what becomes of parts of a millisecond. */
+/** Milliseconds since 1970; undefined if `text` is no valid time. `round` rounds the fraction of a millisecond. */
 export function parseTimestamp(text: string, round: (partMs: number) => number): number | undefined {
   const [, local = '', fraction = '', offset = ''] = TIMESTAMP_FORM.exec(text) ?? [];
-  // Date takes the 30th of February for the 2nd of March, and 24:00 for the next day.
+  // Date accepts the 30th of February as the 2nd of March, and 24:00 as the next day: compare what it understood.
   const localMs = Date.parse(`${local}Z`);
   if (Number.isNaN(localMs) || !new Date(localMs).toISOString().startsWith(local)) return undefined;
   const secondMs = Date.parse(`${local}${offset}`);
@@ -206,18 +206,18 @@ export function parseTimestamp(text: string, round: (partMs: number) => number):
   return secondMs >= YEAR_0_MS && secondMs < YEAR_10000_MS ? secondMs + round(partMs) : undefined;
 }
 
-/** An offset may lead out of the years that have four digits, and nothing else could be answered then. */
+/** An offset may move the time out of the four-digit years, which are all that `timestamp` can express. */
 const YEAR_0_MS = Date.parse('0000-01-01T00:00:00Z');
 const YEAR_10000_MS = Date.parse('+010000-01-01T00:00:00Z');
 
-/** The same for a moment that may not have come. */
+/** As `timestamp`, for a time that may be absent. */
 export function optionalTimestamp(atMs: number | null): Timestamp | null {
   return atMs === null ? null : timestamp(atMs);
 }
 
 /*
- * The shapes below are what the API answers and what `--json` prints, field by field. The store's
- * row mappers make them, so there is one place for each and nothing to translate on the way.
+ * The types below have exactly the fields that the API answers and `--json` prints. The store's row mappers create
+ * them, and nothing converts them after that.
  */
 
 export interface Project {
@@ -240,7 +240,7 @@ export interface Deployment {
   duration_ms: number | null;
   exit_code: number | null;
   signal: string | null;
-  /** 1 is the next of its project; null once it left the queue, and for a project without a command. */
+  /** 1: the next one of its project; null once it has left the queue, and for a project without a command. */
   queue_position: number | null;
   trigger: Trigger;
   /** Null for deployments made on the machine by `davit admin`. */
@@ -248,7 +248,7 @@ export interface Deployment {
   redeploy_of: DeploymentId | null;
   superseded_by: DeploymentId | null;
   outputs: Record<string, string>;
-  /** All bytes that the command printed, also those that were not kept. */
+  /** All bytes that the command printed, including those that were not kept. */
   log_bytes: number;
   log_truncated: boolean;
 }
@@ -266,7 +266,7 @@ export interface Webhook {
   consecutive_failures: number;
 }
 
-/** What subscribers are sent. Exactly these fields, in this order. */
+/** The payload that webhooks receive: exactly these fields, in this order. */
 export interface DeploymentEvent {
   id: EventId;
   type: EventType;
@@ -300,7 +300,7 @@ export interface Attempt {
 export interface Key {
   id: KeyId;
   name: string;
-  /** The last four characters of the live secret, to recognise it by. */
+  /** The last four characters of the current secret, to recognise it by. */
   last4: string;
   scopes: Scope[];
   all_projects: boolean;

@@ -3,15 +3,15 @@ export const MINUTE_MS = 60 * SECOND_MS;
 export const HOUR_MS = 60 * MINUTE_MS;
 export const DAY_MS = 24 * HOUR_MS;
 
-/** A hundred years: whatever is added to it stays a date. */
+/** A hundred years: adding it to any time of today still gives a valid date. */
 const DURATION_MAX_MS = 36_500 * DAY_MS;
 
-/** The same as one types it, for messages. */
+/** The same as it would be typed, for messages. */
 export const LONGEST_DURATION = formatDuration(DURATION_MAX_MS);
 
 const DURATION_FORM = /^(?=\d)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,10})s)?$/;
 
-/** `10s`, `30m`, `24h`, `5d`, also `1h45m`, and `0`, in milliseconds; undefined for anything else and beyond 36500 days. */
+/** Milliseconds of `10s`, `30m`, `24h`, `5d`, `1h45m` or `0`; undefined for other texts and more than 36500 days. */
 export function parseDuration(text: string): number | undefined {
   if (text === '0') return 0;
   const parts = DURATION_FORM.exec(text);
@@ -21,7 +21,7 @@ export function parseDuration(text: string): number | undefined {
   return durationMs <= DURATION_MAX_MS ? durationMs : undefined;
 }
 
-/** The shortest text that `parseDuration` reads as the same, a part of a second left out: `1h45m`. */
+/** The shortest text that `parseDuration` reads as this duration, rounded down to seconds: `1h45m`. */
 export function formatDuration(durationMs: number): string {
   const units = [
     ['d', Math.floor(durationMs / DAY_MS)],

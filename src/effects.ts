@@ -1,30 +1,30 @@
 import { randomBytes } from 'node:crypto';
 
 /**
- * Everything that makes two runs differ. The real ones are here; tests bring their own clock
- * (test/helpers/effects.ts). Nothing else in src/ reads a clock, draws a random number or sets a timer.
+ * Clock, randomness and timers: everything that makes two runs differ. Nothing else in src/ reads a clock, draws a
+ * random number or sets a timer; tests substitute their own clock (test/helpers/effects.ts).
  */
 export interface Effects {
-  /** Wall clock, milliseconds since 1970. May jump: never subtract two of them to measure. */
+  /** Wall clock, milliseconds since 1970. It may jump: do not measure durations with it. */
   now(): number;
   /** Milliseconds on a clock that never jumps, from an arbitrary origin. */
   monotonicMs(): number;
   /** From a CSPRNG. */
   randomBytes(size: number): Uint8Array;
-  /** Calls `action` once, `delayMs` from now; the returned function calls it off. Keeps no process alive. */
+  /** Calls `action` once, `delayMs` from now; the returned function cancels it. Does not keep the process alive. */
   after(delayMs: number, action: () => void): () => void;
-  /** Holds up this thread, and everything in it. */
+  /** Blocks this thread. */
   block(durationMs: number): void;
 }
 
-/** Resolves `delayMs` from now; keeps no process alive. */
+/** Resolves `delayMs` from now. Does not keep the process alive. */
 export function delay(delayMs: number, effects: Pick<Effects, 'after'>): Promise<void> {
   return new Promise((resolve) => {
     effects.after(delayMs, resolve);
   });
 }
 
-/** Node's timers wrap to 1 ms beyond this; a longer wait is cut, and whoever waits looks again. */
+/** Node fires longer timers after 1 ms, so `after` shortens the delay: its callers must check again when it fires. */
 export const LONGEST_TIMER_MS = 2 ** 31 - 1;
 
 export const realEffects: Effects = {
@@ -41,7 +41,7 @@ export const realEffects: Effects = {
   },
 };
 
-/** One call into the system for many ids: `randomBytes` costs about 1 µs each, most of it the call. */
+/** `randomBytes` costs about 1 µs, nearly all of it for the call: one call yields bytes for many ids. */
 const POOL_BYTES = 4096;
 let pool = Buffer.alloc(0);
 

@@ -1,4 +1,4 @@
-/** Every error that davit answers with, and the HTTP status that goes with it. */
+/** Every error code, with its HTTP status. */
 export const STATUS_OF_CODE = {
   invalid_request: 400,
   unauthorized: 401,
@@ -32,29 +32,29 @@ interface AppErrorOptions {
   cause?: unknown;
 }
 
-/** What was thrown, in words. */
+/** The message of whatever was thrown. */
 export function messageOf(error: unknown): string {
   return error instanceof Error ? error.message : String(error);
 }
 
-/** The system's name of what went wrong, `ENOENT` for instance; of an error that has none, what it says. */
+/** The error's code, `ENOENT` for instance; its text if it has none. */
 export function codeOf(error: unknown): string {
   return error instanceof Error && 'code' in error ? String(error.code) : String(error);
 }
 
-/** Whether what was refused may be tried again later as it is: a full disk, as a rule, or one that cannot be read. */
+/** Whether the same operation may succeed later: most often the disk is full or cannot be read. */
 export function isUnavailable(error: unknown): boolean {
   return (error instanceof AppError && error.code === 'unavailable') || isStorageProblem(error);
 }
 
-/** Whether it is SQLite's word for a disk, a lock or a file that keeps it from working; anything else of it is a bug. */
+/** Whether SQLite failed because of the disk, a lock or the file. Every other error of SQLite is a bug. */
 export function isStorageProblem(error: unknown): boolean {
   return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|CORRUPT|NOTADB)/.test(codeOf(error));
 }
 
 /**
- * A refusal that somebody outside will read: `message` says what was wrong and what to do, without
- * secrets or the offending value. Whatever else is thrown is a bug, and becomes `internal_error`.
+ * An expected failure, for a user to read: `message` says what was wrong and what to do, without secrets or the
+ * offending value. Any other error is a bug, and is answered with `internal_error`.
  */
 export class AppError extends Error {
   override readonly name = 'AppError';
@@ -70,12 +70,12 @@ export class AppError extends Error {
   }
 }
 
-/** For a key that is none, or none any more. */
+/** The error for a secret that belongs to no key, or to one that is expired or revoked. */
 export function wrongKey(): AppError {
   return new AppError('unauthorized', 'this API key is wrong, expired or revoked');
 }
 
-/** One thing is wrong with a request: `reason` reads on from the field's name, and never repeats the value. */
+/** The error for one invalid field of a request. `reason` follows the field's name, and never repeats the value. */
 export function invalid(place: ErrorDetail['in'], field: string, reason: string): AppError {
   return new AppError('invalid_request', `${field}: ${reason}`, { details: [{ in: place, field, reason }] });
 }
