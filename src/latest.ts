@@ -1,4 +1,4 @@
-/** Puts an entry in as the latest; with more than `max` the earliest go: a Map is in order of insertion. */
+/** Inserts an entry as the newest, and removes the oldest beyond `max`: a Map iterates in insertion order. */
 export function putLatest<Key, Value>(map: Map<Key, Value>, key: Key, value: Value, max: number): void {
   map.delete(key);
   map.set(key, value);

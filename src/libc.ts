@@ -1,14 +1,14 @@
 import { getSystemErrorName } from 'node:util';
 import type { KoffiFunc } from 'koffi';
 
-/** The C library, for what the system has and Node has not. */
+/** The C library, for system calls that Node does not offer. */
 interface CLibrary {
   declare: Declare;
-  /** The code of the system for why the last call failed, such as `EMFILE`. */
+  /** The name of errno after the last call, such as `EMFILE`. */
   lastError(): string;
 }
 
-/** Gives the function of this declaration in C. */
+/** Returns the function with this C declaration. */
 export type Declare = (declaration: string) => KoffiFunc<(...values: unknown[]) => number>;
 
 /** Rejects where no native code can be loaded. */

@@ -14,8 +14,8 @@ const STYLES: Record<string, Style> = {
 const INDENT = '    ';
 
 /**
- * A line of the log for who reads it on a terminal: time, level, message, fields, and an error's stack below. Not by
- * pino-pretty, which hands on what a terminal would obey. What is no line of the log is shown as it is.
+ * A JSON log line as text for a terminal: time, level, message, fields, and an error's stack below. Why not pino-pretty:
+ * it passes terminal escape sequences through. A line that is not JSON is shown unchanged but for such sequences.
  */
 export function logText(line: string, colours: boolean): string {
   const style = (how: Style, text: string) =>
@@ -42,7 +42,7 @@ function parse(line: string): Record<string, unknown> | undefined {
   }
 }
 
-/** One word, in quotes where it would not look like one. */
+/** A field's value: as it is if it is a single word, otherwise as JSON. */
 function shown(value: unknown): string {
   if (typeof value === 'string' && /^[^\s"=]+$/.test(value)) return printable(value);
   return printable(JSON.stringify(value));

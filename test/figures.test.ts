@@ -55,5 +55,5 @@ t.test('what one thread counts another reads', async (t) => {
 
 t.test('more figures than the memory holds are a mistake that is noticed at once', async (t) => {
   const cells = sharedCells(figuresMemory());
-  t.throws(() => cells.take(10_000), /more figures than the memory/);
+  t.throws(() => cells.allocate(10_000), /more figures than the memory/);
 });
