@@ -14,24 +14,24 @@ export interface LogOptions {
   form: LogForm;
 }
 
-/** What waits for a log that takes nothing at the moment, for want of a reader or of room; more is lost. */
-const WAITING_MAX_CHARACTERS = 1024 * 1024;
+/** How much text is buffered while stderr accepts none, as its reader stalls or its disk is full; more is dropped. */
+const BUFFERED_MAX_CHARACTERS = 1024 * 1024;
 const RETRY_MS = 100;
 
-/** What an exit waits for a log that takes nothing: a reader that lives has made room by then. */
+/** How long an exit retries to write what is buffered: a reader that is alive has made room by then. */
 const LAST_TRIES = 20;
 const LAST_TRY_MS = 10;
 
-const GATHERED_MS = 10;
-const GATHERED_MAX_CHARACTERS = 64 * 1024;
+const BATCH_MS = 10;
+const BATCH_MAX_CHARACTERS = 64 * 1024;
 
 const CAUSES_MAX = 5;
 
 type LogEffects = Pick<Effects, 'after' | 'block' | 'now'>;
 
-/** Lines on stderr; threads write to the same descriptor. */
+/** A logger that writes lines to stderr. Each thread has its own, on the same file descriptor. */
 export function createLogger({ level, form }: LogOptions, effects: LogEffects): Logger {
-  const lines = gathered(openStderr(effects), effects);
+  const lines = batched(openStderr(effects), effects);
   return pino(
     {
       level,
@@ -48,20 +48,20 @@ export function createLogger({ level, form }: LogOptions, effects: LogEffects): 
 
 interface LogFile {
   write(text: string): void;
-  /** The last that can be done for what waits. */
+  /** Blocks for a moment to write what is still buffered. */
   finish(): void;
 }
 
 /**
- * stderr, which holds nothing up: what davit does matters more than its log, and whoever follows it may stall, as a
- * collector of a container's logs or a pager does. Node has pipes and sockets never block.
+ * stderr, written to without blocking: davit's work matters more than its log, whose reader may stall, as a pager or a
+ * collector of container logs does. Node makes pipes and sockets non-blocking.
  */
 function openStderr(effects: LogEffects): LogFile {
   const stderr = pino.destination({
     fd: 2,
     sync: true,
-    maxLength: WAITING_MAX_CHARACTERS,
-    retryEAGAIN: () => false, // the library would hold up the thread till it has gone
+    maxLength: BUFFERED_MAX_CHARACTERS,
+    retryEAGAIN: () => false, // by default the library blocks the thread until the pipe has room
   });
   let isRefused = false;
   let willRetry = false;
@@ -70,7 +70,7 @@ function openStderr(effects: LogEffects): LogFile {
     if (!willRetry) effects.after(RETRY_MS, retry);
     willRetry = true;
   });
-  // The library tries again only with a line that it takes, and once too much waits it takes none but this.
+  // The library retries only when it accepts a line, and with a full buffer it accepts only an empty one.
   stderr.on('drop', () => write(''));
   return {
     write,
@@ -94,10 +94,10 @@ function openStderr(effects: LogEffects): LogFile {
 }
 
 /**
- * What is said within a moment is written together: a write for each line was a twelfth of what a request costs. An
- * exit loses none, nor does an error that nobody caught; a kill those of the moment.
+ * Writes the lines of 10 ms together: one write for each line was a twelfth of the cost of a request. No line is lost at
+ * an exit or an uncaught error; SIGKILL loses those of the last 10 ms.
  */
-function gathered(file: LogFile, effects: LogEffects) {
+function batched(file: LogFile, effects: LogEffects) {
   let text = '';
   process.on('exit', () => {
     flush();
@@ -105,11 +105,11 @@ function gathered(file: LogFile, effects: LogEffects) {
   });
   return {
     write(line: string): void {
-      if (text === '') effects.after(GATHERED_MS, flush);
+      if (text === '') effects.after(BATCH_MS, flush);
       text += line;
-      if (text.length > GATHERED_MAX_CHARACTERS) flush();
+      if (text.length > BATCH_MAX_CHARACTERS) flush();
     },
-    /** Called by the library after a fatal line. */
+    /** pino calls it after a fatal line. */
     flushSync: flush,
   };
 
@@ -119,13 +119,13 @@ function gathered(file: LogFile, effects: LogEffects) {
   }
 }
 
-/** Which form `stderr` wants. NO_COLOR is heard by `hasColors`. */
+/** JSON unless `stderr` is a terminal. `hasColors` respects NO_COLOR. */
 export function logFormOf(stderr: { isTTY?: boolean; hasColors?(): boolean }): LogForm {
   if (stderr.isTTY !== true) return 'json';
   return stderr.hasColors?.() === true ? 'colours' : 'text';
 }
 
-/** Not all that hangs on an error, as pino has it: a library's may carry the request that it failed at. */
+/** Only these fields. pino's serializer logs every property, and an error of a library may carry a whole request. */
 function errorFields(error: unknown, depth = 0): unknown {
   if (!(error instanceof Error)) return { message: String(error) };
   const code = 'code' in error && typeof error.code === 'string' ? { code: error.code } : {};
