@@ -23,7 +23,7 @@ import { certificatesOf } from './http/certificates.ts';
 import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
 import { createLogger, type Logger, logFormOf } from './logger.ts';
-import { LOOK_OUTSIDE_EVERY_MS, startLoop } from './loop.ts';
+import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from './loop.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
@@ -211,7 +211,7 @@ export async function startService(
   if (isNew) logger.info({ file: resolve(dbPath) }, 'made the file: it has no keys and no projects yet');
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
-    idleMs: LOOK_OUTSIDE_EVERY_MS,
+    idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
     onError: stumbled(logger, 'the executor stumbled'),
   });
@@ -219,7 +219,7 @@ export async function startService(
     if (changes.has('queue')) loop.wake();
   });
   const reportsLoop = startLoop(createOverdue(store, effects), {
-    idleMs: LOOK_OUTSIDE_EVERY_MS,
+    idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
     onError: stumbled(logger, 'overdue reports could not be ended'),
   });

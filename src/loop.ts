@@ -2,23 +2,23 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Effects } from './effects.ts';
 import { isUnavailable } from './errors.ts';
 
-/** What other processes wrote, `davit admin` as a rule, is found at the latest after this. */
-export const LOOK_OUTSIDE_EVERY_MS = 500;
+/** How often to check for writes of other processes, most often `davit admin`. */
+export const POLL_OTHER_PROCESSES_EVERY_MS = 500;
 
 export interface Loop {
-  /** Something may have changed: look now, or right after the look that is under way. */
+  /** Something may have changed: tick now, or again right after the current tick. */
   wake(): void;
-  /** How long ago the last look began that did not fail. A loop that turns never lets this grow far beyond `idleMs`. */
+  /** How long ago the last successful tick began. While the loop works, this does not grow far beyond `idleMs`. */
   quietMs(): number;
-  /** Resolves when the look that is under way has ended; there is none after it. */
+  /** Resolves when the current tick has ended; no other one follows. */
   stop(): Promise<void>;
 }
 
 /**
- * Looks for work over and over: `await tick()`, then sleep until the moment that it returned (milliseconds
- * since 1970; null: nothing is known to come), a wake, or `idleMs`, whichever is first. `idleMs` is what
- * finds the writes of other processes. A tick that throws is a bug: `onError` hears of it, and the loop goes on. Of a
- * database that takes no writes it hears once, until a tick succeeds.
+ * Calls `tick` repeatedly. After each call it sleeps until the time that `tick` returned (milliseconds since 1970; null:
+ * none is known), until `wake`, or for `idleMs`, whichever is first; `idleMs` bounds how late writes of other processes
+ * are found. A tick that throws does not end the loop: `onError` is told, but of a database that takes no writes only
+ * once until a tick succeeds.
  */
 export function startLoop(
   tick: () => Promise<number | null>,
@@ -51,10 +51,10 @@ export function startLoop(
       const nextAtMs = await tickSafely();
       if (!stopped && !woken) {
         const untilNextMs = nextAtMs === null ? idleMs : nextAtMs - effects.now();
-        // Capped, so that a clock that jumps backwards delays nothing for longer than an idle look.
+        // Capped, so that a clock that is set back delays the next tick by no more than `idleMs`.
         if (untilNextMs > 0) await sleep(Math.min(untilNextMs, idleMs));
       }
-      // All that one turn of the event loop brings is one look's work, and no row of looks keeps others waiting.
+      // Several wakes in one turn of the event loop cause one tick, and consecutive ticks let other work run in between.
       await nextTurn();
     }
   }

@@ -6,17 +6,17 @@ import { exitAtOnce } from './exit.ts';
 import { poolThreads } from './system-limits.ts';
 
 /*
- * What davit is started as. Nothing else in src/ reads the arguments or the environment of the process, takes the
- * signals that end or reload it, or says when it ends. The commands are in cli/commands.ts.
+ * The entry point. Nothing else in src/ reads the arguments or the environment of the process, handles the signals that
+ * end or reload it, or exits. The commands are in cli/commands.ts.
  */
 
 /**
- * Names are resolved in libuv's threads, and by default no more than two at a time: two names that nobody
- * answers for would hold up every delivery. Must be set before the first of these threads starts.
+ * DNS lookups run in libuv's thread pool, by default in no more than two threads at a time: two names whose servers do
+ * not answer would block every delivery. Must be set before the pool starts.
  */
 process.env['UV_THREADPOOL_SIZE'] ??= String(poolThreads());
 
-/** By a umask such as 177, said to keep files private, davit would be kept out of the directories that it makes. */
+/** With a umask such as 177, meant to keep files private, davit could not enter the directories that it creates. */
 process.umask(process.umask(0o077) & 0o077);
 
 void main(process.argv.slice(2));
@@ -24,7 +24,7 @@ void main(process.argv.slice(2));
 async function main(commandLine: string[]): Promise<void> {
   const context = contextOf(process, commandLine);
   const exitCode = await runCommandLine(context);
-  // Only a success waits for what is still open; and it leaves the 1 of output that was lost.
+  // A success lets Node exit when nothing is open any more, with the exit code 1 that lost output may have set.
   if (exitCode === 0) return;
   await context.terminal.flushed();
   context.exit(exitCode);
@@ -55,7 +55,7 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
   };
 }
 
-/** Whether a name is being resolved, or a file looked at, which `process.exit` would wait for: see exit.ts. */
+/** Whether libuv's threads run a DNS lookup or a file operation, for which `process.exit` would wait: see exit.ts. */
 function isWaiting(self: NodeJS.Process): boolean {
   return self.getActiveResourcesInfo().some((name) => /^(?:GetAddrInfoReqWrap|FSReq)/.test(name));
 }

@@ -3,7 +3,7 @@ import type { WebhookId } from '../domain.ts';
 import { delay, realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
-import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
+import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { keepYoungWhatIsNew, releaseStartMemory } from '../memory.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
@@ -58,13 +58,13 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     wake: () => loop.wake(),
   });
   const loop = startLoop(dispatcher.tick, {
-    idleMs: LOOK_OUTSIDE_EVERY_MS,
+    idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
   });
   const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
   const replays = startLoop(replayer.tick, {
-    idleMs: LOOK_OUTSIDE_EVERY_MS,
+    idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
   });

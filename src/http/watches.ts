@@ -2,7 +2,7 @@ import type { Request } from '@hapi/hapi';
 import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
+import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { createSlots } from '../slots.ts';
 import type { Change } from '../store/context.ts';
 import type { Store } from '../store/store.ts';
@@ -59,7 +59,7 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
       return null;
     },
     {
-      idleMs: LOOK_OUTSIDE_EVERY_MS,
+      idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
       effects,
       // A read that fails now fails whoever waits at their next look, and that is logged as theirs.
       onError: () => wake(watches),

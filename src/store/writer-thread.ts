@@ -1,7 +1,7 @@
 import { type MessagePort, parentPort } from 'node:worker_threads';
 import { realEffects } from '../effects.ts';
 import { watchLag } from '../event-loop.ts';
-import { LOOK_OUTSIDE_EVERY_MS, startLoop } from '../loop.ts';
+import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { createCheckpoints } from './checkpoints.ts';
 import { concernsDeliveries, concernsDeployments } from './context.ts';
@@ -33,12 +33,12 @@ function write(owner: MessagePort, { path, ports, figures: memory }: WriterThrea
   const checkpoints = createCheckpoints(path, database, realEffects, figures);
   const lookout = startLoop(
     async () => {
-      group.lookOutside();
+      group.pollOtherProcesses();
       // Found by looking at the WAL: of writes that nobody waits for, as those of retention, no commit tells.
       return checkpoints.look() ? realEffects.now() + LOOK_EVERY_MS : null;
     },
     // A read that fails now is tried again; what it means for writes is said there.
-    { idleMs: LOOK_OUTSIDE_EVERY_MS, effects: realEffects, onError: () => undefined },
+    { idleMs: POLL_OTHER_PROCESSES_EVERY_MS, effects: realEffects, onError: () => undefined },
   );
   if (figures !== undefined) watchLag(figures.lag, realEffects);
   serveWriter(group, owner, { concerns: concernsDeployments, patient: false }, close);

@@ -70,7 +70,7 @@ export interface GroupCommit {
   enqueue(write: QueuedWrite): void;
   onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
   /** Tells the listeners `everything` if another process wrote since the last time. */
-  lookOutside(): void;
+  pollOtherProcesses(): void;
   /** Commits what is queued, then closes the connection. */
   close(): void;
 }
@@ -139,7 +139,7 @@ export function createGroupCommit(
   let scheduled = false;
   let closed = false;
 
-  return { enqueue, onCommit, lookOutside, close };
+  return { enqueue, onCommit, pollOtherProcesses, close };
 
   function enqueue(write: QueuedWrite): void {
     const refusal = closed
@@ -160,7 +160,7 @@ export function createGroupCommit(
     return () => listeners.delete(listener);
   }
 
-  function lookOutside(): void {
+  function pollOtherProcesses(): void {
     const version = dataVersion.get();
     if (version === seenVersion) return;
     seenVersion = version;

@@ -99,7 +99,7 @@ function door(t: Test, onClose: () => Promise<void> = async () => undefined, pat
       listeners.push(listener);
       return () => undefined;
     },
-    lookOutside: () => undefined,
+    pollOtherProcesses: () => undefined,
     close: () => undefined,
   };
   serveWriter(group, port1, { concerns: (change) => change !== 'outbox', patient }, () => onClose());

@@ -342,17 +342,17 @@ t.test(
     t.teardown(group.close);
     const heard: unknown[] = [];
     group.onCommit((changes) => heard.push([...changes]));
-    group.lookOutside();
+    group.pollOtherProcesses();
     t.strictSame(heard, []);
     const wrote = new Promise((resolve) =>
       group.enqueue({ name: 'projects.create', input: PROJECT, patient: false, settle: resolve }),
     );
     t.match(await wrote, { ok: true });
-    group.lookOutside();
+    group.pollOtherProcesses();
     t.strictSame(heard, []);
     await store.project();
-    group.lookOutside();
-    group.lookOutside();
+    group.pollOtherProcesses();
+    group.pollOtherProcesses();
     t.strictSame(heard, [['everything']]);
   },
 );
