@@ -8,18 +8,18 @@ import { loadCLibrary } from './libc.ts';
 
 type EventLoop = Pick<typeof performance, 'eventLoopUtilization'>;
 
-/** Late enough that whoever starts davit has had the first answers. */
+/** Late enough that the first requests after a start are answered before. */
 const AFTER_MS = 2_000;
 const PAGES_EVERY_MS = 30_000;
 
-/** Of its time, what a thread is busy that is not to be held up. */
+/** A thread that uses more than this share of its time has no time for a collection. */
 const BUSY = 0.2;
 
 /**
- * Gives back what loading took and serving does not need, a little after the start: V8, malloc and the kernel
- * keep it otherwise until somebody is in need. Each thread calls it for its own part, the main thread also for what
- * is all threads'. An idle davit shrinks from 157 MiB to 83 by it. From then on heaps are kept small, and pages that
- * were needed for a while only are given back: under load it stays below 250 MB, where it would have 290.
+ * Releases the memory that the start needed and serving does not, a little after the start: V8, malloc and the kernel
+ * otherwise keep it until the machine runs short. Each thread calls it for its own heap, the main thread also for what
+ * all threads share. An idle davit shrinks from 157 MiB to 83. From then on heaps are kept small, and pages that were
+ * needed only for a while are released: under load davit stays below 250 MB instead of 290.
  */
 export function releaseStartMemory(
   effects: Effects,
@@ -29,11 +29,11 @@ export function releaseStartMemory(
   collectGarbageWhenQuiet(effects, loop);
   if (part === 'thread') return;
   effects.after(AFTER_MS, keepHeapsSmall);
-  // Without it davit only takes more: with no descriptor left, for instance, nothing can be read.
+  // If it fails, as it does without a free file descriptor, davit merely uses more memory.
   effects.after(2 * AFTER_MS, () => void releasePages(effects).catch(() => undefined));
 }
 
-/** It takes 50 ms, at once: under load, in which V8 collects anyway, nobody was answered for 100 ms. */
+/** A collection blocks for 50 ms. Under load, when V8 collects anyway, it delayed all answers by 100 ms: so not then. */
 function collectGarbageWhenQuiet(effects: Effects, loop: EventLoop): void {
   const before = loop.eventLoopUtilization();
   effects.after(AFTER_MS, () => {
@@ -42,46 +42,45 @@ function collectGarbageWhenQuiet(effects: Effects, loop: EventLoop): void {
   });
 }
 
-/** How large each of the halves may be between which V8 moves young objects; V8 itself counts three of them. */
-const YOUNG_HALF_MAX_MIB = {
-  // With the 16 of the main thread it would deliver 4 % more, and davit take 25 MB more meanwhile.
+/** The largest semi-space of each thread. V8's young generation is three times as large. */
+const SEMI_SPACE_MAX_MIB = {
+  // With 16, as the main thread has, it would deliver 4 % more and use 25 MB more.
   'deliver/dispatcher-thread': 8,
-  // Of theirs nothing lives for long, so that to collect it takes the same however much it is: 8 MB less of both.
+  // Nearly all of their objects die young, so collecting costs the same with less space. Saves 8 MB for the two.
   'store/writer-thread': 4,
   'store/checkpoint-thread': 1,
 } as const;
 
-/** How a thread's heap is bounded, for `new Worker`: by less than the main thread's, for what is soon garbage. */
+/** Limits the young generation of a thread's heap, for `new Worker`, to less than the main thread's. */
 export function boundThreadMemory(
-  name: keyof typeof YOUNG_HALF_MAX_MIB,
+  name: keyof typeof SEMI_SPACE_MAX_MIB,
 ): Pick<WorkerOptions, 'resourceLimits'> {
-  // The executable's bound for the main thread, see scripts/package.ts, would count for all and before this one.
+  // The flag that the executable sets for the main thread, see scripts/package.ts, would override the limits below.
   setFlagsFromString('--max-semi-space-size=0');
-  return { resourceLimits: { maxYoungGenerationSizeMb: 3 * YOUNG_HALF_MAX_MIB[name] } };
+  return { resourceLimits: { maxYoungGenerationSizeMb: 3 * SEMI_SPACE_MAX_MIB[name] } };
 }
 
 /**
- * V8 makes the objects of a place in the program old from the first where most of them lived on for a while, and that
- * stays so: of what a start makes nearly all do. Under load full collections came six times a second of that, mostly,
- * and to 256 connections 5,500 deployments were created a second in place of 8,500. It is for all threads, and for the
- * last of them to call once it is loaded: V8 refuses the executable's recorded code, see src/boot.ts, when a flag is not
- * what it was.
+ * Turns off V8's pretenuring, for all threads. V8 allocates the objects of an allocation site in the old generation for
+ * good once most of them survived, as nearly all objects of a start do. Mostly for that, there were six full collections
+ * a second under load, and 5,500 deployments created a second with 256 connections instead of 8,500. To be called by the
+ * last thread to be loaded: V8 rejects the executable's code cache, see src/boot.ts, when its flags have changed.
  */
 export function keepYoungWhatIsNew(): void {
   setFlagsFromString('--no-allocation-site-pretenuring');
 }
 
 /**
- * A heap is looked through when it is 1.3 times as large as what lived the last time, in every thread; V8 would let it
- * grow to four times. Requests and deliveries pay nothing for it that could be measured, as little of them grows old, see
- * src/slots.ts; a burst of a thousand short commands soon after the start takes some 8 % longer. Not from the start on,
- * for the reason above.
+ * Has every thread collect its heap when that is 1.3 times as large as what survived the last collection; V8 would let
+ * it grow to four times. For requests and deliveries the cost is too small to measure, as few of their objects grow old,
+ * see src/slots.ts; a burst of a thousand short commands soon after the start takes some 8 % longer. Not set at the
+ * start, as changed flags invalidate the code cache.
  */
 function keepHeapsSmall(): void {
   setFlagsFromString('--heap-growing-percent=30');
 }
 
-/** All of this thread's that there is, at once. */
+/** Runs a full garbage collection of this thread's heap, which blocks the thread. */
 export function collectGarbage(): void {
   setFlagsFromString('--expose-gc');
   const collect: NodeJS.GCFunction = runInNewContext('gc');
@@ -91,8 +90,8 @@ export function collectGarbage(): void {
 const MADV_DONTNEED = 4;
 
 /**
- * Of the C library's heap, and of the executable: what is needed of that is mapped anew when it is touched. Looking for
- * the mappings takes 40 ms once, giving their pages back 1 to 4 each time.
+ * Periodically releases the free pages of malloc's heap, and the executable's own pages, which the kernel reads again
+ * when they are needed. Finding the executable's mappings takes 40 ms once, releasing the pages 1 to 4 ms each time.
  */
 async function releasePages(effects: Effects): Promise<void> {
   const { declare } = await loadCLibrary();
@@ -109,9 +108,9 @@ async function releasePages(effects: Effects): Promise<void> {
 }
 
 /**
- * Where the system's loader has mapped the program, cannot be written to and was never: no page there differs from the
- * file's, and nothing else ever comes to be there. That is below the heap; V8 maps more of the file elsewhere for each
- * thread, and where that was is somebody's memory when the thread has ended.
+ * The read-only mappings of the executable at `path` in which no page was ever modified: dropping their pages loses
+ * nothing. Only those below the heap, made by the loader, which stay for the life of the process: V8 maps more of the
+ * file for each thread, and those addresses are reused when the thread has ended.
  */
 function unchangedMappings(path: string): { start: number; end: number }[] {
   const mappings = readFileSync('/proc/self/smaps', 'latin1').split(/^(?=[0-9a-f]+-[0-9a-f]+ )/m);
