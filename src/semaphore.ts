@@ -1,14 +1,14 @@
-/** A number of places for work that goes on at the same time. */
+/** Limits how much work runs concurrently. */
 export interface Semaphore {
-  /** Resolves when there is one, first come first served. */
+  /** Resolves when a permit is free; permits are given in the order of the calls. */
   acquire(): Promise<void>;
-  /** Takes one if there is one, and says whether there was. */
+  /** Takes a permit if one is free, and returns whether it did. */
   tryAcquire(): boolean;
-  /** Gives one back. */
+  /** Returns a permit. */
   release(): void;
 }
 
-/** At most `count` at a time; who comes later waits its turn. */
+/** A semaphore with `count` permits. */
 export function createSemaphore(count: number): Semaphore {
   const waiting: (() => void)[] = [];
   let free = count;

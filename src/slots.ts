@@ -1,22 +1,23 @@
-/** Values that are kept for a moment, each in a numbered place, and in the order in which they came. */
+/** Short-lived values, each in a numbered slot, in the order of their insertion. */
 export interface Slots<Value> {
   readonly size: number;
-  /** The number of its place, which is its own until it is taken out. */
+  /** Inserts a value and returns the number of its slot, which no other value has until this one is taken out. */
   put(value: Value): number;
-  /** Takes it out; undefined if nothing is there. */
-  take(place: number): Value | undefined;
-  /** The oldest first. While they are walked, the one that was given last may be taken out. */
+  /** Removes and returns the value in a slot; undefined if the slot is empty. */
+  take(slot: number): Value | undefined;
+  /** The oldest first. During an iteration the value that was yielded last may be taken out. */
   [Symbol.iterator](): Iterator<Value>;
 }
 
 /**
- * In place of a Map or Set for what comes and goes thousands of times a second. Those leave a table behind whenever they
- * grow or shrink, and V8 takes what stands in such a table for alive until the next full collection, once the table has
- * outlived two small ones. Like that 1.2 KB of each request and 2.7 KB of each delivery grew old, and a full
- * collection came each second and cost all requests of that moment 20 ms.
+ * Replaces a Map or Set for values that come and go thousands of times a second. Those allocate a new table whenever
+ * they grow or shrink, and an old table that has survived two minor collections keeps its values alive until the next
+ * major one. So 1.2 KB of each request and 2.7 KB of each delivery grew old, and each second a major collection delayed
+ * the requests of that moment by 20 ms.
  */
 export function createSlots<Value>(): Slots<Value> {
-  // A ring that begins and ends at place 0, where nothing is put: the place of whoever came before, and after.
+  // `before` and `after` link the used slots to a ring in the order of insertion, which begins and ends at slot 0. That
+  // one never holds a value.
   const values: (Value | undefined)[] = [undefined];
   const before: number[] = [0];
   const after: number[] = [0];
@@ -28,33 +29,33 @@ export function createSlots<Value>(): Slots<Value> {
       return size;
     },
     put(value) {
-      const place = free.pop() ?? values.length;
-      values[place] = value;
-      join(before[0] ?? 0, place);
-      join(place, 0);
+      const slot = free.pop() ?? values.length;
+      values[slot] = value;
+      link(before[0] ?? 0, slot);
+      link(slot, 0);
       size += 1;
-      return place;
+      return slot;
     },
-    take(place) {
-      const value = values[place];
+    take(slot) {
+      const value = values[slot];
       if (value === undefined) return undefined;
-      values[place] = undefined;
-      join(before[place] ?? 0, after[place] ?? 0);
-      free.push(place);
+      values[slot] = undefined;
+      link(before[slot] ?? 0, after[slot] ?? 0);
+      free.push(slot);
       size -= 1;
       return value;
     },
     *[Symbol.iterator]() {
-      for (let place = after[0] ?? 0; place !== 0; ) {
-        const value = values[place];
-        place = after[place] ?? 0;
+      for (let slot = after[0] ?? 0; slot !== 0; ) {
+        const value = values[slot];
+        slot = after[slot] ?? 0;
         if (value !== undefined) yield value;
       }
     },
   };
 
-  function join(one: number, other: number): void {
-    after[one] = other;
-    before[other] = one;
+  function link(one: number, next: number): void {
+    after[one] = next;
+    before[next] = one;
   }
 }

@@ -1,37 +1,37 @@
 import { type Effects, realEffects } from './effects.ts';
 
-/** Resolves to what `look` gives, as soon as it had its turn. Rejects with what it throws. */
-type InTurn = <Result>(look: () => Result) => Promise<Result>;
+/** Runs `task` when its turn comes, and resolves to its result. Rejects with what it throws. */
+type InTurn = <Result>(task: () => Result) => Promise<Result>;
 
 /**
- * So long looks may hold up a turn of the event loop. With one look in each, however short, lists of 50 were 1,500 a
- * second to 64 connections, and 3,200 like this.
+ * How long tasks may occupy one turn of the event loop. With only one task in each turn, 64 connections got 1,500 lists
+ * of 50 a second; with this limit, 3,200.
  */
 export const TURN_MAX_MS = 5;
 
 /**
- * For looks into the file that may take some milliseconds each: first come first served, and no more in one turn of the
- * event loop than have begun within `TURN_MAX_MS`, so that whatever else has arrived gets on in between. Who comes alone
- * does not wait.
+ * A queue of synchronous tasks that may take some milliseconds each, such as reads of the database. They run in the
+ * order of the calls. Once they have used `TURN_MAX_MS` of a turn of the event loop, the others wait for the next turn,
+ * so that other work runs in between. An isolated task runs at once.
  */
 export function createTurns({ monotonicMs }: Pick<Effects, 'monotonicMs'>): InTurn {
   const waiting: (() => void)[] = [];
   let usedMs = 0;
   let ending = false;
 
-  return (look) =>
+  return (task) =>
     new Promise((resolve, reject) => {
       waiting.push(() => {
         try {
-          resolve(look());
+          resolve(task());
         } catch (error) {
           reject(error);
         }
       });
-      goOn();
+      runWaiting();
     });
 
-  function goOn(): void {
+  function runWaiting(): void {
     while (waiting.length > 0 && usedMs < TURN_MAX_MS) {
       const beganAtMs = monotonicMs();
       waiting.shift()?.();
@@ -42,10 +42,10 @@ export function createTurns({ monotonicMs }: Pick<Effects, 'monotonicMs'>): InTu
     setImmediate(() => {
       ending = false;
       usedMs = 0;
-      if (waiting.length > 0) goOn();
+      if (waiting.length > 0) runWaiting();
     });
   }
 }
 
-/** Of this thread, whose event loop all its looks share. */
+/** The queue of this thread: all of its tasks share one event loop. */
 export const inTurn = createTurns(realEffects);
