@@ -1,65 +1,65 @@
 import { readdirSync, readFileSync } from 'node:fs';
 
-/** How many files this process may have open; Infinity: any number, or it cannot be read. */
+/** How many file descriptors this process may have; Infinity: no limit, or it cannot be read. */
 export function openFilesMax(): number {
   return limitOf('open files');
 }
 
-/** What davit has open itself, whatever it does. */
-const OPEN_ITSELF = 67;
+/** How many file descriptors davit needs for itself, before any request, command or delivery. */
+const OPEN_WHEN_IDLE = 67;
 /**
- * Half of them are for the API's connections. Of the others davit has some open itself; 256 attempts, 16 pings and 32
- * connections for metrics may be under way, and 100 pipes be left to daemons.
+ * Half of the descriptors are for the API's connections. The others must do for davit itself, 256 attempts, 16 pings, 32
+ * connections for metrics, and 100 pipes that daemons may keep open.
  */
-const OWN_FILES = OPEN_ITSELF + 256 + 16 + 32 + 100;
-/** Its pipe, and what is open for a moment while it starts. */
+const OWN_FILES = OPEN_WHEN_IDLE + 256 + 16 + 32 + 100;
+/** A command's pipe, and what is open briefly while it starts. */
 const FILES_OF_COMMAND = 2;
 
 function filesNeeded(maxConcurrent: number): number {
   return OWN_FILES + FILES_OF_COMMAND * maxConcurrent;
 }
 
-/** How many idle connections to receivers may be kept, which can be done without: files that nothing else may need. */
+/** How many idle connections to receivers may be kept: only descriptors that nothing else may need are used for them. */
 export function spareFiles(maxConcurrent: number): number {
   return Math.max(0, openFilesMax() / 2 - filesNeeded(maxConcurrent));
 }
 
-/** That davit could not begin for want of files, and what to do about it; undefined: it can. */
+/** Says that davit cannot start with so few file descriptors, and what to do; undefined: there are enough to start. */
 export function ownFilesProblem(maxConcurrent: number): string | undefined {
-  return openFilesMax() >= OPEN_ITSELF
+  return openFilesMax() >= OPEN_WHEN_IDLE
     ? undefined
-    : fewFiles(`davit has ${OPEN_ITSELF} open itself`, maxConcurrent);
+    : tooFewFiles(`davit has ${OPEN_WHEN_IDLE} open itself`, maxConcurrent);
 }
 
-/** That deployments may fail for want of files, and what to do about it; undefined: there are enough. */
+/** Says that work may fail for want of file descriptors under load, and what to do; undefined: there are enough. */
 export function openFilesProblem(maxConcurrent: number): string | undefined {
   return openFilesMax() >= 2 * filesNeeded(maxConcurrent)
     ? undefined
-    : fewFiles('under load deployments and deliveries may fail for want of them', maxConcurrent);
+    : tooFewFiles('under load deployments and deliveries may fail for want of them', maxConcurrent);
 }
 
-function fewFiles(effect: string, maxConcurrent: number): string {
+function tooFewFiles(effect: string, maxConcurrent: number): string {
   const needed = 2 * filesNeeded(maxConcurrent);
   return `only ${openFilesMax()} files may be open: ${effect}; allow ${needed} (ulimit -n, LimitNOFILE= of systemd)`;
 }
 
 const POOL_THREADS_MAX = 64;
 const POOL_THREADS_MIN = 4;
-/** Of the processes and threads that may still be, libuv's pool takes so many at most: the rest is for commands. */
+/** The largest share of the processes and threads that may still be started; the rest is for commands. */
 const POOL_SHARE = 1 / 4;
 
 /**
- * How many threads libuv's pool shall have. It ends davit, without a word and at its first use, where it cannot start
- * them all.
+ * The size of libuv's thread pool. If the pool cannot start all of its threads when it is first used, it aborts davit
+ * without a message.
  */
 export function poolThreads(): number {
   return Math.max(POOL_THREADS_MIN, Math.min(POOL_THREADS_MAX, Math.floor(processesLeft() * POOL_SHARE)));
 }
 
-/** Three threads of its own, libuv's pool, and a command. */
+/** davit's three worker threads, libuv's pool, and a command. */
 const PROCESSES_NEEDED = 3 + POOL_THREADS_MIN + 1;
 
-/** That davit would soon end for want of threads, and what to do about it; undefined: there are enough. */
+/** Says that davit would soon abort for want of threads, and what to do; undefined: there are enough. */
 export function processesProblem(): string | undefined {
   const left = processesLeft();
   if (left >= PROCESSES_NEEDED) return undefined;
@@ -69,13 +69,13 @@ export function processesProblem(): string | undefined {
   );
 }
 
-/** Where more may be, nobody comes near: all processes would be looked at for nothing. */
+/** With a limit above this, threads are not counted: nobody comes near it, and counting reads every process. */
 const COUNTED_BELOW = 2_048;
 
-/** How many processes and threads may still be started: by this user, and in its cgroups. */
+/** How many more processes and threads may be started, by the limits of this user and of its cgroups. */
 export function processesLeft(): number {
   const allowed = limitOf('processes');
-  // setrlimit(2): root has no such limit, and whatever runs is his.
+  // The limit does not apply to root, setrlimit(2).
   const used = allowed < COUNTED_BELOW && process.getuid?.() !== 0 ? threadsOfUser() : 0;
   return Math.min(allowed - used, ...leftInCgroups());
 }
@@ -89,10 +89,10 @@ function threadsOfUser(): number {
     .reduce((sum, status) => sum + Number(/^Threads:\s+(\d+)/m.exec(status)?.[1] ?? 1), 0);
 }
 
-/** Of version 2 and of version 1, cgroups(7). */
+/** Of cgroup version 2 and version 1, cgroups(7). */
 const CGROUP_FOLDERS = ['/sys/fs/cgroup', '/sys/fs/cgroup/pids'];
 
-/** By `pids.max` where this process is, and at the top: there a container may see its own. */
+/** By `pids.max` of this process's cgroup and of the root directory, where a container may see its own cgroup. */
 function leftInCgroups(): number[] {
   const own = [...textOf('/proc/self/cgroup').matchAll(/^\d+:(?:pids)?:(\/.*)$/gm)].map(([, path]) => path);
   return CGROUP_FOLDERS.flatMap((folder) =>
@@ -103,12 +103,12 @@ function leftInCgroups(): number[] {
   );
 }
 
-/** A soft limit, proc_pid_limits(5). */
+/** A soft limit of this process, proc_pid_limits(5). */
 function limitOf(name: string): number {
   return numberOf(new RegExp(`^Max ${name} +(\\d+)`, 'm').exec(textOf('/proc/self/limits'))?.[1] ?? '');
 }
 
-/** Infinity for `max`, and where nothing could be read. */
+/** Infinity for `max` or `unlimited`, and where nothing could be read. */
 function numberOf(text: string): number {
   return /^\d+$/.test(text) ? Number(text) : Number.POSITIVE_INFINITY;
 }
