@@ -1,7 +1,7 @@
 import { readFileSync } from 'node:fs';
 import { AppError, codeOf } from './errors.ts';
 
-/** The bytes of the file that an option names. Throws AppError `invalid_request` with the option's name. */
+/** Reads the file that an option names. Throws AppError `invalid_request` with the option's name. */
 export function readOptionFile(optionName: string, path: string): Buffer {
   try {
     return readFileSync(path);

@@ -1,30 +1,30 @@
 import { InvalidArgumentError, Option } from 'commander';
 import { LONGEST_DURATION, parseDuration } from './durations.ts';
 
-/* How every option of the command line is declared, and what its text is read as. */
+/* How the options of the command line are declared and parsed. */
 
-/** An option as all are: with its DAVIT_ variable. */
+/** An option that its DAVIT_ environment variable can set too. */
 export function option(flags: string, description: string): Option {
   return withVariable(new Option(flags, description));
 }
 
-/** Lets an option be given by the environment too: `--tls-cert` by DAVIT_TLS_CERT. */
+/** Lets an environment variable set the option too: DAVIT_TLS_CERT for `--tls-cert`. */
 export function withVariable(option: Option): Option {
   const name = (option.long ?? '').replace(/^--/, '');
   return option.env(`DAVIT_${name.replaceAll('-', '_').toUpperCase()}`);
 }
 
-/** For an option that may be repeated. */
+/** The parser of an option that may be repeated. */
 export function repeated(text: string, before: string[] = []): string[] {
   return [...before, text];
 }
 
-/** The same, each a list with commas: so its variable can hold several. */
+/** As `repeated`, but each text may be a list with commas, so that an environment variable can hold several items. */
 export function appending<Item>(parse: (text: string) => Item): (text: string, before?: Item[]) => Item[] {
   return (text, before = []) => [...before, ...text.split(',').map((item) => parse(item.trim()))];
 }
 
-/** For an option that may be switched off: commander would make an empty text of a parser's null. */
+/** The parser of an option that may be `off`. It cannot return null, of which commander makes an empty string. */
 export function orOff<Value>(parse: (text: string) => Value): (text: string) => Value | 'off' {
   return (text) => {
     if (text === 'off') return 'off';
@@ -37,12 +37,12 @@ export function orOff<Value>(parse: (text: string) => Value): (text: string) => 
   };
 }
 
-/** The value of such an option; null: off. */
+/** The value of an option that `orOff` parsed; null: off. */
 export function nullIfOff<Value>(value: Value | 'off'): Value | null {
   return value === 'off' ? null : value;
 }
 
-/** As durations.ts reads it, in milliseconds; longer than nothing. Throws InvalidArgumentError. */
+/** Parses a duration greater than zero. Throws InvalidArgumentError. */
 export function durationMsOf(text: string): number {
   const durationMs = parseDuration(text);
   if (durationMs === undefined || durationMs === 0) {
@@ -53,7 +53,7 @@ export function durationMsOf(text: string): number {
   return durationMs;
 }
 
-/** The same, or 0 for none. */
+/** Parses a duration, which may be 0. Throws InvalidArgumentError. */
 export function durationMsOrNone(text: string): number {
   const durationMs = parseDuration(text);
   if (durationMs === undefined)
@@ -63,7 +63,7 @@ export function durationMsOrNone(text: string): number {
   return durationMs;
 }
 
-/** A whole number from 1. Throws InvalidArgumentError. */
+/** Parses a whole number of at least 1. Throws InvalidArgumentError. */
 export function parseCount(text: string): number {
   if (!/^[1-9]\d{0,5}$/.test(text))
     throw new InvalidArgumentError('It must be a whole number from 1 to 999999.');

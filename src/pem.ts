@@ -8,8 +8,8 @@ export function readPem(optionName: string, path: string): string {
 }
 
 /**
- * All certificates in the PEM of such a file, at least one. Throws AppError `invalid_request` with the option's name:
- * OpenSSL itself passes over what it does not understand.
+ * All certificates in the text of a PEM file, at least one. Throws AppError `invalid_request` with the option's name
+ * where OpenSSL would silently skip what it cannot parse.
  */
 export function readCertificates(
   optionName: string,
@@ -29,7 +29,7 @@ export function readCertificates(
   throw new AppError('invalid_request', `${optionName}: ${path} holds no certificate in PEM`);
 }
 
-/** The text of such a file of certificates that are to be trusted. Throws AppError as both above do. */
+/** The text of a PEM file of trusted certificates, once they were checked. Throws AppError as the functions above do. */
 export function readAuthorities(optionName: string, path: string): string {
   const pem = readPem(optionName, path);
   readCertificates(optionName, path, pem);

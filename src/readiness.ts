@@ -2,17 +2,17 @@ import type { Effects } from './effects.ts';
 import type { Loop } from './loop.ts';
 
 interface Readiness {
-  /** What keeps davit from its work; null: nothing. One look serves all who ask within a second. */
+  /** Why davit cannot do its work; null: it can. A result is reused for a second. */
   check(): Promise<string | null>;
-  /** From now on this loop of the executor's has to turn. */
+  /** From now on `check` includes this loop, the executor's. */
   watch(executorLoop: Pick<Loop, 'quietMs'>): void;
 }
 
-/** A loop that has not looked for so long hangs. */
+/** A loop without a successful tick for so long counts as hanging. */
 const HANGING_AFTER_MS = 10_000;
-const LOOK_EVERY_MS = 1_000;
+const CHECK_EVERY_MS = 1_000;
 
-/** Whether the database takes writes and the loops turn. */
+/** Checks whether the database takes writes and the loops turn. */
 export function createReadiness({
   isInPlace,
   probe,
@@ -21,15 +21,15 @@ export function createReadiness({
   stopping,
   effects,
 }: {
-  /** Whether the file that is open is where it was. */
+  /** Whether the open database file still has its path. */
   isInPlace: () => boolean;
   /** Resolves once a write is on the disk. */
   probe: () => Promise<unknown>;
-  /** What else keeps deployments from starting; null: nothing. */
+  /** Any other reason why no deployment starts; null: none. */
   problem: () => string | null;
-  /** How long ago the dispatcher last looked for work; does not resolve while it hangs. */
+  /** How long ago the dispatcher's last successful tick began; does not resolve while its thread hangs. */
   dispatcherQuietMs: () => Promise<number>;
-  /** Aborted once davit stops. */
+  /** Aborted when davit begins to stop. */
   stopping: AbortSignal;
   effects: Effects;
 }): Readiness {
@@ -40,7 +40,9 @@ export function createReadiness({
     check() {
       if (stopping.aborted) return Promise.resolve('the service is stopping');
       const nowMs = effects.monotonicMs();
-      if (last === undefined || nowMs - last.atMs > LOOK_EVERY_MS) last = { atMs: nowMs, problem: look() };
+      if (last === undefined || nowMs - last.atMs > CHECK_EVERY_MS) {
+        last = { atMs: nowMs, problem: findProblem() };
+      }
       return last.problem;
     },
     watch(loop) {
@@ -48,7 +50,7 @@ export function createReadiness({
     },
   };
 
-  async function look(): Promise<string | null> {
+  async function findProblem(): Promise<string | null> {
     const timedOut = new Promise<'hangs'>((resolve) =>
       effects.after(HANGING_AFTER_MS, () => resolve('hangs')),
     );

@@ -10,20 +10,20 @@ const KEY_RANDOM_LENGTH = 43;
 const KEY_CHECKSUM_LENGTH = 6;
 const KEY_FORM = new RegExp(`^${KEY_PREFIX}[0-9A-Za-z]{${KEY_RANDOM_LENGTH + KEY_CHECKSUM_LENGTH}}$`);
 
-/** A new API key secret; the checksum lets scanners and people recognise a real one without asking us. */
+/** A new API key secret. Its checksum lets secret scanners recognise a key without a request. */
 export function newKeySecret(random: RandomBytes): string {
   const body = KEY_PREFIX + randomBase62(KEY_RANDOM_LENGTH, random);
   return body + checksum(body);
 }
 
-/** Whether `text` can be a key at all: the form and the checksum. Keeps typing errors out of the database. */
+/** Whether `text` has the form and the checksum of a key. Saves a database lookup for mistyped keys. */
 export function isKeySecret(text: string): boolean {
   if (!KEY_FORM.test(text)) return false;
   const body = text.slice(0, -KEY_CHECKSUM_LENGTH);
   return checksum(body) === text.slice(-KEY_CHECKSUM_LENGTH);
 }
 
-/** What is stored of a key, as hex. Looking it up by its hash leaks nothing through timing. */
+/** The SHA-256 of a key, as hex; only the hash is stored. Looking keys up by hash leaks nothing through timing. */
 export function hashKeySecret(secret: string): string {
   return hash('sha256', secret, 'hex');
 }
