@@ -36,32 +36,32 @@ import { writerFigures } from './store/writer-figures.ts';
 import { openFilesProblem, ownFilesProblem, processesProblem, spareFiles } from './system-limits.ts';
 
 export interface Service {
-  /** Where it listens, with the port that it got. */
+  /** The address that it listens on, with the port that it got. */
   url: string;
-  /** Where its metrics are; null: nowhere. */
+  /** The address of its metrics; null: metrics are off. */
   metricsUrl: string | null;
-  /** Reads certificates and keys anew. What is wrong with them is logged, and those that are in use stay. */
+  /** Reads the certificates and keys again. If they are invalid, that is logged, and the current ones stay in use. */
   reload(): void;
   /** Lets running commands and attempts end, within their limits, and closes the file. */
   stop(): Promise<void>;
 }
 
-/** No more than a bound: the pruner itself says when its next step is due. */
+/** Only an upper bound: the pruner itself returns when its next step is due. */
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
-/** hapi ends at once all connections that carry no request: whoever has just sent one would wait in vain for its answer. */
-const ON_THE_WAY_MS = 50;
-/** Whatever can be ended is ended by then. For what cannot, or not be recorded on a full disk, the API does not wait. */
+/** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
+const REQUESTS_IN_FLIGHT_MS = 50;
+/** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
 export const RECOVERY_WAIT_MS = 20_000;
-const LEFT_PROBLEM =
-  'what an earlier run left running is not ended and recorded yet: no deployment starts before it is';
+const RECOVERY_PROBLEM =
+  'deployments that an earlier run left running are not ended and recorded yet: no deployment starts until they are';
 
 /**
- * Puts davit together and starts it: the file and its lock, the writer, what a crash left behind, the
- * dispatcher, the executor, HTTP. What was started is stopped in the opposite order.
- * Throws AppError for what the user can mend; `onFatal` is called when something dies that all stands on. Whoever aborts
- * `toldToStop` before it serves has it throw the signal's reason, with all stopped.
+ * Wires davit together and starts it: the file and its lock, the writer, crash recovery, the dispatcher, the executor,
+ * HTTP. What was started is stopped in reverse order. Throws AppError for problems that the user can solve. `onFatal` is
+ * called when a part dies that davit cannot work without. If `toldToStop` is aborted before davit serves, everything is
+ * stopped and the signal's reason is thrown.
  */
 export async function startService(
   config: ServeConfig,
@@ -69,10 +69,10 @@ export async function startService(
   onFatal: (error: unknown) => void,
   toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
-  const fewOfSystem = processesProblem() ?? ownFilesProblem(config.maxConcurrent);
-  if (fewOfSystem !== undefined) throw new AppError('conflict', fewOfSystem);
+  const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent);
+  if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
   await using started = new AsyncDisposableStack();
-  // First of all: to load it takes as long as all that is done before it is needed.
+  // First, as loading the thread takes as long as everything that is done before it is needed.
   const storeThread = startStoreThread(onFatal);
   started.defer(storeThread.end);
   const log = { level: config.logLevel, form: logFormOf(process.stderr) };
@@ -87,36 +87,36 @@ export async function startService(
   refuseOtherNames(dbPath);
   const isNew = !existsSync(dbPath);
   refuseRemovedLock(dbPath);
-  openForWriting(dbPath, effects).close(); // so that what is wrong with the file is said here, in plain words
+  openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
-  const fewFiles = openFilesProblem(config.maxConcurrent);
-  if (fewFiles !== undefined) logger.warn(fewFiles);
+  const filesProblem = openFilesProblem(config.maxConcurrent);
+  if (filesProblem !== undefined) logger.warn(filesProblem);
   const hiddenProcesses = hiddenProcessesProblem();
   if (hiddenProcesses !== undefined) logger.warn(hiddenProcesses);
 
-  const doorForDispatcher = new MessageChannel();
+  const dispatcherToWriter = new MessageChannel();
   const figures =
     config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
   const [store, { createApi }, posix] = await Promise.all([
-    storeThread.open(dbPath, [doorForDispatcher.port1], figures?.writer),
+    storeThread.open(dbPath, [dispatcherToWriter.port1], figures?.writer),
     import('./http/api.ts'),
     loadPosix(),
   ]);
   started.defer(store.close);
   const temporaryDirectory = resolve(tmpdir());
-  const noParent = parentProblem(temporaryDirectory);
-  // Where others do all the work, a machine that is read-only but for the file will do.
-  if (noParent !== undefined && store.reads.projects.list().some(({ command }) => command !== null))
-    throw new AppError('conflict', noParent);
-  // The first process of a container is given orphans without having asked for them.
+  const workspaceProblem = parentProblem(temporaryDirectory);
+  // Without projects that have a command, davit needs no temporary directory: the file may be all it can write to.
+  if (workspaceProblem !== undefined && store.reads.projects.list().some(({ command }) => command !== null))
+    throw new AppError('conflict', workspaceProblem);
+  // The first process of a PID namespace inherits orphans even without being a subreaper.
   const adopts = posix.adoptOrphans() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);
   started.defer(dispatcher.stop);
 
-  // Before the recovery, so that what it ends counts.
+  // Before the recovery, so that the deployments that it ends are counted.
   let metrics: Metrics | undefined;
   if (config.metricsListen !== null && figures !== undefined) {
     metrics = await startMetrics({
@@ -148,12 +148,12 @@ export async function startService(
   });
   let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, toldToStop, effects);
   toldToStop.throwIfAborted();
-  if (!recovered) logger.error(LEFT_PROBLEM);
+  if (!recovered) logger.error(RECOVERY_PROBLEM);
 
-  // Nobody waits for it to begin; if it cannot, onFatal hears of it.
+  // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
     path: dbPath,
-    port: doorForDispatcher.port2,
+    port: dispatcherToWriter.port2,
     sender: {
       version,
       timeoutMs: config.webhookTimeoutMs,
@@ -181,7 +181,7 @@ export async function startService(
   const readiness = createReadiness({
     isInPlace: watchPlace(dbPath, effects),
     probe: () => store.writer.write('instance.probe', undefined),
-    problem: () => (recovered ? null : LEFT_PROBLEM),
+    problem: () => (recovered ? null : RECOVERY_PROBLEM),
     dispatcherQuietMs: dispatcher.quietMs,
     stopping: stopping.signal,
     effects,
@@ -202,10 +202,10 @@ export async function startService(
     logger,
   );
   started.defer(async () => {
-    await delay(ON_THE_WAY_MS, effects);
+    await delay(REQUESTS_IN_FLIGHT_MS, effects);
     await http.stop({ timeout: LAST_REQUESTS_MS });
   });
-  // Closed before the server: requests that wait for a commit are answered then, and hold up no stop.
+  // Stopped before the server: that answers the requests that wait for a deployment, so they do not delay the stop.
   started.defer(watches.close);
   await http.start();
   if (isNew) logger.info({ file: resolve(dbPath) }, 'made the file: it has no keys and no projects yet');
@@ -213,7 +213,7 @@ export async function startService(
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
-    onError: stumbled(logger, 'the executor stumbled'),
+    onError: tickErrorLogger(logger, 'the executor failed, and tries again'),
   });
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
@@ -221,7 +221,7 @@ export async function startService(
   const reportsLoop = startLoop(createOverdue(store, effects), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
-    onError: stumbled(logger, 'overdue reports could not be ended'),
+    onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
   });
   const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
   const { retentionMs } = config;
@@ -229,7 +229,7 @@ export async function startService(
   const pruning = startLoop(pruner.tick, {
     idleMs: PRUNING_IDLE_MS,
     effects,
-    onError: (error) => logger.error({ err: error }, 'what is over could not be removed'),
+    onError: (error) => logger.error({ err: error }, 'retention could not remove what has expired'),
   });
   readiness.watch(loop);
   if (!recovered) {
@@ -244,7 +244,7 @@ export async function startService(
   started.defer(async () => {
     stopping.abort();
     await Promise.all([reportsLoop.stop(), pruning.stop()]);
-    // The loop hands on who is canceled meanwhile.
+    // The executor's loop still runs: it has deployments stopped that are canceled meanwhile.
     await executor.stop(config.shutdownGraceMs);
     await loop.stop();
   });
@@ -258,16 +258,19 @@ export async function startService(
         if (http.listener instanceof TlsListener) replaceCertificate(http.listener, renewed);
       });
       certificates.renew('the certificates of --webhook-ca-file', certificates.authorities, dispatcher.trust);
-      if (certificate === null && caPem === null) logger.info('there are no certificates to read anew');
+      if (certificate === null && caPem === null) logger.info('there are no certificates to reload');
     },
     stop: () => running.disposeAsync(),
   };
 }
 
-/** A service whose lock somebody took for a leftover serves on, and another lock in its place keeps nobody out. */
+/**
+ * Refuses to start while a service runs whose lock file was deleted, as a leftover perhaps: that service goes on, and a
+ * new lock file in its place would not exclude it.
+ */
 function refuseRemovedLock(dbPath: string): void {
   const lock = lockPath(dbPath);
-  // Of what was served and ended well only the lock is left. The look takes 5 ms, and more beside many processes.
+  // A clean stop leaves the lock and no -shm. Then the search, 5 ms or more with many processes, is skipped.
   const mayBeServed = existsSync(`${realPath(dbPath)}-shm`) || (existsSync(dbPath) && !existsSync(lock));
   if (!mayBeServed) return;
   const [holder] = holdersOf(`${lock} (deleted)`); // proc_pid_fd(5)
@@ -282,15 +285,15 @@ function urlOf({ listen, tls }: ServeConfig, port: number): string {
   return `${tls === null ? 'http' : 'https'}://${listenText({ ...listen, port })}`;
 }
 
-/** For a loop whose tick threw: a database that takes no writes is a warning, as davit cannot mend it; all else is a bug. */
-function stumbled(logger: Logger, message: string): (error: unknown) => void {
+/** Logs the error of a tick: as a warning if the database takes no writes, which is no fault of davit; else as a bug. */
+function tickErrorLogger(logger: Logger, message: string): (error: unknown) => void {
   return (error) => {
     if (isUnavailable(error)) logger.warn({ reason: messageOf(error) }, message);
     else logger.error({ err: error }, message);
   };
 }
 
-/** Whether it resolves within so long, and before `signal` is aborted. Rejects as it does. */
+/** Whether `work` resolves within `limitMs`, and before `signal` is aborted. Rejects if `work` does. */
 function isWithin(
   work: Promise<void>,
   limitMs: number,

@@ -133,7 +133,7 @@ t.test('an expired certificate is served, and warned of, at the start and later'
 t.test('without certificates SIGHUP is harmless', async (t) => {
   const service = await serveWithLog(t, place(t).directory);
   service.signal('SIGHUP');
-  t.match(await service.logged('there are no certificates to read anew'), { level: 'info' });
+  t.match(await service.logged('there are no certificates to reload'), { level: 'info' });
   t.equal((await fetch(`${service.url}/healthz`)).status, 200);
   t.equal(await service.stop(), 0);
 });
