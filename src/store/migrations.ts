@@ -1,9 +1,9 @@
 import { dirname } from 'node:path';
 import { version as davitVersion } from '../assets.ts';
 import { AppError } from '../errors.ts';
-import { beginAlone } from './alone.ts';
 import { firstProblem } from './check.ts';
 import { connect, type Database, kindOf, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
+import { beginExclusive } from './exclusive.ts';
 import { syncDirectory } from './partial-file.ts';
 
 /** The step from one schema to the next. */
@@ -60,7 +60,7 @@ export function migrateFile(
     // Neither can be switched within a transaction.
     database.pragma('foreign_keys = OFF');
     database.pragma('legacy_alter_table = ON');
-    beginAlone(database, path);
+    beginExclusive(database, path);
     const from = schemaVersionOf(database);
     for (const { version, migrate } of stepsFrom(from, path, migrations)) {
       onStep?.(version);

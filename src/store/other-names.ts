@@ -1,7 +1,7 @@
 import { existsSync, readFileSync, type Stats, statSync } from 'node:fs';
 import { AppError } from '../errors.ts';
-import { beginAlone } from './alone.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
+import { beginExclusive } from './exclusive.ts';
 import { LOOKS_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
 import { realPath } from './place.ts';
 
@@ -23,7 +23,7 @@ export function refuseOtherNames(path: string): void {
   const database = connect(path, { timeoutMs: LOOKS_TIMEOUT_MS });
   try {
     kindOf(database, path); // somebody else's stays as it was
-    beginAlone(database, path);
+    beginExclusive(database, path);
   } catch (error) {
     if (!(error instanceof AppError) || sqliteCode(error.cause) === undefined)
       throw openingProblem(path, error);

@@ -14,8 +14,8 @@ import {
 import { dirname } from 'node:path';
 import type { DeploymentId } from '../domain.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { beginAlone } from './alone.ts';
 import { connect, type Database, isDamaged, isOurs, notOurs, pragmaNumber, sqliteCode } from './database.ts';
+import { beginExclusive } from './exclusive.ts';
 import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
 
 /** What SQLite keeps beside a file and reads without asking whose it is. */
@@ -152,7 +152,7 @@ function holdAlone(path: string): () => void {
   const database = connect(path);
   try {
     refuseForeign(path, database);
-    beginAlone(database, path);
+    beginExclusive(database, path);
     return () => database.close();
   } catch (error) {
     database.close();

@@ -1,0 +1,27 @@
+import { AppError } from '../errors.ts';
+import { type Database, sqliteCode } from './database.ts';
+
+/**
+ * Checkpoints the WAL, leaves WAL mode, and begins an exclusive transaction: until it or the connection ends, nobody
+ * else can read or write the file, and all of its content is in the one file. Throws AppError `conflict`, with nothing
+ * changed, while anybody else has the file open.
+ */
+export function beginExclusive(database: Database, path: string): void {
+  try {
+    // Not by PRAGMA locking_mode, with which SQLite would leave a journal beside the file.
+    do {
+      if (database.inTransaction) database.exec('ROLLBACK');
+      // SQLITE_BUSY as long as anybody else has the file open in WAL mode, even without a transaction.
+      database.pragma('journal_mode = DELETE');
+      database.exec('BEGIN EXCLUSIVE');
+      // A process that opened the file in between has switched it back to WAL, in which this transaction admits readers.
+    } while (database.pragma('journal_mode', { simple: true }) !== 'delete');
+  } catch (error) {
+    if (sqliteCode(error)?.startsWith('SQLITE_BUSY') !== true) throw error;
+    throw new AppError(
+      'conflict',
+      `another process has ${path} open, perhaps a davit admin command or a backup: try again when it has ended`,
+      { cause: error },
+    );
+  }
+}
