@@ -1,9 +1,9 @@
 import type { Command } from 'commander';
 import type {
   Backlog,
+  Excerpt,
   ReplayBacklog,
   ReportedDeployment,
-  Stretch,
   WaitingDeployment,
   WebhookBacklog,
 } from '../store/backlog.ts';
@@ -44,14 +44,14 @@ export function defineQueue(command: Command, context: CommandContext): void {
 
 interface Queue extends Backlog {
   service: Serving | null;
-  waiting: Stretch<ExplainedDeployment>;
+  waiting: Excerpt<ExplainedDeployment>;
 }
 
 interface ExplainedDeployment extends WaitingDeployment {
   waits_for: WaitsFor;
 }
 
-function withReasons({ waiting, running }: Backlog, service: Serving | null): Stretch<ExplainedDeployment> {
+function withReasons({ waiting, running }: Backlog, service: Serving | null): Excerpt<ExplainedDeployment> {
   const limit = service?.max_concurrent ?? null;
   // A service that does not say its limit may be at it as soon as it runs anything.
   let freePlaces =
@@ -142,7 +142,7 @@ function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
   }
 }
 
-function printReported(reported: Stretch<ReportedDeployment>, context: CommandContext): void {
+function printReported(reported: Excerpt<ReportedDeployment>, context: CommandContext): void {
   printStretch(context, 'ELSEWHERE', reported, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
@@ -156,7 +156,7 @@ function printReported(reported: Stretch<ReportedDeployment>, context: CommandCo
 }
 
 function printWebhooks(
-  webhooks: Stretch<WebhookBacklog>,
+  webhooks: Excerpt<WebhookBacklog>,
   service: Serving | null,
   context: CommandContext,
 ): void {
@@ -177,7 +177,7 @@ function printWebhooks(
   ]);
 }
 
-function printReplays(replays: Stretch<ReplayBacklog>, context: CommandContext): void {
+function printReplays(replays: Excerpt<ReplayBacklog>, context: CommandContext): void {
   const { terminal } = context;
   if (replays.count === 0) return;
   terminal.print('');
@@ -196,7 +196,7 @@ function printReplays(replays: Stretch<ReplayBacklog>, context: CommandContext):
 function printStretch<Item extends { id: string }>(
   context: CommandContext,
   title: string,
-  stretch: Stretch<Item>,
+  stretch: Excerpt<Item>,
   columns: readonly Column<Item>[],
 ): void {
   const { terminal } = context;
@@ -206,6 +206,6 @@ function printStretch<Item extends { id: string }>(
   printRest(stretch, context);
 }
 
-function printRest({ count, items }: Stretch<unknown>, { terminal }: CommandContext): void {
+function printRest({ count, items }: Excerpt<unknown>, { terminal }: CommandContext): void {
   if (count > items.length) terminal.print(`and ${count - items.length} more`);
 }

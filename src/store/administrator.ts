@@ -1,7 +1,7 @@
 import type { KeyId } from '../domain.ts';
 import type { Caller } from './keys.ts';
 
-/** Who looks at the file itself, for reads that are made for callers: sees every project, and there is no such key. */
+/** The caller for commands that read the file themselves: it sees every project. No key has this id. */
 export const ADMINISTRATOR: Caller = {
   keyId: 'key_' as KeyId,
   scopes: [],

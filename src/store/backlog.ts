@@ -15,21 +15,21 @@ import { type Database, inSnapshot } from './database.ts';
 import type { DeploymentReads } from './deployments.ts';
 import type { WebhookReads } from './webhooks.ts';
 
-/** Everything that is not over, all of one moment. */
+/** All unfinished work, in one snapshot. */
 export interface Backlog {
-  running: Stretch<Deployment & { project_name: string }>;
-  /** In the order in which they start, as far as it can be told; those of paused projects last. */
-  waiting: Stretch<WaitingDeployment>;
-  /** What another system carries out and has not reported the end of, oldest first. */
-  reported: Stretch<ReportedDeployment>;
+  running: Excerpt<Deployment & { project_name: string }>;
+  /** In the order in which they will presumably start; those of paused projects last. */
+  waiting: Excerpt<WaitingDeployment>;
+  /** Deployments that another system carries out and has not reported the end of, oldest first. */
+  reported: Excerpt<ReportedDeployment>;
   deliveries: { pending_count: number; due_count: number; held_count: number };
-  /** Webhooks with deliveries that wait, the next attempt first; those that are disabled last. */
-  webhooks: Stretch<WebhookBacklog>;
-  replays: Stretch<ReplayBacklog>;
+  /** Webhooks with pending or held deliveries, those with the earliest attempt first and disabled ones last. */
+  webhooks: Excerpt<WebhookBacklog>;
+  replays: Excerpt<ReplayBacklog>;
 }
 
-/** The first of them, and how many there are. */
-export interface Stretch<Item> {
+/** The first items of a list, and how many the whole list has. */
+export interface Excerpt<Item> {
   count: number;
   items: Item[];
 }
@@ -37,7 +37,7 @@ export interface Stretch<Item> {
 export interface WaitingDeployment extends Deployment {
   project_name: string;
   project_status: ProjectStatus;
-  /** What runs in its project at the moment. */
+  /** The deployment that is running in its project; null: none. */
   project_runs: DeploymentId | null;
 }
 
@@ -46,19 +46,19 @@ export interface ReportedDeployment extends Deployment {
   report_due_at: Timestamp | null;
 }
 
-/** A webhook as the administrator sees it. */
+/** A webhook as the administrator sees it, with its unfinished deliveries. */
 export interface WebhookBacklog extends Webhook {
   created_by: { key_id: KeyId; name: string };
   failing_since: Timestamp | null;
-  /** Deliveries that are under way or will be tried. */
+  /** Deliveries that are being attempted or will be. */
   pending_count: number;
-  /** Those of them whose time has come. */
+  /** The pending deliveries whose next attempt is due. */
   due_count: number;
   /** Deliveries that wait until the webhook is enabled. */
   held_count: number;
-  /** May be past: then it is under way, or nobody is there to make it. */
+  /** May be in the past: the attempt is under way then, or no service runs to make it. */
   next_attempt_at: Timestamp | null;
-  /** How the last attempt of what waits failed: a status code, or one of the words of an attempt's `error`. */
+  /** How the latest attempt of an unfinished delivery failed: a status code, or an attempt's `error`. */
   last_error: string | null;
 }
 
@@ -69,10 +69,10 @@ export interface ReplayBacklog {
   created_at: Timestamp;
 }
 
-/** So many deliveries that wait are looked at for one that was tried. */
-const TRIED_AMONG_MAX = 1_000;
+/** How many pending deliveries of a webhook are searched for one with an attempt. */
+const SEARCHED_FOR_ATTEMPT_MAX = 1_000;
 
-/** What runs, waits and is retried in the whole file, for whoever looks after the machine. */
+/** What runs, waits and is retried in the whole file, for the administrator. */
 export function backlogReads(database: Database, deployments: DeploymentReads, webhooks: WebhookReads) {
   const projectOf = database.prepare<[string], { name: string; status: ProjectStatus }>(
     'SELECT name, status FROM projects WHERE id = +?',
@@ -83,7 +83,8 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
        WHERE project_id = +? AND status IN ('running', 'canceling') AND reported = 0`)
     .pluck();
   const countWaiting = database.prepare<[], number>('SELECT total(queued_count) FROM projects').pluck();
-  // Projects take turns, so the first of each come before the second ones. No more than can be shown are looked at.
+  // Projects take turns, so the first deployment of each project comes before the second of any. Of each project no more
+  // are read than can be shown.
   const waiting = database
     .prepare<{ limit: number }, DeploymentId>(`
       SELECT d.id
@@ -124,7 +125,7 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
       SELECT coalesce(a.error, a.status_code)
         FROM (SELECT id, attempt_count FROM deliveries
                WHERE webhook_id = +? AND status = 'pending'
-               ORDER BY next_attempt_at DESC LIMIT ${TRIED_AMONG_MAX}) d
+               ORDER BY next_attempt_at DESC LIMIT ${SEARCHED_FOR_ATTEMPT_MAX}) d
         JOIN attempts a ON a.delivery_id = d.id AND a.number = d.attempt_count
        ORDER BY a.at DESC LIMIT 1`)
     .pluck();
@@ -144,19 +145,19 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
   );
 
   return {
-    /** Everything that is not over; of each kind the first `limit`. */
+    /** All unfinished work, of each kind the first `limit` items. */
     all: (nowMs: number, limit: number): Backlog => inSnapshot(database, () => backlog(nowMs, limit)),
 
-    /** All webhooks that are not deleted, oldest first. */
+    /** All webhooks except deleted ones, oldest first. */
     webhooks: (nowMs: number): WebhookBacklog[] => inSnapshot(database, () => everyWebhook(nowMs)),
 
-    /** What came of the last attempt of a delivery: a status code or an error; null before the first. */
+    /** The result of a delivery's last attempt: a status code or an error; null before the first attempt. */
     lastResult(id: DeliveryId): string | null {
       const result = lastResult.get(id);
       return result === undefined ? null : String(result);
     },
 
-    /** Undefined if it is not there, or deleted. */
+    /** Undefined if there is no such webhook or it is deleted. */
     webhook: (id: string, nowMs: number): WebhookBacklog | undefined =>
       inSnapshot(database, () => {
         const webhook = webhooks.get(id);
