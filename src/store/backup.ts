@@ -2,9 +2,9 @@ import { checkDatabase, type FileCheck, identify, withDatabase } from './check.t
 import { type Database, pragmaNumber } from './database.ts';
 
 /**
- * Copies what is committed at this moment into the empty file `to`, compact, and without a WAL; then checks the
- * copy. Nobody who writes meanwhile waits, and nobody's writes disturb it: SQLite's backup API begins anew
- * whenever another process commits, and at 500 commits a second it never ends. Blocks the thread.
+ * Copies what is committed at this moment into the empty file `to`, compacted and without a WAL; then checks the copy.
+ * Neither delays writers nor is disturbed by them: SQLite's backup API, which is why it is not used, starts over whenever
+ * another process commits, and at 500 commits a second it never ends. Blocks the thread.
  */
 export function copyDatabase(
   from: string,
@@ -23,7 +23,7 @@ export function copyDatabase(
   return checkDatabase(to);
 }
 
-/** What a copy without gaps takes, about. */
+/** The approximate size of a copy without unused pages. */
 function compactBytes(database: Database): number {
   const pages = pragmaNumber(database, 'page_count') - pragmaNumber(database, 'freelist_count');
   return pages * pragmaNumber(database, 'page_size');

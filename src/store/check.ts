@@ -13,26 +13,26 @@ import {
 } from './database.ts';
 import type { NewerFile } from './newer.ts';
 
-/** What is in a davit file, to tell one from another. */
+/** What a davit file contains, so that a user can tell one file from another. */
 export interface FileFacts {
   schema_version: number;
   bytes: number;
-  /** The file's first day; a copy has that of the file that it was copied from. */
+  /** When the file was created; a copy has the time of its original. */
   created_at: Timestamp;
-  /** The last that happened in it, as far as its rows tell. */
+  /** The latest time in the rows of the file. */
   last_event_at: Timestamp;
   projects: number;
   keys: number;
   deployments: number;
   /** The next service on the file records these as interrupted. */
   running_deployments: number;
-  /** The next service on the file starts these; those of paused projects wait on. */
+  /** The next service on the file starts these. Those of paused projects are not counted. */
   waiting_deployments: number;
-  /** It sends these; what is held for a disabled webhook is not among them. */
+  /** The next service on the file sends these. Those held for a disabled webhook are not counted. */
   pending_deliveries: number;
 }
 
-/** Why a file is of no use to this davit. */
+/** Why this davit cannot use a file. */
 export type Unusable =
   | { kind: 'foreign' }
   | ({ kind: 'newer' } & NewerFile)
@@ -41,8 +41,8 @@ export type Unusable =
 export type FileCheck = { kind: 'good'; facts: FileFacts } | Unusable;
 
 /**
- * Whether the file is davit's, of this schema or an older one, and whole: every page, index and reference.
- * Takes a WAL beside it in, so that it is one file afterwards. Blocks the thread.
+ * Checks that the file is davit's, has this schema or an older one, and is undamaged: every page, index and reference.
+ * Checkpoints and removes its WAL, so that it is a single file afterwards. Blocks the thread.
  */
 export function checkDatabase(path: string): FileCheck {
   return withDatabase(path, (database): FileCheck => {
@@ -54,24 +54,24 @@ export function checkDatabase(path: string): FileCheck {
   });
 }
 
-/** The first thing that SQLite finds wrong with it; undefined for a whole file. Reads all of it. */
+/** The first problem found in the file; undefined if it is undamaged. Reads the whole file. */
 export function firstProblem(database: Database): string | undefined {
   const [damage] = integrityProblems(database, 1);
   return damage ?? completenessProblems(database, 1)[0] ?? foreignKeyProblems(database, 1)[0];
 }
 
-/** What is wrong with pages, indexes and constraints, `limit` sentences at most. */
+/** What is wrong with pages, indexes and constraints, in at most `limit` sentences. */
 export function integrityProblems(database: Database, limit: number): string[] {
   const sentences = database.prepare<[], string>(`PRAGMA integrity_check(${limit})`).pluck().all();
-  // A sentence about pages begins with a line that says in which file, of which there is one.
+  // A sentence about pages begins with a line that names the database, which is always `main`.
   return sentences
     .filter((sentence) => sentence !== 'ok')
     .map((sentence) => sentence.replace(/^\*\*\* in database main \*\*\*\n/, '').replaceAll('\n', '; '));
 }
 
 /**
- * What every file has and this one lacks, `limit` sentences at most: its one row of `instance` and, as far as this
- * davit knows its schema, tables, indexes and triggers. To SQLite it is whole without them.
+ * What the file lacks, in at most `limit` sentences: the row of `instance` and, if the schema is this davit's, tables,
+ * indexes and triggers. SQLite's own check does not miss them.
  */
 export function completenessProblems(database: Database, limit: number): string[] {
   const present = new Set(database.prepare<[], string>('SELECT name FROM sqlite_schema').pluck().all());
@@ -81,12 +81,12 @@ export function completenessProblems(database: Database, limit: number): string[
     .map(([, kind = '', name]) => `the ${kind.toLowerCase()} ${name} is missing`);
   if (missing.length > 0) return missing.slice(0, limit);
   const count = database.prepare<[], number>('SELECT count(*) FROM instance').pluck().get();
-  return count === 1 ? [] : ['what belongs to the file as a whole is missing'];
+  return count === 1 ? [] : ['the row of the table instance is missing'];
 }
 
 const CREATED = /^CREATE (?:UNIQUE )?(TABLE|INDEX|TRIGGER) (\w+)/gm;
 
-/** Rows that refer to rows that are not there, `limit` sentences at most. */
+/** Rows that refer to missing rows, in at most `limit` sentences. */
 export function foreignKeyProblems(database: Database, limit: number): string[] {
   const rows = database
     .prepare<[number], { table: string; parent: string; count: number }>(
@@ -96,7 +96,7 @@ export function foreignKeyProblems(database: Database, limit: number): string[] 
   return rows.map(({ table, parent, count }) => `${count} of ${table} refer to ${parent} that are not there`);
 }
 
-/** What `action` finds in a file, or what is wrong with the file. Throws what is not the file's fault. */
+/** The result of `action` on the opened file, or why the file is unusable. Throws errors that are not the file's fault. */
 export function withDatabase<Result>(
   path: string,
   action: (database: Database) => Result,
@@ -111,24 +111,24 @@ export function withDatabase<Result>(
   }
 }
 
-/** What an error of SQLite says of the file at `path`. Throws any other error, and those of the disk. */
+/** Why the file at `path` is unusable, by an error of SQLite. Throws any other error, and errors of the disk. */
 export function whatIsWrong(error: unknown, path: string): Unusable {
   const code = sqliteCode(error);
   if (code === 'SQLITE_NOTADB') return { kind: 'foreign' };
-  // SQLITE_ERROR: a table that is not there.
+  // SQLITE_ERROR: a table is missing.
   if (error instanceof Error && code !== undefined && /^SQLITE_(CORRUPT|ERROR)/.test(code)) {
     return { kind: 'damaged', problem: error.message };
   }
   throw openingProblem(path, error);
 }
 
-/** What keeps this davit from using it at all; undefined if nothing does, or it is only to be migrated. */
+/** Why this davit cannot use the file; undefined if it can, or could after a migration. Does not look for damage. */
 export function identify(database: Database): Unusable | undefined {
   if (!isOurs(database)) return { kind: 'foreign' };
   return schemaVersionOf(database) > SCHEMA_VERSION ? { kind: 'newer', ...newerFile(database) } : undefined;
 }
 
-/** Asked of files of every schema: a test does so with each. */
+/** Its statements must work with every schema: a test runs them on each. */
 function factsOf(database: Database): FileFacts {
   const number = (sql: string) => Number(database.prepare<[], number>(sql).pluck().get());
   return {

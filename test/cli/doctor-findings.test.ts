@@ -117,7 +117,7 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       'a row that every file has',
       'DELETE FROM instance',
       'integrity',
-      /^what belongs to the file as a whole is missing$/,
+      /^the row of the table instance is missing$/,
       /restore the last backup/,
     ],
   ];

@@ -215,7 +215,7 @@ t.test('what is no whole davit file is refused', async (t) => {
     [
       'instance.db',
       (path) => change(path, 'DELETE FROM instance'),
-      /instance\.db is damaged \(what belongs to the file as a whole is missing\)/,
+      /instance\.db is damaged \(the row of the table instance is missing\)/,
     ],
     [
       'index.db',

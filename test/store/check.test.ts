@@ -98,7 +98,7 @@ t.test('what is of no use is told from what is damaged', async (t) => {
   const cases: [sql: string, check: Unusable][] = [
     ['PRAGMA application_id = 1', { kind: 'foreign' }],
     [newer, { kind: 'newer', schemaVersion: SCHEMA_VERSION + 1, davitVersion: '9.8.7' }],
-    ['DELETE FROM instance', damaged('what belongs to the file as a whole is missing')],
+    ['DELETE FROM instance', damaged('the row of the table instance is missing')],
     ['DROP TABLE instance; DROP TABLE replays', damaged('the table instance is missing')],
     [
       'DROP INDEX one_running_deployment_per_project',
