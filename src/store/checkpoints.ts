@@ -3,31 +3,33 @@ import { startThread } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import type { CheckpointThreadData } from './checkpoint-thread.ts';
 import { checkpoint, type Database } from './database.ts';
-import { whereaboutsOf } from './place.ts';
+import { identifyFiles } from './place.ts';
 import { walUseOf } from './wal.ts';
 import type { CheckpointKind, WriterFigures } from './writer-figures.ts';
 
-/** When the WAL of a file is copied into it. */
+/** Decides when to checkpoint the WAL. */
 interface Checkpoints {
-  /** Has it copied where it has become large. Returns whether anything was written since the last look. */
-  look(): boolean;
-  /** Of the thread that copies; the last connection to close copies what is left. */
+  /** Requests a checkpoint if the WAL has become large. Returns whether anything was written since the last call. */
+  poll(): boolean;
+  /** Ends the thread. What it has not copied is copied when the last connection closes. */
   end(): Promise<void>;
 }
 
-/** 4 MiB that are not in the file: small enough to stay in the page cache, large enough that hot pages are copied once. */
+/** Requests a checkpoint: small enough for the page cache, large enough that pages written often are copied once. */
 const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
-/** With more in use the writer itself copies the rest, so that the next write begins the WAL anew. */
+/** When more of the WAL is in use, the writer copies the rest itself, so that the next write starts the WAL over. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
-/** The checkpointer leaves the writer no more than this, as all writes wait while that copies: 10 ms for a MiB. */
+/**
+ * The writer copies no more than this, as all writes wait meanwhile, 10 ms for a MiB; the thread copies the rest first.
+ */
 const CATCH_UP_REST_BYTES = 256 * 1024;
 const CATCH_UP_ROUNDS = 3;
-/** When the service is up: in the midst of a first burst its start takes 70 ms of a processor, as much as 100 short commands. */
+/** After the start: the thread takes 70 ms of CPU time to start, as much as 100 short commands of a first burst. */
 const START_AFTER_MS = 500;
 
 /**
- * For the writer's connection, which has read from the file already: the copying and its fsyncs happen in a thread,
- * nobody's commit waits for them.
+ * Checkpoints for the writer's connection, which must have read from the file already. A thread copies and fsyncs, so
+ * that no commit waits for it.
  */
 export function createCheckpoints(
   path: string,
@@ -36,26 +38,28 @@ export function createCheckpoints(
   figures?: WriterFigures,
 ): Checkpoints {
   database.pragma('wal_autocheckpoint = 0');
-  // To write over what is there takes half the time of making a file longer, and to cut 40 MB off took 20 ms.
+  // Keeps the WAL file large: overwriting takes half the time of extending a file, and truncating 40 MB took 20 ms.
   database.pragma(`journal_size_limit = ${CATCH_UP_AT_BYTES}`);
   const walUse = walUseOf(database);
-  const whereabouts = whereaboutsOf(path);
+  const files = identifyFiles(path);
   let checkpointer: Worker | undefined;
   let checkpointing = false;
   let catchUpRounds = 0;
-  let askedAtMs = 0;
+  let requestedAtMs = 0;
   let lastUsedBytes = 0;
-  const cancelStart = effects.after(START_AFTER_MS, () => void theCheckpointer());
+  const cancelStart = effects.after(START_AFTER_MS, () => void runningCheckpointer());
 
   return {
-    look() {
+    poll() {
       const { usedBytes, uncopiedBytes } = walUse();
-      if (!checkpointing && uncopiedBytes >= CHECKPOINT_AT_BYTES) askForCheckpoint();
-      const grew = usedBytes !== lastUsedBytes;
+      if (!checkpointing && uncopiedBytes >= CHECKPOINT_AT_BYTES) requestCheckpoint();
+      const wasWritten = usedBytes !== lastUsedBytes;
       lastUsedBytes = usedBytes;
-      return grew;
+      return wasWritten;
     },
-    /** Forgets the thread first: else its exit would be taken for a failure, after which the writer copies. */
+    /**
+     * Unsets `checkpointer` first: the exit of the current one is taken for a failure, after which the writer copies.
+     */
     async end() {
       cancelStart();
       const thread = checkpointer;
@@ -64,19 +68,19 @@ export function createCheckpoints(
     },
   };
 
-  function askForCheckpoint(): void {
-    askedAtMs = effects.monotonicMs();
-    const thread = theCheckpointer();
+  function requestCheckpoint(): void {
+    requestedAtMs = effects.monotonicMs();
+    const thread = runningCheckpointer();
     if (thread === undefined) {
-      copyHere();
+      checkpointInWriter();
       return;
     }
     checkpointing = true;
     thread.postMessage('checkpoint');
   }
 
-  /** Undefined where none can be started now. */
-  function theCheckpointer(): Worker | undefined {
+  /** Starts the thread if it does not run; undefined if it cannot be started. */
+  function runningCheckpointer(): Worker | undefined {
     try {
       checkpointer ??= startCheckpointer();
     } catch {
@@ -86,50 +90,50 @@ export function createCheckpoints(
   }
 
   /**
-   * Where there can be no further thread or open file, which is said now or later, the writer, which needs neither, does
-   * its work. So it does where the thread does not find the file in its place.
+   * The thread may exit at once or later, for want of threads or file descriptors, or because the file is not in its
+   * place any more. Then the writer checkpoints instead, which needs neither.
    */
   function startCheckpointer(): Worker {
     const thread = startThread('store/checkpoint-thread', {
-      workerData: { path, whereabouts } satisfies CheckpointThreadData,
+      workerData: { path, files } satisfies CheckpointThreadData,
     });
-    thread.on('error', () => undefined); // it exits then
+    thread.on('error', () => undefined); // an exit follows
     thread.on('exit', () => {
       if (checkpointer !== thread) return;
       checkpointer = undefined;
       checkpointing = false;
-      copyHere();
+      checkpointInWriter();
     });
     thread.on('message', () => {
-      if (checkpointer !== thread) return; // told before it was ended, and heard after
+      if (checkpointer !== thread) return; // sent before `end`, received after
       checkpointing = false;
-      note('background', askedAtMs);
+      record('background', requestedAtMs);
       catchUp();
     });
     return thread;
   }
 
-  /** Under steady load the checkpointer never meets the end of the WAL. */
+  /** Under steady load the thread never reaches the end of the WAL, as writes go on: the writer must copy the rest. */
   function catchUp(): void {
     const { usedBytes, uncopiedBytes } = walUse();
     if (usedBytes <= CATCH_UP_AT_BYTES) {
       catchUpRounds = 0;
     } else if (uncopiedBytes > CATCH_UP_REST_BYTES && catchUpRounds < CATCH_UP_ROUNDS) {
       catchUpRounds += 1;
-      askForCheckpoint();
+      requestCheckpoint();
     } else {
       catchUpRounds = 0;
-      copyHere();
+      checkpointInWriter();
     }
   }
 
-  function copyHere(): void {
+  function checkpointInWriter(): void {
     const startedAtMs = effects.monotonicMs();
     checkpoint(database);
-    note('catch_up', startedAtMs);
+    record('catch_up', startedAtMs);
   }
 
-  function note(kind: CheckpointKind, sinceMs: number): void {
+  function record(kind: CheckpointKind, sinceMs: number): void {
     figures?.checkpointed(kind, effects.monotonicMs() - sinceMs);
   }
 }

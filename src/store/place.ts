@@ -3,7 +3,7 @@ import { dirname, resolve } from 'node:path';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 
-/** The file that a path leads to, by whichever links, also when it is not there yet: one file has one lock. */
+/** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
 export function realPath(path: string): string {
   try {
     return realpathSync(path);
@@ -21,51 +21,57 @@ function linkTarget(path: string): string | undefined {
   }
 }
 
-/** What is told to whoever would write then. */
+/** Why nothing is written while a file of the database is not in its place. */
 export const MOVED =
   'the database, or its -wal or -shm, was moved, removed or replaced, or is out of reach: nothing is written until it ' +
-  'is back in its place, or davit was started anew';
+  'is back in its place, or davit was restarted';
 
-/** Where the files of an open database are, and which ones they are. May cross a thread. */
-export type Whereabouts = readonly { file: string; dev: number | undefined; ino: number | undefined }[];
+/**
+ * Which file a path led to when it was opened; undefined numbers: none. A plain value, which may be posted to a thread.
+ */
+export interface FileIdentity {
+  path: string;
+  dev: number | undefined;
+  ino: number | undefined;
+}
 
-/** Of a file of SQLite's, opened and read, and what belongs to it. */
-export function whereaboutsOf(path: string): Whereabouts {
+/** The database at `path` with its -wal and -shm. It must be open and have been read, so that all three exist. */
+export function identifyFiles(path: string): FileIdentity[] {
   const real = realPath(path);
   return [path, `${real}-wal`, `${real}-shm`].map((file) => {
     const { dev, ino } = statusOf(file) ?? {};
-    return { file, dev, ino };
+    return { path: file, dev, ino };
   });
 }
 
 /**
- * Whether all are where they were. Others find by their names what they read and write, so what is written to one that
- * was moved, removed or replaced is lost, or damages the file (sqlite.org/howtocorrupt.html, section 2.4).
+ * Whether each path still leads to the same file. Other processes open the files by their paths, so what is written to
+ * one that was moved, removed or replaced is lost, or damages the database (sqlite.org/howtocorrupt.html, section 2.4).
  */
-export function areInPlace(whereabouts: Whereabouts): boolean {
-  return whereabouts.every(({ file, dev, ino }) => {
-    const now = statusOf(file);
+export function areInPlace(files: readonly FileIdentity[]): boolean {
+  return files.every(({ path, dev, ino }) => {
+    const now = statusOf(path);
     return now?.ino === ino && now?.dev === dev;
   });
 }
 
-/** A look takes 15 µs, a fifth of what a commit without a disk's share takes: under load some share one. */
-const LOOK_COUNTS_FOR_MS = 10;
+/** A check takes 15 µs, a fifth of a commit without its fsync: under load several commits share one. */
+const CHECK_COUNTS_FOR_MS = 10;
 
-/** Tells from now on whether a database that is open is where it is now. */
+/** Returns a function that checks whether the files of an open database are still where they are now. */
 export function watchPlace(path: string, { monotonicMs }: Pick<Effects, 'monotonicMs'>): () => boolean {
-  const whereabouts = whereaboutsOf(path);
-  let seenAtMs = monotonicMs();
+  const files = identifyFiles(path);
+  let checkedAtMs = monotonicMs();
 
   return () => {
-    if (monotonicMs() - seenAtMs < LOOK_COUNTS_FOR_MS) return true;
-    if (!areInPlace(whereabouts)) return false;
-    seenAtMs = monotonicMs();
+    if (monotonicMs() - checkedAtMs < CHECK_COUNTS_FOR_MS) return true;
+    if (!areInPlace(files)) return false;
+    checkedAtMs = monotonicMs();
     return true;
   };
 }
 
-/** Undefined where there is none, and where no look gets to it: in a directory that was closed, for instance. */
+/** Undefined where there is no file, or none that can be reached, for instance in a directory without permission. */
 export function statusOf(file: string): Stats | undefined {
   try {
     return statSync(file);

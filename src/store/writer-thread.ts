@@ -19,7 +19,7 @@ export interface WriterThreadData {
   figures: SharedArrayBuffer | undefined;
 }
 
-const LOOK_EVERY_MS = 100;
+const POLL_EVERY_MS = 100;
 
 if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thread');
 
@@ -35,7 +35,7 @@ function write(owner: MessagePort, { path, ports, figures: memory }: WriterThrea
     async () => {
       group.pollOtherProcesses();
       // Found by looking at the WAL: of writes that nobody waits for, as those of retention, no commit tells.
-      return checkpoints.look() ? realEffects.now() + LOOK_EVERY_MS : null;
+      return checkpoints.poll() ? realEffects.now() + POLL_EVERY_MS : null;
     },
     // A read that fails now is tried again; what it means for writes is said there.
     { idleMs: POLL_OTHER_PROCESSES_EVERY_MS, effects: realEffects, onError: () => undefined },
