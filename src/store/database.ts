@@ -7,9 +7,10 @@ import { type NewerFile, newer } from './newer.ts';
 import { realPath, statusOf } from './place.ts';
 
 /*
- * In all statements parameters are compared as `+:name`, not `:name`. SQLite, built with STAT4, plans a statement anew
- * whenever a parameter is bound that its plan may depend on, as it may where a table has a partial index: 18 µs to find
- * a key in place of 2, 170 to claim a deployment and end it in place of 97. On an expression no plan depends.
+ * All statements compare parameters as `+:name`, not `:name`. This SQLite, built with STAT4, prepares a statement again
+ * whenever a bound parameter may influence its plan, as it may where a table has a partial index: finding a key took
+ * 18 µs instead of 2, and claiming and ending a deployment 170 instead of 97. An expression such as `+:name` influences
+ * no plan.
  */
 
 export type Database = Sqlite.Database;
@@ -18,23 +19,23 @@ export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sq
   Row
 >;
 
-/** Both stand in schema.sql too, and a test holds them together. */
+/** Both are in schema.sql too; a test checks that they agree. */
 export const APPLICATION_ID = 1684108916;
 export const SCHEMA_VERSION = 2;
 
-/** What a reader keeps of the file, in KiB: a quarter of the usual, as the system's own cache has it too. */
+/** The page cache of a read connection: a quarter of the default, as the kernel's page cache holds the same pages. */
 const READER_CACHE_KIB = 4_000;
 
-/** How long a writer waits for another process, an admin command as a rule, to finish its transaction. */
+/** How long a writer waits for the transaction of another process, most often an admin command. */
 export const BUSY_TIMEOUT_MS = 5_000;
 
 /**
- * The connection that may write; makes the file (mode 0600) and its tables on first use.
- * Throws AppError `conflict` for a file that is not davit's, or of another schema: migrations.ts mends an older one; and
- * where only the WAL of a file is left.
+ * Opens the file for reading and writing; creates it (mode 0600) with its tables on first use. Throws AppError
+ * `conflict` for a file that is not davit's or has another schema (migrations.ts migrates an older one), and where only
+ * the WAL of a file is left.
  */
 export function openForWriting(path: string, effects: Effects): Database {
-  if (!existsSync(path)) connect(':memory:').close(); // first: where SQLite cannot be loaded no file is made
+  if (!existsSync(path)) connect(':memory:').close(); // no file is created where SQLite cannot be loaded
   createPrivately(path);
   refuseUnwritable(path);
   const database = connect(path);
@@ -42,7 +43,7 @@ export function openForWriting(path: string, effects: Effects): Database {
     // better-sqlite3 defaults to NORMAL under WAL, which may lose acknowledged commits on power loss.
     database.pragma('synchronous = FULL');
     database.pragma('foreign_keys = ON');
-    // Before WAL: a file that is somebody else's stays as it was.
+    // Before switching to WAL, so that another program's file is left unchanged.
     prepareSchema(database, path, effects);
     database.pragma('journal_mode = WAL');
     return database;
@@ -53,8 +54,8 @@ export function openForWriting(path: string, effects: Effects): Database {
 }
 
 /**
- * Whether there is a file of an older davit. Throws AppError `conflict` for one that is not davit's, or of a newer
- * davit.
+ * Whether the file exists and an older davit wrote it. Throws AppError `conflict` for one that is not davit's, or that
+ * a newer davit wrote.
  */
 export function isOlder(path: string): boolean {
   if (!existsSync(path)) return false;
@@ -69,7 +70,7 @@ export function isOlder(path: string): boolean {
   }
 }
 
-/** A connection that cannot write. The file must exist: whoever reads opens after whoever writes. */
+/** Opens the file for reading only. It must exist: the writer opens it first. */
 export function openForReading(path: string): Database {
   const database = connect(path, { readonly: true });
   database.pragma('query_only = ON');
@@ -77,12 +78,12 @@ export function openForReading(path: string): Database {
   return database;
 }
 
-/** Runs `read` in one snapshot, so that several statements see the same moment. */
+/** Runs `read` in one transaction, so that all of its statements see the same snapshot. */
 export function inSnapshot<Result>(database: Database, read: () => Result): Result {
   return database.inTransaction ? read() : database.transaction(read).deferred();
 }
 
-/** A connection with the settings that all share. Throws AppError `conflict` where the place is at fault. */
+/** A connection with the settings common to all. Throws what `openingProblem` makes of an error. */
 export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEOUT_MS } = {}): Database {
   const nativeBinding = nativeAddonPath('better_sqlite3');
   try {
@@ -99,8 +100,9 @@ export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEO
 }
 
 /**
- * Copies what it can of the WAL into the file, waiting for nobody: what readers still hold is copied the next time.
- * So is what a disk does not take, as everything is safe in the WAL; what that means for writes is said there.
+ * Copies as much of the WAL into the file as possible without waiting: what readers still use is copied the next time.
+ * Errors of the disk are ignored, as the WAL still has everything; if they concern writes, the next commit reports
+ * them.
  */
 export function checkpoint(database: Database): void {
   try {
@@ -110,7 +112,9 @@ export function checkpoint(database: Database): void {
   }
 }
 
-/** An error of SQLite as an AppError `conflict` where the place or the system is at fault; any other error as it is. */
+/**
+ * Turns an error of SQLite into an AppError `conflict` where the path or the system is at fault; returns others as is.
+ */
 export function openingProblem(path: string, error: unknown): unknown {
   if (codeOf(error) === 'ERR_DLOPEN_FAILED') {
     return new AppError(
@@ -132,18 +136,18 @@ export function openingProblem(path: string, error: unknown): unknown {
   }
   if (code === 'SQLITE_NOTADB') return notOurs(path);
   if (code === 'SQLITE_READONLY_DBMOVED') {
-    return new AppError('conflict', `${path} was replaced at this very moment: try again`, { cause: error });
+    return new AppError('conflict', `${path} was replaced while it was opened: try again`, { cause: error });
   }
   if (code?.startsWith('SQLITE_READONLY') === true) return unwritable(path, error);
   return error;
 }
 
-/** SQLite would make the file with the umask's mode; secrets deserve better. */
+/** The file holds secrets, and SQLite would create it with the mode that the umask allows. */
 function createPrivately(path: string): void {
   if (existsSync(path)) return;
   refuseLoneWal(path);
   try {
-    // Made where a link leads, too, and left as it is if another davit was quicker.
+    // Follows a symbolic link, and leaves a file unchanged that another davit has created meanwhile.
     closeSync(openSync(path, 'a', 0o600));
   } catch (error) {
     const code = codeOf(error);
@@ -154,11 +158,14 @@ function createPrivately(path: string): void {
   }
 }
 
-/** SQLite would open it all the same, and give what it makes beside it the same mode: nothing could be written later either. */
+/**
+ * Refuses read-only files. SQLite would open them all the same, and create the -wal and -shm with the same mode, so
+ * that no write would succeed later either.
+ */
 function refuseUnwritable(path: string): void {
   for (const file of [path, `${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
     try {
-      // Not by opening it: to close it again would give up the locks that this process has on it (fcntl(2)).
+      // Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl_locking(2).
       accessSync(file, constants.W_OK);
     } catch (error) {
       if (codeOf(error) === 'EACCES') throw unwritable(file, error);
@@ -174,18 +181,20 @@ function unwritable(file: string, cause: unknown): AppError {
   );
 }
 
-/** Beside a file that is empty SQLite removes it, with all that is in nothing but it. */
+/**
+ * Refuses to create a file beside a WAL: SQLite would delete the WAL of an empty file, and the writes that only it has.
+ */
 function refuseLoneWal(path: string): void {
   const wal = `${realPath(path)}-wal`;
   if ((statusOf(wal)?.size ?? 0) === 0) return;
   throw new AppError(
     'conflict',
-    `${path} is not there, but ${wal} is, which holds a part of it: move it back, or remove that too`,
+    `${path} is not there, but ${wal} is, which holds a part of it: move ${path} back, or remove the -wal too`,
   );
 }
 
 function prepareSchema(database: Database, path: string, effects: Effects): void {
-  // As a rule it is ours and of this version, and then nobody's writing is waited for.
+  // The usual case needs no write transaction, and so does not wait for another process.
   if (kindOf(database, path) === 'current') return;
   letShrink(database);
   database
@@ -197,7 +206,9 @@ function prepareSchema(database: Database, path: string, effects: Effects): void
     .immediate();
 }
 
-/** What a file is to this davit. Throws AppError `conflict` for one that is not davit's, or of a newer davit. */
+/**
+ * How the file's schema relates to this davit's. Throws AppError `conflict` for a file that is not davit's, or newer.
+ */
 export function kindOf(database: Database, path: string): 'new' | 'older' | 'current' {
   if (isNew(database, path)) return 'new';
   if (!isOurs(database)) throw notOurs(path);
@@ -206,17 +217,17 @@ export function kindOf(database: Database, path: string): 'new' | 'older' | 'cur
   return schemaVersion < SCHEMA_VERSION ? 'older' : 'current';
 }
 
-/** `user_version`. */
+/** The schema version of the file, its `user_version`. */
 export function schemaVersionOf(database: Database): number {
   return pragmaNumber(database, 'user_version');
 }
 
-/** What a pragma says of the file that is one number, as `page_count` does. */
+/** The value of a pragma that is one number, such as `page_count`. */
 export function pragmaNumber(database: Database, name: string): number {
   return Number(database.pragma(name, { simple: true }));
 }
 
-/** What a file of a newer davit tells of it. */
+/** Which schema and which davit a newer file has. */
 export function newerFile(database: Database): NewerFile {
   return { schemaVersion: schemaVersionOf(database), davitVersion: writtenBy(database) };
 }
@@ -229,7 +240,7 @@ function older(path: string, schemaVersion: number): AppError {
   );
 }
 
-/** Every schema has this column; still, what a newer one has nobody knows. */
+/** Null if the file does not say: every known schema has the column, but a newer one may not. */
 function writtenBy(database: Database): string | null {
   try {
     const text = database.prepare<[], unknown>('SELECT davit_version FROM instance').pluck().get();
@@ -239,27 +250,27 @@ function writtenBy(database: Database): string | null {
   }
 }
 
-/** Whether davit made the file, of whichever version. */
+/** Whether any version of davit made the file. */
 export function isOurs(database: Database): boolean {
   return pragmaNumber(database, 'application_id') === APPLICATION_ID;
 }
 
-/** That no program has marked, and that has nothing in it. */
+/** Whether the file is empty and no program has marked it as its own. */
 function isNew(database: Database, path: string): boolean {
   const isMarked = pragmaNumber(database, 'application_id') !== 0 || schemaVersionOf(database) !== 0;
   return !isMarked && isEmpty(database, path);
 }
 
 function isEmpty(database: Database, path: string): boolean {
-  // SQLite takes a file of a single byte for one of none.
+  // SQLite reports no pages for a file of one byte, too.
   if (pragmaNumber(database, 'page_count') === 0) return statSync(path).size === 0;
   return database.prepare('SELECT count(*) FROM sqlite_schema').pluck().get() === 0;
 }
 
 /**
- * What retention removes can be given back to the file system, in steps: see retention.ts. SQLite takes this only for
- * a file that is empty; copies by VACUUM INTO keep it. Its price, a page in 800 that tells who refers to the others,
- * was not to be seen: 5,810 creations a second with it, 5,790 without.
+ * Lets retention return unused pages to the file system in steps, see retention.ts. SQLite accepts the setting only for
+ * an empty file; copies by VACUUM INTO keep it. It costs one pointer-map page in 800, which could not be measured:
+ * 5,810 creations a second with it, 5,790 without.
  */
 function letShrink(database: Database): void {
   if (pragmaNumber(database, 'page_count') === 0) database.pragma('auto_vacuum = INCREMENTAL');
@@ -272,23 +283,23 @@ function createSchema(database: Database, effects: Effects): void {
     .run(effects.now(), effects.randomBytes(32), davitVersion);
 }
 
-/** For a file that another program made. */
+/** The error for a file that another program made. */
 export function notOurs(path: string): AppError {
   return new AppError('conflict', `${path} is not a davit file: choose another one with --db`);
 }
 
-/** `SQLITE_FULL`, `SQLITE_CONSTRAINT_UNIQUE` and so on; undefined for what SQLite did not throw. */
+/** `SQLITE_FULL`, `SQLITE_CONSTRAINT_UNIQUE` and so on; undefined for an error that is not SQLite's. */
 export function sqliteCode(error: unknown): string | undefined {
   return error instanceof Sqlite.SqliteError ? error.code : undefined;
 }
 
-/** Whether SQLite said that a file is none of its own, or not whole any more. */
+/** Whether SQLite found that the file is damaged, or not a database at all. */
 export function isDamaged(error: unknown): boolean {
   const code = sqliteCode(error);
   return code === 'SQLITE_NOTADB' || code?.startsWith('SQLITE_CORRUPT') === true;
 }
 
-/** Whether SQLite said that the disk failed, or took no more for a quota. */
+/** Whether the disk failed, or refused a write because of a quota. */
 export function isFailureOfDisk(error: unknown): boolean {
   return sqliteCode(error)?.startsWith('SQLITE_IOERR') === true;
 }

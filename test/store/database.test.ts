@@ -134,7 +134,7 @@ t.test('no file is made where the WAL of one is left: it would be removed', (t) 
   for (const name of [path, link]) {
     t.throws(() => openForWriting(name, fakeEffects()), {
       code: 'conflict',
-      message: `${name} is not there, but ${path}-wal is, which holds a part of it: move it back, or remove that too`,
+      message: `${name} is not there, but ${path}-wal is, which holds a part of it: move ${name} back, or remove the -wal too`,
     });
   }
   t.strictSame(readdirSync(directory), ['davit.db-wal', 'link.db']);

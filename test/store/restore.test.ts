@@ -193,7 +193,7 @@ t.test(
     renameSync(replacement, path);
     holder.close();
     t.strictSame(await ended, [1, null]);
-    t.match(await stderr, /^error: .*davit\.db was replaced at this very moment: try again\n$/);
+    t.match(await stderr, /^error: .*davit\.db was replaced while it was opened: try again\n$/);
     t.strictSame(readdirSync(directory).sort(), ['davit.db']);
     const database = openForWriting(path, realEffects);
     t.equal(database.prepare('SELECT count(*) FROM projects').pluck().get(), 0);
