@@ -3,14 +3,16 @@ import type { Effects } from '../effects.ts';
 import type { Database } from './database.ts';
 
 /**
- * What a commit may have changed for somebody who waits:
+ * What a commit may have changed, for those who wait for changes:
  *
- *   queue           what may be started, or has to be stopped; that one ended is known to the executor, who ended it
- *   a deployment    its state; or its log, of which there may be a hundred in a second
- *   a webhook       it has new deliveries, or its retries are due now, behind all that was due before; or it was enabled
- *   outbox          webhooks or deliveries in any other way
- *   settled         attempts were recorded, by the dispatcher
- *   everything      another process wrote, or nobody knows what
+ *   queue           deployments may be started or have to be stopped; not that one ended, as the executor ends them itself
+ *   a deployment    its status
+ *   log:…           a deployment's log grew, perhaps a hundred times a second
+ *   a webhook       it has new deliveries, or its retries are due now, after all that was due before
+ *   enabled:…       a webhook was enabled
+ *   outbox          webhooks or deliveries changed in any other way
+ *   settled         the dispatcher recorded attempts
+ *   everything      another process wrote, so anything may have changed
  */
 export type Change =
   | 'queue'
@@ -24,15 +26,15 @@ export type Change =
 type LogChange = `log:${DeploymentId}`;
 type EnabledChange = `enabled:${WebhookId}`;
 
-/** What every store that writes is made with. Its functions run inside the writer's transaction. */
+/** What every store that writes depends on. Its functions run inside the writer's transaction. */
 export interface WriteContext {
   database: Database;
   effects: Effects;
-  /** Reported to whoever waits once the transaction is committed, and never if it is not. */
+  /** Announces a change to the listeners once the transaction is committed, and not at all if it is rolled back. */
   changed(change: Change): void;
 }
 
-/** For whoever delivers. */
+/** Whether the dispatcher is told of the change. */
 export function concernsDeliveries(change: Change): boolean {
   return (
     change === 'everything' ||
@@ -43,27 +45,27 @@ export function concernsDeliveries(change: Change): boolean {
   );
 }
 
-/** For whoever carries deployments out, and for whoever waits for one. */
+/** Whether the executor, and requests that wait for a deployment, are told of the change. */
 export function concernsDeployments(change: Change): boolean {
   return change === 'everything' || !concernsDeliveries(change);
 }
 
-/** The webhook that has new deliveries; undefined if the change is another. */
+/** The webhook that has new deliveries; undefined for any other change. */
 export function webhookOf(change: Change): WebhookId | undefined {
   return parseId('whk', change);
 }
 
-/** That this deployment's log grew. */
+/** The change of a deployment's log. */
 export function logChange(id: DeploymentId): LogChange {
   return `log:${id}`;
 }
 
-/** That this webhook was enabled. */
+/** The change of enabling a webhook. */
 export function enabledChange(id: WebhookId): EnabledChange {
   return `${ENABLED}${id}`;
 }
 
-/** The webhook that was enabled; undefined if the change is another. */
+/** The webhook that was enabled; undefined for any other change. */
 export function enabledWebhookOf(change: Change): WebhookId | undefined {
   return change.startsWith(ENABLED) ? parseId('whk', change.slice(ENABLED.length)) : undefined;
 }
