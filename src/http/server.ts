@@ -14,66 +14,66 @@ import { openFilesMax } from '../system-limits.ts';
 import { acceptors } from './acceptors.ts';
 import { type Admission, type AdmissionOptions, createAdmission } from './admission.ts';
 import { callerOf } from './auth.ts';
+import { createBatching } from './batching.ts';
 import { takeBody } from './body.ts';
 import { answerParserErrors, commonHeaders, present } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
 import { checkHead, unknownRoutes } from './routing.ts';
+import { createSendBufferLimit } from './send-buffers.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
-import { createGathering } from './together.ts';
-import { createUntakenAnswers } from './untaken.ts';
 import { checkIdempotencyKey, routeValidation } from './validation.ts';
 
 declare module '@hapi/hapi' {
-  /** `request.app`: what a request carries from its first moment on. */
+  /** `request.app`: set as soon as a request arrives. */
   interface RequestApplicationState {
     requestId: RequestId;
-    /** Monotonic. */
+    /** On the monotonic clock. */
     receivedAtMs: number;
   }
   /** `request.auth.credentials.app` */
   interface AppCredentials extends Caller {}
-  /** `request.headers`, as Node has them. */
+  /** `request.headers`, typed as Node types them. */
   interface ReqRefDefaults {
     Headers: IncomingHttpHeaders;
   }
 }
 
 export interface HttpServerOptions extends Pick<AdmissionOptions, 'behindOthersMax'> {
-  /** `server.info` has the port that it got once the server has started. */
+  /** With port 0, `server.info` has the actual port once the server has started. */
   listen: ListenAddress;
   /** Null serves plain HTTP. */
   tls: Pick<Certificate, 'chain' | 'key'> | null;
-  /** Null: there is none. */
+  /** Null: unlimited. */
   rateLimit: RateLimit | null;
   maxConnections?: number;
-  /** How much of large answers may wait for their clients, over all connections. */
-  untakenMaxBytes?: number;
-  /** Hears of every request that is over. */
+  /** How many bytes of large responses may wait for their clients to read them, over all connections. */
+  sendBufferMaxBytes?: number;
+  /** Called when a request is over, however it ended. */
   onAnswer?: ((request: AnsweredRequest) => void) | undefined;
-  /** Aborted once davit stops: each connection ends with its next answer. */
+  /** Aborted once davit stops: each connection is closed after its next response. */
   stopping?: AbortSignal | undefined;
   timeouts?: Partial<HttpTimeouts>;
 }
 
 export interface AnsweredRequest {
-  /** The pattern, since the path itself may hold anything; null where none fits. */
+  /** The route's pattern, as a path could hold anything; null if no route matched. */
   route: string | null;
   method: string;
-  /** 499: the client left before there was an answer. */
+  /** 499: the client disconnected before there was a response. */
   status: number;
   durationMs: number;
 }
 
 interface HttpTimeouts {
-  /** For a request's head, from its first byte or from the connection's start. */
+  /** For the head of a request, from its first byte or, for the first request, from the start of the connection. */
   headersMs: number;
-  /** For a whole request, its body included. */
+  /** For a whole request, body included. */
   requestMs: number;
-  /** How late both may be noticed. */
+  /** How often Node checks both, so also how late it may notice. */
   checkMs: number;
-  /** For a connection's next request. Longer than the minute for which common proxies reuse a connection. */
+  /** Until the next request on a keep-alive connection. Longer than the minute for which common proxies reuse one. */
   keepAliveMs: number;
-  /** For a connection on which nothing moves in either direction, a client that does not read for instance. */
+  /** For a connection without traffic in either direction, for instance because the client does not read. */
   idleMs: number;
 }
 
@@ -89,15 +89,15 @@ const DEFAULT_TIMEOUTS: HttpTimeouts = {
 
 const HEADERS_MAX_BYTES = 16 * 1024;
 
-/** Each costs a file descriptor and, idle after its first request, 24 KiB (measured). */
+/** Each connection costs a file descriptor and, once idle after its first request, 24 KiB (measured). */
 const CONNECTIONS_MAX = 4_096;
 
-/** Of the maximum, so many more still hear that there are too many; the rest is dropped unheard. */
+/** So many connections beyond the maximum, as a fraction of it, are still answered 503; any further one is dropped. */
 const SPARE_FRACTION = 1 / 16;
 
 /**
- * The HTTP wing. `authentication` brings the default strategy, `resources` the routes. Not listening yet:
- * `await server.start()`, and `server.stop({ timeout })` in the end.
+ * Creates the HTTP server without listening: call `server.start()`, and `server.stop({ timeout })` at the end.
+ * `authentication` registers the default auth strategy, `resources` the routes.
  */
 export async function createHttpServer(
   options: HttpServerOptions,
@@ -120,29 +120,29 @@ export async function createHttpServer(
 }
 
 /**
- * What a request meets, in this order. All that is to be done at a point is one extension of hapi's: with one for each
- * step, seven more, the event loop's thread took 80 µs in place of 76 for each deployment that was created.
+ * The steps that a request passes through, in order. Each point of hapi's lifecycle has one extension that does all the
+ * steps there: with an extension per step, seven more, creating a deployment took 80 µs on the main thread, not 76.
  */
 function addSteps(
   server: Server,
   admission: Admission,
-  { tls, rateLimit, untakenMaxBytes, onAnswer, stopping }: HttpServerOptions,
+  { tls, rateLimit, sendBufferMaxBytes, onAnswer, stopping }: HttpServerOptions,
   effects: Effects,
   logger: Logger,
 ): void {
-  const gather = tls === null ? createGathering() : undefined;
+  const joinBatch = tls === null ? createBatching() : undefined;
   const refuseUnknown = unknownRoutes(server);
   const rateLimiter = createRateLimiter(rateLimit, effects);
-  const holdUntaken = createUntakenAnswers(logger, untakenMaxBytes);
+  const limitSendBuffer = createSendBufferLimit(logger, sendBufferMaxBytes);
 
   server.ext('onRequest', async (request, h) => {
-    begin(request, effects); // its id, and what every response carries
-    // What came in one piece behind a request to upgrade Node reads past: nobody may wait for its answer.
+    begin(request, effects); // request id and common response headers
+    // Node discards what arrived in one read behind a request with Upgrade: no client may wait for its response.
     const isLast = stopping?.aborted === true || request.headers['upgrade'] !== undefined;
     if (isLast) request.raw.res.setHeader('Connection', 'close');
-    if (gather !== undefined) await gather(); // those that arrived at once go on side by side
+    if (joinBatch !== undefined) await joinBatch();
     admission.admit(request); // 503
-    checkHead(request); // headers that are sent once, path, query syntax: 400
+    checkHead(request); // repeated headers, path, query syntax: 400
     return h.continue;
   });
   server.ext('onPreAuth', async (request, h) => {
@@ -161,19 +161,19 @@ function addSteps(
     return h.continue;
   });
   server.ext('onPreResponse', (request, h) => {
-    const answer = present(request, h, effects, logger); // text, and one body for every error
-    holdUntaken(request);
+    const answer = present(request, h, effects, logger); // serialises, and gives every error the same body
+    limitSendBuffer(request);
     return answer;
   });
   server.events.on('response', (request) => noteAnswered(request, effects, logger, onAnswer));
 }
 
-/** Half of the files that may be open are for davit's own work: without one, not even a cancellation is carried out. */
+/** Half of the open files that the system allows are reserved for davit's own work: even a cancellation needs one. */
 function defaultMaxConnections(): number {
   return Math.min(CONNECTIONS_MAX, Math.floor(openFilesMax() / 2));
 }
 
-/** Node's own listener, because hapi's takes none of these options. */
+/** Created here because hapi passes none of these options on to the listener that it would create. */
 function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: number): Listener {
   const { headersMs, requestMs, checkMs, keepAliveMs, idleMs } = { ...DEFAULT_TIMEOUTS, ...timeouts };
   const httpOptions = {
@@ -182,7 +182,7 @@ function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: nu
     connectionsCheckingInterval: checkMs,
     keepAliveTimeout: keepAliveMs,
     maxHeaderSize: HEADERS_MAX_BYTES,
-    // Node would answer this itself, without a body.
+    // Otherwise Node itself answers a missing Host, without a body. See checkHead.
     requireHostHeader: false,
   };
   const listener =
@@ -196,12 +196,12 @@ function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: nu
   return listener;
 }
 
-/** Everything that hapi would add by itself is off: what a response carries is decided here. */
+/** Everything that hapi would add to a response on its own is switched off. */
 function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Server {
   return new Server({
     listener,
     tls: tls !== null,
-    autoListen: false, // acceptors.ts
+    autoListen: false, // acceptors.ts listens
     compression: false,
     debug: false,
     routes: {
@@ -218,12 +218,11 @@ function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Serve
 function begin(request: Request, effects: Effects): void {
   const requestId = newId('req', effects);
   request.app = { requestId, receivedAtMs: effects.monotonicMs() };
-  // Straight onto Node's response, so that they are there however hapi comes to end it.
+  // Set on Node's response rather than hapi's, so that they are sent whichever way hapi ends it.
   for (const [name, value] of Object.entries(commonHeaders(requestId)))
     request.raw.res.setHeader(name, value);
 }
 
-/** For a request that is over, however it ended. */
 function noteAnswered(
   request: Request,
   effects: Effects,
@@ -258,14 +257,14 @@ function statusOf({ response }: Request): number {
   return 'isBoom' in response ? response.output.statusCode : response.statusCode;
 }
 
-/** What hapi puts down when the client left before there was an answer. */
+/** hapi's status for a client that disconnected before there was a response. */
 const CLIENT_LEFT = 499;
 
-/** By now an error is one of sending: the client has a part of the answer, and then the end of its connection. */
+/** An error at this point occurred while sending: the client got a part of the response, then the connection closed. */
 function logBrokenOff(request: Request, logger: Logger): void {
   if (!('isBoom' in request.response) || statusOf(request) === CLIENT_LEFT) return;
   logger.error(
     { request_id: request.app.requestId, route: routeOf(request), err: request.response },
-    'an answer broke off',
+    'a response broke off',
   );
 }

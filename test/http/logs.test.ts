@@ -118,7 +118,7 @@ t.test('a log that cannot be read breaks off, and the log of the service says wh
       accept,
     );
     await until(() => lines('request').length === 1);
-    t.match(lines('an answer broke off'), [
+    t.match(lines('a response broke off'), [
       {
         level: 50,
         request_id: lines('request')[0]?.['request_id'],
@@ -140,7 +140,7 @@ t.test('who leaves before the end of a log breaks nothing', async (t) => {
   client.socket.destroy();
   await until(() => http.log.some(({ msg }) => msg === 'request'));
   t.match(
-    http.log.filter(({ msg }) => msg === 'request' || msg === 'an answer broke off'),
+    http.log.filter(({ msg }) => msg === 'request' || msg === 'a response broke off'),
     [{ msg: 'request', status: 499 }],
   );
 });

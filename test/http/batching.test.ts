@@ -1,32 +1,32 @@
 import t from 'tap';
-import { createGathering } from '../../src/http/together.ts';
+import { createBatching } from '../../src/http/batching.ts';
 
 t.test('who comes alone goes on at the end of the turn', async (t) => {
   const order: string[] = [];
-  const gather = createGathering(3);
-  const alone = gather().then(() => order.push('alone'));
+  const joinBatch = createBatching(3);
+  const alone = joinBatch().then(() => order.push('alone'));
   await soon();
   order.push('the rest of the turn');
   await alone;
   t.strictSame(order, ['the rest of the turn', 'alone']);
-  await gather();
-  await gather();
+  await joinBatch();
+  await joinBatch();
 });
 
 t.test('who comes in the same turn goes on with the first, in the order of arrival', async (t) => {
   const order: string[] = [];
-  const gather = createGathering(3);
-  const first = gather().then(() => order.push('first'));
+  const joinBatch = createBatching(3);
+  const first = joinBatch().then(() => order.push('first'));
   await soon();
-  const second = gather().then(() => order.push('second'));
+  const second = joinBatch().then(() => order.push('second'));
   await Promise.all([first, second]);
   t.strictSame(order, ['first', 'second']);
 });
 
 t.test('as many as may go on at once wait for nobody, and whoever comes then waits again', async (t) => {
   const order: string[] = [];
-  const gather = createGathering(2);
-  const three = ['first', 'second', 'third'].map((name) => gather().then(() => order.push(name)));
+  const joinBatch = createBatching(2);
+  const three = ['first', 'second', 'third'].map((name) => joinBatch().then(() => order.push(name)));
   await soon();
   t.strictSame(order, ['first', 'second']);
   await Promise.all(three);

@@ -6,7 +6,7 @@ import { runInNewContext } from 'node:vm';
 import type { Plugin } from '@hapi/hapi';
 import { pino } from 'pino';
 import t from 'tap';
-import { createUntakenAnswers } from '../../src/http/untaken.ts';
+import { createSendBufferLimit } from '../../src/http/send-buffers.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
@@ -40,7 +40,7 @@ const GET_LARGE = 'GET /large HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n';
 t.test('of answers that nobody takes the oldest is cut off, and the others arrive whole', async (t) => {
   const { port, log } = await startHttp(t, {
     resources: () => [large],
-    untakenMaxBytes: 2 * LARGE_BYTES,
+    sendBufferMaxBytes: 2 * LARGE_BYTES,
   });
   for (const times of [1, 2]) {
     const [oldest, second, third] = [await asked(port), await asked(port), await asked(port)];
@@ -53,7 +53,7 @@ t.test('of answers that nobody takes the oldest is cut off, and the others arriv
 });
 
 t.test('many pages that one client does not take are too much as well', async (t) => {
-  const { port, log } = await startHttp(t, { resources: () => [large], untakenMaxBytes: LARGE_BYTES });
+  const { port, log } = await startHttp(t, { resources: () => [large], sendBufferMaxBytes: LARGE_BYTES });
   const connection = await connectRaw(port);
   connection.socket.pause();
   connection.send('GET /page HTTP/1.1\r\nHost: d\r\n\r\n'.repeat((2 * LARGE_BYTES) / PAGE_BYTES));
@@ -62,7 +62,7 @@ t.test('many pages that one client does not take are too much as well', async (t
 });
 
 t.test('what is taken counts no longer, and one alone is never too much', async (t) => {
-  const { port, log } = await startHttp(t, { resources: () => [large], untakenMaxBytes: LARGE_BYTES - 1 });
+  const { port, log } = await startHttp(t, { resources: () => [large], sendBufferMaxBytes: LARGE_BYTES - 1 });
   for (let times = 0; times < 3; times++) {
     t.ok((await taken(await asked(port))).endsWith('x'.repeat(LARGE_BYTES)));
   }
@@ -73,7 +73,7 @@ setFlagsFromString('--expose-gc');
 const collect: NodeJS.GCFunction = runInNewContext('gc');
 
 t.test('of many answers that were taken nothing waits for a full collection of garbage', async (t) => {
-  const hold = createUntakenAnswers(pino({ level: 'silent' }));
+  const hold = createSendBufferLimit(pino({ level: 'silent' }));
   const source = 'x'.repeat(PAGE_BYTES);
   const roundOfAnswers = () => {
     const answers = Array.from({ length: 8 }, () =>
