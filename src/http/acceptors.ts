@@ -7,20 +7,20 @@ import type { Effects } from '../effects.ts';
 import { loadCLibrary } from '../libc.ts';
 import type { Logger } from '../logger.ts';
 
-/** How many connections are accepted in one turn of the event loop. Each costs a descriptor. */
+/** How many connections are accepted in each turn of the event loop. Each acceptor costs a file descriptor. */
 const ACCEPTORS = 16;
 
-/** What keeps a connection from being accepted, no file that could be opened as a rule, comes again in every turn. */
-const TOLD_EVERY_MS = 60_000;
+/** While connections cannot be accepted, usually for want of descriptors, every turn of the event loop fails again. */
+const WARN_EVERY_MS = 60_000;
 
 /** fcntl(2) */
 const F_DUPFD_CLOEXEC = 1030;
 
 /**
- * libuv accepts one connection of a socket in a turn of the event loop (libuv#3696). With 256 busy connections a turn takes
- * 30 ms, and of 256 that came at once the last was answered after 2 s, and is after 0.2 s now. So further servers listen on
- * the socket of `listener`, which is started here too, and hand it what they accept. They end with it, and keep to its
- * maximum together.
+ * libuv accepts one connection per listening socket and turn of the event loop (libuv#3696). With 256 busy connections a
+ * turn takes 30 ms: of 256 new connections the last was answered after 2 s, and now is after 0.2 s. So this starts
+ * `listener` and further servers on duplicates of its socket, which hand it the connections that they accept. They close
+ * with it, and all of them together keep to its `maxConnections`.
  */
 export function acceptors(
   listener: Listener,
@@ -29,7 +29,7 @@ export function acceptors(
   logger: Logger,
 ): Plugin<void> {
   const others: NetServer[] = [];
-  let toldAtMs = Number.NEGATIVE_INFINITY;
+  let warnedAtMs = Number.NEGATIVE_INFINITY;
   const { maxConnections } = listener;
   let connections = 0;
   let ofOthers = 0;
@@ -49,19 +49,19 @@ export function acceptors(
   return {
     name: 'acceptors',
     register(server) {
-      // Not by hapi, which would look whether the host is one with an expression that takes 8 ms to make. Before it has
-      // started: of a listener that does not listen it could not be stopped.
+      // Not by hapi itself: it checks the host with a regular expression that takes 8 ms to build. And before hapi has
+      // started: if listening fails after that, hapi cannot be stopped.
       server.ext('onPreStart', async () => {
         listener.listen(port, host);
         await once(listener, 'listening');
-        listener.on('error', stumbled);
+        listener.on('error', warn);
       });
       server.ext('onPostStart', async () => {
         const duplicate = await loadDuplicate();
         const descriptor = descriptorOf(listener);
         for (let count = 1; count < ACCEPTORS; count++) {
-          const other = createServer({ allowHalfOpen: true, noDelay: true }, take);
-          other.on('error', stumbled);
+          const other = createServer({ allowHalfOpen: true, noDelay: true }, handOver);
+          other.on('error', warn);
           other.listen({ fd: duplicate(descriptor) });
           others.push(other);
         }
@@ -70,36 +70,37 @@ export function acceptors(
     },
   };
 
-  function take(socket: Socket): void {
+  function handOver(socket: Socket): void {
     if (connections >= maxConnections) {
       socket.destroy();
       return;
     }
-    leaveToListener(1);
-    socket.once('close', () => leaveToListener(-1));
+    countOfOthers(1);
+    socket.once('close', () => countOfOthers(-1));
     listener.emit('connection', socket);
   }
 
-  /** Whoever waits to be accepted waits on. */
-  function stumbled(error: unknown): void {
-    if (effects.monotonicMs() - toldAtMs < TOLD_EVERY_MS) return;
-    toldAtMs = effects.monotonicMs();
+  /** The connection stays in the system's backlog, and is tried again. */
+  function warn(error: unknown): void {
+    if (effects.monotonicMs() - warnedAtMs < WARN_EVERY_MS) return;
+    warnedAtMs = effects.monotonicMs();
     logger.warn({ err: error }, 'a connection could not be accepted');
   }
 
-  function leaveToListener(change: 1 | -1): void {
+  /** `listener` itself counts only what it accepts: its maximum is what the others leave of the common one. */
+  function countOfOthers(change: 1 | -1): void {
     ofOthers += change;
     listener.maxConnections = maxConnections - ofOthers;
   }
 }
 
-/** Node's own word for what can be listened to: "an object with an fd member". */
+/** Relies on an internal of Node that `server.listen` documents: it takes a handle, "an object with an fd member". */
 function descriptorOf(listener: Listener): number {
   const { _handle } = listener as unknown as { _handle: { fd: number } };
   return _handle.fd;
 }
 
-/** libuv watches a descriptor once, but as many of one socket as there are. */
+/** libuv polls each descriptor for one handle only, but it can poll several descriptors of the same socket. */
 async function loadDuplicate(): Promise<(descriptor: number) => number> {
   const { declare, lastError } = await loadCLibrary();
   const fcntl = declare('int fcntl(int descriptor, int command, ...)');

@@ -7,43 +7,42 @@ import { AppError } from '../errors.ts';
 export interface AdmissionOptions {
   tls: boolean;
   maxConnections: number;
-  /** How many requests, over all connections, may have come before the one ahead of them was answered. */
-  behindOthersMax?: number | undefined;
+  /** How many pipelined requests, those sent before the previous one was answered, there may be over all connections. */
+  pipelinedMax?: number | undefined;
 }
 
-/** Who is let in, and what is under way on a connection. */
+/** Admission control, and which response is under way on a connection. */
 export interface Admission {
-  /** Throws `unavailable` for a request of one connection too many, or one too many of its connection. */
+  /** Throws `unavailable` if there are too many connections, or too many pipelined requests. */
   admit(request: Request): void;
-  /** What answers the latest request of a connection, until both are over. */
+  /** The response to the latest request of a connection, until both are complete. */
   latestResponse(socket: Duplex): ServerResponse | undefined;
 }
 
-/** Hardly any client sends a second request before it has the answer to the first. */
+/** Unanswered requests of one connection. Hardly any client pipelines at all. */
 const UNANSWERED_MAX = 100;
 /** Each takes 11 KiB. */
-const BEHIND_OTHERS_MAX = 1_000;
+const PIPELINED_MAX = 1_000;
 
 interface UnderWay {
-  /** Infinity: no further request of this connection is looked at. */
+  /** Infinity: a request was refused, and all further ones of this connection are ignored. */
   unanswered: number;
   latestResponse: ServerResponse | undefined;
 }
 
 /**
- * No more connections than can be served, and of each no more requests: one read may bring 3,600, all in one turn of
- * the event loop, and for 0.6 s nobody else was answered then. 4,000 connections of clients that take no answers took
- * 4.3 GB, with 100 requests each. The first one beyond a maximum is answered, and the connection's last; what follows
- * on it does not reach hapi.
+ * Limits connections and pipelined requests. One read may bring 3,600 requests, all in one turn of the event loop, which
+ * blocked everybody else for 0.6 s; 4,000 connections with 100 requests each, whose clients read nothing, took 4.3 GB.
+ * The first request beyond a limit is answered 503 and closes its connection; those behind it do not reach hapi.
  *
- * To be called when hapi listens to `listener` already.
+ * Call this after hapi has subscribed to the events of `listener`: it wraps hapi's listeners.
  */
 export function createAdmission(listener: Listener, options: AdmissionOptions): Admission {
-  const { tls, maxConnections, behindOthersMax = BEHIND_OTHERS_MAX } = options;
+  const { tls, maxConnections, pipelinedMax = PIPELINED_MAX } = options;
   const underWay = new WeakMap<Duplex, UnderWay>();
   const refused = new WeakSet<IncomingMessage>();
   let connections = 0;
-  let behindOthers = 0;
+  let pipelined = 0;
 
   listener.on(tls ? 'secureConnection' : 'connection', (socket: Socket) => {
     connections++;
@@ -59,32 +58,31 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
   }
   return { admit, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
 
-  /** Whether anybody is to hear of the request. */
+  /** Counts the request. False: ignore it. */
   function begin(request: IncomingMessage, response: ServerResponse): boolean {
     const { socket } = request;
     if (socket.writableEnded) {
-      // davit is stopping, and gave up waiting for it. It cannot be answered any more: it is not carried out either.
+      // On stopping, davit has half-closed this connection: a request that can no longer be answered is not carried out.
       socket.destroy();
       return false;
     }
     const own = underWayOn(socket);
     const before = own.unanswered;
     if (before > UNANSWERED_MAX) return false;
-    const behind = before === 0 ? 0 : 1;
-    const isTooMany = behind > 0 && behindOthers >= behindOthersMax;
-    const isRefused = before === UNANSWERED_MAX || isTooMany;
+    const isPipelined = before > 0;
+    const isRefused = before === UNANSWERED_MAX || (isPipelined && pipelined >= pipelinedMax);
     if (isRefused) {
       refused.add(request);
-      readNoMore(socket);
+      stopReading(socket);
     }
-    behindOthers += behind;
+    if (isPipelined) pipelined += 1;
     own.unanswered = isRefused ? Infinity : before + 1;
     own.latestResponse = response;
     response.once('close', () => {
-      behindOthers -= behind;
+      if (isPipelined) pipelined -= 1;
       own.unanswered -= 1;
-      // Kept until the next comes, it would outlive two small collections of garbage, and what the next one has with it:
-      // to 256 connections 5,500 deployments were created a second in place of 8,500.
+      // If it were kept until the next request, V8 would move it to the old generation, and then the next request's
+      // objects with it: 256 connections created 5,500 deployments a second instead of 8,500.
       if (own.latestResponse === response && request.complete) own.latestResponse = undefined;
     });
     return true;
@@ -110,8 +108,8 @@ function refuse(response: ServerResponse, message: string): never {
   throw new AppError('unavailable', message, { retryAfterSeconds: 1 });
 }
 
-/** Node reads on with each request that is over, and keeps what it read: all that a client sends while one waits. */
-function readNoMore(socket: Socket): void {
+/** Node resumes reading after each response, and would buffer whatever the client sends until the refusal is sent. */
+function stopReading(socket: Socket): void {
   socket.on('resume', () => socket.pause());
   socket.pause();
 }

@@ -38,7 +38,7 @@ declare module '@hapi/hapi' {
   }
 }
 
-export interface HttpServerOptions extends Pick<AdmissionOptions, 'behindOthersMax'> {
+export interface HttpServerOptions extends Pick<AdmissionOptions, 'pipelinedMax'> {
   /** With port 0, `server.info` has the actual port once the server has started. */
   listen: ListenAddress;
   /** Null serves plain HTTP. */
@@ -105,10 +105,10 @@ export async function createHttpServer(
   effects: Effects,
   logger: Logger,
 ): Promise<Server> {
-  const { tls, maxConnections = defaultMaxConnections(), behindOthersMax } = options;
+  const { tls, maxConnections = defaultMaxConnections(), pipelinedMax } = options;
   const listener = createListener(options, maxConnections);
   const server = createHapiServer(listener, options);
-  const admission = createAdmission(listener, { tls: tls !== null, maxConnections, behindOthersMax });
+  const admission = createAdmission(listener, { tls: tls !== null, maxConnections, pipelinedMax });
   answerParserErrors(listener, admission.latestResponse, effects, logger);
   addSteps(server, admission, options, effects, logger);
   await server.register([

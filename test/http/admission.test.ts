@@ -89,7 +89,7 @@ t.test('a connection has a hundred requests unanswered at most, and ends after t
 
 t.test('only so many requests, over all connections, come before the one ahead is answered', async (t) => {
   const { plugin, heldCount, release } = heldResource();
-  const { port, log } = await startHttp(t, { resources: () => [plugin], behindOthersMax: 2 });
+  const { port, log } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 2 });
   const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
   const [first, second] = [await connectRaw(port), await connectRaw(port)];
   for (const connection of [first, second]) connection.send(get.repeat(2));
@@ -127,7 +127,7 @@ t.test('only so many requests, over all connections, come before the one ahead i
 
 t.test('what follows a refused request is not even read', async (t) => {
   const { plugin, release } = heldResource();
-  const { port, server } = await startHttp(t, { resources: () => [plugin], behindOthersMax: 0 });
+  const { port, server } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 0 });
   const connected = once(server.listener, 'connection');
   let arrived = 0;
   const bothArrived = new Promise<void>((resolve) => {
@@ -165,7 +165,7 @@ t.test('requests of a client that left come before nobody', async (t) => {
       });
     },
   };
-  const { port, server } = await startHttp(t, { resources: () => [open, hanging], behindOthersMax: 2 });
+  const { port, server } = await startHttp(t, { resources: () => [open, hanging], pipelinedMax: 2 });
   const connected = once(server.listener, 'connection');
   const leaving = await connectRaw(port);
   const [socket] = (await connected) as [Socket];
