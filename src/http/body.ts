@@ -7,34 +7,34 @@ import { AppError, invalid } from '../errors.ts';
 
 export const BODY_MAX_BYTES = 64 * 1024;
 
-/** Deep enough for every body of this API, shallow enough for any recursion over one. */
+/** Deep enough for every body of this API, shallow enough for recursive functions. */
 const BODY_MAX_DEPTH = 32;
 
 /**
- * Of one list or object; ours have 100 at most. joi looks at each, and describes what is wrong with it: 32,000 numbers
- * in place of event types took 0.9 s, in which nobody was answered.
+ * In one list or object; those of this API have 100 at most. joi describes what is wrong with each item: 32,000 numbers
+ * in place of event types blocked the event loop for 0.9 s.
  */
 const ITEMS_MAX = 1_000;
 
 /**
- * Reads the body before authentication, where hapi would read it after, so that every check comes in the
- * promised order. hapi leaves a payload alone that is there already (lib/route.js, `internals.payload`)
- * and still validates it. What was read is null for no body, else any JSON value but null.
+ * Reads the body into `request.payload`: null for no body, else any JSON value but null. hapi would read it only after
+ * authentication, and the checks have a promised order. A payload that is already there hapi leaves alone (lib/route.js,
+ * `internals.payload`), and still validates.
  */
-export async function takeBody(request: Request): Promise<void> {
+export async function parseBody(request: Request): Promise<void> {
   const bytes = await readBody(request);
-  // A body means nothing to GET and HEAD, whatever it is.
+  // The body of a GET or HEAD is read and ignored.
   if (request.route.method === 'get') return;
-  // hapi's types call it read-only; its own extensions, and its documentation, set it.
+  // hapi's types say that `payload` is read-only, but its documentation and its own extensions set it.
   Object.assign(request, { payload: bytes.length === 0 ? null : (parseJson(bytes) ?? NULL_BODY) });
 }
 
-/** No schema of ours could tell the body `null` from no body, and none takes it: like this it is refused as a text is. */
+/** Stands for the body `null`, which schemas could not tell from no body. As a string it is refused by all of them. */
 const NULL_BODY = 'null';
 
 /**
- * The JSON value that `bytes` are, as strict as I-JSON (RFC 7493): UTF-8 without a byte order mark, no name
- * twice in one object, no NUL and no half of a surrogate pair. Throws `invalid_request`, without echoing.
+ * Parses JSON as strictly as I-JSON (RFC 7493) asks: UTF-8 without a byte order mark, no duplicate names in an object,
+ * no lone surrogates; and no NUL. Throws `invalid_request`, which never echoes the input.
  */
 export function parseJson(bytes: Buffer): unknown {
   if (!isUtf8(bytes)) throw invalidBody('must be UTF-8');
@@ -50,41 +50,41 @@ export function parseJson(bytes: Buffer): unknown {
   return value;
 }
 
-/** Whether there is a body, here or on its way, that nobody has read to its end. */
+/** Whether the request has a body that was not read to its end. */
 export function isBodyPending({ raw: { req } }: Request): boolean {
   const isRead = req.complete && req.readableLength === 0;
-  return isFromSocket(req) && announcesBody(req) && !isRead && !broken.has(req);
+  return isFromSocket(req) && announcesBody(req) && !isRead && !interrupted.has(req);
 }
 
-/** False for requests that hapi's `server.inject` makes: there is no connection and no parser under them. */
+/** False for requests made by hapi's `server.inject`, which have neither a connection nor a parser. */
 export function isFromSocket(req: unknown): boolean {
   return req instanceof IncomingMessage;
 }
 
 /**
- * `text` as a stream that ends only when the rest of the request's body has been thrown away, so that the
- * connection is not closed, and thereby reset, under a client that reads its answer after it has sent
- * everything. Bounded in time and bytes, as nginx's `lingering_close` is.
+ * `text` as a stream that ends only when the rest of the request's body has been drained. Closing the connection before
+ * would reset it, and a client that reads only after sending everything would lose the response. Bounded in time and
+ * bytes, as nginx's `lingering_close` is.
  */
-export function untilBodyEnds(text: string, request: Request, effects: Effects): Readable {
+export function lingeringResponse(text: string, request: Request, effects: Effects): Readable {
   const stream = new Readable({ read() {} });
   stream.push(text);
-  throwAway(request.raw.req, effects, () => stream.push(null));
+  drain(request.raw.req, effects, () => stream.push(null));
   return stream;
 }
 
 /**
- * Ends the reading of a body, now or when it is about to begin, because the rest of it will not come: too
- * slow, cut off, or not valid HTTP. Only the connection hears of that; Node does not tell the request.
+ * Makes reading the body fail with `problem`, now or when it begins, because the rest of it will not arrive: it is too
+ * slow, cut off or not valid HTTP. Node reports that only for the connection, not to the request.
  */
 export function interruptBody(req: IncomingMessage, problem: AppError): void {
-  broken.set(req, problem);
+  interrupted.set(req, problem);
   req.emit(INTERRUPTED, problem);
 }
 
-const broken = new WeakMap<IncomingMessage, AppError>();
+const interrupted = new WeakMap<IncomingMessage, AppError>();
 
-/** Told to whoever is reading. */
+/** The event that tells the reader of a body. */
 const INTERRUPTED = Symbol('interrupted');
 
 async function readBody(request: Request): Promise<Buffer> {
@@ -94,7 +94,7 @@ async function readBody(request: Request): Promise<Buffer> {
   if (declaredBytes === 0) return NOTHING;
   if (declaredBytes !== undefined && declaredBytes > BODY_MAX_BYTES) throw tooLarge();
   const isIgnored = request.route.method === 'get';
-  // A chunked body may turn out to be empty, and then its type does not matter.
+  // A chunked body may turn out to be empty, so its type is checked after it was read.
   if (!isIgnored && declaredBytes !== undefined) checkMediaType(req);
   checkTransferCoding(req);
   if (expectsContinue(req)) res.writeContinue();
@@ -109,7 +109,7 @@ function announcesBody({ headers }: IncomingMessage): boolean {
   return headers['content-length'] !== undefined || headers['transfer-encoding'] !== undefined;
 }
 
-/** Undefined for a chunked body. The parser has made sure that it is a number, and not there twice. */
+/** Undefined for a chunked body. Node's parser has checked that it is one number. */
 function declaredLength({ headers }: IncomingMessage): number | undefined {
   return headers['transfer-encoding'] === undefined ? Number(headers['content-length']) : undefined;
 }
@@ -128,7 +128,7 @@ function checkMediaType({ headers }: IncomingMessage): void {
   }
 }
 
-/** Without the dash it is no registered name, and common. */
+/** `utf8` without the dash is not a registered name, but common. */
 const UTF_8 = /^utf-?8$/i;
 
 const CHARSET = /^\s*charset\s*=\s*"?([^"\s]*)"?\s*$/i;
@@ -143,16 +143,16 @@ function expectsContinue({ headers, httpVersion }: IncomingMessage): boolean {
   return httpVersion === '1.1' && headers.expect?.toLowerCase() === '100-continue';
 }
 
-/** Each is an object of some 250 bytes, however little it holds: a body in chunks of one byte was 15 MiB of them. */
+/** Beyond this they are merged: each Buffer takes some 250 bytes, so a body in chunks of one byte took 15 MiB. */
 const CHUNKS_MAX = 256;
 
-/** The whole body. Rejects once it is too large or will not come; what is left of it stays unread then. */
+/** The whole body. Rejects once it is too large or will not arrive, and leaves the rest unread. */
 function collect(req: IncomingMessage): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     let chunks: Buffer[] = [];
     let size = 0;
     req.on('data', onData).on('end', onEnd).on('close', onClose).on(INTERRUPTED, fail);
-    const problem = broken.get(req);
+    const problem = interrupted.get(req);
     if (problem !== undefined) fail(problem);
 
     function onData(chunk: Buffer): void {
@@ -187,15 +187,15 @@ function invalidBody(reason: string): AppError {
   return invalid('body', 'body', reason);
 }
 
-/** V8's message quotes the body; only the place in it is passed on. */
+/** V8's message quotes the body, so only the position is passed on. */
 function positionIn(error: unknown): string {
   const position = error instanceof Error ? /at position (\d+)/.exec(error.message)?.[1] : undefined;
   return position === undefined ? '' : `, at character ${Number(position) + 1}`;
 }
 
 /**
- * Counts the names of all objects in `value`; throws for what no text in this service may hold. `field` is the
- * body's own field that it stands in.
+ * Counts the names in all objects of `value`; throws if a name or text is not allowed. `field`: the body's top-level
+ * field that `value` is in.
  */
 function checkedNames(value: unknown, depth: number, field = 'body'): number {
   if (typeof value === 'string') {
@@ -220,7 +220,7 @@ function checkedNames(value: unknown, depth: number, field = 'body'): number {
   return names;
 }
 
-/** A field's name is the sender's text: only one that could be ours is repeated. */
+/** Unknown names are the client's text: an error message echoes only names that look like those of this API. */
 const PLAIN_NAME = /^[a-z_]{1,64}$/;
 
 function checkText(text: string, field: string): void {
@@ -228,13 +228,13 @@ function checkText(text: string, field: string): void {
   if (!text.isWellFormed()) throw invalid('body', field, 'must not contain half of a surrogate pair');
 }
 
-/** The two ways in which a copied object poisons others; see CVE-2018-3728, against which hapi has Bourne. */
+/** The two names that allow prototype pollution (CVE-2018-3728). hapi's own parser uses Bourne against them. */
 function reachesPrototype(name: string, value: unknown): boolean {
   if (name === '__proto__') return true;
   return name === 'constructor' && typeof value === 'object' && value !== null && 'prototype' in value;
 }
 
-/** The colons outside of strings in valid JSON: one for each name, also one that JSON.parse dropped. */
+/** Counts the colons outside of strings in valid JSON: one for each name, also for duplicates that JSON.parse drops. */
 function writtenNames(text: string): number {
   let names = 0;
   let inString = false;
@@ -251,36 +251,36 @@ const QUOTE = 0x22;
 const COLON = 0x3a;
 const BACKSLASH = 0x5c;
 
-const THROW_AWAY_MAX_BYTES = 64 * 1024 * 1024;
-/** As nginx's `lingering_timeout` and `lingering_time`: some proxies look for the answer only when they have sent it all. */
-const THROW_AWAY_LOOK_MS = 5_000;
-const THROW_AWAY_MAX_LOOKS = 6;
+const DRAIN_MAX_BYTES = 64 * 1024 * 1024;
+/** As nginx's `lingering_timeout` and `lingering_time`: some proxies read the response only after sending everything. */
+const DRAIN_CHECK_MS = 5_000;
+const DRAIN_MAX_CHECKS = 6;
 
-/** Reads on until the body ends, nothing came for 5 s, 30 s are over, or it is too much. */
-function throwAway(req: IncomingMessage, effects: Effects, ended: () => void): void {
+/** Discards the rest of the body until it ends, stalls for 5 s, takes 30 s, or exceeds DRAIN_MAX_BYTES. */
+function drain(req: IncomingMessage, effects: Effects, ended: () => void): void {
   let bytes = 0;
-  let bytesAtLastLook = -1;
-  let looks = 0;
-  let cancelLook = (): void => {};
+  let bytesAtLastCheck = -1;
+  let checks = 0;
+  let cancelCheck = (): void => {};
   req.on('data', onData).on('end', stop).on('close', stop).on(INTERRUPTED, stop);
   req.resume();
-  look();
+  checkProgress();
 
   function onData(chunk: Buffer): void {
     bytes += chunk.length;
-    if (bytes > THROW_AWAY_MAX_BYTES) stop();
+    if (bytes > DRAIN_MAX_BYTES) stop();
   }
-  function look(): void {
-    if (bytes === bytesAtLastLook || looks === THROW_AWAY_MAX_LOOKS) {
+  function checkProgress(): void {
+    if (bytes === bytesAtLastCheck || checks === DRAIN_MAX_CHECKS) {
       stop();
       return;
     }
-    bytesAtLastLook = bytes;
-    looks++;
-    cancelLook = effects.after(THROW_AWAY_LOOK_MS, look);
+    bytesAtLastCheck = bytes;
+    checks++;
+    cancelCheck = effects.after(DRAIN_CHECK_MS, checkProgress);
   }
   function stop(): void {
-    cancelLook();
+    cancelCheck();
     req.off('data', onData).off('end', stop).off('close', stop).off(INTERRUPTED, stop);
     ended();
   }

@@ -6,7 +6,7 @@ import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, type ErrorCode, type ErrorDetail, isStorageProblem, STATUS_OF_CODE } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import { interruptBody, isBodyPending, untilBodyEnds } from './body.ts';
+import { interruptBody, isBodyPending, lingeringResponse } from './body.ts';
 
 /** An answer as text, so that a handler, hapi itself and a bare socket can all send the same one. */
 interface ErrorResponse {
@@ -229,7 +229,7 @@ function presentError(
   // A body that nobody read may still be on its way: the connection must outlive it for the answer to arrive,
   // and ends then, however much of it had come by now.
   const isPending = isBodyPending(request);
-  const source = isPending ? untilBodyEnds(body, request, effects) : body;
+  const source = isPending ? lingeringResponse(body, request, effects) : body;
   const response = h
     .response(source)
     .code(statusCode)

@@ -15,7 +15,7 @@ import { acceptors } from './acceptors.ts';
 import { type Admission, type AdmissionOptions, createAdmission } from './admission.ts';
 import { callerOf } from './auth.ts';
 import { createBatching } from './batching.ts';
-import { takeBody } from './body.ts';
+import { parseBody } from './body.ts';
 import { answerParserErrors, commonHeaders, present } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
 import { checkHead, unknownRoutes } from './routing.ts';
@@ -147,7 +147,7 @@ function addSteps(
   });
   server.ext('onPreAuth', async (request, h) => {
     refuseUnknown(request); // 404 and 405
-    await takeBody(request); // size, type, syntax: 413, 415, 400
+    await parseBody(request); // size, type, syntax: 413, 415, 400
     return h.continue;
   });
   // Then `authentication`: 401.
