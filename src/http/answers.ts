@@ -9,12 +9,12 @@ import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { idempotencyKey } from './validation.ts';
 
-/** What of a request decides whether another repeats it. */
+/** The parts of a request that decide whether another one repeats it. */
 type WriteRequest = Pick<Request, 'auth' | 'headers' | 'method' | 'path' | 'payload'>;
 
 type Toolkit = Pick<ResponseToolkit, 'response'>;
 
-/** What a write that went well is answered with, besides its body. */
+/** The response to a successful write, besides its body. */
 const FORMS: Record<AnsweringOperation, Pick<AnswerRequest, 'statusCode' | 'locationPrefix'>> = {
   'deployments.create': { statusCode: 201, locationPrefix: '/v2/deployments/' },
   'deployments.redeploy': { statusCode: 201, locationPrefix: '/v2/deployments/' },
@@ -29,11 +29,11 @@ const FORMS: Record<AnsweringOperation, Pick<AnswerRequest, 'statusCode' | 'loca
   'pings.keep': { statusCode: 200, locationPrefix: null },
 };
 
-/** How writes are answered, once for each Idempotency-Key. */
+/** Performs and answers writes, once for each Idempotency-Key. */
 export interface Answers {
   /**
-   * Performs a write and answers with what it made, in one transaction with the request's Idempotency-Key:
-   * a repeat is answered with the same bytes and `Idempotent-Replayed: true`.
+   * Performs a write, and stores its answer under the request's Idempotency-Key in the same transaction. A repeat gets
+   * the same bytes, with `Idempotent-Replayed: true`.
    */
   write<Name extends AnsweringOperation>(
     request: WriteRequest,
@@ -42,19 +42,20 @@ export interface Answers {
     input: InputOf<Name>,
   ): Promise<ResponseObject>;
   /**
-   * For a write to what is not there, or not any more: if it repeats one that was answered, that answer. What a key
-   * sees never changes, so it saw it then. Throws `not_found`.
+   * For a write to a resource that does not exist (any more): replays the stored answer if this repeats an earlier
+   * request, else throws `not_found`. This shows a key nothing new: the projects that it sees never change, so it saw
+   * the resource at the first request.
    */
   repeat(request: WriteRequest, h: Toolkit): Promise<ResponseObject>;
   /**
-   * As `write`, for an attempt that is made right now and that no transaction can hold. Its answer is remembered
-   * after it. Repeats that come meanwhile wait for it, and other requests with its key are refused; only the end of
-   * davit in between lets one be made a second time.
+   * As `write`, for an attempt that is made right now, and so outside of any transaction: its answer is stored after it.
+   * Meanwhile, repeats wait for it, and other requests with its Idempotency-Key are refused. It is made twice only if
+   * davit ends in between.
    */
   attempt(request: WriteRequest, h: Toolkit, perform: () => Promise<Attempt>): Promise<ResponseObject>;
 }
 
-/** One for all of a service: every write looks at the attempts that are under way. */
+/** Create one for the whole service: every write checks its key against the attempts that are under way. */
 export function createAnswers(writer: Writer): Answers {
   const underWay = new Map<string, { requestHash: Uint8Array; answer: Promise<Answer> }>();
 
@@ -80,7 +81,7 @@ export function createAnswers(writer: Writer): Answers {
     },
   };
 
-  /** Undefined for another request with the key, too: visibility is judged before what the key was used for. */
+  /** Also undefined if the key was used for another request: visibility comes first, so that is 404 and not 422. */
   async function recallIfSame(memory: IdempotencyMemory): Promise<Answer | undefined> {
     try {
       return await writer.write('idempotency.recall', memory);
@@ -90,17 +91,17 @@ export function createAnswers(writer: Writer): Answers {
     }
   }
 
-  /** The answer to come of an attempt that this repeats. Throws `idempotency_key_reused` if it is no repeat. */
+  /** The future answer of the running attempt with this key. Throws `idempotency_key_reused` for another request. */
   function repeatedUnderWay(memory: IdempotencyMemory | null): Promise<Answer> | undefined {
     if (memory === null) return undefined;
-    const first = underWay.get(nameOf(memory));
+    const first = underWay.get(inMemoryKey(memory));
     if (first === undefined) return undefined;
     if (Buffer.compare(first.requestHash, memory.requestHash) !== 0) throw keyReused();
     return first.answer.then((answer) => ({ ...answer, replayed: true }));
   }
 
   function begin(memory: IdempotencyMemory, perform: () => Promise<Attempt>): Promise<Answer> {
-    const name = nameOf(memory);
+    const name = inMemoryKey(memory);
     const answer = recallOrPerform(memory, perform).finally(() => underWay.delete(name));
     underWay.set(name, { requestHash: memory.requestHash, answer });
     return answer;
@@ -124,7 +125,7 @@ export function createAnswers(writer: Writer): Answers {
   }
 }
 
-function nameOf({ keyId, idempotencyKey }: IdempotencyMemory): string {
+function inMemoryKey({ keyId, idempotencyKey }: IdempotencyMemory): string {
   return `${keyId} ${idempotencyKey}`;
 }
 
@@ -142,12 +143,12 @@ function idempotencyMemory(request: WriteRequest): IdempotencyMemory | null {
   return { keyId: callerOf(request).keyId, idempotencyKey: key, requestHash: requestHash(request) };
 }
 
-/** Of the validated body, so that the order of fields and white space make no other request of it. */
+/** Hashes the validated body, so that white space and the order of fields do not matter. */
 function requestHash({ method, path, payload }: WriteRequest): Uint8Array {
   return hash('sha256', JSON.stringify([method, path, sorted(payload)]), 'buffer');
 }
 
-/** Our bodies are plain values, lists of them, and objects. */
+/** Sorts the fields of objects. Lists stay as they are: in this API they hold only plain values. */
 function sorted(value: unknown): unknown {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) return value;
   return Object.entries(value)

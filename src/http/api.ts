@@ -24,11 +24,11 @@ export interface ApiOptions extends Pick<HttpServerOptions, 'tls' | 'onAnswer' |
   store: Store;
   watches: Watches;
   ping: Ping;
-  /** What keeps davit from its work; null: nothing. */
+  /** Resolves to what keeps davit from doing its work, or null. */
   checkReadiness: () => Promise<string | null>;
 }
 
-/** The HTTP server with every resource that it serves. Not listening yet. */
+/** Creates the HTTP server with all resources, without listening. */
 export function createApi(options: ApiOptions, effects: Effects, logger: Logger): Promise<Server> {
   const { config, store, watches, ping, checkReadiness, tls, onAnswer, stopping } = options;
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
@@ -67,10 +67,10 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
   );
 }
 
-/** From the end of an attempt to the answer that tells of it, at most. */
-const TOLD_WITHIN_MS = 10_000;
+/** Between the end of a ping's attempt and its response, at most. */
+const PING_RESPONSE_MS = 10_000;
 
-/** While a ping is under way nothing moves on the connection of whoever asked for it. */
+/** Longer than any ping, during which the connection that requested it is idle. */
 function idleMsOf({ webhookTimeoutMs }: ServeConfig): number {
-  return Math.min(Math.max(IDLE_MS, webhookTimeoutMs + TOLD_WITHIN_MS), LONGEST_TIMER_MS);
+  return Math.min(Math.max(IDLE_MS, webhookTimeoutMs + PING_RESPONSE_MS), LONGEST_TIMER_MS);
 }

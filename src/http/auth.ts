@@ -7,12 +7,13 @@ import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, applyRateDecision, type ClientAddress, type RateLimiter } from './limits.ts';
 
-const USED_AT_MOST_EVERY_MS = 60_000;
+/** How often a key's `last_used_at` is written at most. */
+const USE_NOTED_EVERY_MS = 60_000;
 
 /**
- * `Authorization: Bearer <API_KEY>`. The key counts as the latest commit has it at every request, so that a
- * revocation counts from the next one on, whoever revoked. Failures are counted by address and answered 401, then 429;
- * a valid key is never held up by them.
+ * Authenticates `Authorization: Bearer <API_KEY>`. Each request checks the key as of the latest commit, so a revocation,
+ * also by another process, holds from the next request on. Failures are counted by address, and answered 401, then 429;
+ * they never hold up a valid key.
  */
 export function authentication(
   { reads, writer }: Store,
@@ -46,15 +47,15 @@ export function authentication(
 
   function noteUse({ keyId, lastUsedAtMs }: Caller): void {
     const atMs = effects.now();
-    if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USED_AT_MOST_EVERY_MS) return;
+    if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USE_NOTED_EVERY_MS) return;
     writer.write('keys.touch', { keyId, atMs }).catch((error) => {
-      // Nobody's request fails for a note; the next one writes it.
+      // Not a reason to fail the request; the next one tries again.
       logger.warn({ err: error }, 'the use of a key could not be noted');
     });
   }
 }
 
-/** Who makes the request. Only for routes that ask for a key. */
+/** The authenticated caller. Throws on a route without authentication. */
 export function callerOf(request: Pick<Request, 'auth'>): Caller {
   const caller = request.auth.credentials.app;
   if (caller === undefined) throw new Error('a route without authentication asked for its caller');
@@ -62,8 +63,8 @@ export function callerOf(request: Pick<Request, 'auth'>): Caller {
 }
 
 /**
- * Who makes the request, as the file has it now: undefined once the key was revoked, has ended, or goes by another
- * secret. A request that lasts asks again and again.
+ * The caller as the database has it now: undefined once the key is revoked or expired, or its secret was replaced. Long
+ * requests check again and again.
  */
 export function currentCaller(
   request: Pick<Request, 'headers'>,

@@ -6,22 +6,22 @@ import type { Logger } from '../logger.ts';
 import { readAuthorities } from '../pem.ts';
 import { type Certificate, readCertificate } from './tls.ts';
 
-/** The files in PEM that the options name, read and checked at each call. Throws AppError with the option's name. */
+/** Reads and checks the PEM files that the options name, anew at each call. Throws AppError with the option's name. */
 export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Effects, logger: Logger) {
   return {
     /** Null: plain HTTP. */
     own(): Certificate | null {
       if (tls === null) return null;
       const certificate = readCertificate(tls);
-      judgeValidity(certificate);
+      warnIfInvalid(certificate);
       return certificate;
     },
 
-    /** Null: no others than the usual ones. */
+    /** Null: only the default ones. */
     authorities: (): string | null =>
       webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile),
 
-    /** What is broken does not take the place of what works. */
+    /** Reads a file again and uses it, unless it is broken: then what was read before stays in use. */
     renew<Read>(what: string, read: () => Read | null, use: (read: Read) => void): void {
       try {
         const renewed = read();
@@ -35,8 +35,8 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
     },
   };
 
-  /** No reason to refuse it: it may be another clock that is wrong, and davit has more to do than to be called. */
-  function judgeValidity({ validFromMs, validToMs }: Certificate): void {
+  /** Only warns: this machine's clock may be the one that is wrong, and davit does more than to serve HTTPS. */
+  function warnIfInvalid({ validFromMs, validToMs }: Certificate): void {
     const nowMs = effects.now();
     const validity = { valid_from: timestamp(validFromMs), valid_to: timestamp(validToMs) };
     if (nowMs > validToMs) {
