@@ -8,7 +8,7 @@ import { AppError, type ErrorCode, type ErrorDetail, isStorageProblem, STATUS_OF
 import type { Logger } from '../logger.ts';
 import { interruptBody, isBodyPending, lingeringResponse } from './body.ts';
 
-/** An answer as text, so that a handler, hapi itself and a bare socket can all send the same one. */
+/** An error response as plain data, so that hapi and a bare socket can send the same one. */
 interface ErrorResponse {
   code: ErrorCode;
   statusCode: number;
@@ -17,8 +17,8 @@ interface ErrorResponse {
 }
 
 /**
- * The one error body, for whatever was thrown: an AppError as it is, what hapi throws in our words, and
- * anything else as an `internal_error` that says nothing of the inside.
+ * The response to whatever was thrown, always with the same error body: an AppError as it is, hapi's own errors with our
+ * messages, and anything else as an `internal_error` that reveals nothing about it.
  */
 export function toErrorResponse(error: unknown, requestId: RequestId): ErrorResponse {
   const { code, message, details, headers } = refusalOf(error);
@@ -32,20 +32,20 @@ export function toErrorResponse(error: unknown, requestId: RequestId): ErrorResp
   };
 }
 
-/** What every response carries, whoever wrote it. */
+/** The headers of every response, whether hapi or a bare socket sends it. */
 export function commonHeaders(requestId: RequestId): Record<string, string> {
   return { 'X-Request-Id': requestId, 'X-Content-Type-Options': 'nosniff', 'Cache-Control': 'no-store' };
 }
 
-/** For what is not there, and just the same for what this key may not see. */
+/** For what does not exist and, indistinguishably, for what the key may not see. */
 export function notFound(): AppError {
   return new AppError('not_found', NOT_FOUND_MESSAGE);
 }
 
 /**
- * Answers what never becomes a request: bytes that are not HTTP, headers too large, a request that does
- * not arrive in time. Node and hapi answer these with a bare status line, hapi even in the name of an
- * earlier request of the same connection that is still being carried out.
+ * Answers what never becomes a request: bytes that are not HTTP, headers that are too large, a request that does not
+ * arrive in time. Node and hapi would answer with a bare status line, hapi even in place of the response to an earlier
+ * request of the connection that is still being handled.
  */
 export function answerParserErrors(
   listener: Listener,
@@ -61,7 +61,7 @@ export function answerParserErrors(
     const response = latestResponse(socket);
     if (problem === undefined) socket.destroy();
     else if (response !== undefined && !response.req.complete) interruptRequest(response, problem);
-    // The parser reports every later piece of a connection that it has given up on.
+    // After an error, the parser reports one for each further chunk of that connection.
     else if (!refused.has(socket)) refuseAfter(response, socket, problem);
   });
 
@@ -71,7 +71,7 @@ export function answerParserErrors(
     refuse(socket, methodNotAllowed('', null, []));
   });
 
-  /** What comes next on this connection is no request; the answers before it come first. */
+  /** Refuses what comes next on the connection, once the earlier requests have been answered. */
   function refuseAfter(response: ServerResponse | undefined, socket: Duplex, problem: AppError): void {
     refused.add(socket);
     if (response === undefined || response.writableFinished) refuse(socket, problem);
@@ -90,7 +90,7 @@ export function answerParserErrors(
       'not a request',
     );
     socket.end(bareResponse(response, requestId, effects.now()));
-    // Closed at once, a client that is still sending would be reset and never read its answer.
+    // Closing it at once would reset the connection of a client that is still sending, which then loses the response.
     socket.once(
       'close',
       effects.after(BARE_RESPONSE_LINGER_MS, () => socket.destroy()),
@@ -98,7 +98,7 @@ export function answerParserErrors(
   }
 }
 
-/** A request had begun and its body fails: its own answer says so, if it has none yet. */
+/** The body of a request fails: that request's own response says so, if it was not sent yet. */
 function interruptRequest(response: ServerResponse, problem: AppError): void {
   if (response.writableFinished) response.req.socket.destroy();
   else interruptBody(response.req, problem);
@@ -122,7 +122,7 @@ function refusalOf(error: unknown): Refusal {
   return BUG;
 }
 
-/** What fails of SQLite's outside the writer is a read. */
+/** For storage errors outside of the writer, which can only be failed reads. */
 const UNREADABLE: Refusal = {
   code: 'unavailable',
   message: 'the database cannot be read at the moment: try again shortly',
@@ -132,8 +132,7 @@ const UNREADABLE: Refusal = {
 
 const BUG: Refusal = {
   code: 'internal_error',
-  message:
-    'something went wrong inside; whoever runs this service finds more under the request id in its log',
+  message: 'something went wrong inside the service; its log tells more under the id of this request',
   details: [],
   headers: {},
 };
@@ -154,7 +153,7 @@ function ofAppError({ code, message, details, retryAfterSeconds }: AppError): Re
   }
 }
 
-/** hapi's own errors. Their texts are written for other readers, so none of them is passed on. */
+/** hapi's own errors. Their messages are not written for clients of this API, so none is passed on. */
 function ofBoom({ output, data }: Boom): Refusal {
   switch (output.statusCode) {
     case 400:
@@ -168,7 +167,7 @@ function ofBoom({ output, data }: Boom): Refusal {
     case 405:
       return {
         code: 'method_not_allowed',
-        message: 'this method is not allowed here; the Allow header tells which are',
+        message: 'this method is not allowed here: the Allow header lists those that are',
         details: [],
         headers: { Allow: String(output.headers['Allow'] ?? '') },
       };
@@ -179,40 +178,40 @@ function ofBoom({ output, data }: Boom): Refusal {
   }
 }
 
-/** hapi leaves in `data.need` which scopes its access rule asked for. */
+/** hapi lists in `data.need` the scopes that the route requires. */
 function missingScope(data: unknown): string {
   const need = (data as { need?: { selection?: string[]; required?: string[] }[] } | null)?.need ?? [];
   const scopes = need.flatMap(({ selection = [], required = [] }) => [...selection, ...required]);
   return scopes.length === 0
     ? 'this key may not do that'
-    : `this key lacks the scope ${scopes.join(' or ')}: use a key that has it, or have one made`;
+    : `this key lacks the scope ${scopes.join(' or ')}: use a key that has it, or ask for one`;
 }
 
 /**
- * What a request is answered with: whatever it ended with, if that is no answer, becomes the one error body, and what was
- * a bug is logged with its stack.
+ * Makes the final response of a request: serialises what its handler returned, and gives whatever was thrown the common
+ * error body. Logs bugs with their stack.
  */
-export function present(
+export function finishResponse(
   request: Request,
   h: ResponseToolkit,
   effects: Effects,
   logger: Logger,
 ): Lifecycle.ReturnValue {
   const { response } = request;
-  if ('isBoom' in response) return presentError(response, request, h, effects, logger);
-  // Made into text here, because what JSON.stringify throws later hapi would answer in its own shape.
+  if ('isBoom' in response) return respondWithError(response, request, h, effects, logger);
+  // Serialised here: if JSON.stringify threw later, hapi would answer with an error body of its own.
   if (response.variety === 'plain' && typeof response.source === 'object' && response.source !== null) {
     try {
       Object.assign(response, { source: JSON.stringify(response.source) });
       response.type('application/json');
     } catch (error) {
-      return presentError(error, request, h, effects, logger);
+      return respondWithError(error, request, h, effects, logger);
     }
   }
   return h.continue;
 }
 
-function presentError(
+function respondWithError(
   error: unknown,
   request: Request,
   h: ResponseToolkit,
@@ -226,8 +225,8 @@ function presentError(
   } else if (code === 'unavailable') {
     logger.warn({ request_id: requestId, route: request.route.path, err: error }, 'unavailable');
   }
-  // A body that nobody read may still be on its way: the connection must outlive it for the answer to arrive,
-  // and ends then, however much of it had come by now.
+  // The rest of an unread body may still be arriving: unless it is drained first, closing the connection would keep the
+  // response from the client. Closed it is in any case, even if all of the body has arrived by then.
   const isPending = isBodyPending(request);
   const source = isPending ? lingeringResponse(body, request, effects) : body;
   const response = h
@@ -240,7 +239,7 @@ function presentError(
   return response;
 }
 
-/** What the parser's error means to the client; undefined when there is nobody left to tell. */
+/** What the parser's error means to the client; undefined if the connection itself has failed. */
 function parserProblem(error: Error & { code?: string }): AppError | undefined {
   const code = error.code ?? '';
   switch (code) {

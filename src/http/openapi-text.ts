@@ -118,7 +118,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   forbidden: {
     when: 'The key lacks the scope; the message names it.',
-    message: 'this key lacks the scope deployments:write: use a key that has it, or have one made',
+    message: 'this key lacks the scope deployments:write: use a key that has it, or ask for one',
     headers: [...LIMITED],
   },
   not_found: {
@@ -160,8 +160,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   internal_error: {
     when: 'A bug in the service.',
-    message:
-      'something went wrong inside; whoever runs this service finds more under the request id in its log',
+    message: 'something went wrong inside the service; its log tells more under the id of this request',
     headers: [...LIMITED],
   },
   unavailable: {

@@ -4,7 +4,7 @@ import { invalid } from '../errors.ts';
 import { isFromSocket } from './body.ts';
 import { notFound } from './errors.ts';
 
-/** What hapi leaves to the handler or answers in its own way: headers that tell where and who, the path, the query's syntax. */
+/** Checks what hapi would accept, or answer in its own way: repeated headers, the path, the syntax of the query. */
 export function checkHead(request: Request): void {
   checkHeaders(request);
   checkPath(request);
@@ -12,24 +12,24 @@ export function checkHead(request: Request): void {
 }
 
 /**
- * A route for whatever no other is for. What it returns throws for a request that leads there, to be called before the
- * request's body is looked at: hapi would take in whatever comes to get past it.
+ * Registers a route for everything that no other route matches. Returns a check that throws for a request to it. Call
+ * that before the body is read: hapi would read any body to get to the handler.
  */
-export function unknownRoutes(server: Server): (request: Request) => void {
+export function registerCatchAll(server: Server): (request: Request) => void {
   server.route({
     method: '*',
-    path: UNKNOWN_ROUTE,
+    path: CATCH_ALL,
     options: { auth: false },
     handler: (request) => refuseRoute(server, request),
   });
   return (request) => {
-    if (request.route.path === UNKNOWN_ROUTE) refuseRoute(server, request);
+    if (request.route.path === CATCH_ALL) refuseRoute(server, request);
   };
 }
 
 /**
- * RFC 9112, 3.2: exactly one Host in HTTP/1.1. Of the others Node takes the first in silence, and a proxy perhaps the last:
- * whoever called, or what was sent, would depend on whom one asks.
+ * HTTP/1.1 has exactly one Host (RFC 9112, 3.2). Of a repeated Authorization or Content-Type Node silently takes the
+ * first, and a proxy perhaps the last: the two could disagree on who calls, or on what was sent.
  */
 function checkHeaders({ raw: { req } }: Request): void {
   if (!isFromSocket(req)) return;
@@ -53,20 +53,20 @@ const SENT_ONCE = new Map(
 const HOST = /^(?:[\w.~!$&'()*+,;=%-]*|\[[\w.:%~-]+\])(?::\d*)?$/;
 
 /**
- * Of a request for `foo://bar`, whose path is empty, hapi's router throws where nobody catches it: davit would end. Bad
- * encoding it would answer with 400 too, but only after taking in the whole body.
+ * For `foo://bar`, whose path is empty, hapi's router throws an error that nothing catches, which would end davit. Bad
+ * percent-encoding hapi would answer with 400 too, but only after it has read the whole body.
  */
 function checkPath({ path, raw: { req } }: Request): void {
   if (!path.startsWith('/')) throw invalid('path', 'path', 'must begin with /');
-  if (LEADS_ELSEWHERE.test(req.url?.split('?', 1)[0] ?? '')) throw notFound();
+  if (BACKSLASH_OR_DOT_SEGMENT.test(req.url?.split('?', 1)[0] ?? '')) throw notFound();
   if (path.includes('%') && decoded(path) === undefined)
     throw invalid('path', 'path', 'is not valid percent-encoding');
 }
 
-/** What URL makes another path of before hapi sees it: a proxy that lets only some paths in would be led astray. */
-const LEADS_ELSEWHERE = /\\|\/(?:\.|%2e){1,2}(?:\/|$)/i;
+/** Such paths `URL` rewrites before hapi sees them: they could bypass a proxy that lets only certain paths through. */
+const BACKSLASH_OR_DOT_SEGMENT = /\\|\/(?:\.|%2e){1,2}(?:\/|$)/i;
 
-/** hapi replaces what is no UTF-8, and drops parameters beyond the thousandth. */
+/** hapi would replace invalid UTF-8, and drop parameters beyond the thousandth. */
 function checkQuerySyntax({ raw: { req } }: Request): void {
   const start = req.url?.indexOf('?') ?? -1;
   if (req.url === undefined || start === -1) return;
@@ -79,7 +79,7 @@ function checkQuerySyntax({ raw: { req } }: Request): void {
   }
 }
 
-const UNKNOWN_ROUTE = '/{any*}';
+const CATCH_ALL = '/{any*}';
 
 const QUERY_MAX_PARAMETERS = 100;
 
@@ -91,16 +91,16 @@ function decoded(text: string): string | undefined {
   }
 }
 
-/** 405 with what is allowed, if the path is one of ours with another method; else 404. */
+/** Throws 405 with the allowed methods if the path exists with other methods, else 404. */
 function refuseRoute(server: Server, { path }: Request): never {
-  const allowed = METHODS.filter((method) => leadsSomewhere(server, method, path));
+  const allowed = METHODS.filter((method) => hasRoute(server, method, path));
   if (allowed.length === 0) throw notFound();
   throw methodNotAllowed('', null, allowed.includes('GET') ? ['GET', 'HEAD', ...allowed.slice(1)] : allowed);
 }
 
 const METHODS = ['GET', 'POST', 'PUT', 'PATCH', 'DELETE'] as const;
 
-function leadsSomewhere(server: Server, method: (typeof METHODS)[number], path: string): boolean {
+function hasRoute(server: Server, method: (typeof METHODS)[number], path: string): boolean {
   const route = server.match(method, path);
-  return route !== null && route.path !== UNKNOWN_ROUTE;
+  return route !== null && route.path !== CATCH_ALL;
 }

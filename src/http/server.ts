@@ -16,9 +16,9 @@ import { type Admission, type AdmissionOptions, createAdmission } from './admiss
 import { callerOf } from './auth.ts';
 import { createBatching } from './batching.ts';
 import { parseBody } from './body.ts';
-import { answerParserErrors, commonHeaders, present } from './errors.ts';
+import { answerParserErrors, commonHeaders, finishResponse } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
-import { checkHead, unknownRoutes } from './routing.ts';
+import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
 import { checkIdempotencyKey, routeValidation } from './validation.ts';
@@ -131,7 +131,7 @@ function addSteps(
   logger: Logger,
 ): void {
   const joinBatch = tls === null ? createBatching() : undefined;
-  const refuseUnknown = unknownRoutes(server);
+  const refuseUnknown = registerCatchAll(server);
   const rateLimiter = createRateLimiter(rateLimit, effects);
   const limitSendBuffer = createSendBufferLimit(logger, sendBufferMaxBytes);
 
@@ -161,7 +161,7 @@ function addSteps(
     return h.continue;
   });
   server.ext('onPreResponse', (request, h) => {
-    const answer = present(request, h, effects, logger); // serialises, and gives every error the same body
+    const answer = finishResponse(request, h, effects, logger); // serialises, and gives every error the same body
     limitSendBuffer(request);
     return answer;
   });
