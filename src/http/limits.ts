@@ -6,7 +6,7 @@ import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { putLatest } from '../latest.ts';
 
-/** `limit` requests in every `windowMs`, all of them at once if the caller likes. */
+/** `limit` requests per `windowMs`, all of which may come in one burst. */
 export interface RateLimit {
   limit: number;
   windowMs: number;
@@ -24,14 +24,14 @@ interface RateHeaders {
 }
 
 export interface RateLimiter {
-  /** Counts one request of `who`, unless it is refused. Whoever waits `retryAfterSeconds` alone gets through. */
+  /** Counts one request of `who`, unless it is refused. After `retryAfterSeconds` without any, the next is allowed. */
   take(who: string): RateDecision;
 }
 
 /**
- * The generic cell rate algorithm: one moment per caller says when all of its requests will have been paid
- * off. `policy` names the limit in the headers. Keeps at most `maxCallers`; the one that was quiet
- * for longest is forgotten first, which forgives it and locks nobody out.
+ * The generic cell rate algorithm (GCRA), a leaky bucket that keeps one moment per caller: when all of its requests so
+ * far will have been paid off. `policy` names the limit in the headers. Beyond `maxCallers`, the caller that was quiet
+ * for longest is forgotten, which resets its count and so locks nobody out.
  */
 export function createRateLimiter(
   rateLimit: RateLimit | null,
@@ -42,7 +42,7 @@ export function createRateLimiter(
   const { limit, windowMs } = rateLimit;
   const policyHeader = `"${policy}";q=${limit};w=${Math.ceil(windowMs / 1000)}`;
   const originMs = effects.monotonicMs();
-  // Time counts in 1/limit of a millisecond here, so that what one request costs is a whole number.
+  // Time is counted in units of 1/limit of a millisecond, so that the cost of one request is a whole number.
   const cost = windowMs;
   const capacity = limit * windowMs;
   const paidOffAt = new Map<string, number>();
@@ -61,20 +61,20 @@ export function createRateLimiter(
     },
   };
 
-  /** Seconds, rounded up, that pay off `owed`. */
+  /** In how many seconds, rounded up, `owed` is paid off. */
   function seconds(owed: number): number {
     return Math.max(1, Math.ceil(owed / limit / 1000));
   }
 
-  /** `remaining` requests may come now, and the next one more in `moreInSeconds`. */
+  /** `remaining`: how many requests may come now; `moreInSeconds`: when there is one more. */
   function headers(remaining: number, moreInSeconds: number): RateHeaders {
     return { 'RateLimit-Policy': policyHeader, RateLimit: `"${policy}";r=${remaining};t=${moreInSeconds}` };
   }
 }
 
 /**
- * Counts failed authentications of an address (see `addressGroup`). A key is looked up whatever this says,
- * so nobody locks a valid key out; only those that fail are answered 429 instead of 401 from here on.
+ * Limits failed authentications per address (see `addressGroup`). It is asked only after a key was found to be wrong, so
+ * nobody can lock out a valid key: beyond the limit, failures are answered 429 instead of 401.
  */
 export function createFailureLimiter(effects: Effects): RateLimiter {
   return createRateLimiter({ limit: 60, windowMs: 60_000 }, effects, { policy: 'failed-authentication' });
@@ -97,12 +97,12 @@ export function applyRateDecision(decision: RateDecision, { raw: { res } }: Pick
   }
 }
 
-/** Who is at the other end, and what other proxies, whose word counts, say about it. */
+/** Tells the address of the client that made a request. */
 export type ClientAddress = (request: Pick<Request, 'raw'>) => string;
 
 /**
- * The address of the client: that of the connection or, when that is a trusted proxy, the last one in
- * X-Forwarded-For that is not. Everything left of that one anybody may have written.
+ * The client's address is that of the connection or, if that is a trusted proxy, the last one in X-Forwarded-For that is
+ * not a trusted proxy. Entries to the left of it may be forged.
  */
 export function createClientAddress(trustedProxies: readonly Cidr[]): ClientAddress {
   return ({ raw: { req } }) => {
@@ -112,7 +112,7 @@ export function createClientAddress(trustedProxies: readonly Cidr[]): ClientAddr
     for (const entry of forwardedFor.split(',').reverse()) {
       if (!isInside(address, trustedProxies)) return address;
       const before = normalAddress(withoutPort(entry.trim()));
-      // Not an address: what the proxy that is trusted says ends here.
+      // Not an address, so the trusted proxy itself counts as the client.
       if (before === undefined) return address;
       address = before;
     }
@@ -120,7 +120,7 @@ export function createClientAddress(trustedProxies: readonly Cidr[]): ClientAddr
   };
 }
 
-/** Whom an address stands for when attempts are counted: an IPv6 client has at least a /64 to itself. */
+/** What failed attempts are counted by: an IPv4 address, or the /64 that an IPv6 client has at least to itself. */
 export function addressGroup(address: string): string {
   if (isIP(address) !== 6) return address;
   const parsed = ipaddr.process(withoutZone(address));
@@ -128,13 +128,13 @@ export function addressGroup(address: string): string {
   return `${ipaddr.IPv6.networkAddressFromCIDR(`${parsed.toString()}/64`).toString()}/64`;
 }
 
-/** One spelling for each address, IPv4 ones within IPv6 as what they are. Undefined: not an address. */
+/** The canonical spelling of an address; IPv4-mapped IPv6 becomes IPv4. Undefined: not an address. */
 function normalAddress(text: string): string | undefined {
   // ipaddr.js also takes `1` and `0x7f.1` for addresses; Node's own test does not.
   return isIP(text) === 0 ? undefined : ipaddr.process(withoutZone(text)).toString();
 }
 
-/** Of `fe80::1%br-0` the address; ipaddr.js takes some names of interfaces and throws at others. */
+/** `fe80::1%br-0` without its zone: ipaddr.js throws at the names of some interfaces. */
 function withoutZone(address: string): string {
   return address.replace(/%.*$/s, '');
 }
