@@ -82,7 +82,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
           const webhook = visibleWebhook(reads, request);
           const { items, goOnBefore } = await reads.deliveries.page(webhook, filter, beforeSeq, limit);
-          return pages.stretch(walk, items, goOnBefore);
+          return pages.pageUntil(walk, items, goOnBefore);
         },
       });
 

@@ -327,7 +327,7 @@ export function deployments(
     const { items, goOnBefore } = await inTurn(() =>
       reads.deployments.page(callerOf(request), filter, beforeSeq, limit),
     );
-    return pages.stretch(walk, items, goOnBefore);
+    return pages.pageUntil(walk, items, goOnBefore);
   }
 
   /**

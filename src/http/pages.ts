@@ -3,7 +3,7 @@ import type { Page } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { type AppError, invalid } from '../errors.ts';
 
-/** What a cursor goes on with: a list, its filters, and who walks it. Any other use of it is refused. */
+/** What a cursor is bound to: a list, its filters, and the key that pages through it. */
 export interface Walk {
   list: string;
   filters: Record<string, unknown>;
@@ -11,12 +11,12 @@ export interface Walk {
 }
 
 export interface Pages {
-  /** The seq to go on from; `start` without a cursor. Throws `invalid_request` for a cursor that is not of this walk. */
+  /** The seq to continue from; `start` without a cursor. Throws `invalid_request` for a cursor of another walk. */
   position(walk: Walk, cursor: string | undefined, start: number): number;
-  /** `rows` holds one more than `limit` where the list goes on. */
+  /** A page of the first `limit` rows. `rows` has one more than `limit` if there is another page. */
   page<Item>(walk: Walk, rows: { seq: number; item: Item }[], limit: number): Page<Item>;
-  /** For a list that knows itself where it goes on; null: it has ended. */
-  stretch<Item>(walk: Walk, items: Item[], goOnAt: number | null): Page<Item>;
+  /** A page of all `items`, which the next page continues at `goOnAt`; null: there is none. */
+  pageUntil<Item>(walk: Walk, items: Item[], goOnAt: number | null): Page<Item>;
 }
 
 const NONCE_BYTES = 12;
@@ -25,11 +25,11 @@ const TAG_BYTES = 16;
 const CURSOR_BYTES = NONCE_BYTES + POSITION_BYTES + TAG_BYTES;
 
 /**
- * Cursors are sealed with AES-256-GCM: authenticated, and encrypted because a position counts the rows of
- * everybody, those that this key cannot see too. `secret`: 32 bytes, kept in the file.
+ * Makes pages whose cursors are sealed with AES-256-GCM: authenticated, and encrypted because a position tells how many
+ * rows there are, also those that the key cannot see. `secret`: 32 bytes, kept in the database.
  */
 export function createPages(secret: Buffer, effects: Effects): Pages {
-  // Made once: from the bytes, Node makes it anew each time, in 40 µs.
+  // A KeyObject, as Node takes 40 µs to make one of the bytes for each cipher.
   const key = createSecretKey(secret);
   return {
     position(walk, cursor, start) {
@@ -45,7 +45,7 @@ export function createPages(secret: Buffer, effects: Effects): Pages {
       };
     },
 
-    stretch(walk, items, goOnAt) {
+    pageUntil(walk, items, goOnAt) {
       return { data: items, next_cursor: goOnAt === null ? null : seal(walk, goOnAt) };
     },
   };
@@ -63,7 +63,7 @@ export function createPages(secret: Buffer, effects: Effects): Pages {
 
   function open(walk: Walk, cursor: string): number {
     const sealed = Buffer.from(cursor, 'base64url');
-    // Buffer forgives letters that are not base64url: only the very text that was handed out counts.
+    // Buffer ignores characters that are not base64url, but only the exact text that was handed out is accepted.
     if (sealed.length !== CURSOR_BYTES || sealed.toString('base64url') !== cursor) throw wrongCursor();
     const decipher = createDecipheriv('aes-256-gcm', key, sealed.subarray(0, NONCE_BYTES), {
       authTagLength: TAG_BYTES,

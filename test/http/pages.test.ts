@@ -9,7 +9,7 @@ const WALK: Walk = { list: 'deployments', filters: { ref: 'main', statuses: ['fa
 t.test('a cursor leads back to where its page ended', async (t) => {
   const pages = createPages(SECRET, realEffects);
   for (const seq of [0, 1, 255, 2 ** 40, Number.MAX_SAFE_INTEGER]) {
-    const { next_cursor: cursor } = pages.stretch(WALK, [], seq);
+    const { next_cursor: cursor } = pages.pageUntil(WALK, [], seq);
     t.equal(pages.position(WALK, cursor ?? undefined, -1), seq);
   }
   t.equal(pages.position(WALK, undefined, 7), 7, 'without one a walk begins at its start');
@@ -23,11 +23,11 @@ t.test('a page that was filled and has more behind it has a cursor', async (t) =
   t.strictSame(page.data, ['item 4', 'item 5']);
   t.equal(pages.position(WALK, page.next_cursor ?? undefined, 0), 5);
   t.strictSame(pages.page(WALK, [], 2), { data: [], next_cursor: null });
-  t.strictSame(pages.stretch(WALK, ['a'], null), { data: ['a'], next_cursor: null });
+  t.strictSame(pages.pageUntil(WALK, ['a'], null), { data: ['a'], next_cursor: null });
 });
 
 t.test('a cursor holds for its list, its filters and its key, and after a restart', async (t) => {
-  const cursor = createPages(SECRET, realEffects).stretch(WALK, [], 42).next_cursor ?? '';
+  const cursor = createPages(SECRET, realEffects).pageUntil(WALK, [], 42).next_cursor ?? '';
   const pages = createPages(SECRET, realEffects);
   t.equal(pages.position(WALK, cursor, 0), 42);
   t.equal(
@@ -52,7 +52,7 @@ t.test('a cursor holds for its list, its filters and its key, and after a restar
 
 t.test('whatever else is sent as a cursor is refused', async (t) => {
   const pages = createPages(SECRET, realEffects);
-  const cursor = pages.stretch(WALK, [], 42).next_cursor ?? '';
+  const cursor = pages.pageUntil(WALK, [], 42).next_cursor ?? '';
   const altered = Array.from(cursor, (letter, index) => {
     const other = letter === 'A' ? 'B' : 'A';
     return cursor.slice(0, index) + other + cursor.slice(index + 1);
@@ -78,7 +78,7 @@ t.test('whatever else is sent as a cursor is refused', async (t) => {
 
 t.test('a cursor does not show how many rows there are', async (t) => {
   const pages = createPages(SECRET, realEffects);
-  const [first, second] = [1, 1].map((seq) => pages.stretch(WALK, [], seq).next_cursor ?? '');
+  const [first, second] = [1, 1].map((seq) => pages.pageUntil(WALK, [], seq).next_cursor ?? '');
   t.not(first, second, 'the same place looks another way each time');
   t.match(first, /^[\w-]{48}$/);
 });
