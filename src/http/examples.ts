@@ -1,8 +1,8 @@
 import { exampleOf } from './resources.ts';
 
-// What an operation answers, where the example that its resource comes with would mislead.
+// Example answers for operations where the resource's own example would be misleading.
 
-/** As a deployment is that was canceled just after it began. */
+/** A deployment that was canceled shortly after its start. */
 export const CANCELING_DEPLOYMENT = {
   ...Object(exampleOf('Deployment')),
   status: 'canceling',
@@ -12,7 +12,7 @@ export const CANCELING_DEPLOYMENT = {
   outputs: {},
 };
 
-/** As one is when it was just made. */
+/** A new deployment. */
 export const QUEUED_DEPLOYMENT = {
   ...CANCELING_DEPLOYMENT,
   status: 'queued',
@@ -21,10 +21,10 @@ export const QUEUED_DEPLOYMENT = {
   log_bytes: 0,
 };
 
-/** As one is that another system has carried out. */
+/** A deployment that another system carried out. */
 export const REPORTED_DEPLOYMENT = { ...Object(exampleOf('Deployment')), exit_code: null, log_bytes: 0 };
 
-/** As a delivery is that is to be made once more. */
+/** A delivery that will be sent again. */
 export const PENDING_DELIVERY = {
   ...Object(exampleOf('Delivery')),
   status: 'pending',

@@ -2,8 +2,8 @@ import type { Plugin } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
 
 /**
- * `GET /healthz`: the process lives. `GET /readyz`: `check` resolves to null, or to what is not ready, and
- * then it is 503. Neither asks for a key.
+ * `GET /healthz` (the process is alive) and `GET /readyz` (503 if `check` resolves to a problem rather than null), both
+ * without a key.
  */
 export function health(check: () => Promise<string | null>): Plugin<void> {
   return {
@@ -17,8 +17,8 @@ export function health(check: () => Promise<string | null>): Plugin<void> {
           plugins: {
             openapi: {
               operationId: 'getHealth',
-              summary: 'Whether the process lives',
-              responses: { 200: { description: 'It does.', resource: 'Health' } },
+              summary: 'Check that the process is alive',
+              responses: { 200: { description: 'The process is alive.', resource: 'Health' } },
             },
           },
         },
@@ -32,11 +32,10 @@ export function health(check: () => Promise<string | null>): Plugin<void> {
           plugins: {
             openapi: {
               operationId: 'getReadiness',
-              summary: 'Whether the service can do its work',
-              description:
-                'The database takes writes, and what starts deployments and sends events is alive.',
-              responses: { 200: { description: 'It can.', resource: 'Health' } },
-              errors: { unavailable: 'It cannot, or it is stopping.' },
+              summary: 'Check that the service is ready',
+              description: 'Ready: the database takes writes, and deployments are started and events sent.',
+              responses: { 200: { description: 'The service is ready.', resource: 'Health' } },
+              errors: { unavailable: 'The service is not ready, or it is stopping.' },
             },
           },
         },

@@ -3,18 +3,18 @@ import { createSecureContext, type Server, type TlsOptions } from 'node:tls';
 import { AppError, messageOf } from '../errors.ts';
 import { readCertificates, readPem } from '../pem.ts';
 
-/** A certificate with what it needs, and its key; both in PEM, and checked. */
+/** A server certificate with its chain, and its key; both in PEM, and checked to be a pair. */
 export interface Certificate {
   chain: string;
   key: string;
-  /** Milliseconds since 1970; of the server's own, not of those above it. */
+  /** Milliseconds since 1970, of the server's own certificate, not of its authorities. */
   validFromMs: number;
   validToMs: number;
 }
 
 /**
- * Reads and checks what HTTPS is served with. Throws AppError `invalid_request` with the option's name for files that
- * cannot be read or do not go together. Whether it is valid at this time is the caller's to judge.
+ * Reads and checks the certificate and key for HTTPS. Throws AppError `invalid_request` with the option's name for files
+ * that cannot be read or are not a pair. Does not check whether the certificate is valid now.
  */
 export function readCertificate(paths: { certPath: string; keyPath: string }): Certificate {
   const { certPath, keyPath } = paths;
@@ -43,17 +43,17 @@ export function readCertificate(paths: { certPath: string; keyPath: string }): C
   };
 }
 
-/** What a TLS listener is made with. */
+/** Options for a TLS listener. */
 export function tlsOptions({ chain, key }: Pick<Certificate, 'chain' | 'key'>): TlsOptions {
   return { ...SETTINGS, cert: chain, key };
 }
 
-/** Connections from now on are shown this certificate; those that there are go on. */
+/** Uses this certificate for new connections; existing ones continue. */
 export function replaceCertificate(listener: Server, certificate: Certificate): void {
   listener.setSecureContext(tlsOptions(certificate));
 }
 
-/** Node's own defaults at this time, written down so that no NODE_OPTIONS and no new Node changes them. */
+/** Node's current defaults, set explicitly so that neither NODE_OPTIONS nor a new Node changes them. */
 const SETTINGS = { minVersion: 'TLSv1.2', ALPNProtocols: ['http/1.1'] } as const satisfies TlsOptions;
 
 function parseKey(path: string, pem: string): KeyObject {
@@ -62,7 +62,7 @@ function parseKey(path: string, pem: string): KeyObject {
   } catch (error) {
     if (pem.includes('ENCRYPTED')) {
       throw refused(
-        `--tls-key: ${path} is encrypted, and nobody is there to be asked: decrypt it with openssl pkey -in ${path}`,
+        `--tls-key: ${path} is encrypted, and nobody can be asked for its passphrase: decrypt it with openssl pkey -in ${path}`,
         error,
       );
     }
