@@ -12,14 +12,14 @@ import type {
 } from './openapi-types.ts';
 import type { JsonSchema } from './resources.ts';
 
-/** Nothing comes from elsewhere, nothing is a script, nobody frames it. */
+/** Allows no other origins, no scripts and no framing. */
 const PAGE_HEADERS = {
   'Content-Security-Policy':
     "default-src 'none'; style-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
   'Referrer-Policy': 'no-referrer',
 };
 
-/** `/docs`: the description for people, made at the first request. `version`: the program's. */
+/** `/docs`: the API description for people, rendered at the first request. `version`: davit's. */
 export function docs(version: string): Plugin<void> {
   return {
     name: 'docs',
@@ -50,12 +50,12 @@ function protectedPage(h: ResponseToolkit, text: string): ResponseObject {
   return response;
 }
 
-/** Text that may stand in a page as it is. */
+/** Text that is HTML already, so that it is not escaped. */
 interface Html {
   html: string;
 }
 
-/** The page that `document` is for people: one section for each operation, without a script. */
+/** Renders `document` as a page without scripts, with a section for each operation. */
 export function renderDocs(document: OpenApiDocument): string {
   const sections = sectionsOf(document);
   return html`<!doctype html>
@@ -94,7 +94,7 @@ ${Object.entries(document.components.schemas).map(schemaSection)}
 interface Section {
   name: string;
   description: string;
-  /** `path` is the name of the event where the service itself is the client. */
+  /** `isEvent`: davit sends this request, and `path` is the name of the event. */
   operations: { method: string; path: string; isEvent: boolean; operation: Operation }[];
 }
 
@@ -106,7 +106,6 @@ function sectionsOf({ tags, paths, webhooks }: OpenApiDocument): Section[] {
   }));
 }
 
-/** In the order of the description. */
 function operationsOf(paths: Record<string, PathItem>, isEvent: boolean): Section['operations'] {
   return Object.entries(paths).flatMap(([path, item]) =>
     Object.entries(item).map(([method, operation]) => ({ method, path, isEvent, operation })),
@@ -184,7 +183,7 @@ function row(name: string, required: boolean, schema: JsonSchema): Html {
 `;
 }
 
-/** The fields of an object within an object, or of those in a list. */
+/** The fields of a nested object, or of the objects in a list. */
 function nestedFields(schema: JsonSchema): Html | '' {
   const inner = schema.items ?? schema;
   return inner.properties === undefined ? '' : fieldTable(inner);
@@ -235,7 +234,7 @@ function range(from: number | undefined, to: number | undefined, unit: string): 
   return to === undefined ? '' : `at most ${to}${unit}`;
 }
 
-/** What all routes answer alike is folded away. */
+/** Errors that are the same for all routes are collapsed. */
 function answers(responses: Operation['responses'], document: OpenApiDocument): Html {
   const entries = Object.entries(responses);
   const own = entries.filter(([, response]) => !('$ref' in response) || response.description !== undefined);
@@ -243,7 +242,9 @@ function answers(responses: Operation['responses'], document: OpenApiDocument): 
   const list = (shown: typeof entries): Html =>
     html`<dl class="answers">${shown.map((entry) => answer(entry, document))}</dl>`;
   return html`<h4>Answers</h4>${list(own)}${
-    common.length === 0 ? '' : html`<details><summary>Errors as everywhere</summary>${list(common)}</details>`
+    common.length === 0
+      ? ''
+      : html`<details><summary>Errors that any operation may answer with</summary>${list(common)}</details>`
   }`;
 }
 
@@ -256,7 +257,7 @@ function answer([status, response]: [string, Response | Reference], document: Op
   }</dd>`;
 }
 
-/** Errors are answered by reference, sometimes with a description of their own. */
+/** Follows the reference to a shared error, which may have a description of its own. */
 function resolved(response: Response | Reference, document: OpenApiDocument): Response {
   if (!('$ref' in response)) return response;
   const name = response.$ref.slice(response.$ref.lastIndexOf('/') + 1);
@@ -284,7 +285,7 @@ function json(value: unknown): string {
   return JSON.stringify(value, null, 2);
 }
 
-/** As it can be pasted into a shell where DAVIT_URL and DAVIT_KEY are set. */
+/** A command for a shell in which DAVIT_URL and DAVIT_KEY are set. */
 function curl(method: string, path: string, { parameters = [], requestBody, security }: Operation): string {
   const url = parameters.reduce(
     (text, { in: place, name, example }) =>
@@ -320,7 +321,7 @@ ${fieldTable(schema)}
 `;
 }
 
-/** What we write of Markdown: paragraphs, `## titles`, and `code`. */
+/** Renders the Markdown that descriptions use: paragraphs, `## titles` and `code`. */
 function prose(text: string): Html {
   const blocks = text.split(/\n{2,}/).filter((block) => block !== '');
   return html`${blocks.map((block) =>
@@ -342,7 +343,7 @@ function capitalised(text: string): string {
 
 type Content = string | Html | readonly (string | Html)[];
 
-/** Everything that is put in is escaped, unless it was made by this very function. */
+/** A template tag that escapes every value, unless this function made it. */
 function html(parts: TemplateStringsArray, ...values: Content[]): Html {
   const filled = values.map((value) => [value].flat().map(escaped).join(''));
   return { html: String.raw({ raw: parts }, ...filled) };

@@ -20,17 +20,17 @@ declare module '@hapi/hapi' {
 }
 
 /**
- * What a route says of itself where it is declared, beside what hapi knows already: its path, scope, and the joi
- * schemas that validate. What all routes of a kind have in common is not repeated: errors, paging, idempotency.
+ * What a route's declaration adds to the API description. Its path, scope and joi schemas are known to hapi, and what all
+ * routes of a kind have in common (errors, paging, idempotency) is added here.
  */
 export interface RouteDescription {
-  /** What a generated client calls it. Never changes once it is out. */
+  /** The function's name in generated clients. Must not change once it is released. */
   operationId: string;
   summary: string;
   description?: string;
-  /** The answers that are no errors, by status. */
+  /** Successful answers, by status. */
   responses: Record<number, ResponseDescription>;
-  /** Errors that only some routes have, or that mean something special here: when they come. */
+  /** When errors are sent that only some routes have, or that mean something special here. */
   errors?: Partial<Record<RouteError, string>>;
   /** Headers that the handler reads itself. */
   headers?: Record<string, { description: string; schema: JsonSchema }>;
@@ -38,16 +38,16 @@ export interface RouteDescription {
 
 export interface ResponseDescription {
   description: string;
-  /** The body is one of these, or a page of them, or else `content`; none of the three for no body. */
+  /** The body is one `resource`, a page of `pageOf`, or `content`; without any of the three there is no body. */
   resource?: ResourceName;
   pageOf?: ResourceName;
   content?: Record<string, MediaType>;
-  /** In place of the one that the resource comes with. */
+  /** In place of the resource's own example. */
   example?: unknown;
   headers?: Record<string, Header>;
 }
 
-/** The operation that a route is, with what hapi knows of it and what all routes of its kind have in common. */
+/** Describes a route: its own description, what hapi knows of it, and what all routes of its kind have in common. */
 export function operationOf(
   route: RequestRoute,
   { operationId, summary, description, responses, errors = {}, headers = {} }: RouteDescription,
@@ -107,7 +107,7 @@ function errorCodes(errors: Partial<Record<RouteError, string>>): RouteError[] {
 
 /** Undefined for a route that asks for no key. */
 function scopesOf({ settings }: RequestRoute): Scope[] | undefined {
-  // hapi's types tell what goes in; this is what it makes of `auth: { scope: 'projects:read' }`.
+  // hapi's types describe only its input; this is what it makes of `auth: { scope: 'projects:read' }`.
   const auth = settings.auth as unknown as
     | false
     | { access?: { scope?: { selection?: Scope[] } }[] }
@@ -116,7 +116,7 @@ function scopesOf({ settings }: RequestRoute): Scope[] | undefined {
   return (auth?.access ?? []).flatMap(({ scope }) => scope?.selection ?? []);
 }
 
-/** Whose id each parameter in a path is. */
+/** What kind of id each path parameter is. */
 const PATH_IDS: Record<string, IdPrefix> = {
   project_id: 'prj',
   deployment_id: 'dpl',
@@ -157,7 +157,7 @@ function requestBody(payload: unknown): Operation['requestBody'] {
   };
 }
 
-/** From those fields that have an example. */
+/** An example made of those of the fields that have one. */
 function exampleOfFields(properties: Record<string, JsonSchema>): Record<string, unknown> {
   return Object.fromEntries(
     Object.entries(properties).flatMap(([name, { examples = [] }]) =>
@@ -167,14 +167,14 @@ function exampleOfFields(properties: Record<string, JsonSchema>): Record<string,
 }
 
 /**
- * What a joi schema takes, in JSON Schema: as joi itself says it, and where a rule of ours checks in code, as
- * its `.meta({ jsonSchema })` says it. joi leaves out examples; they are added.
+ * A joi schema as JSON Schema: converted by joi or, where a custom rule checks in code, given by its
+ * `.meta({ jsonSchema })`. joi's conversion leaves out examples; they are added.
  */
 function inputSchema(schema: Joi.Schema): JsonSchema {
   return annotated(schema['~standard'].jsonSchema.input({ target: 'draft-2020-12' }), schema.describe());
 }
 
-/** Which parts of joi's own description matter here. */
+/** The parts of `Joi.Schema.describe()` that are used here. */
 interface JoiDescription {
   flags?: { presence?: string };
   metas?: { jsonSchema?: JsonSchema }[];
@@ -191,7 +191,7 @@ function annotated(generated: JsonSchema, { metas = [], examples, keys, items }:
       ? { ...generated }
       : {
           ...ours,
-          // `.allow(null)` is joi's own word, whatever we say of the rest.
+          // `.allow(null)` is visible only in joi's conversion.
           ...([generated.type].flat().includes('null') ? { type: [ours.type ?? [], 'null'].flat() } : {}),
           ...(description === undefined ? {} : { description }),
           ...(defaultValue === undefined ? {} : { default: defaultValue }),
@@ -243,8 +243,8 @@ const IDEMPOTENCY_KEY: Parameter = {
   name: 'Idempotency-Key',
   in: 'header',
   description:
-    'A value of your own, new for each new write: a repeat with it is answered, and not done again.',
-  // A pair of quotes around it does not count.
+    'A value of your own, unique to each write: a repeat with it gets the same answer, and is not carried out again.',
+  // The second form excludes what is the first with a wrong length: a pair of quotes does not count.
   schema: { type: 'string', pattern: '^(?:"[!-~]{1,255}"|(?!"[!-~]*"$)[!-~]{1,255})$' },
   example: '1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed',
 };

@@ -4,23 +4,23 @@ import { endedAlready } from '../store/endings.ts';
 import type { Header } from './openapi-types.ts';
 import { idJsonSchema } from './resources.ts';
 
-/* What the description says in words, and what holds for every route. */
+/* The prose of the API description, and what holds for every route. */
 
 export const API_DESCRIPTION = `
-davit deploys refs of projects: one at a time and in order within a project, by a command on its machine or
-by another system that reports how it goes. Who registered a webhook is sent a signed event at every change.
+davit deploys refs of projects: with a command on its own machine, one at a time and in order within a project, or
+through another system that reports its progress. Registered webhooks are sent a signed event at every change.
 
 ## Keys
 
-Every request under \`/v2\` but the one for this description carries an API key: \`Authorization: Bearer <API_KEY>\`.
-A key has scopes, and sees only its projects; what it does not see is answered as if it were not there.
+Every request under \`/v2\` needs an API key, except for this description: \`Authorization: Bearer <API_KEY>\`.
+A key has scopes, and sees only its projects; anything else is answered as if it did not exist.
 
 ## Requests and answers
 
-JSON in UTF-8, at most 64 KiB. Unknown fields and parameters are refused by name, nothing is converted
-(\`"5"\` is not \`5\`), and texts hold no NUL and no half of a surrogate pair. Times are ISO 8601 in UTC with
-milliseconds. Ids are opaque. New fields may be added to answers, new values to what says how something stands,
-and new types of events: ignore what you do not know.
+Bodies are JSON in UTF-8, at most 64 KiB. Unknown fields and parameters are refused by name, values are never converted
+(\`"5"\` is not \`5\`), and strings must not contain NUL or lone surrogates. Times are ISO 8601 in UTC with milliseconds.
+Ids are opaque. Fields may be added to answers, values to enumerations such as \`status\`, and types of events: ignore
+what you do not know.
 
 Every answer carries \`X-Request-Id\`, \`Cache-Control: no-store\` and \`X-Content-Type-Options: nosniff\`.
 
@@ -32,45 +32,45 @@ scope, parameters and body, visibility, state. A wrong method is 405 with \`Allo
 ## Pages
 
 Lists come in pages of \`limit\` items. Send \`next_cursor\` back as \`cursor\` with the same filters until it is null:
-what was there when you began is seen exactly once, whatever is added meanwhile. A cursor does not age.
+what existed when you began is seen exactly once, whatever is added meanwhile. Cursors do not expire.
 
 ## Repeating a write
 
-After a lost connection nobody knows whether a write was done. Send an \`Idempotency-Key\` with every write, and repeat it
-with the same key and the same body: it is done once, and the repeat gets the first answer byte for byte, with
-\`Idempotent-Replayed: true\`. Only successes are remembered, for 24 hours at least. The same key with another
-request is 422.
+After a lost connection you cannot know whether a write was carried out. Send an \`Idempotency-Key\` with every write, and
+repeat it with the same key and the same body: the write is carried out once, and the repeat gets the first answer byte
+for byte, with \`Idempotent-Replayed: true\`. Only successes are remembered, for at least 24 hours. The same key with
+another request is 422.
 
 ## Rates
 
-\`RateLimit\` tells what is left. After 429, \`Retry-After\` tells in how many seconds a request gets through.
+\`RateLimit\` tells how many requests are left. After 429, \`Retry-After\` tells in how many seconds there is one again.
 `.trim();
 
-/** By the name of the plugin whose routes they hold, in reading order. */
+/** Each has the name of the plugin whose routes it holds; in reading order. */
 export const TAGS: { name: string; description: string }[] = [
   { name: 'projects', description: 'What can be deployed.' },
-  { name: 'deployments', description: 'Deploying a ref, and how that goes.' },
+  { name: 'deployments', description: 'Deploy refs, and follow their progress.' },
   { name: 'logs', description: 'What the commands of deployments print.' },
   { name: 'webhooks', description: 'Where events are sent.' },
-  { name: 'deliveries', description: 'How the sending goes, and sending again.' },
+  { name: 'deliveries', description: 'How events were delivered to webhooks, and sending them again.' },
   { name: 'events', description: 'What webhooks are sent.' },
   { name: 'health', description: 'For load balancers and supervisors.' },
-  { name: 'description', description: 'This very description.' },
+  { name: 'description', description: 'This description.' },
 ];
 
 interface ErrorText {
-  /** When it comes. */
+  /** When it is sent. */
   when: string;
-  /** One of the messages that go with it. */
+  /** An example of its messages. */
   message: string;
   details?: ErrorDetail[];
   headers?: (keyof typeof HEADERS)[];
 }
 
-/** What answers carry, besides what every answer of every server has. */
+/** davit's response headers, without those that every server sends. */
 export const HEADERS = {
   'X-Request-Id': {
-    description: 'Names this request in the log of the service.',
+    description: "Identifies this request in the service's log.",
     required: true,
     schema: idJsonSchema('req'),
   },
@@ -83,13 +83,13 @@ export const HEADERS = {
     schema: { type: 'string', pattern: '^"[a-z-]+";r=\\d+;t=\\d+$', examples: ['"default";r=599;t=1'] },
   },
   'Retry-After': {
-    description: 'In so many seconds the request may be sent again.',
+    description: 'In how many seconds the request may be sent again.',
     required: true,
     schema: { type: 'integer', minimum: 1 },
   },
   'WWW-Authenticate': { required: true, schema: { type: 'string', const: 'Bearer' } },
   Location: {
-    description: 'The path of what was made.',
+    description: 'The path of the new resource.',
     required: true,
     schema: { type: 'string', format: 'uri-reference' },
   },
@@ -101,7 +101,7 @@ export const HEADERS = {
 
 const LIMITED = ['RateLimit-Policy', 'RateLimit'] as const;
 
-/** An error that a route can answer with. 405 is none: it is what comes where there is no route. */
+/** An error that a route can answer with, so not 405, which is sent where there is no route. */
 export type RouteError = Exclude<ErrorCode, 'method_not_allowed'>;
 
 export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
@@ -181,20 +181,20 @@ export const EVENT_MEANINGS: Record<EventType | 'ping', string> = {
 };
 
 /**
- * What comes with every event. src/deliver/sign.ts makes them. The examples sign the example of `deployment.succeeded`, as
- * it is sent, with the example of a secret.
+ * The headers of every event; src/deliver/sign.ts makes them. The example signatures verify: they sign the example of
+ * `deployment.succeeded`, as it is sent, with the example of a secret.
  */
 export const EVENT_HEADERS: Record<string, { description: string; example: string }> = {
   'Service-Signature': {
     description:
-      '`t=<unix time>,v1=<hex digest>`: the HMAC-SHA256 of `<t>.<raw body>`, keyed with the whole `signing_secret`. One `v1` for each live secret while a rotation overlaps. Refuse what is older or newer than 300 seconds.',
+      '`t=<unix time>,v1=<hex digest>`: the HMAC-SHA256 of `<t>.<raw body>`, keyed with the whole `signing_secret`. One `v1` for each live secret while a rotation overlaps. Refuse it if `t` and your clock differ by more than 300 seconds.',
     example: 't=1795248070,v1=4b381a26697e1fc5e466dc7fdb2f0cf7f8e5f75342ab4c38357b73a42a0dabb0',
   },
   'webhook-id': { description: 'The id of the event.', example: 'evt_Vb7zXcVbN1mAsDfGhJkLqWeR' },
   'webhook-timestamp': { description: 'When it was sent, in seconds since 1970.', example: '1795248070' },
   'webhook-signature': {
     description:
-      '`v1,<base64>`, for libraries of Standard Webhooks; with spaces between while a rotation overlaps.',
+      '`v1,<base64>`, for Standard Webhooks libraries; several, separated by spaces, while a rotation overlaps.',
     example: 'v1,sywvn2hUDokfovWNmFP+ZTxecqzxpRopCGomsqlUcPQ=',
   },
 };

@@ -26,7 +26,7 @@ import {
   schemaReference,
 } from './resources.ts';
 
-/** `GET /v2/openapi.json`: made at the first request, as nobody may ever ask. `version`: the program's. */
+/** `GET /v2/openapi.json`, generated at the first request. `version`: davit's. */
 export function openapi(version: string): Plugin<void> {
   return {
     name: 'description',
@@ -41,7 +41,7 @@ export function openapi(version: string): Plugin<void> {
             openapi: {
               operationId: 'getOpenapi',
               summary: 'This description',
-              description: 'OpenAPI 3.1. For people, the same is at `/docs`.',
+              description: 'OpenAPI 3.1. `/docs` shows the same for people.',
               responses: {
                 200: {
                   description: 'The description.',
@@ -68,8 +68,7 @@ const OPENAPI_SCHEMA: JsonSchema = {
 };
 
 /**
- * The OpenAPI 3.1 description of every route of `server` below /v2, and of those beside it that say something of
- * themselves.
+ * The OpenAPI 3.1 description of every route of `server` below /v2, and of other routes that come with a description.
  */
 export function describeApi(server: Server, version: string): OpenApiDocument {
   const routes = describedRoutes(server);
@@ -83,7 +82,7 @@ export function describeApi(server: Server, version: string): OpenApiDocument {
     info: {
       title: 'davit',
       version,
-      summary: 'Deploys refs of projects, and tells who wants to know.',
+      summary: 'Deploys refs of projects, and tells webhooks how it went.',
       description: API_DESCRIPTION,
       license: { name: 'MIT', identifier: 'MIT' },
     },
@@ -132,10 +131,10 @@ function isOfApi({ path }: RequestRoute): boolean {
   return path.startsWith('/v2/');
 }
 
-/** For a route that says nothing: it is there all the same, and a test that reads its summary fails. */
+/** For API routes without a description: they are listed all the same, and fail a test by their empty summary. */
 const UNDESCRIBED: RouteDescription = { operationId: '', summary: '', responses: {} };
 
-/** Tag by tag, in each what makes one, the lists, and then what can be done with one. */
+/** Tag by tag; in each, first what creates a resource, then the lists, then what can be done with one resource. */
 function inReadingOrder(a: DescribedRoute, b: DescribedRoute): number {
   const position = ({ tag }: DescribedRoute): number => TAGS.findIndex(({ name }) => name === tag);
   const rank = ({ path, method, tag }: DescribedRoute): number =>
@@ -152,7 +151,7 @@ function compare(a: string, b: string): number {
   return a < b ? -1 : a > b ? 1 : 0;
 }
 
-/** Those schemas that something refers to. */
+/** All resources, and the pages that an operation refers to. */
 function usedSchemas(operations: Operation[]): Record<string, JsonSchema> {
   const pages = Object.fromEntries(resourceNames().map((name) => [`${name}Page`, pageSchema(name)]));
   const text = JSON.stringify(operations);
@@ -164,7 +163,7 @@ function resourceNames(): ResourceName[] {
   return Object.keys(RESOURCES) as ResourceName[];
 }
 
-/** Each error once, under its code. */
+/** The errors that an operation refers to, by code. */
 function usedResponses(operations: Operation[]): Record<string, Response> {
   const text = JSON.stringify(operations);
   return Object.fromEntries(
@@ -197,7 +196,7 @@ const EVENTS_TAG = 'events';
 
 const SIGNED_EXAMPLE: EventType = 'deployment.succeeded';
 
-/** What receivers are sent, described as the request that they get. */
+/** An event, described as the request that its receiver gets. */
 function event(type: string, summary: string): PathItem {
   const name = type.replaceAll(/(^|\.)([a-z])/g, (_match, _dot, letter: string) => letter.toUpperCase());
   const isPing = type === 'ping';
@@ -226,12 +225,12 @@ function event(type: string, summary: string): PathItem {
         },
       },
       responses: {
-        '2XX': { description: 'Received, if it came within 10 seconds of the start of the attempt.' },
-        ...(isPing ? {} : { '410': { description: 'Nobody is there any more: the webhook is disabled.' } }),
+        '2XX': { description: 'Delivered, if this comes within 10 seconds of the start of the attempt.' },
+        ...(isPing ? {} : { '410': { description: 'The receiver is gone: davit disables the webhook.' } }),
         default: {
           description: isPing
-            ? 'Not received, redirects included: whoever asked for the ping is told, and it is not sent again.'
-            : 'Not received, redirects included: it is sent again with growing delays, for 24 hours.',
+            ? 'Not delivered, as with a redirect. The answer to the ping request says so, and it is not sent again.'
+            : 'Not delivered, as with a redirect. It is sent again with growing delays, for 24 hours.',
         },
       },
     },

@@ -21,11 +21,11 @@ import type { Replay } from '../store/replays.ts';
 import type { WebhookWithSecret } from '../store/webhooks.ts';
 
 /*
- * What answers look like, once for the description and for the tests that hold every answer against it. The
- * types of domain.ts see to it that no field is missing here.
+ * The schemas of all answers, for the API description and for the tests, which validate every answer against it. The
+ * types of domain.ts ensure that no field is missing here.
  */
 
-/** JSON Schema 2020-12, which is what OpenAPI 3.1 has. */
+/** JSON Schema 2020-12, as OpenAPI 3.1 uses it. */
 export interface JsonSchema {
   type?: string | string[];
   description?: string;
@@ -50,7 +50,7 @@ export interface JsonSchema {
   [keyword: string]: unknown;
 }
 
-/** What `parseRef` takes, as one expression; a test holds the two against each other. */
+/** What `parseRef` accepts, as one regular expression; a test compares the two. */
 export const REF_JSON_SCHEMA: JsonSchema = {
   type: 'string',
   minLength: 1,
@@ -60,7 +60,7 @@ export const REF_JSON_SCHEMA: JsonSchema = {
   examples: ['main'],
 };
 
-/** What `parseId` takes. */
+/** What `parseId` accepts. */
 export function idJsonSchema(prefix: IdPrefix): JsonSchema {
   return {
     type: 'string',
@@ -89,7 +89,7 @@ const COUNT: JsonSchema = { type: 'integer', minimum: 0 };
 const TEXT: JsonSchema = { type: 'string' };
 
 const PROJECT: Described<Project> = {
-  description: 'What is deployed. Projects are made on the machine itself, with `davit admin project`.',
+  description: 'What is deployed. Projects are created on the machine itself, with `davit admin project`.',
   fields: {
     id: idJsonSchema('prj'),
     name: TEXT,
@@ -123,40 +123,40 @@ const DEPLOYMENT: Described<Deployment> = {
     duration_ms: {
       ...nullable(COUNT),
       description:
-        'From its start to its end, in milliseconds; null until it ended, and if it never started.',
+        'From its start to its end, in milliseconds; null until it has ended, and if it never started.',
     },
     exit_code: {
       ...nullable({ type: 'integer' }),
       description:
-        'With which its command ended by itself; null where davit ended it: canceled, a timeout, `interrupted`.',
+        'The exit code of its command; null if davit ended it: canceled, timed out, `interrupted`.',
     },
     signal: {
       ...nullable(TEXT),
-      description: 'Which signal ended its command, `SIGKILL` for instance; null where davit ended it.',
+      description: 'The signal that ended its command, for instance `SIGKILL`; null if davit ended it.',
     },
     queue_position: {
       ...nullable({ type: 'integer', minimum: 1 }),
       description:
-        '1 is the next of its project; null once it left the queue, and for a project without a command.',
+        '1 is the next of its project; null once it has left the queue, and in projects without a command.',
     },
-    trigger: { ...oneOf(TRIGGERS), description: 'How it came to be.' },
+    trigger: { ...oneOf(TRIGGERS), description: 'What created it.' },
     created_by: {
       type: ['object', 'null'],
-      description: 'The key that made it; null when it was made on the machine itself.',
+      description: 'The key that created it; null if it was created on the machine itself.',
       properties: { key_id: idJsonSchema('key'), name: TEXT },
       required: ['key_id', 'name'],
     },
     redeploy_of: { ...nullable(idJsonSchema('dpl')), description: 'The deployment that this one repeats.' },
     superseded_by: {
       ...nullable(idJsonSchema('dpl')),
-      description: 'The newer deployment for which this one left the queue.',
+      description: 'The newer deployment that took the place of this one in the queue.',
     },
     outputs: {
       type: 'object',
-      description: 'What the command wrote into the file `DEPLOY_OUTPUT`, or what was reported.',
+      description: 'What the command wrote to the file `DEPLOY_OUTPUT`, or what was reported.',
       additionalProperties: TEXT,
     },
-    log_bytes: { ...COUNT, description: 'All that the command printed, also what was not kept.' },
+    log_bytes: { ...COUNT, description: 'How many bytes its command printed, those not kept included.' },
     log_truncated: { type: 'boolean', description: 'Whether the middle of the log was left out.' },
   },
   example: {
@@ -189,13 +189,13 @@ const WEBHOOK: Described<Webhook> = {
     id: idJsonSchema('whk'),
     url: {
       ...TEXT,
-      description: 'Where to: a URL as the WHATWG URL standard has it, not always a URI of RFC 3986.',
+      description: 'Where events are sent: a URL of the WHATWG standard, not always a URI of RFC 3986.',
     },
     events: { type: 'array', items: oneOf(EVENT_TYPES), minItems: 1, uniqueItems: true },
     description: nullable(TEXT),
     status: {
       ...oneOf(WEBHOOK_STATUSES),
-      description: 'What arises while it is `disabled` is held, and sent once it is `enabled` again.',
+      description: 'Events that happen while it is `disabled` are held, and sent once it is `enabled` again.',
     },
     status_reason: { ...nullable(TEXT), description: 'Why it is disabled.' },
     created_at: MOMENT,
@@ -235,7 +235,7 @@ const WEBHOOK_WITH_SECRET: Described<WebhookWithSecret> = {
 const EVENT: Described<DeploymentEvent> = {
   description: 'What a webhook is sent when a deployment changes.',
   fields: {
-    id: { ...idJsonSchema('evt'), description: 'The same at every attempt: drop what you have seen.' },
+    id: { ...idJsonSchema('evt'), description: 'The same at every attempt: drop those you have seen.' },
     type: oneOf(EVENT_TYPES),
     created_at: MOMENT,
     data: {
@@ -257,7 +257,7 @@ const EVENT: Described<DeploymentEvent> = {
 };
 
 const PING: Described<DeploymentEvent> = {
-  description: 'What a webhook is sent to try it out: an event that stands for nothing.',
+  description: 'What a webhook is sent to try it out, when somebody asks for a ping.',
   fields: {
     id: idJsonSchema('evt'),
     type: { type: 'string', const: 'ping' },
@@ -273,7 +273,7 @@ const PING: Described<DeploymentEvent> = {
 };
 
 const ATTEMPT: Described<Attempt> = {
-  description: 'One time that an event was sent, or that it was tried.',
+  description: 'One attempt to send an event.',
   fields: {
     number: { type: 'integer', minimum: 1 },
     at: MOMENT,
@@ -286,7 +286,7 @@ const ATTEMPT: Described<Attempt> = {
     remote_address: nullable(TEXT),
     response_body: {
       ...nullable(TEXT),
-      description: `The first 4 KiB of the answer; of a delivery's attempts, the latest ${BODIES_SHOWN_MAX} have it.`,
+      description: `The first 4 KiB of the answer's body; shown for the latest ${BODIES_SHOWN_MAX} attempts of a delivery.`,
     },
     trigger: oneOf(ATTEMPT_TRIGGERS),
   },
@@ -332,7 +332,7 @@ const DELIVERY: Described<Delivery> = {
 };
 
 const DELIVERY_DETAILS: Described<DeliveryDetails> = {
-  description: 'A delivery with what is sent and every attempt.',
+  description: 'A delivery with its payload and every attempt.',
   fields: {
     ...DELIVERY.fields,
     payload: schemaReference('Event'),
@@ -342,16 +342,16 @@ const DELIVERY_DETAILS: Described<DeliveryDetails> = {
 };
 
 const REPLAY: Described<Replay> = {
-  description: 'Deliveries of a webhook that are made once more, each with all its attempts.',
+  description: 'Past deliveries of a webhook that are sent again, each with all its retries.',
   fields: {
     webhook_id: idJsonSchema('whk'),
     since: MOMENT,
     until: MOMENT,
     status: {
       ...nullable(oneOf(DELIVERY_STATUSES)),
-      description: 'Only deliveries that were so; null: all.',
+      description: 'Only deliveries that had this status; null: all.',
     },
-    count: { ...COUNT, description: 'How many fitted when the replay was asked for.' },
+    count: { ...COUNT, description: 'How many deliveries matched when the replay was created.' },
   },
   example: {
     webhook_id: EXAMPLE_IDS.whk,
@@ -380,7 +380,7 @@ const ERROR: Described<{ error: unknown }> = {
       properties: {
         code: {
           ...oneOf(Object.keys(STATUS_OF_CODE)),
-          description: 'For programs. One status goes with each.',
+          description: 'For programs. Each goes with one HTTP status.',
         },
         message: { ...TEXT, description: 'For people: what was wrong, and what to do.' },
         request_id: { ...idJsonSchema('req'), description: 'The same as `X-Request-Id`.' },
@@ -388,7 +388,7 @@ const ERROR: Described<{ error: unknown }> = {
           type: 'array',
           items: ERROR_DETAIL,
           minItems: 1,
-          description: 'Only where there are some.',
+          description: 'Left out if there are none.',
         },
       },
       required: ['code', 'message', 'request_id'],
@@ -410,7 +410,7 @@ const HEALTH: Described<{ status: 'ok' }> = {
   example: { status: 'ok' },
 };
 
-/** Every kind of object that an answer can be, by the name that the description gives it. */
+/** The schema of every kind of object in answers and events, by its name in the API description. */
 export const RESOURCES = {
   Project: objectSchema(PROJECT),
   Deployment: objectSchema(DEPLOYMENT),
@@ -443,12 +443,12 @@ export function pageSchema(name: ResourceName): JsonSchema {
   };
 }
 
-/** A resource, or a page of one, by reference. */
+/** A reference to the schema of a resource, or of a page of them. */
 export function schemaReference(name: string): JsonSchema {
   return { $ref: `#/components/schemas/${name}` };
 }
 
-/** The example that a resource comes with. */
+/** The example of a resource. */
 export function exampleOf(name: ResourceName): unknown {
   return RESOURCES[name].examples?.[0];
 }
