@@ -3,33 +3,34 @@ import { leftOutMarker } from '../store/logs.ts';
 import type { Reads } from '../store/store.ts';
 import type { Watch, Watches } from './watches.ts';
 
-/** A silent stream says so now and then: proxies, and our own listener, end connections on which nothing moves. */
+/** Sent when there is no output: proxies, and davit's own listener, close idle connections. */
 const HEARTBEAT_MS = 15_000;
 
-/** How long an EventSource is to wait before it connects again. */
+/** How long an EventSource waits before it reconnects. */
 const RECONNECT_AFTER_MS = 1_000;
 
-/** Who follows a log. */
+/** A client that follows a log. */
 interface LogFollower {
   id: DeploymentId;
-  /** The first byte that is wanted. */
+  /** The offset of the first byte to send. */
   from: number;
+  /** Woken by commits that concern the log. */
   watch: Watch;
-  /** Asked before anything is said: a revoked key follows no longer. */
+  /** Asked before each event: a revoked key must not go on following. */
   mayFollow(): boolean;
 }
 
 type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefined>;
 
 /**
- * Makes the function that gives a log as server-sent events, until the deployment has ended and all was said. An
- * event's id is the offset to go on at. Ends early when the follower's watch is closed, or it may not follow.
+ * Creates the function that streams a log as server-sent events, until the deployment has ended and everything was sent.
+ * The id of an event is the offset after it. The stream ends early if its watch is closed, or if it may not go on.
  */
 export function createLogEvents(reads: Reads, watches: Watches): LogEvents {
-  const sayAt = rememberingUntilCommit(watches, (id, at, midLine) => say(reads, id, at, midLine));
+  const readNext = cachedUntilCommit(watches, (id, at, midLine) => nextEvent(reads, id, at, midLine));
 
   return async function* ({ id, from, watch, mayFollow }) {
-    // Whatever comes first takes the response's head along.
+    // Sent at once, as the response's head goes out with the first chunk.
     yield Buffer.from(`retry: ${RECONNECT_AFTER_MS}\n\n`);
     let at = from;
     let midLine = false;
@@ -38,49 +39,51 @@ export function createLogEvents(reads: Reads, watches: Watches): LogEvents {
       if (woken === 'closed') return;
       if (!mayFollow()) return;
       if (woken === 'timedOut' && waitMs > 0) yield HEARTBEAT;
-      const said = sayAt(id, at, midLine);
-      if (said.event !== undefined) yield said.event;
-      if (said.isOver) return;
-      ({ at, midLine } = said);
-      waitMs = said.isAll ? HEARTBEAT_MS : 0;
+      const next = readNext(id, at, midLine);
+      if (next.event !== undefined) yield next.event;
+      if (next.isOver) return;
+      ({ at, midLine } = next);
+      waitMs = next.isAll ? HEARTBEAT_MS : 0;
     }
   };
 }
 
 const HEARTBEAT = Buffer.from(': still here\n\n');
 
-/** What there is to say at some place of a log, and the place after it. */
-interface Said {
+/** The event for an offset of a log, if there is one yet, and where the log continues. */
+interface NextEvent {
   event: Buffer | undefined;
+  /** The offset after the event. */
   at: number;
+  /** Whether that is within a line. */
   midLine: boolean;
-  /** There is no more before the next commit. */
+  /** There is nothing more until the next commit. */
   isAll: boolean;
-  /** There will be no more. */
+  /** This was the last event. */
   isOver: boolean;
 }
 
-type SayAt = (id: DeploymentId, at: number, midLine: boolean) => Said;
+type ReadNextEvent = (id: DeploymentId, at: number, midLine: boolean) => NextEvent;
 
-/** Those who follow a log live are all at the same place: one reads for all of them, and they share the bytes. */
-function rememberingUntilCommit(watches: Watches, sayAt: SayAt): SayAt {
-  const remembered = new Map<string, Said>();
-  let rememberedAt = watches.commits();
+/** Clients that follow a log live are all at the same offset: the first read serves all of them, with the same bytes. */
+function cachedUntilCommit(watches: Watches, readNext: ReadNextEvent): ReadNextEvent {
+  const cached = new Map<string, NextEvent>();
+  let cachedAt = watches.commits();
 
   return (id, at, midLine) => {
-    if (rememberedAt !== watches.commits() || remembered.size >= REMEMBERED_MAX) remembered.clear();
-    rememberedAt = watches.commits();
+    if (cachedAt !== watches.commits() || cached.size >= CACHED_MAX) cached.clear();
+    cachedAt = watches.commits();
     const place = `${id} ${at} ${midLine}`;
-    const said = remembered.get(place) ?? sayAt(id, at, midLine);
-    remembered.set(place, said);
-    return said;
+    const next = cached.get(place) ?? readNext(id, at, midLine);
+    cached.set(place, next);
+    return next;
   };
 }
 
-/** Some may be behind, each at a place of its own. */
-const REMEMBERED_MAX = 32;
+/** Clients that lag behind are each at an offset of their own. */
+const CACHED_MAX = 32;
 
-function say({ deployments, logs }: Reads, id: DeploymentId, at: number, midLine: boolean): Said {
+function nextEvent({ deployments, logs }: Reads, id: DeploymentId, at: number, midLine: boolean): NextEvent {
   const deployment = deployments.get(id);
   if (deployment === undefined) return { event: undefined, at, midLine, isAll: true, isOver: true };
   const next = nextText(logs, deployment, at, midLine);
@@ -100,7 +103,7 @@ function say({ deployments, logs }: Reads, id: DeploymentId, at: number, midLine
   return { event, at, midLine, isAll: true, isOver: hasEnded };
 }
 
-/** Whichever line end the text has, a parser makes it a line feed (HTML, 9.2.6). */
+/** Clients turn every kind of line end in an event stream into a line feed (HTML, 9.2.6). */
 function dataLines(text: string): string {
   return text
     .split(/\r\n|\r|\n/)
@@ -109,8 +112,8 @@ function dataLines(text: string): string {
 }
 
 /**
- * The text at byte `at`, up to `end`; undefined if there is none yet. Never a part of a character or of a line's
- * end, unless what belongs to it will not come.
+ * The text from byte `at` to `end`; undefined if there is none yet. Never splits a character or a CR LF, unless the rest
+ * of it will never come.
  */
 function nextText(
   logs: Reads['logs'],
@@ -141,7 +144,7 @@ function nextText(
 
 const CARRIAGE_RETURN = 0x0d;
 
-/** How many of the bytes need none of those that follow: all, but for the beginning of a character or of CR LF. */
+/** How many bytes there are before an incomplete character, or a CR that an LF may follow, at the end. */
 function wholeLength(bytes: Buffer): number {
   if (bytes.at(-1) === CARRIAGE_RETURN) return bytes.length - 1;
   for (let back = 1; back <= Math.min(3, bytes.length); back++) {
@@ -155,7 +158,7 @@ function isContinuation(byte: number): boolean {
   return (byte & 0xc0) === 0x80;
 }
 
-/** Of the character that begins with this byte (RFC 3629, 3). */
+/** The length of the character that begins with this byte (RFC 3629, 3). */
 function characterLength(first: number): number {
   if (first >= 0xf0) return 4;
   if (first >= 0xe0) return 3;

@@ -20,17 +20,17 @@ interface LogQuery {
 type LogRequest = Request<{ Params: { deployment_id: string }; Query: LogQuery }>;
 type Toolkit = Pick<ResponseToolkit, 'response'>;
 
-/** What a response reads ahead of its socket. */
+/** How much a response reads ahead of what its client has taken. */
 const READ_AHEAD_BYTES = 16 * 1024;
 
 const byteCount = wholeNumber({ min: 0, max: Number.MAX_SAFE_INTEGER });
 
 const LOGS_DESCRIPTION = `
-As text: what the command printed so far. Of a long log the middle is left out; a line says so.
+As text: what the command has printed so far. The middle of a long log is left out, and a line says so.
 
-With \`Accept: text/event-stream\`: the same, and then what is printed from now on, until the deployment has ended. The
-\`id\` of an event is the byte at which to go on, so a client that connects again with \`Last-Event-ID\` misses
-nothing and sees nothing twice. The last event is of type \`end\`.
+With \`Accept: text/event-stream\`: the same, followed by new output until the deployment has ended. The \`id\` of an
+event is the byte offset after it, so a client that reconnects with \`Last-Event-ID\` misses nothing and sees nothing
+twice. The last event is of type \`end\`.
 `.trim();
 
 const LOGS_RESPONSE: ResponseDescription = {
@@ -45,17 +45,17 @@ const LOGS_RESPONSE: ResponseDescription = {
   },
   headers: {
     'Log-Next-Offset': {
-      description: 'With text: the `offset` for what comes after this.',
+      description: 'With text: the `offset` at which to go on.',
       schema: { type: 'integer', minimum: 0 },
     },
     'X-Accel-Buffering': {
-      description: 'With events: tells nginx not to keep them back.',
+      description: 'With events: tells nginx not to buffer them.',
       schema: { type: 'string', const: 'no' },
     },
   },
 };
 
-/** What a deployment printed: as it is now, or followed to its end. */
+/** Serves the log of a deployment: as it is now, or followed to its end. */
 export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<void> {
   const logEvents = createLogEvents(reads, watches);
 
@@ -69,8 +69,8 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
           auth: { scope: 'logs:read' },
           validate: {
             query: querySchema({
-              offset: byteCount.description('Only from this byte on.'),
-              tail: byteCount.description('Only so many bytes at the end; not together with `offset`.'),
+              offset: byteCount.description('Only the bytes from this one on.'),
+              tail: byteCount.description('Only the last so many bytes; not together with `offset`.'),
             }),
           },
           plugins: {
@@ -80,7 +80,7 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
               description: LOGS_DESCRIPTION,
               responses: { 200: LOGS_RESPONSE },
               errors: {
-                rate_limited: 'Too many requests, or too many of this key follow or wait already.',
+                rate_limited: 'Too many requests, or too many requests of this key follow or wait already.',
               },
               headers: {
                 'Last-Event-ID': {
@@ -120,9 +120,9 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
     from: number,
   ): ResponseObject {
     const watch = watches.open([id, logChange(id)], callerOf(request).keyId);
-    // A generator that waits is not ended by the end of its stream: the watch ends it.
+    // Destroying the stream does not end a generator that is waiting; closing the watch does.
     closeWithResponse(watch, request);
-    // What it sees never changes.
+    // Only the key itself is checked again, as the projects that it sees never change.
     const mayFollow = () => currentCaller(request, reads, effects.now()) !== undefined;
     return h
       .response(Readable.from(logEvents({ id, from, watch, mayFollow }), streamOptions))
@@ -134,8 +134,8 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
 const streamOptions = { objectMode: false, highWaterMark: READ_AHEAD_BYTES };
 
 /**
- * Only where they are named, and liked better than the text (RFC 9110, 12.5.1): any other Accept, or none, gets the text.
- * Who names both alike, as generated clients do, may wait for an end.
+ * Whether Accept names the event stream and prefers it to the text (RFC 9110, 12.5.1). A client that accepts both alike,
+ * as generated clients do, may read the response to its end before it goes on, so it gets the text.
  */
 function wantsEvents({ headers }: LogRequest): boolean {
   const weights = weightsOf(headers.accept ?? '');
