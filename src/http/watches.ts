@@ -7,11 +7,11 @@ import { createSlots } from '../slots.ts';
 import type { Change } from '../store/context.ts';
 import type { Store } from '../store/store.ts';
 
-/** Somebody who waits for commits. */
+/** A request's wait for commits. */
 export interface Watch {
   /**
-   * Resolves once something may have changed since the watch was opened or this last resolved, or after
-   * `timeoutMs`. `closed`, now and ever after: whoever waits is to end.
+   * Resolves once something may have changed since the watch was opened or this last resolved, or after `timeoutMs`.
+   * `closed`, from then on at every call: the request must not wait any longer.
    */
   next(timeoutMs: number): Promise<'changed' | 'timedOut' | 'closed'>;
   close(): void;
@@ -19,22 +19,22 @@ export interface Watch {
 
 export interface Watches {
   /**
-   * Opened before the first look at what is waited for, a watch misses nothing. Throws `rate_limited` if the key
-   * has as many as it may, `unavailable` if all together have or the service stops.
+   * Opens a watch; done before the first read of what it waits for, it misses no change. Throws `rate_limited` if the
+   * key has too many watches, `unavailable` if there are too many in all, or if the service is stopping.
    */
   open(changes: readonly Change[], keyId: KeyId): Watch;
-  /** Grows with every commit that is heard of: what was read at one number holds as long as that stays. */
+  /** The number of commits noticed so far: what was read remains valid while it stays the same. */
   commits(): number;
-  /** The service stops: closes them all, and opens none any more. */
+  /** Closes all watches, and refuses new ones: the service is stopping. */
   close(): Promise<void>;
 }
 
-/** Each may hold a connection, and some 100 KiB of a log that its client is slow to read. */
+/** Each may keep a connection open, and some 100 KiB of a log that its client is slow to read. */
 const WATCHES_MAX = 1_000;
 const WATCHES_OF_KEY_MAX = 500;
 const REFUSED_RETRY_SECONDS = 5;
 
-/** Lets requests wait for commits, whoever makes them: one subscription to the writer for all. */
+/** Lets requests wait for commits, also those of other processes, with one subscription to the writer for all. */
 export function createWatches({ reads, writer }: Store, effects: Effects): Watches {
   const watches = createSlots<OpenWatch>();
   const watchesOf = new Map<Change, Set<OpenWatch>>();
@@ -47,8 +47,8 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     for (const change of changes) wake(change === 'everything' ? watches : watchesOf.get(change));
   });
   let seenVersion = reads.instance.dataVersion();
-  // Our own commits count too: a look for nothing, at most twice a second.
-  const lookout = startLoop(
+  // This notices this process's own commits as well, and wakes all for nothing, but at most twice a second.
+  const poll = startLoop(
     async () => {
       const version = reads.instance.dataVersion();
       if (version !== seenVersion) {
@@ -61,7 +61,7 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     {
       idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
       effects,
-      // A read that fails now fails whoever waits at their next look, and that is logged as theirs.
+      // Woken requests will fail at their own next read, and log the error as theirs.
       onError: () => wake(watches),
     },
   );
@@ -96,10 +96,10 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     const retryAfterSeconds = REFUSED_RETRY_SECONDS;
     if (closed) throw new AppError('unavailable', 'the service is stopping', { retryAfterSeconds });
     if ((countOf.get(keyId) ?? 0) >= WATCHES_OF_KEY_MAX) {
-      throw new AppError('rate_limited', 'too many requests of this key wait already', { retryAfterSeconds });
+      throw new AppError('rate_limited', 'too many requests of this key are waiting', { retryAfterSeconds });
     }
     if (watches.size >= WATCHES_MAX) {
-      throw new AppError('unavailable', 'too many requests wait already', { retryAfterSeconds });
+      throw new AppError('unavailable', 'too many requests are waiting', { retryAfterSeconds });
     }
   }
 
@@ -108,11 +108,11 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     closed = true;
     unsubscribe();
     for (const watch of [...watches]) watch.close();
-    await lookout.stop();
+    await poll.stop();
   }
 }
 
-/** Closes the watch when the request is over: answered, or its client has left, even before. */
+/** Closes the watch when the response is finished or its client disconnects, also if that has happened already. */
 export function closeWithResponse(watch: Watch, { raw: { res } }: Pick<Request, 'raw'>): void {
   if (res.closed) watch.close();
   else res.once('close', watch.close);
