@@ -5,7 +5,7 @@ import { AppError, type ErrorDetail, invalid } from '../errors.ts';
 import { notFound } from './errors.ts';
 import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
 
-/** For a write that says everything with its path: no body, or an empty object. */
+/** For a write whose path says everything: no body, or an empty object. */
 const noBody = Joi.object({}).empty(null).default({});
 
 /** A JSON object with these fields and no others. */
@@ -13,14 +13,14 @@ export function bodySchema(fields: Joi.SchemaMap): Joi.ObjectSchema {
   return Joi.object(fields).required();
 }
 
-/** Query parameters, which always are text or, repeated, a list of texts. */
+/** Query parameters: each is a string or, if it is repeated, a list of strings. */
 export function querySchema(fields: Joi.SchemaMap): Joi.ObjectSchema {
   return Joi.object(fields);
 }
 
 /**
- * What holds for every route that says nothing else: no query parameters, no body, nothing coerced,
- * everything that is wrong reported together.
+ * The defaults for every route: no query parameters, no body, no coercion, and all errors of the body, or of the query,
+ * reported together.
  */
 export const routeValidation: RouteOptionsValidate = {
   options: { abortEarly: false, convert: false },
@@ -37,11 +37,11 @@ export const refSchema = Joi.string()
   })
   .meta({ jsonSchema: REF_JSON_SCHEMA });
 
-/** Text for people, without bounds on what it says. Counted as the description counts: an emoji is one character. */
+/** Any text. Its length is counted in code points, as JSON Schema does: an emoji is one character. */
 export function textSchema(maxCharacters: number): Joi.StringSchema {
   return Joi.string()
     .custom((value: string, helpers) =>
-      // What is short in UTF-16 needs no counting, and what is long is refused before it is counted.
+      // Code points are counted only where the length in UTF-16 does not decide it.
       value.length <= maxCharacters ||
       (value.length <= 2 * maxCharacters && [...value].length <= maxCharacters)
         ? value
@@ -50,7 +50,7 @@ export function textSchema(maxCharacters: number): Joi.StringSchema {
     .meta({ jsonSchema: { type: 'string', maxLength: maxCharacters } });
 }
 
-/** An id in a body or a query. One in a path is `pathId`'s. */
+/** An id in a body or a query. For one in a path see `pathId`. */
 export function idSchema(prefix: IdPrefix): Joi.StringSchema {
   return Joi.string()
     .custom(
@@ -62,8 +62,8 @@ export function idSchema(prefix: IdPrefix): Joi.StringSchema {
 }
 
 /**
- * The id in a path. One that cannot be an id is answered as one that never was, so this is for the handler,
- * after validation: 404 must not come earlier for the one than for the other.
+ * Parses the id in a path. A malformed one is 404, as an unknown one is. Call this in the handler, after validation, so
+ * that both get their 404 at the same stage.
  */
 export function pathId<P extends IdPrefix>(
   prefix: P,
@@ -77,15 +77,15 @@ export function pathId<P extends IdPrefix>(
 const PAGE_DEFAULT_LIMIT = 50;
 export const PAGE_MAX_LIMIT = 200;
 
-/** `?limit=` and `?cursor=`. The cursor is opaque here; src/http/pages.ts judges it. */
+/** `?limit=` and `?cursor=`. The cursor is opaque here; src/http/pages.ts checks it. */
 export const pageParameters = {
   limit: wholeNumber({ min: 1, max: PAGE_MAX_LIMIT, clamp: true })
     .default(PAGE_DEFAULT_LIMIT)
-    .description(`How many items; more than ${PAGE_MAX_LIMIT} are taken as ${PAGE_MAX_LIMIT}.`),
-  cursor: Joi.string().max(1024).description('`next_cursor` of the page before.'),
+    .description(`How many items at most; a value above ${PAGE_MAX_LIMIT} is taken as ${PAGE_MAX_LIMIT}.`),
+  cursor: Joi.string().max(1024).description('`next_cursor` of the previous page.'),
 };
 
-/** A number as it stands in a query: digits, no sign, no leading zero. With `clamp`, a larger one becomes `max`. */
+/** A number in a query: digits, no sign, no leading zero. With `clamp`, a larger one becomes `max`. */
 export function wholeNumber({
   min,
   max,
@@ -104,17 +104,17 @@ export function wholeNumber({
     .meta({ jsonSchema: { type: 'integer', minimum: min, ...(clamp ? {} : { maximum: max }) } });
 }
 
-/** A moment, RFC 3339 with seconds and an offset; becomes milliseconds since 1970, parts of them dropped. */
+/** A time in RFC 3339, with seconds and an offset; becomes milliseconds since 1970, rounded down. */
 export const timestampSchema = momentSchema(Math.floor);
 
-/** `?created_after=` and `?created_before=`: both leave out the moment itself. */
+/** `?created_after=` and `?created_before=`, both exclusive. */
 export const creationParameters = {
-  created_after: timestampSchema.description('Only those that were made later.'),
-  // What was made at .939 is earlier than .9395, which must not become .939.
-  created_before: momentSchema(Math.ceil).description('Only those that were made earlier.'),
+  created_after: timestampSchema.description('Only those created later than this.'),
+  // Rounded up: what was created at .939 is earlier than .9395.
+  created_before: momentSchema(Math.ceil).description('Only those created earlier than this.'),
 };
 
-/** `round`: what becomes of parts of a millisecond. */
+/** `round`: how to round to a whole millisecond. */
 function momentSchema(round: (partMs: number) => number): Joi.StringSchema {
   return Joi.string()
     .custom(
@@ -132,7 +132,7 @@ function momentSchema(round: (partMs: number) => number): Joi.StringSchema {
     });
 }
 
-/** A query parameter that may be repeated, each time with one of `values`; becomes a list without doubles. */
+/** A query parameter that may be repeated, each time with one of `values`; becomes a list without duplicates. */
 export function oneOrMoreOf(values: readonly string[]): Joi.AnySchema {
   return Joi.any()
     .custom((value: unknown, helpers) => {
@@ -144,8 +144,8 @@ export function oneOrMoreOf(values: readonly string[]): Joi.AnySchema {
 }
 
 /**
- * The Idempotency-Key header: 1 to 255 visible ASCII characters, one pair of double quotes around them not
- * counted. Undefined when there is none. Two such headers reach us joined by a space, which is refused.
+ * The Idempotency-Key header, or undefined: 1 to 255 visible ASCII characters, without the pair of double quotes that
+ * may be around them. Node joins repeated headers with a comma and a space, and the space is refused.
  */
 export function idempotencyKey({ headers }: Pick<Request, 'headers'>): string | undefined {
   const value: unknown = headers['idempotency-key'];
@@ -157,15 +157,15 @@ export function idempotencyKey({ headers }: Pick<Request, 'headers'>): string | 
   return key;
 }
 
-/** For every write where the rest is validated too: before a handler looks anything up. */
+/** Validates the Idempotency-Key of every write before its handler looks anything up. */
 export function checkIdempotencyKey(request: Request): void {
   if (request.route.method !== 'get') idempotencyKey(request);
 }
 
-/** hapi calls this with joi's error, or with whatever a schema threw. */
+/** hapi's failAction: called with joi's error, or with whatever a schema threw. */
 function refuseInvalid(request: Request, _h: unknown, error: Error | undefined): Lifecycle.ReturnValue {
   if (!isValidationFailure(error)) throw error ?? new Error('a validation failed without a reason');
-  // joi also collects what a rule of ours threw; that is a bug, not a refusal.
+  // joi also reports exceptions of custom rules, which are bugs and not invalid requests.
   const bug = error.details.find(({ type }) => type === 'any.custom');
   if (bug !== undefined) throw new Error('a validation rule threw', { cause: bug.context?.['error'] });
   const place = PLACES[error.output.payload.validation.source];
@@ -174,7 +174,7 @@ function refuseInvalid(request: Request, _h: unknown, error: Error | undefined):
   throw new AppError('invalid_request', message, { details });
 }
 
-/** One request can be wrong in thousands of ways; nobody reads more than some. */
+/** One request can have thousands of errors; nobody reads more than a few. */
 const MAX_DETAILS = 10;
 
 const PLACES = { payload: 'body', query: 'query', params: 'path', headers: 'header' } as const;
@@ -194,7 +194,7 @@ function toDetail(item: Joi.ValidationErrorItem, place: ErrorDetail['in'], reque
 
 const FIELD_NAME_MAX_LENGTH = 64;
 
-/** The name of an unknown field is the sender's text: cut, and without what could act on a terminal or in a log. */
+/** Unknown names are the client's text: cut, and without control characters, for the sake of terminals and logs. */
 function fieldName(path: (string | number)[]): string {
   const name = path.join('.').replaceAll(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '\u{fffd}');
   const characters = [...name];
@@ -203,7 +203,7 @@ function fieldName(path: (string | number)[]): string {
     : `${characters.slice(0, FIELD_NAME_MAX_LENGTH).join('')}…`;
 }
 
-/** Our own words, rule by rule: some of joi's repeat the value. */
+/** davit's own message for each rule, as some of joi's messages echo the value. */
 function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorDetail['in']): string {
   switch (type) {
     case 'any.required':
@@ -240,7 +240,7 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
     case 'array.max':
       return `must have at most ${context['limit']} items`;
     case 'array.unique':
-      return 'must not be there twice';
+      return 'must not be repeated';
     case 'object.base':
       return 'must be an object';
     case 'object.min':

@@ -134,7 +134,7 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
   {
     name: 'an item twice',
     body: { ref: 'main', events: ['a', 'a'] },
-    details: [['events.1', 'must not be there twice']],
+    details: [['events.1', 'must not be repeated']],
   },
   {
     name: 'a bad id',

@@ -59,7 +59,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     method: 'POST',
     path: () => '/v2/webhooks',
     body: { ...NEW, events: ['deployment.failed', 'deployment.failed'] },
-    expected: malformed(['events.1', 'must not be there twice']),
+    expected: malformed(['events.1', 'must not be repeated']),
   },
   {
     name: 'a description that is too long',
@@ -134,7 +134,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     method: 'PATCH',
     path: one,
     body: { events: ['deployment.failed', 'deployment.failed'] },
-    expected: malformed(['events.1', 'must not be there twice']),
+    expected: malformed(['events.1', 'must not be repeated']),
   },
   {
     name: 'a change to a status that is none',
