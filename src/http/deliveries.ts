@@ -37,7 +37,7 @@ interface ListQuery {
   created_before?: number;
 }
 
-/** What became of each event on its way to a webhook, and sending it again. A key sees those of its own webhooks. */
+/** The deliveries of events to webhooks, and sending them again. A key sees the deliveries of its own webhooks. */
 export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects: Effects): Plugin<void> {
   return {
     name: 'deliveries',
@@ -60,8 +60,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               operationId: 'listDeliveries',
               summary: 'List deliveries of a webhook',
               description:
-                'Newest first. When what is asked for is rare among very many, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
-              responses: { 200: { description: 'A page of them.', pageOf: 'Delivery' } },
+                'Newest first. If very few of very many match, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
+              responses: { 200: { description: 'A page of deliveries.', pageOf: 'Delivery' } },
             },
           },
         },
@@ -78,7 +78,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
             filters: { webhookId: request.params.webhook_id, ...filter },
             keyId: callerOf(request).keyId,
           };
-          // Before the webhook is looked up: a cursor is a value.
+          // First: a wrong cursor is a wrong value, and those come before visibility.
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
           const webhook = visibleWebhook(reads, request);
           const { items, goOnBefore } = await reads.deliveries.page(webhook, filter, beforeSeq, limit);
@@ -119,7 +119,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               operationId: 'redeliver',
               summary: 'Send a delivery again',
               description:
-                'Now, and with all its attempts again, however it stands. While its webhook is disabled it is held.',
+                'Sends it now, whatever its status, and with all its retries again. It is held while its webhook is disabled.',
               responses: {
                 202: {
                   description: 'The delivery, pending or held.',
@@ -127,7 +127,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
                   example: PENDING_DELIVERY,
                 },
               },
-              errors: { conflict: `It has ${ATTEMPTS_MAX} attempts already.` },
+              errors: { conflict: `The delivery has ${ATTEMPTS_MAX} attempts already.` },
             },
           },
         },
@@ -151,18 +151,20 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           validate: {
             payload: bodySchema({
               since: timestampSchema.required().description('Not in the future.'),
-              until: timestampSchema.description('Now, if it is left out or later than that.'),
+              until: timestampSchema.description('Taken as now if it is left out or in the future.'),
               status: Joi.string()
                 .valid(...DELIVERY_STATUSES)
-                .description('Only those that are so now.'),
+                .description('Only deliveries that have this status now.'),
             }).example({ since: '2026-11-20T08:00:00Z', status: 'exhausted' }),
           },
           plugins: {
             openapi: {
               operationId: 'replayDeliveries',
               summary: 'Send past deliveries again',
-              description: `Those that were made from \`since\` to \`until\`, both included, each with all its attempts again, but for those that have ${ATTEMPTS_MAX} already. It is done in the background, as fast as the receiver takes them.`,
-              responses: { 202: { description: 'How many there are.', resource: 'Replay' } },
+              description: `Sends the deliveries again that were created from \`since\` to \`until\`, both included, each with all its retries. Those that have ${ATTEMPTS_MAX} attempts already are skipped. It is done in the background, as fast as the receiver takes them.`,
+              responses: {
+                202: { description: 'The replay, and how many deliveries it sends.', resource: 'Replay' },
+              },
               errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
             },
           },
@@ -175,7 +177,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           const nowMs = effects.now();
           if (since > nowMs) throw invalid('body', 'since', 'must not be in the future');
           const webhook = visibleWebhook(reads, request);
-          // What happens from now on is sent anyway.
+          // Later events are sent anyway.
           const untilMs = Math.min(until ?? nowMs, nowMs);
           return answers.write(
             request,

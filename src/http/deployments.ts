@@ -56,16 +56,16 @@ interface DeploymentRefs {
 }
 
 const LIST_DESCRIPTION = `
-Newest first. When what is asked for is rare among very many, or has long outputs, a page may have fewer items than
-\`limit\`, or none, and still a \`next_cursor\` to go on with.
+Newest first. If very few of very many match, or their outputs are long, a page may have fewer items than \`limit\`, or
+none, and still a \`next_cursor\` to go on with.
 `.trim();
 
 const QUEUE_FULL =
-  'Too many requests, or too many deployments of this project wait already, if it has a command and the policy `queue`.';
+  'Too many requests, or, if the project has a command and the policy `queue`, too many of its deployments are queued.';
 
 /**
- * Deployments: made, listed, waited for, canceled, repeated, and reported on from elsewhere. `maxQueued` may wait in one
- * project; null: any number.
+ * Creating, listing, awaiting, canceling, repeating and reporting on deployments. `maxQueued`: how many may be queued in
+ * one project; null: any number.
  */
 export function deployments(
   reads: Reads,
@@ -90,7 +90,7 @@ export function deployments(
               operationId: 'createDeployment',
               summary: 'Deploy a ref',
               description:
-                'The deployment waits for those that are before it in its project, and is carried out then.',
+                'The deployment is queued behind the earlier ones of its project, and carried out in its turn.',
               responses: {
                 201: {
                   description: 'The deployment, queued.',
@@ -129,7 +129,7 @@ export function deployments(
               operationId: 'listProjectDeployments',
               summary: 'List deployments of a project',
               description: LIST_DESCRIPTION,
-              responses: { 200: { description: 'A page of them.', pageOf: 'Deployment' } },
+              responses: { 200: { description: 'A page of deployments.', pageOf: 'Deployment' } },
             },
           },
         },
@@ -152,11 +152,11 @@ export function deployments(
               operationId: 'listDeployments',
               summary: 'List deployments of all projects',
               description: LIST_DESCRIPTION,
-              responses: { 200: { description: 'A page of them.', pageOf: 'Deployment' } },
+              responses: { 200: { description: 'A page of deployments.', pageOf: 'Deployment' } },
             },
           },
         },
-        // A project that the key does not see has no deployments for it, as one that is not there.
+        // If the key does not see `project_id`, the page is empty, as for a project that does not exist.
         handler: (request) => page(request, begin(request, 'deployments', request.query.project_id ?? null)),
       });
 
@@ -173,9 +173,9 @@ export function deployments(
               operationId: 'getDeployment',
               summary: 'Get a deployment',
               description:
-                'With `wait`, the answer comes when it has ended, or after so many seconds as it is then.',
+                'With `wait`, the answer comes once the deployment has ended, but at the latest after so many seconds.',
               responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
-              errors: { rate_limited: 'Too many requests, or too many of this key wait already.' },
+              errors: { rate_limited: 'Too many requests, or too many requests of this key are waiting.' },
             },
           },
         },
@@ -192,7 +192,7 @@ export function deployments(
               operationId: 'cancelDeployment',
               summary: 'Cancel a deployment',
               description:
-                'A queued one is canceled at once. A running one is `canceling` until its command is gone, or until the system that carries it out reports its end, and may still succeed or fail.',
+                'A queued deployment is canceled at once. A running one is `canceling` until its command is gone, or until the system that carries it out reports its end, and may still succeed or fail.',
               responses: {
                 202: {
                   description: 'The deployment, `canceled` or `canceling`.',
@@ -200,7 +200,7 @@ export function deployments(
                   example: CANCELING_DEPLOYMENT,
                 },
               },
-              errors: { conflict: 'It has ended already.' },
+              errors: { conflict: 'The deployment has ended already.' },
             },
           },
         },
@@ -260,11 +260,11 @@ export function deployments(
               operationId: 'reportDeployment',
               summary: 'Report how a deployment goes',
               description:
-                'For projects without a command, whose deployments another system carries out. The same end once more changes nothing. One that is `canceling` answers `running` with that, and `failed` ends it as `canceled`; one that was canceled before it ran takes `failed`, which changes nothing, and nothing else.',
+                'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with that status, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing.',
               responses: {
                 200: { description: 'The deployment.', resource: 'Deployment', example: REPORTED_DEPLOYMENT },
               },
-              errors: { conflict: 'It ended otherwise already, or its project has a command.' },
+              errors: { conflict: 'The deployment has ended in another way, or its project has a command.' },
             },
           },
         },
@@ -299,12 +299,12 @@ export function deployments(
     return deployment;
   }
 
-  /** Undefined if it is not the caller's, never was, or is pruned. */
+  /** Undefined if the caller does not see it, or if it does not exist (any more). */
   function idOfVisible(request: Pick<Request, 'auth'>, pathText: string): DeploymentId | undefined {
     return reads.deployments.visibleTo(callerOf(request), pathId('dpl', pathText))?.id;
   }
 
-  /** What a list walks, and from where. Before its project is looked up: a cursor is a value. */
+  /** What to list, and from where. Call it before the project is looked up: wrong values come before visibility. */
   function begin({ auth, query }: ListRequest, list: string, projectId: string | null) {
     const { cursor, status, ref, created_after, created_before } = query;
     const filter: DeploymentFilter = {
@@ -318,7 +318,7 @@ export function deployments(
     return { filter, walk, beforeSeq: pages.position(walk, cursor, Number.MAX_SAFE_INTEGER) };
   }
 
-  /** In turn: 540 that came together, and found little among much, held up all others by 1.5 s. */
+  /** Takes turns: 540 concurrent requests for rare items among many blocked the event loop for 1.5 s. */
   async function page(
     request: ListRequest,
     { filter, walk, beforeSeq }: ReturnType<typeof begin>,
@@ -331,8 +331,8 @@ export function deployments(
   }
 
   /**
-   * The deployment once it has finished, or as it is after `waitMs`, when the client leaves or the service stops. Throws
-   * `unauthorized` if the key has ended by then.
+   * Resolves to the deployment once it has finished, or as it is after `waitMs`, or when the client disconnects or the
+   * service stops. Throws `unauthorized` if the key is no longer valid by then.
    */
   async function finished(
     request: Pick<Request, 'auth' | 'headers' | 'raw'>,
@@ -345,7 +345,7 @@ export function deployments(
     const watch = watches.open([first.id], callerOf(request).keyId);
     closeWithResponse(watch, request);
     for (;;) {
-      // Again, as it may have finished before the watch was there.
+      // Read again, as it may have finished just before the watch was opened.
       const caller = currentCaller(request, reads, effects.now());
       if (caller === undefined) throw wrongKey();
       const deployment = visibleDeployment(caller, first.id);
@@ -360,7 +360,7 @@ const WAIT_MAX_SECONDS = 60;
 
 const waitSeconds = wholeNumber({ min: 0, max: WAIT_MAX_SECONDS })
   .default(0)
-  .description('How many seconds to wait for its end.');
+  .description('How many seconds to wait for the end of the deployment.');
 
 const narrowing = {
   ...pageParameters,
@@ -377,7 +377,7 @@ interface ReportBody {
 
 const MESSAGE_MAX_LENGTH = 4096;
 
-/** No body may have `__proto__` as a name: the description says so where it lets people choose one. */
+/** Excludes `__proto__`, which body.ts refuses as a name anywhere, so that the API description tells. */
 const OUTPUT_NAME = new RegExp(`^(?!__proto__$)[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
 
 const outputValue = Joi.string()
@@ -392,11 +392,11 @@ const reportBody = bodySchema({
   status: Joi.string().valid('running', 'succeeded', 'failed').required(),
   message: textSchema(MESSAGE_MAX_LENGTH)
     .allow(null, '')
-    .description('Without one, with null or with an empty one, what an earlier report said stays.'),
+    .description('If it is left out, null or empty, the message of an earlier report stays.'),
   outputs: Joi.object()
     .pattern(OUTPUT_NAME, outputValue)
     .max(OUTPUTS_MAX)
-    // Of patternProperties, which would be joi's own words, generators of clients make objects without properties.
+    // joi would generate patternProperties, of which client generators make objects without any properties.
     .meta({
       jsonSchema: {
         type: 'object',
@@ -406,6 +406,6 @@ const reportBody = bodySchema({
       },
     })
     .description(
-      `They take the place of all that an earlier report gave; left out, those stay. At most ${OUTPUTS_MAX}; each value has at most ${OUTPUT_VALUE_MAX_BYTES} bytes in UTF-8, however many characters that are.`,
+      `They replace all outputs of an earlier report; if they are left out, those stay. At most ${OUTPUTS_MAX}, each value with at most ${OUTPUT_VALUE_MAX_BYTES} bytes (not characters) in UTF-8.`,
     ),
 }).example({ status: 'succeeded', outputs: { url: 'https://example.org' } });

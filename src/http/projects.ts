@@ -6,7 +6,7 @@ import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
 import { pageParameters, pathId, querySchema } from './validation.ts';
 
-/** What a key sees of projects: all of them, page by page, and one. */
+/** The projects that a key sees: a list, and one by its id. */
 export function projects({ projects, instance }: Reads, pages: Pages): Plugin<void> {
   const listed = instance.readCache<string>();
   return {
@@ -22,8 +22,8 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
             openapi: {
               operationId: 'listProjects',
               summary: 'List projects',
-              description: 'Those that the key sees, oldest first.',
-              responses: { 200: { description: 'A page of them.', pageOf: 'Project' } },
+              description: 'The projects that the key sees, oldest first.',
+              responses: { 200: { description: 'A page of projects.', pageOf: 'Project' } },
             },
           },
         },

@@ -22,7 +22,7 @@ import type { Pages } from './pages.ts';
 import type { JsonSchema } from './resources.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 
-/** Sends a ping now and tells what came of it; `busy`: too many are under way. */
+/** Sends a ping now, and resolves to its result; `busy`: too many are under way; `gone`: the webhook was deleted. */
 export type Ping = (
   webhookId: WebhookId,
 ) => Promise<{ kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' }>;
@@ -35,11 +35,11 @@ const EXAMPLE = {
   description: 'the status page',
 };
 
-/** As with Stripe and Svix: a day for all receivers to learn the new secret. */
+/** A day to give all receivers the new secret, as with Stripe and Svix. */
 const OVERLAP_DEFAULT_SECONDS = 24 * 60 * 60;
 const OVERLAP_MAX_SECONDS = 7 * 24 * 60 * 60;
 
-/** Webhooks of the key that registered them. `rules`: where deliveries may go beyond public addresses over HTTPS. */
+/** The webhooks that a key registered. `rules`: where deliveries may go besides public addresses over HTTPS. */
 export function webhooks(
   reads: Reads,
   answers: Answers,
@@ -53,7 +53,7 @@ export function webhooks(
       return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
     })
     .description(
-      'Where to: a URL as the WHATWG URL standard has it, with `https`, a public address, no user info and no fragment. Its length counts percent-encoded.',
+      'Where to send events: a URL of the WHATWG standard, with `https`, a public address, no user info and no fragment. Its length is that of its percent-encoded form.',
     )
     .meta({ jsonSchema: urlJsonSchema(rules) });
   const events = Joi.array()
@@ -63,7 +63,7 @@ export function webhooks(
   const description = textSchema(DESCRIPTION_MAX_LENGTH).allow(null, '');
   const status = Joi.string().valid(...WEBHOOK_STATUSES);
 
-  /** What ends the wait for a ping that is under way. */
+  /** For each ping under way, the function that ends the wait for it. */
   const underWay = new Set<(error: AppError) => void>();
 
   return {
@@ -88,7 +88,7 @@ export function webhooks(
               operationId: 'createWebhook',
               summary: 'Register a webhook',
               description:
-                'It is sent the events of the projects that the key sees. The address must be `https` and public.',
+                'The webhook is sent the events of the projects that the key sees. Its address must be `https` and public.',
               responses: {
                 201: { description: 'The webhook, with its secret.', resource: 'WebhookWithSecret' },
               },
@@ -117,8 +117,8 @@ export function webhooks(
             openapi: {
               operationId: 'listWebhooks',
               summary: 'List webhooks',
-              description: 'Those that the key registered, newest first.',
-              responses: { 200: { description: 'A page of them.', pageOf: 'Webhook' } },
+              description: 'The webhooks that the key registered, newest first.',
+              responses: { 200: { description: 'A page of webhooks.', pageOf: 'Webhook' } },
             },
           },
         },
@@ -163,7 +163,7 @@ export function webhooks(
               operationId: 'updateWebhook',
               summary: 'Change a webhook',
               description:
-                'What is not in the body stays. `enabled` sends what was held meanwhile, and tries now what waited for a retry.',
+                'Fields that are not in the body stay as they are. `enabled` sends at once what was held and what waits for a retry.',
               responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
             },
           },
@@ -188,13 +188,13 @@ export function webhooks(
               operationId: 'deleteWebhook',
               summary: 'Delete a webhook',
               description: 'Nothing is sent to it any more.',
-              responses: { 204: { description: 'It is gone.' } },
+              responses: { 204: { description: 'The webhook is deleted.' } },
             },
           },
         },
         handler(request, h) {
           const id = pathId('whk', request.params.webhook_id);
-          // Deleted ones too: a repeat with the same Idempotency-Key is answered as the deletion was.
+          // Also finds deleted ones: a repeat with the same Idempotency-Key is answered as the deletion was.
           if (!reads.webhooks.wasRegisteredBy(callerOf(request), id)) throw notFound();
           return answers.write(request, h, 'webhooks.remove', { id });
         },
@@ -210,7 +210,7 @@ export function webhooks(
             openapi: {
               operationId: 'rotateWebhookSecret',
               summary: 'Replace a signing secret',
-              description: `While the old secret overlaps with the new one, deliveries are signed with both: \`Service-Signature\` has a \`v1\` for each. At most ${LIVE_SECRETS_MAX} live at a time: one more ends the oldest at once.`,
+              description: `While the old secret overlaps with the new one, deliveries are signed with both: \`Service-Signature\` has a \`v1\` for each. At most ${LIVE_SECRETS_MAX} secrets are valid at a time: one more ends the oldest at once.`,
               responses: {
                 200: { description: 'The webhook, with its new secret.', resource: 'WebhookWithSecret' },
               },
@@ -235,7 +235,7 @@ export function webhooks(
             openapi: {
               operationId: 'pingWebhook',
               summary: 'Try a webhook out',
-              description: 'Sends an event of type `ping` now, once, and answers with what came of it.',
+              description: 'Sends an event of type `ping` now, once, and answers with the result.',
               responses: {
                 200: { description: 'The attempt.', resource: 'Attempt', example: PING_ATTEMPT },
               },
@@ -270,14 +270,14 @@ export function webhooks(
   }
 }
 
-/** The webhook that the path names; throws `not_found` if the caller did not register it. */
+/** The webhook in the path; throws `not_found` if the caller did not register it. */
 export function visibleWebhook({ webhooks }: Reads, request: Pick<Request, 'auth' | 'params'>): Webhook {
   const webhook = webhooks.visibleTo(callerOf(request), pathId('whk', String(request.params['webhook_id'])));
   if (webhook === undefined) throw notFound();
   return webhook;
 }
 
-/** The form of every URL that is taken, `parseWebhookUrl`; where one leads no pattern says. */
+/** The form of URLs that `parseWebhookUrl` accepts. No pattern can tell whether an address is allowed. */
 export function urlJsonSchema({ allowHttp }: Pick<UrlRules, 'allowHttp'>): JsonSchema {
   const scheme = `[Hh][Tt][Tt][Pp]${allowHttp ? '[Ss]?' : '[Ss]'}`;
   return {
@@ -287,14 +287,14 @@ export function urlJsonSchema({ allowHttp }: Pick<UrlRules, 'allowHttp'>): JsonS
   };
 }
 
-/** No body is an empty one. */
+/** A missing body counts as an empty one. */
 const rotation = Joi.object({
   overlap_seconds: Joi.number()
     .integer()
     .min(0)
     .max(OVERLAP_MAX_SECONDS)
     .default(OVERLAP_DEFAULT_SECONDS)
-    .description('For how long the old secret lives on.'),
+    .description('For how many seconds the old secret remains valid.'),
 })
   .empty(null)
   .default({ overlap_seconds: OVERLAP_DEFAULT_SECONDS })

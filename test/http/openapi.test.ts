@@ -134,7 +134,8 @@ t.test('the description of the whole service', async (t) => {
         propertyNames: { pattern: '^(?!__proto__$)[A-Za-z_][A-Za-z0-9_]{0,63}$' },
         additionalProperties: { type: 'string', maxLength: 4096 },
         maxProperties: 100,
-        description: /take the place of all that an earlier report gave; left out, those stay\..*4096 bytes/,
+        description:
+          /replace all outputs of an earlier report; if they are left out, those stay\..*4096 bytes/,
       });
     },
   );
