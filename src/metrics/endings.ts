@@ -4,10 +4,10 @@ import { type Counter, createCounter, createHistogram, type Figure, ownCells } f
 import type { EventEnd } from '../store/gauges.ts';
 import type { Reads } from '../store/store.ts';
 
-/** So many events are looked at before anything else gets its turn: 2 ms. */
+/** Events read in one turn of the event loop, which takes 2 ms. */
 const EVENTS_AT_ONCE = 1_000;
 
-/** All that come about; so each series is there, at 0, before it first counts. */
+/** All combinations that occur, so that each series is exported, at 0, before it first counts. */
 const REASONS_OF: Record<TerminalStatus, (Reason | null)[]> = {
   succeeded: [null],
   failed: REASONS.filter((reason) => reason !== 'user' && reason !== 'superseded'),
@@ -16,17 +16,17 @@ const REASONS_OF: Record<TerminalStatus, (Reason | null)[]> = {
 
 const FINISHED = {
   name: 'davit_deployments_finished_total',
-  help: 'Deployments that ended, by how; reason is empty for those that succeeded.',
+  help: 'Deployments that ended, by status and reason; reason is empty for those that succeeded.',
 };
 const DURATION = {
   name: 'davit_deployment_duration_seconds',
-  help: 'From the start of a deployment to its end; not of those that were canceled before they started.',
+  help: 'From the start of a deployment to its end; those that were canceled before they started do not count.',
   bounds: [1, 5, 15, 30, 60, 120, 300, 600, 1_200, 1_800, 3_600],
 };
 
 /**
- * Counts the deployments that end from now on, whoever ends them. Their events are read when somebody asks: so
- * nothing is done while they end, and what `davit admin` ends in its own process counts too.
+ * Counts the deployments that end from now on. Their events are read at each scrape: this costs nothing when one
+ * ends, and also counts those that `davit admin` ends in its own process.
  */
 export function createEndings({ gauges }: Pick<Reads, 'gauges'>) {
   const finished = new Map<string, Counter>();
@@ -41,7 +41,7 @@ export function createEndings({ gauges }: Pick<Reads, 'gauges'>) {
   }
 
   return {
-    /** Counts what has ended since the last time, or until `isWanted` no longer says so. */
+    /** Counts what has ended since the last call. Stops early once `isWanted` is false. */
     async catchUp(isWanted: () => boolean): Promise<void> {
       while (isWanted()) {
         const events = gauges.eventsAfter(seenSeq, EVENTS_AT_ONCE);
@@ -55,7 +55,7 @@ export function createEndings({ gauges }: Pick<Reads, 'gauges'>) {
 
   function count({ seq, status, reason, started_at, finished_at }: EventEnd): void {
     seenSeq = seq;
-    // Not an end, or its deployment is pruned already.
+    // The event is not the end of a deployment, or its deployment is pruned already.
     if (status === null || finished_at === null) return;
     counterOf(status, reason).add();
     if (started_at === null) return;

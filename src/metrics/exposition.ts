@@ -2,7 +2,7 @@ import type { Figure, Labels, Sample } from '../figures.ts';
 
 export const CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
 
-/** Prometheus' text format 0.0.4. Figures of one name become one family, in the order in which names come first. */
+/** Prometheus' text format 0.0.4. Figures with the same name form one family, at the place of the first of them. */
 export function exposition(figures: readonly Figure[]): string {
   return [...Map.groupBy(figures, ({ name }) => name).values()].map(familyText).join('');
 }
@@ -31,7 +31,7 @@ function escaped(text: string): string {
   return text.replaceAll('\\', '\\\\').replaceAll('\n', '\\n');
 }
 
-/** Go's notation, which differs for infinity only. */
+/** As Go writes floats, which differs from JavaScript only for infinity. */
 function numberText(value: number): string {
   if (Number.isFinite(value) || Number.isNaN(value)) return String(value);
   return value > 0 ? '+Inf' : '-Inf';

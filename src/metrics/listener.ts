@@ -5,24 +5,24 @@ import type { Logger } from '../logger.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
 interface MetricsListener {
-  /** The one that it got. */
+  /** The actual one, also for port 0. */
   port: number;
-  /** Ends every connection, answered or not. */
+  /** Closes every connection, also those that wait for an answer. */
   close(): Promise<void>;
 }
 
-/** Each Prometheus keeps one; what comes beyond is dropped. */
+/** Each Prometheus keeps one open; connections beyond this are dropped. */
 const MAX_CONNECTIONS = 32;
-/** Of a connection. One read may bring 2,000 scrapes, and answering them all at once took 0.5 s. */
+/** Per connection. One read may bring 2,000 pipelined scrapes, and answering them all took 0.5 s. */
 const MAX_REQUESTS = 100;
 const HEADERS_MAX_BYTES = 8 * 1024;
 
-/** Node's, in milliseconds. */
+/** Options of Node's server, in milliseconds. */
 const TIMEOUTS = {
   headersTimeout: 5_000,
   requestTimeout: 10_000,
   connectionsCheckingInterval: 1_000,
-  /** For the next scrape, once a minute as a rule. */
+  /** Until the next scrape, which usually comes every minute. */
   keepAliveTimeout: 65_000,
 };
 
@@ -30,7 +30,7 @@ const TIMEOUTS = {
 const IDLE_TIMEOUT_MS = 30_000;
 
 /**
- * Answers `GET /metrics` with what `scrape` resolves to, whoever asks, and nothing else. Throws AppError
+ * Answers `GET /metrics`, and nothing else, with what `scrape` resolves to, without authentication. Throws AppError
  * `unavailable` if it cannot listen there.
  */
 export async function startMetricsListener(
@@ -52,8 +52,8 @@ export async function startMetricsListener(
     server.once('error', (error) => reject(cannotListen(listen, '--metrics-listen', error)));
     server.listen(listen.port, listen.host, resolve);
   });
-  // A connection that cannot be accepted, for want of descriptors for instance, ends nothing.
-  server.on('error', (error) => logger.warn({ err: error }, 'the listener for metrics stumbled'));
+  // For instance, a connection cannot be accepted for want of file descriptors.
+  server.on('error', (error) => logger.warn({ err: error }, 'the listener for metrics had an error'));
   return {
     port: (server.address() as AddressInfo).port,
     close: () =>
@@ -94,7 +94,7 @@ async function answer(
   }
 }
 
-/** Whatever else comes on this connection is not read. */
+/** Closes the connection after the answer, so that the rest of the request is not read. */
 function refuse(response: ServerResponse, statusCode: number, message: string): void {
   response.writeHead(statusCode, { 'Content-Type': 'text/plain; charset=utf-8', Connection: 'close' });
   response.end(`${message}\n`);

@@ -16,7 +16,7 @@ interface MetricsOptions {
   listen: ListenAddress;
   reads: Reads;
   dbPath: string;
-  /** What the threads count. */
+  /** What the other threads count. */
   figures: readonly Figure[];
   /** How many commands may run at a time. */
   commandSlots: number;
@@ -25,16 +25,16 @@ interface MetricsOptions {
 }
 
 export interface Metrics {
-  /** With the port that it got. */
+  /** With the actual port, also for port 0. */
   listen: ListenAddress;
   url: string;
-  /** Hears of every request to the API that is over. */
+  /** Call this when a request to the API is over. */
   onAnswer(request: AnsweredRequest): void;
   close(): Promise<void>;
 }
 
 /**
- * Serves Prometheus metrics of all of davit. What a thread does it counts itself; what waits is looked up at a
+ * Serves Prometheus metrics of all of davit. Each thread counts its own work; what waits in the database is read at each
  * scrape, at a bounded cost. Throws what `startMetricsListener` throws.
  */
 export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
@@ -48,24 +48,24 @@ export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
 
   const listener = await startMetricsListener(listen, scrapeOnce, logger);
   const lagLoop = watchLag(lag, effects);
-  const place = { ...listen, port: listener.port };
-  const url = `http://${listenText(place)}/metrics`;
+  const address = { ...listen, port: listener.port };
+  const url = `http://${listenText(address)}/metrics`;
   logger.info({ url }, 'metrics are served');
 
   return {
-    listen: place,
+    listen: address,
     url,
     onAnswer: requests.count,
     async close() {
       closed = true;
       await listener.close();
       await lagLoop.stop();
-      // The file is closed next.
+      // A scrape reads the database, which is closed next.
       await scraping?.catch(() => undefined);
     },
   };
 
-  /** One look serves all who ask meanwhile. */
+  /** Concurrent requests share one scrape. */
   function scrapeOnce(): Promise<string> {
     scraping ??= scrape().finally(() => {
       scraping = undefined;
@@ -79,7 +79,7 @@ export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
     const due = await dueFigures(reads, effects.now(), isWanted);
     if (closed) throw new Error('the service has stopped');
     return exposition([
-      readFigure('gauge', { name: 'davit_build_info', help: 'Always 1; the labels tell what runs.' }, [
+      readFigure('gauge', { name: 'davit_build_info', help: 'Always 1; the labels tell the versions.' }, [
         { labels: { version, node: process.versions.node }, value: 1 },
       ]),
       ...requests.figures(),

@@ -3,8 +3,8 @@ import { type Figure, readFigure } from '../figures.ts';
 import { openFilesMax } from '../system-limits.ts';
 
 /**
- * What every Prometheus client tells of its process, by the names that dashboards know, all threads together. From
- * proc(5).
+ * The process metrics that Prometheus clients export, by the names that dashboards expect, for all threads together.
+ * See proc(5).
  */
 export function processFigures(startedAtMs: number): Figure[] {
   const { user, system } = process.cpuUsage();
@@ -29,7 +29,7 @@ export function processFigures(startedAtMs: number): Figure[] {
   ];
 }
 
-/** But for the one that looks. Nothing when there is none left for that. */
+/** Without the descriptor that reading them takes. No sample if none is left for that. */
 function openDescriptors(): { value: number }[] {
   try {
     return [{ value: readdirSync('/proc/self/fd').length - 1 }];

@@ -5,7 +5,7 @@ import { statusOf } from '../store/place.ts';
 import type { Reads } from '../store/store.ts';
 import { walBytesOf } from '../store/wal.ts';
 
-/** Deliveries whose time has come, at `nowMs`. Ends early once `isWanted` no longer says so. */
+/** The deliveries that are due at `nowMs`. Stops early once `isWanted` is false. */
 export async function dueFigures(
   { gauges }: Reads,
   nowMs: number,
@@ -20,7 +20,7 @@ export async function dueFigures(
       'gauge',
       {
         name: 'davit_deliveries_due',
-        help: `Deliveries whose time has come, those in flight among them, counted up to ${COUNTED_MAX}. A receiver is failing from a failed attempt to the next that succeeds.`,
+        help: `Deliveries that are due, in flight or not, counted up to ${COUNTED_MAX}. A receiver is failing from a failed attempt to the next that succeeds.`,
       },
       series(({ count }) => count),
     ),
@@ -28,16 +28,17 @@ export async function dueFigures(
       'gauge',
       {
         name: 'davit_delivery_oldest_due_age_seconds',
-        help: 'For how long the delivery that is due first has been due; 0 if none is.',
+        help: 'How long the oldest due delivery has been due; 0 if none is.',
       },
       series(({ oldestAtMs }) => (oldestAtMs === null ? 0 : Math.max(0, nowMs - oldestAtMs) / 1000)),
     ),
   ];
 }
 
+/** By who carries a deployment out: whether that is another system, which reports it. */
 const RUNNERS = { davit: false, external: true };
 
-/** Deployments by state, and how many commands may run. */
+/** Unfinished deployments by status and runner, and how many commands may run. */
 export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figure[] {
   const unfinished = gauges.unfinished();
   const series = Object.entries(RUNNERS).flatMap(([runner, isReported]) =>
@@ -51,7 +52,7 @@ export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figu
       'gauge',
       {
         name: 'davit_deployments',
-        help: `Deployments that are not over, by who carries them out: davit, or another system that reports; of those the ones among the ${LOOKED_AT_MAX} oldest deployments that are not over.`,
+        help: `Deployments that are not over, by who carries them out: davit, or an external system that reports. External ones count only if they are among the ${LOOKED_AT_MAX} oldest deployments that are not over.`,
       },
       series,
     ),
