@@ -1,35 +1,38 @@
 import { AttemptError } from './connect.ts';
 
-/** An answer as far as it has come: its head, and of its body what is kept. */
+/** An answer as far as it has arrived: its head, and the part of its body that is kept. */
 export interface Answer {
   readonly statusCode: number;
   /** The Retry-After header as it came. */
   readonly retryAfter: string | null;
-  /** The body's first bytes, BODY_KEPT_MAX_BYTES at most. */
+  /** The beginning of the body, BODY_KEPT_MAX_BYTES at most. */
   readonly kept: readonly Buffer[];
-  /** How long the body is, so far. */
+  /** The length of the body so far. */
   readonly bodyBytes: number;
   /** Whether the connection may carry another request after this. */
   readonly keepsConnection: boolean;
-  /** For how long the receiver says it waits for that; null: it does not say. */
+  /** The timeout that the receiver announced for idle connections; null: none. */
   readonly idleMs: number | null;
 }
 
-/** Reads the answer to one POST, HTTP/1.0 or 1.1 (RFC 9112), as it comes, in whichever pieces. */
+/** An incremental parser for the answer to one POST, HTTP/1.0 or 1.1 (RFC 9112). */
 export interface AnswerReader {
-  /** Takes what came; the bytes may be overwritten after. True: the answer is whole. Throws AttemptError `invalid_response`. */
-  take(bytes: Buffer): boolean;
-  /** The receiver says no more. True: the answer is whole. */
+  /**
+   * Parses what was received; it keeps no reference to `bytes`. True: the answer is complete. Throws AttemptError
+   * `invalid_response`.
+   */
+  feed(bytes: Buffer): boolean;
+  /** The receiver has closed the connection. True: the answer is complete. */
   close(): boolean;
-  /** Undefined until its head is there. */
+  /** Undefined until the head is complete. */
   answer(): Answer | undefined;
 }
 
 export const BODY_KEPT_MAX_BYTES = 4 * 1024;
-/** All that is not body: heads of 1xx and of the answer, sizes of chunks, trailers. */
+/** For everything but the body: heads of 1xx and of the answer, chunk sizes, trailers. */
 const HEADS_MAX_BYTES = 16 * 1024;
 
-/** What comes next. Sizes of chunks, their ends and trailers are lines. */
+/** What is parsed next. `chunkSize`, `chunkEnd` and `trailers` are lines. */
 type Part = 'head' | 'counted' | 'untilClosed' | 'chunkSize' | 'chunk' | 'chunkEnd' | 'trailers' | 'nothing';
 
 interface OwnAnswer extends Answer {
@@ -38,37 +41,37 @@ interface OwnAnswer extends Answer {
   keepsConnection: boolean;
 }
 
-/** Keeps no more than it says, whatever comes: what it is given is a stranger's. */
+/** Creates a parser. Its memory is bounded whatever it is fed, as receivers are not trusted. */
 export function createAnswerReader(): AnswerReader {
   let part: Part = 'head';
   let answer: OwnAnswer | undefined;
-  /** What came of a head or a line that is not whole. */
-  let held = '';
+  /** An incomplete head or line. */
+  let partial = '';
   let headBytes = 0;
-  /** Of the body, or of its chunk. */
+  /** Of the body, or of the current chunk. */
   let missingBytes = 0;
 
-  return { take, close, answer: () => answer };
+  return { feed, close, answer: () => answer };
 
-  function take(bytes: Buffer): boolean {
+  function feed(bytes: Buffer): boolean {
     let at = 0;
     try {
-      while (at < bytes.length && part !== 'nothing') at += takeFrom(bytes, at);
+      while (at < bytes.length && part !== 'nothing') at += feedPart(bytes, at);
     } catch (error) {
-      takeStatusAlone(error);
+      acceptStatusAlone(error);
       return true;
     }
     if (part !== 'nothing') return false;
-    // Whoever says more than was asked for cannot be understood the next time.
+    // After data that nobody asked for, the next answer could not be told apart from it.
     if (at < bytes.length && answer !== undefined) answer.keepsConnection = false;
     return true;
   }
 
-  /** Of a head that cannot be understood its first line counts, as nothing else says whether it is a success. */
-  function takeStatusAlone(error: unknown): void {
-    const statusCode = part === 'head' ? FINAL_STATUS.exec(held)?.[1] : undefined;
+  /** If a head cannot be parsed, its status line counts all the same: it alone decides whether this is a success. */
+  function acceptStatusAlone(error: unknown): void {
+    const statusCode = part === 'head' ? FINAL_STATUS.exec(partial)?.[1] : undefined;
     if (statusCode === undefined) throw error;
-    // As of HTTP/1.0, whose connections are not kept.
+    // As HTTP/1.0, so that the connection is not reused.
     const head = { statusCode: Number(statusCode), minorVersion: 0, fields: new Map() };
     begin(head, { part: 'nothing', lengthBytes: 0 });
   }
@@ -77,24 +80,24 @@ export function createAnswerReader(): AnswerReader {
     return part === 'untilClosed' || part === 'nothing';
   }
 
-  /** How many bytes it took. */
-  function takeFrom(bytes: Buffer, from: number): number {
+  /** Returns how many bytes it consumed. */
+  function feedPart(bytes: Buffer, from: number): number {
     switch (part) {
       case 'head':
-        return held === '' && isLineEnd(bytes[from])
+        return partial === '' && isLineEnd(bytes[from])
           ? skipLineEnd()
-          : takeUntil('\r\n\r\n', bytes, from, takeHead);
+          : feedUntil('\r\n\r\n', bytes, from, onHead);
       case 'counted':
       case 'chunk':
-        return takeCounted(bytes.subarray(from, from + missingBytes));
+        return feedCounted(bytes.subarray(from, from + missingBytes));
       case 'untilClosed':
-        return takeBody(bytes.subarray(from));
+        return feedBody(bytes.subarray(from));
       case 'chunkSize':
-        return takeUntil('\r\n', bytes, from, takeChunkSize);
+        return feedUntil('\r\n', bytes, from, onChunkSize);
       case 'chunkEnd':
-        return takeUntil('\r\n', bytes, from, takeChunkEnd);
+        return feedUntil('\r\n', bytes, from, onChunkEnd);
       case 'trailers':
-        return takeUntil('\r\n', bytes, from, takeTrailer);
+        return feedUntil('\r\n', bytes, from, onTrailer);
       case 'nothing':
         return 0;
       default:
@@ -102,36 +105,36 @@ export function createAnswerReader(): AnswerReader {
     }
   }
 
-  /** What some send after a body, as was asked of them long ago: RFC 9112, section 2.2. */
+  /** Old implementations send an additional line end after a body: RFC 9112, section 2.2. */
   function skipLineEnd(): number {
     headBytes += 1;
     if (headBytes > HEADS_MAX_BYTES) throw invalid();
     return 1;
   }
 
-  /** Hands on all before `end`, once that has come. */
-  function takeUntil(end: string, bytes: Buffer, from: number, handOn: (text: string) => void): number {
-    const heldBefore = held.length;
-    const room = HEADS_MAX_BYTES - headBytes - heldBefore;
-    const text = held + bytes.toString('latin1', from, from + room);
-    const endsAt = text.indexOf(end, Math.max(0, heldBefore - end.length + 1));
-    held = text;
+  /** Calls `handOn` with everything before `end`, once `end` has arrived. */
+  function feedUntil(end: string, bytes: Buffer, from: number, handOn: (text: string) => void): number {
+    const partialBefore = partial.length;
+    const room = HEADS_MAX_BYTES - headBytes - partialBefore;
+    const text = partial + bytes.toString('latin1', from, from + room);
+    const endsAt = text.indexOf(end, Math.max(0, partialBefore - end.length + 1));
+    partial = text;
     if (endsAt === -1) {
-      if (part === 'head' && !isHttp(text, heldBefore)) throw invalid();
-      if (text.length - heldBefore === room) throw invalid();
-      return text.length - heldBefore;
+      if (part === 'head' && !isHttp(text, partialBefore)) throw invalid();
+      if (text.length - partialBefore === room) throw invalid();
+      return text.length - partialBefore;
     }
     headBytes += endsAt + end.length;
     handOn(text.slice(0, endsAt));
-    held = '';
-    return endsAt + end.length - heldBefore;
+    partial = '';
+    return endsAt + end.length - partialBefore;
   }
 
-  function takeHead(text: string): void {
+  function onHead(text: string): void {
     const head = parseHead(text);
-    // Nobody asked for another protocol.
+    // Switching Protocols, which was not requested.
     if (head.statusCode === 101) throw invalid();
-    // 100 Continue, 102 Processing and 103 Early Hints announce an answer, they are none.
+    // 100 Continue, 102 Processing and 103 Early Hints precede the answer.
     if (head.statusCode < 200) return;
     begin(head, framingOf(head));
   }
@@ -149,29 +152,29 @@ export function createAnswerReader(): AnswerReader {
     };
   }
 
-  function takeChunkSize(line: string): void {
+  function onChunkSize(line: string): void {
     const size = CHUNK_SIZE.exec(line)?.[1];
     if (size === undefined) throw invalid();
     missingBytes = Number.parseInt(size, 16);
     part = missingBytes === 0 ? 'trailers' : 'chunk';
   }
 
-  function takeChunkEnd(line: string): void {
+  function onChunkEnd(line: string): void {
     if (line !== '') throw invalid();
     part = 'chunkSize';
   }
 
-  function takeTrailer(line: string): void {
+  function onTrailer(line: string): void {
     if (line === '') part = 'nothing';
   }
 
-  function takeCounted(bytes: Buffer): number {
+  function feedCounted(bytes: Buffer): number {
     missingBytes -= bytes.length;
     if (missingBytes === 0) part = part === 'chunk' ? 'chunkEnd' : 'nothing';
-    return takeBody(bytes);
+    return feedBody(bytes);
   }
 
-  function takeBody(bytes: Buffer): number {
+  function feedBody(bytes: Buffer): number {
     if (answer === undefined) throw new Error('a body before its head');
     const roomBytes = BODY_KEPT_MAX_BYTES - answer.bodyBytes;
     if (roomBytes > 0) answer.kept.push(Buffer.from(bytes.subarray(0, roomBytes)));
@@ -182,19 +185,19 @@ export function createAnswerReader(): AnswerReader {
 
 interface Head {
   statusCode: number;
-  /** Of HTTP/1. */
+  /** 0 or 1, of HTTP/1.x. */
   minorVersion: number;
-  /** The values of each header, by its name in small letters, with commas between. */
+  /** The values of each header, joined by commas, by its lower-case name. */
   fields: Map<string, string>;
 }
 
 interface Framing {
-  /** What comes behind the head. */
+  /** What follows the head. */
   part: Part;
   lengthBytes: number;
 }
 
-/** No other is the last word. */
+/** The status line of a final answer, so not of a 1xx. */
 const FINAL_STATUS = /^HTTP\/1\.[01] ([2-9]\d\d)(?: [^\r\n]*)?\r?\n/;
 const STATUS_LINE = /^HTTP\/1\.([01]) ([1-9]\d\d)(?: .*)?$/;
 const TOKEN = /^[!#$%&'*+\-.^_`|~0-9A-Za-z]+$/;
@@ -206,8 +209,8 @@ function isLineEnd(byte: number | undefined): boolean {
 }
 
 /**
- * Whether this may be the beginning of an answer: lines end with both characters. `from`: where what was not looked at
- * yet begins; a head of 16 KiB that came byte by byte took 0.9 s to be looked at as a whole each time.
+ * Whether `text` may be the beginning of an answer: it starts like one, and no line ends in a bare LF. What comes before
+ * `from` was checked already: checking a head of 16 KiB as a whole for each of its bytes took 0.9 s.
  */
 function isHttp(text: string, from: number): boolean {
   const beginning = 'HTTP/1.';
@@ -218,7 +221,7 @@ function isHttp(text: string, from: number): boolean {
 const BARE_LINE_FEED = /(?<!\r)\n/g;
 
 function parseHead(text: string): Head {
-  // A line that begins with a space goes on with the one before: RFC 9112, section 5.2.
+  // A line that begins with a space continues the previous one: RFC 9112, section 5.2.
   const [first = '', ...lines] = text.replace(/\r\n[ \t]+/g, ' ').split('\r\n');
   const [, minorVersion, statusCode] = STATUS_LINE.exec(first) ?? [];
   if (statusCode === undefined) throw invalid();
@@ -241,7 +244,7 @@ function framingOf({ statusCode, fields }: Head): Framing {
   const coding = fields.get('transfer-encoding');
   const length = fields.get('content-length');
   if (coding !== undefined) {
-    // One of the two lies.
+    // The two contradict each other.
     if (length !== undefined) throw invalid();
     return { part: /(?:^|,)[ \t]*chunked$/i.test(coding) ? 'chunkSize' : 'untilClosed', lengthBytes: 0 };
   }

@@ -6,68 +6,68 @@ import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbac
 import type { ListenAddress } from '../config.ts';
 import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
-import { type Ask, createResolver, type Reputation } from './resolver.ts';
+import { createResolver, type LookUp, type Reputation } from './resolver.ts';
 
 export interface ConnectorOptions {
-  /** How long a connection may take at most; whoever waits for it may give up before. */
+  /** How long establishing a connection may take at most; the caller may give up earlier. */
   timeoutMs: number;
   allowedCidrs: readonly Cidr[];
   /**
-   * Where davit itself listens: refused like a private address, unless `allowedCidrs` opens it. A wildcard, however it
-   * is spelled, and a name stand for every address of this machine, port 0 for every port.
+   * Where davit itself listens: refused like private addresses, unless `allowedCidrs` contains them. A wildcard address,
+   * however it is spelled, or a host name means every address of this machine; port 0 means every port.
    */
   refusedAddresses?: readonly ListenAddress[];
-  /** Certificates in PEM that are trusted besides the usual ones. */
+  /** Certificates in PEM that are trusted besides the default ones. */
   caPem?: string | null;
-  /** All addresses of a name: asks the system's resolver unless a test brings its own. */
-  resolve?: Ask;
-  /** The addresses of this machine: asks the system unless a test brings its own. */
+  /** Resolves names, by default with the system's resolver; tests bring their own. */
+  resolve?: LookUp;
+  /** The addresses of this machine, by default read from the system; tests bring their own. */
   machineAddresses?: () => readonly string[];
 }
 
-/** Why an attempt came to nothing; the message is what its `error` shows. */
+/** Why an attempt failed; the message becomes the attempt's `error`. */
 export class AttemptError extends Error {
   override readonly name = 'AttemptError';
 }
 
 export interface Connector {
   connect: Connect;
-  /** In place of `caPem`, for connections from now on. */
+  /** Replaces `caPem` for new connections. */
   trust(caPem: string): void;
 }
 
-/** Opens one connection to where a URL leads, TLS where it says `https:`. */
-export type Connect = (url: URL, hears: SocketEvents, reputation: Reputation) => OpenSocket;
+/** Opens a connection to the host of a URL, over TLS for `https:`. */
+export type Connect = (url: URL, events: SocketEvents, reputation: Reputation) => OpenSocket;
 
 interface OpenSocket {
-  /** Where it leads; null until it is connected. */
+  /** Null until it is connected. */
   remoteAddress(): string | null;
-  /** Once it is connected. */
+  /** Call this only once it is connected. */
   write(text: string): void;
-  /** What was written and the receiver has not taken, as far as it waits here. Over TLS that is heard of late. */
-  waitingBytes(): number;
-  /** Closes it, or calls it off. Nothing is heard of it any more. */
+  /** How much of what was written is still buffered in this process. Over TLS it decreases with a delay. */
+  unsentBytes(): number;
+  /** Closes the connection, or stops connecting. There are no events after this. */
   destroy(): void;
 }
 
-/** What is heard of a connection, never before `connect` returned. */
+/** The events of a connection, of which none comes before `connect` has returned. */
 export interface SocketEvents {
-  /** It may be written to: certificates are checked. */
+  /** It may be written to; over TLS, the certificate was verified. */
   connected(): void;
-  /** The bytes are overwritten by the next ones, of whichever connection. */
+  /** `bytes` is valid only during the call: the next read of any connection overwrites it. */
   received(bytes: Buffer): void;
-  /** The last that is heard: no more can come. Null: the receiver closed it in order. */
+  /** The last event: no more can arrive. Null: the receiver closed the connection without an error. */
   closed(error: Error | null): void;
 }
 
 const TLS_SESSIONS_MAX = 1_000;
 
-/** What all connections are read into: what came is looked at before anything else is read. */
+/** The read buffer of all connections: what one read brings is processed before the next. */
 const received = Buffer.allocUnsafeSlow(64 * 1024);
 
 /**
- * Connects only to addresses that are judged to be allowed, and judges the very answers that the socket uses:
- * a name is resolved once for each connection, and one answer that is not allowed refuses them all.
+ * Connects only to allowed addresses. The addresses that are checked are the ones that the socket uses, against DNS
+ * rebinding: a name is resolved once for each connection, and refused if any of its addresses is not allowed.
  */
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;
@@ -81,37 +81,37 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     connect,
     trust(caPem) {
       secureContext = secureContextOf(caPem);
-      // Who resumes a session is not asked for a certificate again.
+      // A resumed session would not verify the receiver's certificate again.
       sessions.clear();
     },
   };
 
-  function connect(url: URL, hears: SocketEvents, reputation: Reputation): OpenSocket {
+  function connect(url: URL, events: SocketEvents, reputation: Reputation): OpenSocket {
     const { protocol } = url;
     const hostname = hostnameOf(url);
     const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
-    let listener: SocketEvents | undefined = hears;
+    let listener: SocketEvents | undefined = events;
     const close = (error: Error | null) => {
       listener?.closed(error);
       listener = undefined;
     };
-    // The socket never asks `lookup` about a literal.
+    // Checked here, as the socket does not call `lookup` for an address literal.
     if (isIP(hostname) !== 0 && !isAllowed(hostname, port)) {
       queueMicrotask(() => close(new AttemptError('address_refused')));
       return {
         remoteAddress: () => null,
         write() {},
-        waitingBytes: () => 0,
+        unsentBytes: () => 0,
         destroy: () => (listener = undefined),
       };
     }
-    const how = {
+    const socketOptions = {
       host: hostname,
       port,
       lookup: guardedLookup(port, reputation),
       noDelay: true,
       autoSelectFamily: true,
-      // The default of 250 ms gives up on addresses that are merely far away; the last one gets all the rest.
+      // The default of 250 ms gives up on addresses that are merely far away. The last address gets all remaining time.
       autoSelectFamilyAttemptTimeout: Math.min(Math.max(250, Math.floor(timeoutMs / 5)), LONGEST_TIMER_MS),
       onread: {
         buffer: received,
@@ -121,9 +121,11 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
         },
       },
     };
-    const trusting = secureContext;
+    const contextAtStart = secureContext;
     const isTls = protocol === 'https:';
-    const socket = isTls ? openTls({ ...how, ...tlsOptions(url.origin, hostname) }) : openTcp(how);
+    const socket = isTls
+      ? openTls({ ...socketOptions, ...tlsOptions(url.origin, hostname) })
+      : openTcp(socketOptions);
     let remoteAddress: string | null = null;
     let handshaking = false;
     socket.once('connect', () => {
@@ -134,19 +136,19 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       handshaking = false;
       listener?.connected();
     });
-    // A resumed session saves the receiver and us the costly half of the next handshake.
+    // Resuming the session saves both sides the costly half of the next handshake.
     socket.on('session', (session: Buffer) => {
-      if (trusting === secureContext) putLatest(sessions, url.origin, session, TLS_SESSIONS_MAX);
+      if (contextAtStart === secureContext) putLatest(sessions, url.origin, session, TLS_SESSIONS_MAX);
     });
-    // In TLS 1.3 a receiver that wants a certificate says so only when the handshake is over for us.
+    // Also after the handshake: in TLS 1.3, a receiver that requires a client certificate reports it only then.
     socket.on('error', (error) => close((isTls && tlsError(error)) || error));
-    // During a handshake an error follows.
+    // During a handshake, 'error' follows.
     socket.on('end', () => handshaking || close(null));
     socket.on('close', () => close(null));
     return {
       remoteAddress: () => remoteAddress,
       write: (text) => socket.write(text),
-      waitingBytes: () => socket.writableLength,
+      unsentBytes: () => socket.writableLength,
       destroy() {
         listener = undefined;
         socket.destroy();
@@ -168,7 +170,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
 
   function guardedLookup(port: number, reputation: Reputation): LookupFunction {
     return (hostname, _options, callback) => {
-      // A list is what `autoSelectFamily` asks for.
+      // `autoSelectFamily` expects a list.
       judgedAddresses(hostname, port, reputation).then(
         (addresses) => callback(null, addresses),
         (error: AttemptError) => callback(error, []),
@@ -176,7 +178,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
   }
 
-  /** All addresses of the name, each of them allowed. Fails with an AttemptError. */
+  /** All addresses of the name. Rejects with an AttemptError if there are none, or if any is not allowed. */
   async function judgedAddresses(
     hostname: string,
     port: number,
@@ -205,7 +207,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   }
 }
 
-/** Made once and kept: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. */
+/** Made once, not for each connection: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. */
 function secureContextOf(caPem: string | null): SecureContext {
   return createSecureContext(caPem === null ? {} : { ca: [...getCACertificates('default'), caPem] });
 }
@@ -219,12 +221,12 @@ type Listener = (ip: string, port: number) => boolean;
 
 function listenerOf(listen: ListenAddress, machineAddresses: () => readonly string[]): Listener {
   const own = listenedAddress(listen.host);
-  // Asked anew each time: a machine's addresses change. Which of them a name stands for is not asked.
+  // Read each time, as a machine's addresses change. A host name counts as all of them: it is not resolved.
   const isAt = (ip: string) => (own === null ? machineAddresses().includes(ip) : isInside(ip, [own]));
   return (ip, port) => (listen.port === port || listen.port === 0) && isAt(ip);
 }
 
-/** Words for people, the same in each version of OpenSSL and Node, for what is met in practice. */
+/** Readable texts for the errors met in practice, the same for every version of OpenSSL and Node. */
 const TLS_PROBLEMS: Record<string, string> = {
   CERT_HAS_EXPIRED: 'certificate has expired',
   CERT_NOT_YET_VALID: 'certificate is not yet valid',

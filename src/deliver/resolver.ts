@@ -5,106 +5,106 @@ import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { createSemaphore, type Semaphore } from '../semaphore.ts';
 
-/** All addresses of a name; rejects as the system's resolver does. */
-export type Ask = (hostname: string) => Promise<readonly LookupAddress[]>;
+/** Resolves a name to all its addresses; rejects as the system's resolver does. */
+export type LookUp = (hostname: string) => Promise<readonly LookupAddress[]>;
 
-/** What is known of a receiver: attempts succeeded, none did yet, or they fail. */
+/** How attempts to a receiver went: at least one succeeded, none did yet, or the latest ones failed. */
 export type Reputation = 'proven' | 'unproven' | 'failing';
 
-/** The same, for a receiver of this reputation. */
+/** Resolves a name for a receiver of this reputation. */
 type Resolve = (hostname: string, reputation: Reputation) => Promise<readonly LookupAddress[]>;
 
 /**
- * Of libuv's threads half, 32, may wait for names at the same time, and a name that no server answers for keeps one for
- * 10 s and more, whatever became of the attempt. So names of which it is not known that they are answered for at once
- * have a share for each reputation of their receivers: a hundred dead names that are new do not hold up those that
- * were sent to before davit was started anew. All other names go at once.
+ * libuv looks up names in at most half of its threads, 32, and a name whose servers do not answer occupies one for 10 s
+ * and more, even after the attempt was given up. So lookups of names that did not answer quickly the last time are
+ * limited, separately for each reputation of their receivers: a hundred new dead names do not hold up the names of
+ * receivers that worked before a restart. All other names are looked up at once.
  */
-const SHARE = 8;
-const LONG_MS = 2_000;
+const LOOKUPS_PER_SHARE = 8;
+const SLOW_MS = 2_000;
 const REMEMBERED_MAX = 1_000;
 
 /**
- * Names that were answered for until now, and are not any more, may take all of the threads. Then the others are sent to
- * where they were before, as RFC 8767 has it in section 5; who has moved says so by an answer.
+ * Names that have answered quickly until now and then fall silent may occupy all of the threads. Meanwhile names are
+ * answered with their last addresses, as in RFC 8767, section 5; those of a receiver that has moved change with the next
+ * answer for its name.
  */
 const STALE_AFTER_MS = 1_800;
 const STALE_MAX_MS = HOUR_MS;
 
-interface Look {
+interface PendingLookup {
   answer: Promise<readonly LookupAddress[]>;
-  /** When somebody wanted it last; on the clock that never jumps. */
-  wantedAtMs: number;
+  /** When it was last asked for, on the monotonic clock. */
+  lastWantedAtMs: number;
 }
 
-/** What a name stood for, and when. */
-interface Answered {
+interface LastAnswer {
   addresses: readonly LookupAddress[];
   atMs: number;
 }
 
 /**
- * Asks for names so that those that nobody answers for do not hold up the others. Those who ask for a name while it is
- * being resolved share the answer: a dead name does not take more than one thread of a share. Nobody waits for longer
- * than `patienceMs`: who waited in vain is not asked for any more.
+ * Looks up names so that dead ones do not hold up the others. Concurrent requests for a name share one lookup, so a dead
+ * name takes at most one thread of its share. A lookup that was last asked for more than `timeoutMs` ago when its turn
+ * comes is not started, as its callers have given up.
  */
 export function createResolver(
-  ask: Ask = askSystem,
-  patienceMs: number,
+  lookUp: LookUp = lookUpInSystem,
+  timeoutMs: number,
   effects: Pick<Effects, 'monotonicMs' | 'after'>,
 ): Resolve {
-  /** Names that were answered for at once the last time. */
-  const known = new Map<string, true>();
-  const answered = new Map<string, Answered>();
+  /** Names that were answered quickly the last time. */
+  const quick = new Map<string, true>();
+  const lastAnswers = new Map<string, LastAnswer>();
   const shares = { proven: createShare(), unproven: createShare(), failing: createShare() };
-  const free = { looks: new Map<string, Look>(), places: undefined };
+  const unlimited = { pending: new Map<string, PendingLookup>(), places: undefined };
 
-  return (hostname, reputation) => orStale(hostname, lookUp(hostname, reputation));
+  return (hostname, reputation) => withStaleFallback(hostname, sharedLookup(hostname, reputation));
 
-  function lookUp(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
-    const share = known.has(hostname) ? free : shares[reputation];
-    const wantedAtMs = effects.monotonicMs();
-    const shared = share.looks.get(hostname);
+  function sharedLookup(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
+    const share = quick.has(hostname) ? unlimited : shares[reputation];
+    const nowMs = effects.monotonicMs();
+    const shared = share.pending.get(hostname);
     if (shared !== undefined) {
-      shared.wantedAtMs = wantedAtMs;
+      shared.lastWantedAtMs = nowMs;
       return shared.answer;
     }
-    const look: Look = { wantedAtMs, answer: Promise.resolve([]) };
-    look.answer = resolve(hostname, look, share.places).finally(() => share.looks.delete(hostname));
-    share.looks.set(hostname, look);
-    return look.answer;
+    const pending: PendingLookup = { lastWantedAtMs: nowMs, answer: Promise.resolve([]) };
+    pending.answer = resolve(hostname, pending, share.places).finally(() => share.pending.delete(hostname));
+    share.pending.set(hostname, pending);
+    return pending.answer;
   }
 
   async function resolve(
     hostname: string,
-    look: Look,
+    pending: PendingLookup,
     places: Semaphore | undefined,
   ): Promise<readonly LookupAddress[]> {
     await places?.acquire();
     try {
       const startedAtMs = effects.monotonicMs();
-      if (startedAtMs - look.wantedAtMs > patienceMs) throw new Error('nobody waits for it any more');
+      if (startedAtMs - pending.lastWantedAtMs > timeoutMs) throw new Error('its callers have given up');
       try {
-        const addresses = await ask(hostname);
-        putLatest(answered, hostname, { addresses, atMs: effects.monotonicMs() }, REMEMBERED_MAX);
+        const addresses = await lookUp(hostname);
+        putLatest(lastAnswers, hostname, { addresses, atMs: effects.monotonicMs() }, REMEMBERED_MAX);
         return addresses;
       } finally {
-        if (effects.monotonicMs() - startedAtMs >= LONG_MS) known.delete(hostname);
-        else putLatest(known, hostname, true, REMEMBERED_MAX);
+        if (effects.monotonicMs() - startedAtMs >= SLOW_MS) quick.delete(hostname);
+        else putLatest(quick, hostname, true, REMEMBERED_MAX);
       }
     } finally {
       places?.release();
     }
   }
 
-  function orStale(
+  function withStaleFallback(
     hostname: string,
     answer: Promise<readonly LookupAddress[]>,
   ): Promise<readonly LookupAddress[]> {
-    if (!answered.has(hostname)) return answer;
+    if (!lastAnswers.has(hostname)) return answer;
     const { promise, resolve } = Promise.withResolvers<readonly LookupAddress[]>();
     const cancel = effects.after(STALE_AFTER_MS, () => {
-      const last = answered.get(hostname);
+      const last = lastAnswers.get(hostname);
       if (last !== undefined && effects.monotonicMs() - last.atMs <= STALE_MAX_MS) resolve(last.addresses);
     });
     void answer.finally(cancel).then(resolve, () => resolve(answer));
@@ -113,9 +113,9 @@ export function createResolver(
 }
 
 function createShare() {
-  return { looks: new Map<string, Look>(), places: createSemaphore(SHARE) };
+  return { pending: new Map<string, PendingLookup>(), places: createSemaphore(LOOKUPS_PER_SHARE) };
 }
 
-function askSystem(hostname: string): Promise<LookupAddress[]> {
+function lookUpInSystem(hostname: string): Promise<LookupAddress[]> {
   return lookup(hostname, { all: true });
 }

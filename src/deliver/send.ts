@@ -3,47 +3,48 @@ import { putLatest } from '../latest.ts';
 import { createSlots } from '../slots.ts';
 import { type Answer, type AnswerReader, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
-import { type Connection, createConnections, type Place } from './connections.ts';
+import { type Connection, createConnectionPool, type Destination } from './connection-pool.ts';
 import type { Reputation } from './resolver.ts';
 
 export interface SenderOptions extends ConnectorOptions {
-  /** Stands in the User-Agent. */
+  /** For the User-Agent. */
   version: string;
-  /** From the attempt's start to the end of the answer's headers, names and handshakes included. */
+  /** From the attempt's start to the end of the answer's headers, including name lookup and handshakes. */
   timeoutMs: number;
-  /** Whether `http:` is sent to at all. */
+  /** Whether `http:` URLs are allowed. */
   allowHttp: boolean;
   /** How many idle connections may be kept, over all receivers; never more than IDLE_CONNECTIONS_MAX. */
   idleConnectionsMax?: number;
 }
 
 interface SendRequest {
-  /** As `parseWebhookUrl` made it. */
+  /** As `parseWebhookUrl` returned it. */
   url: string;
-  /** Besides those that every delivery has. */
+  /** In addition to those of every delivery. */
   headers: Readonly<Record<string, string>>;
   body: string;
-  /** Its receiver's; if nothing is said, `unproven`. */
+  /** The receiver's; `unproven` by default. */
   reputation?: Reputation;
 }
 
-/** What came of one attempt, in the fields in which it is recorded. */
+/** The result of one attempt, in the fields in which it is recorded. */
 export interface SendOutcome {
-  /** A status from 200 to 299 came in time. */
+  /** Whether a status from 200 to 299 arrived in time. */
   ok: boolean;
-  /** Null if none came in time. */
+  /** Null if none arrived in time. */
   statusCode: number | null;
   /**
-   * Null exactly if a status came. Else `timeout`, `dns`, `address_refused`, `url_refused`, `connection_refused`,
+   * Null exactly if there is a status. Else `timeout`, `dns`, `address_refused`, `url_refused`, `connection_refused`,
    * `connection_reset`, `connection_closed`, `unreachable`, `invalid_response`, `tls: <what>`,
-   * `connection_failed: <code>`, `request_refused`; or `stopped`, when davit itself gave up and the receiver did nothing wrong.
+   * `connection_failed: <code>`, `request_refused`; or `stopped`, if davit itself ended the attempt, which says nothing
+   * about the receiver.
    */
   error: string | null;
   /** Whole milliseconds until the status, or until the failure. */
   durationMs: number;
   /** Null if no connection was made. */
   remoteAddress: string | null;
-  /** The beginning of the answer as text; null without a status. */
+  /** The beginning of the answer's body as text; null without a status. */
   responseBody: string | null;
   /** The Retry-After header as it came. */
   retryAfter: string | null;
@@ -52,30 +53,30 @@ export interface SendOutcome {
 export interface Sender {
   /** Makes one attempt. Never rejects. */
   send(request: SendRequest): Promise<SendOutcome>;
-  /** These certificates in PEM are trusted besides the usual ones, in place of `caPem`, by connections from now on. */
+  /** Replaces `caPem`, the certificates that are trusted besides the default ones, for new connections. */
   trust(caPem: string): void;
-  /** Ends what is under way as `stopped`, and every connection. */
+  /** Ends the attempts that are under way as `stopped`, and closes all connections. */
   close(): void;
 }
 
-/** About 50 KB each while they last. With 1,000 busy receivers over TLS, 256 sent 970 a second, 1,024 sent 9,900. */
+/** Each takes about 50 KB. With 1,000 busy receivers over TLS, 256 gave 970 deliveries a second, 1,024 gave 9,900. */
 const IDLE_CONNECTIONS_MAX = 1_000;
 const BODY_READ_MAX_BYTES = 16 * 1024;
 
 /**
- * Sends deliveries: one POST each, to allowed addresses only, over HTTP/1.1 connections that are kept for the
- * next. Redirects are answers like any other. One deadline stands over the attempt; an answer's body that
- * goes on beyond it, or beyond 16 KiB, is cut off, and the status counts all the same.
+ * Sends deliveries: one POST each, to allowed addresses only, over HTTP/1.1 keep-alive connections. Redirects are not
+ * followed. One deadline holds for the whole attempt: a body that goes on beyond it, or beyond 16 KiB, is cut off, and
+ * the status counts all the same.
  *
- * HTTP is spoken here, as this is most of what a delivery costs: undici took 20 µs for each, this takes 10, and
+ * An HTTP client of its own, as that is most of what a delivery costs: undici took 20 µs for each, this takes 10 µs, and
  * davit delivers a fifth more.
  */
 export function createSender(options: SenderOptions, effects: Effects): Sender {
   const { version, timeoutMs, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
   const { connect, trust } = createConnector(options, effects);
-  const connections = createConnections(connect, Math.min(idleConnectionsMax, IDLE_CONNECTIONS_MAX), effects);
+  const pool = createConnectionPool(connect, Math.min(idleConnectionsMax, IDLE_CONNECTIONS_MAX), effects);
   const targets = new Map<string, Target>();
-  const underWay = createSlots<Cut>();
+  const underWay = createSlots<Abort>();
   let isClosed = false;
 
   return { send, trust, close };
@@ -91,29 +92,29 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
 
     return new Promise((resolve) => {
-      // Made anew for a second connection, and not kept for it: see `exchange`.
-      const exchangeOver = (connection: Connection): Cut =>
+      // The request is built again for a second connection, rather than kept: see `exchange`.
+      const exchangeOver = (connection: Connection): Abort =>
         exchange(connection, requestTo(target, headers, body), elapsedMs, (end) => {
           if (end.error === null && end.answer?.keepsConnection === true) {
-            connections.giveBack(connection, end.answer.idleMs);
+            pool.release(connection, end.answer.idleMs);
           } else {
-            connections.drop(connection);
+            pool.drop(connection);
           }
           if (wasStale(end, connection)) {
-            cut = exchangeOver(connections.open(target, reputation));
+            abort = exchangeOver(pool.open(target, reputation));
             return;
           }
           cancelDeadline();
           underWay.take(place);
           resolve(outcomeOf(end, connection.remoteAddress()));
         });
-      let cut = exchangeOver(connections.take(target, reputation));
-      const cancelDeadline = effects.after(timeoutMs, () => cut(new AttemptError('timeout')));
-      const place = underWay.put((error) => cut(error));
+      let abort = exchangeOver(pool.acquire(target, reputation));
+      const cancelDeadline = effects.after(timeoutMs, () => abort(new AttemptError('timeout')));
+      const place = underWay.put((error) => abort(error));
     });
   }
 
-  /** Undefined for what nothing is sent to. The latest are kept: taking a URL apart costs as much as signing. */
+  /** Undefined for URLs that are not allowed. The latest targets are cached: parsing a URL costs as much as signing. */
   function targetOf(text: string): Target | undefined {
     const known = targets.get(text);
     if (known !== undefined) return known;
@@ -135,7 +136,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     return target;
   }
 
-  /** As it stands on the wire: RFC 9112, section 3. */
+  /** The request as it is sent: RFC 9112, section 3. */
   function requestTo({ head }: Target, headers: SendRequest['headers'], body: string): string {
     let text = head;
     for (const [name, value] of Object.entries(headers)) text += `${name}: ${value}\r\n`;
@@ -145,44 +146,45 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
   function close(): void {
     isClosed = true;
     for (const stop of underWay) stop(new AttemptError('stopped'));
-    connections.close();
+    pool.close();
   }
 }
 
 const TARGETS_MAX = 1_000;
 
-/** Where a URL leads. */
-interface Target extends Place {
-  /** How requests to it begin. */
+/** A parsed URL. */
+interface Target extends Destination {
+  /** What all requests to it begin with. */
   head: string;
 }
 
-/** Anything else could end a line, and begin one that nobody wrote. */
+/** Anything else could end the line and inject a header. */
 const HEADER_VALUE = /^[\t\x20-\x7e]*$/;
 
-/** How an exchange ended: with `error` null after a whole answer; an answer that was cut off has both. */
+/** How an exchange ended. `error` is null after a complete answer; an answer that was cut off has both. */
 interface End {
   answer: Answer | undefined;
-  /** Until the answer's head. */
+  /** Until the answer's head, or else until the end. */
   durationMs: number;
   error: Error | null;
-  /** Whether any byte of an answer came. */
+  /** Whether any byte of an answer arrived. */
   began: boolean;
 }
 
-/** Ends an exchange before its time. */
-type Cut = (error: Error) => void;
+/** Ends an exchange early. */
+type Abort = (error: Error) => void;
 
 /**
- * One request on one connection. Calls `onEnd` once, never before it returned; what it returns ends it early. While it
- * waits it keeps neither the request nor a reader: V8 copies all that is kept of 256 attempts every 16 ms.
+ * Sends one request on one connection. Calls `onEnd` once, and not before it has returned; the returned function ends it
+ * early. While waiting for the answer it keeps neither the request nor a parser: V8's young-generation collections would
+ * copy those of 256 attempts every 16 ms.
  */
 function exchange(
   connection: Connection,
   request: string,
   elapsedMs: () => number,
   onEnd: (end: End) => void,
-): Cut {
+): Abort {
   let reader: AnswerReader | undefined;
   let durationMs: number | undefined;
   let ended = false;
@@ -190,7 +192,7 @@ function exchange(
   connection.send(request, {
     received(bytes) {
       reader ??= createAnswerReader();
-      const isWhole = taken(reader, bytes);
+      const isWhole = feed(reader, bytes);
       const answer = reader.answer();
       if (answer !== undefined) durationMs ??= elapsedMs();
       if (isWhole instanceof Error) end(isWhole);
@@ -207,10 +209,10 @@ function exchange(
   });
   return end;
 
-  /** Whether the answer is whole, or what is wrong with it. */
-  function taken(reader: AnswerReader, bytes: Buffer): boolean | Error {
+  /** Whether the answer is complete, or what is wrong with it. */
+  function feed(reader: AnswerReader, bytes: Buffer): boolean | Error {
     try {
-      return reader.take(bytes);
+      return reader.feed(bytes);
     } catch (error) {
       return error as Error;
     }
@@ -229,9 +231,9 @@ function exchange(
 }
 
 /**
- * Whether the receiver closed an idle connection at the moment when it was used again. That says nothing of the
- * receiver: a new connection is tried once, as every browser does. It may get the request twice; deliveries
- * may come twice anyway, and carry the event's id.
+ * Whether the receiver closed an idle connection just when it was reused. That is not the receiver's failure: the
+ * request is sent once more, on a new connection, as browsers do. The receiver may then get it twice, like any delivery,
+ * and can tell by the event's id.
  */
 function wasStale({ error, began }: End, connection: Connection): boolean {
   if (error === null || began || !connection.reused) return false;
@@ -268,12 +270,12 @@ function failure(error: string, remoteAddress: string | null, durationMs: number
 function textOf({ kept, bodyBytes }: Answer): string {
   if (bodyBytes === 0) return '';
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
-  // What was cut off may end within a character, which is then left out.
+  // A body that was cut off may end within a character, which is then left out.
   const text = decoder.decode(Buffer.concat(kept), { stream: bodyBytes > BODY_KEPT_MAX_BYTES });
   return text.replaceAll('\0', '\ufffd');
 }
 
-/** The few words that stand for an error, the same for whatever the system calls it. */
+/** The name under which an error is recorded, which groups the system's error codes. */
 function errorName(error: (Error & { code?: string }) | null): string {
   if (error === null) return 'invalid_response';
   if (error instanceof AttemptError) return error.message;

@@ -14,7 +14,7 @@ function readPieces(pieces: readonly Buffer[]) {
   let isWhole = false;
   try {
     for (const piece of pieces) {
-      isWhole = reader.take(shared.subarray(0, piece.copy(shared)));
+      isWhole = reader.feed(shared.subarray(0, piece.copy(shared)));
       if (isWhole) break;
     }
     isWhole ||= reader.close();

@@ -104,7 +104,7 @@ t.test('a name that nobody waits for any more is not asked for', async (t) => {
   effects.advance(1);
   for (const name of dead) answer(name);
   await first;
-  await t.rejects(left, { message: 'nobody waits for it any more' });
+  await t.rejects(left, { message: 'its callers have given up' });
   t.strictSame(asked.slice(8), ['wanted.example']);
   answer('wanted.example');
   t.strictSame(await wanted, ANSWER);
