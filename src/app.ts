@@ -110,7 +110,7 @@ export async function startService(
   if (workspaceProblem !== undefined && store.reads.projects.list().some(({ command }) => command !== null))
     throw new AppError('conflict', workspaceProblem);
   // The first process of a PID namespace inherits orphans even without being a subreaper.
-  const adopts = posix.adoptOrphans() || process.pid === 1;
+  const adopts = posix.becomeSubreaper() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);

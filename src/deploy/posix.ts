@@ -3,33 +3,32 @@ import { constants as systemConstants } from 'node:os';
 import { getSystemErrorName } from 'node:util';
 import { type Declare, loadCLibrary } from '../libc.ts';
 
-/** What the system has and Node has not. */
+/** System calls that Node does not offer. */
 export interface Posix {
-  /** A pipe whose reader never blocks. Throws an Error that names the system's code. */
+  /** A pipe whose reader never blocks. Throws an Error that names the system's error code. */
   pipe(): { reader: number; writer: number };
   /**
-   * Starts a program in a session and a process group of its own, stdin /dev/null, no more than three files open,
-   * every signal as by default.
-   * Resolves to its process id, or to the system's code, execve(2).
+   * Starts a program in a session and a process group of its own, with stdin from /dev/null, no descriptors but 0 to 2,
+   * and every signal at its default. Resolves to its process id, or to the system's error code, execve(2).
    */
   spawn(program: Program): Promise<{ processId: number } | { code: string }>;
-  /** How a child of this process ended; undefined while it has not. After an answer the id may be another's. */
-  endOf(processId: number): ProcessEnd | undefined;
-  /** Some child of this process that has ended, whoever started it, and goes on as a zombie; undefined: there is none. */
-  endedChild(): number | undefined;
+  /** Reaps a child and says how it ended, after which its id may be reused; undefined: it has not ended. */
+  reap(processId: number): ProcessEnd | undefined;
+  /** The id of some child, whoever started it, that has ended; it stays a zombie. Undefined: there is none. */
+  zombieChild(): number | undefined;
   /**
-   * From now on whoever the children of this process leave behind is its own child, and to be waited for, prctl(2).
+   * Makes this process a subreaper, prctl(2): orphans among its descendants become its children, which it has to reap.
    * Whether the system does that.
    */
-  adoptOrphans(): boolean;
+  becomeSubreaper(): boolean;
 }
 
 export interface Program {
   /** Relative to `directory`, if it does not begin with a slash. */
   path: string;
-  /** From its own name on. */
+  /** From argv[0] on. */
   arguments: readonly string[];
-  /** All that it gets. */
+  /** The whole of it. */
   environment: Readonly<Record<string, string>>;
   directory: string;
   /** The descriptor that becomes its stdout and stderr. */
@@ -39,10 +38,10 @@ export interface Program {
 export type ProcessEnd = { kind: 'exited'; exitCode: number } | { kind: 'signalled'; signal: string };
 
 /**
- * The C library's own functions. Node's spawn copies the page tables of this process while the event loop waits:
- * 1,200 commands a second at 50 MB resident, 90 at 300 MB. posix_spawn(3) copies nothing and starts 2,600 at
- * either size, 0.8 of what a loop in C does. It is called in libuv's threads, as a file system that hangs holds up
- * execve(2) too.
+ * Loads the functions from the C library. Node's spawn copies the page tables of this process while the event loop
+ * waits: 1,200 commands a second at 50 MB resident, 90 at 300 MB. posix_spawn(3) copies nothing and starts 2,600 at
+ * either size, 0.8 of what a loop in C does. It runs in libuv's threads, as execve(2) blocks on a file system that
+ * hangs.
  */
 export async function loadPosix(): Promise<Posix> {
   const { declare, lastError } = await loadCLibrary();
@@ -57,7 +56,7 @@ export async function loadPosix(): Promise<Posix> {
   const prepare = fileActions(declare);
   const attributes = spawnAttributes(declare);
 
-  return { pipe, spawn, endOf, endedChild, adoptOrphans };
+  return { pipe, spawn, reap, zombieChild, becomeSubreaper };
 
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
@@ -90,7 +89,7 @@ export async function loadPosix(): Promise<Posix> {
     }
   }
 
-  function endOf(processId: number): ProcessEnd | undefined {
+  function reap(processId: number): ProcessEnd | undefined {
     const status: [number] = [0];
     const result = waitpid(processId, status, WNOHANG);
     if (result === 0) return undefined;
@@ -101,14 +100,14 @@ export async function loadPosix(): Promise<Posix> {
       : { kind: 'signalled', signal: signalName(signal) };
   }
 
-  function endedChild(): number | undefined {
+  function zombieChild(): number | undefined {
     const information = Buffer.alloc(SIGNAL_INFORMATION_BYTES);
-    if (waitid(P_ALL, 0, information, WNOHANG | WEXITED | WNOWAIT) !== 0) return undefined; // it has no child
+    if (waitid(P_ALL, 0, information, WNOHANG | WEXITED | WNOWAIT) !== 0) return undefined; // ECHILD
     const processId = information.readInt32LE(SIGNAL_INFORMATION_PROCESS_ID);
     return processId === 0 ? undefined : processId;
   }
 
-  function adoptOrphans(): boolean {
+  function becomeSubreaper(): boolean {
     return prctl(PR_SET_CHILD_SUBREAPER, 'unsigned long', 1) === 0;
   }
 }
@@ -124,15 +123,15 @@ const POSIX_SPAWN_SETSIGDEF = 0x04;
 const POSIX_SPAWN_SETSIGMASK = 0x08;
 const POSIX_SPAWN_SETSID = 0x80;
 
-/** More than any of the C library's opaque structures has: the largest, posix_spawnattr_t, has 336. */
+/** Enough for each of the C library's opaque structures: the largest, posix_spawnattr_t, has 336. */
 const STRUCTURE_BYTES = 512;
-/** siginfo_t, and where its si_pid is where pointers have 64 bits. */
+/** siginfo_t, and the offset of its si_pid on 64-bit machines. */
 const SIGNAL_INFORMATION_BYTES = 128;
 const SIGNAL_INFORMATION_PROCESS_ID = 16;
 /** sigset_t */
 const SIGNAL_SET_BYTES = 128;
 
-/** What happens between the fork and the program: its directory and its three files. */
+/** What happens between fork and exec: descriptors 0 to 2, and the working directory. */
 function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; free(): void } {
   const init = declare('int posix_spawn_file_actions_init(void *actions)');
   const destroy = declare('int posix_spawn_file_actions_destroy(void *actions)');
@@ -154,7 +153,7 @@ function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; f
   };
 }
 
-/** The same for all: setsid(2), no signal blocked, none ignored, as Node ignores SIGPIPE. */
+/** The same for all programs: setsid(2), no signal blocked, and none ignored (Node ignores SIGPIPE). */
 function spawnAttributes(declare: Declare): Buffer {
   const init = declare('int posix_spawnattr_init(void *attributes)');
   const setFlags = declare('int posix_spawnattr_setflags(void *attributes, short flags)');
@@ -168,7 +167,7 @@ function spawnAttributes(declare: Declare): Buffer {
   return attributes;
 }
 
-/** These fail for want of memory alone. */
+/** These calls fail only for lack of memory. */
 function must(errorNumber: number): void {
   if (errorNumber !== 0) throw new Error(`posix_spawn: ${getSystemErrorName(-errorNumber)}`);
 }

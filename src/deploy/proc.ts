@@ -4,14 +4,14 @@ import { delay, type Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
 
 /*
- * Who runs is read from /proc. Where no more files may be open that must not look as if nobody did: one is kept open, to
- * be given up for that moment.
+ * Which processes run is read from /proc. A lack of file descriptors must not make it look empty: a spare one is kept
+ * open, to be closed for a read that would fail otherwise.
  */
 let spare: number | undefined;
 
 /**
- * Throws AppError `conflict` unless /proc tells of the PID namespace of this process: by the ids of another one commands
- * would be taken for others, and others ended in their place, pid_namespaces(7). And unless it tells of the boot too.
+ * Throws AppError `conflict` unless /proc belongs to the PID namespace of this process, pid_namespaces(7), and shows
+ * the boot id. With the process ids of another namespace the wrong processes would be taken for commands, and killed.
  */
 export function requireOwnProc(): void {
   const self = selfInProc();
@@ -19,7 +19,7 @@ export function requireOwnProc(): void {
     throw new AppError(
       'conflict',
       self === undefined
-        ? '/proc does not show this process, and davit looks after its commands there: mount it in the PID namespace of davit'
+        ? '/proc does not show this process, and davit finds its commands there: mount it in the PID namespace of davit'
         : `/proc is that of another PID namespace, where davit is process ${self} in place of ${process.pid}: mount its own ` +
             'there (unshare has --mount-proc)',
     );
@@ -33,11 +33,11 @@ export function requireOwnProc(): void {
   }
 }
 
-/** That other users' processes are hidden from this one, and what follows; undefined: they are not. */
+/** A message saying that /proc hides the processes of other users, and what follows; undefined: it does not. */
 export function hiddenProcessesProblem(): string | undefined {
   if (process.getuid?.() === 0 || readProc('/proc/1/stat') !== undefined) return undefined;
   return (
-    'the processes of other users are hidden in /proc (hidepid): whom a command starts as another user, with sudo for ' +
+    'the processes of other users are hidden in /proc (hidepid): what a command starts as another user, with sudo for ' +
     'instance, is neither found nor ended; let the group of davit see them (gid= of /proc)'
   );
 }
@@ -50,35 +50,37 @@ function selfInProc(): number | undefined {
   }
 }
 
-/** The ids of all processes, with this one. */
+/** The ids of all processes, this one included. */
 export function processIds(): number[] {
   return withSpare(() => readdirSync('/proc'))
     .map(Number)
     .filter(Number.isInteger);
 }
 
-/** The ids of a process's threads; none when it is gone or somebody else's. */
+/** The ids of a process's threads; none when it is gone or another user's. */
 export function threadIds(processId: number): string[] {
   return unlessGone(() => readdirSync(`/proc/${processId}/task`)) ?? [];
 }
 
 /**
- * A file below /proc as latin1; undefined when its process is gone or somebody else's. Throws the system's error if
- * neither is known.
+ * A file below /proc as latin1; undefined when its process is gone or another user's. Throws the system's error if it
+ * cannot tell.
  */
 export function readProc(path: string): string | undefined {
-  return unlessGone(() => read(path));
+  return unlessGone(() => readText(path));
 }
 
 /**
- * Whether somebody lives whom a child of this process left behind, for whoever adopts them; also where that cannot be known.
- * They are children of the main thread, and commands of the threads that started them, proc_tid_children(5).
+ * Whether an orphan lives that was reparented to this process; true also if that cannot be known. Orphans are children
+ * of the main thread, and commands are children of the threads that started them, proc_tid_children(5).
  */
 export function hasOrphans(): boolean {
   return readChildren() !== '';
 }
 
-/** The children of the main thread: those whom others left behind, and those whom this process had when it was executed. */
+/**
+ * The children of the main thread: reparented orphans, and those that this process had when davit was executed in it.
+ */
 export function childrenOfMainThread(): number[] {
   return (readChildren() ?? '').split(' ').filter(Boolean).map(Number);
 }
@@ -88,40 +90,40 @@ function readChildren(): string | undefined {
 }
 
 /**
- * The paths of what a process has open, proc_pid_fd(5); none when it is gone or somebody else's. Throws the system's error
- * if neither is known.
+ * The paths of what a process has open, proc_pid_fd(5); none when it is gone or another user's. Throws the system's
+ * error if it cannot tell.
  */
 export function openFilesOf(processId: number): string[] {
   const folder = `/proc/${processId}/fd`;
   const names = unlessGone(() => readdirSync(folder)) ?? [];
-  // One that was closed since then says nothing of the others.
+  // A file that was closed meanwhile is left out.
   return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
 }
 
 /**
- * What `look` finds, once there are files and memory for it: for want of them nobody is taken for gone or given up. It is
- * begun anew until then.
+ * What `read` finds in /proc, called again and again while descriptors or memory are lacking: for lack of them no
+ * process may be taken for gone.
  */
-export async function untilSeen<Result>(
-  look: () => Result | Promise<Result>,
+export async function retryOnShortage<Result>(
+  read: () => Result | Promise<Result>,
   effects: Effects,
 ): Promise<Result> {
   for (;;) {
     try {
-      return await look();
+      return await read();
     } catch (error) {
       if (!SHORTAGES.has(codeOf(error))) throw error;
     }
-    await delay(LOOK_AGAIN_MS, effects);
+    await delay(RETRY_MS, effects);
   }
 }
 
 const SHORTAGES = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);
-const LOOK_AGAIN_MS = 100;
+const RETRY_MS = 100;
 
-function unlessGone<Result>(look: () => Result): Result | undefined {
+function unlessGone<Result>(read: () => Result): Result | undefined {
   try {
-    return withSpare(look);
+    return withSpare(read);
   } catch (error) {
     if (GONE_OR_HIDDEN.has(codeOf(error))) return undefined;
     throw error;
@@ -132,7 +134,7 @@ const GONE_OR_HIDDEN = new Set(['ENOENT', 'ESRCH', 'EACCES', 'EPERM']);
 
 const scratch = Buffer.allocUnsafe(64 * 1024);
 
-function read(path: string): string {
+function readText(path: string): string {
   const descriptor = openSync(path, 'r');
   try {
     const length = readSync(descriptor, scratch, 0, scratch.length, 0);
@@ -143,15 +145,15 @@ function read(path: string): string {
   return readFileSync(path, 'latin1');
 }
 
-function withSpare<Result>(look: () => Result): Result {
+function withSpare<Result>(read: () => Result): Result {
   spare ??= openSpare();
   try {
-    return look();
+    return read();
   } catch (error) {
     if (codeOf(error) !== 'EMFILE' || spare === undefined) throw error;
     closeSync(spare);
     try {
-      return look();
+      return read();
     } finally {
       spare = openSpare();
     }

@@ -4,47 +4,54 @@ import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { childrenOfMainThread, openFilesOf, processIds, readProc, threadIds, untilSeen } from './proc.ts';
+import {
+  childrenOfMainThread,
+  openFilesOf,
+  processIds,
+  readProc,
+  retryOnShortage,
+  threadIds,
+} from './proc.ts';
 
-/** All that a deployment's command started and left: `leader` is the command itself, if it is known. */
+/** The processes of a deployment. `leader` is the command itself, if it is known. */
 interface ProcessTree {
   deploymentId: string;
   leader: ProcessIdentity | undefined;
 }
 
 interface StopOptions {
-  /** From SIGTERM to SIGKILL; asked again and again meanwhile. */
+  /** From SIGTERM to SIGKILL; called again and again, as it may change meanwhile. */
   graceMs(): number;
   effects: Effects;
-  /** Signals nobody when the leader exited of its own accord: what it left running is meant to stay. */
+  /** Signals no process if the leader has exited by itself: what it left running is meant to stay. */
   spareWhenExited?: boolean;
-  /** Hears once which processes SIGKILL has not ended: another user's, or stuck inside the kernel. */
+  /** Called once with the processes that SIGKILL has not ended: another user's, or in uninterruptible sleep. */
   onStuck?: ((processIds: number[]) => void) | undefined;
 }
 
-/** What SIGTERM does to a process: `gone` when it has exited already, also when nobody has waited for it yet. */
+/** What SIGTERM does to a process: `gone` when it has exited already, even if it is still a zombie. */
 export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
 
-/** Every process of a command carries it, as children inherit it: how those that left its group are found. */
+/** The variable that children inherit, so that every process of a command is found, even outside its process group. */
 export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
 
-/** In which PID namespace this process is, by its number. */
+/** The number of the PID namespace that this process is in. */
 export function ownNamespace(): string {
   return /\d+/.exec(readlinkSync('/proc/self/ns/pid'))?.[0] ?? '0';
 }
 
-/** Who has this id now, also when it has exited and nobody has waited for it; undefined when nobody has. */
+/** The process that has this id now, zombies included; undefined: there is none. */
 export function processIdentity(processId: number): ProcessIdentity | undefined {
   const stat = readStat(processId);
   return stat && identityOf(stat);
 }
 
-/** The session of whoever has this id now; undefined when nobody has. */
+/** The session of the process that has this id now; undefined: there is none. */
 export function sessionOf(processId: number): number | undefined {
   return readStat(processId)?.sessionId;
 }
 
-/** Whether that very process still runs. */
+/** Whether that very process still runs, not another one with its id. */
 export function isAlive(identity: ProcessIdentity): boolean {
   const stat = identity.bootId === bootId() ? readStat(identity.processId) : undefined;
   return stat !== undefined && stat.startedAt === identity.processStartedAt && !hasExited(stat);
@@ -56,11 +63,11 @@ export function terminationDisposition(identity: ProcessIdentity): TerminationDi
   const status = readProc(`/proc/${identity.processId}/status`) ?? '';
   const isIn = (mask: string) => holdsSignal(status, mask, SIGTERM_NUMBER);
   if (isIn('SigIgn')) return 'ignored';
-  // Who blocks it may take it otherwise, sigwait(3) and signalfd(2), as tini does.
+  // A process that blocks it may accept it by sigwait(3) or signalfd(2), as tini does.
   return isIn('SigCgt') || isIn('SigBlk') ? 'caught' : 'default';
 }
 
-/** The processes that carry the marker of one of these deployments, since they were started: one pass over /proc. */
+/** The processes that were started with the marker of one of these deployments: one pass over /proc. */
 export async function findMarked(
   deploymentIds: ReadonlySet<string>,
 ): Promise<Map<string, ProcessIdentity[]>> {
@@ -83,39 +90,39 @@ export function holdersOf(path: string): number[] {
 }
 
 /**
- * Ends all of a deployment: SIGTERM, the grace, SIGKILL, again and again until nothing of it lives. Resolves
- * then, and not before, with what SIGTERM meant to the leader. Besides the leader's process group it reaches
- * whoever carries the deployment's marker, is in the leader's session, or descends from one of those; a
- * process that left its group, its session, its parents and its environment behind is out of reach.
+ * Ends all processes of a deployment: SIGTERM, the grace, then SIGKILL again and again. Resolves once none of them
+ * lives, with what SIGTERM meant to the leader. Besides the leader's process group it reaches every process that
+ * carries the deployment's marker, is in the leader's session, or descends from one of those. Out of reach is a process
+ * that left its group, its session, its parents and its environment behind.
  */
 export async function stopTree(tree: ProcessTree, options: StopOptions): Promise<TerminationDisposition> {
   const { leader } = tree;
   const { graceMs, effects } = options;
-  // After another boot nothing of it can live, and the ids of the old one mean somebody else.
+  // Since the machine was booted anew none of them can live, and their ids belong to other processes.
   if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
 
-  // Everybody is looked up before anybody is told: children of who ends at once are strangers' children then.
-  const members = await untilSeen(() => membersOf(tree, effects), effects);
-  const found = await untilSeen(() => members.find(), effects);
+  // All are looked up before any is signalled: children of one that ends at once are reparented, and no longer found.
+  const members = await retryOnShortage(() => membersOf(tree, effects), effects);
+  const found = await retryOnShortage(() => members.find(), effects);
   const disposition =
-    leader === undefined ? 'gone' : await untilSeen(() => terminationDisposition(leader), effects);
+    leader === undefined ? 'gone' : await retryOnShortage(() => terminationDisposition(leader), effects);
   if (disposition === 'gone' && options.spareWhenExited === true) return disposition;
 
   const startedAtMs = effects.monotonicMs();
   const group = disposition === 'gone' ? undefined : leader?.processId;
   if (group !== undefined) terminate(-group);
   for (const stat of found) {
-    if (stat.groupId !== group) await untilSeen(() => terminateIfAlive(stat), effects);
+    if (stat.groupId !== group) await retryOnShortage(() => terminateIfAlive(stat), effects);
   }
   const restMs = () => graceMs() - (effects.monotonicMs() - startedAtMs);
-  for (let look = 0; restMs() > 0; look++) {
-    // Looking for the leader is one small file, looking for all is a pass over /proc.
-    const isOver = await untilSeen(
+  for (let round = 0; restMs() > 0; round++) {
+    // The leader first: it takes one small file, and all of them a pass over /proc.
+    const isOver = await retryOnShortage(
       async () => !(leader !== undefined && isAlive(leader)) && (await members.areGone()),
       effects,
     );
     if (isOver) return disposition;
-    await delay(Math.max(0, Math.min(restMs(), 5 * 1.5 ** Math.min(look, 7))), effects);
+    await delay(Math.max(0, Math.min(restMs(), 5 * 1.5 ** Math.min(round, 7))), effects);
   }
   await killUntilGone(tree, members, options);
   return disposition;
@@ -129,7 +136,7 @@ function holdsSignal(status: string, mask: string, signalNumber: number): boolea
   return (BigInt(`0x${digits}`) & (1n << BigInt(signalNumber - 1))) !== 0n;
 }
 
-/** SIGKILL to whatever is found, over and over: a process that forks while we look is met in the next round. */
+/** SIGKILL to every process that is found, in rounds: a child that was forked during one is found in the next. */
 async function killUntilGone(
   { leader }: ProcessTree,
   members: Members,
@@ -138,9 +145,9 @@ async function killUntilGone(
   let before = new Set<string>();
   let stuckRounds = 0;
   for (;;) {
-    const left = await untilSeen(kill, effects);
+    const left = await retryOnShortage(kill, effects);
     if (left === undefined) return;
-    // As long as it is always others, somebody is running from us: then at once again.
+    // Always others: they fork faster than they are killed, and the next round must come at once.
     const isStuck = left.some((stat) => before.has(keyOf(stat)));
     before = new Set(left.map(keyOf));
     stuckRounds = isStuck ? stuckRounds + 1 : 0;
@@ -148,10 +155,10 @@ async function killUntilGone(
     if (stuckRounds >= BRISK_ROUNDS) await delay(Math.min(1000, 2 ** (stuckRounds - BRISK_ROUNDS)), effects);
   }
 
-  /** Whom SIGKILL was sent to one by one; undefined: nobody is left. */
+  /** The processes that were sent SIGKILL one by one; undefined: none is left. */
   async function kill(): Promise<ProcessStat[] | undefined> {
-    // One signal to the group reaches all of it at once, whatever forks meanwhile: fork(2) fails for who has a
-    // signal to take. The leader's id names that group as long as it has a member.
+    // A signal to the group reaches all its members at once, forking or not: fork(2) fails while a signal is pending.
+    // The leader's id names the group as long as it has a member.
     if (leader !== undefined && (isAlive(leader) || members.groupWasSeen())) {
       signal(-leader.processId, 'SIGKILL');
     }
@@ -166,19 +173,18 @@ const BRISK_ROUNDS = 20;
 const STUCK_ROUNDS = BRISK_ROUNDS + 12;
 
 interface Members {
-  /** Who lives of the tree, newest first; `onFound` hears of most of them at the moment they are met. */
+  /** The living processes of the tree, newest first. `onFound` gets most of them the moment they are found. */
   find(onFound?: (stat: ProcessStat) => void): Promise<ProcessStat[]>;
-  /** Whether the last `find` met somebody of the leader's group. */
+  /** Whether the last `find` found a process of the leader's group. */
   groupWasSeen(): boolean;
-  /** Whether nobody is left, looked at so often that nobody can have slipped through; `onFound` as above. */
+  /** Whether none is left, after so many passes that none can have been missed; `onFound` as above. */
   areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean>;
 }
 
 function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Members {
   const known = new Set<string>();
-  // A session's number is its leader's id. It is ours until the session was seen empty: only then can another
-  // process get the number.
-  let sessionId = leader !== undefined && keepsNumber(leader) ? leader.processId : undefined;
+  // A session has the id of its leader. While the session has a member, no other process can be given that id.
+  let sessionId = leader !== undefined && stillOwnsId(leader) ? leader.processId : undefined;
   let groupSeen = false;
 
   return { find, groupWasSeen: () => groupSeen, areGone };
@@ -188,10 +194,10 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
     const others: ProcessStat[] = [];
     await visitProcesses((stat, marker) => {
       if (stat.startedAt < (leader?.processStartedAt ?? 0)) return;
-      // The marker last: it is another file to read.
+      // The marker last, as it takes reading another file.
       const isKnown = known.has(keyOf(stat)) || stat.sessionId === sessionId;
       const isMarked = !isKnown && marker() === deploymentId;
-      // Where one of a session is marked, all of it is ours.
+      // If one process of the leader's session is marked, the whole session is this deployment's.
       if (isMarked && stat.sessionId === leader?.processId) sessionId = stat.sessionId;
       const belongs = isKnown || isMarked;
       if (belongs) onFound(stat);
@@ -213,7 +219,8 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
     let quiet = 0;
     for (let empty = 1; ; empty++) {
       if ((await find(onFound)).length > 0) return false;
-      // A pass misses only who was born meanwhile, or was about to be when it began: the second without a birth is exact.
+      // A pass misses only processes that were forked during it, or were just being forked when it began: the second
+      // pass in a row without a fork misses none.
       const newestBefore = newest;
       newest = newestProcessId();
       quiet = newest === newestBefore ? quiet + 1 : 0;
@@ -224,31 +231,31 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
 }
 
 /**
- * Whether nobody else can have got its id: it has it itself, or ids have not begun anew since the machine was booted, nor
- * with a PID namespace that is younger, as that of a container that was started again.
+ * Whether no other process can have been given this one's id: it still has it, or no id was given out twice since the
+ * boot, and the PID namespace is not younger than the process, as after the restart of a container.
  */
-function keepsNumber({ processId, processStartedAt }: ProcessIdentity): boolean {
+function stillOwnsId({ processId, processStartedAt }: ProcessIdentity): boolean {
   const first = processIdentity(1);
   if (first !== undefined && processStartedAt < first.processStartedAt) return false;
   const holder = processIdentity(processId);
-  return holder === undefined ? idsAreUnused() : holder.processStartedAt === processStartedAt;
+  return holder === undefined ? noIdWasReused() : holder.processStartedAt === processStartedAt;
 }
 
-/** Whether the system has not given any id out twice: proc_stat(5) counts all that were born. */
-export function idsAreUnused(): boolean {
-  const born = /^processes (\d+)$/m.exec(readProc('/proc/stat') ?? '')?.[1];
+/** Whether no process id was given out twice since the boot: proc_stat(5) counts all forks. */
+export function noIdWasReused(): boolean {
+  const forks = /^processes (\d+)$/m.exec(readProc('/proc/stat') ?? '')?.[1];
   const idMax = readProc('/proc/sys/kernel/pid_max');
-  return born !== undefined && idMax !== undefined && Number(born) < Number(idMax);
+  return forks !== undefined && idMax !== undefined && Number(forks) < Number(idMax);
 }
 
 /**
- * Where others are born without pause. Who forks and ends every 50 µs is missed by nine passes in ten, and a pass takes
- * some 3 ms: eight of them took a tree for gone that ran on.
+ * When other processes fork without pause, both must be reached. A process that forks and ends every 50 µs is missed by
+ * nine passes in ten, and a pass takes some 3 ms: after eight of them alone a tree was taken for gone that ran on.
  */
 const EMPTY_PASSES = 8;
 const EMPTY_FOR_MS = 500;
 
-/** Those of `others` whose parent is one of `members`, or one of these again. */
+/** Those of `others` that descend from one of `members`. */
 function descendants(members: ProcessStat[], others: ProcessStat[]): ProcessStat[] {
   const found: ProcessStat[] = [];
   const parentIds = new Set(members.map(({ processId }) => processId));
@@ -274,11 +281,11 @@ function terminateIfAlive(stat: ProcessStat): void {
 
 function terminate(target: number): void {
   signal(target, 'SIGTERM');
-  // Who is stopped takes SIGTERM only when it goes on.
+  // A stopped process acts on SIGTERM only when it is continued.
   signal(target, 'SIGCONT');
 }
 
-/** `target` is a process id, or the negative id of a group. Who is gone or belongs to another user is passed over. */
+/** `target` is a process id, or the negative id of a group. One that is gone or another user's is passed over. */
 function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): void {
   try {
     process.kill(target, name);
@@ -299,18 +306,18 @@ interface ProcessStat {
   startedAt: number;
 }
 
-/** A process costs 12 to 26 µs to read: this many at a time keep the turns of the event loop short. */
+/** Reading a process takes 12 to 26 µs: so many in one turn of the event loop keep it short. */
 const PROCESSES_PER_TURN = 64;
 
-/** `marker` reads the process's marker when it is asked first. */
+/** `marker` reads the process's marker when it is first called. */
 type Visit = (stat: ProcessStat, marker: () => string | undefined) => void;
 
 let nextPass: { visits: Visit[]; ended: Promise<void> } | undefined;
 let lastEnded: Promise<unknown> = Promise.resolve();
 
 /**
- * Visits the processes that run, newest first: one that forks and leaves is met before it has left. Not this process,
- * and no kernel threads. All who ask before a pass has begun share it: with one for each, fifty trees of ten
+ * Visits the processes that run, but for this one and kernel threads. Newest first: one that forks and exits is met
+ * before it has exited. All calls made before a pass begins share it: with one pass for each, fifty trees of ten
  * processes that were ended together took more than the 30 s of a stop.
  */
 function visitProcesses(visit: Visit): Promise<void> {
@@ -325,10 +332,11 @@ function visitProcesses(visit: Visit): Promise<void> {
 
 async function passFor(visits: readonly Visit[]): Promise<void> {
   await lastEnded;
-  await nextTurn(); // whom that has served may want the next at once
+  await nextTurn(); // callers that the last pass has served may at once want to share this one
   nextPass = undefined;
   const visited = new Set<number>([process.pid]);
-  // Whoever forks and ends at once has come here by then; in a list of all it is met by one pass in a hundred.
+  // A chain of processes that each fork and exit at once was reparented to this process by then: in the list of all
+  // processes only one pass in a hundred meets it.
   await visitEach(childrenOfMainThread());
   await visitEach(processIds().sort((one, other) => other - one));
 
@@ -353,7 +361,7 @@ function once<Value>(read: () => Value): () => Value {
   };
 }
 
-/** The id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */
+/** The process id that was given out last: the fifth field of /proc/loadavg, proc_loadavg(5). */
 function newestProcessId(): string | undefined {
   return readProc('/proc/loadavg')?.trim().split(' ').at(-1);
 }
@@ -366,7 +374,7 @@ function keyOf(stat: ProcessStat): string {
   return `${stat.processId} ${stat.startedAt}`;
 }
 
-/** A process whose first thread has ended looks like a zombie while its other threads run. */
+/** A process whose main thread has ended is shown as a zombie while its other threads run. */
 function hasExited({ state, threadCount }: ProcessStat): boolean {
   return (state === 'Z' && threadCount <= 1) || state === 'X';
 }
@@ -395,14 +403,14 @@ function readStat(processId: number): ProcessStat | undefined {
   };
 }
 
-/** The deployment that it was started in; undefined when it was in none, or may not be known. */
+/** The deployment that the process was started in; undefined: none, or this user may not know. */
 function markerOf(stat: ProcessStat): string | undefined {
   return MARKER_IN_ENVIRONMENT.exec(environmentOf(stat) ?? '')?.[1];
 }
 
 const MARKER_IN_ENVIRONMENT = new RegExp(`(?:^|\\0)${DEPLOYMENT_MARKER}=([^\\0]*)`);
 
-/** Once its first thread has ended a process has none of its own: its other threads still show it. */
+/** Once its main thread has ended, a process shows its environment only through its other threads. */
 function environmentOf({ processId, state }: ProcessStat): string | undefined {
   if (state !== 'Z') return readProc(`/proc/${processId}/environ`);
   for (const threadId of threadIds(processId)) {

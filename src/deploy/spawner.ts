@@ -7,7 +7,7 @@ import { findCommand, type SpawnRequest, whyNotStarted } from './command-file.ts
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
-import { childrenOfMainThread, untilSeen } from './proc.ts';
+import { childrenOfMainThread, retryOnShortage } from './proc.ts';
 import { processIdentity, sessionOf } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string } | { kind: 'unwanted' };
@@ -15,52 +15,54 @@ export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string }
 export interface StartedProcess {
   kind: 'started';
   identity: ProcessIdentity;
-  /** Reads what it prints, stdout and stderr in their true order; to be called once. */
+  /** Reads what the command prints, stdout and stderr in their true order; to be called once. */
   readOutput(onBytes: (bytes: Uint8Array) => Promise<void>): PipeReading;
   ended: Promise<ProcessEnd>;
 }
 
 export interface Spawner {
   /**
-   * Starts a command in a session of its own, stdin /dev/null, stdout and stderr one pipe. `isWanted` is asked
-   * at the last moment whether it still is.
+   * Starts a command in a session of its own, with stdin from /dev/null and stdout and stderr to one pipe. `isWanted`
+   * is called just before the start; when it says no, nothing is started and the result is `unwanted`.
    */
   spawn(request: SpawnRequest, isWanted?: () => boolean): Promise<SpawnResult>;
-  /** Starts nothing any more. What still runs goes on, and nobody hears how it ends. */
+  /** Starts no more commands. Those that run go on, and how they end is not reported. */
   close(): void;
 }
 
-/** Of libuv's threads, which resolve names too, only so many may wait for a file system that hangs. */
+/** A start may block one of libuv's threads on a hanging file system; others must be left, for resolving names too. */
 const STARTING_MAX = 16;
 
-const NODE_TAKES_AT_MOST_MS = 1_000;
+const NODE_REAPS_WITHIN_MS = 1_000;
 
 /**
- * Starts commands, and hears of their ends. `adopts`: this process is given the orphans of the others, and nobody else waits
- * for them.
+ * Starts commands, and reports how they end. `adopts`: orphans are reparented to this process (it is a subreaper, or
+ * process 1), so it has to reap them too.
  */
 export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): Spawner {
   const reader = createPipeReader(effects);
   const running = new Map<number, (end: ProcessEnd) => void>();
   const ownSession = sessionOf(process.pid);
-  // Left to davit by what executed it, as the script of a container does: neither Node's nor a command.
+  // Children from before davit was executed in this process, by a container's script for instance: neither Node's nor
+  // commands.
   const inherited = new Set(adopts ? childrenOfMainThread() : []);
   const starting = createSemaphore(STARTING_MAX);
   let startsUnderWay = 0;
-  /** Has ended, and may be Node's to wait for. While nobody does, the system tells of no other end. */
+  /** A zombie that Node may have to reap. Until somebody reaps it, waitid(2) shows no other one. */
   let unclaimed: { processId: number; sinceMs: number } | undefined;
   let closed = false;
 
   // One signal may stand for several ends.
-  process.on('SIGCHLD', lookAtAll);
+  process.on('SIGCHLD', reapAll);
   return { spawn, close };
 
   async function spawn(request: SpawnRequest, isWanted = () => true): Promise<SpawnResult> {
-    // At once: of several claims of one commit the first then starts while the second is prepared. 7 % more commands.
+    // No await if there is room: of several claims in one commit, the first then starts while the second is prepared,
+    // which gives 7 % more commands.
     if (!starting.tryAcquire()) await starting.acquire();
     startsUnderWay += 1;
     try {
-      // Without a pause where nothing is looked up.
+      // Nor here, unless PATH has to be searched.
       const found = findCommand(request);
       const path = typeof found === 'string' ? found : await found;
       if (closed) return { kind: 'notStarted', cause: 'davit is shutting down' };
@@ -70,7 +72,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     } finally {
       startsUnderWay -= 1;
       starting.release();
-      waitForAdopted();
+      reapAdopted();
     }
   }
 
@@ -84,10 +86,10 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       const spawned = await spawnWriting(program);
       if ('code' in spawned) return { kind: 'notStarted', cause: whyNotStarted(spawned.code, request) };
       const { processId } = spawned;
-      // Nobody has waited for it, so the id is still its own, even if it has exited.
-      const identity = await identityOrEnd(processId);
+      // It has not been reaped, so the id is still its own, even if it has exited.
+      const identity = await identityOrKill(processId);
       const ended = new Promise<ProcessEnd>((resolve) => running.set(processId, resolve));
-      look(processId);
+      reap(processId);
       if (identity === undefined) {
         return { kind: 'notStarted', cause: whyNotStarted('hidden in /proc', request) };
       }
@@ -103,10 +105,13 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     }
   }
 
-  /** Closes its output here: to look at the process takes a file, and with none to be had that would wait for ever. */
+  /**
+   * Closes the command's end of the pipe here, before the process is looked up: that takes a file descriptor, and would
+   * wait for ever if this one were the last.
+   */
   async function spawnWriting(program: Program): ReturnType<Posix['spawn']> {
     try {
-      // A command that becomes another user may open /dev/stdout anew; nobody else gets to it.
+      // So that a command that becomes another user can reopen /dev/stdout. No other process can reach the pipe.
       fchmodSync(program.output, 0o622);
       return await withRaisedOomScore(() => posix.spawn(program));
     } finally {
@@ -114,54 +119,57 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     }
   }
 
-  /** Without its start time nobody could tell it from a stranger later (a /proc mounted with hidepid): then it is ended. */
-  async function identityOrEnd(processId: number): Promise<ProcessIdentity | undefined> {
+  /**
+   * Kills the process if /proc does not show it (mounted with hidepid): without its start time it could not be told
+   * later from another process with the same id.
+   */
+  async function identityOrKill(processId: number): Promise<ProcessIdentity | undefined> {
     let identity: ProcessIdentity | undefined;
     try {
-      identity = await untilSeen(() => processIdentity(processId), effects);
+      identity = await retryOnShortage(() => processIdentity(processId), effects);
       return identity;
     } finally {
       if (identity === undefined) process.kill(-processId, 'SIGKILL');
     }
   }
 
-  function lookAtAll(): void {
-    for (const processId of running.keys()) look(processId);
-    waitForAdopted();
+  function reapAll(): void {
+    for (const processId of running.keys()) reap(processId);
+    reapAdopted();
   }
 
-  /** Who was started this very moment, and is not known yet, must not be taken for an orphan. */
-  function waitForAdopted(): void {
+  /** Not while a command is being started: its id is not known yet, and it would be taken for an orphan. */
+  function reapAdopted(): void {
     if (!adopts || closed || startsUnderWay > 0) return;
-    for (let id = posix.endedChild(); id !== undefined; id = posix.endedChild()) {
+    for (let id = posix.zombieChild(); id !== undefined; id = posix.zombieChild()) {
       if (!running.has(id) && !inherited.delete(id) && mayBeOfNode(id) && !isOverdue(id)) return;
-      look(id);
+      reap(id);
     }
   }
 
-  /** Node waits for its own when it hears of their end, as davit does: whom it leaves is somebody else's orphan. */
+  /** Node reaps its own children at SIGCHLD, as davit does: a zombie that is left longer is an orphan. */
   function isOverdue(processId: number): boolean {
     const nowMs = effects.monotonicMs();
     if (unclaimed?.processId !== processId) {
       unclaimed = { processId, sinceMs: nowMs };
-      effects.after(2 * NODE_TAKES_AT_MOST_MS, waitForAdopted);
+      effects.after(2 * NODE_REAPS_WITHIN_MS, reapAdopted);
     }
-    if (nowMs - unclaimed.sinceMs < NODE_TAKES_AT_MOST_MS) return false;
+    if (nowMs - unclaimed.sinceMs < NODE_REAPS_WITHIN_MS) return false;
     unclaimed = undefined;
     return true;
   }
 
-  /** Who was started by Node is waited for by Node; commands, and so those whom they leave, have other sessions. */
+  /** Node's own children are in davit's session; commands, and so the orphans that they leave, are in others. */
   function mayBeOfNode(processId: number): boolean {
     try {
       return sessionOf(processId) === ownSession;
     } catch {
-      return true; // no more files may be open: the next look will tell
+      return true; // no file descriptor is free: the next call will tell
     }
   }
 
-  function look(processId: number): void {
-    const end = posix.endOf(processId);
+  function reap(processId: number): void {
+    const end = posix.reap(processId);
     if (end === undefined) return;
     running.get(processId)?.(end);
     running.delete(processId);
@@ -169,7 +177,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
 
   function close(): void {
     closed = true;
-    process.off('SIGCHLD', lookAtAll);
+    process.off('SIGCHLD', reapAll);
     reader.close();
   }
 }

@@ -7,8 +7,8 @@ import t, { type Test } from 'tap';
 import { bootId } from '../../src/boot-id.ts';
 import {
   findMarked,
-  idsAreUnused,
   isAlive,
+  noIdWasReused,
   processIdentity,
   stopTree,
   terminationDisposition,
@@ -176,7 +176,7 @@ t.test('what a dead leader left in its session is found with whoever is marked t
 
 t.test(
   'and without anybody marked, as long as no id can be another’s',
-  idsAreUnused() ? {} : { skip: 'ids were given out again since the machine was booted' },
+  noIdWasReused() ? {} : { skip: 'ids were given out again since the machine was booted' },
   async (t) => {
     const left = await leftBy(t, ['sh', '-c', 'env -i sleep 1000 & echo $!'], newDeploymentId());
     const tree = { deploymentId: newDeploymentId(), leader: left.leader };

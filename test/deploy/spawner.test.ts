@@ -252,7 +252,7 @@ t.test(
     const { childrenOfMainThread } = await import('${source}/deploy/proc.ts');
     const { realEffects } = await import('${source}/effects.ts');
     const posix = await loadPosix();
-    const spawner = createSpawner(posix, realEffects, posix.adoptOrphans());
+    const spawner = createSpawner(posix, realEffects, posix.becomeSubreaper());
     const command = ['/bin/sh', '-c', 'setsid true >/dev/null 2>&1 &'];
     await spawner.spawn({ command, directory: '/', environment: {} });
     process.stdin.once('data', () => console.log('ended')).once('end', () => {
@@ -326,7 +326,7 @@ t.test('a closed spawner starts nothing', async (t) => {
 });
 
 function adoptingSpawner(t: Test, effects: Effects = realEffects): Spawner {
-  t.equal(posix.adoptOrphans(), true);
+  t.equal(posix.becomeSubreaper(), true);
   t.teardown(() => koffi.load('libc.so.6').func('int prctl(int option, unsigned long value)')(36, 0));
   return testSpawner(t, true, effects);
 }
