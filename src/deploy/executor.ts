@@ -38,17 +38,19 @@ export interface Executor {
   tick(): Promise<null>;
   /** Resolves when no command runs. */
   settled(): Promise<void>;
-  /** Starts nothing any more; gives running commands `graceMs`, then stops them as `interrupted`. */
+  /** Starts no more deployments; gives running commands `graceMs` to end, then stops them as `interrupted`. */
   stop(graceMs: number): Promise<void>;
 }
 
 /**
- * A command that has ended by then needs no commit of its own for this, which is half of what it costs. After a crash
- * before it is noted, a process is found by its marker.
+ * A command that ends sooner gets no commit that records its process: that commit would be half of what the command
+ * costs. After a crash, recovery finds an unrecorded process by its marker.
  */
-const NOTE_PROCESS_AFTER_MS = 20;
+const RECORD_PROCESS_AFTER_MS = 20;
 
-/** Twice a second they are made for nothing: with 100,000 places they filled the writer's queue. */
+/**
+ * Every tick, twice a second, claims in vain for all free slots: with 100,000 of them that filled the writer's queue.
+ */
 const CLAIMS_MAX = 64;
 
 const LOG_HEAD_BYTES = 256 * 1024;
@@ -56,7 +58,7 @@ const LOG_TAIL_BYTES = 5 * 1024 * 1024;
 
 /**
  * Carries deployments out: claim, run, finish. The end of one and the claim of the next are handed to the writer
- * together, so that one commit serves both: with 1,000 deployments of /bin/true that is most of the time.
+ * together, so that they share one commit: with 1,000 deployments of /bin/true, commits take most of the time.
  */
 export function createExecutor(options: ExecutorOptions): Executor {
   const { store, spawner, effects, logger, maxConcurrent, killGraceMs, workspaces } = options;
@@ -68,7 +70,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     TMPDIR: workspaces.parent,
   };
   const underWay = new Map<DeploymentId, Run['stop']>();
-  /** Whatever must be over before the file may close: runs, claims, records. */
+  /** All that must be over before the database may be closed: runs, claims, records. */
   const pending = new Set<Promise<unknown>>();
   let claiming = 0;
   let stopping = false;
@@ -98,7 +100,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     cancelStop();
   }
 
-  /** A claim for every free place, all in one commit; where there are many, as long as there is something to claim. */
+  /** One claim for each free slot, all in one commit; batch after batch of them, if every claim found a deployment. */
   async function claimAll(): Promise<void> {
     const claims: Promise<boolean>[] = [];
     while (!stopping && claims.length < CLAIMS_MAX && underWay.size + claiming < maxConcurrent) {
@@ -127,7 +129,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       'deployment started',
     );
     track(carryOut(claimed)).catch((error) => {
-      underWay.delete(claimed.id); // it is over, whatever is known of it
+      underWay.delete(claimed.id); // the command has ended, though its end is not recorded: the slot is free
       logger.fatal(
         { err: error, deployment_id: claimed.id },
         'the end of a deployment could not be recorded',
@@ -152,7 +154,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     await log.end();
     const recorded = record('deployments.finish', end);
     underWay.delete(claimed.id);
-    // What cannot be claimed now, on a full disk for instance, the loop tries again.
+    // If this fails, on a full disk for instance, the next tick tries again.
     claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
     await recorded;
     logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
@@ -177,14 +179,14 @@ export function createExecutor(options: ExecutorOptions): Executor {
     try {
       const running = start(claimed, workspace, log);
       underWay.set(claimed.id, running.stop);
-      if (isGraceOver) running.stop('shutdown'); // its claim was under way till now
+      if (isGraceOver) running.stop('shutdown'); // stop() could not reach it: it was still being claimed
       const outcome = await running.outcome;
       const { outputs, notes } = readOutputs(workspace.outputFile, Object.values(claimed.variables));
       for (const note of notes) await log.appendLine(`davit: ${note}`);
       return { outcome, outputs };
     } finally {
-      // Before the record: that waits for room on a full disk, which may be what the command used up here.
-      workspace.leave();
+      // Before the end is recorded: that waits while the disk is full, perhaps of this very workspace.
+      workspace.release();
     }
   }
 
@@ -196,7 +198,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   function start(claimed: ClaimedDeployment, workspace: Workspace, log: LogKeeper): Run {
-    let cancelNote = () => {};
+    let cancelRecord = () => {};
     const running = run(
       {
         deploymentId: claimed.id,
@@ -218,7 +220,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
         spawner,
         effects,
         onStarted: (identity) => {
-          cancelNote = effects.after(NOTE_PROCESS_AFTER_MS, () => noteProcess(claimed.id, identity));
+          cancelRecord = effects.after(RECORD_PROCESS_AFTER_MS, () => recordProcess(claimed.id, identity));
         },
         onOutput: (bytes) => log.append(bytes),
         onStuck: (processIds) =>
@@ -228,7 +230,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
           ),
       },
     );
-    return { ...running, outcome: running.outcome.finally(() => cancelNote()) };
+    return { ...running, outcome: running.outcome.finally(() => cancelRecord()) };
   }
 
   function record<Name extends 'logs.append' | 'deployments.setProcess' | 'deployments.finish'>(
@@ -238,19 +240,19 @@ export function createExecutor(options: ExecutorOptions): Executor {
     return writePersistently(writer, name, input, effects, (error) =>
       logger.warn(
         { deployment_id: input.id, reason: messageOf(error) },
-        'what a deployment did cannot be recorded: it waits for that',
+        'a deployment cannot be recorded yet: it waits, and davit tries again',
       ),
     );
   }
 
-  function noteProcess(id: DeploymentId, identity: ProcessIdentity): void {
+  function recordProcess(id: DeploymentId, identity: ProcessIdentity): void {
     track(record('deployments.setProcess', { id, ...identity })).catch((error) =>
       logger.error({ err: error, deployment_id: id }, 'the process of a deployment is not recorded'),
     );
   }
 }
 
-/** What is recorded of a run. */
+/** The end that is recorded for the outcome of a run. */
 export function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs']): DeploymentEnd {
   const none = { id, message: null, exitCode: null, signal: null, outputs };
   switch (outcome.kind) {

@@ -1,24 +1,24 @@
 import { openSync, readSync, writeSync } from 'node:fs';
 
-/** When memory runs out, the kernel shall take a command and not the service: proc_pid_oom_score_adj(5). */
+/** When memory runs out, the kernel is to kill a command and not the service: proc_pid_oom_score_adj(5). */
 const COMMAND_OOM_SCORE = 500;
 
-/** Kept open: it is looked at and written twice for each command. */
+/** Kept open, as it is read once and written twice for each command. */
 let scoreFile: number | undefined;
 const scratch = Buffer.alloc(16);
 
 let raisedFrom: number | undefined;
-let inHand = 0;
+let startsUnderWay = 0;
 
-/** What is started meanwhile inherits a raised score; this process has it back when all such are done. */
+/** Calls `start` while this process has a raised score, which a new process inherits. The last call lowers it again. */
 export async function withRaisedOomScore<Result>(start: () => Promise<Result>): Promise<Result> {
-  inHand += 1;
-  if (inHand === 1) raise();
+  startsUnderWay += 1;
+  if (startsUnderWay === 1) raise();
   try {
     return await start();
   } finally {
-    inHand -= 1;
-    if (inHand === 0) lower();
+    startsUnderWay -= 1;
+    if (startsUnderWay === 0) lower();
   }
 }
 
@@ -47,7 +47,7 @@ function setScore(score: number): boolean {
     if (scoreFile !== undefined) writeSync(scoreFile, String(score), 0);
     return scoreFile !== undefined;
   } catch {
-    // A container may forbid it; a command is then as likely to be ended as the service.
+    // A container may forbid it; a command is then as likely to be killed as the service.
     return false;
   }
 }

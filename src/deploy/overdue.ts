@@ -2,18 +2,18 @@ import { createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
 import type { Store } from '../store/store.ts';
 
-/** No clock is set ahead by so much for being slow: it may be wrong, and a report that is too late now was not. */
+/** A clock that is set ahead by more was not just slow: it may be wrong now, and no report really overdue. */
 const DOUBTED_FROM_MS = 60_000;
-/** Long enough for a clock to be set right again, or for what a machine was told while it slept. */
+/** Long enough for the clock to be corrected, or, if the machine slept, for reports to come in. */
 const DOUBTED_FOR_MS = 5 * 60_000;
 
 /**
- * Ends the deployments whose report did not come in time, whenever what it gives is called; none while the clock is in
- * doubt, as no end is taken back. That resolves to the moment when the next one will be due, milliseconds since 1970; null
- * when none is waited for.
+ * Gives a function that ends the deployments whose report is overdue, but none while the clock is in doubt, as no end
+ * can be taken back. It resolves to when it should be called next, in milliseconds since 1970; null: no report is
+ * awaited.
  */
 export function createOverdue({ reads, writer }: Store, effects: Effects): () => Promise<number | null> {
-  let doubtedUntilMs = Number.NEGATIVE_INFINITY; // on the clock that never jumps
+  let doubtedUntilMs = Number.NEGATIVE_INFINITY; // on the monotonic clock
   const now = createWatchedClock(effects, (byMs) => {
     if (byMs >= DOUBTED_FROM_MS) doubtedUntilMs = effects.monotonicMs() + DOUBTED_FOR_MS;
   });

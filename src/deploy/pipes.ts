@@ -4,27 +4,32 @@ import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { inTurn as inTurnOfThread } from '../turns.ts';
 
-/** What is read from a pipe. */
+/** A pipe that is being read. */
 export interface PipeReading {
-  /** Resolves when every writer has closed it, or `finish` was called, and all was handed on. Rejects as `onBytes` does. */
+  /**
+   * Resolves when all is handed on and every writer has closed the pipe, or `finish` was called. Rejects as `onBytes`
+   * does.
+   */
   ended: Promise<void>;
-  /** Whoever was started with the pipe has ended: what is in it is handed on at once. */
+  /** To be called when the command has ended: what the pipe holds is handed on at once. */
   hurry(): void;
-  /** Hands on what is in the pipe now, and ends, whether or not somebody still holds it open. */
+  /** Hands on what the pipe holds now, and ends, even if a process still has it open. */
   finish(): void;
 }
 
 export interface PipeReader {
-  /** Hands on what arrives, in pieces of 128 KiB at most; while `onBytes` is busy the pipe fills and its writers wait. */
+  /**
+   * Hands on what arrives, in pieces of 128 KiB at most; while `onBytes` is busy the pipe fills and its writers block.
+   */
   read(descriptor: number, onBytes: (bytes: Uint8Array) => Promise<void>): PipeReading;
-  /** Closes all that is still open. */
+  /** Closes every pipe that is still open. */
   close(): void;
 }
 
 /**
- * Reads pipes. One that is held open beyond its reading's end, by a daemon that a command left, is read on
- * and what comes is thrown away, slowly: closed, it would end the daemon with SIGPIPE at its next line, and
- * full, it would stop it. At most `LEFT_OPEN_MAX` are kept like that; then the oldest is closed.
+ * Reads pipes. A pipe that a daemon still holds open after its reading has ended is drained slowly, and the output
+ * discarded: a closed pipe would kill the daemon with SIGPIPE at its next write, and a full one would block it. At most
+ * `LEFT_OPEN_MAX` pipes are kept like that; then the oldest is closed.
  */
 export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } = {}): PipeReader {
   const open = new Set<Socket>();
@@ -62,7 +67,7 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
       await watch(opened(descriptor));
     }
 
-    /** Whether that was all, as it is when every writer has ended. */
+    /** Whether that was all: every writer has closed the pipe. */
     async function handOnShort(): Promise<boolean> {
       for (let leftBytes = PIPE_MAX_BYTES; leftBytes > 0; ) {
         const bytes = readNow(descriptor);
@@ -74,9 +79,9 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
       return false;
     }
 
-    /** The same of a command that has ended, with patience for those that are being started. */
+    /** The same after the command has ended; tries again while others that are being started may hold the pipe. */
     async function handOnLast(): Promise<boolean> {
-      for (const pauseMs of STARTING_MS) {
+      for (const pauseMs of RETRY_PAUSES_MS) {
         if (await handOnShort()) return true;
         if (finishing) return false;
         await delay(pauseMs, effects);
@@ -90,13 +95,13 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
         for (;;) {
           const bytes: Buffer | null = socket.read();
           if (bytes !== null) {
-            // Of each who prints as fast as it is read, one turn of the event loop would bring 2 MiB. To finish, no turn
-            // is waited for: it would bring more, and so no end.
+            // Readers take turns: a command that prints as fast as it is read would fill one turn of the event loop
+            // with 2 MiB. Not when finishing: each turn waited for would bring more output, and so no end.
             await (finishing ? onBytes(bytes) : inTurn(() => onBytes(bytes)));
           } else if (socket.readableEnded || socket.destroyed) {
             return;
           } else if (finishing) {
-            // Nothing is buffered, and the event loop has not turned since: what is in the pipe comes next.
+            // The socket's buffer is empty, and the event loop has not turned since: only the pipe can hold more.
             await handOnShort();
             return;
           } else {
@@ -127,7 +132,7 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
     leftOpen.add(socket);
     const [oldest] = leftOpen;
     if (leftOpen.size > LEFT_OPEN_MAX && oldest !== undefined) {
-      leftOpen.delete(oldest); // at once: others may follow before it is closed
+      leftOpen.delete(oldest); // not only at its 'close': more pipes may be added before that
       oldest.destroy();
     }
     socket.unref();
@@ -148,23 +153,24 @@ const LEFT_OPEN_MAX = 100;
 const LEFT_OPEN_PAUSE_MS = 50;
 
 /**
- * A command that ends sooner is read once, when it has ended: two calls in place of a dozen and a turn of the event
- * loop. What it prints waits in the pipe.
+ * If a command ends sooner, its output waits in the pipe and is read once, at its end: two system calls in place of a
+ * dozen and a turn of the event loop.
  */
 const WATCH_AFTER_MS = 10;
 
 /**
- * From its fork to its program a command has whatever davit has open, so also the pipes of others: with eight at a time one
- * in nine was met so, and to watch a pipe takes 100 µs.
+ * Between fork and exec a new command holds everything that davit has open, the pipes of other commands too: with eight
+ * at a time, one pipe in nine was found held like that. Trying again is cheaper than to watch a pipe, which takes 100
+ * µs.
  */
-const STARTING_MS = [1, 2, 4];
+const RETRY_PAUSES_MS = [1, 2, 4];
 
 const READ_BYTES = 64 * 1024;
 const scratch = Buffer.allocUnsafeSlow(READ_BYTES);
 /** What a pipe can hold, unless root made it larger: /proc/sys/fs/pipe-max-size, pipe(7). */
 const PIPE_MAX_BYTES = 1024 * 1024;
 
-/** What is in the pipe, as far as one call takes it; empty: every writer has closed it; undefined: nothing now. */
+/** What one call reads from the pipe; empty: every writer has closed it; undefined: it holds nothing now. */
 function readNow(descriptor: number): Buffer | undefined {
   try {
     return Buffer.from(scratch.subarray(0, readSync(descriptor, scratch)));

@@ -8,17 +8,17 @@ import { holdersOf, stopTree } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
 
 /**
- * Ends what an earlier run of the service left running and did not see the end of: first its processes,
- * then the record, `failed` and `interrupted` (or `canceled`, where that was under way). Nothing is run again:
- * how far it came is not ours to know. Resolves when none is left, which a process of another user or a full disk may
- * put off for ever; before that nothing new may be claimed.
+ * Ends the deployments that were running when an earlier service process ended: first their processes, then the record,
+ * `failed` and `interrupted` (or `canceled`, if that had been asked for). Nothing is run again, as davit cannot know
+ * how far a command came. Resolves when none is left, which a process of another user or a full disk may put off for
+ * ever; before that no deployment may be claimed.
  */
 export async function recover(
   { reads, writer }: Store,
   options: {
     killGraceMs: number;
     workspaces: Workspaces;
-    /** A file that only a service has open. */
+    /** The lock file, which only a service has open. */
     lockPath: string;
     effects: Effects;
     logger: Logger;
@@ -26,9 +26,9 @@ export async function recover(
 ): Promise<void> {
   const { killGraceMs, workspaces, lockPath, effects, logger } = options;
   const running = reads.deployments.running();
-  if (running.some(({ process }) => process === null)) await untilStarted(lockPath, effects);
+  if (running.some(({ process }) => process === null)) await untilExecuted(lockPath, effects);
   await Promise.all(running.map(end));
-  // Nobody needs them, and nobody waits for it: 200,000 files take seconds.
+  // Not awaited, as nothing depends on it: 200,000 files take seconds.
   workspaces
     .removeLeft()
     .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
@@ -46,7 +46,7 @@ export async function recover(
           ),
       },
     );
-    // Canceled before the crash, or meanwhile.
+    // Asked now, as it may also have been canceled while its processes were being ended.
     const isCanceled = reads.deployments.get(id)?.status === 'canceling';
     const outcome = { kind: isCanceled ? 'canceled' : 'interrupted' } as const;
     await writePersistently(writer, 'deployments.finish', endOf(id, outcome, {}), effects);
@@ -54,17 +54,18 @@ export async function recover(
   }
 }
 
-/** So long the kernel may take to start a command; it waits for a disk, for instance. */
+/** How long execve(2) may take, when it waits for a disk for instance. */
 const STARTING_MAX_MS = 10_000;
-const LOOK_EVERY_MS = 5;
+const CHECK_EVERY_MS = 5;
 
 /**
- * A command that a killed service was just starting outlives it, and cannot be told from it before execve(2): it has the
- * service's environment in place of its own. And the service's open files, by which it is known.
+ * Waits for commands that a killed service had forked and that have not reached execve(2). Such a process does not
+ * carry its marker yet, as it has the service's environment, and is known by the service's lock file, which it has
+ * open.
  */
-async function untilStarted(lockPath: string, effects: Effects): Promise<void> {
+async function untilExecuted(lockPath: string, effects: Effects): Promise<void> {
   const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
   while (holdersOf(lockPath).length > 0 && effects.monotonicMs() < untilMs) {
-    await delay(LOOK_EVERY_MS, effects);
+    await delay(CHECK_EVERY_MS, effects);
   }
 }

@@ -5,12 +5,12 @@ import type { ProcessEnd } from './posix.ts';
 import { DEPLOYMENT_MARKER, stopTree, type TerminationDisposition } from './processes.ts';
 import type { Spawner, StartedProcess } from './spawner.ts';
 
-/** A command to be run; its deployment's marker is added to its environment. */
+/** A command to run; the marker of its deployment is added to its environment. */
 export interface RunRequest extends SpawnRequest {
   deploymentId: string;
-  /** From its start; null: it may run for ever. */
+  /** Counted from the start of the command; null: no limit. */
   timeoutMs: number | null;
-  /** Without output; null: it may be silent for ever. */
+  /** How long the command may print nothing; null: no limit. */
   idleTimeoutMs: number | null;
   /** From SIGTERM to SIGKILL. */
   killGraceMs: number;
@@ -19,25 +19,26 @@ export interface RunRequest extends SpawnRequest {
 interface RunContext {
   spawner: Spawner;
   effects: Effects;
-  /** Hears once, when it was started, which process it is. */
+  /** Called once, when the command has started. */
   onStarted(identity: ProcessIdentity): void;
-  /** Hears what it prints; until it resolves no more is read, and in the end the command waits. */
+  /** Called with what the command prints. Until it resolves no more is read: the pipe fills, and the command blocks. */
   onOutput(bytes: Uint8Array): Promise<void>;
-  /** Hears of processes that cannot be ended, while the run waits for them. */
+  /** Called with the processes that SIGKILL does not end, for which the run goes on waiting. */
   onStuck?(processIds: number[]): void;
 }
 
 export interface Run {
   /**
-   * Resolves when it is over: all output handed on, and, if it was stopped, nothing of it alive. Rejects, not
-   * sooner, with what `onOutput` rejected with; the command is stopped then, as nothing of it can be recorded.
+   * Resolves when the run is over: all output is handed on, and, if it was stopped, none of its processes lives. If
+   * `onOutput` rejects, the command is stopped, as no more of it can be recorded, and this rejects likewise once it is
+   * over.
    */
   outcome: Promise<RunOutcome>;
-  /** Ends it, at any time, started or not; the first cause counts. */
+  /** Ends the run, whether or not the command has started; only the first cause counts. */
   stop(cause: StopRequest): void;
 }
 
-/** Why somebody wants a run to end. */
+/** Why a caller stops a run. */
 export type StopRequest = 'user' | 'shutdown';
 
 export type RunOutcome =
@@ -54,8 +55,8 @@ export type RunOutcome =
 type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
 
 /**
- * Runs one command, from its start until it is over. What it leaves running after an end of its own is left
- * alone: a daemon that was meant to stay.
+ * Runs one command until it is over. Processes that a command leaves running when it exits by itself are not stopped:
+ * they may be daemons that are meant to stay.
  */
 export function run(request: RunRequest, context: RunContext): Run {
   const stopping = firstOf<StopCause>();
@@ -69,9 +70,9 @@ export function run(request: RunRequest, context: RunContext): Run {
   };
 }
 
-/** Why it is to end, and since when all are. */
+/** Why this run is stopped, and since when the whole service stops. */
 interface Stopping extends First<StopCause> {
-  /** On the clock that never jumps. */
+  /** On the monotonic clock. */
   shutdownAtMs(): number | undefined;
 }
 
@@ -113,8 +114,8 @@ async function supervise(
   const outcome = await untilEnd(started, request, context, stopping);
   watch.end();
   output.hurry();
-  // What is in the pipe when the command ends is its own; writers that outlive it may take a moment to
-  // say their last, as `tee` in `exec > >(tee file)` does, but a daemon holds the pipe for ever.
+  // Children may still write their last lines after the command has ended, as `tee` in `exec > >(tee file)` does. A
+  // daemon would hold the pipe open for ever, so they have a limited time.
   const cancelFinish = context.effects.after(LAST_OUTPUT_MS, output.finish);
   await outputEnded;
   cancelFinish();
@@ -132,13 +133,16 @@ async function untilEnd(
 ): Promise<RunOutcome> {
   const first = await Promise.race([started.ended, stopping.settled]);
   if (typeof first === 'object') return first;
-  // It may have exited without its end being told yet: then what would stop it comes too late.
+  // The command may have exited already, its SIGCHLD not handled yet: then the stop comes too late.
   const disposition = await endTree(started.identity, request, context, stopping, true);
-  if (disposition === 'gone') await endWhoHoldsIt(started, request, context, stopping);
+  if (disposition === 'gone') await endTracer(started, request, context, stopping);
   return outcomeOfStopped(first, disposition, await started.ended);
 }
 
-/** After the grace of a clean stop, so that all of it is over within 30 s: with many, looking for them takes the rest. */
+/**
+ * From SIGTERM to SIGKILL once the grace of a clean stop is over. The stop takes 30 s at most, and with many processes
+ * finding them in /proc takes the rest of that.
+ */
 const SHUTDOWN_KILL_GRACE_MS = 2_000;
 
 function endTree(
@@ -149,7 +153,7 @@ function endTree(
   spareWhenExited: boolean,
 ): Promise<TerminationDisposition> {
   const startedAtMs = effects.monotonicMs();
-  // The service may be stopped while this goes on.
+  // Asked again and again, as the service may begin to stop meanwhile.
   const graceMs = () =>
     Math.min(
       killGraceMs,
@@ -158,8 +162,10 @@ function endTree(
   return stopTree({ deploymentId, leader }, { graceMs, effects, spareWhenExited, onStuck });
 }
 
-/** A process that traces the command hears of its end first, ptrace(2), and may keep it for ever: then it is ended as well. */
-async function endWhoHoldsIt(
+/**
+ * A tracer of the command learns of its end first, ptrace(2), and may withhold it for ever: then it is ended as well.
+ */
+async function endTracer(
   started: StartedProcess,
   request: RunRequest,
   context: RunContext,
@@ -167,22 +173,22 @@ async function endWhoHoldsIt(
 ): Promise<void> {
   const { effects } = context;
   const startedAtMs = effects.monotonicMs();
-  const { promise: isHeld, resolve } = Promise.withResolvers<boolean>();
-  const cancelLook = whenOver(HELD_MAX_MS, effects, {
+  const { promise: isWithheld, resolve } = Promise.withResolvers<boolean>();
+  const cancelCheck = whenOver(WITHHELD_MAX_MS, effects, {
     passedMs: () => effects.monotonicMs() - startedAtMs,
-    over: () => resolve(true),
+    onOver: () => resolve(true),
   });
   void started.ended.then(() => resolve(false));
-  if (await isHeld) await endTree(started.identity, request, context, stopping, false);
-  cancelLook();
+  if (await isWithheld) await endTree(started.identity, request, context, stopping, false);
+  cancelCheck();
 }
 
-const HELD_MAX_MS = 1_000;
+const WITHHELD_MAX_MS = 1_000;
 
 /**
- * Whoever had exited before SIGTERM was sent ended by itself. Of the others, a command that came to a good end
- * did its work: it ignored SIGTERM, or SIGTERM would have ended it and did not, as it had just exited. One that
- * caught it and exits with 0 has tidied up, and one that fails was stopped, as its children were with it.
+ * A command that had exited before SIGTERM was sent ended by itself. One that exits with 0 although it ignores SIGTERM,
+ * or although SIGTERM would have killed it (it exited just before), did its work. One that catches SIGTERM and exits
+ * with 0 has only cleaned up. Any other end counts as stopped, as the children of the command were stopped too.
  */
 function outcomeOfStopped(
   cause: StopCause,
@@ -221,8 +227,8 @@ function stoppedOutcome(cause: StopCause | undefined): RunOutcome {
 }
 
 interface Watch {
-  /** Its output is being taken: it is not idle, even if that takes long. */
-  during<Result>(take: () => Promise<Result>): Promise<Result>;
+  /** While `handleOutput` runs, however long, the command does not count as idle. */
+  during<Result>(handleOutput: () => Promise<Result>): Promise<Result>;
   end(): void;
 }
 
@@ -233,22 +239,22 @@ function watchClock(
 ): Watch {
   const startedAtMs = effects.monotonicMs();
   let quietSinceMs = startedAtMs;
-  let taking = 0;
+  let handling = 0;
   const cancelTimeout = whenOver(timeoutMs, effects, {
     passedMs: () => effects.monotonicMs() - startedAtMs,
-    over: () => stopping.settle('timeout'),
+    onOver: () => stopping.settle('timeout'),
   });
   const cancelIdleTimeout = whenOver(idleTimeoutMs, effects, {
-    passedMs: () => (taking > 0 ? 0 : effects.monotonicMs() - quietSinceMs),
-    over: () => stopping.settle('idleTimeout'),
+    passedMs: () => (handling > 0 ? 0 : effects.monotonicMs() - quietSinceMs),
+    onOver: () => stopping.settle('idleTimeout'),
   });
   return {
-    async during(take) {
-      taking += 1;
+    async during(handleOutput) {
+      handling += 1;
       try {
-        return await take();
+        return await handleOutput();
       } finally {
-        taking -= 1;
+        handling -= 1;
         quietSinceMs = effects.monotonicMs();
       }
     },
@@ -260,32 +266,32 @@ function watchClock(
 }
 
 /**
- * Looks when the limit could be reached, and again as long as it is not: timers come early, and are cut at 25 days. Then
- * once more, a turn of the event loop later: if davit itself was held up, what is in the pipe was not read yet, and of an
- * end it has not heard.
+ * Calls `onOver` once `passedMs` has reached the limit. Each timer only leads to a check, as timers fire early and are
+ * capped at 25 days. A second check follows one turn of the event loop later: if davit itself was held up, there may be
+ * output that it has not read and an exit that it has not noticed.
  */
 function whenOver(
   limitMs: number | null,
   effects: Effects,
-  { passedMs, over }: { passedMs: () => number; over: () => void },
+  { passedMs, onOver }: { passedMs: () => number; onOver: () => void },
 ): () => void {
   if (limitMs === null) return () => undefined;
-  let looksOver = false;
-  let cancel = effects.after(limitMs, look);
+  let wasOver = false;
+  let cancel = effects.after(limitMs, check);
   return () => cancel();
 
-  function look(): void {
+  function check(): void {
     const restMs = (limitMs ?? 0) - passedMs();
-    if (restMs <= 0 && looksOver) {
-      over();
+    if (restMs <= 0 && wasOver) {
+      onOver();
       return;
     }
-    looksOver = restMs <= 0;
-    cancel = effects.after(Math.max(0, restMs), look);
+    wasOver = restMs <= 0;
+    cancel = effects.after(Math.max(0, restMs), check);
   }
 }
 
-/** A value that is settled once; later ones are ignored. */
+/** A value that is settled once; later values are ignored. */
 interface First<Value> {
   settle(value: Value): void;
   settled: Promise<Value>;

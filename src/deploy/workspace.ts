@@ -20,31 +20,36 @@ import { codeOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { removeTree } from './remove-tree.ts';
 
-/** The files of one run. */
+/** The directory and the output file of one run. */
 export interface Workspace {
-  /** Where it runs: its project's, or an empty one of its own. */
+  /** Where the command runs: its project's directory, or an empty one of its own. */
   directory: string;
-  /** Where it may write `name=value` lines. */
+  /** Where the command may write `name=value` lines. */
   outputFile: string;
-  /** Its run is over, and all that was wanted of them is known. */
-  leave(): void;
+  /**
+   * To be called when the run is over and the output file was read: removes the files, or keeps them for the next run.
+   */
+  release(): void;
 }
 
 export interface Workspaces {
-  /** Where they are made; also where commands have their temporary files. */
+  /** Where they are made; also the TMPDIR of commands. */
   parent: string;
-  /** Gives a run its files, in `directory`; null: in one of its own. Throws the system's error, a full disk as a rule. */
+  /**
+   * `directory` null: the run gets an empty one of its own. Throws the system's error, as a rule because the disk is
+   * full.
+   */
   make(projectId: ProjectId, directory: string | null): Workspace;
-  /** Removes what an earlier service for the same file left. To be called before the first is made. */
+  /** Removes what an earlier service for the same database left. To be called before the first workspace is made. */
   removeLeft(): Promise<void>;
-  /** Removes what was left, and what holds it. Whatever is still in one stays, and so do those. */
+  /** Removes released workspaces and the directory around them, but for that of a run that is not over. */
   close(): Promise<void>;
 }
 
-/** What a person must mend; a full disk may have room again. */
+/** What an administrator must mend; a full disk may have room again. */
 const NO_PARENT = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
 
-/** That no directory can be made in `parent`, so that every command would fail, and what to do about it; undefined: one can. */
+/** Why no directory can be made in `parent`, so that every command would fail, and what to do; undefined: one can. */
 export function parentProblem(parent: string): string | undefined {
   try {
     rmdirSync(mkdtempSync(join(parent, 'davit-runs-')));
@@ -60,25 +65,25 @@ export function parentProblem(parent: string): string | undefined {
 
 interface Files {
   directory: string;
-  /** Whether the directory was made for a run. */
+  /** Whether the directory was made for the run; otherwise it is the project's. */
   isOwn: boolean;
   outputFile: string;
 }
 
-/** A project that has more to do begins it within milliseconds. */
+/** A project with more deployments in its queue begins the next one within milliseconds. */
 const SPARE_MS = 1_000;
 
-/** What takes longer than that to remove keeps no stop waiting: the next start goes on with it. */
+/** A stop waits no longer than this for removals: the next start goes on with them. */
 const LAST_REMOVALS_MS = 1_000;
 
 /**
- * The files of all runs, in a directory below `parent` (mode 0700, random name) of this service's own: in /tmp itself
- * root may not write to another user's file (fs.protected_regular), as a command with sudo would. Its name also
- * tells whose it is: the service's that has `lockPath`, of which there is one at a time.
+ * Makes the workspaces of all runs, in a directory of this service's own below `parent` (mode 0700, random name): in
+ * /tmp itself, root (a command that uses sudo) may not write to another user's file (fs.protected_regular). The name of
+ * that directory also holds the identity of `lockPath`, so that the next service with that lock file can remove it.
  *
- * What a run left as it was given goes to the next of its project, if that comes soon and no run left anybody alive. A
- * file and a directory take 40 µs to make and 75 to remove, and on ext4 without a journal, as virtual machines have it, 390
- * to make within a few minutes after a thousand of each were removed.
+ * Files that a run did not touch are given to the next run of its project, if that begins soon and no run has left a
+ * process. A file and a directory take 40 µs to make and 75 to remove, and on ext4 without a journal, as virtual
+ * machines have it, 390 to make within a few minutes after a thousand of each were removed.
  */
 export function createWorkspaces({
   parent,
@@ -89,7 +94,9 @@ export function createWorkspaces({
 }: {
   parent: string;
   lockPath: string;
-  /** Whether somebody may live whom a run left: it may be in a directory, or have a file open, whatever that is called. */
+  /**
+   * Whether a process may live that a run left: it may have a directory or a file open, whatever that is called now.
+   */
   hasOrphans: () => boolean;
   effects: Effects;
   logger: Logger;
@@ -104,10 +111,13 @@ export function createWorkspaces({
   function make(projectId: ProjectId, directory: string | null): Workspace {
     const files = takeSpare(projectId, directory) ?? makeFiles(directory);
     const { outputFile } = files;
-    return { directory: files.directory, outputFile, leave: () => leave(projectId, files) };
+    return { directory: files.directory, outputFile, release: () => release(projectId, files) };
   }
 
-  /** What the last run of this project left, the file by another name: who was told the old one writes to it in vain. */
+  /**
+   * The files of this project's last run. The output file is renamed, so that a process that knows its old path misses
+   * it.
+   */
   function takeSpare(projectId: ProjectId, directory: string | null): Files | undefined {
     const spare = spares.get(projectId);
     if (spare === undefined) return undefined;
@@ -122,13 +132,13 @@ export function createWorkspaces({
         return { directory: directory ?? files.directory, isOwn: files.isOwn, outputFile };
       }
     } catch {
-      // Something of it is not there any more, or cannot be looked at.
+      // They are gone, or cannot be checked.
     }
     remove(files);
     return undefined;
   }
 
-  function leave(projectId: ProjectId, files: Files): void {
+  function release(projectId: ProjectId, files: Files): void {
     if (spares.has(projectId) || !isUntouched(files)) {
       remove(files);
       return;
@@ -153,7 +163,7 @@ export function createWorkspaces({
       try {
         return makeFilesIn(root, directory);
       } catch {
-        // Those who tidy /tmp by age take it away when nothing ran for days, and so may a command.
+        // What cleans /tmp by age removes `root` when nothing has run for days, and a command may do so too.
       }
     }
     const fresh = mkdtempSync(join(parent, namePrefix()));
@@ -167,7 +177,7 @@ export function createWorkspaces({
     }
   }
 
-  /** At once, as trips to libuv's threads take longer than the calls. */
+  /** Synchronous, as a round trip to libuv's threads takes longer than the calls. */
   function makeFilesIn(root: string, directory: string | null): Files {
     count += 1;
     const outputFile = join(root, `${count}.output`);
@@ -177,7 +187,7 @@ export function createWorkspaces({
     try {
       mkdirSync(own, { mode: 0o700 });
     } catch (error) {
-      unlinkSync(outputFile); // a full disk takes a file without bytes, and no directory
+      unlinkSync(outputFile); // a full disk has room for an empty file, but for no directory
       throw error;
     }
     return { directory: own, isOwn: true, outputFile };
@@ -186,9 +196,9 @@ export function createWorkspaces({
   async function removeLeft(): Promise<void> {
     const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
     const places = left.map((name) => join(parent, name)).filter(isPrivate);
-    for (const place of places) chmodSync(place, 0o700); // a command may have closed it
+    for (const place of places) chmodSync(place, 0o700); // a command may have changed its mode
     const entries = places.flatMap((place) => readdirSync(place).map((name) => join(place, name)));
-    // One after the other: it is nothing that anybody waits for.
+    // One after the other, as nothing waits for it.
     const failures: unknown[] = [];
     for (const entry of entries) await removeTree(entry).catch((error) => failures.push(error));
     await Promise.all(places.map(removeEmpty));
@@ -211,7 +221,7 @@ export function createWorkspaces({
   }
 }
 
-/** Whether a run seems to have left its files as they were given to it. */
+/** A first, cheap check whether a run left its files as it was given them. */
 function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
   try {
     return lstatSync(outputFile).size === 0 && (!isOwn || isUnchanged(lstatSync(directory)));
@@ -220,7 +230,7 @@ function isUntouched({ directory, isOwn, outputFile }: Files): boolean {
   }
 }
 
-/** Whether nothing tells these files from such as are made now. Throws the system's error. */
+/** Whether these files are the same as newly made ones. Throws the system's error. */
 function isAsNew({ directory, isOwn, outputFile }: Files): boolean {
   const { mode, uid, nlink, size, dev } = lstatSync(outputFile);
   const isNewFile =
@@ -231,7 +241,9 @@ function isAsNew({ directory, isOwn, outputFile }: Files): boolean {
   return isUnchanged(own) && !isMountedOver && readdirSync(directory).length === 0;
 }
 
-/** Whether nothing was ever put there, taken away or allowed, as far as the file system's clock ticks finely enough. */
+/**
+ * Whether its entries and its mode were never changed, as far as the resolution of the file system's clock can tell.
+ */
 function isUnchanged({ mode, uid, ctimeMs, birthtimeMs }: Stats): boolean {
   return mode === (constants.S_IFDIR | 0o700) && uid === process.geteuid?.() && ctimeMs === birthtimeMs;
 }
@@ -240,23 +252,23 @@ function removeFiles({ directory, isOwn, outputFile }: Files): Promise<void> {
   return whenAllEnded([removeFile(outputFile), ...(isOwn ? [removeDirectory(directory)] : [])]);
 }
 
-/** What cannot go, by whichever fault of a command, keeps nothing else from going. Rejects as the first that did not. */
+/** Waits for all removals, whichever of them fail. Rejects with the first error. */
 async function whenAllEnded(removals: readonly Promise<void>[]): Promise<void> {
   const failed = (await Promise.allSettled(removals)).find((removal) => removal.status === 'rejected');
   if (failed !== undefined) throw failed.reason;
 }
 
-/** As a rule it is empty, and looking for what is in it takes twice as long. */
+/** As a rule it is empty, and listing its entries takes twice as long as rmdir(2). */
 async function removeDirectory(path: string): Promise<void> {
   if (!(await removeEmpty(path))) await removeTree(path);
 }
 
-/** For what could not be filled, as a rule, so that it is empty. What is not, the next start removes. */
+/** For a directory in which nothing could be made. If it is not empty, the next start removes it. */
 function removeEmptyNow(directory: string): void {
   try {
     rmdirSync(directory);
   } catch {
-    // Why it could not be filled says more.
+    // The error that led here says more.
   }
 }
 
@@ -264,13 +276,13 @@ async function removeFile(path: string): Promise<void> {
   try {
     unlinkSync(path);
   } catch {
-    await removeTree(path); // the command made something else of it
+    await removeTree(path); // the command may have put a directory in its place
   }
 }
 
 /**
- * Whether it could be removed. In libuv's threads: it may wait for the disk, which takes 300 µs while another thread
- * syncs.
+ * Whether it could be removed. In libuv's threads, as it may have to wait for the disk, 300 µs while another thread
+ * calls fsync.
  */
 function removeEmpty(directory: string): Promise<boolean> {
   return new Promise((resolve) => {
@@ -279,8 +291,8 @@ function removeEmpty(directory: string): Promise<boolean> {
 }
 
 /**
- * Whether this user made it, for nobody else. Of a name that anybody can give a directory, whoever may change what is
- * in it could lead a removal astray.
+ * Whether it is a directory of this user that is closed to all others. In /tmp anybody can make a directory of that
+ * name, and whoever can change its entries could make a removal hit other files.
  */
 function isPrivate(path: string): boolean {
   const stats = lstatSync(path, { throwIfNoEntry: false });

@@ -48,8 +48,8 @@ t.test('a run has an empty directory and an empty file, for nobody else, and the
 
   mkdirSync(join(one.directory, 'node_modules/deep'), { recursive: true });
   writeFileSync(join(one.directory, 'node_modules/deep/file'), 'x');
-  one.leave();
-  two.leave();
+  one.release();
+  two.release();
   await workspaces.close();
   t.strictSame(runsIn(parent), []);
 });
@@ -60,7 +60,7 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   const workspaces = testWorkspaces(t, { parent, effects });
   const first = workspaces.make(PROJECT, null);
   const inodes = inodesOf(first);
-  first.leave();
+  first.release();
   const other = workspaces.make(OTHER_PROJECT, null);
   t.not(other.directory, first.directory, "not another project's");
   effects.advance(999);
@@ -74,7 +74,7 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   mkdirSync(join(parent, 'removed after it'));
   await rmdir(join(parent, 'removed after it'));
   t.strictSame(inodesOf(second), inodes, 'as long as it has them they stay');
-  second.leave();
+  second.release();
   effects.advance(1_000);
   await until(() => left(parent).length === 2);
   t.not(workspaces.make(PROJECT, null).outputFile, second.outputFile);
@@ -86,15 +86,15 @@ t.test('what is of no use goes at once: what is filled, and a second spare', asy
   const filled = workspaces.make(PROJECT, null);
   await clockTick(filled.directory);
   writeFileSync(join(filled.directory, 'file'), '');
-  filled.leave();
+  filled.release();
   await until(() => left(parent).length === 0);
   const told = workspaces.make(PROJECT, null);
   writeFileSync(told.outputFile, 'name=value\n');
-  told.leave();
+  told.release();
   await until(() => left(parent).length === 0);
   const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
-  one.leave();
-  two.leave();
+  one.release();
+  two.release();
   await until(() => left(parent).length === 2);
 });
 
@@ -105,15 +105,15 @@ t.test(
     const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
     const first = workspaces.make(PROJECT, one);
     const { ino } = statSync(first.outputFile);
-    first.leave();
+    first.release();
     const second = workspaces.make(PROJECT, two);
     t.match(second, { directory: two });
     t.equal(statSync(second.outputFile).ino, ino);
-    second.leave();
+    second.release();
     const third = workspaces.make(PROJECT, null);
     t.not(third.directory, two);
     t.strictSame(readdirSync(third.directory), []);
-    third.leave();
+    third.release();
     t.equal(workspaces.make(PROJECT, one).directory, one);
     await until(() => left(parent).length === 1);
   },
@@ -161,7 +161,7 @@ for (const [what, change] of Object.entries(changes)) {
       const first = workspaces.make(PROJECT, null);
       await clockTick(first.directory);
       if (when === 'before') change(first);
-      first.leave();
+      first.release();
       if (when === 'after') change(first);
       const second = workspaces.make(PROJECT, null);
       t.not(second.directory, first.directory);
@@ -178,7 +178,7 @@ t.test('what was filled in the moment in which it was made is not used again eit
   const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
   const first = workspaces.make(PROJECT, null);
   writeFileSync(join(first.directory, 'file'), '');
-  first.leave();
+  first.release();
   const second = workspaces.make(PROJECT, null);
   t.strictSame(readdirSync(second.directory), []);
   await until(() => left(parent).length === 2);
@@ -189,14 +189,14 @@ t.test('as long as somebody lives whom a run left, nothing is used again', async
   const parent = temporaryDirectory(t);
   const workspaces = testWorkspaces(t, { parent, effects: fakeEffects(), hasOrphans: () => hasOrphans });
   const first = workspaces.make(PROJECT, null);
-  first.leave();
+  first.release();
   const second = workspaces.make(PROJECT, null);
   // By its path: what is made may be given the inode of what was removed.
   t.not(second.directory, first.directory);
   await until(() => left(parent).length === 2);
   hasOrphans = false;
   const kept = inodesOf(second);
-  second.leave();
+  second.release();
   const third = workspaces.make(PROJECT, null);
   t.equal(third.directory, second.directory);
   t.strictSame(inodesOf(third), kept);
@@ -208,7 +208,7 @@ t.test('a project with a directory of its own runs there, and keeps it', async (
   const workspace = workspaces.make(PROJECT, directory);
   t.equal(workspace.directory, directory);
   t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')).length, 1, 'the file alone');
-  workspace.leave();
+  workspace.release();
   await workspaces.close();
   t.ok(statSync(directory).isDirectory());
   t.throws(() => statSync(workspace.outputFile), { code: 'ENOENT' });
@@ -224,14 +224,14 @@ t.test('whatever a command makes of its files, they go', async (t) => {
   }
   mkdirSync(join(made[1].outputFile, 'inside'), { recursive: true });
   writeFileSync(made[1].directory, 'a file');
-  for (const { leave } of made) leave();
+  for (const { release } of made) release();
   await until(() => left(parent).length === 0);
 });
 
 t.test('who tidies the parent while nothing runs keeps nobody from running', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
-  workspaces.make(PROJECT, null).leave();
+  workspaces.make(PROJECT, null).release();
   for (const name of runsIn(parent)) rmSync(join(parent, name), { recursive: true });
   const { directory } = workspaces.make(PROJECT, null);
   t.strictSame(readdirSync(directory), []);
@@ -314,7 +314,7 @@ t.test(
       symlinkSync(parent, join(modules, 'link'));
       chmodSync(modules, 0o555);
       chmodSync(join(workspace.directory, 'mod'), 0o000);
-      workspace.leave();
+      workspace.release();
       await until(() => left(parent).length === 0);
       t.equal(statSync(parent).mode & 0o777, 0o700, 'a link is not followed');
 
@@ -337,7 +337,7 @@ t.test('what takes long to remove keeps no stop waiting, and the next start goes
   fs.rmdir = Object.assign(() => undefined, remove);
   syncBuiltinESMExports();
   try {
-    workspaces.make(PROJECT, null).leave();
+    workspaces.make(PROJECT, null).release();
     const closed = workspaces.close();
     effects.advance(1_000);
     await closed;
@@ -385,7 +385,7 @@ t.test(
       unlinkSync(one.outputFile);
       mkdirSync(join(one.outputFile, 'of-root'), { recursive: true });
       asNobody(parent);
-      one.leave();
+      one.release();
       await until(() => lines.length === 1);
       t.notOk(existsSync(one.directory));
 
@@ -395,7 +395,7 @@ t.test(
 
       writeFileSync(two.outputFile, 'name=value\n');
       chmodSync(dirname(two.outputFile), 0o500);
-      two.leave();
+      two.release();
       await until(() => !existsSync(two.outputFile)); // a command may have closed what it is in
     } finally {
       beRoot();
