@@ -229,7 +229,7 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return `chmod +x ${problem.path}; if it is so already, its file system is mounted noexec`;
     case 'notAProgram':
       return 'let it begin with a line such as #!/bin/sh, if it is a script';
-    case 'linkCircle':
+    case 'linkLoop':
       return `mend the link, or name another place with ${set}`;
     case 'nameTooLong':
       return `name another place with ${set}`;

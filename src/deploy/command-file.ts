@@ -13,17 +13,20 @@ import { delimiter, resolve } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { COMMAND_PATH } from './environment.ts';
 
-/** A command to be started. */
+/** A command to start. */
 export interface SpawnRequest {
-  /** Argument vector; the first is a path, relative to `directory`, or a name that the environment's PATH finds. */
+  /**
+   * Argument vector. The first word is a path, relative to `directory`, or a bare name to find in the environment's
+   * PATH.
+   */
   command: readonly [string, ...string[]];
   /** Absolute. */
   directory: string;
-  /** All that the command gets. */
+  /** The whole of it. */
   environment: Record<string, string>;
 }
 
-/** What of a command's files keeps it from being started. */
+/** What is wrong with the files of a command, so that it cannot be started. */
 export type StartProblem =
   | { kind: 'directoryMissing' | 'notADirectory' | 'directoryClosed'; path: string }
   /** `word` is in none of the directories of `searchPath`. */
@@ -32,13 +35,13 @@ export type StartProblem =
       kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable' | 'notAProgram';
       path: string;
     }
-  | { kind: 'linkCircle' | 'nameTooLong'; path: string }
+  | { kind: 'linkLoop' | 'nameTooLong'; path: string }
   | { kind: 'noInterpreter'; path: string; interpreter: string };
 
 /**
- * Why a command could not be started, for whoever configured it. `code` is the system's, execve(2), or `hidden in /proc`.
- * The system says ENOENT alike for a missing directory, command or interpreter, so the files are looked at again. Names
- * the command's first word, never its other arguments or its environment, which may be secret.
+ * Why a command could not be started, for the person who configured it. `code` is the system's error code, execve(2),
+ * or `hidden in /proc`. As ENOENT may mean a missing directory, command or interpreter, the files are checked here.
+ * Shows the command's first word, never its other arguments or its environment, which may be secret.
  */
 export function whyNotStarted(code: string, request: SpawnRequest): string {
   const [word] = request.command;
@@ -53,16 +56,16 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'ENOMEM':
       return 'there is not enough memory to start the command';
     case 'hidden in /proc':
-      return `the command ${word} became another user's, whom /proc hides from davit (hidepid), and was ended: let the group of davit see it (gid= of /proc)`;
+      return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended: let the group of davit see them (gid= of /proc)`;
     case 'ENOEXEC':
       return problemText({ kind: 'notAProgram', path: word });
     default: {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
       if (problem !== undefined) return problemText(problem);
       if (!may('/dev/null', constants.R_OK))
-        return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): make it anew, or mount /dev`;
+        return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): create it again, or mount /dev`;
       return code === 'ENOENT'
-        ? `the command ${word} is there, and could not be started (ENOENT): as a rule its loader is missing, as of a program that was built with musl`
+        ? `the command ${word} exists but could not be started (ENOENT): usually its dynamic loader is missing, as for a program built with musl`
         : `the command ${word} could not be started: ${code}`;
     }
   }
@@ -78,7 +81,7 @@ export function problemText(problem: StartProblem): string {
     case 'directoryClosed':
       return `the directory ${problem.path} may not be entered by this user`;
     case 'notFound':
-      // A project's own is one of its variables, whose values nothing shows.
+      // A project's own PATH is one of its variables, and their values are never shown.
       return `the command ${problem.word} was not found in PATH (${problem.searchPath === COMMAND_PATH ? COMMAND_PATH : "the project's own"})`;
     case 'commandMissing':
       return `the command ${problem.path} does not exist`;
@@ -90,10 +93,10 @@ export function problemText(problem: StartProblem): string {
       return `the command ${problem.path} is not executable`;
     case 'notAProgram':
       return `the command ${problem.path} is neither a program for this machine nor a script that begins with #!`;
-    case 'linkCircle':
-      return `${problem.path} cannot be reached: its links lead in a circle`;
+    case 'linkLoop':
+      return `${problem.path} cannot be reached: its symbolic links form a loop`;
     case 'nameTooLong':
-      return `${problem.path} cannot be reached: that is too long for a name`;
+      return `${problem.path} cannot be reached: the name is too long`;
     case 'noInterpreter':
       return `the command ${problem.path} begins with #!${problem.interpreter}, which does not exist or is not executable`;
     default:
@@ -101,7 +104,7 @@ export function problemText(problem: StartProblem): string {
   }
 }
 
-/** What keeps this user from working in a directory; undefined: nothing. */
+/** Why this user cannot work in a directory; undefined: it can. */
 export function directoryProblem(path: string): StartProblem | undefined {
   const stat = statOf(path);
   if (stat === 'hidden') return { kind: 'directoryClosed', path };
@@ -111,7 +114,7 @@ export function directoryProblem(path: string): StartProblem | undefined {
   return mayExecute(path) ? undefined : { kind: 'directoryClosed', path };
 }
 
-/** What keeps this user from running a command; undefined: nothing that its files tell. */
+/** Why this user cannot run a command, as far as its files show; undefined: nothing is wrong with them. */
 export function commandProblem(request: SpawnRequest): StartProblem | undefined {
   const path = commandPath(request);
   if (path === undefined) {
@@ -126,26 +129,26 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   const beginning = beginningOf(path);
   if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
   const [interpreter] = interpreterIn(beginning);
-  // The kernel looks for it from where the command is run.
+  // The kernel resolves a relative path against the working directory.
   return interpreter === undefined || mayExecute(resolve(request.directory, interpreter))
     ? undefined
     : { kind: 'noInterpreter', path, interpreter };
 }
 
-/** The file that is run: a path with a slash counts from the directory, a bare name is looked up; undefined: not found. */
+/** The file that is run: a path is relative to the directory, a bare name is searched in PATH; undefined: not found. */
 export function commandPath(request: SpawnRequest): string | undefined {
   return givenPath(request) ?? search(pathsOf(request));
 }
 
 /**
- * The same for who must not wait for a file system that hangs, as a network's may: a name is looked up in libuv's threads,
- * and no further than it must be.
+ * The same without blocking on a file system that hangs, as one over a network may: a bare name is searched in libuv's
+ * threads, and only up to the first match.
  */
 export function findCommand(request: SpawnRequest): string | Promise<string | undefined> {
   return givenPath(request) ?? searchAside(pathsOf(request));
 }
 
-/** The path that a command's first word is; undefined for a bare name. */
+/** The absolute path, if the command's first word is a path; undefined: it is a bare name. */
 export function givenPath({
   command: [word],
   directory,
@@ -153,7 +156,7 @@ export function givenPath({
   return word.includes('/') ? resolve(directory, word) : undefined;
 }
 
-/** Where a bare name may be. */
+/** The paths at which a bare name may be. */
 function pathsOf(request: SpawnRequest): string[] {
   const { command, directory } = request;
   const [word] = command;
@@ -166,7 +169,7 @@ function searchPathOf({ environment }: SpawnRequest): string {
   return environment['PATH'] ?? '';
 }
 
-/** As execvp(3) does: the first that may be executed, else the first that is there. */
+/** Like execvp(3): the first executable file, else the first file. */
 function search(paths: readonly string[]): string | undefined {
   const files = paths.filter((path) => {
     const stat = statOf(path);
@@ -193,8 +196,8 @@ async function searchAside(paths: readonly string[]): Promise<string | undefined
   return there;
 }
 
-/** Undefined where nothing is; `hidden` where this user may not even look. */
-function statOf(path: string): Stats | 'hidden' | 'linkCircle' | 'nameTooLong' | undefined {
+/** Undefined: nothing is there; `hidden`: this user may not search a directory on the way. */
+function statOf(path: string): Stats | 'hidden' | 'linkLoop' | 'nameTooLong' | undefined {
   try {
     return statSync(path);
   } catch (error) {
@@ -202,7 +205,7 @@ function statOf(path: string): Stats | 'hidden' | 'linkCircle' | 'nameTooLong' |
       case 'EACCES':
         return 'hidden';
       case 'ELOOP':
-        return 'linkCircle';
+        return 'linkLoop';
       case 'ENAMETOOLONG':
         return 'nameTooLong';
       default:
@@ -224,7 +227,7 @@ function may(path: string, mode: number): boolean {
   }
 }
 
-/** The kernel reads no more of a first line than this: BINPRM_BUF_SIZE, execve(2). */
+/** The kernel reads no more of a script's first line: BINPRM_BUF_SIZE, execve(2). */
 const FIRST_LINE_MAX_BYTES = 256;
 
 /**
@@ -240,7 +243,7 @@ function interpreterIn(beginning?: Buffer): string[] {
   return line.split(/[ \t]+/).filter((word) => word !== '');
 }
 
-/** Whether the kernel can only refuse what begins so. */
+/** Whether the kernel refuses to execute a file that begins so. */
 function isNoProgram(beginning: Buffer | undefined): boolean {
   return beginning !== undefined && !isScript(beginning) && !isOfThisMachine(beginning) && !hasOtherFormats();
 }
@@ -249,7 +252,9 @@ function isScript(beginning: Buffer): boolean {
   return beginning.toString('latin1', 0, 2) === '#!';
 }
 
-/** By e_machine, elf(5): the processor's own, or that of its 32 bits, which most kernels run too. */
+/**
+ * The values of e_machine, elf(5), that run here: the processor's own, and its 32-bit mode, which most kernels run too.
+ */
 const MACHINES: Partial<Record<NodeJS.Architecture, readonly number[]>> = { x64: [62, 3], arm64: [183, 40] };
 
 function isOfThisMachine(beginning: Buffer): boolean {
@@ -258,7 +263,7 @@ function isOfThisMachine(beginning: Buffer): boolean {
   return isElf && (machines === undefined || machines.includes(beginning.readUInt16LE(18)));
 }
 
-/** Whether the machine was taught to run more than the kernel itself does, binfmt_misc. */
+/** Whether more formats are registered than those of the kernel itself, binfmt_misc. */
 function hasOtherFormats(): boolean {
   try {
     return readdirSync('/proc/sys/fs/binfmt_misc').some((name) => name !== 'register' && name !== 'status');
@@ -267,7 +272,7 @@ function hasOtherFormats(): boolean {
   }
 }
 
-/** Filled up with NULs; undefined where this user may not read. */
+/** The first bytes of a file, padded with NULs; undefined: this user may not read it. */
 function beginningOf(path: string): Buffer | undefined {
   const bytes = Buffer.alloc(FIRST_LINE_MAX_BYTES);
   try {

@@ -74,13 +74,13 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
         symlinkSync('circle', join(directory, 'circle'));
         return ['--dir', 'circle', '--', './deploy.sh'];
       },
-      /^.+\/circle cannot be reached: its links lead in a circle$/,
+      /^.+\/circle cannot be reached: its symbolic links form a loop$/,
       /^mend the link, or name another place with davit admin project set prj_\w+$/,
     ],
     [
       'a directory with too long a name',
       () => ['--dir', 'x'.repeat(256), '--', 'true'],
-      /^.+\/x+ cannot be reached: that is too long for a name$/,
+      /^.+\/x+ cannot be reached: the name is too long$/,
       /^name another place with davit admin project set prj_\w+$/,
     ],
     [
@@ -89,7 +89,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
         symlinkSync('circle', join(directory, 'circle'));
         return ['--dir', '.', '--', './circle'];
       },
-      /^.+\/circle cannot be reached: its links lead in a circle$/,
+      /^.+\/circle cannot be reached: its symbolic links form a loop$/,
       /^mend the link/,
     ],
     ['a directory for a command', () => ['--', '/usr'], /^the command \/usr is a directory$/, /name another/],

@@ -48,7 +48,7 @@ t.test('what the system says is told in words, and names nothing that may be sec
     ['EPERM', 'the command true could not be started: EPERM'],
     [
       'hidden in /proc',
-      "the command true became another user's, whom /proc hides from davit (hidepid), and was ended: let the group of davit see it (gid= of /proc)",
+      "the command true became another user, whose processes /proc hides from davit (hidepid), and was ended: let the group of davit see them (gid= of /proc)",
     ],
   ] as const) {
     t.equal(whyNotStarted(code, request), cause);
@@ -169,7 +169,7 @@ t.test('a program whose loader is missing is said to be another system’s', asy
   t.match(spawnSync(path).error, { code: 'ENOENT' });
   t.match(
     whyNotStarted('ENOENT', requestOf([path])),
-    /tool is there, and could not be started \(ENOENT\): as a rule its loader is missing/,
+    /tool exists but could not be started \(ENOENT\): usually its dynamic loader is missing/,
   );
 });
 
@@ -184,7 +184,7 @@ t.test('where /dev/null is missing that is said, and no loader is', ifMayHideDev
   );
   t.match(
     stdout,
-    /^\/dev\/null, which every command has as its stdin, cannot be read .*\(ENOENT\): make it anew/,
+    /^\/dev\/null, which every command has as its stdin, cannot be read .*\(ENOENT\): create it again/,
   );
 });
 
