@@ -4,10 +4,10 @@ import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../
 import { codeOf } from '../errors.ts';
 import { HIDDEN, hiderOf } from './mask.ts';
 
-/** The PATH of every command whose project says no other; never the service's own. */
+/** The PATH of every command whose project does not set its own; never the service's PATH. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
 
-/** What every command gets from the machine; where the values come from is the caller's affair. */
+/** The variables that every command gets besides its project's and its deployment's. */
 export interface BaseEnvironment {
   PATH: string;
   HOME: string;
@@ -15,12 +15,12 @@ export interface BaseEnvironment {
   TMPDIR: string;
 }
 
-/** HOME of every command, from the password database: the service's own HOME may be anybody's. */
+/** HOME of every command, from the password database: the service's own HOME may be another user's. */
 export function homeDirectory(): string {
   try {
     return userInfo().homedir || '/';
   } catch {
-    return '/'; // a user without an entry, in a container as a rule
+    return '/'; // a user without an entry, usually in a container
   }
 }
 
@@ -29,15 +29,15 @@ interface DeploymentVariables {
   ref: string;
   projectId: string;
   projectName: string;
-  /** What was deployed last with success; null: nothing was. */
+  /** The ref that succeeded last; null: none did. */
   previousRef: string | null;
   /** A file that the command may write `name=value` lines to. */
   outputFile: string;
 }
 
 /**
- * The whole environment of a command: the base, over it the project's own variables, over these the
- * deployment's. Nothing of the service's own comes in.
+ * The whole environment of a command: the base, overridden by the project's variables, and these by the deployment's.
+ * Nothing comes from the service's own environment.
  */
 export function commandEnvironment(
   base: BaseEnvironment,
@@ -61,9 +61,9 @@ export function commandEnvironment(
 }
 
 /**
- * Why a project may not have this variable; undefined when it may. Refused are names that every program or
- * interpreter takes orders from before it looks at its arguments (ld.so(8), bash(1), and the manuals of
- * Python, Perl, Ruby, Node and Java): a command that wants one sets it itself, where it can be seen.
+ * Why a project may not have this variable; undefined when it may. Refused are names that make the dynamic linker, a
+ * shell or an interpreter load or run something else (ld.so(8), bash(1), and the manuals of Python, Perl, Ruby, Node
+ * and Java): a command that needs one sets it itself, where it can be seen.
  */
 export function variableProblem(name: string, value: string): string | undefined {
   if (!NAME_FORM.test(name)) return 'must be named with letters, digits and _, not beginning with a digit';
@@ -104,7 +104,7 @@ const LOADER_NAMES = [
   /^(PHPRC|PHP_INI_SCAN_DIR|TCLLIBPATH|R_PROFILE|ERL_FLAGS|ERL_AFLAGS|ERL_ZFLAGS)$/,
 ];
 
-/** Of a refused family, but only about how something is printed or hashed. */
+/** Names that match LOADER_NAMES, but only change how something is printed or hashed. */
 const HARMLESS_NAMES = new Set([
   'PYTHONDONTWRITEBYTECODE',
   'PYTHONFAULTHANDLER',
@@ -116,7 +116,7 @@ const HARMLESS_NAMES = new Set([
 
 export interface Outputs {
   outputs: Record<string, string>;
-  /** What was left out and why, as lines for the log, without values; a dozen at most. */
+  /** What was left out and why: a dozen lines at most for the log, without values. */
   notes: string[];
 }
 
@@ -125,10 +125,10 @@ export const OUTPUT_FILE_MAX_BYTES = 64 * 1024;
 const NOTES_MAX = 10;
 
 /**
- * The outputs in a file of `name=value` lines: names as variables have, 64 characters at most; values of
- * 4 KiB at most; 100 of them. Of several with one name the last counts. A line that breaks a rule is left out.
- * Whoever may read outputs need not be allowed to read logs: secrets are hidden in values as there, and no name is made
- * of one.
+ * The outputs in a file of `name=value` lines: at most 100, names like those of variables and of 64 characters at most,
+ * values of 4 KiB at most. If a name is repeated, the last line counts. A line that breaks a rule is left out and
+ * noted. A key may be allowed to read outputs but not logs, so secrets are hidden in values as in logs. A line is left
+ * out if its name is a secret, or if a secret reaches from the name into the value.
  */
 export function parseOutputs(bytes: Buffer, secrets: readonly string[] = []): Outputs {
   const outputs = new Map<string, string>();
@@ -148,8 +148,8 @@ export function parseOutputs(bytes: Buffer, secrets: readonly string[] = []): Ou
 }
 
 /**
- * The same for the file that DEPLOY_OUTPUT names. The command may have put anything there: what is not a plain
- * file, or a link to one, is not opened or read, and gives a note. A file that is not there gives nothing.
+ * The same for the file at DEPLOY_OUTPUT. The command may have put anything there: what is not a regular file, links
+ * included, is not read, and gives a note. A missing file gives nothing.
  */
 export function readOutputs(path: string, secrets: readonly string[] = []): Outputs {
   try {
@@ -188,7 +188,7 @@ function completeLines(bytes: Buffer, problems: string[]): string[] {
   const lines = bytes.toString('utf8', 0, OUTPUT_FILE_MAX_BYTES).split(/\r?\n/);
   if (bytes.length <= OUTPUT_FILE_MAX_BYTES) return lines;
   problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
-  // Whatever the limit cut in two.
+  // The limit may have cut the last line.
   lines.pop();
   return lines;
 }

@@ -3,29 +3,29 @@ import { endsLine, type LogAppend, type LogChunk } from '../store/logs.ts';
 import { maskFor } from './mask.ts';
 
 interface LogKeeperOptions {
-  /** Of the beginning, this much is kept. */
+  /** How much of the beginning is kept. */
   headBytes: number;
-  /** Of the end, at least this much, and less than one chunk more. */
+  /** How much of the end is kept at least; less than one chunk more is kept. */
   tailBytes: number;
-  /** What must not be read in a log; short ones are not hidden, see maskFor. */
+  /** What is hidden in the log, but for short ones: see maskFor. */
   secrets: readonly string[];
   effects: Effects;
-  /** Called with one thing at a time. When it rejects, all that follows does. */
+  /** Not called again before it has resolved. When it rejects, so do all later calls of the keeper. */
   write(append: Omit<LogAppend, 'id'>): Promise<void>;
 }
 
 export interface LogKeeper {
-  /** Resolves at once as long as writing keeps up, later when it does not. Keeps `bytes`: they must not change. */
+  /** Resolves at once while writing keeps up, later when it does not. Keeps `bytes`: they must not change. */
   append(bytes: Uint8Array): Promise<void>;
-  /** What davit itself has to say, on a line of its own. */
+  /** Adds a message of davit's own, on a line of its own. */
   appendLine(text: string): Promise<void>;
-  /** Resolves when everything was written; nothing may be appended after it. */
+  /** Resolves when everything is written; nothing may be appended after it. */
   end(): Promise<void>;
 }
 
 /**
- * What a command printed, as it is kept: secrets masked, small writes gathered, the middle of a long log left
- * out. Every length and position counts bytes after masking. Never holds more than about 1 MiB.
+ * Keeps what a command prints: masks secrets, gathers small writes and leaves out the middle of a long log. All lengths
+ * and positions count bytes after masking. Never holds more than about 1 MiB in memory.
  */
 export function createLogKeeper({
   headBytes,
@@ -76,7 +76,7 @@ export function createLogKeeper({
     else if (pendingBytes > 0) cancelTimer ??= effects.after(GATHER_MS, startWriting);
   }
 
-  /** One write after the other. A failed one stays as `writing`, and is what everybody hears of from then on. */
+  /** One write at a time. A failed one stays in `writing`, so that every later call rejects with its error. */
   function startWriting(): void {
     cancelTimer?.();
     cancelTimer = undefined;
@@ -100,6 +100,7 @@ export function createLogKeeper({
     return write({ chunks, logBytes, truncated, dropTailBefore, headBytes });
   }
 
+  /** Where the tail chunks end that these push out of the tail; null: none. */
   function dropOf(chunks: LogChunk[]): number | null {
     for (const { start, bytes } of chunks) {
       if (start >= headBytes) tailEnds.push(start + bytes.length);
@@ -115,10 +116,10 @@ export function createLogKeeper({
 
 const CHUNK_MAX_BYTES = 64 * 1024;
 const PENDING_MAX_BYTES = 1024 * 1024;
-/** Somebody who follows the log does not notice, and a command that prints in dribbles costs 5 writes a second. */
+/** Too short for a follower of the log to notice; a command that prints in dribbles costs only 5 writes a second. */
 const GATHER_MS = 200;
 
-/** In pieces of at most a chunk; none holds bytes of both the head and the tail. */
+/** Cuts into chunks, none of which has bytes of both the head and the tail. */
 function cut(bytes: Buffer, start: number, headBytes: number): LogChunk[] {
   const chunks: LogChunk[] = [];
   for (let from = 0; from < bytes.length; ) {

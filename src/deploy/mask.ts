@@ -2,23 +2,25 @@ import { createSearch } from './search.ts';
 
 /** Hides secrets in a text that comes in pieces. */
 interface Mask {
-  /** What is certain so far; keeps back what may be the beginning of a secret. */
+  /** Returns the masked text so far, but for an end that may be the beginning of a secret. */
   push(bytes: Uint8Array): Buffer;
-  /** What was kept back. */
+  /** Returns what was held back. */
   end(): Buffer;
 }
 
-/** Shorter values are words such as `true` or `eu-west`: hiding them would make logs unreadable and tell the value. */
+/**
+ * Shorter values are words such as `true` or `eu-west`: hiding them would make logs unreadable, and reveal the value.
+ */
 const SECRET_MIN_LENGTH = 8;
-/** What stands in the place of a secret. */
+/** What a secret is replaced by. */
 export const HIDDEN = '***';
 const MASKED = Buffer.from(HIDDEN);
 const NOTHING = Buffer.alloc(0);
 
 /**
- * Replaces every secret of 8 characters or more by `***`, and those that overlap by one. The lines of a secret of
- * several lines are secrets too, as programs print them one by one. What comes out does not depend on how the text was
- * cut.
+ * Replaces every secret of 8 characters or more by `***`, and secrets that overlap by a single `***`. Each line of a
+ * multi-line secret is a secret too, as programs print them one by one. The result does not depend on how the text was
+ * cut into pieces.
  */
 export function maskFor(secrets: readonly string[]): Mask {
   const needles = needlesOf(secrets);
@@ -26,9 +28,9 @@ export function maskFor(secrets: readonly string[]): Mask {
   const search = createSearch(needles);
   let textBytes = 0;
   let held: Buffer = NOTHING;
-  /** What is to be hidden and not passed yet, in order. Here as below, places count from the text's beginning. */
+  /** The secrets found beyond `doneUntil`, in order. All positions count from the beginning of the text. */
   const spans: Span[] = [];
-  /** All before it is given out or hidden. */
+  /** All before it was given out or hidden. */
   let doneUntil = 0;
 
   return {
@@ -39,7 +41,7 @@ export function maskFor(secrets: readonly string[]): Mask {
     },
   };
 
-  /** What is found ends behind all that was found before; what it overlaps becomes one with it. */
+  /** A secret that is found ends after all those found before. Spans that it overlaps are merged with it. */
   function hide(endsAt: number, length: number): void {
     const to = textBytes + endsAt;
     const from = to - length;
@@ -56,7 +58,7 @@ export function maskFor(secrets: readonly string[]): Mask {
     last.to = to;
   }
 
-  /** All that was held and `bytes`, but for `kept`, with which they end. */
+  /** What was held and then `bytes`, but for `kept`, which is their end and is held next. */
   function giveOut(bytes: Buffer, kept: Buffer): Buffer {
     const pieces: Buffer[] = [];
     const heldFrom = textBytes - held.length;
@@ -64,7 +66,7 @@ export function maskFor(secrets: readonly string[]): Mask {
     let passed = 0;
     for (const { from, to } of spans) {
       if (from >= keptFrom) break;
-      // The first may begin within what is hidden already, and goes on with that.
+      // One that begins within what is hidden already extends that.
       if (from >= doneUntil) {
         show(from);
         pieces.push(MASKED);
@@ -94,14 +96,14 @@ interface Span {
   to: number;
 }
 
-/** The same for texts that are all at hand. */
+/** The same for whole texts. */
 export function hiderOf(secrets: readonly string[]): (text: string) => string {
   const mask = maskFor(secrets);
   return (text) => Buffer.concat([mask.push(Buffer.from(text)), mask.end()]).toString();
 }
 
 function needlesOf(secrets: readonly string[]): Buffer[] {
-  // The line end behind a secret, which many files have, is not a part of it.
+  // A line end after a secret, as many files have one, is not part of it.
   const texts = secrets.flatMap((secret) => [
     secret.replace(/^[\r\n]+|(?<![\r\n])[\r\n]+$/g, ''),
     ...secret.split(/\r?\n/),

@@ -5,55 +5,55 @@ import { codeOf } from '../errors.ts';
 import { readProc } from './proc.ts';
 
 /**
- * Removes what stands at `path`, a file or a directory with all that is in it, and nothing else, whoever changes that
- * meanwhile: links are removed and never followed, and what is mounted in it stays as it is. Nobody else may change the
- * directory around it. Rejects with the first error, once all is removed that can be.
+ * Removes the file or the directory tree at `path`, and nothing else, even if other processes change it meanwhile:
+ * links are removed and never followed, and what is mounted in it stays as it is. No other user may be able to change
+ * the directory that holds `path`. Rejects with the first error, once all is removed that can be.
  */
 export async function removeTree(path: string): Promise<void> {
-  const around = await enter(Buffer.from(dirname(path)));
+  const parent = await openPlace(Buffer.from(dirname(path)));
   try {
     const name = Buffer.from(basename(path));
-    if (!(await isUnlinked(around, name))) await removeDirectory(around, name, undefined, 0);
+    if (!(await isUnlinked(parent, name))) await removeDirectory(parent, name, undefined, 0);
   } finally {
-    await around.leave();
+    await parent.close();
   }
 }
 
-/** Of open(2), where Node has no name for it: where a directory is, which need not be readable. */
+/** A flag of open(2) that Node does not name: the descriptor only refers to a directory, which need not be readable. */
 const O_PATH = 0o10000000;
 
-/** Each directory on the way down holds a descriptor. What is deeper is moved up, where its way is short. */
+/** Each directory on the way down holds a descriptor. What is deeper is moved to the top, and removed from there. */
 const DEPTH_MAX = 32;
 
-/** Whoever goes on making directories keeps nobody busy for ever. */
+/** A process that goes on making deep directories must not keep the removal going for ever. */
 const MOVES_MAX = 10_000;
 
-/** Each takes one of libuv's threads, and those serve others too. */
+/** Each takes one of libuv's threads, which others need too. */
 const FILES_AT_ONCE = 8;
 
-/** A directory that was entered. */
+/** An open directory. */
 interface Place {
-  /** Leads to it wherever it is moved, and whatever stands in its place then. */
+  /** Leads to this directory, even if it is moved or another one takes its place. */
   path: string;
   /** The mount that it belongs to, proc_pid_fdinfo(5). */
   mountId: string | undefined;
-  leave(): Promise<void>;
+  close(): Promise<void>;
 }
 
-/** The directory that is removed, into which the deep ones are moved. */
+/** The top of the tree, into which deep directories are moved. */
 interface Top {
   place: Place;
   moves: number;
 }
 
-async function enter(path: Buffer): Promise<Place> {
+async function openPlace(path: Buffer): Promise<Place> {
   const handle = await open(path, O_PATH | constants.O_DIRECTORY | constants.O_NOFOLLOW);
   try {
     const about = readProc(`/proc/self/fdinfo/${handle.fd}`) ?? '';
     return {
       path: `/proc/self/fd/${handle.fd}`,
       mountId: /^mnt_id:\s*(\d+)$/m.exec(about)?.[1],
-      leave: () => handle.close(),
+      close: () => handle.close(),
     };
   } catch (error) {
     await handle.close();
@@ -61,10 +61,10 @@ async function enter(path: Buffer): Promise<Place> {
   }
 }
 
-/** False: it is a directory. */
-async function isUnlinked(around: Place, name: Buffer): Promise<boolean> {
+/** Removes it unless it is a directory; false: it is one. */
+async function isUnlinked(parent: Place, name: Buffer): Promise<boolean> {
   try {
-    await allowed(around, () => unlink(pathIn(around, name)));
+    await allowed(parent, () => unlink(pathIn(parent, name)));
     return true;
   } catch (error) {
     if (codeOf(error) === 'ENOENT') return true;
@@ -74,21 +74,21 @@ async function isUnlinked(around: Place, name: Buffer): Promise<boolean> {
 }
 
 async function removeDirectory(
-  around: Place,
+  parent: Place,
   name: Buffer,
   top: Top | undefined,
   depth: number,
 ): Promise<void> {
-  const path = pathIn(around, name);
-  const place = await allowed(around, () => enter(path));
+  const path = pathIn(parent, name);
+  const place = await allowed(parent, () => openPlace(path));
   try {
-    if (place.mountId !== around.mountId)
+    if (place.mountId !== parent.mountId)
       throw new Error(`something is mounted at ${name}: it stays as it is`);
     await empty(place, top ?? { place, moves: 0 }, depth);
   } finally {
-    await place.leave();
+    await place.close();
   }
-  await allowed(around, () => rmdir(path));
+  await allowed(parent, () => rmdir(path));
 }
 
 async function empty(place: Place, top: Top, depth: number): Promise<void> {
@@ -118,17 +118,17 @@ function pathIn({ path }: Place, name: Buffer): Buffer {
   return Buffer.concat([Buffer.from(`${path}/`), name]);
 }
 
-async function moveUp(around: Place, name: Buffer, top: Top): Promise<void> {
+async function moveUp(parent: Place, name: Buffer, top: Top): Promise<void> {
   if (top.moves === MOVES_MAX) throw new Error('it is deeper than can be removed at once');
   top.moves += 1;
-  const path = pathIn(around, name);
-  const place = await allowed(around, () => enter(path));
-  await chmod(place.path, 0o700).finally(place.leave); // rename(2) writes into it: it has another parent then
+  const path = pathIn(parent, name);
+  const place = await allowed(parent, () => openPlace(path));
+  await chmod(place.path, 0o700).finally(place.close); // rename(2) writes to it, as its `..` changes
   const free = Buffer.from(`deep-${top.moves}`);
-  await allowed(around, () => rename(path, pathIn(top.place, free)));
+  await allowed(parent, () => rename(path, pathIn(top.place, free)));
 }
 
-/** Some programs take the right to write from directories that they fill, Go from its modules for one. */
+/** Makes the directory writable if it must be: some programs make theirs read-only, as Go does with its modules. */
 async function allowed<Result>(place: Place, act: () => Promise<Result>): Promise<Result> {
   try {
     return await act();

@@ -1,24 +1,24 @@
 /** Looks for needles in a text that comes in pieces. */
 interface Search {
   /**
-   * Reads on in the text. `onFound` hears, at each place of `bytes` where needles end, of the longest of them. Gives back
-   * the longest beginning of a needle that the text ends with.
+   * Reads the next piece of the text. `onFound` is called at each place of `bytes` where needles end, with the longest
+   * of them. Returns the longest prefix of a needle that the text ends with.
    */
   read(bytes: Uint8Array, onFound: (endsAt: number, length: number) => void): Buffer;
-  /** What comes next does not continue what was read. */
+  /** Begins a new text. */
   restart(): void;
 }
 
 const ROOT = 0;
 
 /**
- * Looks for all needles at once, each of 4 bytes or more, at a cost that grows with the text alone: with a comparison
- * wherever one may stand, a needle of 60,000 times one letter took 1 s for 1 MB of that letter, and 14,000 needles 0.4 s
- * for 1 MB of any. Aho and Corasick, Efficient string matching: an aid to bibliographic search, 1975.
+ * Looks for all needles at once, each of 4 bytes or more, in time linear in the text alone: Aho and Corasick, Efficient
+ * string matching: an aid to bibliographic search, 1975. When needles were compared wherever one may begin, one of
+ * 60,000 times the same letter took 1 s for 1 MB of that letter, and 14,000 needles 0.4 s for 1 MB of any text.
  */
 export function createSearch(needles: readonly Buffer[]): Search {
   const { next, longest, kept, beginningOf } = createAutomaton(needles);
-  // By their first four bytes: almost all of a text is passed over by that.
+  // A filter by the first four bytes of a needle, by which almost all of a text is skipped.
   const begins = new Uint8Array(0x10000);
   for (const needle of needles) begins[slotOf(needle.readInt32BE(0))] = 1;
   let state = ROOT;
@@ -45,7 +45,7 @@ export function createSearch(needles: readonly Buffer[]): Search {
     return node;
   }
 
-  /** The next place where a needle may stand; the last three are too near to the end to tell. */
+  /** The next place where a needle may begin; of the last three places that is not known yet. */
   function placeFrom(text: Uint8Array, from: number): number {
     let bytes = ((text[from] ?? 0) << 16) | ((text[from + 1] ?? 0) << 8) | (text[from + 2] ?? 0);
     for (let last = from + 3; last < text.length; last++) {
@@ -62,31 +62,32 @@ function slotOf(bytes: number): number {
 }
 
 interface Automaton {
-  /** The longest node that another one ends with when a letter is added to it. */
+  /** The state after `letter` was read in the state `from`. */
   next(from: number, letter: number): number;
-  /** By node, the length of the longest needle that it ends with; 0: with none. */
+  /** By node, the length of the longest needle that is a suffix of it; 0: none is. */
   longest: Int32Array;
-  /** The node, or, if no needle goes on from it, the longest that it ends with and from which one does. */
+  /** The node itself if a needle goes on from it, else its longest suffix from which one does. */
   kept(from: number): number;
+  /** The prefix that a node stands for. */
   beginningOf(node: number): Buffer;
 }
 
 /**
- * Each beginning of a needle is a node, numbered by where its last letter stands in `letters`: so a first child comes
- * right after its parent, and what a node stands for needs no copy. The longest needles are first, so that none goes on
- * where another one ended.
+ * Each prefix of a needle is a node. Its number is the place of its last letter in `letters`: so a first child comes
+ * right after its parent, and the text of a node is a slice. The longest needles come first, so that none continues a
+ * needle that ended before.
  */
 function createAutomaton(needles: readonly Buffer[]): Automaton {
   const sorted = needles.toSorted((one, other) => other.length - one.length);
-  const letters = Buffer.concat([Buffer.alloc(1), ...sorted]); // the root has none
+  const letters = Buffer.concat([Buffer.alloc(1), ...sorted]); // 0, the root, has no letter
   const depths = new Int32Array(letters.length);
   const parents = new Int32Array(letters.length);
-  /** How many there are; 2: or more. */
+  /** By node, how many children it has; 2 means two or more. */
   const children = new Uint8Array(letters.length);
-  /** All children but first ones, by parent and letter. */
+  /** Every child but the first of each node, by parent and letter. */
   const others = new Map<number, number>();
   const longest = new Int32Array(letters.length);
-  /** By node, the longest other one that it ends with. */
+  /** By node, its longest proper suffix that is a node: Aho and Corasick's failure function. */
   const failures = new Int32Array(letters.length);
   plant();
   link();
@@ -112,7 +113,7 @@ function createAutomaton(needles: readonly Buffer[]): Automaton {
     return node;
   }
 
-  /** The shallow before the deep: a failure is less deep than its node. */
+  /** Breadth first, as a failure is shallower than its node. */
   function link(): void {
     const starts: number[] = [];
     let start = 1;
@@ -125,7 +126,7 @@ function createAutomaton(needles: readonly Buffer[]): Automaton {
       for (let index = 0; index < count; index++) {
         const node = (starts[index] ?? 0) + depth;
         const parent = parents[node] ?? ROOT;
-        if (parent === ROOT) continue; // a first letter, or none that is a node
+        if (parent === ROOT) continue; // a first letter, or a place that is no node as its prefix is another needle's too
         const failure = next(failures[parent] ?? ROOT, letters[node] ?? 0);
         failures[node] = failure;
         longest[node] ||= longest[failure] ?? 0;
