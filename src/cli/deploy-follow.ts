@@ -23,7 +23,7 @@ export type Outcome =
 export async function followLog(
   id: DeploymentId,
   api: ApiClient,
-  output: LogOutput,
+  output: Pick<LogOutput, 'write'>,
   mayWrite: () => Promise<void>,
 ): Promise<Outcome> {
   const patience = api.patience();

@@ -27,7 +27,7 @@ import {
   stayAlive,
 } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
-import { createLogOutput } from './deployment-logs.ts';
+import { createLogOutput, type LogOutput } from './deployment-logs.ts';
 import { deploymentText, statusText, tookText } from './deployment-status.ts';
 
 interface DeployOptions {
@@ -98,7 +98,8 @@ async function deploy(
   using _ = stayAlive();
   const { url: baseUrl, retryFor: retryForMs } = options;
   const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);
-  const interruption = onInterruption(api, idempotencyKey, options, context);
+  const log = createLogOutput(context.terminal);
+  const interruption = onInterruption(api, idempotencyKey, log, options, context);
   try {
     const created = await api.call({
       method: 'POST',
@@ -109,7 +110,7 @@ async function deploy(
     if (!created.ok) throw refused('not deployed', created);
     interruption.created(created.body.id);
     if (options.wait === true || interruption.isCanceling()) {
-      await awaitOutcome(created.body, api, interruption, options, context);
+      await awaitOutcome(created.body, api, log, interruption, options, context);
     } else {
       const { body } = created;
       printMade(context, options, body, deploymentText(body), body.id);
@@ -123,6 +124,7 @@ async function deploy(
 async function awaitOutcome(
   created: Deployment,
   api: ApiClient,
+  log: LogOutput,
   interruption: Interruption,
   options: DeployOptions,
   context: CommandContext,
@@ -131,7 +133,7 @@ async function awaitOutcome(
   const { id } = created;
   if (options.json !== true) terminal.note(deploymentText(created));
   const outcome =
-    options.json === true ? await endOf(id, api, context) : await follow(id, api, interruption, context);
+    options.json === true ? await endOf(id, api, context) : await follow(id, api, log, interruption, context);
   if (outcome.kind === 'refused') throw refused(`${id} goes on, and cannot be followed`, outcome.refusal);
   const { status, deployment } = outcome;
   if (options.json === true) {
@@ -151,13 +153,12 @@ async function awaitOutcome(
 async function follow(
   id: DeploymentId,
   api: ApiClient,
+  log: LogOutput,
   interruption: Interruption,
   { terminal, effects }: CommandContext,
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
-  const output = createLogOutput(terminal);
-  const outcome = await followLog(id, api, output, interruption.answered);
-  await output.end();
+  const outcome = await followLog(id, api, log, interruption.answered).finally(log.end);
   if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
   terminal.note('the key may not read logs (logs:read): waiting for the end without them');
   return await awaitEnd(id, api, effects);
@@ -181,6 +182,7 @@ interface Interruption {
 function onInterruption(
   api: ApiClient,
   idempotencyKey: string,
+  log: LogOutput,
   { cancelOnInterrupt = false, wait = false }: DeployOptions,
   { terminal, onSignal, exit }: CommandContext,
 ): Interruption {
@@ -238,6 +240,7 @@ function onInterruption(
   }
 
   function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
+    log.resetColours();
     terminal.note(
       id === undefined
         ? `left; whether it is deployed tells the same again with --idempotency-key ${idempotencyKey}`

@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Command } from 'commander';
 import { type Deployment, isTerminal } from '../domain.ts';
 import { delay } from '../effects.ts';
@@ -37,9 +38,11 @@ export function defineLogs(command: Command, context: CommandContext): void {
 async function showLog(
   { id, status, log_bytes }: Deployment,
   store: Store,
-  { terminal }: CommandContext,
+  context: CommandContext,
 ): Promise<void> {
+  const { terminal } = context;
   const output = createLogOutput(terminal);
+  resetColoursAtSignal(output, context);
   for (const bytes of store.reads.logs.text(id, 0, log_bytes)) {
     if (!(await output.write(bytes))) return;
   }
@@ -77,6 +80,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   using _ = stayAlive();
   const { effects, terminal } = context;
   const output = createLogOutput(terminal);
+  resetColoursAtSignal(output, context);
   let midLine = false;
   for (let at = 0; ; ) {
     // Before the look: what is committed between the two is seen by the next one.
@@ -96,31 +100,50 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   }
 }
 
+/** A signal still ends davit by itself, so that a shell that waits for it can tell. */
+function resetColoursAtSignal(output: LogOutput, { terminal, onSignal }: CommandContext): void {
+  if (!terminal.colours) return;
+  const stopListening = onSignal(['SIGINT', 'SIGTERM'], (signal) => {
+    output.resetColours();
+    stopListening();
+    process.kill(process.pid, signal);
+  });
+}
+
 export interface LogOutput {
   /** False: nobody reads any more. */
   write(bytes: Uint8Array): Promise<boolean>;
+  /** Gives the terminal its own colours back, if the log has set others. To be called before davit ends early. */
+  resetColours(): void;
   end(): Promise<void>;
 }
 
 /** A program gets the very bytes. A terminal gets text, and obeys none of it but its colours. */
 export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' | 'write'>): LogOutput {
-  if (terminal.columns === null) return { write: terminal.write, end: async () => undefined };
+  if (terminal.columns === null) {
+    return { write: terminal.write, resetColours: () => undefined, end: async () => undefined };
+  }
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   const text = harmlessText(terminal.colours);
   let last = '\n';
 
   return {
     write: (bytes) => show(text.push(decoder.decode(bytes, { stream: true }))),
+    resetColours() {
+      if (text.isColoured()) void terminal.write(Buffer.from(RESET_COLOURS));
+    },
     async end() {
       await show(text.push(decoder.decode()) + text.end());
-      const restored = `${text.isColoured() ? RESTORED : ''}${last === '\n' ? '' : '\n'}`;
+      const restored = `${text.isColoured() ? RESET_COLOURS : ''}${last === '\n' ? '' : '\n'}`;
       if (restored !== '') await terminal.write(Buffer.from(restored));
     },
   };
 
   async function show(shown: string): Promise<boolean> {
     last = shown.at(-1) ?? last;
-    return shown === '' || (await terminal.write(Buffer.from(shown)));
+    if (shown === '') return true;
+    await nextTurn(); // as writing to a terminal blocks, no signal would be handled before the end of a long log
+    return await terminal.write(Buffer.from(shown));
   }
 }
 
@@ -128,7 +151,8 @@ const ESCAPE = '\u001b';
 /** A sequence that sets colours, ECMA-48, 8.3.117; or any other control character. */
 const OBEYED = new RegExp(`${ESCAPE}\\[[\\d;:]{0,32}m|[\\p{Cc}\\u2028\\u2029]`, 'gu');
 const MAY_GO_ON = new RegExp(`${ESCAPE}(?:\\[[\\d;:]{0,32})?$`, 'u');
-const RESTORED = `${ESCAPE}[0m`;
+/** ECMA-48, SGR. */
+const RESET_COLOURS = `${ESCAPE}[0m`;
 
 interface HarmlessText {
   push(text: string): string;

@@ -133,7 +133,7 @@ function follow(connections: string[][], following: Partial<Following> = {}, cal
       return { ok: true, body: said(connections.shift() ?? []) };
     },
   });
-  return followLog(ID, api, { write, end: async () => undefined }, mayWrite);
+  return followLog(ID, api, { write }, mayWrite);
 }
 
 /** Of a key that may only read logs. */

@@ -91,9 +91,9 @@ t.test('whoever leaves before it is there is told how to find it again', async (
 
 t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   const { directory, deployments, env, key, project, url } = await runningDeployments(t);
-  const deployOnTerminal = async () => {
+  const deployOnTerminal = async (ref = 'slow') => {
     const started = untilFile(directory, 'started');
-    const words = [process.execPath, MAIN, 'deploy', project, 'slow', '--wait']
+    const words = [process.execPath, MAIN, 'deploy', project, ref, '--wait']
       .map((word) => `'${word}'`)
       .join(' ');
     const terminal = spawn('script', ['--quiet', '--return', '--command', `exec ${words}`, '/dev/null'], {
@@ -147,6 +147,11 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   await cancel(endedOne?.id, directory);
   t.strictSame(await once(ended.terminal, 'exit'), [1, null], 'whoever is still asked is not waited for');
   await ended.shown.until(/of slow: canceled in/);
+
+  const red = await deployOnTerminal('red');
+  red.terminal.stdin.write('\u0003');
+  t.strictSame(await once(red.terminal, 'exit'), [130, null]);
+  await red.shown.until(/\[31mbegun[\s\S]*\[0mleft; deployment/);
 });
 
 /** Resolves when the log has this. */

@@ -6,7 +6,7 @@ import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
 import { newDeployment } from '../helpers/store.ts';
-import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
+import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
 
 const logsOf = (id: string, ...options: string[]) => ['admin', 'deployment', 'logs', id, ...options];
 
@@ -91,6 +91,21 @@ t.test('following prints each byte once, and ends when its reader goes away', as
   await inFile(there, ({ writer }) => writer.write('logs.append', append(id, Buffer.from('three\n'), 8)));
   t.equal(await follower.exitCode, 0);
 });
+
+t.test(
+  '^C leaves none of its colours on the terminal, and ends the shell that waits',
+  needsTerminal,
+  async (t) => {
+    const there = place(t);
+    const id = await runningWithLog(there, Buffer.from('\u001b[31mred\n'));
+    const line = [process.execPath, MAIN, ...logsOf(id, '-f')].join(' ');
+    const shown = await shownBy(t, there.directory, 'bash --norc --noprofile -i', '/usr/bin:/bin', [
+      [`bash -c "${line}; echo went' 'on"\n`, /\[31mred/],
+      ['\u0003', /\[0m[\s\S]*[#$] $/],
+    ]);
+    t.notMatch(shown, /went on/);
+  },
+);
 
 t.test('what was dropped before a follower came to it leaves a line of its own', async (t) => {
   const there = place(t);
