@@ -29,7 +29,8 @@ function withSuggestion(message: string, command: Command): string {
   const [, kind, word = ''] = /^error: unknown (option|command) '(.*)'$/s.exec(message) ?? [];
   if (kind === undefined) return message;
   const known = kind === 'option' ? optionsOf(command) : commandsOf(command);
-  const meant = known.get(nearest(word, known.keys()) ?? '');
+  const synonym = kind === 'command' ? commandCalled(word, command, known.keys()) : undefined;
+  const meant = known.get(synonym ?? nearest(word, known.keys()) ?? '');
   if (meant === undefined) return message;
   // It is there, but was said with a value, as in `--wait=yes`.
   if (kind === 'option' && meant === word) return `error: option '${word}' takes no value`;
@@ -46,7 +47,7 @@ function optionsOf(command: Command): Map<string, string> {
   );
 }
 
-/** Its own, and by their whole path those of `davit` and `davit admin`, each of which is looked for in the other. */
+/** What to type for each name: its own commands by name, and those of `davit` and `davit admin`, easily confused, by path. */
 function commandsOf(command: Command): Map<string, string> {
   const root = rootOf(command);
   const admin = root.commands.filter((one) => one.name() === 'admin');
@@ -58,6 +59,34 @@ function commandsOf(command: Command): Map<string, string> {
     ['help', `${pathOf(command)} --help`],
   ]);
 }
+
+/** The command that other programs call by this word: one of its own, or else another one that is known. */
+function commandCalled(word: string, command: Command, known: Iterable<string>): string | undefined {
+  const own = visibleCommands(command).map((one) => one.name());
+  return [...own, ...known].find((name) => SYNONYMS[name]?.includes(word.toLowerCase()));
+}
+
+const REMOVE = ['rm', 'remove', 'delete', 'del', 'destroy'];
+
+const SYNONYMS: Record<string, readonly string[]> = {
+  create: ['new', 'add', 'make'],
+  list: ['ls', 'all'],
+  show: ['get', 'info', 'describe', 'view', 'inspect', 'status'],
+  set: ['edit', 'update', 'change', 'modify', 'config'],
+  pause: ['stop', 'suspend', 'disable'],
+  resume: ['start', 'unpause', 'unarchive', 'continue', 'enable'],
+  archive: REMOVE,
+  revoke: REMOVE,
+  delete: REMOVE,
+  logs: ['tail', 'output', 'follow'],
+  cancel: ['stop', 'abort', 'kill'],
+  redeploy: ['retry', 'rerun', 'restart'],
+  replay: ['retry', 'resend', 'redeliver'],
+  rotate: ['renew', 'regenerate', 'roll'],
+  serve: ['start', 'run', 'server'],
+  doctor: ['check', 'health', 'diagnose'],
+  queue: ['status', 'ps'],
+};
 
 function visibleCommands(command: Command): Command[] {
   return command.createHelp().visibleCommands(command);
