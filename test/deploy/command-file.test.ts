@@ -48,7 +48,7 @@ t.test('what the system says is told in words, and names nothing that may be sec
     ['EPERM', 'the command true could not be started: EPERM'],
     [
       'hidden in /proc',
-      "the command true became another user, whose processes /proc hides from davit (hidepid), and was ended: let the group of davit see them (gid= of /proc)",
+      'the command true became another user, whose processes /proc hides from davit (hidepid), and was ended: let the group of davit see them (gid= of /proc)',
     ],
   ] as const) {
     t.equal(whyNotStarted(code, request), cause);
