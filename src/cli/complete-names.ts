@@ -9,10 +9,12 @@ import { projectNames } from './names.ts';
 
 const NEWEST = 50;
 
+/** How long a lock on the file is waited for: the shell is silent meanwhile. */
+const LOCK_TIMEOUT_MS = 300;
+
 /**
- * What the file calls its projects, keys, webhooks and latest deployments: names where they are enough, ids where they
- * are not, or where an id was begun. Never a secret. Makes no file, and changes nothing in one. Throws where it cannot
- * be read.
+ * The projects, keys, webhooks or latest deployments in the file: by name, or by id where a name is not unique or `start`
+ * begins an id. Never a secret. Makes no file, and changes nothing in one. Throws where it cannot be read.
  */
 export async function namesIn(
   dbPath: string,
@@ -22,7 +24,7 @@ export async function namesIn(
 ): Promise<Candidate[]> {
   if (!existsSync(dbPath)) return [];
   const { openPatient } = await import('../store/doctor.ts');
-  const patient = openPatient(dbPath);
+  const patient = openPatient(dbPath, LOCK_TIMEOUT_MS);
   if ('kind' in patient) return [];
   try {
     return candidatesOf(noun, start, patient.reads, effects.now());
@@ -47,7 +49,7 @@ function candidatesOf(noun: NamedNoun, start: string, reads: Reads, nowMs: numbe
         start,
       );
     case 'webhook':
-      // Its path may be all that keeps a URL secret.
+      // Only its host: the path of a URL may be secret.
       return reads.backlog
         .webhooks(nowMs)
         .map(({ id, url }) => ({ value: id, description: URL.parse(url)?.host ?? '' }));
@@ -84,7 +86,7 @@ function latestDeployments(reads: Reads): Candidate[] {
   }));
 }
 
-/** Where the file is, as a shell would take what was typed. */
+/** The path that a shell would make of what was typed: `~/` is the home directory. */
 export function pathMeant(typed: string, home: string | undefined): string {
   return home !== undefined && typed.startsWith('~/') ? join(home, typed.slice(2)) : typed;
 }

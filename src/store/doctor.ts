@@ -7,7 +7,14 @@ import {
   type Unusable,
   whatIsWrong,
 } from './check.ts';
-import { connect, type Database, pragmaNumber, SCHEMA_VERSION, schemaVersionOf } from './database.ts';
+import {
+  BUSY_TIMEOUT_MS,
+  connect,
+  type Database,
+  pragmaNumber,
+  SCHEMA_VERSION,
+  schemaVersionOf,
+} from './database.ts';
 import { refuseOtherMachine } from './lock.ts';
 import { type Reads, readsOn } from './store.ts';
 
@@ -39,11 +46,11 @@ const SENTENCES_MAX = 5;
 
 /**
  * Opens a file to look at it, whoever serves it on this machine. Gives what is wrong instead, if nothing else can be asked.
- * Throws AppError `conflict` for one that another machine serves.
+ * Throws AppError `conflict` for one that another machine serves. `timeoutMs`: how long a lock on it is waited for.
  */
-export function openPatient(path: string): Patient | OlderPatient | Unusable {
+export function openPatient(path: string, timeoutMs = BUSY_TIMEOUT_MS): Patient | OlderPatient | Unusable {
   refuseOtherMachine(path);
-  const database = connect(path);
+  const database = connect(path, { timeoutMs });
   try {
     database.pragma('query_only = ON');
     const found = identify(database);

@@ -1,6 +1,7 @@
 import { spawnSync } from 'node:child_process';
 import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
+import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { quoteForBash, unquote } from '../../src/cli/shell-words.ts';
 import { DEPLOYMENT_STATUSES, EVENT_TYPES, QUEUE_POLICIES, SCOPES } from '../../src/domain.ts';
@@ -132,6 +133,18 @@ t.test('nothing is made, changed or said, whatever the file is', async (t) => {
     t.strictSame(await completed(['--db', path, ...names]), { paths: 'none', values: [] }, path);
   }
   t.match(await there.davit(['__complete', 'tcsh', '']), { stdout: '', stderr: '', exitCode: 2 });
+});
+
+t.test('a file that another process has locked is not waited for', async (t) => {
+  const { there, completed } = completions(t);
+  await fill(there);
+  const locker = new Sqlite(there.dbPath);
+  t.teardown(() => locker.close());
+  locker.pragma('locking_mode = EXCLUSIVE');
+  locker.exec('BEGIN EXCLUSIVE');
+  const startedAtMs = performance.now();
+  t.strictSame((await completed(['admin', 'project', 'show', ''])).values, []);
+  t.ok(performance.now() - startedAtMs < 3_000, 'elsewhere it is waited for for 5 s');
 });
 
 t.test('no secret is ever offered', async (t) => {
