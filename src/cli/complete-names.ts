@@ -23,13 +23,13 @@ export async function namesIn(
   effects: Effects,
 ): Promise<Candidate[]> {
   if (!existsSync(dbPath)) return [];
-  const { openPatient } = await import('../store/doctor.ts');
-  const patient = openPatient(dbPath, LOCK_TIMEOUT_MS);
-  if ('kind' in patient) return [];
+  const { openForExamination } = await import('../store/doctor.ts');
+  const examined = openForExamination(dbPath, LOCK_TIMEOUT_MS);
+  if ('kind' in examined) return [];
   try {
-    return candidatesOf(noun, start, patient.reads, effects.now());
+    return candidatesOf(noun, start, examined.reads, effects.now());
   } finally {
-    patient.close();
+    examined.close();
   }
 }
 

@@ -8,7 +8,7 @@ import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk } from '../store/database.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
-import type { OlderPatient, Patient } from '../store/doctor.ts';
+import type { ExaminedFile, OlderFile } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
@@ -61,8 +61,12 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
 }
 
 /** What there is to say of a file that can be opened. Reads all of it. */
-export function findingsOfFile(file: Case, patient: Patient, surroundings: Surroundings): DoctorFinding[] {
-  const { reads, examination } = patient;
+export function findingsOfFile(
+  file: Case,
+  examined: ExaminedFile,
+  surroundings: Surroundings,
+): DoctorFinding[] {
+  const { reads, examination } = examined;
   const checks = [
     () => checkIntegrity(examination),
     () => checkReferences(examination),
@@ -90,8 +94,8 @@ export function damage(file: Unusable): DoctorFinding {
 }
 
 /**
- * SQLite makes -wal and -shm to read: where the disk is at fault, known already or by what SQLite says of it, the place is all
- * that there is to tell of. Throws any other error.
+ * SQLite makes -wal and -shm to read: where the disk is at fault, known already or by what SQLite says of it, the place
+ * is all that there is to tell of. Throws any other error.
  */
 export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
   if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
@@ -107,7 +111,7 @@ export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): Do
 /** What there is to say of a file of an older davit; what is in it can be asked only once it is migrated. */
 export function findingsOfOlder(
   { service }: Case,
-  { schemaVersion, damage: found }: OlderPatient,
+  { schemaVersion, damage: found }: OlderFile,
 ): DoctorFinding[] {
   return [
     found === undefined ? ok('integrity', 'every page and every index is whole') : damage(found),
@@ -216,14 +220,14 @@ function checkLeftovers({ path }: Case): DoctorFinding[] {
   ];
 }
 
-function checkIntegrity(examination: Patient['examination']): DoctorFinding[] {
+function checkIntegrity(examination: ExaminedFile['examination']): DoctorFinding[] {
   const findings = examination
     .integrityProblems()
     .map((sentence) => damage({ kind: 'damaged', problem: sentence }));
   return orOk(findings, 'integrity', 'every page and every index is whole');
 }
 
-function checkReferences(examination: Patient['examination']): DoctorFinding[] {
+function checkReferences(examination: ExaminedFile['examination']): DoctorFinding[] {
   const orphans = examination.foreignKeyProblems();
   const miscounted = examination
     .miscountedProjects()
@@ -232,7 +236,7 @@ function checkReferences(examination: Patient['examination']): DoctorFinding[] {
   return orOk(findings, 'references', 'every row refers to rows that are there');
 }
 
-function checkClock({ nowMs }: Case, examination: Patient['examination']): DoctorFinding {
+function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): DoctorFinding {
   const newestMs = examination.newestMs();
   const aheadMs = newestMs - nowMs;
   if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the last that happened is of ${timestamp(newestMs)}`);

@@ -55,7 +55,7 @@ async function look(command: Command, options: { json?: boolean }, context: Comm
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
   const path = realpathSync(dbPath);
-  const [{ openPatient }, doctor, { unusable }, { refuseRemoved }] = await Promise.all([
+  const [{ openForExamination }, doctor, { unusable }, { refuseRemoved }] = await Promise.all([
     import('../store/doctor.ts'),
     import('./doctor-findings.ts'),
     import('./file-work.ts'),
@@ -74,26 +74,26 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
     disk_free_bytes: bavail * bsize,
   };
   const ofPlace = doctor.findingsOfPlace(file);
-  let patient: ReturnType<typeof openPatient>;
+  let examined: ReturnType<typeof openForExamination>;
   try {
-    patient = openPatient(path);
+    examined = openForExamination(path);
   } catch (error) {
     return reportOf({ ...outside, ...NOTHING_READ, findings: doctor.findingsOfUnopened(error, ofPlace) });
   }
-  if ('kind' in patient) {
-    if (patient.kind === 'older') {
+  if ('kind' in examined) {
+    if (examined.kind === 'older') {
       return reportOf({
         ...outside,
         ...NOTHING_READ,
-        schema_version: patient.schemaVersion,
-        findings: [...ofPlace, ...doctor.findingsOfOlder(file, patient)],
+        schema_version: examined.schemaVersion,
+        findings: [...ofPlace, ...doctor.findingsOfOlder(file, examined)],
       });
     }
-    if (patient.kind !== 'damaged') throw unusable(patient, dbPath);
-    return reportOf({ ...outside, ...NOTHING_READ, findings: [doctor.damage(patient), ...ofPlace] });
+    if (examined.kind !== 'damaged') throw unusable(examined, dbPath);
+    return reportOf({ ...outside, ...NOTHING_READ, findings: [doctor.damage(examined), ...ofPlace] });
   }
   try {
-    const { examination, reads } = patient;
+    const { examination, reads } = examined;
     const projects = doctor.projectsIn(file, reads);
     const surroundings = await surroundingsOf(projects, { dbPath: path, service }, effects);
     return reportOf({
@@ -101,11 +101,11 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
       unused_bytes: examination.unusedBytes(),
-      findings: [...ofPlace, ...doctor.findingsOfFile(file, patient, surroundings)],
+      findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, surroundings)],
       tables: examination.tableSizes(),
     });
   } finally {
-    patient.close();
+    examined.close();
   }
 }
 

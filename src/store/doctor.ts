@@ -18,8 +18,8 @@ import {
 import { refuseOtherMachine } from './lock.ts';
 import { type Reads, readsOn } from './store.ts';
 
-/** A file as a doctor has it on the table: nothing can be written to it. */
-export interface Patient {
+/** A file that was opened for examination. Nothing can be written to it. */
+export interface ExaminedFile {
   reads: Reads;
   examination: Examination;
   close(): void;
@@ -28,15 +28,15 @@ export interface Patient {
 export interface TableSize {
   name: string;
   rows: number;
-  /** With its indexes. */
+  /** Including its indexes. */
   bytes: number;
 }
 
-/** One that has to be migrated before its tables can be asked anything. */
-export interface OlderPatient {
+/** A file that must be migrated before its tables can be read. */
+export interface OlderFile {
   kind: 'older';
   schemaVersion: number;
-  /** The first thing that is wrong with it. */
+  /** The first problem found in it. */
   damage: Unusable | undefined;
 }
 
@@ -45,10 +45,14 @@ type Examination = ReturnType<typeof examine>;
 const SENTENCES_MAX = 5;
 
 /**
- * Opens a file to look at it, whoever serves it on this machine. Gives what is wrong instead, if nothing else can be asked.
- * Throws AppError `conflict` for one that another machine serves. `timeoutMs`: how long a lock on it is waited for.
+ * Opens a file read-only, even while this machine serves it. Returns an `OlderFile` or why the file is unusable where
+ * its tables cannot be read. Throws AppError `conflict` for a file that another machine serves.
+ * `timeoutMs`: how long to wait for a lock on it.
  */
-export function openPatient(path: string, timeoutMs = BUSY_TIMEOUT_MS): Patient | OlderPatient | Unusable {
+export function openForExamination(
+  path: string,
+  timeoutMs = BUSY_TIMEOUT_MS,
+): ExaminedFile | OlderFile | Unusable {
   refuseOtherMachine(path);
   const database = connect(path, { timeoutMs });
   try {
@@ -86,20 +90,20 @@ function examine(database: Database) {
   return {
     sqliteVersion: (): string => String(database.prepare('SELECT sqlite_version()').pluck().get()),
     schemaVersion: (): number => schemaVersionOf(database),
-    /** How much of the file holds nothing, and is used before the file grows. */
+    /** The size of the free pages, which SQLite uses before the file grows. */
     unusedBytes: (): number => pragmaNumber(database, 'freelist_count') * pragmaNumber(database, 'page_size'),
 
-    /** What is wrong with pages, indexes and constraints, and what is not there; reads the whole file. */
+    /** What is wrong with pages, indexes and constraints, and what is missing. Reads the whole file. */
     integrityProblems: (): string[] => [
       ...integrityProblems(database, SENTENCES_MAX),
       ...completenessProblems(database, SENTENCES_MAX),
     ],
     foreignKeyProblems: (): string[] => foreignKeyProblems(database, SENTENCES_MAX),
 
-    /** Projects whose count of waiting deployments, which triggers keep, is not what waits. */
+    /** Projects whose `queued_count`, which triggers maintain, differs from the deployments that wait. */
     miscountedProjects: (): { id: string; counted: number; waiting: number }[] => miscounted.all(),
 
-    /** The last moment that any row tells of; milliseconds since 1970. */
+    /** The latest time in any row, milliseconds since 1970. */
     newestMs: (): number =>
       number(`
         SELECT max(at) FROM (
@@ -111,7 +115,7 @@ function examine(database: Database) {
           UNION ALL SELECT max(created_at) FROM events
           UNION ALL SELECT max(at) FROM attempts)`),
 
-    /** The largest first; none of a file that is damaged. Reads the whole file. */
+    /** The largest first; empty if the file is damaged. Reads the whole file. */
     tableSizes(): TableSize[] {
       try {
         return tableSizes();
@@ -134,7 +138,7 @@ function examine(database: Database) {
   }
 }
 
-/** Each index counts for its table. */
+/** The bytes of each table, including its indexes. */
 function bytesOfTables(database: Database): Map<string, number> {
   const rows = database
     .prepare<[], { name: string; bytes: number }>(`

@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
-import { openPatient, type Patient } from '../../src/store/doctor.ts';
+import { type ExaminedFile, openForExamination } from '../../src/store/doctor.ts';
 import { filledFile, swapIndexes } from '../helpers/filled.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -33,7 +33,7 @@ t.test('a file of which nothing can be asked is told by its kind, and not kept o
   ];
   for (const [path, found] of cases) {
     const openBefore = readdirSync('/proc/self/fd').length;
-    t.match(openPatient(path), found);
+    t.match(openForExamination(path), found);
     t.equal(readdirSync('/proc/self/fd').length, openBefore);
   }
 });
@@ -86,7 +86,7 @@ t.test('every table is told with its rows and all that its indexes take, the lar
     t,
     "INSERT INTO log_chunks (deployment_id, start, bytes) VALUES ('dpl_1', 9, zeroblob(100000))",
   );
-  const sizes = onTable(t, path).examination.tableSizes();
+  const sizes = examinedFile(t, path).examination.tableSizes();
   const database = new Sqlite(path, { readonly: true });
   const ask = (sql: string) => database.prepare<[], unknown>(sql).pluck().all();
   t.strictSame(
@@ -114,7 +114,7 @@ t.test('what is used before the file grows is what was given back', async (t) =>
   const freePages = Number(database.pragma('freelist_count', { simple: true }));
   database.close();
   t.ok(freePages > 20);
-  t.equal(onTable(t, path).examination.unusedBytes(), freePages * 4096);
+  t.equal(examinedFile(t, path).examination.unusedBytes(), freePages * 4096);
 });
 
 t.test('of what is wrong five sentences of each kind are enough', async (t) => {
@@ -125,7 +125,7 @@ t.test('of what is wrong five sentences of each kind are enough', async (t) => {
      DROP INDEX deliveries_of_event; DROP INDEX replays_open; DROP TRIGGER deployment_end_is_final`,
   );
   swapIndexes(path, 'deployments_unfinished', 'deployments_queued');
-  const { examination } = onTable(t, path);
+  const { examination } = examinedFile(t, path);
   t.equal(examination.foreignKeyProblems().length, 5);
   const problems = examination.integrityProblems();
   t.equal(problems.filter((problem) => problem.endsWith(' is missing')).length, 5);
@@ -141,19 +141,19 @@ t.test('of a file with a page that cannot be read no sizes are told', async (t) 
   database.close();
   const bytes = readFileSync(path);
   writeFileSync(path, bytes.fill(0, (page - 1) * 4096, page * 4096));
-  const patient = onTable(t, path);
-  t.strictSame(patient.examination.tableSizes(), []);
-  patient.close();
-  t.throws(() => patient.examination.tableSizes(), /not open/, 'which is no fault of the file');
+  const examined = examinedFile(t, path);
+  t.strictSame(examined.examination.tableSizes(), []);
+  examined.close();
+  t.throws(() => examined.examination.tableSizes(), /not open/, 'which is no fault of the file');
 });
 
 function examine(t: Test, sql = '') {
-  return onTable(t, filledFile(t, sql)).examination;
+  return examinedFile(t, filledFile(t, sql)).examination;
 }
 
-function onTable(t: Test, path: string): Patient {
-  const patient = openPatient(path);
-  if ('kind' in patient) throw new Error(patient.kind);
-  t.teardown(patient.close);
-  return patient;
+function examinedFile(t: Test, path: string): ExaminedFile {
+  const examined = openForExamination(path);
+  if ('kind' in examined) throw new Error(examined.kind);
+  t.teardown(examined.close);
+  return examined;
 }
