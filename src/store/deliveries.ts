@@ -19,13 +19,13 @@ import { type Database, inSnapshot } from './database.ts';
 import type { Caller } from './keys.ts';
 import type { ListPage } from './list-page.ts';
 
-/** A delivery with what was sent and everything that came of it. */
+/** A delivery with its payload and all of its attempts. */
 export interface DeliveryDetails extends Delivery {
   payload: DeploymentEvent;
   attempts: Attempt[];
 }
 
-/** What a list shows; what is null does not narrow it. */
+/** The filters of a list; null: no such filter. */
 export interface DeliveryFilter {
   statuses: readonly DeliveryStatus[] | null;
   eventTypes: readonly EventType[] | null;
@@ -33,12 +33,12 @@ export interface DeliveryFilter {
   createdBeforeMs: number | null;
 }
 
-/** As it is stored: `held` is a pending one of a webhook that is disabled. */
+/** The statuses in the table. `held` is not stored: it is a pending delivery of a disabled webhook. */
 export type StoredStatus = Exclude<DeliveryStatus, 'held'>;
 
 /**
- * The statuses as they are stored, of what is shown with these while the webhook is as it is. None: nothing
- * can be shown so.
+ * The stored statuses of the deliveries that are shown with one of `statuses`, given the webhook's status. Empty: no
+ * delivery of the webhook can be shown with them.
  */
 export function storedStatuses(
   statuses: readonly DeliveryStatus[],
@@ -51,25 +51,25 @@ export function storedStatuses(
   });
 }
 
-/** Looking through a long list stops here and lets others have their turn: 2,000 rows take about 1 ms. */
+/** A scan of a long list yields to other tasks after this many rows, which take about 1 ms. */
 export const SLICE_ROWS = 2_000;
 
 /**
- * How many deliveries one page looks at, slice by slice. A filter that passes over more gives pages with fewer items
- * than were asked for, or none, that go on: of 540 requests that each looked through 300,000 none had its answer
- * after a minute, and all others waited for 2.5 s.
+ * How many deliveries one page scans, slice by slice. A filter that skips more gives pages that have fewer items than
+ * requested, or none, and a cursor to continue. Without the limit, of 540 requests that scanned 300,000 rows each none
+ * was answered within a minute, and all others waited for 2.5 s.
  */
-const LOOKED_AT_MAX = 50_000;
+const SCANNED_MAX = 50_000;
 
 /**
- * A delivery that has so many attempts is not sent again. With 36,000, which a key could cause within the hour, each look
- * at it held up all other requests for 0.4 s.
+ * After this many attempts a delivery is not sent again. A key could cause 36,000 within an hour, and each read of such
+ * a delivery delayed all other requests by 0.4 s.
  */
 export const ATTEMPTS_MAX = 1_000;
 
 /**
- * Of so many attempts of a delivery, the latest, what the receiver answered is shown. No ladder has more; with those of
- * all, one answer has 24 MB.
+ * Response bodies are shown for this many of a delivery's attempts, the latest. No ladder has more attempts; with the
+ * bodies of all attempts one answer would have 24 MB.
  */
 export const BODIES_SHOWN_MAX = 100;
 
@@ -92,10 +92,10 @@ const DELIVERY_COLUMNS = `
   d.seq, d.id, d.event_id, d.event_type, d.webhook_id, d.status, d.attempt_count, d.next_attempt_at,
   d.created_at, d.delivered_at`;
 
-/** Deliveries as the key sees them that registered their webhook. */
+/** Deliveries, as the key that registered their webhook sees them. */
 export function deliveryReads(
   database: Database,
-  { lookedAtMax = LOOKED_AT_MAX, inTurn = inTurnOfThread } = {},
+  { scannedMax = SCANNED_MAX, inTurn = inTurnOfThread } = {},
 ) {
   const one = `
     SELECT ${DELIVERY_COLUMNS}, w.status AS webhook_status
@@ -137,7 +137,7 @@ export function deliveryReads(
       return row === undefined ? undefined : toDelivery(row, row.webhook_status);
     },
 
-    /** With what was sent and every attempt, all of one moment; undefined as for `visibleTo`. */
+    /** With the payload and all attempts, in one snapshot; undefined as for `visibleTo`. */
     detailsVisibleTo(caller: Caller, id: string): DeliveryDetails | undefined {
       return inSnapshot(database, () => {
         const row = ofKey.get({ id, keyId: caller.keyId });
@@ -164,7 +164,7 @@ export function deliveryReads(
       };
       const rows: DeliveryRow[] = [];
       let before: number | null = beforeSeq;
-      for (let lookedAt = 0; before !== null && lookedAt < lookedAtMax; lookedAt += SLICE_ROWS) {
+      for (let scanned = 0; before !== null && scanned < scannedMax; scanned += SLICE_ROWS) {
         const from: number = before;
         before = await inTurn(() => {
           const endSeq = sliceEnd.get({ webhookId: webhook.id, beforeSeq: from }) ?? null;
@@ -195,16 +195,17 @@ export function deliveryReads(
 }
 
 /**
- * What puts a delivery at the foot of a new ladder, due at `:at`. It stays the one row of its event and
- * webhook: whichever attempt succeeds first, of this ladder or of the one before, is the last. The ladder begins
- * after any that an attempt under way may belong to, so that its outcome can be told from this one's.
+ * The assignments of an UPDATE that begins a new ladder for a delivery, due at `:at`. There is still one row for the
+ * event and the webhook: the first attempt that succeeds, of the new ladder or an earlier one, ends both.
+ * `ladder_started_at` is later than that of any earlier ladder, so that the result of an attempt that is under way is
+ * not taken for one of the new ladder.
  */
 export const REARM = `
   status = 'pending', next_attempt_at = :at, delivered_at = NULL, ladder_attempts = 0,
   ladder_started_at = max(:at, ladder_started_at + 1,
                           (SELECT enabled_at + 1 FROM webhooks WHERE id = deliveries.webhook_id))`;
 
-/** Deliveries begin anew when somebody asks for it. All else is the dispatcher's: see outbox.ts. */
+/** Redeliveries, which users request. The dispatcher's writes are in outbox.ts. */
 export function deliveryWrites({ database, effects, changed }: WriteContext) {
   const reads = deliveryReads(database);
   const rearm = database.prepare(
@@ -213,8 +214,8 @@ export function deliveryWrites({ database, effects, changed }: WriteContext) {
 
   return {
     /**
-     * Due now, with the whole ladder ahead, whatever became of it before. Throws `not_found`, and `conflict` if it has
-     * had all its attempts.
+     * Makes the delivery due now, on a new ladder, whatever its status. Throws `not_found`, and `conflict` if it
+     * already has `ATTEMPTS_MAX` attempts.
      */
     redeliver({ id }: { id: DeliveryId }): Delivery {
       if (existing(id).attempt_count >= ATTEMPTS_MAX) {

@@ -4,64 +4,64 @@ import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow } from './deploymen
 import type { Caller } from './keys.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
-/** What a list shows; what is null does not narrow it. */
+/** The filters of a list; null: no such filter. */
 export interface DeploymentFilter {
   projectId: string | null;
   statuses: readonly DeploymentStatus[] | null;
   ref: string | null;
-  /** Both bounds leave out the moment itself. */
+  /** Both bounds are exclusive. */
   createdAfterMs: number | null;
   createdBeforeMs: number | null;
 }
 
-/** A stretch of a list: everything in it was looked at. */
+/** A page of matching rows. */
 interface DeploymentRows {
   /** Newest first. */
   rows: DeploymentRow[];
-  /** `beforeSeq` of the next stretch; null when there is none. */
+  /** `beforeSeq` of the next page; null: there is none. */
   goOnBefore: number | null;
 }
 
 /**
- * How many deployments one page looks at: 15 ms, of which nobody else's request is answered in this thread. A
- * filter that passes over more gives pages with fewer items than were asked for, or none, that go on.
+ * How many deployments one page scans, which takes 15 ms and blocks the thread. A filter that skips more gives pages
+ * that have fewer items than requested, or none, and a cursor to continue.
  */
-const LOOKED_AT_MAX = 50_000;
+const SCANNED_MAX = 50_000;
 
 /**
- * How long messages and outputs of a page may become together, in characters; one deployment may bring 68,000. A page
- * of 200 such took 150 ms, and 33 MB for as long as its client did not read it; 15 take 12 ms.
+ * How many characters the messages and outputs of a page may have in total; those of one deployment may have 68,000. A
+ * page of 200 such deployments took 150 ms, and 33 MB until its client had read it; a page of 15 takes 12 ms.
  */
 const TEXT_MAX = 1024 * 1024;
 
-/** With more projects than these a key's deployments are picked from everybody's, as they are not far apart there. */
+/** With more projects than this, a key's deployments are filtered from all: those are dense enough for that. */
 const SEPARATE_PROJECTS_MAX = 50;
 
 /**
- * Makes the function that reads the caller's deployments before `beforeSeq`, at most `limit`, newest first. Of a
- * million deployments it finds a small project's in 0.2 ms, where passing over all the others took 300 ms.
+ * Returns a function that reads the caller's deployments before `beforeSeq`, at most `limit`, newest first. Among a
+ * million deployments it finds those of a small project in 0.2 ms; filtering all of them took 300 ms.
  */
 export function deploymentPages(
   database: Database,
-  { lookedAtMax = LOOKED_AT_MAX, separateProjectsMax = SEPARATE_PROJECTS_MAX, textMax = TEXT_MAX } = {},
+  { scannedMax = SCANNED_MAX, separateProjectsMax = SEPARATE_PROJECTS_MAX, textMax = TEXT_MAX } = {},
 ) {
-  const walkOf = (way: Way) => walkAlong(database, way, textMax);
-  const everybodys = walkOf({
+  const scanOf = (source: ScanSource) => prepareScan(database, source, textMax);
+  const ofAll = scanOf({
     from: 'deployments d',
     where: '1',
     floor: `
       SELECT f.seq FROM (SELECT min(:beforeSeq, (SELECT max(seq) FROM deployments) + 1) - :depth AS seq) f
        WHERE f.seq > (SELECT min(seq) FROM deployments)`,
   });
-  const unfinished = walkOf({
+  const unfinished = scanOf({
     from: 'deployments d INDEXED BY deployments_unfinished',
     where: 'd.finished_at IS NULL',
     floor: `
       SELECT seq FROM deployments INDEXED BY deployments_unfinished
        WHERE finished_at IS NULL AND seq < +:beforeSeq ORDER BY seq DESC LIMIT 1 OFFSET :depth - 1`,
   });
-  // Down to where the first of the projects has shown as many as may be looked at of each.
-  const ofProjects = walkOf({
+  // The floor is the highest seq at which one of the projects reaches its share of the depth.
+  const ofProjects = scanOf({
     from: 'json_each(:projectIds) p CROSS JOIN deployments d',
     where: 'd.project_id = p.value',
     floor: `
@@ -85,15 +85,15 @@ export function deploymentPages(
     const projectIds = separateProjects(caller, filter);
     const parameters = { ...viewer(caller), ...filter, beforeSeq, limit };
     if (filter.statuses?.every((status) => !isTerminal(status))) {
-      return unfinished({ ...parameters, projectIds: null, depth: lookedAtMax });
+      return unfinished({ ...parameters, projectIds: null, depth: scannedMax });
     }
-    if (projectIds === null) return everybodys({ ...parameters, projectIds, depth: lookedAtMax });
-    const passesOver = filter.statuses !== null || filter.ref !== null || hasTimes(filter);
-    const ofEach = Math.max(1, Math.floor(lookedAtMax / Math.max(1, projectIds.length)));
-    return ofProjects({ ...parameters, projectIds, depth: passesOver ? ofEach : limit + 1 });
+    if (projectIds === null) return ofAll({ ...parameters, projectIds, depth: scannedMax });
+    const maySkip = filter.statuses !== null || filter.ref !== null || hasTimes(filter);
+    const ofEach = Math.max(1, Math.floor(scannedMax / Math.max(1, projectIds.length)));
+    return ofProjects({ ...parameters, projectIds, depth: maySkip ? ofEach : limit + 1 });
   };
 
-  /** The projects to read one by one; null: read everybody's and pick. */
+  /** The projects whose deployments are read separately; null: read all deployments and filter. */
   function separateProjects(caller: Caller, { projectId }: DeploymentFilter): string[] | null {
     if (projectId !== null) {
       return isVisible.get({ projectId, ...viewer(caller) }) === 1 ? [projectId] : [];
@@ -108,28 +108,28 @@ function hasTimes({ createdAfterMs, createdBeforeMs }: DeploymentFilter): boolea
   return createdAfterMs !== null || createdBeforeMs !== null;
 }
 
-interface WalkParameters extends DeploymentFilter {
+interface ScanParameters extends DeploymentFilter {
   allProjects: number;
   keyId: string;
   projectIds: string[] | null;
   beforeSeq: number;
   limit: number;
-  /** How many are looked at. */
+  /** How many rows are scanned; by `ofProjects`, of each project. */
   depth: number;
 }
 
-/** One way through the deployments. */
-interface Way {
+/** Which deployments a scan reads. */
+interface ScanSource {
   from: string;
   where: string;
-  /** Selects the seq of the last one to look at, null when the way ends before that. */
+  /** Selects the seq of the last row that `depth` allows to scan; null: there are fewer rows. */
   floor: string;
 }
 
-function walkAlong(database: Database, { from, where, floor }: Way, textMax: number) {
+function prepareScan(database: Database, { from, where, floor }: ScanSource, textMax: number) {
   const floorSeq = database.prepare<Record<string, unknown>, number | null>(floor).pluck();
-  // Which ones first, and then what they say: with all that they say, ten thousand of 50 projects, long outputs among
-  // them, took 1.5 s to be put in order.
+  // The inner query sorts only seqs, the outer one reads the columns. Sorting ten thousand rows of 50 projects with all
+  // columns, long outputs among them, took 1.5 s.
   const rows = database.prepare<Record<string, unknown>, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
      WHERE d.seq IN (
@@ -145,7 +145,7 @@ function walkAlong(database: Database, { from, where, floor }: Way, textMax: num
               ORDER BY d.seq DESC LIMIT :limit + 1)
      ORDER BY d.seq DESC`);
 
-  return ({ statuses, projectIds, ...rest }: WalkParameters): DeploymentRows => {
+  return ({ statuses, projectIds, ...rest }: ScanParameters): DeploymentRows => {
     const parameters = { ...rest, statuses: asJson(statuses), projectIds: asJson(projectIds) };
     const goOnAtFloor = floorSeq.get(parameters) ?? null;
     const found = rows.all({ ...parameters, floorSeq: goOnAtFloor ?? 0 });
@@ -155,7 +155,7 @@ function walkAlong(database: Database, { from, where, floor }: Way, textMax: num
   };
 }
 
-/** How many of them, from the first on, fit into a page; one always does. */
+/** How many rows, from the first on, fit into a page: at least one. */
 function fitting(rows: readonly DeploymentRow[], textMax: number): number {
   let length = 0;
   const first = rows.findIndex(({ message, outputs }) => {

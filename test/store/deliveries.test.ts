@@ -118,7 +118,7 @@ t.test('a page that has looked at as many as it may goes on with the next', asyn
   const database = openForReading(store.path);
   t.teardown(() => database.close());
   const webhook = store.reads.webhooks.get(id) as Webhook;
-  const { page } = deliveryReads(database, { lookedAtMax: 2 * SLICE_ROWS });
+  const { page } = deliveryReads(database, { scannedMax: 2 * SLICE_ROWS });
   const walk = async (filter: DeliveryFilter, limit: number) => {
     const counts: number[] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {

@@ -51,7 +51,7 @@ t.test(
         fc.integer({ min: 1, max: 12 }), // looked at
         fc.nat({ max: 3 }), // projects that are read one by one
         fc.constantFrom(1, 5, 1_000), // characters of outputs, which are {} here
-        (rows, filter, viewer, limit, lookedAtMax, separateProjectsMax, textMax) => {
+        (rows, filter, viewer, limit, scannedMax, separateProjectsMax, textMax) => {
           const caller = callers[viewer];
           if (caller === undefined) throw new Error('no such caller');
           store.execute('DELETE FROM deployments');
@@ -65,7 +65,7 @@ t.test(
             .map(({ seq }) => seq)
             .reverse();
 
-          const pages = deploymentPages(database, { lookedAtMax, separateProjectsMax, textMax });
+          const pages = deploymentPages(database, { scannedMax, separateProjectsMax, textMax });
           const walked: number[] = [];
           let before: number | null = Number.MAX_SAFE_INTEGER;
           for (let page = 0; before !== null; page++) {
@@ -119,7 +119,7 @@ t.test('no page looks at more than it may, however rare what it is asked for', a
   const [first] = insert(store, [{ ...row(projectId, 'failed'), ref: 'rare', createdAt: 0 }]);
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  const pages = deploymentPages(database, { lookedAtMax: 30 });
+  const pages = deploymentPages(database, { scannedMax: 30 });
   const found = (filter: Partial<DeploymentFilter>) => {
     const found: number[][] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
@@ -193,7 +193,7 @@ t.test('of several projects each is looked at as far as its share goes', async (
   );
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  const pages = deploymentPages(database, { lookedAtMax: 8 });
+  const pages = deploymentPages(database, { scannedMax: 8 });
   const [floor] = store.query<{ seq: number }>(
     'SELECT seq FROM deployments WHERE project_id = ? ORDER BY seq DESC LIMIT 1 OFFSET 3',
     busy,
