@@ -18,18 +18,18 @@ import { createWriter, type Writer } from './writer.ts';
 import { connectWriter } from './writer-port.ts';
 import type { WriterThreadData } from './writer-thread.ts';
 
-/** They answer at once and see the latest commit. */
+/** All reads. They are synchronous and see the latest commit. */
 export type Reads = ReturnType<typeof readsOn>;
 
-/** The file, open: reads go straight to a connection, writes through the one door. */
+/** The open file: reads use a connection of this thread, all writes go through the writer. */
 export interface Store {
   reads: Reads;
   writer: Writer;
-  /** Reads first, then the writer, so that the last connection to close leaves no WAL behind. */
+  /** Closes the reads before the writer, so that the last connection to close can remove the WAL. */
   close(): Promise<void>;
 }
 
-/** For one process that does little: the command line. Reads and writes on one connection of this thread. */
+/** For commands: reads and writes on one connection of this thread. */
 export function openStore(path: string, effects: Effects): Store {
   return storeOn(openForWriting(path, effects), effects);
 }
@@ -40,18 +40,18 @@ export function storeOn(database: Database, effects: Effects): Store {
   return { reads: readsOn(database), writer, close: writer.close };
 }
 
-/** The writer's thread, which loads while others do their part and does nothing before `open`. */
+/** The writer's thread. It loads in the background, and does nothing before `open`. */
 interface StoreThread {
   /**
-   * Opens the file; rejects when the thread cannot. `ports` are further doors to the writer, for other threads;
-   * `figures` is where it counts what it does.
+   * Opens the file; rejects when the thread cannot. `ports` let other threads use the writer; `figures` is the memory
+   * for its figures.
    */
   open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store>;
-  /** For whoever opened nothing; a store that is open is closed. */
+  /** Ends the thread if no store was opened; an open store is closed by its `close`. */
   end(): Promise<void>;
 }
 
-/** For the service: the writer in a thread of its own, reads here. `onCrash`: it died, and nothing can go on. */
+/** For the service: reads in this thread, the writer in its own. `onCrash` is called if that dies, which is fatal. */
 export function startStoreThread(onCrash: (error: unknown) => void): StoreThread {
   const thread = startThread('store/writer-thread');
   const ready = Promise.withResolvers<void>();
@@ -60,7 +60,7 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   thread.once('message', opened);
   thread.on('error', died);
   thread.on('exit', () => died(new Error('the writer thread ended')));
-  // Whoever opens or closes hears of it.
+  // `open` and `close` race with it; without them the rejection is of no interest.
   ended.promise.catch(() => undefined);
   return { open, end };
 
@@ -75,7 +75,7 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
       async close() {
         isOpen = false;
         database.close();
-        // One that dies meanwhile says no more.
+        // A thread that dies meanwhile will not answer.
         await Promise.race([writer.close(), ended.promise]).finally(end);
       },
     };
@@ -98,13 +98,13 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   }
 }
 
-/** The reads of a thread that writes through a port. */
+/** The reads of a thread whose writes go through a port. */
 export function openReads(path: string): { reads: Reads; close(): void } {
   const database = openForReading(path);
   return { reads: readsOn(database), close: () => database.close() };
 }
 
-/** Every read there is, on a connection that is open already. */
+/** All reads, on an open connection. */
 export function readsOn(database: Database) {
   const moment = createMoments(database);
   const deployments = deploymentReads(database);

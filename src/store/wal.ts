@@ -1,24 +1,24 @@
 import type { Database } from './database.ts';
 import { realPath, statusOf } from './place.ts';
 
-/** At half of it the writer itself copies what is left over: more is held up by somebody who reads for long. */
+/** Twice the size at which the writer itself checkpoints: a WAL larger than that is kept from it by a long read. */
 export const WAL_LARGE_BYTES = 64 * 1024 * 1024;
 
-/** How large the WAL of the file at `path` is, in bytes; 0 where there is none. Less of it may be in use. */
+/** The size of the WAL of the database at `path`; 0 if there is none. Not all of it need be in use. */
 export function walBytesOf(path: string): number {
   return statusOf(`${realPath(path)}-wal`)?.size ?? 0;
 }
 
-/** How much of the WAL is in use, and how much of that is not in the file yet. */
+/** How much of the WAL is in use, and how much of that is not copied into the file yet. */
 interface WalUse {
   usedBytes: number;
   uncopiedBytes: number;
 }
 
-/** A header and a page, https://sqlite.org/fileformat.html#the_write_ahead_log */
+/** A frame: its header and a page, https://sqlite.org/fileformat.html#the_write_ahead_log */
 const FRAME_BYTES = 24 + 4096;
 
-/** Reads the use of the WAL: 5 µs. Not to be asked inside a transaction. */
+/** Returns a function that reads the use of the WAL, in 5 µs. Not to be called inside a transaction. */
 export function walUseOf(database: Database): () => WalUse {
   const read = database.prepare<[], { log: number; checkpointed: number }>('PRAGMA wal_checkpoint(NOOP)');
   return () => {

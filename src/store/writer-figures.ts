@@ -3,7 +3,7 @@ import { createCounter, createGauge, createHistogram, type Figure, sharedCells }
 
 export type CheckpointKind = 'background' | 'catch_up';
 
-/** What the writer's thread tells of its work; durations in milliseconds. */
+/** The figures of the writer's thread; durations in milliseconds. */
 export interface WriterFigures {
   committed(writes: number, durationMs: number): void;
   commitFailed(): void;
@@ -19,7 +19,7 @@ const CHECKPOINT = {
   bounds: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10],
 };
 
-/** In `memory`, for the thread that writes and the one that reads them. */
+/** The figures in `memory`, which the writer's thread and the one that serves the metrics share. */
 export function writerFigures(memory: SharedArrayBuffer): WriterFigures {
   const cells = sharedCells(memory);
   const duration = createHistogram(cells, {

@@ -10,12 +10,12 @@ import { createGroupCommit } from './writer.ts';
 import { writerFigures } from './writer-figures.ts';
 import { serveWriter } from './writer-port.ts';
 
-/** What the thread begins with. */
+/** The first message to the thread. */
 export interface WriterThreadData {
   path: string;
-  /** Further doors to the same writer, for what came of deliveries. */
+  /** Ports of further threads that write, the dispatcher's. Their writes have low priority. */
   ports: MessagePort[];
-  /** Where it counts what it does; undefined: nobody asks. */
+  /** The memory of the writer's figures; undefined: metrics are off. */
   figures: SharedArrayBuffer | undefined;
 }
 
@@ -31,24 +31,25 @@ function write(owner: MessagePort, { path, ports, figures: memory }: WriterThrea
   const database = openForWriting(path, realEffects);
   const group = createGroupCommit(database, realEffects, figures);
   const checkpoints = createCheckpoints(path, database, realEffects, figures);
-  const lookout = startLoop(
+  const polling = startLoop(
     async () => {
       group.pollOtherProcesses();
-      // Found by looking at the WAL: of writes that nobody waits for, as those of retention, no commit tells.
+      // Polled, as not every commit announces changes: those of retention do not.
       return checkpoints.poll() ? realEffects.now() + POLL_EVERY_MS : null;
     },
-    // A read that fails now is tried again; what it means for writes is said there.
+    // A poll that fails is repeated; if writes fail too, they report it.
     { idleMs: POLL_OTHER_PROCESSES_EVERY_MS, effects: realEffects, onError: () => undefined },
   );
   if (figures !== undefined) watchLag(figures.lag, realEffects);
-  serveWriter(group, owner, { concerns: concernsDeployments, patient: false }, close);
-  for (const port of ports) serveWriter(group, port, { concerns: concernsDeliveries, patient: true }, close);
+  serveWriter(group, owner, { concerns: concernsDeployments, lowPriority: false }, close);
+  for (const port of ports)
+    serveWriter(group, port, { concerns: concernsDeliveries, lowPriority: true }, close);
   owner.postMessage({ kind: 'ready' });
   releaseStartMemory(realEffects, 'thread');
 
-  /** Last of all connections, so that the WAL is copied, emptied and removed. */
+  /** Closes this connection as the last one, so that SQLite copies the WAL into the file and removes it. */
   async function close(): Promise<void> {
-    await lookout.stop();
+    await polling.stop();
     await checkpoints.end();
     group.close();
     for (const port of ports) port.close();

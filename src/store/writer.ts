@@ -13,24 +13,23 @@ import { type InputOf, makeOperations, type OperationName, type OutputOf } from 
 import { MOVED, watchPlace } from './place.ts';
 import type { WriterFigures } from './writer-figures.ts';
 
-/** The one door for writes. Plain values in and out, so that a thread may stand between. */
+/** All writes go through it. Inputs and outputs are plain values, so that the writer may run in another thread. */
 export interface Writer {
   /**
-   * Resolves once the operation's transaction is on the disk. Rejects with the operation's AppError, its
-   * own work undone and nobody else's; with `unavailable` when the disk is full, the file is not where it was, or
-   * the queue is full.
+   * Resolves once the operation's transaction is on the disk. Rejects with the operation's AppError, in which case only
+   * this operation is rolled back; with `unavailable` when the disk is full, the file is not in its place, or the queue
+   * is full.
    */
   write<Name extends OperationName>(name: Name, input: InputOf<Name>): Promise<OutputOf<Name>>;
-  /** Calls `listener` after every commit that changed something somebody may wait for. */
+  /** Calls `listener` after every commit that announced changes; the returned function removes it. */
   onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
-  /** Lets what was handed in finish, then closes the connection. */
+  /** Commits the writes that were accepted, then closes the connection. */
   close(): Promise<void>;
 }
 
 /**
- * For what has happened already and must be recorded, the end of a command or of an attempt: tries again
- * for as long as the database takes no writes (a full disk), of which `onRefused` hears once. Rejects with any other
- * error.
+ * Records what has already happened, such as the end of a command or an attempt: retries for as long as the database
+ * takes no writes, on a full disk for instance, and calls `onRefused` once. Rejects with any other error.
  */
 export async function writePersistently<Name extends OperationName>(
   writer: Writer,
@@ -55,36 +54,36 @@ const RETRY_AFTER_MS = 1_000;
 export interface QueuedWrite {
   name: OperationName;
   input: unknown;
-  /** Lets the others go first: it records what has happened, and nobody waits for an answer. */
-  patient: boolean;
+  /** Yields to other writes: it records what has happened, and no request waits for it. */
+  lowPriority: boolean;
   settle(result: WriteResult): void;
 }
 
 export type WriteResult = { ok: true; value: unknown } | { ok: false; error: unknown };
 
 /**
- * Group commit on one connection: all writes that arrived since the last commit share the next one, and
- * its fsync. With 64 in a group that is 12 times the rate of one commit for each.
+ * Group commit on one connection: all writes that arrived since the last commit share the next one and its fsync. With
+ * 64 writes in a group the rate is 12 times that of separate commits.
  */
 export interface GroupCommit {
   enqueue(write: QueuedWrite): void;
   onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
-  /** Tells the listeners `everything` if another process wrote since the last time. */
+  /** Announces `everything` if another process has written since the last call. */
   pollOtherProcesses(): void;
   /** Commits what is queued, then closes the connection. */
   close(): void;
 }
 
-/** Beyond this a commit takes so long that the first in the group waits noticeably for the last. */
+/** In a larger group the first write would wait noticeably for the last. */
 const LARGEST_GROUP = 256;
 
 /**
- * Of these, so many are for the patient while others wait. In one queue 1,500 requests a second waited for 12,000 results
- * of deliveries: 40 ms each, in place of 11.
+ * How many writes of a group may be of low priority while others wait. In a common queue, 1,500 requests a second
+ * waited for 12,000 results of deliveries: 40 ms each instead of 11.
  */
-const PATIENT_SHARE = 64;
+const LOW_PRIORITY_SHARE = 64;
 
-/** More than a small server can work off in the time a client waits. */
+/** More writes than a small server can commit before clients give up. */
 const LONGEST_QUEUE = 20_000;
 
 /** Group commit in this thread. */
@@ -96,7 +95,7 @@ export function createWriter(database: Database, effects: Effects): Writer {
         group.enqueue({
           name,
           input,
-          patient: false,
+          lowPriority: false,
           settle: (result) => (result.ok ? resolve(result.value as never) : reject(result.error)),
         });
       }),
@@ -105,21 +104,22 @@ export function createWriter(database: Database, effects: Effects): Writer {
   };
 }
 
-/** The loop that commits. `database` is its own from now on; `figures` are told what it does. */
+/** Starts group commit. Nothing else may use `database` from now on; `figures` count the commits. */
 export function createGroupCommit(
   database: Database,
   effects: Effects,
   figures?: WriterFigures,
 ): GroupCommit {
-  /** Of the operation that runs, and of all in the transaction that succeeded before it. */
+  /** The changes of the operation that runs. */
   let ownChanges: Change[] = [];
+  /** The changes of the operations of this transaction that have succeeded. */
   const changes = new Set<Change>();
   const operations = makeOperations({ database, effects, changed: (change) => void ownChanges.push(change) });
-  database.pragma('busy_timeout = 0'); // see beginPatiently
-  // What SQLite keeps to undo a single statement. In a file, deployments for 50 projects had 250 pages of it written
-  // beside the 98 of each commit.
+  database.pragma('busy_timeout = 0'); // see beginWithRetries
+  // Keeps statement journals in memory. In a file, creating deployments of 50 projects wrote 250 pages of them beside
+  // the 98 pages of each commit.
   database.pragma('temp_store = MEMORY');
-  // Other connections' commits change it, and this one's never do.
+  // Commits of other connections change it, this connection's own do not.
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
   let seenVersion = dataVersion.get();
   const isInPlace = watchPlace(database.name, effects);
@@ -131,11 +131,11 @@ export function createGroupCommit(
     release: database.prepare('RELEASE operation'),
     rollbackTo: database.prepare('ROLLBACK TO operation'),
   };
-  /** Rows written by this connection, triggers' too. */
+  /** How many rows this connection has changed, including by triggers. */
   const totalChanges = database.prepare<[], number>('SELECT total_changes()').pluck();
   const listeners = new Set<(changes: ReadonlySet<Change>) => void>();
   let queue: QueuedWrite[] = [];
-  let patient: QueuedWrite[] = [];
+  let lowPriority: QueuedWrite[] = [];
   let scheduled = false;
   let closed = false;
 
@@ -151,7 +151,7 @@ export function createGroupCommit(
       write.settle(failure(refusal));
       return;
     }
-    (write.patient ? patient : queue).push(write);
+    (write.lowPriority ? lowPriority : queue).push(write);
     schedule();
   }
 
@@ -164,10 +164,10 @@ export function createGroupCommit(
     const version = dataVersion.get();
     if (version === seenVersion) return;
     seenVersion = version;
-    tell(new Set(['everything']));
+    announce(new Set(['everything']));
   }
 
-  function tell(committed: ReadonlySet<Change>): void {
+  function announce(committed: ReadonlySet<Change>): void {
     for (const listener of listeners) listener(committed);
   }
 
@@ -197,26 +197,29 @@ export function createGroupCommit(
     group.forEach((write, index) => {
       write.settle(results[index] ?? failure(new Error('a write without a result')));
     });
-    if (committed.size > 0) tell(committed);
+    if (committed.size > 0) announce(committed);
   }
 
   function waiting(): number {
-    return queue.length + patient.length;
+    return queue.length + lowPriority.length;
   }
 
   function nextGroup(): QueuedWrite[] {
-    const first = queue.slice(0, patient.length === 0 ? LARGEST_GROUP : LARGEST_GROUP - PATIENT_SHARE);
-    const then = patient.slice(0, first.length === 0 ? LARGEST_GROUP : PATIENT_SHARE);
+    const first = queue.slice(
+      0,
+      lowPriority.length === 0 ? LARGEST_GROUP : LARGEST_GROUP - LOW_PRIORITY_SHARE,
+    );
+    const then = lowPriority.slice(0, first.length === 0 ? LARGEST_GROUP : LOW_PRIORITY_SHARE);
     queue = queue.slice(first.length);
-    patient = patient.slice(then.length);
+    lowPriority = lowPriority.slice(then.length);
     return [...first, ...then];
   }
 
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
     const startedAtMs = effects.monotonicMs();
     try {
-      beginPatiently(statements.begin, effects);
-      const results = runTogether(group) ?? runApart(group);
+      beginWithRetries(statements.begin, effects);
+      const results = runWithoutSavepoints(group) ?? runWithSavepoints(group);
       if (!isInPlace()) throw new AppError('unavailable', MOVED, { retryAfterSeconds: 5 });
       statements.commit.run();
       figures?.committed(group.length, effects.monotonicMs() - startedAtMs);
@@ -225,17 +228,17 @@ export function createGroupCommit(
       figures?.commitFailed();
       changes.clear();
       if (database.inTransaction) statements.rollback.run();
-      if (isFailureOfDisk(error) && isInPlace()) writeOver();
+      if (isFailureOfDisk(error) && isInPlace()) overwriteFailedCommit();
       const cause = failure(storageProblem(error));
       return group.map(() => cause);
     }
   }
 
   /**
-   * Where a commit failed at its very end, as its fsync did, all of it is in the WAL, and whoever reads that after a kill
-   * takes it for written. The next commit goes to the same place, even if that fails too.
+   * When only the fsync of a commit fails, all of its frames are in the WAL, and recovery after a kill would take them
+   * for committed. The next commit overwrites these frames, even if it fails too.
    */
-  function writeOver(): void {
+  function overwriteFailedCommit(): void {
     try {
       statements.begin.run();
       operations['instance.probe']();
@@ -246,10 +249,11 @@ export function createGroupCommit(
   }
 
   /**
-   * Whoever is refused has written nothing yet as a rule, so there is nothing to undo. Undefined if one has: then all
-   * is undone. Savepoints for everybody would cost an eighth of all writes.
+   * Runs the writes without a savepoint for each, which would reduce the throughput by an eighth: an operation that
+   * fails has usually written nothing, so there is nothing to undo. If one has, rolls back the whole group and returns
+   * undefined.
    */
-  function runTogether(group: QueuedWrite[]): WriteResult[] | undefined {
+  function runWithoutSavepoints(group: QueuedWrite[]): WriteResult[] | undefined {
     const results: WriteResult[] = [];
     for (const write of group) {
       const changesBefore = totalChanges.get();
@@ -257,7 +261,7 @@ export function createGroupCommit(
       if (!result.ok && totalChanges.get() !== changesBefore) {
         statements.rollback.run();
         changes.clear();
-        beginPatiently(statements.begin, effects);
+        beginWithRetries(statements.begin, effects);
         return undefined;
       }
       results.push(result);
@@ -265,8 +269,8 @@ export function createGroupCommit(
     return results;
   }
 
-  /** Each in a savepoint, so that it can be undone by itself. */
-  function runApart(group: QueuedWrite[]): WriteResult[] {
+  /** Runs each write in a savepoint, so that it can be rolled back by itself. */
+  function runWithSavepoints(group: QueuedWrite[]): WriteResult[] {
     return group.map((write) => {
       statements.savepoint.run();
       const result = runOperation(write);
@@ -276,7 +280,7 @@ export function createGroupCommit(
     });
   }
 
-  /** An operation's own error is its result; what concerns the whole transaction is thrown. */
+  /** Returns an operation's own error as its result; throws errors that affect the whole transaction. */
   function runOperation(write: QueuedWrite): WriteResult {
     ownChanges = [];
     try {
@@ -284,7 +288,7 @@ export function createGroupCommit(
       for (const change of ownChanges) changes.add(change);
       return { ok: true, value };
     } catch (error) {
-      // A full disk ends the transaction by itself: then nothing of the group can be kept.
+      // A full disk makes SQLite roll back the transaction: then the whole group is lost.
       if (!database.inTransaction || isStorageProblem(error)) throw error;
       return failure(error);
     }
@@ -292,11 +296,11 @@ export function createGroupCommit(
 }
 
 /**
- * Another process that commits without pause leaves the file free for microseconds only. SQLite's own patience
- * sleeps up to 100 ms between two looks, and 2 of 8 admin commands gave up after 5 s; with a look every
- * millisecond none waits for half a second.
+ * Begins a transaction, and retries every millisecond while another process has one. A process that commits without
+ * pause leaves the file unlocked for microseconds only: with SQLite's busy timeout, which sleeps up to 100 ms between
+ * attempts, 2 of 8 admin commands gave up after 5 s; like this none waits for half a second.
  */
-function beginPatiently(begin: Statement<[]>, effects: Effects): void {
+function beginWithRetries(begin: Statement<[]>, effects: Effects): void {
   const untilMs = effects.monotonicMs() + BUSY_TIMEOUT_MS;
   for (;;) {
     try {
@@ -313,7 +317,7 @@ function failure(error: unknown): WriteResult {
   return { ok: false, error };
 }
 
-/** What a person can do about it; a bug stays the error that it is. */
+/** Turns SQLite's storage errors into AppErrors that say what to do; returns any other error, which is a bug, as is. */
 function storageProblem(error: unknown): unknown {
   if (!isStorageProblem(error)) return error;
   return new AppError('unavailable', storageMessage(error), { cause: error, retryAfterSeconds: 5 });

@@ -20,7 +20,7 @@ t.test('each transaction counts once, with its writes, whatever became of them',
       group.enqueue({
         name: 'deployments.create',
         input: newDeployment(projectId, { maxQueued: null, ...changes }),
-        patient: false,
+        lowPriority: false,
         settle,
       } satisfies QueuedWrite),
     );
@@ -56,7 +56,7 @@ t.test('a transaction that the disk did not take is a failure, and no commit', a
           group.enqueue({
             name: 'deployments.create',
             input: newDeployment(projectId, { maxQueued: null }),
-            patient: false,
+            lowPriority: false,
             settle,
           }),
         ),

@@ -66,9 +66,9 @@ t.test('what was answered while it closes is heard before its end', async (t) =>
   t.strictSame(order, ['answered', 'closed']);
 });
 
-t.test('a refusal and a bug cross it whole, and whose writes are patient', async (t) => {
-  for (const patient of [false, true]) {
-    const { writer, queued } = door(t, undefined, patient);
+t.test('a refusal and a bug cross it whole, and what priority the writes have', async (t) => {
+  for (const lowPriority of [false, true]) {
+    const { writer, queued } = door(t, undefined, lowPriority);
     const refusal = new AppError('invalid_request', 'no', {
       details: [{ in: 'body', field: 'ref', reason: 'required' }],
       retryAfterSeconds: 7,
@@ -77,7 +77,7 @@ t.test('a refusal and a bug cross it whole, and whose writes are patient', async
     for (const error of [refusal, bug]) {
       const answer = writer.write('instance.probe', undefined).catch((caught: unknown) => caught);
       const [write] = await queued(1);
-      t.equal(write?.patient, patient);
+      t.equal(write?.lowPriority, lowPriority);
       write?.settle({ ok: false, error });
       const caught = await answer;
       t.match(caught, { message: error.message });
@@ -88,7 +88,7 @@ t.test('a refusal and a bug cross it whole, and whose writes are patient', async
 });
 
 /** A writer behind a real port, of which the test says what is committed and what is answered. */
-function door(t: Test, onClose: () => Promise<void> = async () => undefined, patient = false) {
+function door(t: Test, onClose: () => Promise<void> = async () => undefined, lowPriority = false) {
   const { port1, port2 } = new MessageChannel();
   t.teardown(() => port1.close());
   const writes: QueuedWrite[] = [];
@@ -102,7 +102,7 @@ function door(t: Test, onClose: () => Promise<void> = async () => undefined, pat
     pollOtherProcesses: () => undefined,
     close: () => undefined,
   };
-  serveWriter(group, port1, { concerns: (change) => change !== 'outbox', patient }, () => onClose());
+  serveWriter(group, port1, { concerns: (change) => change !== 'outbox', lowPriority }, () => onClose());
   return {
     writer: connectWriter(port2),
     commit(...changes: Change[]) {

@@ -345,7 +345,7 @@ t.test(
     group.pollOtherProcesses();
     t.strictSame(heard, []);
     const wrote = new Promise((resolve) =>
-      group.enqueue({ name: 'projects.create', input: PROJECT, patient: false, settle: resolve }),
+      group.enqueue({ name: 'projects.create', input: PROJECT, lowPriority: false, settle: resolve }),
     );
     t.match(await wrote, { ok: true });
     group.pollOtherProcesses();
@@ -430,7 +430,7 @@ t.test('a close commits all that waits, and what comes later is refused', async 
     group.enqueue({
       name: 'projects.create',
       input: PROJECT,
-      patient: false,
+      lowPriority: false,
       settle: (result) => results.push(result),
     });
   for (let number = 0; number < 300; number++) enqueue();
@@ -500,17 +500,17 @@ t.test('listeners hear nothing of what a full disk undid', async (t) => {
   t.strictSame(heard, []);
 });
 
-t.test('the patient let the others go first, and are not forgotten over them', async (t) => {
+t.test('writes of low priority let the others go first, and are not forgotten over them', async (t) => {
   const store = testStore(t);
   const group = createGroupCommit(openForWriting(store.path, realEffects), realEffects);
   t.teardown(group.close);
   const order: string[] = [];
-  const write = (who: string, patient: boolean) =>
+  const write = (who: string, lowPriority: boolean) =>
     new Promise<void>((resolve) =>
       group.enqueue({
         name: 'instance.probe',
         input: undefined,
-        patient,
+        lowPriority,
         settle() {
           order.push(who);
           resolve();
@@ -518,16 +518,16 @@ t.test('the patient let the others go first, and are not forgotten over them', a
       }),
     );
   await Promise.all([
-    ...Array.from({ length: 300 }, () => write('patient', true)),
+    ...Array.from({ length: 300 }, () => write('low', true)),
     ...Array.from({ length: 300 }, () => write('other', false)),
   ]);
   t.strictSame(
     [order.slice(0, 192), order.slice(192, 256)].map((part) => new Set(part)),
-    [new Set(['other']), new Set(['patient'])],
+    [new Set(['other']), new Set(['low'])],
     'in the first commit',
   );
   t.strictSame(new Set(order.slice(256, 364)), new Set(['other']), 'in the second');
-  t.equal(order.lastIndexOf('other') < order.lastIndexOf('patient'), true);
+  t.equal(order.lastIndexOf('other') < order.lastIndexOf('low'), true);
   t.equal(order.length, 600);
 });
 
