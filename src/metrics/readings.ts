@@ -1,6 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type Figure, readFigure } from '../figures.ts';
-import { COUNTED_MAX, type DueDeliveries, LOOKED_AT_MAX } from '../store/gauges.ts';
+import { COUNTED_MAX, type DueDeliveries, SEARCHED_MAX } from '../store/gauges.ts';
 import { statusOf } from '../store/place.ts';
 import type { Reads } from '../store/store.ts';
 import { walBytesOf } from '../store/wal.ts';
@@ -11,10 +11,10 @@ export async function dueFigures(
   nowMs: number,
   isWanted: () => boolean,
 ): Promise<Figure[]> {
-  const look = gauges.lookAtDue(nowMs);
-  while (isWanted() && look.step()) await nextTurn();
+  const dueCount = gauges.beginDueCount(nowMs);
+  while (isWanted() && dueCount.step()) await nextTurn();
   const series = (value: (due: DueDeliveries) => number) =>
-    Object.entries(look.due).map(([receiver, due]) => ({ labels: { receiver }, value: value(due) }));
+    Object.entries(dueCount.due).map(([receiver, due]) => ({ labels: { receiver }, value: value(due) }));
   return [
     readFigure(
       'gauge',
@@ -52,7 +52,7 @@ export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figu
       'gauge',
       {
         name: 'davit_deployments',
-        help: `Deployments that are not over, by who carries them out: davit, or an external system that reports. External ones count only if they are among the ${LOOKED_AT_MAX} oldest deployments that are not over.`,
+        help: `Deployments that are not over, by who carries them out: davit, or an external system that reports. External ones count only if they are among the ${SEARCHED_MAX} oldest deployments that are not over.`,
       },
       series,
     ),

@@ -11,7 +11,7 @@ import {
   timestamp,
 } from '../domain.ts';
 
-/** As it stands in the table, with the name of the key that made it. */
+/** A row of the table, with the name of the key that created the deployment. */
 export interface DeploymentRow {
   seq: number;
   id: DeploymentId;
@@ -36,14 +36,14 @@ export interface DeploymentRow {
   log_truncated: number;
 }
 
-/** What a DeploymentRow is read from. */
+/** The columns and tables that a DeploymentRow is selected from. */
 export const DEPLOYMENT_COLUMNS = `
   d.seq, d.id, d.project_id, d.ref, d.status, d.reason, d.message, d.reported, d.trigger,
   d.created_by_key_id, k.name AS created_by_name, d.redeploy_of, d.superseded_by,
   d.created_at, d.started_at, d.finished_at, d.exit_code, d.signal, d.outputs, d.log_bytes, d.log_truncated`;
 export const DEPLOYMENTS = 'deployments d LEFT JOIN keys k ON k.id = d.created_by_key_id';
 
-/** `queuePosition`: 1 is the next of its project; null where none applies. */
+/** `queuePosition`: 1 is the next of its project; null unless the deployment waits for the executor. */
 export function toDeployment(row: DeploymentRow, queuePosition: number | null): Deployment {
   return {
     id: row.id,

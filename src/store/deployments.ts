@@ -7,7 +7,7 @@ import type { Caller } from './keys.ts';
 import type { ListPage } from './list-page.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
-/** One process for ever: an id alone is given to another process later. */
+/** Identifies a process for good, as process ids are reused. */
 export interface ProcessIdentity {
   processId: number;
   /** Clock ticks since boot: field 22 of /proc/<pid>/stat, proc_pid_stat(5). */
@@ -16,7 +16,7 @@ export interface ProcessIdentity {
   bootId: string;
 }
 
-/** What the executor has begun: also what an earlier run of the service left behind. */
+/** A deployment that the executor has begun, perhaps in an earlier run of the service. */
 export interface RunningDeployment {
   id: DeploymentId;
   status: 'running' | 'canceling';
@@ -25,7 +25,7 @@ export interface RunningDeployment {
 
 export type DeploymentReads = ReturnType<typeof deploymentReads>;
 
-/** Deployments as people see them, and as recovery needs them. */
+/** Deployments, as users see them and as recovery needs them. */
 export function deploymentReads(database: Database) {
   const byId = database.prepare<[string], DeploymentRow>(
     `SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS} WHERE d.id = +?`,
@@ -40,7 +40,7 @@ export function deploymentReads(database: Database) {
        WHERE project_id = +:projectId AND status = 'queued' AND reported = 0
          AND seq >= +:fromSeq AND seq < +:beforeSeq`)
     .pluck();
-  // Named, as the planner would rather read the whole table in the order asked for: 170 ms with a million rows.
+  // With INDEXED BY, as the planner would rather scan the table in the order of seq: 170 ms with a million rows.
   const running = database.prepare<
     [],
     {
@@ -72,7 +72,7 @@ export function deploymentReads(database: Database) {
       return deployment;
     },
 
-    /** As this caller sees it; undefined if it is not there or its project is not the caller's. */
+    /** Undefined if there is no such deployment, or the caller does not see its project. */
     visibleTo(caller: Caller, id: string): Deployment | undefined {
       const row = visible.get({ id, ...viewer(caller) });
       return row === undefined ? undefined : toDeployment(row, queuePosition(row));
@@ -86,10 +86,10 @@ export function deploymentReads(database: Database) {
       });
     },
 
-    /** When the first of the reports that are waited for is overdue; null: none is waited for, or none has a limit. */
+    /** When the next report is overdue; null: no report with a time limit is expected. */
     nextReportDueAt: (): number | null => nextReportDueAt.get() ?? null,
 
-    /** What the executor has begun and not ended, oldest first. After a start that is what a crash interrupted. */
+    /** What the executor has begun and not ended, oldest first. After a start, these were interrupted by a crash. */
     running: (): RunningDeployment[] =>
       running.all().map((row) => ({
         id: row.id,
@@ -107,11 +107,11 @@ export function deploymentReads(database: Database) {
   }
 
   /**
-   * Newest first. Of each project's queue only the stretch from one to the next is counted: with 100,000 that wait, a
-   * page took 900 ms to count all that are before each.
+   * Keeps the order, newest first. For the queue positions it counts only the deployments between one row and the next
+   * of the same project: with 100,000 waiting, counting all before each row took 900 ms for a page.
    */
   function toDeployments(rows: readonly DeploymentRow[]): Deployment[] {
-    const olderOf = new Map<ProjectId, QueuePlace>();
+    const olderOf = new Map<ProjectId, KnownPosition>();
     return rows
       .toReversed()
       .map((row) => {
@@ -122,18 +122,19 @@ export function deploymentReads(database: Database) {
       .reverse();
   }
 
-  /** `older`: one of the same project whose place is known. */
-  function queuePosition(row: DeploymentRow, older: QueuePlace = FRONT): number | null {
+  /** `older`: an older deployment in the same queue whose position is known. */
+  function queuePosition(row: DeploymentRow, older: KnownPosition = FRONT): number | null {
     if (row.status !== 'queued' || row.reported === 1) return null;
     const between = { projectId: row.project_id, fromSeq: older.seq, beforeSeq: row.seq };
     return older.position + (queuedBetween.get(between) ?? 0);
   }
 }
 
-/** Where one stands in its project's queue. */
-interface QueuePlace {
+/** The position of a deployment in its project's queue. */
+interface KnownPosition {
   seq: number;
   position: number;
 }
 
-const FRONT: QueuePlace = { seq: 0, position: 1 };
+/** Before the first deployment of any queue. */
+const FRONT: KnownPosition = { seq: 0, position: 1 };

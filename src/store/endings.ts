@@ -13,13 +13,13 @@ export interface DeploymentEnd {
   exitCode: number | null;
   signal: string | null;
   outputs: Record<string, string>;
-  /** When that was; undefined: now. Its record may have had to wait, for a full disk for instance. */
+  /** When it ended; undefined: now. A full disk, for instance, may have delayed the record of it. */
   endedAtMs?: number | undefined;
 }
 
 export type EndingWrites = ReturnType<typeof endingWrites>;
 
-/** The one place that ends deployments: status, event and outbox rows together. */
+/** Ends deployments; nothing else does. Writes status, event and outbox rows together. */
 export function endingWrites(
   { database, effects, changed }: WriteContext,
   reads: DeploymentReads,
@@ -33,8 +33,8 @@ export function endingWrites(
 
   return {
     /**
-     * Writes the end, once nothing of the deployment runs any more. The first end stays: a later one changes
-     * nothing.
+     * Records the end. To be called when nothing of the deployment runs any more. If it has already ended, nothing
+     * changes.
      */
     finish({ outputs, endedAtMs, ...rest }: DeploymentEnd): void {
       const at = effects.now();
@@ -46,7 +46,7 @@ export function endingWrites(
   };
 }
 
-/** For whoever asks something of a deployment that is over. */
+/** The error for a request that a finished deployment does not allow. */
 export function endedAlready(status: TerminalStatus): AppError {
   return new AppError(
     'conflict',

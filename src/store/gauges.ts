@@ -1,7 +1,7 @@
 import type { DeploymentStatus, Reason, TerminalStatus } from '../domain.ts';
 import { type Database, inSnapshot } from './database.ts';
 
-/** Deliveries whose time has come, those that are under way among them. */
+/** Deliveries that are due, including those that are being attempted. */
 export interface DueDeliveries {
   /** At most `COUNTED_MAX`. */
   count: number;
@@ -9,11 +9,11 @@ export interface DueDeliveries {
   oldestAtMs: number | null;
 }
 
-/** A look at what is due, in steps that hold up nothing. */
-export interface DueLook {
-  /** Of webhooks whose last attempt has failed, and of the others: as far as was looked. */
+/** A count of due deliveries, in steps that do not block the thread for long. */
+export interface DueCount {
+  /** What was counted so far: `failing` for webhooks whose last attempt failed, `healthy` for all others. */
   due: Record<'healthy' | 'failing', DueDeliveries>;
-  /** Looks at the next webhooks; false: those were all. */
+  /** Counts the next webhooks; false: there were none left. */
   step(): boolean;
 }
 
@@ -24,7 +24,7 @@ interface UnfinishedDeployments {
   count: number;
 }
 
-/** An event, and how its deployment ended if it tells of an end. */
+/** An event; if it is terminal, with how its deployment ended. */
 export interface EventEnd {
   seq: number;
   status: DeploymentStatus | null;
@@ -33,18 +33,18 @@ export interface EventEnd {
   finished_at: number | null;
 }
 
-/** With a million that are due, counting them all would take 45 ms at best. */
+/** The count stops here: a million due deliveries would take 45 ms at best. */
 export const COUNTED_MAX = 10_000;
 
-/** About 2 ms. */
+/** How many webhooks a step counts, which takes about 2 ms. */
 const WEBHOOKS_OF_STEP = 200;
 
-/** So many deployments that are not over are looked at for those of other systems, the oldest first. */
-export const LOOKED_AT_MAX = 10_000;
+/** How many unfinished deployments, the oldest, are searched for those that other systems carry out. */
+export const SEARCHED_MAX = 10_000;
 
-/** What the metrics tell of the moment, each at a cost that is bounded whatever waits. */
+/** The gauges of the metrics, each read at a bounded cost, however much waits. */
 export function gaugeReads(database: Database) {
-  // Skips from webhook to webhook in the partial index, as the dispatcher's own look does.
+  // Seeks from webhook to webhook in the partial index, as `pendingWebhooks` in outbox.ts does.
   const pendingAfter = database.prepare<
     { after: string },
     { webhook_id: string; next_attempt_at: number; is_sent_to: 0 | 1; failing_since: number | null }
@@ -79,7 +79,7 @@ export function gaugeReads(database: Database) {
   const reported = database.prepare<[], { status: UnfinishedDeployments['status']; count: number }>(`
     SELECT status, count(*) AS count
       FROM (SELECT status, reported FROM deployments INDEXED BY deployments_unfinished
-             WHERE finished_at IS NULL ORDER BY seq LIMIT ${LOOKED_AT_MAX})
+             WHERE finished_at IS NULL ORDER BY seq LIMIT ${SEARCHED_MAX})
      WHERE reported = 1
      GROUP BY status`);
   const lastEventSeq = database.prepare<[], number>('SELECT coalesce(max(seq), 0) FROM events').pluck();
@@ -94,10 +94,12 @@ export function gaugeReads(database: Database) {
      LIMIT +?`);
 
   return {
-    /** What is due at `nowMs`. */
-    lookAtDue,
+    /** Begins a count of the deliveries that are due at `nowMs`. */
+    beginDueCount,
 
-    /** Deployments by state; of those that other systems carry out the oldest are counted. */
+    /**
+     * Deployments by status. Those of other systems are counted only among the `SEARCHED_MAX` oldest unfinished ones.
+     */
     unfinished: (): UnfinishedDeployments[] =>
       inSnapshot(database, () => [
         { status: 'queued', reported: false, count: countQueued.get() ?? 0 },
@@ -106,15 +108,15 @@ export function gaugeReads(database: Database) {
         ...reported.all().map((row) => ({ ...row, reported: true })),
       ]),
 
-    /** Of the newest event; 0 if there is none. */
+    /** The seq of the newest event; 0 if there is none. */
     lastEventSeq: (): number => lastEventSeq.get() ?? 0,
 
     /** The first `limit` events after `seq`, in the order in which they were committed. */
     eventsAfter: (seq: number, limit: number): EventEnd[] => eventEnds.all(seq, limit),
   };
 
-  function lookAtDue(nowMs: number): DueLook {
-    const due: DueLook['due'] = {
+  function beginDueCount(nowMs: number): DueCount {
+    const due: DueCount['due'] = {
       healthy: { count: 0, oldestAtMs: null },
       failing: { count: 0, oldestAtMs: null },
     };
@@ -125,10 +127,10 @@ export function gaugeReads(database: Database) {
       for (const { webhook_id, next_attempt_at, is_sent_to, failing_since } of webhooks) {
         after = webhook_id;
         if (is_sent_to === 0 || next_attempt_at > nowMs) continue;
-        const those = due[failing_since === null ? 'healthy' : 'failing'];
-        those.oldestAtMs = Math.min(those.oldestAtMs ?? next_attempt_at, next_attempt_at);
-        const limit = COUNTED_MAX - those.count;
-        if (limit > 0) those.count += countDue.get({ webhookId: webhook_id, nowMs, limit }) ?? 0;
+        const group = due[failing_since === null ? 'healthy' : 'failing'];
+        group.oldestAtMs = Math.min(group.oldestAtMs ?? next_attempt_at, next_attempt_at);
+        const limit = COUNTED_MAX - group.count;
+        if (limit > 0) group.count += countDue.get({ webhookId: webhook_id, nowMs, limit }) ?? 0;
       }
       return webhooks.length > 0;
     }

@@ -2,7 +2,7 @@ import type { KeyId } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 
-/** Which answer a repeat of this request is to find. */
+/** Identifies the answer that a repeated request is given. */
 export interface IdempotencyMemory {
   keyId: KeyId;
   idempotencyKey: string;
@@ -10,16 +10,16 @@ export interface IdempotencyMemory {
   requestHash: Uint8Array;
 }
 
-/** What a write answers, ready to be sent. */
+/** The response to a write, ready to be sent. */
 export interface Answer {
   statusCode: number;
   location: string | null;
   body: string;
-  /** True: this is the stored answer to an earlier request. */
+  /** Whether this is the stored answer to an earlier request. */
   replayed: boolean;
 }
 
-/** Remembers what a write answered. */
+/** Stores the answers to writes, and replays them. */
 export function idempotencyWrites({ database, effects }: WriteContext) {
   const find = database.prepare<
     { keyId: string; idempotencyKey: string },
@@ -33,7 +33,7 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
 
   return {
     /**
-     * Performs a write and remembers its answer, or answers what it answered before. In one transaction:
+     * Performs a write and stores its answer, or returns the stored one. Both happen in one transaction, so that
      * concurrent repeats find the row. Throws `idempotency_key_reused` for another request with the same key.
      */
     once(memory: IdempotencyMemory | null, perform: () => Omit<Answer, 'replayed'>): Answer {
@@ -49,7 +49,7 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
     recall,
   };
 
-  /** What the request was answered before; undefined: it is new. Throws `idempotency_key_reused`. */
+  /** The stored answer to the request; undefined if it is new. Throws `idempotency_key_reused`. */
   function recall({ keyId, idempotencyKey, requestHash }: IdempotencyMemory): Answer | undefined {
     const found = find.get({ keyId, idempotencyKey });
     if (found === undefined) return undefined;
@@ -58,7 +58,7 @@ export function idempotencyWrites({ database, effects }: WriteContext) {
   }
 }
 
-/** For an Idempotency-Key that came with another request before. */
+/** The error for an Idempotency-Key that was used for another request. */
 export function keyReused(): AppError {
   return new AppError(
     'idempotency_key_reused',

@@ -3,7 +3,7 @@ import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import { createReadCache, type Moment } from './read-cache.ts';
 
-/** What belongs to the file as a whole. */
+/** Values of the file as a whole. */
 export function instanceReads(database: Database, moment: () => Moment) {
   const cursorSecret = database.prepare<[], Buffer>('SELECT cursor_secret FROM instance').pluck();
   const clockSettings = database.prepare<[], ClockSetting>(
@@ -12,7 +12,7 @@ export function instanceReads(database: Database, moment: () => Moment) {
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
 
   return {
-    /** Authenticates page cursors; as old as the file, so a cursor outlives restarts and restores. */
+    /** Authenticates page cursors. Created with the file, so that cursors stay valid across restarts and restores. */
     cursorSecret(): Buffer {
       const secret = cursorSecret.get();
       if (secret === undefined) throw new Error('the file has no instance row');
@@ -20,8 +20,8 @@ export function instanceReads(database: Database, moment: () => Moment) {
     },
 
     /**
-     * How the clock was set while davit ran, the oldest first. None if the last time is still to come at `nowMs`: it was
-     * set back since, nobody knows by how much.
+     * How the clock was set while davit ran, the oldest first. Empty if the last time is after `nowMs`: then the clock
+     * was set back while davit did not run, by an unknown amount.
      */
     clockSettings(nowMs: number): ClockSetting[] {
       const settings = clockSettings.all();
@@ -31,12 +31,12 @@ export function instanceReads(database: Database, moment: () => Moment) {
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
 
-    /** Remembers reads until the next commit. */
+    /** Creates a cache of reads that is valid until the next commit. */
     readCache: <Value>() => createReadCache<Value>(moment),
   };
 }
 
-/** The write of nothing, and of what befell the clock. */
+/** Writes to test the disk, and records of how the clock was set. */
 export function instanceWrites({ database }: WriteContext) {
   const touch = database.prepare('UPDATE instance SET probes = probes + 1');
   const insertSetting = database.prepare('INSERT INTO clock_settings (at, by_ms) VALUES (:atMs, :byMs)');
@@ -45,12 +45,14 @@ export function instanceWrites({ database }: WriteContext) {
   );
 
   return {
-    /** Whether the disk takes a commit is seen by doing one. SQLite writes no page that stays as it is. */
+    /**
+     * Commits a change to see whether the disk accepts it. It must change a value, as SQLite writes no unchanged page.
+     */
     probe(): void {
       touch.run();
     },
 
-    /** The clock was set; the latest hundred times are kept. */
+    /** Records that the clock was set. The last hundred records are kept. */
     clockWasSet({ atMs, byMs }: ClockSetting): void {
       insertSetting.run({ atMs, byMs });
       forgetSettings.run();

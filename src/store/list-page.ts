@@ -1,6 +1,6 @@
-/** A page of a list that may look at no more than so many rows. */
+/** A page of a list that may scan only a limited number of rows. */
 export interface ListPage<Item> {
-  /** Newest first. May be fewer than asked for, even none, and the list goes on all the same. */
+  /** Newest first. There may be fewer than requested, even none, although the list continues. */
   items: Item[];
   /** `beforeSeq` of the next page; null when there is none. */
   goOnBefore: number | null;

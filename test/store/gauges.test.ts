@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap';
 import type { WebhookId } from '../../src/domain.ts';
-import { COUNTED_MAX, type DueLook } from '../../src/store/gauges.ts';
+import { COUNTED_MAX, type DueCount } from '../../src/store/gauges.ts';
 import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -53,11 +53,11 @@ t.test('more webhooks than one step looks at are all looked at', async (t) => {
   await newDeliveries(store, ids[0] as WebhookId, 1);
   const last = ids.toSorted().at(-1);
   store.execute(`UPDATE deliveries SET next_attempt_at = 5 WHERE webhook_id = '${last}'`);
-  const look = store.reads.gauges.lookAtDue(effects.now());
+  const count = store.reads.gauges.beginDueCount(effects.now());
   let steps = 0;
-  while (look.step()) steps += 1;
+  while (count.step()) steps += 1;
   t.equal(steps, 3);
-  t.strictSame(look.due, { healthy: { count: 450, oldestAtMs: 5 }, failing: NONE });
+  t.strictSame(count.due, { healthy: { count: 450, oldestAtMs: 5 }, failing: NONE });
 });
 
 t.test('a long backlog is counted to the bound, and its age is still that of the oldest', async (t) => {
@@ -147,8 +147,8 @@ async function place(t: Test) {
   };
 }
 
-function due(store: TestStore, nowMs: number): DueLook['due'] {
-  const look = store.reads.gauges.lookAtDue(nowMs);
-  while (look.step());
-  return look.due;
+function due(store: TestStore, nowMs: number): DueCount['due'] {
+  const count = store.reads.gauges.beginDueCount(nowMs);
+  while (count.step());
+  return count.due;
 }
