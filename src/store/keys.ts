@@ -14,7 +14,7 @@ import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import { createMoments, createReadCache, type Moment } from './read-cache.ts';
 
-/** Who makes a request: what authentication found. */
+/** The key that makes a request, as authentication found it. */
 export interface Caller {
   keyId: KeyId;
   scopes: readonly Scope[];
@@ -48,7 +48,7 @@ interface CallerRow {
   scopes: string;
   all_projects: number;
   last_used_at: number | null;
-  /** The key's own end or that of its secret. */
+  /** When the key or its secret expires, whichever is first. */
   ends_at: number | null;
 }
 
@@ -57,7 +57,7 @@ const KEY_COLUMNS = `
   (SELECT s.last4 FROM key_secrets s WHERE s.key_id = k.id AND s.expires_at IS NULL) AS last4,
   (SELECT json_group_array(p.project_id) FROM key_projects p WHERE p.key_id = k.id) AS project_ids`;
 
-/** Keys, and who a secret belongs to. */
+/** Keys, and authentication by their secrets. */
 export function keyReads(database: Database, moment: () => Moment = createMoments(database)) {
   const bySecretHash = database.prepare<[Uint8Array], CallerRow>(`
     SELECT k.id, k.scopes, k.all_projects, k.last_used_at,
@@ -74,7 +74,7 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
     SELECT last4, expires_at FROM key_secrets WHERE key_id = +:keyId AND expires_at > +:nowMs ORDER BY expires_at`);
 
   return {
-    /** The caller whose live secret hashes to this, as of the latest commit; undefined when wrong, expired or revoked. */
+    /** The key of a secret, as of the latest commit; undefined if the secret is wrong, expired or revoked. */
     authenticate(secretHash: string, nowMs: number): Caller | undefined {
       const known = found(secretHash, () => {
         const row = bySecretHash.get(Buffer.from(secretHash, 'hex'));
@@ -90,8 +90,8 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
     },
 
     /**
-     * By id, or by a name that only one key has; revoked ones count only where no other has the name.
-     * Throws `not_found`, and `conflict` for a name that several have.
+     * Finds a key by id, or by a name that only one key has; a revoked key is found by its name only if no other key
+     * has the name. Throws `not_found`, and `conflict` for a name that several have.
      */
     resolve(idOrName: string): Key {
       const row = byId.get(idOrName);
@@ -104,7 +104,7 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
       return toKey(named);
     },
 
-    /** Secrets that a newer one replaced and that still work, the first to end first. */
+    /** Replaced secrets that still work, the first to expire first. */
     outgoingSecrets: (keyId: KeyId, nowMs: number): { last4: string; expires_at: Timestamp }[] =>
       outgoing
         .all({ keyId, nowMs })
@@ -115,7 +115,7 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
   };
 }
 
-/** Keys are made, given new secrets and revoked; only hashes of secrets are kept. */
+/** Creates, rotates and revokes keys. Only hashes of secrets are stored. */
 export function keyWrites({ database, effects }: WriteContext) {
   const reads = keyReads(database);
   const insertKey = database.prepare(`
@@ -129,7 +129,7 @@ export function keyWrites({ database, effects }: WriteContext) {
   const disableWebhooks = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = 'the key that registered it was revoked'
      WHERE key_id = +? AND deleted_at IS NULL`);
-  // They would wait for ever, and keep from retention what they are yet to send.
+  // The replays of disabled webhooks would wait for ever, and retention would keep the deliveries that they select.
   const endReplays = database.prepare(`
     UPDATE replays SET finished_at = ?
      WHERE finished_at IS NULL AND webhook_id IN (SELECT id FROM webhooks WHERE key_id = +?)`);
@@ -145,7 +145,7 @@ export function keyWrites({ database, effects }: WriteContext) {
   const touch = database.prepare('UPDATE keys SET last_used_at = :atMs WHERE id = +:keyId');
 
   return {
-    /** The secret is in this answer and nowhere else. Throws `not_found` for a project that is not there. */
+    /** Returns the secret, which is not stored. Throws `not_found` for a project that does not exist. */
     create(input: NewKey): { key: Key; secret: string } {
       const id = newId('key', effects);
       const createdAt = effects.now();
@@ -168,8 +168,8 @@ export function keyWrites({ database, effects }: WriteContext) {
     },
 
     /**
-     * Gives the key a new secret, which is in this answer and nowhere else. What worked before goes on for
-     * `overlapMs` at most. Throws `not_found`, and `conflict` for a key that is revoked or has expired.
+     * Gives the key a new secret and returns it; it is not stored. Earlier secrets work for at most another
+     * `overlapMs`. Throws `not_found`, and `conflict` for a key that is revoked or has expired.
      */
     rotate({ id, overlapMs }: { id: string; overlapMs: number }): { key: Key; secret: string } {
       const before = existing(id);
@@ -185,8 +185,8 @@ export function keyWrites({ database, effects }: WriteContext) {
     },
 
     /**
-     * Counts from the next request on. Its webhooks are disabled with it, and their replays ended: whoever lost access
-     * is sent nothing more. Revoking twice changes nothing. Throws `not_found`.
+     * Revokes a key from the next request on. Its webhooks are disabled and their replays ended, so that nothing more
+     * is sent to them. Revoking it again changes nothing. Throws `not_found`.
      */
     revoke({ id }: { id: string }): Key {
       existing(id);
@@ -199,14 +199,14 @@ export function keyWrites({ database, effects }: WriteContext) {
     },
 
     /**
-     * Before a write that was let in while the key was not revoked: what comes after the revocation is not done. Throws
+     * Refuses the write of a request whose key was revoked after the request had been authenticated. Throws
      * `unauthorized`.
      */
     refuseRevoked(id: KeyId): void {
       if (isRevoked.get(id) !== undefined) throw wrongKey();
     },
 
-    /** Also back, when the clock was ahead: what stayed ahead would be written anew at each use. */
+    /** Sets when the key was last used. Also to an earlier time: one in the future would be corrected at every use. */
     touch(input: { keyId: KeyId; atMs: number }): void {
       touch.run(input);
     },

@@ -11,33 +11,33 @@ export interface LogChunk {
 export interface LogAppend {
   id: DeploymentId;
   chunks: LogChunk[];
-  /** All that was printed so far. */
+  /** How many bytes were printed so far. */
   logBytes: number;
-  /** Whether anything was left out. */
+  /** Whether bytes were left out. */
   truncated: boolean;
-  /** Of the tail, pieces that end at or before this are not kept any longer; null: all are. */
+  /** Chunks of the tail that end at or before this offset are deleted; null: none. */
   dropTailBefore: number | null;
-  /** Where the head ends: what starts before it is always kept. */
+  /** Where the head ends: chunks that start before it are always kept. */
   headBytes: number;
 }
 
-/** What a log has at some place. Both reach to `end`, counted in bytes that were printed. */
+/** What a log has at some offset, up to the offset `end`. */
 type LogPiece =
   | { kind: 'bytes'; end: number; bytes: Buffer }
-  /** Not kept. `midLine`: the byte before it is kept, and no line ends with it. */
+  /** Not kept. `midLine`: the byte before the gap is kept, and does not end a line. */
   | { kind: 'leftOut'; end: number; midLine: boolean };
 
-/** What stands where bytes were left out, on a line of its own. Counted in no offset. */
+/** The text in place of bytes that were left out, on a line of its own. Offsets do not count it. */
 export function leftOutMarker(byteCount: number, midLine: boolean): string {
   return `${midLine ? '\n' : ''}[davit: ${byteCount} bytes left out]\n`;
 }
 
-/** How much of a log is held in memory at a time for each who reads it. */
+/** How much of a log each reader holds in memory at a time. */
 const PIECE_MAX_BYTES = 16 * 1024;
 
-/** Logs, piece by piece. */
+/** Reads logs, piece by piece. */
 export function logReads(database: Database) {
-  // A chunk is loaded whole, 64 KiB at most, and only what is asked for leaves SQLite.
+  // SQLite loads a whole chunk, 64 KiB at most, and returns only the requested part of it.
   const chunkAt = database.prepare<
     { id: string; from: number; maxBytes: number },
     { end: number; bytes: Buffer; endsLine: number }
@@ -55,7 +55,7 @@ export function logReads(database: Database) {
 
   return { pieceAt, text };
 
-  /** What is at byte `from`, which must be before `end`: 16 KiB at most, and nothing from `end` on. */
+  /** The piece at offset `from`, which must be before `end`: at most 16 KiB, and not beyond `end`. */
   function pieceAt(id: string, from: number, end: number): LogPiece {
     const chunk = chunkAt.get({ id, from, maxBytes: Math.min(PIECE_MAX_BYTES, end - from) });
     if (chunk !== undefined && chunk.bytes.length > 0) {
@@ -69,8 +69,8 @@ export function logReads(database: Database) {
   }
 
   /**
-   * The bytes as they were printed, from `from` up to `end`, with a marker for those that were not kept. `afterMidLine`:
-   * what stands before the first of them, wherever it is by now, ends no line.
+   * The bytes as they were printed, from `from` up to `end`, with markers for those that were not kept. `afterMidLine`:
+   * the reader's text before these bytes does not end with a line end.
    */
   function* text(
     id: string,
@@ -99,18 +99,18 @@ export function logReads(database: Database) {
 
 const LINE_FEED = 0x0a;
 
-/** Whether a line ends with the last of these bytes. */
+/** Whether the last of these bytes ends a line. */
 export function endsLine(bytes: Uint8Array): boolean {
   return bytes.at(-1) === LINE_FEED;
 }
 
-/** Logs grow at the end, and lose the oldest of their tail. */
+/** Appends to logs, and deletes the oldest chunks of their tails. */
 export function logWrites({ database, changed }: WriteContext) {
   const insert = database.prepare(
     'INSERT INTO log_chunks (deployment_id, start, bytes) VALUES (:id, :start, :bytes)',
   );
-  // What ends before, begins before: only with that said no row is read that stays. The 100,000 pieces of a command that
-  // prints 50 bytes at a time took 9 ms at each append.
+  // `start < :dropTailBefore` is implied, but keeps SQLite from reading the chunks that stay: with the 100,000 chunks
+  // of a command that prints 50 bytes at a time, each append took 9 ms.
   const drop = database.prepare(`
     DELETE FROM log_chunks
      WHERE deployment_id = +:id AND start >= +:headBytes AND start < +:dropTailBefore
