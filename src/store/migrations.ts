@@ -8,21 +8,22 @@ import { syncDirectory } from './partial-file.ts';
 
 /** The step from one schema to the next. */
 export interface Migration {
-  /** The schema that it makes out of the one before. */
+  /** The schema version after the step. */
   version: number;
   /**
-   * References are not enforced meanwhile, and no trigger is looked at when a table is renamed: so a table whose
-   * columns or checks change is made anew as sqlite.org/lang_altertable.html says in section 7 (create, copy, drop,
-   * rename, then its indexes and triggers; what it has in sqlite_sequence goes along). Afterwards every reference is checked.
+   * Runs with foreign keys not enforced, and with legacy_alter_table, so that renaming a table does not check triggers.
+   * To change a table's columns or checks, recreate it as described in sqlite.org/lang_altertable.html, section 7:
+   * create, copy, drop, rename, then its indexes and triggers; copy its row of sqlite_sequence, too. Afterwards all
+   * references are checked.
    */
   migrate(database: Database): void;
 }
 
 /**
- * Every step there is, in order. To change schema.sql once a version of it is released: change it and its
- * `user_version`, count SCHEMA_VERSION up, add the step here, and freeze the result for the tests with
- * `cp schema.sql test/fixtures/schemas/v<version>.sql`. test/store/migrations.test.ts holds that each frozen
- * schema is migrated to exactly what schema.sql makes. Before the release the copy is made anew.
+ * All steps, in order. To change schema.sql once its version is released: change it and its `user_version`, increment
+ * SCHEMA_VERSION, add the step here, and freeze the result for the tests with
+ * `cp schema.sql test/fixtures/schemas/v<version>.sql`. test/store/migrations.test.ts checks that each frozen schema is
+ * migrated to exactly what schema.sql creates. Until the version is released, repeat the copy after each change.
  */
 export const MIGRATIONS: readonly Migration[] = [
   {
@@ -38,16 +39,16 @@ export const MIGRATIONS: readonly Migration[] = [
 ];
 
 interface MigrationOptions {
-  /** Before each step, and once more, with null, before the result is checked. */
+  /** Called before each step, and with null before the result is checked. */
   onStep?: (version: number | null) => void;
   migrations?: readonly Migration[];
 }
 
 /**
- * Makes an older file one of this davit, in one transaction in which nobody else has it open, and checks all of it
- * before that is committed: whatever fails or dies, the file is as it was. A file of this davit is left alone.
- * Returns the schema that it had. Blocks the thread. Throws AppError `conflict` while another process has it open.
- * The caller holds `lockForServing`, unless nobody else knows of the file.
+ * Migrates an older file to this davit's schema, in one exclusive transaction, and checks the whole file before the
+ * commit: if a step fails or the process dies, the file is unchanged. So is a file that already has this schema.
+ * Returns the schema version that the file had. Blocks the thread. Throws AppError `conflict` while another process has
+ * the file open. The caller must hold `lockForServing`, unless no other process knows of the file.
  */
 export function migrateFile(
   path: string,
@@ -57,7 +58,7 @@ export function migrateFile(
   try {
     if (kindOf(database, path) !== 'older') return schemaVersionOf(database);
     database.pragma('synchronous = FULL');
-    // Neither can be switched within a transaction.
+    // Neither can be changed within a transaction.
     database.pragma('foreign_keys = OFF');
     database.pragma('legacy_alter_table = ON');
     beginExclusive(database, path);
@@ -72,11 +73,11 @@ export function migrateFile(
     const problem = firstProblem(database);
     if (problem !== undefined) throw new Error(`the migration of schema ${from} broke it: ${problem}`);
     database.exec('COMMIT');
-    // The removed journal: it would undo all if a power cut brought it back.
+    // Makes the removal of the journal durable: a journal that a power cut brought back would undo the migration.
     syncDirectory(dirname(path));
     return from;
   } finally {
-    // Rolls back what is not committed.
+    // Rolls back an uncommitted migration.
     database.close();
   }
 }
@@ -84,5 +85,5 @@ export function migrateFile(
 function stepsFrom(from: number, path: string, migrations: readonly Migration[]): Migration[] {
   const steps = migrations.filter(({ version }) => version > from && version <= SCHEMA_VERSION);
   if (steps[0]?.version === from + 1) return steps;
-  throw new AppError('conflict', `no davit that is known here wrote ${path} (schema ${from})`);
+  throw new AppError('conflict', `${path} has schema ${from}, which this davit does not know`);
 }

@@ -1,16 +1,16 @@
 import { version } from '../assets.ts';
 import { AppError } from '../errors.ts';
 
-/** A file that a davit wrote which knows more than this one. */
+/** A file with a newer schema than this davit's. */
 export interface NewerFile {
   schemaVersion: number;
-  /** Which davit that was; null if the file does not say. */
+  /** The version of davit that made the schema; null if the file does not say. */
   davitVersion: string | null;
 }
 
-/** Why it is refused. Apart from database.ts, so that nobody loads SQLite to say it. */
+/** The error for such a file. Not in database.ts, so that using it does not load SQLite. */
 export function newer(path: string, { schemaVersion, davitVersion }: NewerFile): AppError {
-  // One that is not released yet has the version of the last.
+  // A davit that is not released yet has the version number of the last release, perhaps this one's.
   const needed =
     davitVersion === null || davitVersion === version ? 'a newer davit' : `davit ${davitVersion} or newer`;
   return new AppError(

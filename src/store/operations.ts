@@ -16,7 +16,7 @@ import { reportWrites } from './reports.ts';
 import { retentionWrites } from './retention.ts';
 import { webhookWrites } from './webhooks.ts';
 
-/** Every write there is, by name. Inputs and outputs are plain values: they may cross a thread. */
+/** All writes, by name. Inputs and outputs are plain values, so that they can be posted between threads. */
 export function makeOperations(context: WriteContext) {
   const instance = instanceWrites(context);
   const keys = keyWrites(context);
@@ -61,7 +61,7 @@ export function makeOperations(context: WriteContext) {
     'deliveries.redeliver': deliveries.redeliver,
     'replays.create': replays.create,
     'replays.step': replays.step,
-    // Nothing of a ping is stored: this lets its answer be remembered as one of a write.
+    // A ping writes nothing: this lets `answer` store its response for the Idempotency-Key.
     'pings.keep': (attempt: Attempt): Attempt => attempt,
     'outbox.settle': outbox.settle,
     'outbox.setBack': outbox.setBack,
@@ -71,8 +71,8 @@ export function makeOperations(context: WriteContext) {
   };
 
   /**
-   * Any of these as an answer to an HTTP request: serialised here, once, and remembered for a repeat. Throws
-   * `unauthorized` if the key was revoked since the request was let in.
+   * Performs a write for an HTTP request, and serialises and stores the response, so that a repeated request gets the
+   * same bytes. Throws `unauthorized` if the key was revoked after the request had been authenticated.
    */
   function answer(request: AnswerRequest): Answer {
     keys.refuseRevoked(request.keyId);
@@ -89,7 +89,7 @@ export function makeOperations(context: WriteContext) {
   return { ...operations, answer };
 }
 
-/** The writes that HTTP performs; what they return is the body of the answer, if they return something. */
+/** The writes that HTTP requests perform. What they return is the body of the response; undefined: no body. */
 export type AnsweringOperation =
   | 'deployments.create'
   | 'deployments.redeploy'
@@ -107,11 +107,11 @@ export type AnswerRequest = {
   [Name in AnsweringOperation]: {
     operation: Name;
     input: InputOf<Name>;
-    /** Who asks. */
+    /** The key that makes the request. */
     keyId: KeyId;
     memory: IdempotencyMemory | null;
     statusCode: number;
-    /** `Location` is this and the new resource's id; null: no such header. */
+    /** The `Location` header is this followed by the new resource's id; null: no such header. */
     locationPrefix: string | null;
   };
 }[AnsweringOperation];

@@ -6,9 +6,9 @@ import { LOOKS_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
 import { realPath } from './place.ts';
 
 /**
- * By another name of the file there is another lock, and SQLite keeps another WAL: who writes by both damages it. Throws
- * AppError `conflict` for a file that is mounted by itself, and so is elsewhere too with all that is beside it; and while
- * somebody has open a file with several names, hard links, that is not served by this one.
+ * A file that is opened by two names has two locks and two WALs, and writes by both damage it. Throws AppError
+ * `conflict` for a file that is itself a mount point, as it has another name elsewhere, with a -wal and a lock of its
+ * own there; and for one with several hard links while a process has it open that does not serve it by this name.
  */
 export function refuseOtherNames(path: string): void {
   if (isMountPoint(realPath(path))) {
@@ -22,7 +22,7 @@ export function refuseOtherNames(path: string): void {
   if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
   const database = connect(path, { timeoutMs: LOOKS_TIMEOUT_MS });
   try {
-    kindOf(database, path); // somebody else's stays as it was
+    kindOf(database, path); // throws for another program's file, before anything is changed
     beginExclusive(database, path);
   } catch (error) {
     if (!(error instanceof AppError) || sqliteCode(error.cause) === undefined)
@@ -39,8 +39,8 @@ export function refuseOtherNames(path: string): void {
 }
 
 /**
- * By the fifth field of a line, in which spaces and the like are octal, proc_pid_mountinfo(5); none where /proc is not there,
- * as an admin command may find it.
+ * Whether the fifth field of a line in mountinfo is the path. Spaces and the like are octal there,
+ * proc_pid_mountinfo(5). False without /proc, which admin commands do not need.
  */
 function isMountPoint(path: string): boolean {
   if (!existsSync(MOUNTS)) return false;
@@ -53,7 +53,7 @@ function isMountPoint(path: string): boolean {
 
 const MOUNTS = '/proc/self/mountinfo';
 
-/** Whoever has a database of SQLite open has locked a part of it. */
+/** Which process has the database open: SQLite holds a lock on a part of the file then. */
 function openerOf(stats: Stats): string {
   const opener = locksOn(stats).find(({ processId }) => processId > 0 && processId !== process.pid);
   return opener === undefined ? 'another process' : `process ${opener.processId}`;
