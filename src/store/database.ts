@@ -165,7 +165,7 @@ function createPrivately(path: string): void {
 function refuseUnwritable(path: string): void {
   for (const file of [path, `${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
     try {
-      // Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl_locking(2).
+      // Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2).
       accessSync(file, constants.W_OK);
     } catch (error) {
       if (codeOf(error) === 'EACCES') throw unwritable(file, error);

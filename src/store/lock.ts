@@ -19,7 +19,7 @@ import { AppError, codeOf } from '../errors.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { realPath } from './place.ts';
 
-/** A service that has the file; what is null could not be read at that moment. */
+/** A service that serves the file; null fields could not be read. */
 export interface Serving {
   process_id: number | null;
   since: Timestamp | null;
@@ -27,14 +27,13 @@ export interface Serving {
   max_concurrent: number | null;
 }
 
-/** Others hold the lock only to look who has it, for less than a millisecond: that is no reason to refuse. */
+/** Waits out processes that hold the lock only to read who serves the file, which takes less than a millisecond. */
 export const LOOKS_TIMEOUT_MS = 250;
 
 /**
- * Makes this process the only server of the file, until the returned function is called or the process
- * dies, however that happens: the lock is the operating system's, held by an open transaction on
- * `<path>-lock`. What is there besides the process is for others to read: see `Serving`. Throws AppError `conflict`
- * that names the holder.
+ * Makes this process the only server of the file, until the returned function is called or the process dies in whatever
+ * way: the lock is a POSIX lock that an open transaction on `<path>-lock` holds. That file also tells others about the
+ * service, see `Serving`. Throws AppError `conflict` that names the holder.
  */
 export function lockForServing(
   path: string,
@@ -54,7 +53,7 @@ export function lockForServing(
   } catch (error) {
     if (!isDamaged(error)) throw holdingProblem(path, error);
   }
-  // A power cut may leave it so.
+  // A power cut may have damaged the lock file.
   emptyLock(file);
   try {
     return holdLock(file, serving);
@@ -63,10 +62,12 @@ export function lockForServing(
   }
 }
 
-/** Makes it, if it is not there, for the owner of the database alone: whoever can read it could hold up a commit. */
+/**
+ * Creates the lock file, readable by the database's owner only: who can read it can lock it, and delay a commit on it.
+ */
 function prepareLock(file: string, path: string): void {
   withPlainFile(file, constants.O_RDWR | constants.O_CREAT, (descriptor, { mode, uid, nlink }) => {
-    if (nlink !== 1) return; // somebody's copy, or somebody else's file
+    if (nlink !== 1) return; // may also be another file, whose owner and mode must not change
     const database = process.getuid?.() === 0 ? statSync(path, { throwIfNoEntry: false }) : undefined;
     if (database !== undefined) fchownSync(descriptor, database.uid, database.gid);
     if ((mode & 0o077) !== 0 && (process.getuid?.() === 0 || uid === process.getuid?.())) {
@@ -75,7 +76,7 @@ function prepareLock(file: string, path: string): void {
   });
 }
 
-/** Cuts it off. It is not removed: it stays the file that another davit would lock as well. */
+/** Truncates a damaged lock file. It is not removed, as another davit may have opened it to lock it. */
 function emptyLock(file: string): void {
   withPlainFile(file, constants.O_RDWR, (descriptor, { nlink }) => {
     const head = Buffer.alloc(SQLITE_HEAD.length);
@@ -87,8 +88,9 @@ function emptyLock(file: string): void {
 }
 
 /**
- * Whoever may write in the directory may have put anything there, which is then left alone. Not to be called while this
- * process holds the lock: closing the file would let go of it, fcntl(2).
+ * Opens the lock file for `action`. Throws for what is not a regular file, which anybody who may write in the directory
+ * could have put there. Not to be called while this process holds the lock: closing the file would release it,
+ * fcntl(2).
  */
 function withPlainFile(
   file: string,
@@ -113,20 +115,20 @@ function withPlainFile(
 }
 
 function noLock(file: string): AppError {
-  return new AppError('conflict', `${file} is no lock of davit's, which must be there: move it away`);
+  return new AppError('conflict', `${file} is not a lock file of davit, which needs that name: move it away`);
 }
 
-/** How each of SQLite's files begins. */
+/** The first bytes of every SQLite database. */
 const SQLITE_HEAD = Buffer.from('SQLite format 3\0');
 
 function holdLock(file: string, { process_id, since, max_concurrent }: Serving): () => void {
   const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS });
   try {
-    // No journal file beside it; what is in it may be lost at any time.
+    // No journal file; the content need not survive a crash.
     lock.pragma('journal_mode = MEMORY');
     lock.pragma('synchronous = OFF');
     lock.exec('BEGIN IMMEDIATE');
-    // Anew: another davit may have made it with other columns.
+    // Recreated, as another version of davit may have made it with other columns.
     lock.exec(`
       DROP TABLE IF EXISTS holder;
       CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
@@ -134,7 +136,7 @@ function holdLock(file: string, { process_id, since, max_concurrent }: Serving):
       .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
       .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
     lock.exec('COMMIT');
-    // RESERVED, not EXCLUSIVE: who is refused can still read who holds it.
+    // A RESERVED lock, not an EXCLUSIVE one: a process that is refused can still read who holds it.
     lock.exec('BEGIN IMMEDIATE');
   } catch (error) {
     lock.close();
@@ -143,7 +145,7 @@ function holdLock(file: string, { process_id, since, max_concurrent }: Serving):
   return () => lock.close();
 }
 
-/** `error` as an AppError `conflict` that says who is in the way. */
+/** Turns `error` into an AppError `conflict` that names the holder of the lock, if that is the problem. */
 function holdingProblem(path: string, error: unknown): unknown {
   if (sqliteCode(error) !== 'SQLITE_BUSY') return openingProblem(lockPath(path), error);
   const message = `${path} is served already${holderText(servedBy(path))}: stop that one first, or serve another file`;
@@ -151,8 +153,8 @@ function holdingProblem(path: string, error: unknown): unknown {
 }
 
 /**
- * The service that has the file at this moment; null when none has. Asks the operating system, as what a service
- * wrote outlives it, and never makes a lock. Throws AppError `conflict` where this user may not ask.
+ * The service that serves the file now; null if none does. Tests the lock itself, as the row that a service wrote
+ * outlives it, and never creates a lock file. Throws AppError `conflict` where this user may not open the lock file.
  */
 export function servedBy(path: string): Serving | null {
   const holder = holderOf(path);
@@ -162,8 +164,9 @@ export function servedBy(path: string): Serving | null {
 }
 
 /**
- * What SQLite keeps in `-shm` two machines do not share, whatever file system both have mounted: who reads or writes
- * beside a service of another one damages the file. Throws AppError `conflict` then. To be asked before it is opened.
+ * Throws AppError `conflict` if another machine serves the file. Machines do not share SQLite's `-shm`, even on a
+ * common file system, so that using a file that another machine serves would damage it. To be called before the file is
+ * opened.
  */
 export function refuseOtherMachine(path: string): void {
   const holder = holderOf(path);
@@ -175,7 +178,10 @@ export function refuseOtherMachine(path: string): void {
   );
 }
 
-/** By a program of this kernel: some containers of this machine say another boot. A network's locks are kernel threads'. */
+/**
+ * Whether a program on this machine holds the lock, as some containers report a boot id of their own. The locks of
+ * other machines on a network file system belong to kernel threads.
+ */
 function isLockedHere(file: string): boolean {
   return locksOn(statSync(file)).some(
     ({ kind, start, processId }) => kind === 'WRITE' && start === RESERVED_BYTE && isProgram(processId),
@@ -190,7 +196,7 @@ function isProgram(processId: number): boolean {
   }
 }
 
-/** A service, and on which machine it runs; null if that could not be read. */
+/** A service and the boot id of its machine; null if that could not be read. */
 interface Holder extends Serving {
   boot_id: string | null;
 }
@@ -203,7 +209,7 @@ function holderOf(path: string): Holder | null {
     lock.exec('BEGIN IMMEDIATE');
     return null;
   } catch (error) {
-    // A service mends it first, so what is in it now came later, if there is one.
+    // A service repairs the file before it locks it: if one holds the lock, the file was overwritten after that.
     if (isDamaged(error)) return holderOfOverwritten(file);
     if (sqliteCode(error) !== 'SQLITE_BUSY') throw openingProblem(file, error);
     return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null, boot_id: null };
@@ -212,7 +218,7 @@ function holderOf(path: string): Holder | null {
   }
 }
 
-/** SQLite cannot say who has locked what is no file of its own any more. */
+/** The holder by the kernel's list of locks, as SQLite cannot read an overwritten lock file. */
 function holderOfOverwritten(file: string): Holder | null {
   const holder = locksOn(statSync(file)).find(
     ({ kind, start }) => kind === 'WRITE' && start === RESERVED_BYTE,
@@ -222,10 +228,10 @@ function holderOfOverwritten(file: string): Holder | null {
   return { process_id: processId, since: null, max_concurrent: null, boot_id: null };
 }
 
-/** What whoever is about to write has locked, sqlite.org/fileformat2.html, section 1.3.1. */
+/** The byte that a write transaction of SQLite locks, sqlite.org/fileformat2.html, section 1.3.1. */
 const RESERVED_BYTE = 0x40000001;
 
-/** Who has locked which part of a file, proc_locks(5). Of processes in other PID namespaces the id is not known. */
+/** Which process has locked which byte of a file, proc_locks(5). Ids of other PID namespaces are not positive. */
 export function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
   const lines = readFileSync('/proc/locks', 'utf8').matchAll(
     / (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g,
@@ -239,7 +245,7 @@ export function locksOn({ ino }: Stats): { kind: string; processId: number; star
     }));
 }
 
-/** The file that whoever serves a database has open all the time. */
+/** The lock file of a database, which its service has open all the time. */
 export function lockPath(path: string): string {
   return `${realPath(path)}-lock`;
 }
@@ -247,14 +253,14 @@ export function lockPath(path: string): string {
 function readHolder(lock: Database): Holder | undefined {
   try {
     const row = lock.prepare<[], Serving & Partial<Holder>>('SELECT * FROM holder').get();
-    return row === undefined ? undefined : { ...row, boot_id: row.boot_id ?? null }; // an older davit says no machine
+    return row === undefined ? undefined : { ...row, boot_id: row.boot_id ?? null }; // an older davit wrote none
   } catch {
-    // It is being written this very moment, or another davit wrote it: that somebody holds it is all there is to say.
+    // The row is just being written, or another version of davit wrote it: no more is known than that the lock is held.
     return undefined;
   }
 }
 
-/** ` by process 12 since …`, or nothing where nothing is known. */
+/** ` by process 12 since …`, or an empty text if the process is not known. */
 export function holderText(holder: Serving | null): string {
   return holder === null || holder.process_id === null
     ? ''

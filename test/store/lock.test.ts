@@ -115,7 +115,7 @@ t.test('what is no lock stays as it is', async (t) => {
     make();
     t.throws(() => lockForServing(path, 4711, fakeEffects()), {
       code: 'conflict',
-      message: /is no lock of davit's, which must be there: move it away$/,
+      message: /is not a lock file of davit, which needs that name: move it away$/,
     });
     t.strictSame(readFileSync(theirs), Buffer.alloc(4096));
     t.equal(statSync(theirs).mode & 0o777, 0o644);
