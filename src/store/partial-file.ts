@@ -17,25 +17,27 @@ import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import type { ProcessIdentity } from './deployments.ts';
 
-/** A file that is being made beside the place where it will be. */
+/** A file that is written under a temporary name, in the directory where it will get its final name. */
 export interface PartialFile {
   path: string;
-  /** Gives it its name, once its bytes are on the disk. Throws AppError `conflict` if the name is taken. */
+  /** Syncs the file, then gives it its final name. Throws AppError `conflict` if the name is taken. */
   publishAs(path: string): void;
-  /** Removes it, unless it got its name. */
+  /** Removes the file, unless it was published. */
   discard(): void;
 }
 
-/** Who makes it: so that what a killed process left is found by the next one. */
+/**
+ * The process that makes a partial file. The file's name holds it, so that later processes recognise abandoned files.
+ */
 export interface Maker {
   self: ProcessIdentity;
-  /** Where its id is its own: a number, pid_namespaces(7). */
+  /** The inode number of its PID namespace, pid_namespaces(7). */
   namespace: string;
   isAlive(maker: ProcessIdentity): boolean;
   nowMs: number;
 }
 
-/** Of a file whose maker belongs to another boot, or container, perhaps of another machine that uses the directory too. */
+/** The age of an abandoned file whose maker cannot be checked: one of another boot, container or machine. */
 const ABANDONED_AFTER_MS = DAY_MS;
 
 const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})(?:-(\d+))?/;
@@ -43,8 +45,8 @@ const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})(?:-(\d+))?/;
 const SIDES = ['', '-wal', '-shm', '-journal'] as const;
 
 /**
- * An empty file in the directory, for this user alone; removes those that killed processes left there. Throws
- * AppError `conflict` where no file can be made.
+ * Creates an empty file of mode 0600 in the directory, and removes the partial files that killed processes left there.
+ * Throws AppError `conflict` where no file can be created.
  */
 export function startPartial(directory: string, maker: Maker): PartialFile {
   const { processId, processStartedAt, bootId } = maker.self;
@@ -56,7 +58,7 @@ export function startPartial(directory: string, maker: Maker): PartialFile {
   } catch (error) {
     throw new AppError(
       'conflict',
-      `cannot write in ${directory} (${codeOf(error)}): choose another place, or mend that one`,
+      `cannot write in ${directory} (${codeOf(error)}): choose another directory, or make that one writable`,
       { cause: error },
     );
   }
@@ -71,17 +73,17 @@ export function startPartial(directory: string, maker: Maker): PartialFile {
   };
 }
 
-/** Removes it with all that SQLite may have put beside it. */
+/** Removes a file and what SQLite may have created beside it. */
 export function removePartial(path: string): void {
   for (const side of SIDES) rmSync(path + side, { force: true });
 }
 
-/** So that what was linked, renamed or removed in it is so after a power cut, too. */
+/** Makes links, renames and removals in a directory durable. */
 export function syncDirectory(path: string): void {
   syncFile(path, 'r');
 }
 
-/** So that all that was written to it is there after a power cut. */
+/** Makes all that was written to a file durable. */
 export function syncFile(path: string, flags = 'r+'): void {
   const descriptor = openSync(path, flags);
   try {
@@ -92,8 +94,8 @@ export function syncFile(path: string, flags = 'r+'): void {
 }
 
 /**
- * Gives a file its name, in place of the one that it has. Throws AppError `conflict` if the name is taken: a link fails
- * then, which no renaming in Node does.
+ * Renames a file. Throws AppError `conflict` if the name is taken: by link(2), which fails then, as Node has no rename
+ * that does.
  */
 export function giveName(path: string, finalPath: string): void {
   try {
@@ -101,23 +103,26 @@ export function giveName(path: string, finalPath: string): void {
     rmSync(path);
   } catch (error) {
     if (codeOf(error) === 'EEXIST' || existsSync(finalPath)) throw nameTaken(finalPath, error);
-    // The look just now has to do.
+    // Without links, the check just above is all that protects another file of that name.
     if (!isLinkless(error)) throw error;
     renameSync(path, finalPath);
   }
 }
 
-/** Whether a link failed since the file system knows none, as those of sticks and of some networks. */
+/** Whether a link failed because the file system has no hard links, as those of USB sticks and some networks. */
 export function isLinkless(error: unknown): boolean {
   return ['EPERM', 'ENOTSUP', 'ENOSYS', 'EOPNOTSUPP'].includes(codeOf(error));
 }
 
-/** For who looks before the work begins: throws AppError `conflict` for a name that no file can get; `shown` is how it was given. */
+/**
+ * Checks a name before the work begins. Throws AppError `conflict` if it is taken or too long; `shown`: as it was
+ * given.
+ */
 export function refuseName(path: string, shown: string): void {
   try {
     if (lstatSync(path, { throwIfNoEntry: false }) === undefined) return;
   } catch (error) {
-    // What else keeps a file from being made there is said by whoever makes it.
+    // Any other problem is reported when the file is created.
     if (codeOf(error) !== 'ENAMETOOLONG') return;
     throw new AppError('conflict', `${shown} is too long for a name: choose another one`, { cause: error });
   }
@@ -143,9 +148,9 @@ function removeAbandoned(directory: string, { isAlive, self, namespace, nowMs }:
   }
 }
 
-/** What root makes beside a file must be the service's own. */
+/** Gives files that root created to the owner of the database, so that the service can use them. */
 export function giveToOwner(paths: string[], { uid, gid }: Stats): void {
   if (process.getuid?.() !== 0) return;
-  // A link is not followed: whoever owns the directory would choose what root gives away.
+  // Symbolic links are not followed, with which the owner of the directory could have root give away any file.
   for (const path of paths) lchownSync(path, uid, gid);
 }

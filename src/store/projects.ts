@@ -11,10 +11,10 @@ import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
 
-/** What the machine's administrator decides about a project, and HTTP never shows. */
+/** A project's settings, which only the administrator makes. HTTP shows none of them but the name. */
 export interface ProjectSettings {
   name: string;
-  /** The argument vector, not a shell line; null: the work is done elsewhere and reported. */
+  /** The argument vector, not a shell line; null: another system does the work and reports. */
   command: [string, ...string[]] | null;
   directory: string | null;
   timeoutMs: number | null;
@@ -24,7 +24,7 @@ export interface ProjectSettings {
   variables: Record<string, string>;
 }
 
-/** A project with its settings, as the administrator sees it; of the variables only the names. */
+/** A project with its settings, as the administrator sees it, and only the names of its variables. */
 export interface ProjectDetails extends Project {
   command: [string, ...string[]] | null;
   directory: string | null;
@@ -55,16 +55,16 @@ interface SettingsRow extends ProjectRow {
   variable_names: string;
 }
 
-/** `:allProjects` and `:keyId` say who looks. One condition for every read that HTTP makes. */
+/** The condition that a key sees a project, for every read of HTTP. Its parameters are those of `viewer`. */
 export const VISIBLE_PROJECT = (projectId: string) => `
   (:allProjects = 1 OR EXISTS (SELECT 1 FROM key_projects v WHERE v.key_id = +:keyId AND v.project_id = ${projectId}))`;
 
-/** The parameters of VISIBLE_PROJECT. */
+/** The parameters of VISIBLE_PROJECT for a caller. */
 export function viewer(caller: Caller): { allProjects: number; keyId: string } {
   return { allProjects: caller.allProjects ? 1 : 0, keyId: caller.keyId };
 }
 
-/** Projects as a key sees them, and with their settings as the administrator does. */
+/** Projects, as keys see them, and with their settings for the administrator. */
 export function projectReads(database: Database) {
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, ProjectRow>(`
     SELECT seq, id, name, created_at, status FROM projects
@@ -90,7 +90,7 @@ export function projectReads(database: Database) {
   );
 
   return {
-    /** As this caller sees it; undefined if it is not there or not the caller's: the two look the same. */
+    /** Undefined if there is no such project or the caller does not see it, which must not be told apart. */
     visibleTo(caller: Caller, id: string): Project | undefined {
       const row = visible.get({ id, ...viewer(caller) });
       return row === undefined ? undefined : toProject(row);
@@ -104,7 +104,7 @@ export function projectReads(database: Database) {
       return rows.map((row) => ({ seq: row.seq, item: toProject(row) }));
     },
 
-    /** By id, or by a name that only one project has. Throws `not_found`, and `conflict` for a name that several have. */
+    /** Finds a project by id, or by a name that only one has. Throws `not_found`, and `conflict` if several have it. */
     resolve(idOrName: string): ProjectDetails {
       const row = byId.get(idOrName);
       if (row !== undefined) return toDetails(row);
@@ -118,7 +118,7 @@ export function projectReads(database: Database) {
     /** Oldest first, archived ones too. */
     list: (): ProjectDetails[] => all.all().map(toDetails),
 
-    /** With their values: for the command's environment, never for output. */
+    /** The variables with their values: for the command's environment, never for output. */
     variables(id: ProjectId): Record<string, string> {
       return Object.fromEntries(variables.all(id).map(({ name, value }) => [name, value]));
     },
@@ -127,7 +127,7 @@ export function projectReads(database: Database) {
 
 export type ProjectWrites = ReturnType<typeof projectWrites>;
 
-/** Projects are made and changed on the machine only. */
+/** Creates and changes projects, which HTTP cannot do. */
 export function projectWrites({ database, effects, changed }: WriteContext) {
   const reads = projectReads(database);
   const insert = database.prepare(`
@@ -153,8 +153,8 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Changes what `changes` names and leaves the rest; what runs goes on as it began. Throws `not_found`, and
-     * `conflict` if the command is taken away from deployments that wait for it.
+     * Changes the settings in `changes` only; a running deployment keeps those that it began with. Throws `not_found`,
+     * and `conflict` if it would remove the command while deployments wait for it.
      */
     set(input: {
       id: ProjectId;
@@ -170,8 +170,8 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * A paused one goes on queueing and starts nothing; an archived one refuses new deployments. Throws `not_found`, and
-     * `conflict` for pausing one that is archived: it would take deployments again.
+     * A paused project accepts deployments and starts none; an archived one refuses new deployments. Throws
+     * `not_found`, and `conflict` for pausing an archived project, as it would accept deployments again.
      */
     setStatus({ id, status }: { id: ProjectId; status: ProjectStatus }): ProjectDetails {
       const before = reads.resolve(id);

@@ -1,15 +1,15 @@
 import type { Database } from './database.ts';
 
-/** Stays the same until somebody commits. */
+/** A number that changes with every commit. */
 export type Moment = number;
 
 /**
- * Which moment it is. A commit counts once what runs now has ended, whichever process made it:
- * whoever heard of it and then sends a request is read later than that. One for each connection, that all its caches
- * share: it is looked for once for requests that go on side by side, as that takes 8 µs beside a busy writer.
+ * Returns a function that tells the current moment: it detects commits of any connection, in any process. The result is
+ * reused until the current JavaScript task ends, as detecting takes 8 µs beside a busy writer; a client that learned of
+ * a commit sends its next request after that. All caches of a connection share one.
  */
 export function createMoments(database: Database): () => Moment {
-  // Of all other connections, and of this one.
+  // The first changes with commits of other connections, the second with this one's.
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
   const ownChanges = database.prepare<[], number>('SELECT total_changes()').pluck();
   let moment = 0;
@@ -33,22 +33,22 @@ export function createMoments(database: Database): () => Moment {
   };
 }
 
-/** Gives what `read` gave for `key` before, if that was at this moment. */
+/** Returns the cached result for `key`, or that of `read` if there was a commit since. */
 type ReadCache<Value> = (key: string, read: () => Value) => Value;
 
-/** Each may be some 20 KB. */
+/** An entry may have some 20 KB. */
 const ENTRIES_MAX = 200;
 
 /**
- * For what is asked over and over and seldom changes: a key takes 20 µs to read, fifty projects and their text 150. What
- * `read` throws is not remembered.
+ * A cache for reads that are frequent and seldom change: reading a key takes 20 µs, fifty projects with their JSON 150.
+ * Errors that `read` throws are not cached.
  */
 export function createReadCache<Value>(moment: () => Moment): ReadCache<Value> {
   const remembered = new Map<string, Value>();
   let seen: Moment | undefined;
 
   return (key, read) => {
-    // Before the read: what is committed in between is read anew the next time.
+    // Determined before the read, so that a commit in between invalidates the entry.
     const now = moment();
     if (now !== seen || remembered.size >= ENTRIES_MAX) remembered.clear();
     seen = now;
