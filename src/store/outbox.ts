@@ -6,21 +6,21 @@ import { ATTEMPTS_MAX } from './deliveries.ts';
 import { type Recipient, recipientReads } from './recipients.ts';
 
 /**
- * So many more of a webhook are looked up with those that are claimed. One by one, each claim read past all that are
- * under way: with 200 busy webhooks that took 4 of the 45 µs that the dispatcher needs for a delivery.
+ * How many deliveries of a webhook a claim reads beyond those that it returns. Without that, each claim read past all
+ * that are under way: with 200 busy webhooks that took 4 of the 45 µs that the dispatcher needs for a delivery.
  */
 const READ_AHEAD = 32;
 
-/** A webhook that has only failed for so long is disabled. */
+/** A webhook is disabled when all of its attempts have failed for this long. */
 export const DISABLE_AFTER_FAILING_MS = 5 * DAY_MS;
 
 /**
- * Nothing was sent for so long, as davit was off or nothing happened: whatever failed before tells nothing of these days,
- * and a webhook that fails then fails anew. Longer than a weekend, and than what lies between two of the usual retries.
+ * After this long without an attempt, as davit was off or nothing happened, `failing_since` starts over: earlier
+ * failures say nothing about the time in between. Longer than a weekend, and than any of the default retry delays.
  */
-const FAILS_ANEW_AFTER_MS = 3 * DAY_MS;
+const FAILING_RESTARTS_AFTER_MS = 3 * DAY_MS;
 
-/** A delivery whose time has come, with all that sending it takes but the secrets. */
+/** A delivery that is due, with what is needed to send it except the secrets. */
 export interface DueDelivery {
   seq: number;
   id: DeliveryId;
@@ -30,21 +30,23 @@ export interface DueDelivery {
   /** When the webhook was last enabled. */
   enabled_at: number;
   payload: string;
-  /** Attempts on the ladder that it stands on now. */
+  /** How many attempts were made on the current ladder. */
   ladder_attempts: number;
   ladder_started_at: number;
   ladder_trigger: Exclude<AttemptTrigger, 'ping'>;
 }
 
-/** How a webhook's attempts went, as far as they are recorded. */
+/** The recorded results of a webhook's attempts. */
 export interface AttemptHistory {
-  /** When the first of its failures in a row was, with no rest of days between them; null: its last attempt did not fail. */
+  /**
+   * The first of the current series of failures, see FAILING_RESTARTS_AFTER_MS; null: the last attempt did not fail.
+   */
   failing_since: number | null;
-  /** Null: none ever succeeded. */
+  /** Null: no attempt ever succeeded. */
   last_success_at: number | null;
 }
 
-/** A webhook that has something pending: the moment of its first. */
+/** A webhook with pending deliveries, and when the first of them is due. */
 export interface PendingWebhook extends AttemptHistory {
   webhook_id: WebhookId;
   next_attempt_at: number;
@@ -55,31 +57,34 @@ export interface ClaimRequest {
   webhookId: WebhookId;
   /** How many at most. */
   limit: number;
-  /** Those that are under way, by seq: pending still, and not to be claimed again. */
+  /** The seqs of deliveries that are being attempted: they are still pending, but must not be claimed again. */
   underWay: readonly number[];
   /**
-   * Those that were due beyond the last claim, by seq, the first due first. A claim takes from it and fills it; whoever
-   * asks keeps it from claim to claim, and empties it when deliveries became due in another order. Those that may not
-   * be sent any more are left out of the claim.
+   * The seqs of due deliveries that an earlier claim read ahead, the first due first. A claim takes from it and refills
+   * it. The caller passes the same array to the webhook's next claim, and empties it when deliveries become due in
+   * another order. Deliveries in it that may not be sent any more are left out of the claim.
    */
   ahead: number[];
 }
 
 export interface Claim {
-  /** None if the webhook is disabled or deleted. */
+  /** Empty if the webhook is disabled or deleted. */
   due: DueDelivery[];
-  /** What to sign them with, the newest first. */
+  /** The signing secrets, the newest first. */
   secrets: readonly string[];
-  /** When the one after these is due; null: there is none, or none that may be sent. */
+  /** When the next delivery after these is due; null: there is none, or the webhook is disabled or deleted. */
   nextAtMs: number | null;
 }
 
-/** One attempt that was made, and where its delivery stands after it. */
+/** The result of an attempt, and what follows from it for the delivery. */
 export interface Settlement {
-  /** The delivery's. */
+  /** The delivery's seq. */
   seq: number;
   webhookId: WebhookId;
-  /** As it was sent: what came of it says nothing of a webhook with another url, or that was enabled again since. */
+  /**
+   * The webhook's url and `enabled_at` when the attempt was made. If either has changed since, the result does not
+   * count for the webhook.
+   */
   url: string;
   enabledAtMs: number;
   attempt: {
@@ -94,57 +99,57 @@ export interface Settlement {
   next: { kind: 'delivered' } | { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
   ladderAttempts: number;
   ladderStartedAtMs: number;
-  /** What of the last five days never passed, as the clock was set ahead. */
+  /** How much of the last five days the clock skipped, as it was set ahead. */
   neverPassedMs: number;
-  /** Why the webhook is to be disabled with it; null: it is not. */
+  /** Why the webhook is to be disabled now; null: it is not. */
   disableReason: string | null;
 }
 
 /**
- * Where the delivery stands now. `exhausted` also where the settlement plans a retry, and the delivery has had all
- * attempts that it may have; `onNewerLadder`: at the foot of one, due already, as a redelivery or replay was asked for, or
- * its webhook enabled, while the attempt that failed was under way; `gone`: it was pruned meanwhile.
+ * The delivery's state after a settlement. `exhausted`: also if the settlement has a retry, but the delivery has
+ * `ATTEMPTS_MAX` attempts. `onNewerLadder`: the attempt failed, but while it was under way a redelivery, a replay or
+ * enabling the webhook began a new ladder, which is due already. `gone`: the delivery was pruned meanwhile.
  */
 export type Settled = 'pending' | 'delivered' | 'exhausted' | 'onNewerLadder' | 'gone';
 
-/** A failure with which its webhook was disabled, and why. */
+/** A failure that disabled the webhook, and why. */
 export interface SettledLast {
   delivery: Settled;
   disabledFor: string;
 }
 
-/** How far the clock was set back, and where to go on. */
+/** How far the clock was set back, and where to continue. */
 interface SetBack {
   byMs: number;
-  /** No retry is planned for later than that from now. */
+  /** The longest time from now that a retry may be planned for. */
   furthestMs: number;
-  /** Null: the beginning. */
+  /** Null: from the beginning. */
   after: PendingPlace | null;
 }
 
-/** Where a walk through all that is pending stands: after this delivery, webhook by webhook. */
+/** The keyset position of a pending delivery, in the order of the index deliveries_pending. */
 export interface PendingPlace {
   webhookId: string;
   nextAttemptAtMs: number;
   seq: number;
 }
 
-/** Whose retries are hurried, and where to go on. */
+/** The webhook whose retries become due now, and where to continue. */
 interface Hurry {
   webhookId: WebhookId;
-  /** Null: the beginning. */
+  /** Null: from the beginning. */
   after: PendingPlace | null;
 }
 
-/** Before all that is pending. */
+/** Before all pending deliveries. */
 const FIRST_PENDING: PendingPlace = { webhookId: '', nextAttemptAtMs: 0, seq: 0 };
 
-/** One step keeps the writer from others for about 4 ms. All at once, a million took it 3 s and 200 MB. */
+/** A step occupies the writer for about 4 ms. A million rows in one transaction took 3 s and 200 MB. */
 const STEP_ROWS = 128;
 
 /** What is to be delivered, and to whom. */
 export function outboxReads(database: Database) {
-  // Skips from webhook to webhook in the partial index: one seek for each, however much is pending.
+  // Seeks from webhook to webhook in the partial index: one seek for each, however many deliveries are pending.
   const pendingWebhooks = database.prepare<[], PendingWebhook>(`
     WITH RECURSIVE pending (webhook_id) AS (
       SELECT min(webhook_id) FROM deliveries WHERE status = 'pending'
@@ -166,7 +171,7 @@ export function outboxReads(database: Database) {
        ORDER BY next_attempt_at, seq
        LIMIT +?`)
     .raw();
-  // In the order of the list, which leads. What has changed since it was looked up is not among them.
+  // In the order of the list, as CROSS JOIN fixes the order of the loops. Without those that are no longer due.
   const rowsOf = database
     .prepare<[seqs: string, nowMs: number], DeliveryRow>(`
       SELECT d.seq, d.id, d.event_id, e.payload, d.ladder_attempts, d.ladder_started_at, d.ladder_trigger
@@ -174,7 +179,8 @@ export function outboxReads(database: Database) {
        CROSS JOIN deliveries d ON d.seq = wanted.value AND d.status = 'pending' AND d.next_attempt_at <= +?
        CROSS JOIN events e ON e.id = d.event_id`)
     .raw();
-  // Most were never enabled anew: looking through a million retries of such a one took 1.6 s at each start.
+  // `enabled_at <> created_at` skips webhooks that were never enabled again, as most are: scanning a million retries of
+  // such a webhook took 1.6 s at each start.
   const unhurried = database
     .prepare<{ webhookId: WebhookId; nowMs: number }, number>(`
       SELECT 1 FROM webhooks w
@@ -189,26 +195,26 @@ export function outboxReads(database: Database) {
   );
 
   return {
-    /** The enabled webhooks that have something pending, the first due first. */
+    /** The enabled webhooks with pending deliveries, the first due first. */
     pendingWebhooks: (): PendingWebhook[] => pendingWebhooks.all(),
 
-    /** Whether some of the webhook's retries were not hurried when it was enabled, as davit ended meanwhile. */
+    /** Whether `hurry` is not finished for the webhook, as davit ended after the webhook was enabled. */
     isUnhurried: (webhookId: WebhookId, nowMs: number): boolean =>
       unhurried.get({ webhookId, nowMs }) !== undefined,
 
-    /** Of one that is not there: nothing has happened. */
+    /** The results of a webhook's attempts; of an unknown webhook, none. */
     history: (webhookId: WebhookId): AttemptHistory =>
       history.get(webhookId) ?? { failing_since: null, last_success_at: null },
 
     /**
-     * For each request the webhook's next deliveries that are due at `nowMs`. Costs 2 to 3 µs for each delivery, with
-     * a million pending as with a thousand.
+     * The deliveries that are due at `nowMs`, for each request. Costs 2 to 3 µs for a delivery, with a thousand pending
+     * or a million.
      */
     claim,
   };
 
   function claim(requests: readonly ClaimRequest[], nowMs: number): Claim[] {
-    // One snapshot: the reads agree with each other, and cost a third of what each alone does.
+    // In one snapshot the reads are consistent, and cost a third of what they do in separate ones.
     return inSnapshot(database, () => claimNow(requests, nowMs));
   }
 
@@ -219,7 +225,7 @@ export function outboxReads(database: Database) {
     );
     const picks = requests.map((request) => ({
       webhookId: request.webhookId,
-      // Of what is held nothing is looked up: each of its events comes by here.
+      // Deliveries that are held are not read, as each new event of a disabled webhook causes a claim, too.
       ...(found.has(request.webhookId) ? pick(request, nowMs) : NOTHING_DUE),
     }));
     const rows = rowsOf.all(JSON.stringify(picks.flatMap(({ seqs }) => seqs)), nowMs);
@@ -241,7 +247,7 @@ export function outboxReads(database: Database) {
     });
   }
 
-  /** Which deliveries are next, from what was looked up before or from the index. */
+  /** Takes the next deliveries from what was read ahead, after refilling that from the index if necessary. */
   function pick(request: ClaimRequest, nowMs: number) {
     const { limit, ahead } = request;
     const nextAtMs = ahead.length > limit ? nowMs : readAhead(request, nowMs);
@@ -249,7 +255,7 @@ export function outboxReads(database: Database) {
     return { seqs, nextAtMs: ahead.length > 0 ? nowMs : nextAtMs };
   }
 
-  /** Fills `ahead` anew. Returns when the first that is not in it will be due; null: it has all that there are. */
+  /** Refills `ahead`. Returns when the next delivery that is not yet due will be; null: it found none. */
   function readAhead({ webhookId, limit, underWay, ahead }: ClaimRequest, nowMs: number): number | null {
     ahead.length = 0;
     for (const [seq, nextAttemptAt] of firstPending.all(webhookId, underWay.length + limit + READ_AHEAD)) {
@@ -287,21 +293,21 @@ function toDueDelivery(
     url,
     enabled_at: enabledAtMs,
     payload,
-    // What was held while the webhook was disabled begins a new ladder when it is enabled.
+    // Enabling the webhook begins a new ladder for the deliveries that were held.
     ladder_attempts: ladderStartedAt < enabledAtMs ? 0 : ladderAttempts,
     ladder_started_at: Math.max(ladderStartedAt, enabledAtMs),
     ladder_trigger,
   };
 }
 
-/** What came of attempts. */
+/** Records the results of attempts, and reschedules retries. */
 export function outboxWrites({ database, effects, changed }: WriteContext) {
   const delivered = database.prepare(`
     UPDATE deliveries
        SET status = 'delivered', next_attempt_at = NULL, delivered_at = :atMs, attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
      WHERE seq = +:seq`);
-  // However often its webhook is enabled anew, which begins another ladder each time.
+  // Needed although ladders end, as each time that the webhook is enabled another one begins.
   const isSpent = `attempt_count + 1 >= ${ATTEMPTS_MAX}`;
   const missed = database.prepare(`
     UPDATE deliveries
@@ -314,7 +320,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     .prepare<[number], 'pending' | 'delivered' | 'exhausted'>('SELECT status FROM deliveries WHERE seq = +?')
     .pluck();
   const counted = database.prepare('UPDATE deliveries SET attempt_count = attempt_count + 1 WHERE seq = +?');
-  // The number by a look of its own: RETURNING would have SQLite make a table and keep copies of all that it changes.
+  // Reads the number from the row that was updated: with RETURNING, SQLite creates a temporary table and copies each
+  // change into it.
   const insertAttempt = database.prepare(`
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
     SELECT id, attempt_count, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger
@@ -326,7 +333,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     UPDATE webhooks
        SET last_failure_at = :atMs, consecutive_failures = consecutive_failures + 1,
            failing_since = iif(failing_since <= +:atMs
-                                 AND last_failure_at >= +:atMs - ${FAILS_ANEW_AFTER_MS} - +:neverPassedMs,
+                                 AND last_failure_at >= +:atMs - ${FAILING_RESTARTS_AFTER_MS} - +:neverPassedMs,
                                failing_since, :atMs)
      WHERE ${stillSentTo}`);
   const disable = database.prepare(`
@@ -350,8 +357,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
 
   return {
     /**
-     * The attempt and what follows from it for the delivery and its webhook, together. Nothing is recorded of a
-     * delivery that is gone.
+     * Records an attempt and what follows from it for the delivery and its webhook. Records nothing if the delivery is
+     * gone.
      */
     settle(settlement: Settlement): Settled | SettledLast {
       const { seq, webhookId, url, enabledAtMs, attempt, next } = settlement;
@@ -374,9 +381,10 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * The clock was set back by so much: what waits is due that much earlier, and what would wait for longer than
-     * `furthestMs` now. A step of it; returns where the next one goes on, null: that was all. What is planned earlier
-     * lies before its place then, and is not met again.
+     * Reschedules retries after the clock was set back by `byMs`: they become due that much earlier, and at once if
+     * they would still be further away than `furthestMs`. Does one step, and returns where the next one continues;
+     * null: it was the last. A rescheduled delivery moves to before its place in the index, so no later step meets it
+     * again.
      */
     setBack({ byMs, furthestMs, after }: SetBack): PendingPlace | null {
       const nowMs = effects.now();
@@ -392,8 +400,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * The webhook was enabled: what waited for a retry until then is due now, as what arose meanwhile is. What has
-     * failed since keeps its time. A step of it, from `after` on, null: the beginning; returns as `setBack` does.
+     * Makes the retries of a webhook that was enabled due now, as its held deliveries are. Those that have failed since
+     * it was enabled keep their time. Does one step, from `after` on, and returns as `setBack` does.
      */
     hurry({ webhookId, after }: Hurry): PendingPlace | null {
       const nowMs = effects.now();
@@ -416,14 +424,14 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
       nextAttemptAt: next.kind === 'retry' ? next.atMs : null,
     });
     if (changes > 0) return statusOf.get(seq) ?? 'gone';
-    // The failure does not end the newer ladder.
+    // There is a newer ladder: the failure only counts as an attempt.
     return counted.run(seq).changes > 0 ? 'onNewerLadder' : 'gone';
   }
 }
 
 const LAST_SEQ = Number.MAX_SAFE_INTEGER;
 
-/** Where to go on after a step through these; null: they are the last. */
+/** Where the step after these rows continues; null: they are the last. */
 function endOfStep(places: readonly PendingPlace[]): PendingPlace | null {
   return places.length === STEP_ROWS ? (places.at(-1) ?? null) : null;
 }
