@@ -8,7 +8,7 @@ import { WAL_LARGE_BYTES } from './wal.ts';
 import type { Writer } from './writer.ts';
 
 export interface Pruner {
-  /** One step, if its time has come. Returns when the next one is due, milliseconds since 1970. */
+  /** Does one step if it is due. Returns when the next one is due, milliseconds since 1970. */
   tick(): Promise<number>;
 }
 
@@ -16,51 +16,52 @@ interface PrunerOptions {
   writer: Pick<Writer, 'write'>;
   effects: Effects;
   logger: Logger;
-  /** How the clock was set before. */
+  /** How the clock was set before this start. */
   clockSettings: ClockSettings;
   /** Null: deployments, events and deliveries are kept for ever. */
   retentionMs: number | null;
 }
 
-/** Between two passes: what is over is removed soon after its time, also where that is short. */
+/** The pause between passes is a part of the retention, within these bounds, so that a short one is respected, too. */
 const PASS_EVERY_MAX_MS = HOUR_MS;
 const PASS_EVERY_MIN_MS = 1_000;
 const PASSES_IN_RETENTION = 24;
 
 /**
- * Between two steps: 19 times as long as the last one took, waiting included, so that it has a twentieth of the
- * writer at most, and less when others need it. In a file of 7 GB that is 110 deliveries a second with their events
- * and attempts, or 11 MB of logs; the p99 of 200 creations a second beside it, in turns of a second with it and without,
- * was 5.9 and 7.9 ms, 14.3 and 15.1, 20.1 and 23.5.
+ * The pause after a step is 19 times as long as the step took, including its wait for the writer: retention uses at
+ * most a twentieth of the writer's time, and less under load. In a file of 7 GB it removes 110 deliveries a second with
+ * their events and attempts, or 11 MB of logs. The p99 of 200 creations a second, measured in alternate seconds with it
+ * and without, was 5.9 and 7.9 ms, 14.3 and 15.1, 20.1 and 23.5.
  */
 const PAUSE_FACTOR = 19;
 const PAUSE_MIN_MS = 20;
 const PAUSE_MAX_MS = 10_000;
 
-/** Somebody reads for long, a backup as a rule, and nothing of the WAL can be copied: it should grow slowly then. */
+/** A long read, most often a backup, prevents checkpoints: retention should not make the WAL grow quickly then. */
 const PAUSE_WHILE_WAL_IS_LARGE_MS = 10_000;
 
 const PAUSE_WHILE_UNAVAILABLE_MS = 60_000;
 
 /**
- * A clock that was set ahead by so much may be wrong, and what is removed does not come back: there is a day to notice
- * it. A machine that slept for as long waits for nothing but that.
+ * After the clock was set ahead by this much, it may be wrong, and removed data cannot be recovered: retention pauses
+ * for a day, in which somebody may notice. It also pauses, needlessly, after the machine was suspended for as long.
  */
 const DOUBTED_FROM_MS = HOUR_MS;
 const DOUBTED_FOR_MS = DAY_MS;
 
-/** A pass through everything that may be over. */
+/** A pass through everything that may have expired. */
 interface Pass {
-  /** When it began. */
+  /** When the pass began: what expires later is left to the next pass. */
   untilMs: number;
-  left: Pruned[];
+  /** The kinds that are not finished, the current one first. */
+  remaining: Pruned[];
   from: PrunePlace;
   removed: Removed;
 }
 
 /**
- * Removes what is over: a pass through all of it now and then, in steps that leave the writer to others. Where it is
- * is memory: after a restart the first pass finds what is left.
+ * Removes what has expired, in periodic passes of small steps that leave the writer to others. Its progress is kept in
+ * memory only: after a restart the first pass finds the rest.
  */
 export function createPruner(options: PrunerOptions): Pruner {
   const { writer, effects, logger, clockSettings, retentionMs } = options;
@@ -69,14 +70,14 @@ export function createPruner(options: PrunerOptions): Pruner {
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
   );
   const now = createWatchedClock(effects, doubt);
-  /** By so much the clock may be ahead of the truth. */
+  /** By how much the clock may be ahead of the true time. */
   let doubtedMs = 0;
   let pass: Pass | undefined;
-  /** On the clock that never jumps. */
+  /** When the next step is due, on the monotonic clock. */
   let dueAtMs = Number.NEGATIVE_INFINITY;
 
-  // Whoever starts davit anew has not looked at the clock: what is left of the day is waited for. The first setting of the
-  // last 24 hours began it, so that it ends also on a machine that sleeps each night and starts davit each morning.
+  // A restart does not end the pause: the rest of the day is waited for. The day begins with the first setting of the
+  // last 24 hours, so that it ends even on a machine that is suspended each night and starts davit each morning.
   for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
 
   return {
@@ -91,12 +92,13 @@ export function createPruner(options: PrunerOptions): Pruner {
     },
   };
 
-  /** Whoever sets it back again has seen to it. */
+  /** The clock was set: begins a pause if it may be ahead of the true time, ends the pause if it was set back again. */
   function doubt(setMs: number, agoMs = 0): void {
     if (setMs >= DOUBTED_FROM_MS) {
       const isInDoubt = doubtedMs >= DOUBTED_FROM_MS;
       doubtedMs += setMs;
-      // One day for all of less than a day: a machine that sleeps each night would never come to its end.
+      // A further setting of less than a day does not prolong the pause, which would never end on a machine that is
+      // suspended each night.
       if (isInDoubt && setMs < DOUBTED_FOR_MS) return;
       dueAtMs = effects.monotonicMs() + DOUBTED_FOR_MS - agoMs;
       logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day from then on');
@@ -107,8 +109,8 @@ export function createPruner(options: PrunerOptions): Pruner {
   }
 
   async function stepAndPauseMs(): Promise<number> {
-    pass ??= { untilMs: now(), left: [...PRUNED], from: START, removed: {} };
-    const [what] = pass.left;
+    pass ??= { untilMs: now(), remaining: [...PRUNED], from: START, removed: {} };
+    const [what] = pass.remaining;
     if (what === undefined) return endPass();
     const beganAtMs = effects.monotonicMs();
     try {
@@ -116,14 +118,14 @@ export function createPruner(options: PrunerOptions): Pruner {
       const step = { what, from, untilMs, retentionMs };
       const { removed, next, walBytes } = await writer.write('retention.step', step);
       add(pass.removed, removed);
-      goOnAt(pass, next);
-      if (pass.left.length === 0) return endPass();
+      continueAt(pass, next);
+      if (pass.remaining.length === 0) return endPass();
       if (walBytes > WAL_LARGE_BYTES) return PAUSE_WHILE_WAL_IS_LARGE_MS;
     } catch (error) {
-      // A full disk, or more to do than can be done.
+      // The disk is full, or the writer's queue is.
       if (isUnavailable(error)) return PAUSE_WHILE_UNAVAILABLE_MS;
-      // A bug, which is to keep nothing else in the file.
-      goOnAt(pass, null);
+      // A bug. Skips this kind, so that the others are still removed.
+      continueAt(pass, null);
       dueAtMs = effects.monotonicMs() + PAUSE_MAX_MS;
       throw error;
     }
@@ -133,7 +135,7 @@ export function createPruner(options: PrunerOptions): Pruner {
 
   function endPass(): number {
     const removed = pass?.removed ?? {};
-    if (Object.keys(removed).length > 0) logger.info(removed, 'what was over is removed');
+    if (Object.keys(removed).length > 0) logger.info(removed, 'removed what has expired');
     pass = undefined;
     return passEveryMs;
   }
@@ -145,8 +147,8 @@ function add(sum: Removed, removed: Removed): void {
   }
 }
 
-/** Null: with the next kind. */
-function goOnAt(pass: Pass, place: PrunePlace | null): void {
+/** Sets where the next step begins; null: with the next kind. */
+function continueAt(pass: Pass, place: PrunePlace | null): void {
   pass.from = place ?? START;
-  if (place === null) pass.left.shift();
+  if (place === null) pass.remaining.shift();
 }

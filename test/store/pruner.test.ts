@@ -23,7 +23,7 @@ t.test('a pass removes all that is over, step by step, and says at its end what 
   }
   t.ok(steps > 10);
   t.strictSame(counts(store), { deployments: 0, events: 0 });
-  t.strictSame(logged, [{ level: 'info', deployments: 40, events: 80, msg: 'what was over is removed' }]);
+  t.strictSame(logged, [{ level: 'info', deployments: 40, events: 80, msg: 'removed what has expired' }]);
 });
 
 t.test('what is over only since a pass began is for the next: under load it has an end, too', async (t) => {
