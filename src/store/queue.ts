@@ -20,14 +20,14 @@ export interface NewDeployment {
   projectId: ProjectId;
   ref: Ref;
   trigger: Trigger;
-  /** Null: made on the machine. */
+  /** Null: created by `davit admin`. */
   keyId: KeyId | null;
   redeployOf: DeploymentId | null;
-  /** How many may wait in one project; null: any number. */
+  /** How many deployments may wait in the project; null: any number. */
   maxQueued: number | null;
 }
 
-/** What the executor needs to carry a deployment out. */
+/** What the executor needs to run a deployment. */
 export interface ClaimedDeployment {
   id: DeploymentId;
   ref: Ref;
@@ -38,7 +38,7 @@ export interface ClaimedDeployment {
   timeout_ms: number | null;
   idle_timeout_ms: number | null;
   variables: Record<string, string>;
-  /** The ref that succeeded last in this project. */
+  /** The ref that succeeded last in this project; null: none did. */
   previous_ref: Ref | null;
 }
 
@@ -47,10 +47,10 @@ interface ClaimRow extends Omit<ClaimedDeployment, 'command' | 'variables' | 'pr
   command: string;
 }
 
-/** Until the queue moves on: nobody can say better how long a deployment takes. */
+/** A guess, as it depends on when a deployment ends. */
 const QUEUE_FULL_RETRY_SECONDS = 30;
 
-/** How deployments come into their project's queue and leave it: made, claimed, canceled, archived with it. */
+/** Creates, claims and cancels deployments: how they enter and leave the queue of their project. */
 export function queueWrites(
   { database, effects, changed }: WriteContext,
   reads: DeploymentReads,
@@ -83,7 +83,7 @@ export function queueWrites(
   const supersede = database.prepare('UPDATE deployments SET superseded_by = :by WHERE id = +:id');
   const markCanceling = database.prepare(`UPDATE deployments SET status = 'canceling' WHERE id = +?`);
 
-  // The project whose turn it is, skipping those that run one already.
+  // The oldest deployment of the project whose turn it is, among those that have none running.
   const nextQueued = database.prepare<[], ClaimRow>(`
     SELECT d.seq, d.id, d.ref, d.project_id, p.name AS project_name, p.command, p.directory, p.timeout_ms, p.idle_timeout_ms
       FROM projects p INDEXED BY projects_waiting
@@ -95,7 +95,8 @@ export function queueWrites(
                         WHERE r.project_id = p.id AND r.status IN ('running', 'canceling') AND r.reported = 0)
      ORDER BY p.last_started_at, p.seq
      LIMIT 1`);
-  // By a clock that was ahead: while others had something waiting, such a project had no turn until that moment came.
+  // Corrects starts in the future, recorded before the clock was set back: such a project would get no turn until that
+  // time while other projects have deployments waiting.
   const forgetLaterStarts = database.prepare(`
     UPDATE projects INDEXED BY projects_waiting SET last_started_at = :at
      WHERE queued_count > 0 AND status = 'active' AND last_started_at > +:at`);
@@ -115,7 +116,9 @@ export function queueWrites(
   return {
     create,
 
-    /** The same ref once more, as it is in the project now. Throws what `create` throws, and `not_found`. */
+    /**
+     * Deploys the ref of a deployment again, with the project's current settings. Throws as `create`, and `not_found`.
+     */
     redeploy(input: { id: DeploymentId; keyId: KeyId | null; maxQueued: number | null }): Deployment {
       const { id, project_id: projectId, ref } = reads.existing(input.id);
       const { keyId, maxQueued } = input;
@@ -123,8 +126,8 @@ export function queueWrites(
     },
 
     /**
-     * A queued one is canceled at once; a running one is `canceling` until its command is gone, or until who
-     * does the work elsewhere reports. Throws `not_found`, and `conflict` for one that has ended.
+     * Cancels a deployment: at once if it is queued; a running one is `canceling` until its command has ended, or the
+     * other system has reported. Throws `not_found`, and `conflict` for one that has ended.
      */
     cancel({ id }: { id: DeploymentId }): Deployment {
       const { status } = reads.existing(id);
@@ -139,10 +142,7 @@ export function queueWrites(
       return reads.existing(id);
     },
 
-    /**
-     * Archives a project. Nothing would ever start what waits in it: that is canceled along, and its events tell.
-     * Throws `not_found`.
-     */
+    /** Archives a project and cancels the deployments that wait in it, with their events. Throws `not_found`. */
     archive({ id }: { id: ProjectId }): { project: ProjectDetails; canceledIds: DeploymentId[] } {
       const project = setStatus({ id, status: 'archived' });
       const canceledIds = queued.all(id);
@@ -159,8 +159,8 @@ export function queueWrites(
     },
 
     /**
-     * Takes the next deployment that may start, or null: of the active projects that run none, the one whose
-     * last start is the longest ago, and of that its oldest. It is `running` once this is committed.
+     * Makes the next deployment that may start `running`, and returns it; null: there is none. It is the oldest one of
+     * the project with the earliest last start, among the active projects that have none running.
      */
     claim(): ClaimedDeployment | null {
       const at = effects.now();
@@ -179,15 +179,15 @@ export function queueWrites(
       };
     },
 
-    /** Which process carries a claimed one out, for whoever comes after a crash. */
+    /** Records the process of a claimed deployment, for the recovery after a crash. */
     setProcess(input: ProcessIdentity & { id: DeploymentId }): void {
       setProcess.run(input);
     },
   };
 
   /**
-   * Queues a deployment of `ref`. Throws `not_found` (no such project), `conflict` (archived) and
-   * `rate_limited` (as many wait as may).
+   * Queues a deployment of `ref`. Throws `not_found` (no such project), `conflict` (archived) and `rate_limited` (the
+   * queue is full).
    */
   function create(input: NewDeployment): Deployment {
     const { projectId, ref, trigger, keyId, redeployOf } = input;
@@ -217,7 +217,7 @@ export function queueWrites(
     events.record('deployment.created', { id, project_id: projectId, ref }, createdAt);
     const superseded = !isReported && project.policy === 'latest' ? supersedeOlder(projectId, id) : 0;
     if (!isReported) changed('queue');
-    // What was just written is known: reading it back would cost as much as writing it.
+    // Not read from the database: that would cost as much as the write.
     return toDeployment(
       {
         seq: Number(lastInsertRowid),

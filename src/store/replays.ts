@@ -6,59 +6,59 @@ import type { Database } from './database.ts';
 import { ATTEMPTS_MAX, REARM, SLICE_ROWS, type StoredStatus, storedStatuses } from './deliveries.ts';
 import { webhookReads } from './webhooks.ts';
 
-/** What of a webhook's past is sent once more: what was created from `sinceMs` to `untilMs`, both included. */
+/** Which deliveries of a webhook a replay sends again: those created from `sinceMs` to `untilMs`, both inclusive. */
 export interface ReplaySelection {
   webhookId: WebhookId;
   sinceMs: number;
   untilMs: number;
-  /** Null: whatever became of it. */
+  /** Null: any status. */
   storedStatus: StoredStatus | null;
-  /** The last delivery that there was when it was asked for: see `lastSeq`. */
+  /** The webhook's last delivery when the replay was requested: see `lastSeq`. */
   lastSeq: number;
 }
 
 export interface NewReplay extends ReplaySelection {
-  /** As it was asked for; shown, not used. */
+  /** The requested status, only for the response. */
   status: DeliveryStatus | null;
-  /** How many deliveries it fits; null: it was not counted, as too many replays are open. */
+  /** How many deliveries are selected; null: they were not counted, as too many replays are open. */
   count: number | null;
 }
 
-/** What whoever asked for a replay is told. */
+/** The response to the request for a replay. */
 export interface Replay {
   webhook_id: WebhookId;
   since: Timestamp;
   until: Timestamp;
   status: DeliveryStatus | null;
-  /** How many deliveries fitted when it was asked for. */
+  /** How many deliveries were selected when it was requested. */
   count: number;
 }
 
-/** A replay that goes on: of its webhook the one that was asked for first. */
+/** An unfinished replay, the oldest one of its webhook. */
 export interface OpenReplay extends ReplaySelection {
   seq: number;
-  /** Deliveries up to this one are on their new ladder. */
+  /** Deliveries up to this one have begun their new ladder. */
   doneSeq: number;
 }
 
-/** A piece of a webhook's deliveries, in their order. */
+/** A slice of a webhook's deliveries, in the order of seq. */
 interface ReplaySlice {
-  /** Those that fit. */
+  /** The selected deliveries in it. */
   seqs: number[];
-  /** The last one that was looked at; null: there are none after these. */
+  /** The last delivery that was scanned; null: there are none after these. */
   endSeq: number | null;
 }
 
-/** So many replays of one webhook may be open at a time. */
+/** How many replays of one webhook may be open at a time. */
 const OPEN_REPLAYS_MAX = 10;
 
-/** Replays that are not finished, and what they are to send. */
+/** Unfinished replays, and the deliveries that they select. */
 export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}) {
   const fits = `
     created_at BETWEEN +:sinceMs AND +:untilMs AND (:storedStatus IS NULL OR status = +:storedStatus)
     AND attempt_count < ${ATTEMPTS_MAX}`;
   const isFull = fullness(database);
-  /** How many are being counted, by webhook. */
+  /** How many replays are being counted, by webhook. */
   const counting = new Map<WebhookId, number>();
   const lastSeq = database
     .prepare<[string], number | null>('SELECT max(seq) FROM deliveries WHERE webhook_id = +?')
@@ -95,8 +95,8 @@ export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}
 
   return {
     /**
-     * What `replays.create` is given for the deliveries of a webhook that came to be from `sinceMs` to `untilMs` and,
-     * unless `status` is null, are shown so now. Counts them, but for those of a webhook that may have no more.
+     * The input of `replays.create` for the deliveries of a webhook that were created from `sinceMs` to `untilMs` and,
+     * unless `status` is null, are shown with that status now. Counts them unless the webhook may have no more replays.
      */
     async plan(
       webhook: Webhook,
@@ -114,16 +114,16 @@ export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}
       return { ...selection, status, count: fitsNothing ? 0 : await countUnlessFull(selection) };
     },
 
-    /** The webhook's last delivery at this moment; 0: it has none. */
+    /** The seq of the webhook's last delivery; 0: it has none. */
     lastSeq: lastSeqOf,
 
-    /** How many deliveries fit. Looks at all of the webhook's, in slices; a million take a third of a second. */
+    /** How many deliveries are selected. Scans all of the webhook's, in slices; a million take a third of a second. */
     count,
 
-    /** The next of a replay, of each enabled webhook, the first asked for first. One of a disabled webhook waits. */
+    /** The oldest open replay of each enabled webhook, the oldest first. Replays of disabled webhooks wait. */
     open: (): OpenReplay[] => openOnes.all(),
 
-    /** At most `limit` that fit, of those after `afterSeq`. */
+    /** At most `limit` of the selected deliveries after `afterSeq`. */
     slice(replay: OpenReplay, afterSeq: number, limit: number): ReplaySlice {
       const endSeq = endOfSlice(replay, afterSeq);
       const seqs = seqsWithin.all({ ...replay, afterSeq, endSeq, limit });
@@ -140,7 +140,7 @@ export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}
     return lastSeq.get(webhookId) ?? 0;
   }
 
-  /** 600 requests at once, of which ten could be granted, had 200,000 deliveries counted for 72 s. */
+  /** Counts for no more requests than can be granted: 600 at once counted 200,000 deliveries each, for 72 s. */
   async function countUnlessFull(selection: ReplaySelection): Promise<number | null> {
     const { webhookId } = selection;
     const others = counting.get(webhookId) ?? 0;
@@ -173,7 +173,7 @@ export function replayReads(database: Database, { inTurn = inTurnOfThread } = {}
   }
 }
 
-/** Tells whether a webhook has as many replays as it may, with `coming` that are about to be made. */
+/** Returns a function that tells whether a webhook, with another `coming` replays, has as many as it may. */
 function fullness(database: Database): (webhookId: WebhookId, coming?: number) => boolean {
   const countOpen = database
     .prepare<[string], number>('SELECT count(*) FROM replays WHERE webhook_id = +? AND finished_at IS NULL')
@@ -181,7 +181,7 @@ function fullness(database: Database): (webhookId: WebhookId, coming?: number) =
   return (webhookId, coming = 0) => (countOpen.get(webhookId) ?? 0) + coming >= OPEN_REPLAYS_MAX;
 }
 
-/** Replays are asked for once and worked off in steps. */
+/** Creates replays, and carries them out in steps. */
 export function replayWrites({ database, effects, changed }: WriteContext) {
   const webhooks = webhookReads(database);
   const isFull = fullness(database);
@@ -202,8 +202,8 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
 
   return {
     /**
-     * Has the deliveries that fit sent again, each with the whole ladder ahead. Throws `not_found`, `conflict` if the
-     * webhook's key was revoked, and `rate_limited` while ten replays of the webhook are open.
+     * Has the selected deliveries sent again, each on a new ladder. Throws `not_found`, `conflict` if the webhook's key
+     * was revoked, and `rate_limited` while ten replays of the webhook are open.
      */
     create({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, status, count }: NewReplay): Replay {
       if (webhooks.get(webhookId) === undefined) {
@@ -223,8 +223,8 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Puts these deliveries on a new ladder and notes how far the replay is; null: to its end. What is no longer
-     * as the replay asks is left alone. Does nothing for one that was ended meanwhile.
+     * Begins a new ladder for these deliveries, and records the replay's progress; `doneSeq` null: it is finished.
+     * Skips deliveries that are no longer selected. Does nothing if the replay was ended meanwhile.
      */
     step({ seq, seqs, doneSeq }: { seq: number; seqs: number[]; doneSeq: number | null }): void {
       const replay = openReplay.get(seq);

@@ -11,7 +11,7 @@ import type { DeploymentReads } from './deployments.ts';
 import { type EndingWrites, endedAlready } from './endings.ts';
 import type { EventWrites } from './events.ts';
 
-/** What the system that does the work says of a deployment. */
+/** What another system reports about a deployment that it carries out. */
 export interface Report {
   id: DeploymentId;
   status: 'running' | 'succeeded' | 'failed';
@@ -22,7 +22,7 @@ export interface Report {
 /** How many overdue deployments one transaction ends, so that it stays short. */
 const OVERDUE_AT_ONCE = 100;
 
-/** Deployments of projects without a command: their states are what another system reports. */
+/** Reports on deployments of projects without a command, which another system carries out. */
 export function reportWrites(
   { database, effects, changed }: WriteContext,
   reads: DeploymentReads,
@@ -47,17 +47,14 @@ export function reportWrites(
 
   return {
     /**
-     * Takes a report. The same end once more changes nothing and is no error; `failed` for one that was being
-     * canceled is its cancellation. Throws `not_found`, and `conflict` where davit does the work itself or the
-     * deployment ended otherwise.
+     * Records a report. Repeating the report of an end changes nothing and is no error; `failed` ends a deployment that
+     * is `canceling` as `canceled`. Throws `not_found`, and `conflict` where davit runs the command itself or the
+     * deployment has ended otherwise.
      */
     report({ id, status, message, outputs }: Report): Deployment {
       const deployment = reads.existing(id);
       if (isReported.get(id) !== 1) {
-        throw new AppError(
-          'conflict',
-          'davit itself runs the command of this project: nobody reports its end',
-        );
+        throw new AppError('conflict', 'davit itself runs the command of this project: it takes no reports');
       }
       if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
       const at = effects.now();
@@ -71,7 +68,7 @@ export function reportWrites(
       return reads.existing(id);
     },
 
-    /** Ends those whose report did not come in time; gives how many, at most a hundred at once. */
+    /** Ends deployments whose report is overdue, at most a hundred, and returns how many. */
     endOverdue(): number {
       const late = overdue.all({ nowMs: effects.now() });
       for (const id of late) {
@@ -81,7 +78,7 @@ export function reportWrites(
     },
   };
 
-  /** A failure of one that was being canceled is its cancellation. */
+  /** `failed` ends a deployment that is `canceling` as `canceled`. */
   function end(
     { id, status: before, message, outputs }: Deployment,
     status: 'succeeded' | 'failed',
