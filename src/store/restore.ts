@@ -18,42 +18,43 @@ import { connect, type Database, isDamaged, isOurs, notOurs, pragmaNumber, sqlit
 import { beginExclusive } from './exclusive.ts';
 import { giveName, giveToOwner, isLinkless, syncDirectory, syncFile } from './partial-file.ts';
 
-/** What SQLite keeps beside a file and reads without asking whose it is. */
+/** SQLite reads these files with whatever database is beside them. */
 const SIDE_FILES = ['-wal', '-journal'] as const;
 
 /**
- * Puts the file `replacement`, one that `checkDatabase` found good, where `path` is or was, in one step: at every
- * moment there is the old file or the new one there. The old one is kept at `asidePath`, with all that its WAL
- * held. No WAL of the old one is ever beside the new one, where SQLite would read it as that one's. The caller
- * holds `lockForServing`. Returns whether there was anything to keep. Throws AppError `conflict`, and nothing has
- * changed, while another process has the old one open. `path` is no link.
+ * Replaces the database at `path`, if there is one, by the file `replacement`, which `checkDatabase` must have found
+ * good. The rename is atomic: at any time there is either the old file or the new one. The old one is kept at
+ * `asidePath`, with everything from its WAL; that is never beside the new file, where SQLite would read it. Returns
+ * whether there was anything to keep. Throws AppError `conflict`, with nothing changed, while another process has the
+ * old file open. The caller must hold `lockForServing`, and `path` must not be a symbolic link.
  */
 export function replaceDatabase(path: string, replacement: string, asidePath: string): boolean {
   const before = statSync(path, { throwIfNoEntry: false });
-  const release = before === undefined ? () => undefined : holdAlone(path);
-  let letGo = () => {};
+  const release = before === undefined ? () => undefined : openExclusively(path);
+  let closeOld = () => {};
   try {
     syncFile(replacement);
     giveToOwner([replacement, `${path}-lock`], before ?? statSync(dirname(path)));
     const sides = SIDE_FILES.filter((side) => existsSync(path + side));
-    if (before !== undefined) letGo = keepAs(path, asidePath);
+    if (before !== undefined) closeOld = keepAs(path, asidePath);
     for (const side of sides) renameSync(path + side, asidePath + side);
     rmSync(`${path}-shm`, { force: true });
-    // First that nothing is left beside it, then the new one: a power cut must not turn that around.
+    // Makes the removal of the -wal durable before the new file appears, so that a power cut cannot combine the two.
     syncDirectory(dirname(path));
     if (before === undefined) giveName(replacement, path);
     else renameSync(replacement, path);
     syncDirectory(dirname(path));
     return before !== undefined || sides.length > 0;
   } finally {
-    letGo();
+    closeOld();
     release();
   }
 }
 
 /**
- * Gives a file another name; where none can have two, that to a copy. Returns what closes the copied one: not before
- * nobody has to be kept out any longer, as closing it lets go of what is locked, fcntl(2).
+ * Keeps a file under another name: by a hard link, or as a copy where the file system has no hard links. Returns a
+ * function that closes the copied file. It must not be called while the file's locks are needed, as closing releases
+ * them, fcntl(2).
  */
 function keepAs(path: string, asidePath: string): () => void {
   try {
@@ -68,7 +69,7 @@ function keepAs(path: string, asidePath: string): () => void {
   return () => closeSync(source);
 }
 
-/** Copies a file that somebody kept, with a WAL that is beside it, into the empty file `to`. Blocks the thread. */
+/** Copies a file, with a WAL or journal that is beside it, into the empty file `to`. Blocks the thread. */
 export function adoptFile(from: string, to: string): void {
   appendBytes(from, to);
   for (const side of SIDE_FILES) {
@@ -77,13 +78,13 @@ export function adoptFile(from: string, to: string): void {
 }
 
 /**
- * How many bytes that copies. Throws AppError `not_found` where there is no such file, or something else, and
- * `conflict` where this user may not read it.
+ * The size of a file for `adoptFile`, without what is beside it. Throws AppError `not_found` if it does not exist or is
+ * not a regular file, and `conflict` if this user may not read it.
  */
 export function adoptedBytes(from: string): number {
   const stats = whereReadable(from, () => statSync(from, { throwIfNoEntry: false }));
   if (stats === undefined) throw new AppError('not_found', `there is no file ${from}`);
-  if (!stats.isFile()) throw new AppError('not_found', `${from} is no file`);
+  if (!stats.isFile()) throw new AppError('not_found', `${from} is not a regular file`);
   whereReadable(from, () => accessSync(from, constants.R_OK));
   return stats.size;
 }
@@ -100,7 +101,7 @@ function whereReadable<Result>(path: string, look: () => Result): Result {
   }
 }
 
-/** The ids of what a file, of whichever schema, says is running; none of a file that cannot be read. */
+/** The ids of the running deployments in a file of any schema; empty if it cannot be read. */
 export function runningIn(path: string): DeploymentId[] {
   if (!existsSync(path)) return [];
   const database = connect(path);
@@ -121,7 +122,7 @@ export function runningIn(path: string): DeploymentId[] {
 
 const PIECE_BYTES = 1024 * 1024;
 
-/** Not `copyFileSync`: it gives the copy the mode of the original, in which others may be allowed to read. */
+/** Not by `copyFileSync`, which copies the original's mode: it may let other users read. */
 function appendBytes(from: string, to: string): void {
   const source = openSync(from, 'r');
   try {
@@ -145,10 +146,10 @@ function appendFrom(source: number, to: string): void {
 }
 
 /**
- * Takes the WAL into the file and keeps everybody else out until the returned function is called. Of a damaged
- * file nothing can be taken in: it is kept with its WAL.
+ * Checkpoints the WAL and excludes all other processes until the returned function is called. Does nothing with a
+ * damaged file, which is kept with its WAL.
  */
-function holdAlone(path: string): () => void {
+function openExclusively(path: string): () => void {
   const database = connect(path);
   try {
     refuseForeign(path, database);
@@ -161,7 +162,7 @@ function holdAlone(path: string): () => void {
   }
 }
 
-/** Somebody else's database is as sound a file as ours: it was not meant. */
+/** Refuses to replace a sound database of another program, which cannot be what the user meant. */
 function refuseForeign(path: string, database: Database): void {
   if (pragmaNumber(database, 'page_count') > 0 && !isOurs(database)) throw notOurs(path);
 }

@@ -178,7 +178,7 @@ t.test('what is no whole davit file is refused', async (t) => {
         rmSync(path);
         mkdirSync(path);
       },
-      /directory\.db is no file/,
+      /directory\.db is not a regular file/,
     ],
     [
       'pipe.db',
@@ -186,7 +186,7 @@ t.test('what is no whole davit file is refused', async (t) => {
         rmSync(path);
         execFileSync('mkfifo', [path]);
       },
-      /pipe\.db is no file/,
+      /pipe\.db is not a regular file/,
     ],
     ['empty.db', (path) => truncateSync(path), /empty\.db is not a davit file/],
     ['text.db', (path) => writeFileSync(path, 'text'), /text\.db is not a davit file/],
