@@ -5,23 +5,23 @@ import { pragmaNumber, type Statement } from './database.ts';
 import { walBytesOf } from './wal.ts';
 
 /*
- * What is over goes after a while; what is unfinished never does, however old it is:
+ * What is finished is removed after a while; what is unfinished never is, however old it may be:
  *
- *   deployments  finished longer ago than the retention, with their logs; but for the one of each project that
- *                succeeded last, of which the next learns its DEPLOY_PREVIOUS_REF
- *   deliveries   delivered or exhausted for longer than that, with their attempts. What is pending stays, and so does
- *                what a disabled webhook's is, however long that lasts: it was promised that it is held, and whoever
- *                does not want it deletes the webhook. What an open replay is yet to send stays, too.
+ *   deployments  that finished longer ago than the retention, with their logs; except the one of each project that
+ *                succeeded last, which is the DEPLOY_PREVIOUS_REF of the next
+ *   deliveries   that were delivered or exhausted longer ago than that, with their attempts. Pending ones stay, even
+ *                those of a webhook that has long been disabled: davit promises to hold them until the webhook is enabled
+ *                or deleted. So do those that an open replay has yet to send.
  *   events       older than that, once no delivery refers to them
  *
- * and, whatever the retention is:
+ * and, independently of the retention:
  *
- *   deleted webhooks   with their deliveries, pending ones too
+ *   deleted webhooks   with all their deliveries, pending ones too
  *   idempotency keys   after 72 h
- *   finished replays, and secrets that ended: nobody asks for them any more
+ *   finished replays and expired secrets, which nothing reads any more
  */
 
-/** In the order in which they are pruned: what refers to something goes before it. */
+/** In the order in which they are pruned: referring rows before those that they refer to. */
 export const PRUNED = [
   'idempotencyKeys',
   'replays',
@@ -33,11 +33,11 @@ export const PRUNED = [
 ] as const;
 export type Pruned = (typeof PRUNED)[number];
 
-/** Where a step begins: with this row, or the first after it. */
+/** The keyset position where a step begins: with this row, or the first one after it. */
 export interface PrunePlace {
   atMs: number;
   seq: number;
-  /** Within the event that has this seq. */
+  /** Where to begin among the deliveries of the event with this seq. */
   deliverySeq: number;
 }
 
@@ -47,16 +47,16 @@ export const START: PrunePlace = { atMs: 0, seq: 0, deliverySeq: 0 };
 export interface PruneStep {
   what: Pruned;
   from: PrunePlace;
-  /** What is over only since then is left for another time: under load a pass would have no end. */
+  /** What expires after this time is left to the next pass: under load a pass would otherwise never end. */
   untilMs: number;
-  /** How long deployments, events and deliveries are kept once they are over; null: for ever. */
+  /** How long deployments, events and deliveries are kept once they are finished; null: for ever. */
   retentionMs: number | null;
 }
 
 export interface PruneResult {
-  /** How many rows of which kind; `logBytes` and `fileBytes` are those that were freed. */
+  /** How many rows of each kind were removed; `logBytes` and `fileBytes`: how many bytes were freed. */
   removed: Removed;
-  /** Where the next step goes on; null: nothing of this kind is left. */
+  /** Where the next step continues; null: nothing of this kind is left. */
   next: PrunePlace | null;
   walBytes: number;
 }
@@ -77,41 +77,40 @@ export type Removed = Partial<
   >
 >;
 
-/** A repeat is answered like the first request for so long; 24 h are promised. */
+/** How long the answers to idempotent requests are kept; 24 h are promised. */
 const IDEMPOTENCY_MEMORY_MS = 72 * HOUR_MS;
 
 /**
- * What one step does at most, so that no commit that it takes part in is noticeably longer: 1 ms. It is the pages
- * that count: a row lies in about three that no other row of the step does, and all of them are synced.
+ * The limits of a step, so that it lengthens a commit by no more than 1 ms. What costs are pages that must be synced:
+ * removing a row changes about three that no other row of the step does.
  */
 const ROWS_REMOVED_MAX = 16;
-const ROWS_LOOKED_AT_MAX = 256;
+const ROWS_SCANNED_MAX = 256;
 const LOG_BYTES_MAX = 256 * 1024;
 const PAGES_FREED_MAX = 32;
 const PAGES_FREED_MS = 1;
 
 /**
- * Unused pages that stay in the file: what is pruned today makes room for what comes tomorrow, and giving it back
- * in between would only move pages. An eighth of what is used, 4 MiB at least.
+ * How many unused pages stay in the file: an eighth of those in use, at least 4 MiB. New rows will need them, and
+ * shrinking the file first would only move pages.
  */
 const UNUSED_SHARE = 1 / 8;
 const UNUSED_PAGES_MIN = 1_024;
 
-/** What a step may still do. */
+/** What a step has removed, and how much more it may remove and scan. */
 interface Work {
   removed: Removed;
   rows: number;
-  looks: number;
+  scans: number;
   logBytes: number;
 }
 
-/** Removes what is over, in steps that nobody notices. One function for each kind; all are one operation. */
+/** Removes what has expired, in steps that delay nobody noticeably. */
 export function retentionWrites({ database, effects }: WriteContext) {
   const forgetAnswers = database.prepare(`
     DELETE FROM idempotency_keys
      WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < +:beforeMs ORDER BY created_at LIMIT :limit)`);
-  // These three tables are read from end to end: they are as long as people made webhooks and keys, and what is
-  // finished goes from them.
+  // The next three scan whole tables, which are small: rows are created by users, and removed here when finished.
   const removeReplays = database.prepare(`
     DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT :limit)`);
   const removeSigningSecrets = database.prepare(`
@@ -159,7 +158,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   const oldEvents = database.prepare<FromPlace, { seq: number; id: EventId; at: number }>(
     inOrderOfAge('events', 'created_at', 'seq, id, created_at AS at'),
   );
-  // When an exhausted one ended stands in its last attempt only. `+` is for the sake of the plan: see database.ts.
+  // Only its last attempt tells when an exhausted delivery ended. For `+d.webhook_id` see database.ts.
   const deliveriesOfEvent = database.prepare<
     { eventId: EventId; fromSeq: number; beforeMs: number; limit: number },
     { seq: number; id: DeliveryId; is_over: number }
@@ -186,14 +185,14 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   return {
     /**
-     * Removes the next few that are over. Bounded in rows, bytes and rows that it looks at; a step that is repeated
-     * after a restart finds what is left.
+     * Removes some of what has expired, with limits on rows removed, rows scanned and bytes. A step can be repeated,
+     * after a restart for instance.
      */
     step({ what, from, untilMs, retentionMs }: PruneStep): PruneResult {
       const work: Work = {
         removed: {},
         rows: ROWS_REMOVED_MAX,
-        looks: ROWS_LOOKED_AT_MAX,
+        scans: ROWS_SCANNED_MAX,
         logBytes: LOG_BYTES_MAX,
       };
       const next = prune(what, from, Math.min(untilMs, effects.now()), retentionMs, work);
@@ -238,9 +237,9 @@ export function retentionWrites({ database, effects }: WriteContext) {
     }
   }
 
-  /** Their rows stay for as long as a repeated deletion is to find its answer. */
+  /** A deleted webhook's row stays while a repeated deletion must find its stored answer. */
   function pruneDeletedWebhooks(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
-    const limit = work.looks;
+    const limit = work.scans;
     const webhooks = deletedWebhooks.all({ seq: from.seq, limit });
     for (const { seq, id, deleted_at } of webhooks) {
       for (const delivery of deliveriesOfWebhook.all({ webhookId: id, limit: work.rows })) {
@@ -254,12 +253,12 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   function pruneDeployments(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
     return walk(oldDeployments, from, beforeMs, work, ({ seq, id, at, is_needed }) => {
-      work.looks -= 1;
+      work.scans -= 1;
       return is_needed === 1 || removeWithLog(id, work) ? null : { ...START, atMs: at, seq };
     });
   }
 
-  /** False: there was too much of it for this step. */
+  /** Removes a deployment with its log; false: the step reached a limit before it had. */
   function removeWithLog(id: DeploymentId, work: Work): boolean {
     for (const { chunk, byte_count } of chunksOf.all({ id, limit: work.rows })) {
       if (work.logBytes <= 0) return false;
@@ -277,25 +276,25 @@ export function retentionWrites({ database, effects }: WriteContext) {
     return walk(oldEvents, from, beforeMs, work, ({ seq, id, at }) => {
       const deliverySeq = pruneDeliveriesOf(id, seq === from.seq ? from.deliverySeq : 0, beforeMs, work);
       if (deliverySeq !== null) return { atMs: at, seq, deliverySeq };
-      work.looks -= 1;
+      work.scans -= 1;
       remove(work, 'events', removeEvent.run(seq));
       return null;
     });
   }
 
-  /** Where to go on, if there was too much for this step; null: all was looked at, and there is room for the event. */
+  /** Where to continue, if the step reached a limit; null: all were scanned, and the event may be removed, too. */
   function pruneDeliveriesOf(eventId: EventId, fromSeq: number, beforeMs: number, work: Work): number | null {
     let nextSeq = fromSeq;
-    const deliveries = deliveriesOfEvent.all({ eventId, fromSeq, beforeMs, limit: work.looks });
+    const deliveries = deliveriesOfEvent.all({ eventId, fromSeq, beforeMs, limit: work.scans });
     for (const delivery of deliveries) {
       if (delivery.is_over === 1 && !removeWithAttempts(delivery, work)) return delivery.seq;
-      work.looks -= 1;
+      work.scans -= 1;
       nextSeq = delivery.seq + 1;
     }
-    return work.looks <= 0 || work.rows <= 0 ? nextSeq : null;
+    return work.scans <= 0 || work.rows <= 0 ? nextSeq : null;
   }
 
-  /** False: there was too much of it for this step. */
+  /** Removes a delivery with its attempts; false: the step reached a limit before it had. */
   function removeWithAttempts({ seq, id }: { seq: number; id: DeliveryId }, work: Work): boolean {
     if (work.rows > 0) remove(work, 'attempts', removeAttempts.run({ id, limit: work.rows }));
     if (work.rows <= 0) return false;
@@ -303,7 +302,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     return true;
   }
 
-  /** The pages at the end of the file move to where unused ones are, and the file ends before them. */
+  /** Shrinks the file: SQLite moves pages from its end into unused pages, and truncates it. */
   function freePages(work: Work): PrunePlace | null {
     const untilMs = effects.monotonicMs() + PAGES_FREED_MS;
     const before = pageCounts();
@@ -326,7 +325,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   }
 }
 
-/** Shows `visit` what is old, a few at a time, until that gives a place to go on at or enough was looked at. */
+/** Calls `visit` for old rows, until that returns a place to continue at or the step has scanned enough. */
 function walk<Row extends { at: number; seq: number }>(
   old: Statement<FromPlace, Row>,
   from: PrunePlace,
@@ -342,7 +341,7 @@ function walk<Row extends { at: number; seq: number }>(
       place = { ...START, atMs: row.at, seq: row.seq + 1 };
     }
     if (rows.length < ROWS_REMOVED_MAX) return null;
-    if (work.looks <= 0) return place;
+    if (work.scans <= 0) return place;
   }
 }
 
@@ -352,8 +351,8 @@ interface FromPlace extends PrunePlace {
 }
 
 /**
- * Those of a table whose `moment` is before `:beforeMs`, the oldest first, from a place on. In two pieces, as SQLite
- * would walk through all rows of one moment for the seq of a pair.
+ * Selects rows of a table whose `moment` is before `:beforeMs`, from a place on, the oldest first. As a union of two
+ * queries, because for a comparison of the pair (moment, seq) SQLite would scan all rows of the same moment.
  */
 function inOrderOfAge(table: string, moment: string, columns: string): string {
   return `
