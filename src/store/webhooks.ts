@@ -14,10 +14,10 @@ import { enabledChange, type WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
 
-/** So many webhooks of one key: each costs every event that it subscribes to a row. */
+/** How many webhooks a key may have: each adds a row to every event that it subscribes to. */
 export const WEBHOOKS_OF_KEY_MAX = 100;
 
-/** So many secrets of one webhook work at a time: each costs every delivery a signature. */
+/** How many secrets of a webhook are valid at a time: each adds a signature to every delivery. */
 export const LIVE_SECRETS_MAX = 5;
 
 interface NewWebhook {
@@ -28,18 +28,18 @@ interface NewWebhook {
   description: string | null;
 }
 
-/** What is left out stays as it is. */
+/** The fields to change. */
 export interface WebhookUpdate {
   id: WebhookId;
   url?: string;
   events?: EventType[];
   description?: string | null;
   status?: WebhookStatus;
-  /** The `status_reason` of one that becomes disabled by this. */
+  /** The `status_reason` if this disables the webhook. */
   disableReason: string;
 }
 
-/** The secret is in this answer and never shown again. */
+/** A webhook with its new secret, which is never shown again. */
 export type WebhookWithSecret = Webhook & { signing_secret: string };
 
 interface WebhookRow {
@@ -62,7 +62,7 @@ const WEBHOOK_COLUMNS = `
 
 export type WebhookReads = ReturnType<typeof webhookReads>;
 
-/** Webhooks as their keys see them, and the secrets that sign for them. */
+/** Webhooks, as their keys see them, and their signing secrets. */
 export function webhookReads(database: Database) {
   const byId = database.prepare<[string], WebhookRow>(
     `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE id = +? AND deleted_at IS NULL`,
@@ -102,19 +102,19 @@ export function webhookReads(database: Database) {
     /** Which key registered it; undefined if there is no such webhook. */
     keyOf: (id: WebhookId): KeyId | undefined => keyOf.get(id),
 
-    /** Such a webhook is disabled for ever. Throws `conflict` if its key was revoked. */
+    /** Throws `conflict` if the webhook's key was revoked: such a webhook cannot be enabled again. */
     refuseRevoked(id: WebhookId): void {
       if (keyIsRevoked.get(id) === undefined) return;
       throw new AppError('conflict', 'the key that registered this webhook is revoked: register another');
     },
 
-    /** A key sees the webhooks that it registered; undefined for all others. */
+    /** Undefined if there is no such webhook, or another key registered it. */
     visibleTo(caller: Caller, id: string): Webhook | undefined {
       const row = ofKey.get({ id, keyId: caller.keyId });
       return row === undefined ? undefined : toWebhook(row);
     },
 
-    /** Whether this caller registered it, even if it is deleted: so that a repeated deletion finds its answer. */
+    /** Whether the caller registered it, even if it is deleted, so that a repeated deletion finds its stored answer. */
     wasRegisteredBy: (caller: Caller, id: string): boolean =>
       everOfKey.get({ id, keyId: caller.keyId }) !== undefined,
 
@@ -124,12 +124,12 @@ export function webhookReads(database: Database) {
         .all({ keyId: caller.keyId, beforeSeq, limit })
         .map((row) => ({ seq: row.seq, item: toWebhook(row) })),
 
-    /** What to sign with, the newest first; more than one while a rotation overlaps. */
+    /** The signing secrets, the newest first; more than one while a rotation overlaps. */
     liveSecrets: (webhookId: WebhookId, nowMs: number): string[] => liveSecrets.all({ webhookId, nowMs }),
   };
 }
 
-/** Webhooks are registered, changed, given new secrets and deleted. */
+/** Registers, changes, rotates and deletes webhooks. */
 export function webhookWrites({ database, effects, changed }: WriteContext) {
   const reads = webhookReads(database);
   const countOfKey = database
@@ -172,7 +172,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
   );
 
   return {
-    /** Throws `conflict` if its key has as many as it may. */
+    /** Throws `conflict` if the key has `WEBHOOKS_OF_KEY_MAX` webhooks. */
     create(input: NewWebhook): WebhookWithSecret {
       if ((countOfKey.get(input.keyId) ?? 0) >= WEBHOOKS_OF_KEY_MAX) {
         throw new AppError(
@@ -191,9 +191,9 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Changes what is given. What is pending goes to a new url, too. Whoever enables one has what waits for a retry
-     * hurried, see outbox.ts; the service hears that it is to. Throws `not_found`, and `conflict` for enabling one
-     * whose key was revoked.
+     * Changes the fields that are given. Pending deliveries go to a new url, too. Enabling a webhook announces a change
+     * on which the service makes its retries due, see `hurry` in outbox.ts. Throws `not_found`, and `conflict` for
+     * enabling one whose key was revoked.
      */
     update({ id, url, events, description, status, disableReason }: WebhookUpdate): Webhook {
       const before = existing(id);
@@ -203,7 +203,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
         events: JSON.stringify(events ?? before.events),
         description: description === undefined ? before.description : description,
       });
-      // Another receiver: what the one before did wrong does not count against it.
+      // The failures of the previous receiver do not count against the new one.
       if (url !== undefined && url !== before.url) {
         forgiveFailures.run(id);
         changed('outbox');
@@ -217,8 +217,8 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Gives it a new secret. Those before it go on for `overlapMs` at most; beyond five the oldest end now.
-     * Throws `not_found`.
+     * Gives the webhook a new secret. Earlier secrets stay valid for at most another `overlapMs`; if there are more
+     * than five in all, the oldest end now. Throws `not_found`.
      */
     rotate({ id, overlapMs }: { id: WebhookId; overlapMs: number }): WebhookWithSecret {
       const webhook = existing(id);
@@ -230,7 +230,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
       return { ...webhook, signing_secret: secret };
     },
 
-    /** For everyone it is gone, its deliveries with it, and nothing more is sent. Throws `not_found`. */
+    /** Deletes a webhook: nobody sees it or its deliveries any more, and nothing more is sent. Throws `not_found`. */
     remove({ id }: { id: WebhookId }): void {
       existing(id);
       const at = effects.now();
