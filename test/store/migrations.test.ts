@@ -125,7 +125,7 @@ t.test('a step that fails, or breaks a reference, leaves the file as it was', as
     [
       'loses the row of the file',
       (database) => database.exec('DELETE FROM instance'),
-      /broke it: what belongs/,
+      /broke it: the row of the table instance/,
     ],
   ];
   for (const [name, migrate, message] of steps) {
