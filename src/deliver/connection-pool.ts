@@ -27,7 +27,7 @@ export interface Exchange {
   closed(error: Error | null): void;
 }
 
-export interface ConnectionPool {
+interface ConnectionPool {
   /** An idle connection, or else a new one. */
   acquire(destination: Destination, reputation: Reputation): Connection;
   /** A new connection. */
