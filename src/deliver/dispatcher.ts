@@ -31,38 +31,38 @@ export interface DispatcherOptions {
   schedule: RetrySchedule;
   effects: Effects;
   logger: Logger;
-  /** Told what it does. */
+  /** Counts what it does. */
   figures?: DeliveryFigures | undefined;
-  /** Called when there may be work for `tick` before the moment that it returned. */
+  /** Called when there may be work for `tick` earlier than it returned. */
   wake?: () => void;
 }
 
 export interface Dispatcher {
-  /** Begins every attempt that is due and has a slot. Returns when the next one is due; null: none is known. */
+  /** Begins every attempt that is due and has a slot. Resolves to when the next one is due; null: none is known. */
   tick(): Promise<number | null>;
-  /** Resolves when no attempt is under way and all that ended are recorded. */
+  /** Resolves when no attempt is under way, and the results of all are recorded. */
   settled(): Promise<void>;
 }
 
-/** So many attempts are begun at a time; beginning one takes about 60 µs. */
-const BEGUN_AT_ONCE_MAX = 64;
+/** How many attempts one tick begins at most; beginning one takes about 60 µs. */
+const BATCH_MAX = 64;
 
 /**
- * Work of the kind that nothing waits for, the next attempts of webhooks that are behind, is begun in such portions
- * that all that happens between two looks, answers most of all, takes about this long. An event that is new waits
- * for no longer, whatever the answers of the others cost: one that never ends costs 0.7 ms where a common one costs 0.1.
+ * The batches of attempts for webhooks with a backlog, which are not urgent, are sized so that all work between two
+ * ticks, mostly the handling of answers, takes about this long. So a new event waits no longer, whatever the answers of
+ * others cost: one whose body never ends costs 0.7 ms, a common one 0.1 ms.
  */
-const BETWEEN_LOOKS_MS = 5;
-const BEHIND_AT_ONCE_MIN = 2;
+const LATENCY_TARGET_MS = 5;
+const BACKLOG_BATCH_MIN = 2;
 
-/** All pending webhooks are looked through that often, though every change of one is heard of. */
-const LOOK_AT_ALL_EVERY_MS = 60_000;
+/** How often all pending webhooks are read again, as a safeguard: commits report every change of one. */
+const RESCAN_EVERY_MS = 60_000;
 
 /**
- * Drains the outbox: claim, sign, send, settle. What is under way is memory, what is due is rows; a crash
- * between sending and settling sends once more, and receivers tell by the event's id. Which webhooks have
- * something due is memory as well, kept by what commits report: with ten thousand webhooks that wait for
- * a retry, looking through them all at each commit would take 25 ms.
+ * Drains the outbox: claim, sign, send, settle. Due deliveries are rows, attempts under way are only in memory: after a
+ * crash between sending and settling a delivery is sent again, which receivers can tell by the event's id. Which
+ * webhooks have something due is kept in memory too, updated by what commits report: reading them all at each commit
+ * would take 25 ms with ten thousand webhooks that wait for a retry.
  */
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, figures } = options;
@@ -71,48 +71,48 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const now = createWatchedClock(effects, (byMs) => {
     const atMs = effects.now();
     clockSettings.add(byMs, atMs);
-    run(
+    track(
       writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects),
-      'that the clock was set could not be recorded',
+      'the change of the clock could not be recorded',
     );
     if (byMs >= 0) return;
     logger.warn({ by_ms: -byMs }, 'the clock was set back: what waits for a retry is planned anew');
-    walk(() => planAnew(-byMs));
+    queueWalk(() => replan(-byMs));
   });
   const running = createSlots<Promise<void>>();
-  let walks = 0;
+  let queuedWalks = 0;
   let lastWalk = Promise.resolve();
-  /** Of these a commit said something since the last look. */
-  let heardOf: WebhookId[] = [];
-  let lookAtAllDue = true;
-  let isFirstLook = true;
-  let lookedAtAllMs = 0;
-  let behindAtOnce = BEGUN_AT_ONCE_MAX;
-  /** When the first reason to look came since the last look. */
+  /** Those that commits have reported since the last tick. */
+  let changedWebhooks: WebhookId[] = [];
+  let isRescanDue = true;
+  let isFirstScan = true;
+  let rescannedAtMs = 0;
+  let backlogBatch = BATCH_MAX;
+  /** When the first wake since the last tick was. */
   let wokenAtMs: number | undefined;
 
-  writer.onCommit(hear);
+  writer.onCommit(noteChanges);
 
   return { tick, settled };
 
   async function tick(): Promise<number | null> {
     try {
-      return look(now());
+      return dispatch(now());
     } catch (error) {
-      // Whose turn it was is not known any more.
-      lookAtAllDue = true;
+      // Some turns may have been lost.
+      isRescanDue = true;
       throw error;
     }
   }
 
-  function look(nowMs: number): number | null {
-    adaptPortion();
-    const heard = heardOf;
-    heardOf = [];
-    for (const webhookId of heard) lanes.lookAt(webhookId, nowMs, nowMs);
-    if (lookAtAllDue || effects.monotonicMs() - lookedAtAllMs > LOOK_AT_ALL_EVERY_MS) lookAtAll(nowMs);
-    const turns = lanes.turns(nowMs, BEGUN_AT_ONCE_MAX, behindAtOnce);
-    if (turns.length === 0) return lanes.nextLookAtMs(nowMs);
+  function dispatch(nowMs: number): number | null {
+    adaptBacklogBatch();
+    const changed = changedWebhooks;
+    changedWebhooks = [];
+    for (const webhookId of changed) lanes.schedule(webhookId, nowMs, nowMs);
+    if (isRescanDue || effects.monotonicMs() - rescannedAtMs > RESCAN_EVERY_MS) rescan(nowMs);
+    const turns = lanes.turns(nowMs, BATCH_MAX, backlogBatch);
+    if (turns.length === 0) return lanes.nextTurnAtMs(nowMs);
     claim(turns, nowMs);
     return nowMs;
   }
@@ -126,77 +126,76 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     options.wake?.();
   }
 
-  /** Additive increase, multiplicative decrease: a steady portion within some hundred looks, less within a few. */
-  function adaptPortion(): void {
+  /** Additive increase, multiplicative decrease: it grows over some hundred ticks, and shrinks within a few. */
+  function adaptBacklogBatch(): void {
     const waitedMs = wokenAtMs === undefined ? 0 : effects.monotonicMs() - wokenAtMs;
     wokenAtMs = undefined;
-    behindAtOnce =
-      waitedMs > BETWEEN_LOOKS_MS
-        ? Math.max(BEHIND_AT_ONCE_MIN, Math.floor(behindAtOnce / 2))
-        : Math.min(BEGUN_AT_ONCE_MAX, behindAtOnce + 1);
+    backlogBatch =
+      waitedMs > LATENCY_TARGET_MS
+        ? Math.max(BACKLOG_BATCH_MIN, Math.floor(backlogBatch / 2))
+        : Math.min(BATCH_MAX, backlogBatch + 1);
   }
 
-  function hear(changes: ReadonlySet<Change>): void {
-    let concerned = false;
+  function noteChanges(changes: ReadonlySet<Change>): void {
+    let isConcerned = false;
     for (const change of changes) {
       const webhookId = webhookOf(change);
       const enabledId = enabledWebhookOf(change);
-      if (enabledId !== undefined) walk(() => hurry(enabledId));
-      if (webhookId !== undefined) heardOf.push(webhookId);
-      else if (change === 'outbox' || change === 'everything') lookAtAllDue = true;
+      if (enabledId !== undefined) queueWalk(() => hurry(enabledId));
+      if (webhookId !== undefined) changedWebhooks.push(webhookId);
+      else if (change === 'outbox' || change === 'everything') isRescanDue = true;
       else continue;
-      concerned = true;
+      isConcerned = true;
     }
-    if (concerned) wake();
+    if (isConcerned) wake();
   }
 
-  function lookAtAll(nowMs: number): void {
-    lookAtAllDue = false;
-    lookedAtAllMs = effects.monotonicMs();
+  function rescan(nowMs: number): void {
+    isRescanDue = false;
+    rescannedAtMs = effects.monotonicMs();
     const pending = reads.outbox.pendingWebhooks();
     lanes.replace(pending, nowMs);
-    if (isFirstLook) hurryTheRest(pending, nowMs);
-    isFirstLook = false;
-    // While davit was down, the clock was set back, or the window was made shorter.
+    if (isFirstScan) resumeHurrying(pending, nowMs);
+    isFirstScan = false;
+    // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
     const furthestAtMs = pending.at(-1)?.next_attempt_at ?? 0;
-    if (furthestAtMs <= nowMs + schedule.windowMs || walks > 0) return;
+    if (furthestAtMs <= nowMs + schedule.windowMs || queuedWalks > 0) return;
     const window_ms = schedule.windowMs;
     logger.warn({ window_ms }, 'retries were planned beyond the window: they are planned anew');
-    walk(() => planAnew(0));
+    queueWalk(() => replan(0));
   }
 
-  /** One after the other: what one plans for earlier, another that is further on would not meet. */
-  function walk(steps: () => Promise<void>): void {
-    walks += 1;
+  /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */
+  function queueWalk(steps: () => Promise<void>): void {
+    queuedWalks += 1;
     const ended = lastWalk.then(steps).finally(() => {
-      walks -= 1;
+      queuedWalks -= 1;
     });
-    lastWalk = run(ended, 'retries could not be planned anew');
+    lastWalk = track(ended, 'retries could not be planned anew');
   }
 
-  /** Retries that were planned by the clock as it was come when they would have come, and none beyond the window. */
-  async function planAnew(byMs: number): Promise<void> {
+  /** After the clock was set back by `byMs`: moves retries back as much, and to the end of the window at the latest. */
+  async function replan(byMs: number): Promise<void> {
     const furthestMs = schedule.windowMs;
     await inSteps<PendingPlace>((after) =>
       writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
     );
   }
 
-  /** Of those that were enabled just before davit ended. */
-  function hurryTheRest(pending: readonly PendingWebhook[], nowMs: number): void {
+  /** Completes `hurry` for webhooks that were enabled just before davit ended. */
+  function resumeHurrying(pending: readonly PendingWebhook[], nowMs: number): void {
     for (const { webhook_id: webhookId } of pending) {
-      if (reads.outbox.isUnhurried(webhookId, nowMs)) walk(() => hurry(webhookId));
+      if (reads.outbox.isUnhurried(webhookId, nowMs)) queueWalk(() => hurry(webhookId));
     }
   }
 
-  /** What waited for a retry when the webhook was enabled is tried now. */
+  /** Makes due now what was waiting for a retry when the webhook was enabled. */
   async function hurry(webhookId: WebhookId): Promise<void> {
     await inSteps<PendingPlace>((after) =>
       writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
     );
   }
 
-  /** Begins what these may begin. */
   function claim(turns: readonly Turn[], nowMs: number): void {
     const requests = turns.map(({ lane, slots }) => ({
       webhookId: lane.webhookId,
@@ -206,17 +205,17 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     }));
     reads.outbox.claim(requests, nowMs).forEach((claim, index) => {
       const lane = turns[index]?.lane;
-      if (lane !== undefined) take(lane, claim, nowMs);
+      if (lane !== undefined) beginAttempts(lane, claim, nowMs);
     });
   }
 
-  function take(lane: Lane, { due, secrets, nextAtMs }: Claim, nowMs: number): void {
-    for (const delivery of due) run(deliver(lane, delivery, secrets), 'an attempt could not be recorded');
-    lanes.looked(lane, nextAtMs, nowMs);
+  function beginAttempts(lane: Lane, { due, secrets, nextAtMs }: Claim, nowMs: number): void {
+    for (const delivery of due) track(deliver(lane, delivery, secrets), 'an attempt could not be recorded');
+    lanes.finishTurn(lane, nextAtMs, nowMs);
   }
 
-  /** Resolves when it has ended, in whichever way. */
-  function run(work: Promise<unknown>, problem: string): Promise<void> {
+  /** Keeps `work` for `settled`, and logs its failure. Resolves when it has ended, also if it failed. */
+  function track(work: Promise<unknown>, problem: string): Promise<void> {
     const ended = work
       .catch((error: unknown) => logger.error({ err: error }, problem))
       .then(() => void running.take(place));
@@ -240,36 +239,36 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     lanes.end(slot, stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
     figures?.ended();
     wake();
-    // Nothing is known of the receiver then: the attempt was none, and is made at the next start.
+    // It does not count as an attempt, and is made again at the next start.
     if (stopped) return;
 
     const settlement = settlementOf(delivery, atMs, outcome);
     logAttempt(settlement, delivery);
-    // What cannot be recorded for any other reason than a full disk is a bug. It then stays under way, so
-    // that it is not sent over and over.
+    // This retries while the disk is full. Any other failure is a bug, and then the delivery stays under way, so that it
+    // is not sent over and over.
     const written = await writePersistently(writer, 'outbox.settle', settlement, effects);
     lanes.recorded(slot, now());
     const settled = typeof written === 'string' ? written : disabled(lane, written);
     figures?.settled(settlement, settled);
-    // A look that came while it was under way has passed it over.
-    if (settled === 'onNewerLadder') lanes.lookAt(lane.webhookId, now(), now());
-    else if (settlement.next.kind === 'retry') lanes.lookAt(lane.webhookId, settlement.next.atMs, now());
+    // A claim that came while it was under way has skipped it.
+    if (settled === 'onNewerLadder') lanes.schedule(lane.webhookId, now(), now());
+    else if (settlement.next.kind === 'retry') lanes.schedule(lane.webhookId, settlement.next.atMs, now());
     wake();
   }
 
-  /** What arises for it from now on is held, and nobody else says so. */
+  /** Logs that the webhook was disabled with this attempt, as nothing else tells the operator. */
   function disabled({ webhookId }: Lane, { delivery, disabledFor }: SettledLast): Settled {
     logger.warn({ webhook_id: webhookId, reason: disabledFor }, 'a webhook is disabled');
     figures?.disabled();
     return delivery;
   }
 
-  /** What follows from an attempt, for the delivery and for its webhook. */
+  /** What an attempt means for the delivery and for its webhook. */
   function settlementOf(delivery: DueDelivery, atMs: number, outcome: SendOutcome): Settlement {
     const ladderAttempts = delivery.ladder_attempts + 1;
-    // The ladder's 24 h begin with its first attempt, which as a rule is when the event happens: what was
-    // held, or waited for davit or for a receiver that was down, has all its retries before it. Just before the
-    // attempt, so that a redelivery asked for from then on is newer.
+    // The 24 h of the ladder begin with its first attempt, usually when the event happens: a delivery that was held, or
+    // that waited for davit or a failing receiver, still gets all its retries. One millisecond earlier, so that a
+    // redelivery requested at the same time counts as newer.
     const ladderStartedAtMs =
       delivery.ladder_attempts === 0
         ? Math.max(delivery.ladder_started_at, atMs - 1)
@@ -292,7 +291,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       next: outcome.ok
         ? { kind: 'delivered' }
         : nextAttempt({
-            // What of it never passed, as a clock was set ahead, takes no retry away.
+            // Without time that never passed because the clock was set ahead, which must not cost retries.
             ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
             ladderAttempts,
             nowMs: now(),
@@ -307,7 +306,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     };
   }
 
-  /** Successes at `debug`: a line costs as much as signing does. */
+  /** Successes are logged at `debug`, as a line costs as much as signing does. */
   function logAttempt({ webhookId, attempt, next }: Settlement, { id, event_id }: DueDelivery): void {
     const { statusCode, error, durationMs } = attempt;
     const fields = {

@@ -5,77 +5,76 @@ import { createSlots, type Slots } from '../slots.ts';
 import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
 
 /*
- * Who may send now. A receiver is judged by what it does, and each kind but the proven has a quarter of the
- * slots at most:
+ * Decides which webhook may send now: fair queuing, bulkheads and a circuit breaker in one. A receiver's standing
+ * follows from its behaviour, and each standing but `proven` has at most a quarter of the slots:
  *
- *   new      has never answered well: one attempt at a time shows what it is
- *   proven   answers well and quickly: up to four at a time, from whatever is free
- *   slow     its last attempt took longer than a second, or one that is under way does
- *   failing  one attempt at a time, and not too often, until one succeeds
+ *   new      no attempt has succeeded yet: one attempt at a time
+ *   proven   answers with success, and quickly: up to four at a time, from all free slots
+ *   slow     its last attempt took longer than a second, or one under way does
+ *   failing  one attempt at a time, as a probe, and not too often, until one succeeds
  *
- * So however many receivers hang, drip or fail, and however suddenly, the quick ones find free slots. A
- * hundred black holes that join at once with a thousand events each hold 64 slots for as long as they are
- * new and 64 from then on: see test/deliver/lanes.test.ts.
+ * So the quick receivers find free slots, however many others hang, drip or fail, and however suddenly. A hundred black
+ * holes that join at once with a thousand events each hold 64 slots while they are new, and 64 from then on: see
+ * test/deliver/lanes.test.ts.
  */
 
 type Standing = 'proven' | 'new' | 'slow' | 'failing';
 const STANDINGS: readonly Standing[] = ['proven', 'new', 'slow', 'failing'];
 
 interface LaneLimits {
-  /** Attempts of one webhook under way at a time. */
+  /** Concurrent attempts to one webhook. */
   perWebhook: number;
-  /** Attempts of all. */
+  /** Concurrent attempts in all. */
   total: number;
-  /** Attempts of all new webhooks together, of all slow ones, and of all failing ones. */
+  /** Concurrent attempts to all new webhooks together, to all slow ones, and to all failing ones. */
   share: number;
 }
 
 export const LANE_LIMITS: LaneLimits = { perWebhook: 4, total: 256, share: 64 };
 
-/** An attempt is slow from here on: a hundred times what a receiver that keeps up takes. */
+/** An attempt is slow after this: a hundred times what a common receiver takes. */
 const SLOW_AFTER_MS = 1_000;
 
-/** One that was proven is failing after this many failures in a row; one that was not, after the first. */
+/** So many consecutive failures make a webhook failing that has succeeded before; else the first does. */
 export const FAILING_AFTER = 3;
 
 /**
- * Between the beginnings of two attempts of a failing webhook lies a thousandth of the time for which it has failed,
- * within these bounds: a receiver that refuses at once, with a long backlog, would otherwise cost as much as a
- * busy one, and have 20 million attempts written down each day. It gets 1,000 in the first
- * 10 s, 2,800 in the first minute, 7,200 in the first 83 minutes and one in 5 s from then on: within 5 s its recovery
- * is noticed.
+ * The gap between two attempts (probes) to a failing webhook is a thousandth of the time for which it has been failing,
+ * within these bounds. Without it, a receiver with a long backlog that refuses at once would cost as much as a busy one,
+ * and record 20 million attempts a day. It gets 1,000 attempts in the first 10 s, 2,800 in the first minute, 7,200 in
+ * the first 83 minutes and then one every 5 s, within which its recovery is noticed.
  */
 const PROBE_GAP_MIN_MS = 10;
 const PROBE_GAP_MAX_MS = 5_000;
 const PROBE_GAP_FRACTION = 1 / 1_000;
 
 /**
- * All failing webhooks together begin 500 attempts a second, 50 at once: when the network is gone, a thousand of them
- * would keep a core busy with failing.
+ * A token bucket for the probes of all failing webhooks: 500 a second, in bursts of up to 50. When the network is down,
+ * the failing attempts of a thousand webhooks would otherwise keep a core busy.
  */
 const PROBES_GAP_MS = 2;
 const PROBES_BURST_MS = 100;
 
 /**
- * A slot is free again when the answer is there, but the answer still has to be written down. So many may wait for
- * that, of one webhook and of all: a webhook with 20 events a second goes on while commits take 3 s, and a full disk
- * or a crash has no more than these sent twice.
+ * A slot is free once the attempt has ended, but its result still has to be committed. So many attempts, of one webhook
+ * and of all, may be under way or uncommitted: a webhook with 20 events a second goes on while commits take 3 s, and
+ * after a full disk or a crash no more than these are sent twice.
  */
 const UNRECORDED_MAX = 64;
 const UNRECORDED_TOTAL_MAX = 4_096;
 
-/** A lane that was not used for so long is forgotten, with what was learned of it. */
+/** A lane that was unused for so long is removed; its history is read again when it is needed. */
 const FORGOTTEN_AFTER_MS = HOUR_MS;
 
-/** What is remembered of one webhook. */
+/** The state of one webhook. */
 export interface Lane {
   readonly webhookId: WebhookId;
-  /** Deliveries, by seq, that were begun and are not yet recorded: in the outbox they are still pending. */
+  /** The seqs of deliveries whose attempt has begun and is not recorded yet: the outbox still has them as pending. */
   readonly underWay: readonly number[];
-  /** What was looked up beyond the last claim: see ClaimRequest. */
+  /** Deliveries that were read ahead of the last claim: see ClaimRequest. */
   readonly ahead: number[];
   readonly hasSucceeded: boolean;
-  /** Its failures in a row; of those before this process no more than FAILING_AFTER. */
+  /** Consecutive failures; those before this process started count as FAILING_AFTER at most. */
   readonly failures: number;
 }
 
@@ -85,36 +84,36 @@ export interface Turn {
   readonly slots: number;
 }
 
-/** How an attempt ended: `stopped` says nothing of the receiver. */
+/** How an attempt ended: `stopped` says nothing about the receiver. */
 export type SlotEnd = 'succeeded' | 'failed' | 'stopped';
 
-/** What one attempt takes, until it is recorded. */
+/** The slot of one attempt, from its beginning until its result is recorded. */
 export interface TakenSlot {
   readonly lane: Lane;
 }
 
 export interface Lanes {
-  /** Something of this webhook is due at `atMs`, perhaps; earlier moments that are known stay. */
-  lookAt(webhookId: WebhookId, atMs: number, nowMs: number): void;
-  /** All that is pending, and nothing else is: what was known before is replaced. */
+  /** A delivery of this webhook may be due at `atMs`. An earlier time that is already known stays. */
+  schedule(webhookId: WebhookId, atMs: number, nowMs: number): void;
+  /** Replaces all that is known about pending deliveries: `pending` is complete. */
   replace(pending: readonly PendingWebhook[], nowMs: number): void;
   /**
-   * Who may begin how many attempts now, in turn, and all get one before any gets two. First come those that had
-   * nothing due until now, `freshMax` attempts, then those that are behind, `behindMax`: a single event does not
-   * wait for the backlogs of others, as with the packets of fq_codel (RFC 8290, section 4.2). Whoever is named has to
-   * be answered with `looked`.
+   * Which webhooks may begin how many attempts now, round robin: all get one before any gets two. First come webhooks
+   * that had nothing due until now, up to `freshMax` attempts, then those with a backlog, up to `behindMax`: as with the
+   * new flows of fq_codel (RFC 8290, section 4.2), a single event does not wait for the backlogs of others. End each
+   * turn with `finishTurn`.
    */
   turns(nowMs: number, freshMax: number, behindMax: number): Turn[];
   /** Takes a slot for a delivery. */
   begin(lane: Lane, seq: number, nowMs: number): TakenSlot;
-  /** The receiver has answered, or will not: the slot is free again. */
+  /** The attempt has ended: its slot is free again. */
   end(slot: TakenSlot, how: SlotEnd, nowMs: number): void;
-  /** After that: the outbox shows what came of it. */
+  /** Call after `end`, once the result is in the outbox. */
   recorded(slot: TakenSlot, nowMs: number): void;
-  /** After its turn: when the lane's next delivery is due; null: none is pending. */
-  looked(lane: Lane, nextAtMs: number | null, nowMs: number): void;
-  /** When `turns` may name more; null: no moment is known. Those who wait for a slot need none. */
-  nextLookAtMs(nowMs: number): number | null;
+  /** Ends the turn of a lane. `nextAtMs`: when its next delivery is due; null: none is pending. */
+  finishTurn(lane: Lane, nextAtMs: number | null, nowMs: number): void;
+  /** When `turns` may return more by itself, so not when a slot becomes free; null: no time is known. */
+  nextTurnAtMs(nowMs: number): number | null;
 }
 
 interface OwnLane extends Lane {
@@ -122,21 +121,21 @@ interface OwnLane extends Lane {
   standing: Standing;
   /** Attempts that hold a slot. */
   slots: number;
-  /** Of these, how many take longer than SLOW_AFTER_MS. */
+  /** Those of them that have taken longer than SLOW_AFTER_MS. */
   slowSlots: number;
   lastWasSlow: boolean;
   hasSucceeded: boolean;
   failures: number;
   failingSinceMs: number;
-  /** When to look into the outbox; Infinity: nothing is known to be pending. */
-  lookAtMs: number;
-  /** A failing one begins nothing before. */
+  /** When its next delivery is due; Infinity: none is known. */
+  dueAtMs: number;
+  /** While it is failing, the earliest time of its next attempt. */
   notBeforeMs: number;
   usedAtMs: number;
-  /** Where it waits: among the ready of its standing, among the sleeping, or for one of its own slots. */
+  /** Where it waits: `fresh` or `behind` of its standing, or `sleeping`; null: it has nothing due, or no slot left. */
   queue: Slots<OwnLane> | null;
-  /** In that. */
-  place: number;
+  /** Its place in `queue`. */
+  queuePlace: number;
 }
 
 interface OwnSlot extends TakenSlot {
@@ -144,13 +143,14 @@ interface OwnSlot extends TakenSlot {
   readonly seq: number;
   readonly beganAtMs: number;
   isSlow: boolean;
-  /** Among the young. */
+  /** Its place in `notYetSlow`, until it is slow. */
   place: number;
 }
 
 /**
- * In memory only. What is not remembered, as davit was started anew for instance, begins with what `historyOf` tells of
- * it: with all webhooks new, those that had succeeded waited 9 s for those that hang. Moments are those of the wall clock.
+ * Keeps all lanes in memory. A lane that is not there, for instance after a restart, starts with what `historyOf` tells:
+ * when all webhooks started as new, those that had succeeded before waited 9 s behind those that hang. Arguments such as
+ * `nowMs` are wall-clock times.
  */
 export function createLanes(
   effects: Pick<Effects, 'monotonicMs'>,
@@ -158,54 +158,55 @@ export function createLanes(
   limits: LaneLimits = LANE_LIMITS,
 ): Lanes {
   const lanes = new Map<WebhookId, OwnLane>();
-  /** Those with something due that had nothing due before, and those that are behind: see `turns`. */
+  /** The lanes that have something due: those that had nothing due before, and those with a backlog. See `turns`. */
   const fresh = perStanding(() => createSlots<OwnLane>());
   const behind = perStanding(() => createSlots<OwnLane>());
+  /** The lanes whose next attempt lies in the future. */
   const sleeping = createSlots<OwnLane>();
-  /** No sleeping lane is to be woken before. */
+  /** When the first of them may have to be woken. */
   let earliestMs = Number.POSITIVE_INFINITY;
   const inUse = perStanding(() => 0);
   let totalInUse = 0;
   let totalUnderWay = 0;
-  /** On the clock that never jumps: so many probes were made as if one was made every PROBES_GAP_MS up to here. */
+  /** The token bucket of probes, as the monotonic time up to which its tokens are used, one per PROBES_GAP_MS. */
   let probedUntilMs = Number.NEGATIVE_INFINITY;
-  /** Slots that are not slow yet. */
-  const young = createSlots<OwnSlot>();
+  /** Slots whose attempts have not taken SLOW_AFTER_MS yet, the oldest first. */
+  const notYetSlow = createSlots<OwnSlot>();
 
   return {
-    lookAt,
+    schedule,
     replace,
     turns,
     begin,
     end: (slot, how, nowMs) => end(slot as OwnSlot, how, nowMs),
     recorded: (slot, nowMs) => recorded(slot as OwnSlot, nowMs),
-    looked,
-    nextLookAtMs,
+    finishTurn,
+    nextTurnAtMs,
   };
 
-  function lookAt(webhookId: WebhookId, atMs: number, nowMs: number): void {
+  function schedule(webhookId: WebhookId, atMs: number, nowMs: number): void {
     const lane = laneOf(webhookId);
-    if (lane.lookAtMs <= atMs) return;
-    lane.lookAtMs = atMs;
-    place(lane, nowMs, fresh);
+    if (lane.dueAtMs <= atMs) return;
+    lane.dueAtMs = atMs;
+    requeue(lane, nowMs, fresh);
   }
 
   function replace(pending: readonly PendingWebhook[], nowMs: number): void {
     earliestMs = Number.POSITIVE_INFINITY;
     for (const lane of lanes.values()) {
-      lane.lookAtMs = Number.POSITIVE_INFINITY;
+      lane.dueAtMs = Number.POSITIVE_INFINITY;
       lane.ahead.length = 0;
     }
     for (const webhook of pending) {
       const lane = laneOf(webhook.webhook_id, () => webhook);
-      lane.lookAtMs = webhook.next_attempt_at;
-      // The clock may have been set back.
+      lane.dueAtMs = webhook.next_attempt_at;
+      // If the clock was set back, `notBeforeMs` may be far ahead.
       lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + probeGapMs(lane, nowMs));
-      // Somebody enabled it again, or gave it another url.
-      if (webhook.failing_since === null && lane.underWay.length === 0) forgive(lane);
+      // The webhook was enabled again, or has a new URL.
+      if (webhook.failing_since === null && lane.underWay.length === 0) resetFailures(lane);
     }
     for (const lane of lanes.values()) {
-      place(lane, nowMs, behind);
+      requeue(lane, nowMs, behind);
       const isIdle = lane.queue === null && lane.underWay.length === 0;
       if (isIdle && effects.monotonicMs() - lane.usedAtMs > FORGOTTEN_AFTER_MS) lanes.delete(lane.webhookId);
     }
@@ -227,11 +228,11 @@ export function createLanes(
         UNRECORDED_TOTAL_MAX - totalUnderWay - totalGranted,
       );
       for (const standing of STANDINGS) {
-        let free = Math.min(left, freeFor(standing) - granted[standing]);
+        let free = Math.min(left, freeSlotsFor(standing) - granted[standing]);
         const each = Math.max(1, Math.floor(free / ready[standing].size));
         for (const lane of ready[standing]) {
           if (free <= 0) break;
-          const slots = Math.min(free, each, ownSlots(lane, totalInUse + totalGranted));
+          const slots = Math.min(free, each, slotsFor(lane, totalInUse + totalGranted));
           if (slots <= 0) continue;
           leaveQueue(lane);
           turns.push({ lane, slots });
@@ -248,14 +249,14 @@ export function createLanes(
   function begin(lane: Lane, seq: number, nowMs: number): TakenSlot {
     const own = ownLane(lane);
     const slot: OwnSlot = { lane: own, seq, beganAtMs: effects.monotonicMs(), isSlow: false, place: 0 };
-    slot.place = young.put(slot);
+    slot.place = notYetSlow.put(slot);
     own.underWay.push(seq);
     totalUnderWay += 1;
     own.usedAtMs = slot.beganAtMs;
     own.slots += 1;
     inUse[own.standing] += 1;
     totalInUse += 1;
-    own.notBeforeMs = nowMs + probeGapMs(own, nowMs); // counts once it is failing
+    own.notBeforeMs = nowMs + probeGapMs(own, nowMs); // has an effect only once it is failing
     if (own.standing === 'failing') probedUntilMs += PROBES_GAP_MS;
     return slot;
   }
@@ -264,25 +265,25 @@ export function createLanes(
     const last = lane.underWay.pop();
     if (last !== undefined && last !== seq) lane.underWay[lane.underWay.indexOf(seq)] = last;
     totalUnderWay -= 1;
-    place(lane, nowMs, behind);
+    requeue(lane, nowMs, behind);
   }
 
-  function looked(lane: Lane, nextAtMs: number | null, nowMs: number): void {
+  function finishTurn(lane: Lane, nextAtMs: number | null, nowMs: number): void {
     const own = ownLane(lane);
-    own.lookAtMs = nextAtMs ?? Number.POSITIVE_INFINITY;
-    place(own, nowMs, behind);
+    own.dueAtMs = nextAtMs ?? Number.POSITIVE_INFINITY;
+    requeue(own, nowMs, behind);
   }
 
-  function forgive(lane: OwnLane): void {
+  function resetFailures(lane: OwnLane): void {
     lane.failures = 0;
-    judge(lane);
+    updateStanding(lane);
   }
 
   function end(slot: OwnSlot, how: SlotEnd, nowMs: number): void {
     const { lane } = slot;
     noticeSlow();
     if (slot.isSlow) lane.slowSlots -= 1;
-    else young.take(slot.place);
+    else notYetSlow.take(slot.place);
     lane.slots -= 1;
     inUse[lane.standing] -= 1;
     totalInUse -= 1;
@@ -302,18 +303,18 @@ export function createLanes(
       default:
         how satisfies never;
     }
-    judge(lane);
-    place(lane, nowMs, behind);
+    updateStanding(lane);
+    requeue(lane, nowMs, behind);
   }
 
-  function nextLookAtMs(nowMs: number): number | null {
+  function nextTurnAtMs(nowMs: number): number | null {
     const probesWait = fresh.failing.size + behind.failing.size > 0 && inUse.failing < limits.share;
     const atMs = probesWait ? Math.min(earliestMs, nowMs + PROBES_GAP_MS) : earliestMs;
     return atMs === Number.POSITIVE_INFINITY ? null : atMs;
   }
 
-  /** How many more attempts all of this standing may begin. */
-  function freeFor(standing: Standing): number {
+  /** How many more attempts all lanes of this standing may begin. */
+  function freeSlotsFor(standing: Standing): number {
     if (standing === 'proven') return limits.total - totalInUse;
     const free = limits.share - inUse[standing];
     if (standing !== 'failing') return free;
@@ -322,19 +323,19 @@ export function createLanes(
     return Math.min(free, Math.floor((elapsedMs - probedUntilMs) / PROBES_GAP_MS));
   }
 
-  /** Attempts that have grown slow make their webhook slow, before they end. */
+  /** Counts the attempts that have become slow, each of which makes its webhook slow before it ends. */
   function noticeSlow(): void {
     const slowSinceMs = effects.monotonicMs() - SLOW_AFTER_MS;
-    for (const slot of young) {
+    for (const slot of notYetSlow) {
       if (slot.beganAtMs > slowSinceMs) return;
-      young.take(slot.place);
+      notYetSlow.take(slot.place);
       slot.isSlow = true;
       slot.lane.slowSlots += 1;
-      judge(slot.lane);
+      updateStanding(slot.lane);
     }
   }
 
-  function judge(lane: OwnLane): void {
+  function updateStanding(lane: OwnLane): void {
     const standing = standingOf(lane);
     if (standing === lane.standing) return;
     inUse[lane.standing] -= lane.slots;
@@ -344,8 +345,8 @@ export function createLanes(
     if (wasReady) enterQueue(lane, behind[standing]);
   }
 
-  /** Where a lane waits follows from what is known of it; one that is ready already keeps its turn. */
-  function place(lane: OwnLane, nowMs: number, ready: Record<Standing, Slots<OwnLane>>): void {
+  /** Puts a lane into the queue that its state calls for. One that is ready already keeps its place in the queue. */
+  function requeue(lane: OwnLane, nowMs: number, ready: Record<Standing, Slots<OwnLane>>): void {
     const wakeAtMs = wakeAt(lane);
     if (wakeAtMs > nowMs) {
       if (wakeAtMs === Number.POSITIVE_INFINITY) {
@@ -354,31 +355,31 @@ export function createLanes(
       }
       earliestMs = Math.min(earliestMs, wakeAtMs);
       enterQueue(lane, sleeping);
-    } else if (ownSlots(lane, 0) > 0) {
+    } else if (slotsFor(lane, 0) > 0) {
       const isReady = lane.queue === fresh[lane.standing] || lane.queue === behind[lane.standing];
-      // Those that fail wake over and over: one that does must not go before one that waits.
+      // Failing lanes wake again and again: as `fresh` they would overtake those that wait.
       if (!isReady) enterQueue(lane, (lane.standing === 'failing' ? behind : ready)[lane.standing]);
     } else {
-      leaveQueue(lane); // until one of its slots ends
+      leaveQueue(lane); // until one of its attempts ends or is recorded
     }
   }
 
   function wakeSleeping(nowMs: number): void {
     if (nowMs < earliestMs) return;
     earliestMs = Number.POSITIVE_INFINITY;
-    for (const lane of sleeping) place(lane, nowMs, fresh);
+    for (const lane of sleeping) requeue(lane, nowMs, fresh);
   }
 
   function wakeAt(lane: OwnLane): number {
-    return lane.standing === 'failing' ? Math.max(lane.lookAtMs, lane.notBeforeMs) : lane.lookAtMs;
+    return lane.standing === 'failing' ? Math.max(lane.dueAtMs, lane.notBeforeMs) : lane.dueAtMs;
   }
 
-  /** How many more slots it may take for itself, with `taken` in use by all. */
-  function ownSlots(lane: OwnLane, taken: number): number {
+  /** How many more slots this lane may take, if all lanes together use `taken`. */
+  function slotsFor(lane: OwnLane, taken: number): number {
     const most = lane.standing === 'proven' || lane.standing === 'slow' ? limits.perWebhook : 1;
     const own = Math.min(most - lane.slots, UNRECORDED_MAX - lane.underWay.length);
-    // The last quarter is for who has nothing under way: quick receivers that all hang from one moment
-    // to the next hold no more than that beyond one slot each.
+    // The last quarter is only for lanes without a slot: if quick receivers all begin to hang at once, none of them
+    // takes more than one slot of it.
     return taken < limits.total - limits.share ? own : Math.min(own, 1 - lane.slots);
   }
 
@@ -394,11 +395,11 @@ export function createLanes(
     if (lane.queue === queue) return;
     leaveQueue(lane);
     lane.queue = queue;
-    lane.place = queue.put(lane);
+    lane.queuePlace = queue.put(lane);
   }
 
   function leaveQueue(lane: OwnLane): void {
-    lane.queue?.take(lane.place);
+    lane.queue?.take(lane.queuePlace);
     lane.queue = null;
   }
 
@@ -417,7 +418,7 @@ export function createLanes(
 
 function standingOf(lane: OwnLane): Standing {
   if (lane.failures >= (lane.hasSucceeded ? FAILING_AFTER : 1)) return 'failing';
-  // Before `slow`, so that any number of new ones that hang keep to the share of the new.
+  // Comes before `slow`, so that new webhooks that hang stay within the share of `new`.
   if (!lane.hasSucceeded) return 'new';
   return lane.lastWasSlow || lane.slowSlots > 0 ? 'slow' : 'proven';
 }
@@ -438,11 +439,11 @@ function newLane(
     hasSucceeded: last_success_at !== null,
     failures: failing_since === null ? 0 : FAILING_AFTER,
     failingSinceMs: failing_since ?? 0,
-    lookAtMs: Number.POSITIVE_INFINITY,
+    dueAtMs: Number.POSITIVE_INFINITY,
     notBeforeMs: 0,
     usedAtMs,
     queue: null,
-    place: 0,
+    queuePlace: 0,
   };
   lane.standing = standingOf(lane);
   return lane;

@@ -275,14 +275,14 @@ t.test('it is known when the next webhook is due, also one that was heard of lat
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const nowMs = effects.now();
-  t.equal(lanes.nextLookAtMs(nowMs), null);
-  lanes.lookAt('b' as WebhookId, nowMs + 2_000, nowMs);
-  lanes.lookAt('a' as WebhookId, nowMs + 1_000, nowMs);
-  lanes.lookAt('a' as WebhookId, nowMs + 3_000, nowMs);
-  t.equal(lanes.nextLookAtMs(nowMs), nowMs + 1_000);
+  t.equal(lanes.nextTurnAtMs(nowMs), null);
+  lanes.schedule('b' as WebhookId, nowMs + 2_000, nowMs);
+  lanes.schedule('a' as WebhookId, nowMs + 1_000, nowMs);
+  lanes.schedule('a' as WebhookId, nowMs + 3_000, nowMs);
+  t.equal(lanes.nextTurnAtMs(nowMs), nowMs + 1_000);
   t.strictSame(lanes.turns(nowMs + 999, MANY, MANY), []);
   t.match(lanes.turns(nowMs + 1_000, MANY, MANY), [{ lane: { webhookId: 'a' }, slots: 1 }]);
-  t.equal(lanes.nextLookAtMs(nowMs + 1_000), nowMs + 2_000);
+  t.equal(lanes.nextTurnAtMs(nowMs + 1_000), nowMs + 2_000);
 });
 
 t.test('of several that sleep those are woken whose time has come', async (t) => {
@@ -290,12 +290,12 @@ t.test('of several that sleep those are woken whose time has come', async (t) =>
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const nowMs = effects.now();
   for (const [index, id] of ['a', 'b', 'c', 'd'].entries()) {
-    lanes.lookAt(id as WebhookId, nowMs + 1_000 * (index + 1), nowMs);
+    lanes.schedule(id as WebhookId, nowMs + 1_000 * (index + 1), nowMs);
   }
   for (const [index, id] of ['a', 'b', 'c', 'd'].entries()) {
     const atMs = nowMs + 1_000 * (index + 1);
     t.match(lanes.turns(atMs, MANY, MANY), [{ lane: { webhookId: id } }]);
-    t.equal(lanes.nextLookAtMs(atMs), index === 3 ? null : atMs + 1_000);
+    t.equal(lanes.nextTurnAtMs(atMs), index === 3 ? null : atMs + 1_000);
   }
 });
 
@@ -303,7 +303,7 @@ t.test('what is recorded is under way no more, in whichever order', async (t) =>
   const effects = fakeEffects();
   const succeeded = { failing_since: null, last_success_at: 1 };
   const lanes = createLanes(effects, () => succeeded);
-  lanes.lookAt('a' as WebhookId, effects.now(), effects.now());
+  lanes.schedule('a' as WebhookId, effects.now(), effects.now());
   const { lane } = firstTurn(lanes, effects.now());
   const [one, two, three] = [1, 2, 3].map((seq) => lanes.begin(lane, seq, effects.now()));
   const left: number[][] = [];
@@ -322,7 +322,7 @@ t.test('what was looked up ahead is forgotten when all that is pending is looked
   lanes.replace([pending], effects.now());
   const turn = firstTurn(lanes, effects.now());
   turn.lane.ahead.push(1, 2);
-  lanes.looked(turn.lane, effects.now(), effects.now());
+  lanes.finishTurn(turn.lane, effects.now(), effects.now());
   t.strictSame(lanes.turns(effects.now(), MANY, MANY)[0]?.lane.ahead, [1, 2]);
   lanes.replace([pending], effects.now());
   t.strictSame(turn.lane.ahead, []);
@@ -332,15 +332,15 @@ t.test('what is pending no more is not looked at, and its webhook forgotten afte
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const id = 'a' as WebhookId;
-  lanes.lookAt(id, effects.now() + 1_000, effects.now());
+  lanes.schedule(id, effects.now() + 1_000, effects.now());
   lanes.replace([], effects.now());
-  t.equal(lanes.nextLookAtMs(effects.now()), null);
+  t.equal(lanes.nextTurnAtMs(effects.now()), null);
 
   const succeed = () => {
-    lanes.lookAt(id, effects.now(), effects.now());
+    lanes.schedule(id, effects.now(), effects.now());
     const turn = firstTurn(lanes, effects.now());
     const slot = lanes.begin(turn.lane, 1, effects.now());
-    lanes.looked(turn.lane, null, effects.now());
+    lanes.finishTurn(turn.lane, null, effects.now());
     lanes.end(slot, 'succeeded', effects.now());
     lanes.recorded(slot, effects.now());
     return turn.slots;
@@ -358,7 +358,7 @@ t.test('a webhook that waits for a retry for longer than an hour is not forgotte
   const model = outbox();
   const [id = ''] = model.proven(1);
   const retryAtMs = model.effects.now() + 2 * 60 * 60_000;
-  model.lanes.lookAt(id as WebhookId, retryAtMs, model.effects.now());
+  model.lanes.schedule(id as WebhookId, retryAtMs, model.effects.now());
   model.effects.advance(60 * 60_000 + 1);
   model.lanes.replace([pendingOne(id, retryAtMs)], model.effects.now());
   model.effects.advance(60 * 60_000);
@@ -511,7 +511,7 @@ function outbox({
 
   function add(id: string, count: number): void {
     pendingOf.set(id, pending(id) + count);
-    lanes.lookAt(id as WebhookId, effects.now(), effects.now());
+    lanes.schedule(id as WebhookId, effects.now(), effects.now());
   }
 
   function look(freshMax = MANY, behindMax = MANY): void {
@@ -528,7 +528,7 @@ function outbox({
     }
     pendingOf.set(id, pending(id) - claimed);
     begunOf.set(id, (begunOf.get(id) ?? 0) + claimed);
-    lanes.looked(lane, pending(id) > 0 ? effects.now() : null, effects.now());
+    lanes.finishTurn(lane, pending(id) > 0 ? effects.now() : null, effects.now());
   }
 
   function lookAtAll(): void {
