@@ -15,28 +15,28 @@ import { createSender } from './send.ts';
 import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } from './thread.ts';
 
 /*
- * The dispatcher beside the thread that accepts requests, not in it: with both in one, the p99 of accepting
- * a deployment rises from 13 ms to over 300 ms while deliveries run flat out.
+ * The dispatcher has a thread of its own: in the one that accepts requests, the p99 of accepting a deployment rises from
+ * 13 ms to over 300 ms while deliveries run flat out.
  */
 
 /**
- * So long attempts that are under way may go on when davit stops: all but those of receivers that hang end within
- * it. Those are made anew at the next start. Commands have 25 of the 30 s that stopping may take.
+ * How long attempts that are under way may go on when davit stops. Only those to receivers that hang do not end by then,
+ * and are made again at the next start. Of the 30 s that stopping may take, commands have 25.
  */
 const STOP_GRACE_MS = 2_500;
 
 /**
- * Between two looks at the replays when attempts were recorded, which may be some hundred times a second: to find 500
- * replays busy takes 10 ms. Until then each has 500 deliveries due.
+ * The gap between two ticks of the replays that recorded attempts wake, as those may come some hundred times a second
+ * and finding 500 replays busy takes 10 ms. Meanwhile each has up to 500 deliveries due to go on with.
  */
-const REPLAYS_REST_MS = 50;
+const REPLAYS_WAKE_GAP_MS = 50;
 
 if (parentPort === null) throw new Error('dispatcher-thread.ts runs as a worker thread');
 
 const owner = parentPort;
 owner.once('message', (message: ToDispatcherThread) => {
   if (typeof message === 'object' && 'begin' in message) dispatch(owner, message.begin);
-  // Something else could not start.
+  // Stopped before `begin`, because another part of davit could not start.
   else owner.postMessage('stopped' satisfies FromDispatcherThread);
 });
 
@@ -68,18 +68,18 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
   });
-  let isWakeDue = false;
+  let isReplaysWakeScheduled = false;
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
   if (figures !== undefined) watchLag(figures.lag, realEffects);
 
   writer.onCommit((changes) => {
     if (changes.has('outbox') || changes.has('everything')) replays.wake();
-    // Replays keep pace with their receivers.
+    // A replay goes on when its receiver has taken enough.
     else if (changes.has('settled')) wakeReplaysSoon();
   });
   owner.on('message', (message: ToDispatcherThread) => {
     if (message === 'stop') void stop();
-    else if (message === 'look')
+    else if (message === 'quietMs')
       owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
     else if ('trust' in message) sender.trust(message.trust);
     else if ('ping' in message) void ping(message);
@@ -89,10 +89,10 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   keepYoungWhatIsNew();
 
   function wakeReplaysSoon(): void {
-    if (isWakeDue) return;
-    isWakeDue = true;
-    realEffects.after(REPLAYS_REST_MS, () => {
-      isWakeDue = false;
+    if (isReplaysWakeScheduled) return;
+    isReplaysWakeScheduled = true;
+    realEffects.after(REPLAYS_WAKE_GAP_MS, () => {
+      isReplaysWakeScheduled = false;
       replays.wake();
     });
   }
@@ -105,7 +105,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     owner.postMessage({ pingId, result } satisfies FromDispatcherThread);
   }
 
-  /** Attempts that are under way are brought to their end if they can, so that a clean stop sends nothing twice. */
+  /** Lets attempts that are under way end if they do so in time, so that a clean stop sends nothing twice. */
   async function stop(): Promise<void> {
     await Promise.all([loop.stop(), replays.stop()]);
     await Promise.race([dispatcher.settled(), delay(STOP_GRACE_MS, realEffects)]);

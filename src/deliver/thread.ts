@@ -7,21 +7,21 @@ import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
 
-/** What the dispatcher begins with. */
+/** What the dispatcher thread is started with. */
 export interface DispatcherThreadData {
   path: string;
-  /** A door to the writer. */
+  /** A port to the writer thread. */
   port: MessagePort;
   sender: SenderOptions;
   schedule: RetrySchedule;
   log: LogOptions;
-  /** Where it counts what it does; undefined: nobody asks. */
+  /** Shared memory for its metrics; undefined: there are none. */
   figures?: SharedArrayBuffer | undefined;
 }
 
 export type ToDispatcherThread =
   | { begin: DispatcherThreadData }
-  | 'look'
+  | 'quietMs'
   | 'stop'
   | { trust: string }
   | { ping: WebhookId; pingId: number };
@@ -29,33 +29,33 @@ export type FromDispatcherThread =
   | 'ready'
   | 'stopped'
   | { quietMs: number }
-  /** Null: it went wrong inside, and the log says how. */
+  /** Null: it failed because of a bug, which is logged. */
   | { pingId: number; result: PingResult | null };
 
 interface DispatcherThread {
-  /** Begins to send. Resolves when it has; rejects when it cannot. */
+  /** Starts sending. Resolves once it has started; rejects if it cannot. */
   begin(data: DispatcherThreadData): Promise<void>;
-  /** How long ago its loop last looked for work; does not resolve while the thread hangs. */
+  /** Resolves to how long ago its loop last ran; does not resolve while the thread hangs. */
   quietMs(): Promise<number>;
-  /** Sends one ping now and tells what came of it. */
+  /** Sends one ping now, and resolves to its result. */
   ping(webhookId: WebhookId): Promise<PingResult>;
-  /** These certificates in PEM are trusted from now on, in place of the sender's `caPem`. */
+  /** Replaces the sender's `caPem` for new connections. */
   trust(caPem: string): void;
-  /** Lets the attempts that are under way end, then the thread. */
+  /** Lets the attempts that are under way end, then ends the thread. */
   stop(): Promise<void>;
 }
 
 const TERMINATE_MAX_MS = 1_000;
 
 /**
- * Starts the dispatcher's thread, which loads while others do their part and does nothing before `begin`. `onCrash`
- * is called if it dies.
+ * Starts the dispatcher thread, which loads its code while other parts of davit start, and does nothing before `begin`.
+ * `onCrash` is called if it ends on its own.
  */
 export function startDispatcherThread(onCrash: (error: unknown) => void, effects: Effects): DispatcherThread {
   const thread = startThread('deliver/dispatcher-thread');
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
-  let looks: ((quietMs: number) => void)[] = [];
+  let quietMsWaiters: ((quietMs: number) => void)[] = [];
   const pings = new Map<number, PromiseWithResolvers<PingResult>>();
   let lastPingId = 0;
   let stopping = false;
@@ -64,8 +64,8 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     if (message === 'ready') return ready.resolve();
     if (message === 'stopped') return stopped.resolve();
     if ('pingId' in message) return settlePing(message);
-    for (const answer of looks) answer(message.quietMs);
-    looks = [];
+    for (const resolve of quietMsWaiters) resolve(message.quietMs);
+    quietMsWaiters = [];
   });
   thread.on('error', (error) => {
     ready.reject(error);
@@ -75,7 +75,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     stopped.resolve();
     if (!stopping) onCrash(new Error('the dispatcher thread ended'));
   });
-  // Whoever begins hears of it.
+  // Not unhandled: `begin` returns the same promise.
   ready.promise.catch(() => undefined);
 
   return {
@@ -85,8 +85,8 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     },
     quietMs: () =>
       new Promise((resolve) => {
-        looks.push(resolve);
-        thread.postMessage('look' satisfies ToDispatcherThread);
+        quietMsWaiters.push(resolve);
+        thread.postMessage('quietMs' satisfies ToDispatcherThread);
       }),
     ping(webhookId) {
       lastPingId += 1;
@@ -100,7 +100,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
       stopping = true;
       thread.postMessage('stop' satisfies ToDispatcherThread);
       await stopped.promise;
-      // A name that is being resolved keeps the thread until it is, which nobody has to wait for.
+      // A name lookup under way delays the end of the thread, and is not worth waiting for.
       await Promise.race([thread.terminate(), delay(TERMINATE_MAX_MS, effects)]);
     },
   };
