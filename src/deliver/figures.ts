@@ -2,21 +2,21 @@ import { lagFigure } from '../event-loop.ts';
 import { createCounter, createGauge, createHistogram, type Figure, sharedCells } from '../figures.ts';
 import type { DueDelivery, Settled, Settlement } from '../store/outbox.ts';
 
-/** What the dispatcher's thread tells of its work. */
+/** The metrics of the dispatcher thread. */
 export interface DeliveryFigures {
-  /** An attempt begins, at `atMs` since 1970; `isFailing`: the receiver's last one failed. */
+  /** An attempt begins. `atMs`: since 1970; `isFailing`: the receiver's previous attempt failed. */
   began(delivery: DueDelivery, isFailing: boolean, atMs: number): void;
-  /** It is over, whatever came of it. */
+  /** An attempt has ended, whatever its result. */
   ended(): void;
-  /** What came of it, if anything, is recorded. */
+  /** The result of an attempt is recorded, which does not happen for one that was stopped. */
   settled(settlement: Settlement, settled: Settled): void;
-  /** A webhook was disabled with it. */
+  /** A webhook was disabled by the result of an attempt. */
   disabled(): void;
   lag: ReturnType<typeof lagFigure>;
   all: Figure[];
 }
 
-/** What an attempt's `error` or status comes down to, so that the labels are few whatever receivers do. */
+/** The label for an attempt's `error` or status, so that the labels stay few whatever receivers do. */
 const ERROR_CLASSES = [
   'http_3xx',
   'http_4xx',
@@ -38,11 +38,11 @@ type ErrorClass = (typeof ERROR_CLASSES)[number];
 
 const ATTEMPTS = {
   name: 'davit_delivery_attempts_total',
-  help: 'Attempts to deliver an event, by what came of them; error is empty for those that were delivered.',
+  help: 'Attempts to deliver an event, by outcome; error is empty for those that were delivered.',
 };
 const ATTEMPT_DURATION = {
   name: 'davit_delivery_attempt_duration_seconds',
-  help: 'From the beginning of an attempt to the status of the answer, or to its failure.',
+  help: 'From the start of an attempt to the status of the answer, or to its failure.',
   bounds: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10],
 };
 const WAIT = {
@@ -51,12 +51,12 @@ const WAIT = {
   bounds: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300],
 };
 
-/** In `memory`, for the thread that writes and the one that reads them. */
+/** Creates the figures in `memory`, which the dispatcher thread writes and another reads. */
 export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
   const cells = sharedCells(memory);
   const inFlight = createGauge(cells, {
     name: 'davit_deliveries_in_flight',
-    help: 'Attempts that are under way.',
+    help: 'Delivery attempts that are under way.',
   });
   const exhausted = createCounter(cells, {
     name: 'davit_deliveries_exhausted_total',

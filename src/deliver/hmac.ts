@@ -1,19 +1,19 @@
 import { hash } from 'node:crypto';
 
-/** A key, made ready: what the two hashes of HMAC begin with. */
+/** A prepared key: the blocks that the two hashes of HMAC begin with. */
 export interface HmacKey {
   inner: Buffer;
-  /** With room for the inner digest at its end. */
+  /** With room for the inner digest after it. */
   outer: Buffer;
 }
 
 const BLOCK_BYTES = 64;
 const DIGEST_BYTES = 32;
 
-/** Larger messages get memory of their own. */
+/** Messages are assembled in it; larger ones in a buffer of their own. */
 const scratch = Buffer.allocUnsafeSlow(16 * 1024);
 
-/** RFC 2104: a key that is longer than a block counts as its digest. */
+/** Prepares a key (RFC 2104): one that is longer than a block is replaced by its digest. */
 export function hmacKey(bytes: Uint8Array): HmacKey {
   const key = bytes.length > BLOCK_BYTES ? hash('sha256', bytes, 'buffer') : bytes;
   const inner = Buffer.alloc(BLOCK_BYTES, 0x36);
@@ -26,8 +26,8 @@ export function hmacKey(bytes: Uint8Array): HmacKey {
 }
 
 /**
- * HMAC-SHA256 of a text followed by another, or by bytes. As two hashes: Node's Hmac is made anew for each
- * message, and took 5.6 µs for the two signatures of a delivery; this takes 2.5.
+ * HMAC-SHA256 of `prefix` followed by `body`. Done with two hashes: Node's Hmac, of which each message needs a new one,
+ * took 5.6 µs for the two signatures of a delivery; this takes 2.5 µs.
  */
 export function hmacSha256(
   { inner, outer }: HmacKey,
@@ -35,7 +35,7 @@ export function hmacSha256(
   body: string | Uint8Array,
   encoding: 'hex' | 'base64',
 ): string {
-  // A UTF-16 unit becomes three bytes at most.
+  // A UTF-16 code unit takes at most three bytes in UTF-8.
   const mostBytes = BLOCK_BYTES + 3 * prefix.length + (typeof body === 'string' ? 3 : 1) * body.length;
   const message = mostBytes <= scratch.length ? scratch : Buffer.allocUnsafe(mostBytes);
   message.set(inner);

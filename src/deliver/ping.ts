@@ -4,23 +4,23 @@ import type { Reads } from '../store/store.ts';
 import type { Sender } from './send.ts';
 import { signedHeaders } from './sign.ts';
 
-/** `busy`: as many pings are under way as may be, of the webhook, of its key or of all; `gone`: there is no such webhook any more. */
+/** `busy`: too many pings are under way, to the webhook, of its key or in all; `gone`: the webhook was deleted. */
 export type PingResult = { kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' };
 
 export interface Pinger {
-  /** Sends one ping now and tells what came of it. */
+  /** Sends one ping now, and resolves to its result. */
   ping(webhookId: WebhookId): Promise<PingResult>;
 }
 
-/** Each may take as long as an attempt; deliveries keep their own slots beside these. */
+/** Concurrent pings to one webhook, which use none of the slots of deliveries. Each may take as long as an attempt. */
 const PER_WEBHOOK = 2;
-/** One key whose receivers hang leaves most of them to the others. */
+/** So that one key whose receivers hang leaves most pings to others. */
 const PER_KEY = 4;
 const TOTAL = 16;
 
 /**
- * Pings: one request, judged, signed and sent like a delivery, but never stored, never repeated, and without
- * consequence for the webhook. Also of one that is disabled, so that it can be tried before it is enabled.
+ * A ping is one request, checked, signed and sent like a delivery, but never stored or repeated, and without
+ * consequences for the webhook. Disabled webhooks can be pinged too, to try them before they are enabled.
  */
 export function createPinger({
   reads,

@@ -6,22 +6,22 @@ import type { Reads } from '../store/store.ts';
 import type { Writer } from '../store/writer.ts';
 
 export interface Replayer {
-  /** One step of each replay whose receiver keeps up. Returns when to look again; null: when something changed. */
+  /** One step of each replay whose receiver keeps up. Resolves to when to call it again; null: after the next change. */
   tick(): Promise<number | null>;
 }
 
-/** One step is one transaction, and keeps the writer from others for about 4 ms. */
+/** How many deliveries a step sends again at most. It is one transaction, and occupies the writer for about 4 ms. */
 const STEP_ROWS = 500;
 
 /**
- * While so many deliveries of a webhook are due, its replay waits: its receiver sets the pace, new events never
- * queue behind more than this and one step, and a million deliveries do not become due at once.
+ * While so many deliveries of a webhook are due, its replay waits (backpressure): its receiver sets the pace, new events
+ * never queue behind more than this and one step, and a million deliveries do not become due at once.
  */
 const BUSY_ROWS = 500;
 
 /**
- * Works replays off. How far each one is stands in its row, written with the deliveries of each step: a restart
- * goes on there, and none is begun anew twice by the same replay.
+ * Carries out replays. The progress of each is stored in its row, in the same transaction as the deliveries of a step: a
+ * restart continues there, and no delivery is sent again twice by the same replay.
  */
 export function createReplayer({
   reads,
@@ -44,7 +44,7 @@ export function createReplayer({
     return stepped ? effects.now() : null;
   }
 
-  /** The next deliveries that fit, however far apart they are. False: nothing can be written at the moment. */
+  /** Makes the next matching deliveries due, however far apart they are. False: nothing can be written at the moment. */
   async function step(replay: OpenReplay): Promise<boolean> {
     const seqs: number[] = [];
     for (let afterSeq = replay.doneSeq; ; ) {
@@ -58,7 +58,7 @@ export function createReplayer({
     }
   }
 
-  /** A full disk is no bug: the row is still there, and the next look begins at the same place. */
+  /** False, for a full disk for instance: the replay's row is unchanged, and the next tick tries the same step again. */
   async function written(done: { seq: number; seqs: number[]; doneSeq: number | null }): Promise<boolean> {
     try {
       await writer.write('replays.step', done);

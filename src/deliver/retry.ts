@@ -1,13 +1,14 @@
 import { HOUR_MS } from '../durations.ts';
 
-/** When failed deliveries are tried again. Any numbers do, also none: `delaysMs` is the ladder, `windowMs` its length. */
+/** When failed deliveries are retried: the ladder. `delaysMs` may be empty. */
 export interface RetrySchedule {
+  /** The gaps between attempts. */
   readonly delaysMs: readonly number[];
-  /** From the start of the ladder to the last attempt, which stands at its very end. */
+  /** From the start of the ladder to its last attempt. */
   readonly windowMs: number;
 }
 
-/** So that what failed together does not come back together. */
+/** By how much gaps are lengthened at random, at most, so that deliveries that failed together come back spread out. */
 const JITTER = 0.1;
 
 const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
@@ -15,9 +16,9 @@ const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
 type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 
 export interface FailedAttempt {
-  /** Milliseconds since 1970, as `nowMs`: when the event happened, or when the ladder was begun anew. */
+  /** When the event happened, or when the ladder was restarted. In milliseconds since 1970, as `nowMs` is. */
   ladderStartedAtMs: number;
-  /** Attempts made on this ladder, the one that failed just now included. */
+  /** Attempts made on this ladder, including the one that has just failed. */
   ladderAttempts: number;
   nowMs: number;
   /** The header as the receiver sent it. */
@@ -28,13 +29,13 @@ export interface FailedAttempt {
 }
 
 /**
- * What follows a failed attempt. A gap that would end beyond the window, and the one after the last delay,
- * end at the window's end instead; nothing is tried after that. Whatever the clock does, the next attempt
- * is at most one window away, and a ladder has at most two attempts more than delays.
+ * What follows a failed attempt. A gap that would end beyond the window, and the one after the last delay, ends at the
+ * end of the window, where the last attempt is made. Whatever the clock does, the next attempt is at most one window
+ * away, and a ladder has at most two attempts more than delays.
  */
 export function nextAttempt(failed: FailedAttempt): NextAttempt {
   const { ladderAttempts, nowMs, schedule } = failed;
-  // A clock that was set back lies before the ladder's start; its window then counts from now.
+  // If the clock was set back to before the start of the ladder, the window counts from now.
   const lastAtMs = Math.min(failed.ladderStartedAtMs, nowMs) + schedule.windowMs;
   if (nowMs >= lastAtMs || ladderAttempts > schedule.delaysMs.length + 1) return { kind: 'exhausted' };
   const delayMs = schedule.delaysMs[ladderAttempts - 1];
@@ -68,7 +69,7 @@ const ASCTIME = /^[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d{2}:\d{2}:\d{2} \d{4}$/;
 /** Milliseconds since 1970. `Date.parse` reads all three forms, but also much that is no date here. */
 function parseHttpDate(value: string): number | undefined {
   if (!IMF_FIXDATE.test(value) && !RFC_850.test(value) && !ASCTIME.test(value)) return undefined;
-  // The last form names no zone and means UTC; without one it would be read as local time.
+  // The last form means UTC without saying so, and would be parsed as local time.
   const atMs = Date.parse(value.endsWith('GMT') ? value : `${value} GMT`);
   return Number.isNaN(atMs) ? undefined : atMs;
 }

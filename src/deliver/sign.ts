@@ -3,15 +3,15 @@ import { type HmacKey, hmacKey, hmacSha256 } from './hmac.ts';
 
 interface Signing {
   eventId: string;
-  /** The webhook's live secrets: one, or more while a rotation overlaps. The list does not change. */
+  /** The webhook's live secrets: one, or more while a rotation overlaps. The array must not be modified. */
   secrets: readonly string[];
   /** When it is sent, in whole seconds since 1970. */
   atSeconds: number;
-  /** The very bytes that are sent. */
+  /** Exactly the bytes that are sent. */
   body: string | Uint8Array;
 }
 
-/** The headers that prove where a delivery comes from: the specification's, and those of Standard Webhooks. */
+/** The headers that authenticate a delivery: `Service-Signature`, and those of Standard Webhooks. */
 export function signedHeaders({ eventId, secrets, atSeconds, body }: Signing): Record<string, string> {
   return {
     'Service-Signature': serviceSignature(secrets, atSeconds, body),
@@ -21,7 +21,7 @@ export function signedHeaders({ eventId, secrets, atSeconds, body }: Signing): R
   };
 }
 
-/** `t=…,v1=…` with one `v1` for each secret, keyed with the whole secret as it was shown, `whsec_` included. */
+/** `t=…,v1=…` with one `v1` for each secret, keyed with the whole secret as it is shown, including `whsec_`. */
 export function serviceSignature(
   secrets: readonly string[],
   atSeconds: number,
@@ -33,7 +33,7 @@ export function serviceSignature(
   return [`t=${atSeconds}`, ...digests].join(',');
 }
 
-/** Standard Webhooks 1.0.0: `v1,…` for each secret, with spaces between, keyed with the bytes that its base64 stands for. */
+/** Standard Webhooks 1.0.0: `v1,…` for each secret, separated by spaces, keyed with the base64-decoded secret. */
 export function standardSignature(
   secrets: readonly string[],
   eventId: string,
@@ -50,10 +50,10 @@ interface SigningKeys {
   standard: HmacKey;
 }
 
-/** By the list that they came in: who remembers whom to send to has the same one each time. */
+/** Prepared keys, by the array of their secrets: store/recipients.ts caches it, and passes the same one each time. */
 const keys = new WeakMap<readonly string[], readonly SigningKeys[]>();
 
-/** Made ready once: to sign with them takes less time than that. */
+/** Cached, as preparing the keys takes longer than signing with them. */
 function keysOf(secrets: readonly string[]): readonly SigningKeys[] {
   const known = keys.get(secrets);
   if (known !== undefined) return known;
@@ -66,7 +66,7 @@ function keysOf(secrets: readonly string[]): readonly SigningKeys[] {
 }
 
 export interface Verification {
-  /** As it was shown when the webhook was registered. */
+  /** As it was shown when the webhook was registered, or the secret was rotated. */
   secret: string;
   /** The Service-Signature header; undefined if the request had none. */
   header: string | undefined;
@@ -80,14 +80,13 @@ type VerificationResult = { ok: true } | { ok: false; reason: string };
 
 const TOLERANCE_SECONDS = 300;
 
-/** A real header with a dozen secrets has not a fifth of this. */
+/** A real header with a dozen secrets takes less than a fifth of this. */
 const HEADER_MAX_LENGTH = 4096;
 
 /**
- * The reference verifier: whether a delivery came from who knows the secret, was not altered on its way, and
- * was sent no more than the tolerance before or after now. Never throws, whatever the header is. Compares in
- * constant time. A receiver also has to drop event ids that it has seen: within the tolerance, and beyond
- * it through retries, the same delivery may come again.
+ * The reference verifier: whether a delivery was signed with the secret, was not altered, and was sent within the
+ * tolerance before or after now. Never throws, whatever the header is; compares in constant time. A receiver must also
+ * drop event ids that it has seen: the same delivery may arrive again, within the tolerance or through retries.
  */
 export function verify({
   secret,
@@ -96,7 +95,7 @@ export function verify({
   nowSeconds,
   toleranceSeconds = TOLERANCE_SECONDS,
 }: Verification): VerificationResult {
-  // Anybody can sign with a key that is empty, as it is when a variable is not set.
+  // Anybody can sign with an empty secret, which is what an unset variable gives.
   if (secret === '') return { ok: false, reason: 'the secret is empty' };
   const signature = parseHeader(header);
   if (!signature.ok) return signature;
@@ -116,7 +115,7 @@ export function verify({
 
 type HeaderResult = { ok: true; atSeconds: number; digests: Buffer[] } | { ok: false; reason: string };
 
-/** `t=<seconds>` once and at least one `v1=<64 hex digits>`, in any order; other schemes are for others. */
+/** Parses `t=<seconds>`, once, and at least one `v1=<64 hex digits>`, in any order; ignores other schemes. */
 function parseHeader(header: string | undefined): HeaderResult {
   const refuse = (reason: string): HeaderResult => ({ ok: false, reason });
   if (header === undefined || header === '') return refuse('the header is missing');
@@ -130,7 +129,7 @@ function parseHeader(header: string | undefined): HeaderResult {
     switch (element.slice(0, separator)) {
       case 't':
         if (atSeconds !== undefined) return refuse('the header has more than one t');
-        // No sign, no leading zero, no fraction: the text that was signed is the number's only form.
+        // No sign, leading zero or fraction: the digest is computed over the number, which must have one form only.
         if (!/^(0|[1-9]\d{0,14})$/.test(value)) return refuse('t is not a time in whole seconds');
         atSeconds = Number(value);
         break;
