@@ -62,7 +62,7 @@ export function createAnswerReader(): AnswerReader {
       return true;
     }
     if (part !== 'nothing') return false;
-    // After data that nobody asked for, the next answer could not be told apart from it.
+    // Unsolicited data could be taken for the beginning of the next answer.
     if (at < bytes.length && answer !== undefined) answer.keepsConnection = false;
     return true;
   }

@@ -41,7 +41,7 @@ interface ConnectionPool {
 
 /** Common servers close an idle connection after 5 s without announcing it. */
 const IDLE_MS = 4_000;
-/** The most that is believed of a timeout announced in Keep-Alive. */
+/** The upper bound for a timeout that the receiver announces in Keep-Alive. */
 const IDLE_HINTED_MAX_MS = 60_000;
 /** How much earlier to stop reusing it: a request that is sent just when the receiver closes is lost. */
 const IDLE_HINTED_LESS_MS = 1_000;
@@ -108,7 +108,7 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
         waiting = undefined;
       },
       received(bytes) {
-        // After data that nobody asked for, the next answer could not be told apart from it.
+        // Unsolicited data could be taken for the beginning of the next answer.
         if (connection.exchange === undefined) drop(connection);
         else connection.exchange.received(bytes);
       },

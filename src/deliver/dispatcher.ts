@@ -76,8 +76,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       'the change of the clock could not be recorded',
     );
     if (byMs >= 0) return;
-    logger.warn({ by_ms: -byMs }, 'the clock was set back: what waits for a retry is planned anew');
-    queueWalk(() => replan(-byMs));
+    logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
+    queueWalk(() => reschedule(-byMs));
   });
   const running = createSlots<Promise<void>>();
   let queuedWalks = 0;
@@ -161,8 +161,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const furthestAtMs = pending.at(-1)?.next_attempt_at ?? 0;
     if (furthestAtMs <= nowMs + schedule.windowMs || queuedWalks > 0) return;
     const window_ms = schedule.windowMs;
-    logger.warn({ window_ms }, 'retries were planned beyond the window: they are planned anew');
-    queueWalk(() => replan(0));
+    logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
+    queueWalk(() => reschedule(0));
   }
 
   /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */
@@ -171,11 +171,11 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const ended = lastWalk.then(steps).finally(() => {
       queuedWalks -= 1;
     });
-    lastWalk = track(ended, 'retries could not be planned anew');
+    lastWalk = track(ended, 'retries could not be rescheduled');
   }
 
   /** After the clock was set back by `byMs`: moves retries back as much, and to the end of the window at the latest. */
-  async function replan(byMs: number): Promise<void> {
+  async function reschedule(byMs: number): Promise<void> {
     const furthestMs = schedule.windowMs;
     await inSteps<PendingPlace>((after) =>
       writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),

@@ -35,7 +35,7 @@ export const LANE_LIMITS: LaneLimits = { perWebhook: 4, total: 256, share: 64 };
 /** An attempt is slow after this: a hundred times what a common receiver takes. */
 const SLOW_AFTER_MS = 1_000;
 
-/** So many consecutive failures make a webhook failing that has succeeded before; else the first does. */
+/** After so many consecutive failures a webhook is failing; one that has never succeeded is after the first. */
 export const FAILING_AFTER = 3;
 
 /**

@@ -52,7 +52,7 @@ function gapMs(delayMs: number, { nowMs, retryAfter, randomFraction }: FailedAtt
 
 /**
  * The wait that a Retry-After header asks for, in milliseconds from `nowMs`, never below 0: seconds or one of
- * the three forms of an HTTP date (RFC 9110, sections 10.2.3 and 5.6.7), Infinity for seconds beyond all numbers.
+ * the three forms of an HTTP date (RFC 9110, sections 10.2.3 and 5.6.7), Infinity for more seconds than a number holds.
  * Undefined if it is neither.
  */
 export function parseRetryAfter(header: string, nowMs: number): number | undefined {

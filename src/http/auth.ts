@@ -50,7 +50,7 @@ export function authentication(
     if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USE_NOTED_EVERY_MS) return;
     writer.write('keys.touch', { keyId, atMs }).catch((error) => {
       // Not a reason to fail the request; the next one tries again.
-      logger.warn({ err: error }, 'the use of a key could not be noted');
+      logger.warn({ err: error }, 'the use of a key could not be recorded');
     });
   }
 }

@@ -225,7 +225,7 @@ const PLAIN_NAME = /^[a-z_]{1,64}$/;
 
 function checkText(text: string, field: string): void {
   if (text.includes('\0')) throw invalid('body', field, 'must not contain NUL');
-  if (!text.isWellFormed()) throw invalid('body', field, 'must not contain half of a surrogate pair');
+  if (!text.isWellFormed()) throw invalid('body', field, 'must not contain a lone surrogate');
 }
 
 /** The two names that allow prototype pollution (CVE-2018-3728). hapi's own parser uses Bourne against them. */

@@ -173,7 +173,7 @@ export function deployments(
               operationId: 'getDeployment',
               summary: 'Get a deployment',
               description:
-                'With `wait`, the answer comes once the deployment has ended, but at the latest after so many seconds.',
+                'With `wait`, the answer comes once the deployment has ended, or after that many seconds at the latest.',
               responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
               errors: { rate_limited: 'Too many requests, or too many requests of this key are waiting.' },
             },

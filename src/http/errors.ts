@@ -226,7 +226,7 @@ function respondWithError(
     logger.warn({ request_id: requestId, route: request.route.path, err: error }, 'unavailable');
   }
   // The rest of an unread body may still be arriving: unless it is drained first, closing the connection would keep the
-  // response from the client. Closed it is in any case, even if all of the body has arrived by then.
+  // response from the client. It is closed in any case, even if all of the body has arrived by then.
   const isPending = isBodyPending(request);
   const source = isPending ? lingeringResponse(body, request, effects) : body;
   const response = h

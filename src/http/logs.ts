@@ -70,7 +70,7 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
           validate: {
             query: querySchema({
               offset: byteCount.description('Only the bytes from this one on.'),
-              tail: byteCount.description('Only the last so many bytes; not together with `offset`.'),
+              tail: byteCount.description('Only that many bytes at the end; not together with `offset`.'),
             }),
           },
           plugins: {

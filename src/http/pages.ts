@@ -29,7 +29,7 @@ const CURSOR_BYTES = NONCE_BYTES + POSITION_BYTES + TAG_BYTES;
  * rows there are, also those that the key cannot see. `secret`: 32 bytes, kept in the database.
  */
 export function createPages(secret: Buffer, effects: Effects): Pages {
-  // A KeyObject, as Node takes 40 µs to make one of the bytes for each cipher.
+  // Made once: given raw bytes, Node makes a KeyObject for each cipher, which takes 40 µs.
   const key = createSecretKey(secret);
   return {
     position(walk, cursor, start) {

@@ -109,7 +109,7 @@ const PROJECT: Described<Project> = {
 
 const DEPLOYMENT: Described<Deployment> = {
   description:
-    'One deployment of a ref. `queued` becomes `running`, and then `succeeded`, `failed` or, by way of `canceling`, `canceled`.',
+    'One deployment of a ref: `queued`, then `running`, and in the end `succeeded`, `failed` or `canceled`. When a running one is canceled, it is `canceling` until its end.',
   fields: {
     id: idJsonSchema('dpl'),
     project_id: idJsonSchema('prj'),
@@ -257,7 +257,7 @@ const EVENT: Described<DeploymentEvent> = {
 };
 
 const PING: Described<DeploymentEvent> = {
-  description: 'What a webhook is sent to try it out, when somebody asks for a ping.',
+  description: 'What a webhook is sent when it is tried out with a ping.',
   fields: {
     id: idJsonSchema('evt'),
     type: { type: 'string', const: 'ping' },

@@ -92,7 +92,7 @@ const HEADERS_MAX_BYTES = 16 * 1024;
 /** Each connection costs a file descriptor and, once idle after its first request, 24 KiB (measured). */
 const CONNECTIONS_MAX = 4_096;
 
-/** So many connections beyond the maximum, as a fraction of it, are still answered 503; any further one is dropped. */
+/** Connections beyond the maximum that are still answered, with 503, as a fraction of it; any further one is dropped. */
 const SPARE_FRACTION = 1 / 16;
 
 /**

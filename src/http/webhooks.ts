@@ -53,7 +53,7 @@ export function webhooks(
       return result.ok ? result.url : helpers.error('any.invalid', { reason: result.reason });
     })
     .description(
-      'Where to send events: a URL of the WHATWG standard, with `https`, a public address, no user info and no fragment. Its length is that of its percent-encoded form.',
+      'Where to send events: a URL as the WHATWG standard defines it, with `https`, a public address, no user info and no fragment. The limit on its length applies to its percent-encoded form.',
     )
     .meta({ jsonSchema: urlJsonSchema(rules) });
   const events = Joi.array()

@@ -35,7 +35,7 @@ export async function dueFigures(
   ];
 }
 
-/** By who carries a deployment out: whether that is another system, which reports it. */
+/** The values of the label `runner`, each with whether another system reports its deployments. */
 const RUNNERS = { davit: false, external: true };
 
 /** Unfinished deployments by status and runner, and how many commands may run. */

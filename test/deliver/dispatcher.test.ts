@@ -709,7 +709,7 @@ t.test('what was planned beyond a window that is shorter now is planned anew onc
   const said = lines.filter(({ msg }) => msg !== 'delivery attempt');
   t.strictSame(
     said.map(({ msg, window_ms }) => ({ msg, window_ms })),
-    [{ msg: 'retries were planned beyond the window: they are planned anew', window_ms: HOUR_MS }],
+    [{ msg: 'retries were scheduled beyond the window: they are rescheduled', window_ms: HOUR_MS }],
   );
   t.match(
     store.query('SELECT max(next_attempt_at) <= ? AS isWithin FROM deliveries', effects.now() + HOUR_MS),
