@@ -5,7 +5,8 @@ import type { Logger } from '../logger.ts';
 import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
-import { addressGroup, applyRateDecision, type ClientAddress, type RateLimiter } from './limits.ts';
+import { addressGroup, type ClientAddress } from './client-address.ts';
+import { applyRateDecision, type RateLimiter } from './limits.ts';
 
 /** How often a key's `last_used_at` is written at most. */
 const USE_NOTED_EVERY_MS = 60_000;
