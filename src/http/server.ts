@@ -16,8 +16,9 @@ import { type Admission, type AdmissionOptions, createAdmission } from './admiss
 import { callerOf } from './auth.ts';
 import { createBatching } from './batching.ts';
 import { parseBody } from './body.ts';
-import { answerParserErrors, commonHeaders, finishResponse } from './errors.ts';
+import { commonHeaders, finishResponse } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
+import { answerParserErrors } from './parser-errors.ts';
 import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
