@@ -1,0 +1,13 @@
+import fc from 'fast-check';
+import t from 'tap';
+import { parseJson } from '../../src/http/json.ts';
+
+t.test('what JSON.stringify writes is read back as it was', async (t) => {
+  const reachingForNothing = '{"constructor":{"a":1}}';
+  t.equal(JSON.stringify(parseJson(Buffer.from(reachingForNothing))), reachingForNothing);
+  const clean = fc
+    .jsonValue()
+    .map((value) => JSON.stringify(value))
+    .filter((text) => !/__proto__|prototype|\\u0000|\\ud/.test(text));
+  fc.assert(fc.property(clean, (text) => t.strictSame(parseJson(Buffer.from(text)), JSON.parse(text))));
+});
