@@ -90,10 +90,10 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     const { protocol } = url;
     const hostname = hostnameOf(url);
     const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
-    let listener: SocketEvents | undefined = events;
+    let handlers: SocketEvents | undefined = events;
     const close = (error: Error | null) => {
-      listener?.closed(error);
-      listener = undefined;
+      handlers?.closed(error);
+      handlers = undefined;
     };
     // Checked here, as the socket does not call `lookup` for an address literal.
     if (isIP(hostname) !== 0 && !isAllowed(hostname, port)) {
@@ -102,7 +102,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
         remoteAddress: () => null,
         write() {},
         unsentBytes: () => 0,
-        destroy: () => (listener = undefined),
+        destroy: () => (handlers = undefined),
       };
     }
     const socketOptions = {
@@ -116,7 +116,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       onread: {
         buffer: received,
         callback(length: number) {
-          listener?.received(received.subarray(0, length));
+          handlers?.received(received.subarray(0, length));
           return true;
         },
       },
@@ -134,7 +134,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     });
     socket.once(isTls ? 'secureConnect' : 'connect', () => {
       handshaking = false;
-      listener?.connected();
+      handlers?.connected();
     });
     // Resuming the session saves both sides the costly half of the next handshake.
     socket.on('session', (session: Buffer) => {
@@ -150,7 +150,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       write: (text) => socket.write(text),
       unsentBytes: () => socket.writableLength,
       destroy() {
-        listener = undefined;
+        handlers = undefined;
         socket.destroy();
       },
     };

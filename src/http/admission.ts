@@ -52,22 +52,22 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
     const listeners = listener.listeners(event);
     listener.removeAllListeners(event);
     listener.on(event, (request, response) => {
-      if (!begin(request, response)) return;
+      if (!count(request, response)) return;
       for (const listen of listeners) listen.call(listener, request, response);
     });
   }
   return { admit, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
 
   /** Counts the request. False: ignore it. */
-  function begin(request: IncomingMessage, response: ServerResponse): boolean {
+  function count(request: IncomingMessage, response: ServerResponse): boolean {
     const { socket } = request;
     if (socket.writableEnded) {
       // On stopping, davit has half-closed this connection: a request that can no longer be answered is not carried out.
       socket.destroy();
       return false;
     }
-    const own = underWayOn(socket);
-    const before = own.unanswered;
+    const state = underWayOn(socket);
+    const before = state.unanswered;
     if (before > UNANSWERED_MAX) return false;
     const isPipelined = before > 0;
     const isRefused = before === UNANSWERED_MAX || (isPipelined && pipelined >= pipelinedMax);
@@ -76,25 +76,25 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
       stopReading(socket);
     }
     if (isPipelined) pipelined += 1;
-    own.unanswered = isRefused ? Infinity : before + 1;
-    own.latestResponse = response;
+    state.unanswered = isRefused ? Infinity : before + 1;
+    state.latestResponse = response;
     response.once('close', () => {
       if (isPipelined) pipelined -= 1;
-      own.unanswered -= 1;
+      state.unanswered -= 1;
       // If it were kept until the next request, V8 would move it to the old generation, and then the next request's
       // objects with it: 256 connections created 5,500 deployments a second instead of 8,500.
-      if (own.latestResponse === response && request.complete) own.latestResponse = undefined;
+      if (state.latestResponse === response && request.complete) state.latestResponse = undefined;
     });
     return true;
   }
 
   function underWayOn(socket: Duplex): UnderWay {
-    let own = underWay.get(socket);
-    if (own === undefined) {
-      own = { unanswered: 0, latestResponse: undefined };
-      underWay.set(socket, own);
+    let state = underWay.get(socket);
+    if (state === undefined) {
+      state = { unanswered: 0, latestResponse: undefined };
+      underWay.set(socket, state);
     }
-    return own;
+    return state;
   }
 
   function admit({ raw: { req, res } }: Request): void {

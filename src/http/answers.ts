@@ -77,7 +77,7 @@ export function createAnswers(writer: Writer): Answers {
     async attempt(request, h, perform) {
       const memory = idempotencyMemory(request);
       if (memory === null) return h.response(await perform());
-      return respond(h, await (repeatedUnderWay(memory) ?? begin(memory, perform)));
+      return respond(h, await (repeatedUnderWay(memory) ?? beginAttempt(memory, perform)));
     },
   };
 
@@ -100,7 +100,7 @@ export function createAnswers(writer: Writer): Answers {
     return first.answer.then((answer) => ({ ...answer, replayed: true }));
   }
 
-  function begin(memory: IdempotencyMemory, perform: () => Promise<Attempt>): Promise<Answer> {
+  function beginAttempt(memory: IdempotencyMemory, perform: () => Promise<Attempt>): Promise<Answer> {
     const name = inMemoryKey(memory);
     const answer = recallOrPerform(memory, perform).finally(() => underWay.delete(name));
     underWay.set(name, { requestHash: memory.requestHash, answer });

@@ -62,9 +62,9 @@ const INTERRUPTED = Symbol('interrupted');
 
 async function readBody(request: Request): Promise<Buffer> {
   const { req, res } = request.raw;
-  if (!announcesBody(req)) return NOTHING;
+  if (!announcesBody(req)) return EMPTY;
   const declaredBytes = declaredLength(req);
-  if (declaredBytes === 0) return NOTHING;
+  if (declaredBytes === 0) return EMPTY;
   if (declaredBytes !== undefined && declaredBytes > BODY_MAX_BYTES) throw tooLarge();
   const isIgnored = request.route.method === 'get';
   // A chunked body may turn out to be empty, so its type is checked after it was read.
@@ -76,7 +76,7 @@ async function readBody(request: Request): Promise<Buffer> {
   return bytes;
 }
 
-const NOTHING = Buffer.alloc(0);
+const EMPTY = Buffer.alloc(0);
 
 function announcesBody({ headers }: IncomingMessage): boolean {
   return headers['content-length'] !== undefined || headers['transfer-encoding'] !== undefined;

@@ -135,7 +135,7 @@ export function deployments(
         },
         handler(request) {
           const { project_id } = request.params;
-          const walk = begin(request, 'deployments of a project', project_id);
+          const walk = beginWalk(request, 'deployments of a project', project_id);
           visibleProject(request, project_id);
           return page(request, walk);
         },
@@ -157,7 +157,8 @@ export function deployments(
           },
         },
         // If the key does not see `project_id`, the page is empty, as for a project that does not exist.
-        handler: (request) => page(request, begin(request, 'deployments', request.query.project_id ?? null)),
+        handler: (request) =>
+          page(request, beginWalk(request, 'deployments', request.query.project_id ?? null)),
       });
 
       server.route<DeploymentRefs & { Query: { wait: number } }>({
@@ -179,7 +180,8 @@ export function deployments(
             },
           },
         },
-        handler: (request) => finished(request, request.params.deployment_id, request.query.wait * 1000),
+        handler: (request) =>
+          waitUntilFinished(request, request.params.deployment_id, request.query.wait * 1000),
       });
 
       server.route<DeploymentRefs>({
@@ -305,7 +307,7 @@ export function deployments(
   }
 
   /** What to list, and from where. Call it before the project is looked up: wrong values come before visibility. */
-  function begin({ auth, query }: ListRequest, list: string, projectId: string | null) {
+  function beginWalk({ auth, query }: ListRequest, list: string, projectId: string | null) {
     const { cursor, status, ref, created_after, created_before } = query;
     const filter: DeploymentFilter = {
       projectId,
@@ -321,7 +323,7 @@ export function deployments(
   /** Takes turns: 540 concurrent requests for rare items among many blocked the event loop for 1.5 s. */
   async function page(
     request: ListRequest,
-    { filter, walk, beforeSeq }: ReturnType<typeof begin>,
+    { filter, walk, beforeSeq }: ReturnType<typeof beginWalk>,
   ): Promise<Page<Deployment>> {
     const { limit } = request.query;
     const { items, goOnBefore } = await inTurn(() =>
@@ -334,7 +336,7 @@ export function deployments(
    * Resolves to the deployment once it has finished, or as it is after `waitMs`, or when the client disconnects or the
    * service stops. Throws `unauthorized` if the key is no longer valid by then.
    */
-  async function finished(
+  async function waitUntilFinished(
     request: Pick<Request, 'auth' | 'headers' | 'raw'>,
     pathText: string,
     waitMs: number,

@@ -137,7 +137,7 @@ function addSteps(
   const limitSendBuffer = createSendBufferLimit(logger, sendBufferMaxBytes);
 
   server.ext('onRequest', async (request, h) => {
-    begin(request, effects); // request id and common response headers
+    beginRequest(request, effects); // request id and common response headers
     // Node discards what arrived in one read behind a request with Upgrade: no client may wait for its response.
     const isLast = stopping?.aborted === true || request.headers['upgrade'] !== undefined;
     if (isLast) request.raw.res.setHeader('Connection', 'close');
@@ -216,7 +216,7 @@ function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Serve
   });
 }
 
-function begin(request: Request, effects: Effects): void {
+function beginRequest(request: Request, effects: Effects): void {
   const requestId = newId('req', effects);
   request.app = { requestId, receivedAtMs: effects.monotonicMs() };
   // Set on Node's response rather than hapi's, so that they are sent whichever way hapi ends it.
