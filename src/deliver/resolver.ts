@@ -16,18 +16,18 @@ type Resolve = (hostname: string, reputation: Reputation) => Promise<readonly Lo
 
 /**
  * libuv looks up names in at most half of its threads, 32, and a name whose servers do not answer occupies one for 10 s
- * and more, even after the attempt was given up. So lookups of names that did not answer quickly the last time are
- * limited, separately for each reputation of their receivers: a hundred new dead names do not hold up the names of
- * receivers that worked before a restart. All other names are looked up at once.
+ * and more, even after the attempt was given up. So lookups of names that are not known to answer quickly are limited,
+ * separately for each reputation of their receivers: a hundred new dead names do not hold up the names of receivers that
+ * worked before a restart. All other names are looked up at once.
  */
 const LOOKUPS_PER_SHARE = 8;
 const SLOW_MS = 2_000;
 const REMEMBERED_MAX = 1_000;
 
 /**
- * Names that have answered quickly until now and then fall silent may occupy all of the threads. Meanwhile names are
- * answered with their last addresses, as in RFC 8767, section 5; those of a receiver that has moved change with the next
- * answer for its name.
+ * Names that have answered quickly until now and suddenly do not may occupy all of the threads. So a lookup that takes
+ * this long resolves to the name's last addresses, as in RFC 8767, section 5. A receiver that has moved is found again
+ * with the next answer for its name.
  */
 const STALE_AFTER_MS = 1_800;
 const STALE_MAX_MS = HOUR_MS;

@@ -94,7 +94,7 @@ export function acceptors(
   }
 }
 
-/** Relies on an internal of Node that `server.listen` documents: it takes a handle, "an object with an fd member". */
+/** `_handle` and its `fd` are internals of Node, which its documentation mentions as what `server.listen` accepts. */
 function descriptorOf(listener: Listener): number {
   const { _handle } = listener as unknown as { _handle: { fd: number } };
   return _handle.fd;
