@@ -50,8 +50,12 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           validate: {
             query: querySchema({
               ...pageParameters,
-              status: oneOrMoreOf(DELIVERY_STATUSES).description('May be repeated.'),
-              event_type: oneOrMoreOf(EVENT_TYPES).description('May be repeated.'),
+              status: oneOrMoreOf(DELIVERY_STATUSES).description(
+                'Only deliveries with this status; may be repeated.',
+              ),
+              event_type: oneOrMoreOf(EVENT_TYPES).description(
+                'Only deliveries of this type of event; may be repeated.',
+              ),
               ...creationParameters,
             }),
           },
@@ -60,7 +64,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               operationId: 'listDeliveries',
               summary: 'List deliveries of a webhook',
               description:
-                'Newest first. If very few of very many match, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
+                'Newest first. If only few of very many deliveries match the filters, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
               responses: { 200: { description: 'A page of deliveries.', pageOf: 'Delivery' } },
             },
           },

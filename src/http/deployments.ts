@@ -56,8 +56,8 @@ interface DeploymentRefs {
 }
 
 const LIST_DESCRIPTION = `
-Newest first. If very few of very many match, or their outputs are long, a page may have fewer items than \`limit\`, or
-none, and still a \`next_cursor\` to go on with.
+Newest first. If only few of very many deployments match the filters, or if their outputs are long, a page may have fewer
+items than \`limit\`, or none, and still a \`next_cursor\` to go on with.
 `.trim();
 
 const QUEUE_FULL =
@@ -146,7 +146,12 @@ export function deployments(
         path: '/v2/deployments',
         options: {
           auth: { scope: 'deployments:read' },
-          validate: { query: querySchema({ ...narrowing, project_id: idSchema('prj') }) },
+          validate: {
+            query: querySchema({
+              ...narrowing,
+              project_id: idSchema('prj').description('Only deployments of this project.'),
+            }),
+          },
           plugins: {
             openapi: {
               operationId: 'listDeployments',
@@ -366,8 +371,8 @@ const waitSeconds = wholeNumber({ min: 0, max: WAIT_MAX_SECONDS })
 
 const narrowing = {
   ...pageParameters,
-  status: oneOrMoreOf(DEPLOYMENT_STATUSES).description('May be repeated.'),
-  ref: refSchema,
+  status: oneOrMoreOf(DEPLOYMENT_STATUSES).description('Only deployments with this status; may be repeated.'),
+  ref: refSchema.description('Only deployments of exactly this ref.'),
   ...creationParameters,
 };
 
@@ -391,7 +396,10 @@ const outputValue = Joi.string()
   );
 
 const reportBody = bodySchema({
-  status: Joi.string().valid('running', 'succeeded', 'failed').required(),
+  status: Joi.string()
+    .valid('running', 'succeeded', 'failed')
+    .required()
+    .description('`running` when the work begins, and how it ended.'),
   message: textSchema(MESSAGE_MAX_LENGTH)
     .allow(null, '')
     .description('If it is left out, null or empty, the message of an earlier report stays.'),

@@ -59,9 +59,12 @@ export function webhooks(
   const events = Joi.array()
     .items(Joi.string().valid(...EVENT_TYPES))
     .min(1)
-    .unique();
-  const description = textSchema(DESCRIPTION_MAX_LENGTH).allow(null, '');
-  const status = Joi.string().valid(...WEBHOOK_STATUSES);
+    .unique()
+    .description('The types of events to send.');
+  const description = textSchema(DESCRIPTION_MAX_LENGTH).allow(null, '').description('For people.');
+  const status = Joi.string()
+    .valid(...WEBHOOK_STATUSES)
+    .description('While it is `disabled`, events are held, and sent once it is `enabled` again.');
 
   /** For each ping under way, the function that ends the wait for it. */
   const underWay = new Set<(error: AppError) => void>();
