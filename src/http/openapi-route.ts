@@ -244,7 +244,7 @@ const IDEMPOTENCY_KEY: Parameter = {
   in: 'header',
   description:
     'A value of your own, unique to each write: a repeat with it gets the same answer, and is not carried out again.',
-  // The second form excludes what is the first with a wrong length: a pair of quotes does not count.
+  // A pair of double quotes around it does not count towards its length.
   schema: { type: 'string', pattern: '^(?:"[!-~]{1,255}"|(?!"[!-~]*"$)[!-~]{1,255})$' },
   example: '1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed',
 };
