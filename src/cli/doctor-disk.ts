@@ -11,25 +11,25 @@ const DISK_LOW_BYTES = 256_000_000;
 /** The -wal, -shm and -lock of a service that starts. */
 const FILES_BESIDE = 3;
 
-/** Whether there is room for the file `path`, and nothing else keeps it from being written. */
+/** Whether there is room for the file `path`, and it can be written. */
 export function checkDisk(path: string): FindingOf<'disk'> {
   const { bavail, bsize, files, ffree } = statfsSync(dirname(path));
   const freeBytes = bavail * bsize;
   const fileBytes = statSync(path).size;
-  const message = `${formatBytes(freeBytes)} are free where the file is, which has ${formatBytes(fileBytes)}`;
+  const message = `${formatBytes(freeBytes)} are free on the disk of the file, which has ${formatBytes(fileBytes)}`;
   if (isReadOnly(path)) {
     return problem(
       'disk',
       'the file system is read-only: it was mounted so, or an error has made it so',
-      'see what the kernel says of it (dmesg), mend and mount it again: until then davit answers 503 and starts nothing',
+      'see what the kernel says of it (dmesg), repair and remount it: until then davit answers 503 and starts nothing',
     );
   }
-  // First: room does not help there.
+  // Before the free space, which is of no use without inodes.
   if (files > 0 && ffree < FILES_BESIDE) {
     const many = ffree === 0 ? 'no further file' : `only ${counted(ffree, 'further file')}`;
     return problem(
       'disk',
-      `${many} can be made where the file is`,
+      `${many} can be created on the disk of the file`,
       'remove files that nobody needs, however small',
     );
   }
@@ -40,24 +40,26 @@ export function checkDisk(path: string): FindingOf<'disk'> {
   if (refusal !== undefined) {
     return problem(
       'disk',
-      `nothing can be written where the file is (${refusal}), though ${formatBytes(freeBytes)} are free there`,
+      `nothing can be written to the disk of the file (${refusal}), though ${formatBytes(freeBytes)} are free there`,
       refusal === 'EIO'
-        ? 'the disk fails, as a rule: see what the kernel says of it (dmesg), and copy the file to another one (davit backup)'
-        : 'a quota is used up, as a rule: see quota and repquota; until there is room davit answers 503 and starts nothing',
+        ? 'usually the disk fails: see what the kernel says of it (dmesg), and copy the file to another one (davit backup)'
+        : 'usually a quota is used up: see quota and repquota; until there is room davit answers 503 and starts nothing',
     );
   }
   if (freeBytes < fileBytes) return note('disk', message, 'a copy of it needs another disk');
   return ok('disk', message);
 }
 
-/** A start needs less, and a quota of which less is left ends with the next deployments. */
+/** More than a start needs; a quota with less left is used up by the next deployments. */
 const TRIED_BYTES = 64 * 1024;
-/** A file without a name, open(2); Node has no name for it. */
+/** A flag of open(2) that Node does not name: a file without a name. */
 const O_TMPFILE = 0o20000000 | constants.O_DIRECTORY;
 
 const REFUSALS = ['EDQUOT', 'ENOSPC', 'EIO'] as const;
 
-/** The code with which it failed, by the owner of the file: others, root first, have quotas of their own, or none. */
+/**
+ * The error of a trial write. Tried only as the owner of the file, as other users have other quotas, and root has none.
+ */
 function refusalToWrite(path: string): (typeof REFUSALS)[number] | undefined {
   if (statSync(path).uid !== process.geteuid?.()) return undefined;
   try {
@@ -70,13 +72,13 @@ function refusalToWrite(path: string): (typeof REFUSALS)[number] | undefined {
     }
     return undefined;
   } catch (error) {
-    return REFUSALS.find((code) => code === codeOf(error)); // what some networks cannot do tells nothing
+    return REFUSALS.find((code) => code === codeOf(error)); // others, such as a file system without O_TMPFILE, say nothing
   }
 }
 
 /**
- * By opening the lock file: access(2) does not know of a file system that the kernel has closed after an error, and to
- * close the file itself would let go of what SQLite has locked of it, fcntl(2).
+ * Tested by opening the lock file. access(2) does not notice that the kernel has made a file system read-only after an
+ * error, and closing the database file itself would release the locks that SQLite has on it, fcntl(2).
  */
 function isReadOnly(path: string): boolean {
   try {

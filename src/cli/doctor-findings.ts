@@ -37,30 +37,30 @@ export type DoctorFinding = FindingOf<
   | 'leftovers'
 >;
 
-/** A file to look at, and when. */
+/** A file to check, and when. */
 interface Case {
   /** Absolute, and no link. */
   path: string;
   service: Serving | null;
   nowMs: number;
-  /** Before it was opened, as opening and closing takes an old one in. */
+  /** Taken before the file was opened, as opening and closing it empties the WAL. */
   walBytes: number;
 }
 
-/** Clocks that NTP keeps differ by less. */
+/** Clocks that NTP synchronises differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
-/** A start, an end or a retry takes seconds. */
+/** Normally a start, an end or a retry is seconds late at most. */
 const OVERDUE_MS = 10 * MINUTE_MS;
 const JUST_BEGUN_MS = MINUTE_MS;
 const FAILING_FOR_MS = HOUR_MS;
-const KEY_ENDS_SOON_MS = 14 * DAY_MS;
+const KEY_EXPIRES_SOON_MS = 14 * DAY_MS;
 
-/** What there is to say of the place of a file, without opening it. */
+/** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
 export function findingsOfPlace(file: Case): DoctorFinding[] {
   return [...checkPermissions(file), checkDisk(file.path), checkWal(file), ...checkLeftovers(file)];
 }
 
-/** What there is to say of a file that can be opened. Reads all of it. */
+/** Checks a file that can be opened. Reads all of it. */
 export function findingsOfFile(
   file: Case,
   examined: ExaminedFile,
@@ -77,7 +77,7 @@ export function findingsOfFile(
     () => checkProjects(reads, surroundings),
     () => checkKeys(file, reads),
   ];
-  // What is damaged keeps nobody from looking at the rest.
+  // If a check meets damage, the others are still made.
   return checks.flatMap((check) => {
     try {
       return check();
@@ -87,15 +87,15 @@ export function findingsOfFile(
   });
 }
 
-/** A file, or a part of it, that cannot be read. */
+/** The finding for a file that cannot be read, or only in part. */
 export function damage(file: Unusable): DoctorFinding {
   const sentence = file.kind === 'damaged' ? file.problem : 'it is not a davit file any more';
   return problem('integrity', sentence, `keep a copy of the file, then ${RESTORE}`);
 }
 
 /**
- * SQLite makes -wal and -shm to read: where the disk is at fault, known already or by what SQLite says of it, the place
- * is all that there is to tell of. Throws any other error.
+ * For a file that could not be opened because of its disk: even to read, SQLite has to create -wal and -shm. Adds a
+ * finding of the disk, if `ofPlace` has no problem of it. Throws any other error.
  */
 export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
   if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
@@ -108,7 +108,7 @@ export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): Do
   return [disk, ...ofPlace];
 }
 
-/** What there is to say of a file of an older davit; what is in it can be asked only once it is migrated. */
+/** For a file of an older davit, whose contents can be checked only once it is migrated. */
 export function findingsOfOlder(
   { service }: Case,
   { schemaVersion, damage: found }: OlderFile,
@@ -117,10 +117,10 @@ export function findingsOfOlder(
     found === undefined ? ok('integrity', 'every page and every index is whole') : damage(found),
     problem(
       'schema',
-      `an older davit wrote it (schema ${schemaVersion}): what is in it was not looked at`,
+      `an older davit wrote it (schema ${schemaVersion}): its contents were not checked`,
       service === null
         ? "'davit serve' migrates it, or 'davit admin migrate' without starting anything"
-        : 'that davit serves it still: start the service anew with this one, which migrates the file',
+        : 'that older davit still serves it: restart the service with this one, which migrates the file',
     ),
   ];
 }
@@ -134,12 +134,10 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   for (const [name, { mode, uid }] of filesBeside(path, file)) {
     const forOwnerAlone = `chmod 600 ${join(dirname(path), name)}`;
     if ((mode & 0o200) === 0) {
-      findings.push(
-        problem('permissions', `${name} may not be written (mode ${octal(mode)})`, forOwnerAlone),
-      );
+      findings.push(problem('permissions', `${name} is not writable (mode ${octal(mode)})`, forOwnerAlone));
     }
     if ((mode & 0o077) !== 0) {
-      findings.push(problem('permissions', `others may read ${name} (mode ${octal(mode)})`, forOwnerAlone));
+      findings.push(problem('permissions', `others can read ${name} (mode ${octal(mode)})`, forOwnerAlone));
     }
     if (uid !== file.uid) {
       findings.push(
@@ -155,7 +153,7 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
     findings.push(
       problem(
         'permissions',
-        `others may replace the file: they may write in ${dirname(path)} (mode ${octal(directory.mode)})`,
+        `others can replace the file, as they can write to ${dirname(path)} (mode ${octal(directory.mode)})`,
         `chmod go-w ${dirname(path)}`,
       ),
     );
@@ -165,12 +163,12 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
     findings.push(
       note(
         'permissions',
-        'the file belongs to another user than the one who asks: commands are looked at with your rights',
-        'ask as that user: sudo -u <user> davit doctor',
+        'the file belongs to another user, and commands were checked with your rights',
+        'run it as that user: sudo -u <user> davit doctor',
       ),
     );
   }
-  return orOk(findings, 'permissions', 'the file is for its owner alone');
+  return orOk(findings, 'permissions', 'only the owner of the file has access to it');
 }
 
 /** The file and what SQLite and davit keep beside it. */
@@ -190,8 +188,8 @@ function checkWal({ service, walBytes }: Case): DoctorFinding {
       'wal',
       message,
       service === null
-        ? 'start davit serve and stop it again: that takes it into the file'
-        : 'a program that reads for long holds it up, a backup as a rule: when that has ended, restart davit serve',
+        ? 'start davit serve and stop it again: that copies it into the file'
+        : 'a program that reads for long holds it up, usually a backup: once that has ended, restart davit serve',
     );
   }
   if (service === null && walBytes > 0) {
@@ -200,7 +198,7 @@ function checkWal({ service, walBytes }: Case): DoctorFinding {
   return ok('wal', message);
 }
 
-/** Restores keep what they replace, and whoever was killed leaves what it began. */
+/** Restores and migrations keep the file as it was, and processes that were killed leave partial files. */
 function checkLeftovers({ path }: Case): DoctorFinding[] {
   const directory = dirname(path);
   const kept = readdirSync(directory).filter(
@@ -214,8 +212,8 @@ function checkLeftovers({ path }: Case): DoctorFinding[] {
   return [
     note(
       'leftovers',
-      `${formatBytes(bytes)} are kept from before: ${kept.join(', ')}`,
-      'remove them when nobody needs them any more: they hold secrets, too',
+      `${formatBytes(bytes)} of earlier copies are kept: ${kept.join(', ')}`,
+      'remove them once nobody needs them: they hold secrets, too',
     ),
   ];
 }
@@ -231,31 +229,28 @@ function checkReferences(examination: ExaminedFile['examination']): DoctorFindin
   const orphans = examination.foreignKeyProblems();
   const miscounted = examination
     .miscountedProjects()
-    .map(({ id, counted, waiting }) => `${id} counts ${counted} waiting deployments, and ${waiting} wait`);
+    .map(({ id, counted, waiting }) => `${id} counts ${counted} waiting deployments, but ${waiting} wait`);
   const findings = [...orphans, ...miscounted].map((sentence) => problem('references', sentence, RESTORE));
-  return orOk(findings, 'references', 'every row refers to rows that are there');
+  return orOk(findings, 'references', 'every row refers to rows that exist');
 }
 
 function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): DoctorFinding {
   const newestMs = examination.newestMs();
   const aheadMs = newestMs - nowMs;
-  if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the last that happened is of ${timestamp(newestMs)}`);
+  if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the newest entry is of ${timestamp(newestMs)}`);
   return problem(
     'clock',
-    `the file knows of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} from now`,
-    'the clock is wrong, or was: compare it (timedatectl) and let NTP keep it; retries wait until that time has come',
+    `the newest entry is of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} in the future`,
+    'the clock is wrong, or was: check it (timedatectl) and let NTP set it; retries wait until that time',
   );
 }
 
 function checkService({ service }: Case): DoctorFinding {
   if (service === null) {
-    return note('service', 'no service has the file', 'davit serve');
+    return note('service', 'no service is running', 'davit serve');
   }
   const { process_id, since } = service;
-  return ok(
-    'service',
-    process_id === null ? 'one has the file' : `process ${process_id} has the file since ${since}`,
-  );
+  return ok('service', process_id === null ? 'running' : `running as process ${process_id} since ${since}`);
 }
 
 function checkDeployments(file: Case, reads: Reads, surroundings: Surroundings): DoctorFinding[] {
@@ -281,20 +276,20 @@ function findingsOfRunning(
       problem(
         'deployments',
         runs
-          ? `${id} runs as process ${process.processId}, and no service looks after it`
-          : `${id} is recorded as running, and no service looks after it`,
-        'davit serve: it ends what is left of it, and records it as interrupted',
+          ? `${id} runs as process ${process.processId}, but no service is running`
+          : `${id} is recorded as running, but no service is running`,
+        'davit serve: it ends what is left of the deployment, and records it as interrupted',
       ),
     ];
   }
   const startedAt = reads.deployments.existing(id).started_at ?? timestamp(nowMs);
   if (runs || serviceProcessId === null || ageMs(startedAt, nowMs) <= JUST_BEGUN_MS) return [];
   return [
-    problem('deployments', `${id} is recorded as running, and its process is gone`, 'restart davit serve'),
+    problem('deployments', `${id} is recorded as running, but its process is gone`, 'restart davit serve'),
   ];
 }
 
-/** `next` is the one that should have started by now, as nothing runs. */
+/** `next` is the first that waits, if nothing runs: it should have started. */
 function findingsOfWaiting(
   { service, nowMs }: Case,
   reads: Reads,
@@ -307,22 +302,18 @@ function findingsOfWaiting(
   const [startable, paused] = [waitsIn('active'), waitsIn('paused')];
   const findings: DoctorFinding[] = [];
   if (startable > 0 && service === null) {
-    findings.push(
-      problem('deployments', `${startable} wait, and no service carries them out`, 'davit serve'),
-    );
+    findings.push(problem('deployments', `${startable} wait, but no service is running`, 'davit serve'));
   } else if (next?.project_status === 'active' && ageMs(next.created_at, nowMs) > OVERDUE_MS) {
     findings.push(
       problem(
         'deployments',
-        `${next.id} waits since ${next.created_at}, and nothing runs`,
+        `${next.id} has been waiting since ${next.created_at}, though nothing runs`,
         'restart davit serve',
       ),
     );
   }
   if (paused > 0) {
-    findings.push(
-      note('deployments', `${paused} wait in projects that are paused`, 'davit admin project resume'),
-    );
+    findings.push(note('deployments', `${paused} wait in paused projects`, 'davit admin project resume'));
   }
   return findings;
 }
@@ -340,12 +331,12 @@ function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
     findings.push(
       note(
         'webhooks',
-        `${webhooks.length} of them, ${failing.length} failing now, for less than ${formatDuration(FAILING_FOR_MS)}`,
+        `${failing.length} of ${webhooks.length} failing, for less than ${formatDuration(FAILING_FOR_MS)}`,
         'davit admin webhook list',
       ),
     );
   }
-  return orOk(findings, 'webhooks', `${webhooks.length} of them, none fails`);
+  return orOk(findings, 'webhooks', `${webhooks.length} of them, none failing`);
 }
 
 function findingOfDisabled(
@@ -360,7 +351,7 @@ function findingOfDisabled(
     `${message}, with ${countText(held_count)} held for it`,
     isForEver
       ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
-      : `mend the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
+      : `fix the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
   );
 }
 
@@ -371,7 +362,7 @@ function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): D
     return [
       problem(
         'webhooks',
-        `${id} fails since ${failing_since}, by now ${consecutive_failures} times in a row${how}`,
+        `${id} has been failing since ${failing_since}, ${consecutive_failures} times in a row${how}`,
         `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
       ),
     ];
@@ -381,12 +372,14 @@ function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): D
     problem(
       'webhooks',
       `${id} is behind: ${due_count} deliveries are due, the first since ${next_attempt_at}`,
-      service === null ? 'davit serve' : 'its receiver takes less than comes, or davit serve needs a restart',
+      service === null
+        ? 'davit serve'
+        : 'its receiver is too slow for its events, or davit serve needs a restart',
     ),
   ];
 }
 
-/** Those whose commands are to be started; none of a file that is damaged there, which `findingsOfFile` tells. */
+/** The projects whose commands are to be checked; none if the file is damaged there, which `findingsOfFile` reports. */
 export function projectsIn({ path }: Case, reads: Reads): ProjectDetails[] {
   try {
     return projectsToCheck(reads);
@@ -420,22 +413,22 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
     .list()
     .filter(({ revoked_at, expires_at }) => revoked_at === null && ageMs(expires_at, nowMs) <= 0);
   const findings = live
-    .filter(({ expires_at }) => -ageMs(expires_at, nowMs) < KEY_ENDS_SOON_MS)
+    .filter(({ expires_at }) => -ageMs(expires_at, nowMs) < KEY_EXPIRES_SOON_MS)
     .map((key) =>
       problem(
         'keys',
-        `${nameOfKey(key)} ends at ${key.expires_at}`,
-        'give whoever uses it a new one before: davit admin key create',
+        `${nameOfKey(key)} expires at ${key.expires_at}`,
+        'replace it before then: davit admin key create',
       ),
     );
   return orOk(
     findings,
     'keys',
-    `${live.length} of them, none ends within ${formatDuration(KEY_ENDS_SOON_MS)}`,
+    `${live.length} of them, none expires within ${formatDuration(KEY_EXPIRES_SOON_MS)}`,
   );
 }
 
-/** Less than nothing for what is to come; for what never comes, as far from now as can be. */
+/** Negative for a time in the future; minus infinity for null, which never comes. */
 function ageMs(at: string | null, nowMs: number): number {
   return at === null ? Number.NEGATIVE_INFINITY : nowMs - Date.parse(at);
 }

@@ -21,7 +21,7 @@ interface Report {
   service: Serving | null;
   file_bytes: number;
   wal_bytes: number;
-  /** Within the file: what is used before it grows. */
+  /** Free space within the file, which is used before the file grows. */
   unused_bytes: number | null;
   disk_free_bytes: number;
   findings: DoctorFinding[];
@@ -32,9 +32,9 @@ interface Report {
 export function defineDoctor(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Looks for what is wrong, or soon will be: the file, its place, what is stuck, webhooks that fail, commands that ' +
-      'cannot be started, keys that end. Says what to do about each, and changes nothing. Reads the whole file, also ' +
-      'while the service runs. Exit code 1 if something needs attention. Ask as the user of the service.',
+    'Looks for what is wrong, or soon will be: a damaged file, a full disk, stuck deployments, failing webhooks, commands ' +
+      'that cannot be started, keys that expire. Says what to do about each problem, and changes nothing. Reads the whole ' +
+      'file, whether the service runs or not. Exit code 1 if something needs attention. Run it as the user of the service.',
     [
       'davit doctor',
       'davit doctor --json | jq .findings',
@@ -42,10 +42,14 @@ export function defineDoctor(command: Command, context: CommandContext): void {
     ],
   )
     .addOption(jsonOption())
-    .action((options: { json?: boolean }) => look(command, options, context));
+    .action((options: { json?: boolean }) => diagnose(command, options, context));
 }
 
-async function look(command: Command, options: { json?: boolean }, context: CommandContext): Promise<void> {
+async function diagnose(
+  command: Command,
+  options: { json?: boolean },
+  context: CommandContext,
+): Promise<void> {
   const report = await examine(command, context);
   if (options.json === true) printJson(context, report);
   else printReport(report, context);
@@ -66,7 +70,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   const service = await serviceOf(command);
   const walBytes = walBytesOf(path);
   const file = { path, service, nowMs: effects.now(), walBytes };
-  const outside = {
+  const factsOfPlace = {
     file: dbPath,
     service,
     file_bytes: statSync(path).size,
@@ -78,26 +82,30 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   try {
     examined = openForExamination(path);
   } catch (error) {
-    return reportOf({ ...outside, ...NOTHING_READ, findings: doctor.findingsOfUnopened(error, ofPlace) });
+    return reportOf({
+      ...factsOfPlace,
+      ...NOTHING_READ,
+      findings: doctor.findingsOfUnopened(error, ofPlace),
+    });
   }
   if ('kind' in examined) {
     if (examined.kind === 'older') {
       return reportOf({
-        ...outside,
+        ...factsOfPlace,
         ...NOTHING_READ,
         schema_version: examined.schemaVersion,
         findings: [...ofPlace, ...doctor.findingsOfOlder(file, examined)],
       });
     }
     if (examined.kind !== 'damaged') throw unusable(examined, dbPath);
-    return reportOf({ ...outside, ...NOTHING_READ, findings: [doctor.damage(examined), ...ofPlace] });
+    return reportOf({ ...factsOfPlace, ...NOTHING_READ, findings: [doctor.damage(examined), ...ofPlace] });
   }
   try {
     const { examination, reads } = examined;
     const projects = doctor.projectsIn(file, reads);
     const surroundings = await surroundingsOf(projects, { dbPath: path, service }, effects);
     return reportOf({
-      ...outside,
+      ...factsOfPlace,
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
       unused_bytes: examination.unusedBytes(),

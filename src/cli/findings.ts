@@ -2,17 +2,17 @@ import { Refusal } from './command.ts';
 import { type Colour, fields, table } from './table.ts';
 import type { Terminal } from './terminal.ts';
 
-/** Something that was looked at, and what there is to say of it. */
+/** The result of one check. */
 export interface FindingOf<Check extends string = string> {
   check: Check;
-  /** `problem`: something fails, or will. `note`: it may be meant so, but is worth knowing. */
+  /** `problem`: something fails, or will. `note`: worth knowing, but perhaps intended. */
   level: 'ok' | 'note' | 'problem';
   message: string;
   /** What to do; null: nothing. */
   advice: string | null;
 }
 
-/** One of level `problem`: to be seen to, as `advice` says. */
+/** A finding of level `problem`, which needs attention. */
 export function problem<Check extends string>(
   check: Check,
   message: string,
@@ -21,7 +21,7 @@ export function problem<Check extends string>(
   return { check, level: 'problem', message, advice };
 }
 
-/** One of level `note`. */
+/** A finding of level `note`. */
 export function note<Check extends string>(
   check: Check,
   message: string,
@@ -30,12 +30,12 @@ export function note<Check extends string>(
   return { check, level: 'note', message, advice };
 }
 
-/** One of level `ok`: what was found in order. */
+/** A finding of level `ok`. */
 export function ok<Check extends string>(check: Check, message: string): FindingOf<Check> {
   return { check, level: 'ok', message, advice: null };
 }
 
-/** These findings; where there are none, that all is in order. */
+/** These findings, or one of level `ok` if there are none. */
 export function orOk<Check extends string>(
   findings: FindingOf<Check>[],
   check: Check,
@@ -46,10 +46,10 @@ export function orOk<Check extends string>(
 
 const LEVEL_COLOURS: Record<FindingOf['level'], Colour> = { ok: 'green', note: 'yellow', problem: 'red' };
 
-/** All findings, one below the other, and what to do about those that say so. */
+/** A table of all findings, and below it the advice of those that have some. */
 export function findingsText(findings: readonly FindingOf[], terminal: Terminal): string {
   const all = table(
-    // Nothing is cut: a path is of use only as a whole.
+    // No width, so that nothing is cut: half a path is of no use.
     { columns: null, colours: terminal.colours },
     findings,
     [
@@ -64,7 +64,7 @@ export function findingsText(findings: readonly FindingOf[], terminal: Terminal)
   return advised.length === 0 ? all : `${all}\n\nwhat to do\n${fields(terminal, advised)}`;
 }
 
-/** Says how many of them are problems, and throws Refusal if there are any. */
+/** If there are problems, prints how many, and throws Refusal. */
 export function refuseProblems(findings: readonly FindingOf[], terminal: Terminal): void {
   const count = findings.filter(isProblem).length;
   if (count === 0) return;
@@ -72,7 +72,7 @@ export function refuseProblems(findings: readonly FindingOf[], terminal: Termina
   throw new Refusal('something needs attention');
 }
 
-/** Whether it is one that needs attention. */
+/** Whether a finding needs attention. */
 export function isProblem({ level }: FindingOf): boolean {
   return level === 'problem';
 }

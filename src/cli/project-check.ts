@@ -13,10 +13,10 @@ import { serviceOf } from './serving.ts';
 /** `davit admin project check`. */
 export function defineCheckProject(command: Command, context: CommandContext): void {
   explain(
-    command.summary('whether its command could be started, and its settings make sense'),
-    'Looks for what a deployment would fail of: the directory, the command and what its first line asks for, the ' +
-      'variables and the limits, as they are now and for the user who asks. So ask as the user of the service. Runs ' +
-      'nothing. Exit code 1 if something needs attention.',
+    command.summary('check that its command can be started and its settings make sense'),
+    'Looks for what would make a deployment fail: the directory, the command and the interpreter in its first line, the ' +
+      'variables and the limits, as they are now, with the rights of the current user: run it as the user of the ' +
+      'service. Does not run the command. Exit code 1 if something needs attention.',
     ['davit admin project check website', 'sudo -u davit davit admin project check website'],
   )
     .argument(...PROJECT_ARGUMENT)
@@ -57,7 +57,7 @@ async function checkProject(
   refuseProblems(findings, context.terminal);
 }
 
-/** Whether somebody else than the service asks, who may do other things than it. */
+/** Whether this user is not that of the service, and may have other rights. */
 function checkUser(project: ProjectDetails, dbPath: string, service: Serving | null): Finding {
   const uid = process.getuid?.();
   const processId = service?.process_id ?? null;
@@ -84,11 +84,11 @@ function userName(): string {
   try {
     return userInfo().username;
   } catch {
-    return `user ${process.getuid?.()}`; // one without an entry, in a container as a rule
+    return `user ${process.getuid?.()}`; // a user without an entry, usually in a container
   }
 }
 
-/** As sudo(8) takes it, which also takes numbers. */
+/** As `sudo -u` takes it: a name, or `#` and a number. */
 function nameOfUser(uid: number): string {
   const entries = readText('/etc/passwd').split('\n');
   const [name] = entries.map((entry) => entry.split(':')).find(([, , id]) => id === String(uid)) ?? [];

@@ -19,8 +19,8 @@ import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
 export type Finding = FindingOf<'user' | 'status' | 'directory' | 'command' | 'variables' | 'limits'>;
 
 /**
- * What there is to say of a project's settings, and of the files that they name, as they are now and for the user
- * of this process. Runs nothing. Names variables, never their values.
+ * Checks a project's settings, and the files that they name, as they are now and with the rights of this process. Runs
+ * nothing. Shows the names of variables, never their values.
  */
 export function findingsOf(
   project: ProjectDetails,
@@ -36,7 +36,7 @@ export function findingsOf(
   ];
 }
 
-/** What its deployments would fail of at their start, by the same look as `findingsOf`; undefined: nothing. */
+/** Why the project's command could not be started, as `findingsOf` finds it; undefined: it could. */
 export function startProblemOf(
   project: ProjectDetails,
   variables: Readonly<Record<string, string>>,
@@ -55,15 +55,15 @@ function checkStatus({ id, status }: ProjectDetails): Finding[] {
     case 'active':
       return [ok('status', 'active')];
     case 'paused':
-      return [note('status', 'paused: nothing of it starts', resume)];
+      return [note('status', 'paused: its deployments wait', resume)];
     case 'archived':
-      return [note('status', 'archived: it takes no deployments', resume)];
+      return [note('status', 'archived: it accepts no deployments', resume)];
     default:
       return status satisfies never;
   }
 }
 
-/** What starting the command would fail of, by the same judgement as a deployment's. */
+/** Why the command could not be started, by the same check as at a deployment. */
 function checkFiles(
   project: ProjectDetails,
   command: NonNullable<ProjectDetails['command']>,
@@ -76,7 +76,7 @@ function checkFiles(
   const directoryFinding = checkDirectory(project);
   const hasDirectory = directoryFinding.level === 'ok';
   const [word] = command;
-  // What counts from a directory that is not there is not there either: once is enough to say.
+  // A command relative to a missing directory is missing, too: that need not be reported twice.
   const isPointless = !hasDirectory && word.includes('/') && !isAbsolute(word);
   return [
     directoryFinding,
@@ -119,16 +119,16 @@ function checkCommand(project: ProjectDetails, request: SpawnRequest, surroundin
   ];
 }
 
-/** All else would wait for it, and nobody could stop that. */
+/** No other check is made of it, as that would block and could not be stopped. */
 function noAnswer(check: 'directory' | 'command', path: string): Finding {
   return problem(
     check,
-    `${path} does not answer: as a rule it is on a network, and its server is away`,
-    'see whether the server runs and can be reached, or mount it anew',
+    `${path} does not answer: usually it is on a network file system whose server is away`,
+    'check that the server runs and can be reached, or remount it',
   );
 }
 
-/** The unit of a service, or its container, may hide from it what whoever asks can see. */
+/** The unit or the container of a service may hide files from it that this process can see. */
 function checkView(
   check: 'directory' | 'command',
   path: string,
@@ -142,8 +142,8 @@ function checkView(
       return [
         problem(
           check,
-          `the service does not see ${path}: its unit hides it (ProtectHome=, PrivateTmp=), or its container`,
-          'put it elsewhere, below /srv for instance, or open it to the service: BindPaths=',
+          `the service does not see ${path}: its unit (ProtectHome=, PrivateTmp=) or its container hides it`,
+          'move it elsewhere, below /srv for instance, or open it to the service: BindPaths=',
         ),
       ];
     case 'readOnly':
@@ -160,7 +160,7 @@ function checkView(
   }
 }
 
-/** `#!/usr/bin/env node` starts well, and then looks for node in the command's own PATH. */
+/** `#!/usr/bin/env node` is started in any case, and then looks for node in the command's own PATH. */
 function checkProgramOfEnv(project: ProjectDetails, path: string, request: SpawnRequest): Finding[] {
   const [interpreter, ...words] = interpreterOf(path);
   if (interpreter === undefined || basename(interpreter) !== 'env') return [];
@@ -177,18 +177,18 @@ function checkProgramOfEnv(project: ProjectDetails, path: string, request: Spawn
   ];
 }
 
-/** In such a directory only the owner of a file may put another in its place, inode(7). */
+/** In a directory with this bit only the owner of a file may replace it, inode(7). */
 const STICKY = 0o1000;
 
-/** What anybody may change runs with the rights of the service. */
+/** The command runs with the rights of the service, so nobody else may be able to change it. */
 function checkWritable(check: 'directory' | 'command', path: string): Finding[] {
   const stat = statSync(path, { throwIfNoEntry: false });
   const isSticky = stat?.isDirectory() === true && (stat.mode & STICKY) !== 0;
   if (stat === undefined || isSticky || (stat.mode & constants.S_IWOTH) === 0) return [];
-  return [problem(check, `anybody on this machine may change ${path}`, `chmod o-w ${path}`)];
+  return [problem(check, `anybody on this machine can change ${path}`, `chmod o-w ${path}`)];
 }
 
-/** Git, npm and ssh look there, and the home of a system's user is often nowhere. */
+/** git, npm and ssh need HOME, and that of a system user often does not exist. */
 function checkHome(project: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {
   const home = variables['HOME'] ?? homeDirectory();
   if (directoryProblem(home) === undefined) return [];
@@ -213,30 +213,30 @@ function adviceFor(problem: StartProblem, projectId: string): string {
   const set = `davit admin project set ${projectId}`;
   switch (problem.kind) {
     case 'directoryMissing':
-      return `make it, or name another with ${set} --dir …`;
+      return `create it, or choose another one: ${set} --dir …`;
     case 'notADirectory':
-      return `name a directory with ${set} --dir …`;
+      return `choose a directory: ${set} --dir …`;
     case 'directoryClosed':
-      return `give this user the right to enter it and all above it: chmod o+x, or chgrp and chmod g+x`;
+      return 'let this user enter it and all directories above it: chmod o+x, or chgrp and chmod g+x';
     case 'notFound':
-      return `install it there, or give PATH or the whole path: ${set} --env PATH=…`;
+      return `install it there, give its whole path, or set PATH: ${set} --env PATH=…`;
     case 'commandMissing':
     case 'commandIsDirectory':
-      return `put it there, or name another with ${set} -- …`;
+      return `put it there, or choose another one: ${set} -- …`;
     case 'commandHidden':
-      return 'give this user the right to enter all directories above it: chmod o+x, or chgrp and chmod g+x';
+      return 'let this user enter all directories above it: chmod o+x, or chgrp and chmod g+x';
     case 'notExecutable':
-      return `chmod +x ${problem.path}; if it is so already, its file system is mounted noexec`;
+      return `chmod +x ${problem.path}; if it is executable already, its file system is mounted noexec`;
     case 'notAProgram':
-      return 'let it begin with a line such as #!/bin/sh, if it is a script';
+      return 'if it is a script, begin it with a line such as #!/bin/sh';
     case 'linkLoop':
-      return `mend the link, or name another place with ${set}`;
+      return `fix the link, or choose another path with ${set}`;
     case 'nameTooLong':
-      return `name another place with ${set}`;
+      return `choose another path with ${set}`;
     case 'noInterpreter':
       return problem.interpreter.endsWith('\r')
         ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${problem.path}`
-        : 'install that, or change the first line';
+        : 'install it, or change the first line';
     default:
       return problem satisfies never;
   }
@@ -259,7 +259,7 @@ function checkVariables(project: ProjectDetails, variables: Readonly<Record<stri
   return orOk(findings, 'variables', names.join(' ') || 'none');
 }
 
-/** A command that is stopped so soon hardly does its work. */
+/** A command that is stopped sooner can hardly do its work. */
 const SHORT_TIMEOUT_MS = 5_000;
 
 function checkTimeouts(project: ProjectDetails): Finding[] {
@@ -267,7 +267,11 @@ function checkTimeouts(project: ProjectDetails): Finding[] {
   const set = `davit admin project set ${id}`;
   if (timeout_ms === null && idle_timeout_ms === null) {
     return [
-      note('limits', 'none: a command that hangs holds up all that come after it', `${set} --timeout 30m`),
+      note(
+        'limits',
+        'none: a command that hangs blocks all later deployments of the project',
+        `${set} --timeout 30m`,
+      ),
     ];
   }
   const timeout = timeout_ms === null ? 'off' : formatDuration(timeout_ms);
@@ -276,8 +280,8 @@ function checkTimeouts(project: ProjectDetails): Finding[] {
     return [
       problem(
         'limits',
-        `the idle timeout (${idleTimeout}) never counts, as the timeout (${timeout}) is not longer`,
-        `${set} --idle-timeout with less than ${timeout}, or off`,
+        `the idle timeout (${idleTimeout}) has no effect, as the timeout (${timeout}) is not longer`,
+        `${set} --idle-timeout, with less than ${timeout} or off`,
       ),
     ];
   }
@@ -298,7 +302,7 @@ function checkReportTimeout({ id, report_timeout_ms }: ProjectDetails): Finding[
   return [
     note(
       'limits',
-      'none: a deployment that nobody reports on stays open for ever',
+      'none: a deployment whose end is never reported stays open for ever',
       `davit admin project set ${id} --report-timeout 2h`,
     ),
   ];

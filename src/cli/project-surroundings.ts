@@ -7,27 +7,30 @@ import type { Serving } from '../store/lock.ts';
 import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 
-/** What besides a project's files decides whether its command can be started. */
+/** What else than a project's files and settings decides whether its command can be started. */
 export interface Surroundings {
-  /** The process of the service that would start it; null: there is none, or it cannot be seen from here. */
+  /** The process of the service that would start it; null: there is none, or it cannot be identified from here. */
   serviceProcessId: number | null;
-  /** Of `pathsOf` those whose file system did not answer. */
+  /** The paths of `pathsOf` whose file system did not answer. */
   unanswered: ReadonlySet<string>;
 }
 
-/** A disk that sleeps takes some, and nobody waits much longer for a look. */
+/** A sleeping disk needs some seconds to spin up; nobody waits much longer for a check. */
 const ANSWER_TIMEOUT_MS = 5_000;
 
-/** Of these projects in the file `dbPath`. Rejects for nothing, and returns in time; `look` goes on in libuv's threads. */
+/**
+ * The surroundings of these projects in the file `dbPath`. Does not reject for a path, and resolves in time: a stat(2)
+ * that hangs goes on in libuv's threads.
+ */
 export async function surroundingsOf(
   projects: readonly ProjectDetails[],
   { dbPath, service }: { dbPath: string; service: Serving | null },
   effects: Effects,
-  look: (path: string) => Promise<unknown> = stat,
+  statPath: (path: string) => Promise<unknown> = stat,
 ): Promise<Surroundings> {
   const paths = [...new Set(projects.flatMap(pathsOf))];
   const answered = (path: string) =>
-    look(path).then(
+    statPath(path).then(
       () => true,
       () => true,
     );
@@ -44,13 +47,13 @@ export async function surroundingsOf(
   };
 }
 
-/** Where a project says that its files are; a command that PATH finds is not among them. */
+/** The paths in a project's settings: its directory, and its command unless that is a bare name. */
 export function pathsOf({ command, directory }: ProjectDetails): string[] {
   const given = command === null ? undefined : givenPath({ command, directory: directory ?? '/' });
   return [...(directory === null ? [] : [directory]), ...(given === undefined ? [] : [given])];
 }
 
-/** Null for one in another container, as a rule: there it has another id, and here that is nobody's or somebody else's. */
+/** Null if that process is not the service, usually as the service is in another PID namespace, where ids differ. */
 async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
   const [{ openFilesOf }, { lockPath }] = await Promise.all([
     import('../deploy/proc.ts'),
@@ -59,15 +62,15 @@ async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<
   return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
 }
 
-/** What is at a path for another process: what is there for this one, the same but only to be read, or not that. */
+/** What another process sees at a path: the same as this one, the same but read-only, or not the same. */
 type View = 'same' | 'readOnly' | 'hidden';
 
-/** How a process sees a path that is there for this one; `same` where that cannot be told. */
+/** How a process sees a path that exists for this one; `same` if that cannot be known. */
 export function viewOf(processId: number, path: string): View {
   const root = `/proc/${processId}/root`;
   const own = statusOf(path);
   if (statusOf(`${root}/`) === undefined || own === undefined) return 'same';
-  // Links are followed here: there they would lead by the root of this process.
+  // Resolved first: below /proc/…/root, absolute links would lead from the root of this process.
   const real = realpathSync(path);
   const theirs = statusOf(root + real);
   if (own.ino !== theirs?.ino || own.dev !== theirs.dev) return 'hidden';

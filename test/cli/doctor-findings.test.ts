@@ -33,21 +33,21 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       'a deployment that nobody looks after',
       deployment('running', '1'),
       'deployments',
-      /^dpl_1 is recorded as running, and no service looks after it$/,
+      /^dpl_1 is recorded as running, but no service is running$/,
       /^davit serve: it ends what is left/,
     ],
     [
       'one that waits for a service',
       deployment('queued', 'NULL'),
       'deployments',
-      /^1 wait, and no service carries them out$/,
+      /^1 wait, but no service is running$/,
       /^davit serve$/,
     ],
     [
       'a webhook that fails',
       webhook('status, failing_since, consecutive_failures', `'enabled', ${hourAgo - HOUR_MS}, 7`),
       'webhooks',
-      /^whk_1 fails since 20\S+Z, by now 7 times in a row$/,
+      /^whk_1 has been failing since 20\S+Z, 7 times in a row$/,
       /davit admin webhook ping whk_1/,
     ],
     [
@@ -75,14 +75,14 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       'a clock that was ahead',
       `UPDATE projects SET created_at = ${nowMs + 26 * HOUR_MS}`,
       'clock',
-      /^the file knows of 20\S+Z, which is 1d1h\w+ from now$/,
+      /^the newest entry is of 20\S+Z, which is 1d1h\w+ in the future$/,
       /timedatectl/,
     ],
     [
       'a key that ends soon',
       `UPDATE keys SET expires_at = ${nowMs + 48 * HOUR_MS}`,
       'keys',
-      /^key ci \(key_\w+\) ends at 20\S+Z$/,
+      /^key ci \(key_\w+\) expires at 20\S+Z$/,
       /davit admin key create/,
     ],
     [
@@ -96,7 +96,7 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       'a count that is wrong',
       'UPDATE projects SET queued_count = 3',
       'references',
-      /^prj_\w+ counts 3 waiting deployments, and 0 wait$/,
+      /^prj_\w+ counts 3 waiting deployments, but 0 wait$/,
       /restore the last backup/,
     ],
     [
@@ -156,7 +156,7 @@ t.test('what is as it should be is no problem, and what may be meant so is a not
       none,
       'deployments',
       'problem',
-      /^dpl_1 runs as process \d+, and no service looks after it$/,
+      /^dpl_1 runs as process \d+, but no service is running$/,
     ],
     [deployment('dpl_1', 'running', hourAgo, living), own.processId, 'deployments', 'ok', /^1 running, 0/],
     [deployment('dpl_1', 'running', nowMs, gone), own.processId, 'deployments', 'ok', /^1 running/],
@@ -166,7 +166,7 @@ t.test('what is as it should be is no problem, and what may be meant so is a not
       own.processId,
       'deployments',
       'problem',
-      /^dpl_1 waits since 20\S+Z, and nothing runs$/,
+      /^dpl_1 has been waiting since 20\S+Z, though nothing runs$/,
     ],
     [deployment('dpl_1', 'queued', fiveMinutesAgo), own.processId, 'deployments', 'ok', /^0 running, 1/],
     [
@@ -181,17 +181,23 @@ t.test('what is as it should be is no problem, and what may be meant so is a not
       none,
       'deployments',
       'note',
-      /^1 wait in projects that are paused$/,
+      /^1 wait in paused projects$/,
     ],
     [
       webhook('whk_1', 'enabled', nowMs - 600_000) + webhook('whk_2', 'enabled'),
       none,
       'webhooks',
       'note',
-      /^2 of them, 1 failing now, for less than 1h$/,
+      /^1 of 2 failing, for less than 1h$/,
     ],
     [webhook('whk_1', 'disabled', nowMs - 600_000), none, 'webhooks', 'note', /^whk_1 is disabled$/],
-    [webhook('whk_1', 'enabled', hourAgo - 1_000), none, 'webhooks', 'problem', /^whk_1 fails since/],
+    [
+      webhook('whk_1', 'enabled', hourAgo - 1_000),
+      none,
+      'webhooks',
+      'problem',
+      /^whk_1 has been failing since/,
+    ],
     [webhook('whk_1', 'enabled') + delivery(fiveMinutesAgo), none, 'webhooks', 'ok', /^1 of them, none/],
     [webhook('whk_1', 'enabled') + delivery(hourAgo), own.processId, 'webhooks', 'problem', /^whk_1 is behi/],
     [
@@ -208,9 +214,9 @@ t.test('what is as it should be is no problem, and what may be meant so is a not
       'ok',
       /^1 of them/,
     ],
-    ['', none, 'keys', 'ok', /^1 of them, none ends within 14d$/],
-    [keyEnds(nowMs - 1), none, 'keys', 'ok', /^0 of them, none ends within 14d$/],
-    [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) ends at 20\S+Z$/],
+    ['', none, 'keys', 'ok', /^1 of them, none expires within 14d$/],
+    [keyEnds(nowMs - 1), none, 'keys', 'ok', /^0 of them, none expires within 14d$/],
+    [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) expires at 20\S+Z$/],
     [keyEnds(nowMs + 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
     [`UPDATE keys SET revoked_at = 1;${keyEnds(nowMs + HOUR_MS)}`, none, 'keys', 'ok', /^0 of them/],
   ];
@@ -238,7 +244,7 @@ t.test('with a service, what is stuck in it is said', async (t) => {
   const service = await serve(t, there.directory);
   t.match(findingOf(await reportOf(t, there, 0), 'deployments'), {
     level: 'note',
-    message: '1 wait in projects that are paused',
+    message: '1 wait in paused projects',
   });
   // As if the end of its command had been missed.
   change(
@@ -248,7 +254,7 @@ t.test('with a service, what is stuck in it is said', async (t) => {
   );
   t.match(findingOf(await reportOf(t, there, 1), 'deployments'), {
     level: 'problem',
-    message: /^dpl_1 is recorded as running, and its process is gone$/,
+    message: /^dpl_1 is recorded as running, but its process is gone$/,
     advice: 'restart davit serve',
   });
   await service.kill();
@@ -287,14 +293,14 @@ t.test('who may read or replace the file', async (t) => {
     chmodSync(there.dbPath, Number.parseInt(mode, 8));
     t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
       level: 'problem',
-      message: `others may read davit.db (mode ${mode})`,
+      message: `others can read davit.db (mode ${mode})`,
       advice: /^chmod 600 \/.*\/davit\.db$/,
     });
   }
   chmodSync(there.dbPath, 0o400);
   t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
     level: 'problem',
-    message: 'davit.db may not be written (mode 400)',
+    message: 'davit.db is not writable (mode 400)',
     advice: /^chmod 600 \/.*\/davit\.db$/,
   });
   chmodSync(there.dbPath, 0o600);
@@ -302,7 +308,7 @@ t.test('who may read or replace the file', async (t) => {
     chmodSync(there.directory, Number.parseInt(mode, 8));
     t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
       level: 'problem',
-      message: new RegExp(`^others may replace the file: they may write in /.* \\(mode ${mode}\\)$`),
+      message: new RegExp(`^others can replace the file, as they can write to /.* \\(mode ${mode}\\)$`),
       advice: /^chmod go-w \//,
     });
   }
@@ -314,7 +320,7 @@ t.test('who may read or replace the file', async (t) => {
   const { findings } = await reportOf(t, there, 1);
   t.strictSame(
     findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
-    ['others may read davit.db-wal (mode 644)', 'others may read davit.db-shm (mode 644)'],
+    ['others can read davit.db-wal (mode 644)', 'others can read davit.db-shm (mode 644)'],
   );
 });
 
@@ -358,7 +364,7 @@ t.test('whoever asks is told that the file is somebody else’s', ifMayBeSomebod
   t.match((await reportOf(t, there, 0)).findings[0], {
     check: 'permissions',
     level: 'note',
-    message: /^the file belongs to another user than the one who asks/,
-    advice: /^ask as that user: sudo -u/,
+    message: /^the file belongs to another user/,
+    advice: /^run it as that user: sudo -u/,
   });
 });

@@ -38,7 +38,7 @@ t.test('a healthy file is fine: exit code 0, and the size of every table', async
     /^integrity +ok +every page and every index is whole$/m,
     /^permissions +ok /m,
     /^wal +ok /m,
-    /^service +note +no service has the file$/m,
+    /^service +note +no service is running$/m,
   ]) {
     t.match(stdout, line);
   }
@@ -75,8 +75,8 @@ t.test('--json says the same to a program', async (t) => {
 });
 
 for (const { call, code, advice } of [
-  { call: 'writeFileSync', code: 'EDQUOT', advice: /^a quota is used up/ },
-  { call: 'fsyncSync', code: 'EIO', advice: /^the disk fails, .*dmesg/ },
+  { call: 'writeFileSync', code: 'EDQUOT', advice: /^usually a quota is used up/ },
+  { call: 'fsyncSync', code: 'EIO', advice: /^usually the disk fails: .*dmesg/ },
 ] as const) {
   t.test(`a disk that has room and takes nothing is said, as ${call} says ${code}`, async (t) => {
     const there = await withProject(t);
@@ -94,7 +94,7 @@ for (const { call, code, advice } of [
       t.match(findingOf(await reportOf(t, there, 1), 'disk'), {
         level: 'problem',
         message: new RegExp(
-          `^nothing can be written where the file is \\(${code}\\), though .* are free there$`,
+          `^nothing can be written to the disk of the file \\(${code}\\), though .* are free there$`,
         ),
         advice,
       });
@@ -114,7 +114,7 @@ t.test('while the service runs it looks all the same', async (t) => {
   t.match(report, { ok: true, service: { process_id: service.processId } });
   t.match(findingOf(report, 'service'), {
     level: 'ok',
-    message: new RegExp(`process ${service.processId} has`),
+    message: new RegExp(`process ${service.processId} since`),
   });
   t.equal(await service.stop(), 0);
 });
@@ -126,7 +126,7 @@ t.test('of a service whose lock does not tell who it is it is said that it runs'
   lock.exec('BEGIN IMMEDIATE');
   const { stdout } = await davit(['doctor']);
   t.match(stdout, /^service +runs$/m);
-  t.match(stdout, /^service +ok +one has the file$/m);
+  t.match(stdout, /^service +ok +running$/m);
 });
 
 t.test('a WAL that a killed process left is worth a note, and what restores left too', async (t) => {
@@ -142,7 +142,7 @@ t.test('a WAL that a killed process left is worth a note, and what restores left
   });
   t.match(findingOf(report, 'leftovers'), {
     level: 'note',
-    message: /^7 B are kept from before: (?:davit\.db\.before-\S+|, |\.davit-partial-1)+$/,
+    message: /^7 B of earlier copies are kept: (?:davit\.db\.before-\S+|, |\.davit-partial-1)+$/,
   });
 });
 
@@ -185,7 +185,7 @@ t.test('a disk that is nearly full', ifMayMount, async (t) => {
     '"$0" "$1" admin project create --name x --db small/davit.db >/dev/null 2>&1',
     '"$0" "$1" doctor --db small/davit.db; echo "exit $?"',
   ]);
-  t.match(stdout, /^disk +problem +[\d.]+ MB are free where the file is, which has [\d.]+ kB$/m);
+  t.match(stdout, /^disk +problem +[\d.]+ MB are free on the disk of the file, which has [\d.]+ kB$/m);
   t.match(stdout, /^disk +make room: when it is full davit answers 503/m);
   t.match(stdout, /exit 1\n$/);
 });
@@ -206,7 +206,7 @@ t.test('a disk that looks well and takes nothing, as one with a quota that is us
   t.notMatch(stderr, /bug/);
 });
 
-t.test('a disk on which no further file can be made, or no copy', ifMayMount, async (t) => {
+t.test('a disk on which no further file can be created, or no copy', ifMayMount, async (t) => {
   const { directory } = place(t);
   mkdirSync(join(directory, 'small'));
   const { stdout } = await onSmallDisk(directory, 'small', '400m,nr_inodes=20', [
@@ -217,8 +217,8 @@ t.test('a disk on which no further file can be made, or no copy', ifMayMount, as
     'rm small/[0-9]*; kill $service; wait $service',
     'truncate --size 500M small/davit.db; "$0" "$1" doctor --db small/davit.db',
   ]);
-  t.match(stdout, /^disk +problem +no further file can be made where the file is$/m);
-  t.match(stdout, /^disk +note +4[\d.]+ MB are free where the file is, which has 5[\d.]+ MB$/m);
+  t.match(stdout, /^disk +problem +no further file can be created on the disk of the file$/m);
+  t.match(stdout, /^disk +note +4[\d.]+ MB are free on the disk of the file, which has 5[\d.]+ MB$/m);
   t.match(stdout, /^disk +a copy of it needs another disk$/m);
 });
 
@@ -228,10 +228,10 @@ t.test('a disk that keeps it from being opened', ifMayMount, async (t) => {
     [
       '20m,nr_inodes=9',
       'touch $(seq -f small/%g 9)',
-      /no further file can be made/,
+      /no further file can be created/,
       /remove files that nobody needs/,
     ],
-    ['1m', 'cat /dev/zero >small/fill', /0 B are free where the file is/, /make room/],
+    ['1m', 'cat /dev/zero >small/fill', /0 B are free on the disk of the file/, /make room/],
   ] as const) {
     mkdirSync(join(directory, 'small'));
     const { stdout, stderr } = await onSmallDisk(directory, 'small', size, [

@@ -42,7 +42,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
       'no directory',
       () => ['--dir', 'missing', '--', './deploy.sh'],
       /^the directory .+\/missing does not exist$/,
-      /^make it, or name another with davit admin project set prj_\w+ --dir/,
+      /^create it, or choose another one: davit admin project set prj_\w+ --dir/,
     ],
     [
       'a file for a directory',
@@ -75,13 +75,13 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
         return ['--dir', 'circle', '--', './deploy.sh'];
       },
       /^.+\/circle cannot be reached: its symbolic links form a loop$/,
-      /^mend the link, or name another place with davit admin project set prj_\w+$/,
+      /^fix the link, or choose another path with davit admin project set prj_\w+$/,
     ],
     [
       'a directory with too long a name',
       () => ['--dir', 'x'.repeat(256), '--', 'true'],
       /^.+\/x+ cannot be reached: the name is too long$/,
-      /^name another place with davit admin project set prj_\w+$/,
+      /^choose another path with davit admin project set prj_\w+$/,
     ],
     [
       'links in a circle for a command',
@@ -90,9 +90,14 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
         return ['--dir', '.', '--', './circle'];
       },
       /^.+\/circle cannot be reached: its symbolic links form a loop$/,
-      /^mend the link/,
+      /^fix the link/,
     ],
-    ['a directory for a command', () => ['--', '/usr'], /^the command \/usr is a directory$/, /name another/],
+    [
+      'a directory for a command',
+      () => ['--', '/usr'],
+      /^the command \/usr is a directory$/,
+      /choose another/,
+    ],
     [
       'no right to run it',
       (there) => {
@@ -106,7 +111,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
       'no interpreter',
       (there) => ['--', script(there, 'deploy.sh', '#!/no/such/shell -e\n')],
       /\/deploy\.sh begins with #!\/no\/such\/shell, which does not exist/,
-      /^install that, or change the first line$/,
+      /^install it, or change the first line$/,
     ],
     [
       'line ends of another system',
@@ -123,7 +128,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
     [
       'a command that anybody may change',
       (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o1777)],
-      /^anybody on this machine may change .+\/deploy\.sh$/,
+      /^anybody on this machine can change .+\/deploy\.sh$/,
       /^chmod o-w .+\/deploy\.sh'?$/,
     ],
     [
@@ -133,13 +138,13 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
         chmodSync(join(there.directory, 'open'), 0o777);
         return ['--dir', 'open', '--', 'true'];
       },
-      /^anybody on this machine may change .+\/open$/,
+      /^anybody on this machine can change .+\/open$/,
       /^chmod o-w/,
     ],
     [
-      'a limit that never counts',
+      'a limit without effect',
       () => ['--timeout', '5m', '--idle-timeout', '5m', '--', 'true'],
-      /^the idle timeout \(5m\) never counts, as the timeout \(5m\) is not longer$/,
+      /^the idle timeout \(5m\) has no effect, as the timeout \(5m\) is not longer$/,
       /--idle-timeout/,
     ],
   ];
@@ -226,7 +231,7 @@ t.test('a link counts as what it leads to', async (t) => {
 
 t.test('what may be meant so is a note, and no failure', async (t) => {
   const cases: [options: string[], check: string, message: RegExp][] = [
-    [['--timeout', 'off', '--', 'true'], 'limits', /^none: a command that hangs holds up all/],
+    [['--timeout', 'off', '--', 'true'], 'limits', /^none: a command that hangs blocks all/],
     [['--timeout', '2s', '--', 'true'], 'limits', /^timeout 2s, idle timeout off: very short$/],
     [['--idle-timeout', '2s', '--', 'true'], 'limits', /^timeout 30m, idle timeout 2s: very short$/],
     [
@@ -234,7 +239,7 @@ t.test('what may be meant so is a note, and no failure', async (t) => {
       'directory',
       /^HOME is \/nonexistent, where this user cannot/,
     ],
-    [[], 'limits', /^none: a deployment that nobody reports on stays open for ever$/],
+    [[], 'limits', /^none: a deployment whose end is never reported stays open for ever$/],
   ];
   await Promise.all(
     cases.map(async ([options, name, message]) => {
