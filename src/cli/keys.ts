@@ -22,11 +22,10 @@ import { fields, table } from './table.ts';
 
 /** `davit admin key`. */
 export function defineKeys(command: Command, context: CommandContext): void {
-  explain(
-    command,
-    'The keys with which the API is called. Each says what it may do, and with which projects.',
-    ['davit admin key create --name ci --scope deployments:write --project website', 'davit admin key list'],
-  );
+  explain(command, 'The keys with which the API is called. Each is limited to some scopes and projects.', [
+    'davit admin key create --name ci --scope deployments:write --project website',
+    'davit admin key list',
+  ]);
   defineCreate(command.command('create'), context);
   defineList(command.command('list'), context);
   defineShow(command.command('show'), context);
@@ -46,28 +45,33 @@ interface CreateOptions {
 
 function defineCreate(command: Command, context: CommandContext): void {
   explain(
-    command.summary('make a key; its secret is shown once'),
-    'Makes a key and prints its secret, this once. What it may do and what it sees is never implied: name the scopes or ' +
-      `say --all-scopes, name the projects or say --all-projects.\n\nScopes: ${SCOPES.join(', ')}`,
+    command.summary('create a key; its secret is shown once'),
+    'Creates a key and prints its secret, which is shown only this once. There is no default for what a key may do and ' +
+      `see: give --scope or --all-scopes, and --project or --all-projects.\n\nScopes: ${SCOPES.join(', ')}`,
     [
       'davit admin key create --name ci --scope deployments:write --project website',
       'davit admin key create --name tv --scope projects:read --all-projects',
       'KEY=$(davit admin key create --name ops --all-scopes --all-projects)',
     ],
   )
-    .addOption(requiredOption('--name <name>', 'to recognise it by'))
+    .addOption(requiredOption('--name <name>', 'its name'))
     .addOption(
-      option('--scope <scope...>', 'what it may do; may be repeated')
+      option('--scope <scope...>', 'what the key may do; may be repeated')
         .choices(SCOPES)
         .argParser(appending(String)),
     )
-    .addOption(option('--all-scopes', 'it may do everything'))
+    .addOption(option('--all-scopes', 'the key may do everything'))
     .addOption(
-      option('--project <project...>', 'what it sees, by id or name; may be repeated').argParser(repeated),
+      option(
+        '--project <project...>',
+        'a project that the key sees, by id or name; may be repeated',
+      ).argParser(repeated),
     )
-    .addOption(option('--all-projects', 'it sees every project, later ones too'))
+    .addOption(option('--all-projects', 'the key sees all projects, later ones too'))
     .addOption(
-      option('--expires-in <duration>', 'it ends after that; never without it').argParser(durationMsOf),
+      option('--expires-in <duration>', 'the key expires after this time; by default never').argParser(
+        durationMsOf,
+      ),
     )
     .addOption(jsonOption())
     .action((options: CreateOptions) => createKey(command, options, context));
@@ -91,10 +95,13 @@ async function createKey(command: Command, options: CreateOptions, context: Comm
         expiresAtMs: options.expiresIn === undefined ? null : context.effects.now() + options.expiresIn,
       }),
   );
-  printSecret(context, options, { ...key, secret }, `made ${nameOfKey(key)}`);
+  printSecret(context, options, { ...key, secret }, `created ${nameOfKey(key)}`);
 }
 
-/** Exactly one of `--x …` and `--all-xs`. What is typed counts before what the environment says. */
+/**
+ * The value of `--x` or of `--all-xs`, exactly one of which must be given. The command line takes precedence over
+ * variables.
+ */
 function chosen(
   command: Command,
   some: string[] | undefined,
@@ -111,7 +118,7 @@ function chosen(
   }
   if (everything) return 'all';
   return (
-    named ?? misused(command, `say ${purpose}: --${name} <${name}>, as often as needed, or --all-${name}s`)
+    named ?? misused(command, `say ${purpose}: --${name} <${name}>, which may be repeated, or --all-${name}s`)
   );
 }
 
@@ -121,7 +128,7 @@ function printSecret(
   key: Key & { secret: string },
   done: string,
 ): void {
-  const text = `${done}; this is its secret, shown this once: keep it now`;
+  const text = `${done}; this is its secret, which is shown only once: save it now`;
   printMade(context, options, key, text, key.secret);
 }
 
@@ -144,7 +151,7 @@ function defineList(command: Command, context: CommandContext): void {
 function printKeys(keys: readonly Key[], store: Store, context: CommandContext): void {
   const { terminal } = context;
   if (keys.length === 0) {
-    terminal.note("there are no keys yet: 'davit admin key create --help' tells how to make one");
+    terminal.note("there are no keys yet: 'davit admin key create --help' tells how to create one");
     return;
   }
   const names = projectNames(store.reads);
@@ -169,7 +176,7 @@ function stateOf(key: Key, { effects }: CommandContext): string {
   return key.expires_at !== null && Date.parse(key.expires_at) <= effects.now() ? 'expired' : 'live';
 }
 
-/** `90d left` for people: a column of its own would not fit into 80 of theirs. */
+/** `90d left` on a terminal, where another table column would not fit into 80 characters. */
 function stateAndEndOf(key: Key, context: CommandContext): string {
   const state = stateOf(key, context);
   if (state !== 'live' || key.expires_at === null) return state;
@@ -235,13 +242,13 @@ interface RotateOptions {
 function defineRotate(command: Command, context: CommandContext): void {
   explain(
     command.summary('give a key a new secret'),
-    'Gives a key a new secret and prints it, this once. It stays the same key: its id, rights, webhooks and idempotency ' +
-      'memory go on. The old secret ends at once, or after --overlap.',
+    'Gives a key a new secret and prints it, only this once. The key keeps its id, scopes, projects and webhooks, and its ' +
+      'Idempotency-Keys are still remembered. The old secret ends at once, or after --overlap.',
     ['davit admin key rotate ci', 'davit admin key rotate ci --overlap 24h'],
   )
     .argument(...KEY_ARGUMENT)
     .addOption(
-      option('--overlap <duration>', 'how long the old secret goes on beside the new one')
+      option('--overlap <duration>', 'how long the old secret stays valid')
         .argParser(durationMsOrNone)
         .default(0),
     )
@@ -269,8 +276,8 @@ interface RevokeOptions {
 
 function defineRevoke(command: Command, context: CommandContext): void {
   explain(
-    command.summary('end a key for ever'),
-    'Ends a key from the next request on, and disables the webhooks that it registered. This cannot be undone.',
+    command.summary('revoke a key for ever'),
+    'Revokes a key from the next request on, and disables the webhooks that it registered. This cannot be undone.',
     ['davit admin key revoke ci', 'davit admin key revoke key_… --yes'],
   )
     .argument(...KEY_ARGUMENT)
@@ -287,7 +294,7 @@ async function revokeKey(
 ): Promise<void> {
   const before = await withStore(command, context, 'refuse', (store) => resolveKey(store, text));
   if (before.revoked_at === null) {
-    const consequence = 'Its webhooks are sent nothing more, and there is no way back.';
+    const consequence = 'This also disables its webhooks, and cannot be undone.';
     await confirm(command, `${consequence}\nRevoke ${nameOfKey(before)}?`, options.yes, context);
   }
   const key = await withStore(command, context, 'refuse', (store) =>

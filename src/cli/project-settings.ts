@@ -22,13 +22,14 @@ import { startProblemOf } from './project-findings.ts';
 import { readVariables } from './variables.ts';
 
 /*
- * `davit admin project create` and `set`: the same settings, with defaults in the one, as they were in the other.
+ * `davit admin project create` and `set` have the same settings. Without an option, `create` takes the default, and
+ * `set` leaves the setting as it is.
  */
 
 const COMMAND_HELP =
-  'The command comes after --, one word for each argument; no shell reads it. A bare name is looked up in PATH; a path ' +
-  'with a slash counts from --dir. Exit code 0 is success. The command gets DEPLOY_REF, other DEPLOY_ variables and ' +
-  "those of --env, and nothing of davit's own environment.";
+  'The command comes after --, one word for each argument, and is run without a shell. A bare name is looked up in PATH; ' +
+  'a path with a slash is relative to --dir. Exit code 0 is success. The command gets DEPLOY_REF, other DEPLOY_ ' +
+  "variables and those of --env, and nothing of davit's own environment.";
 
 type Words = [string, ...string[]];
 
@@ -55,8 +56,8 @@ interface SetOptions extends Partial<Omit<CreateOptions, 'dir'>> {
 /** `davit admin project create`. */
 export function defineCreateProject(command: Command, context: CommandContext): void {
   explain(
-    command.summary('make a project; prints its id'),
-    `Makes a project and prints its id. Without a command, another system does the work and reports it.\n\n${COMMAND_HELP}`,
+    command.summary('create a project; prints its id'),
+    `Creates a project and prints its id. Without a command, another system does the work and reports it.\n\n${COMMAND_HELP}`,
     [
       'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
       'davit admin project create --name api --env STAGE=live -- make -C /srv/api',
@@ -64,7 +65,7 @@ export function defineCreateProject(command: Command, context: CommandContext): 
     ],
   )
     .usage('[options] [-- command args...]')
-    .addOption(requiredOption('--name <name>', 'how people call it'));
+    .addOption(requiredOption('--name <name>', 'its name'));
   addSettings(command, 'with defaults');
   command
     .argument('[command...]')
@@ -76,7 +77,7 @@ export function defineCreateProject(command: Command, context: CommandContext): 
 export function defineSetProject(command: Command, context: CommandContext): void {
   explain(
     command.summary('change settings of a project'),
-    `Changes what is given and leaves the rest; what runs goes on as it began.\n\n${COMMAND_HELP}`,
+    `Changes the settings that are given, and no others. Deployments that are running go on unchanged.\n\n${COMMAND_HELP}`,
     [
       'davit admin project set website --timeout 1h',
       'davit admin project set website --env STAGE=live --unset-env DEBUG',
@@ -85,11 +86,11 @@ export function defineSetProject(command: Command, context: CommandContext): voi
     ],
   )
     .usage('[options] <project> [-- command args...]')
-    .addOption(option('--name <name>', 'how people call it'));
+    .addOption(option('--name <name>', 'its name'));
   addSettings(command, 'as they are');
   command
     .addOption(option('--no-dir', 'run the command in an empty directory each time'))
-    .addOption(option('--unset-env <name>', 'take a variable away; may be repeated').argParser(repeated))
+    .addOption(option('--unset-env <name>', 'remove a variable; may be repeated').argParser(repeated))
     .addOption(option('--no-command', 'from now on another system does the work and reports it'))
     .argument(...PROJECT_ARGUMENT)
     .argument('[command...]', 'the command, after --')
@@ -101,36 +102,38 @@ export function defineSetProject(command: Command, context: CommandContext): voi
 
 function addSettings(command: Command, defaults: 'with defaults' | 'as they are'): void {
   command
-    .addOption(option('--dir <directory>', 'where the command runs; else in an empty directory each time'))
+    .addOption(
+      option('--dir <directory>', 'where the command runs; by default in an empty directory each time'),
+    )
     .addOption(
       option(
         '--env <name=value>',
-        'a variable for the command; a name alone takes its value from here; may be repeated',
+        'a variable for the command; a name alone takes its value from the current environment; may be repeated',
       ).argParser(repeated),
     )
-    // Not --env-file: Node itself looks for that among the arguments, and loads the file into davit's environment.
+    // Not --env-file: Node takes that option for its own, and loads the file into davit's environment.
     .addOption(
       option(
         '--env-from <file>',
-        'such variables, one name=value a line, taken as it is but for quotes around all of the value; lines that begin with # are skipped; - for stdin',
+        'a file of such variables, one name=value a line; quotes around a whole value are removed, lines that begin with # are skipped; - for stdin',
       ),
     );
-  addSetting('--timeout <duration>', 'stop the command after that, or off', orOff(durationMsOf), '30m');
+  addSetting('--timeout <duration>', 'stop the command after this time, or off', orOff(durationMsOf), '30m');
   addSetting(
     '--idle-timeout <duration>',
-    'stop it when it has printed nothing for so long, or off',
+    'stop the command when it prints nothing for this time, or off',
     orOff(durationMsOf),
     'off',
   );
   addSetting(
     '--report-timeout <duration>',
-    'without a command: failed if no end is reported by then, or off',
+    'without a command: fail a deployment whose end is not reported within this time, or off',
     orOff(durationMsOf),
     'off',
   );
   addSetting(
     '--policy <policy>',
-    'queue: deploy all in order; latest: a newer one replaces those that wait',
+    'queue: deploy all in order; latest: a new deployment replaces those that wait',
     policyOf,
     'queue',
     QUEUE_POLICIES,
@@ -169,7 +172,7 @@ async function createProject(
     const made = await store.writer.write('projects.create', settings);
     return { project: made, namesakes: countNamed(made.name, store) };
   });
-  printMade(context, options, project, `made ${nameOfProject(project)}`, project.id);
+  printMade(context, options, project, `created ${nameOfProject(project)}`, project.id);
   warnOfStart(project, settings.variables, context);
   warnOfNamesakes(namesakes, context);
 }
@@ -193,9 +196,9 @@ async function setProject(
   const variables = await readVariables(command, options, context);
   const unsetVariables = [...new Set(options.unsetEnv)];
   const both = unsetVariables.find((name) => Object.hasOwn(variables, name));
-  if (both !== undefined) misused(command, `${printable(both)} is both set and taken away: decide for one`);
+  if (both !== undefined) misused(command, `${printable(both)} is both set and removed: choose one`);
   if (Object.keys(changes).length + Object.keys(variables).length + unsetVariables.length === 0) {
-    misused(command, 'nothing to change: say what');
+    misused(command, 'nothing to change: give an option or a command');
   }
   const { project, all, namesakes } = await withStore(command, context, 'refuse', async (store) => {
     const before = resolveProject(store, text);
@@ -234,7 +237,7 @@ function changesOf(
     misused(command, '--no-command and a command exclude each other');
   return {
     ...(name === undefined ? {} : { name: checkName(command, name) }),
-    // A command that is typed counts before what a variable says.
+    // A command in the command line takes precedence over DAVIT_NO_COMMAND.
     ...(newCommand === null && options.command ? {} : { command: newCommand }),
     ...(typeof dir === 'string' ? { directory: directoryOf(command, dir) } : {}),
     ...(dir === false ? { directory: null } : {}),
@@ -245,7 +248,7 @@ function changesOf(
   };
 }
 
-/** The words after `--`, null for none. Without the `--`, a slip such as `--env A=1 B=2` would make a command of `B=2`. */
+/** The words after `--`; null: none. If `--` were optional, `--env A=1 B=2` would make `B=2` the command. */
 function commandOf(
   command: Command,
   words: readonly string[],
@@ -253,10 +256,10 @@ function commandOf(
 ): Words | null {
   const dashesAt = commandLine.indexOf('--');
   const count = dashesAt < 0 ? 0 : commandLine.length - dashesAt - 1;
-  // A word that was typed after -- is taken for the project then.
+  // Commander took one of the words after -- for the project.
   if (words.length < count) misused(command, "missing required argument 'project'");
   if (words.length > count) {
-    // Behind a = stands a value, and of a variable as a rule.
+    // Without what follows a =, which is likely to be the value of a variable.
     const [word = ''] = (words[0] ?? '').split(/(?<==)/);
     misused(command, `'${printable(word)}' is not expected here: put -- before the command`);
   }
@@ -267,19 +270,19 @@ function commandOf(
   return [file, ...rest];
 }
 
-/** Absolute: the service runs somewhere else. */
+/** Absolute, as the service has another working directory. */
 function directoryOf(command: Command, text: string): string {
   return text === '' ? misused(command, '--dir must not be empty') : resolve(text);
 }
 
-/** Without a directory of its own there is nothing that a relative path could count from. */
+/** A command with a relative path needs `--dir`, to which it is relative. */
 function checkPlace(command: Command, project: Pick<ProjectSettings, 'command' | 'directory'>): void {
   const file = project.command?.[0];
   if (file === undefined || project.directory !== null || !file.includes('/') || isAbsolute(file)) return;
-  misused(command, `'${printable(file)}' counts from --dir: give that too, or the whole path`);
+  misused(command, `'${printable(file)}' is relative to --dir: give that too, or an absolute path`);
 }
 
-/** It may be made later, or be there only for the service: so it is no reason to refuse. */
+/** Only a warning, as what is missing may be created later, or be visible to the service alone. */
 function warnOfStart(
   project: ProjectDetails,
   variables: Readonly<Record<string, string>>,
@@ -287,7 +290,7 @@ function warnOfStart(
 ): void {
   const problem = startProblemOf(project, variables);
   if (problem === undefined) return;
-  terminal.note(`warning: ${printable(problemText(problem))}: deployments fail until that is mended`);
+  terminal.note(`warning: ${printable(problemText(problem))}: deployments fail until that is fixed`);
 }
 
 function policyOf(text: string): QueuePolicy {

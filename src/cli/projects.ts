@@ -34,13 +34,13 @@ export function defineProjects(command: Command, context: CommandContext): void 
   defineSetProject(command.command('set'), context);
   defineStatus(command.command('pause'), context, {
     status: 'paused',
-    summary: 'go on accepting deployments, start none',
-    text: 'A paused project accepts and queues deployments and starts none. What runs goes on to its end.',
+    summary: 'queue deployments, but start none',
+    text: 'A paused project accepts and queues deployments, but starts none. Those that are running go on to their end.',
   });
   defineStatus(command.command('resume'), context, {
     status: 'active',
     summary: 'start deployments again',
-    text: 'Takes a paused or an archived project to work again. What waits is started in its order.',
+    text: 'Makes a paused or archived project active again. Deployments that wait are started in their order.',
   });
   defineArchive(command.command('archive'), context);
   defineCheckProject(command.command('check'), context);
@@ -64,7 +64,7 @@ function defineList(command: Command, context: CommandContext): void {
 function printProjects(projects: readonly ProjectDetails[], context: CommandContext): void {
   const { terminal } = context;
   if (projects.length === 0) {
-    terminal.note("there are no projects yet: 'davit admin project create --help' tells how to make one");
+    terminal.note("there are no projects yet: 'davit admin project create --help' tells how to create one");
     return;
   }
   terminal.print(
@@ -112,7 +112,7 @@ function projectText(project: ProjectDetails, context: CommandContext): string {
   if (command === null) {
     return fields(context.terminal, [
       ...general,
-      ['command', 'none: another system reports'],
+      ['command', 'none: another system does the work'],
       ['report timeout', limit(project.report_timeout_ms)],
     ]);
   }
@@ -150,14 +150,14 @@ function defineStatus(
 
 function defineArchive(command: Command, context: CommandContext): void {
   explain(
-    command.summary('refuse new deployments, cancel what waits'),
-    'An archived project stays listed and refuses new deployments. What waits for its command is canceled; what runs, ' +
-      'and what is reported from elsewhere, goes on to its end. ' +
-      "'davit admin project resume' takes it back.",
+    command.summary('refuse new deployments, and cancel those that wait'),
+    'An archived project is still listed, but refuses new deployments. Deployments that wait for its command are canceled; ' +
+      'those that are running, or are carried out by another system, go on to their end. ' +
+      "'davit admin project resume' makes the project active again.",
     ['davit admin project archive website', 'davit admin project archive prj_… --yes'],
   )
     .argument(...PROJECT_ARGUMENT)
-    .addOption(option('--yes', 'do not ask whether to cancel what waits'))
+    .addOption(option('--yes', 'do not ask before deployments are canceled'))
     .addOption(jsonOption())
     .action((text: string, options: ArchiveOptions) => archive(command, text, options, context));
 }
@@ -175,7 +175,7 @@ async function archive(
 ): Promise<void> {
   const before = await withStore(command, context, 'refuse', (store) => resolveProject(store, text));
   if (before.queued_count > 0) {
-    const consequence = `Canceled for ever, as it waits: ${counted(before.queued_count, 'deployment')}.`;
+    const consequence = `This cancels ${counted(before.queued_count, 'waiting deployment')}.`;
     await confirm(command, `${consequence}\nArchive ${nameOfProject(before)}?`, options.yes, context);
   }
   const { project, canceledIds } = await withStore(command, context, 'refuse', (store) =>
@@ -184,11 +184,11 @@ async function archive(
   if (options.json === true) return printJson(context, project);
   const already = before.status === 'archived' ? 'already ' : '';
   const canceled =
-    canceledIds.length === 0 ? '' : `; canceled, as it waited: ${counted(canceledIds.length, 'deployment')}`;
+    canceledIds.length === 0 ? '' : `; canceled ${counted(canceledIds.length, 'waiting deployment')}`;
   context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
 }
 
-/** As one would type it in a shell. */
+/** As it would be typed in a shell. */
 function quoted(words: readonly string[]): string {
   return words
     .map((word) => (/^[\w@%+=:,./-]+$/.test(word) ? word : `'${word.replaceAll("'", "'\\''")}'`))

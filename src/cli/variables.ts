@@ -7,9 +7,9 @@ import { printable } from '../printable.ts';
 import { type CommandContext, holdsReplaced, misused } from './command.ts';
 
 /**
- * The variables of `--env-from` and over them those of `--env`: `NAME=value`, or `NAME` for davit's own value of
- * it, so that a secret need not stand in a command line. Errors never show a value. Throws AppError, and what `--env`
- * says wrongly is misuse.
+ * The variables of `--env-from`, overridden by those of `--env`: `NAME=value`, or `NAME` for its value in the current
+ * environment, so that a secret need not be in a command line. Errors never show a value. Throws AppError; a bad
+ * `--env` is misuse.
  */
 export async function readVariables(
   command: Command,
@@ -23,7 +23,7 @@ export async function readVariables(
 
 async function entriesOfFile(path: string, { terminal }: CommandContext): Promise<[string, string][]> {
   const bytes = path === '-' ? await terminal.readInput() : readOptionFile('--env-from', path);
-  // One character for each byte: a line is judged before it is read as UTF-8.
+  // One character for each byte, as each line is checked before it is decoded as UTF-8.
   const lines = bytes.toString('latin1').replace(BYTE_ORDER_MARK, '').split(/\r?\n/);
   const entries = lines.flatMap((line, index): [string, string][] =>
     /^[ \t]*(?:#|$)/.test(line)
@@ -34,10 +34,10 @@ async function entriesOfFile(path: string, { terminal }: CommandContext): Promis
   return entries;
 }
 
-/** Some editors begin a file with it, where nobody sees it. */
+/** Some editors begin a file with it, invisibly. */
 const BYTE_ORDER_MARK = /^\xef\xbb\xbf/;
 
-/** What is no `name=value` may be a part of a secret: nothing of a line is repeated. */
+/** Errors show nothing of a line: one that is not `name=value` may be part of a secret. */
 function entryOfLine(bytes: Buffer, where: string): [name: string, value: string] {
   if (!isUtf8(bytes)) throw refused(`${where} is not valid UTF-8`);
   const line = bytes.toString();
@@ -47,11 +47,11 @@ function entryOfLine(bytes: Buffer, where: string): [name: string, value: string
     throw refused(`${where} has no =: write name=value; a name alone is only for --env`);
   }
   const value = line.slice(separator + 1);
-  // One pair of either kind that is wholly around it; what stands between them is left as it is.
+  // One pair of quotes around the whole value is removed; what is between them is left as it is.
   const quoted = /^(["'])(.*)\1$/s.exec(value)?.[2];
   if (quoted === undefined && /^["']/.test(value)) {
     throw refused(
-      `${where} has a quote that is not closed on it: a value of several lines goes by --env NAME`,
+      `${where} has a quote that is not closed on that line: give a value of several lines by --env NAME`,
     );
   }
   const entry: [string, string] = [line.slice(0, separator), quoted ?? value];
@@ -66,7 +66,7 @@ function entryOf(
   { environment }: CommandContext,
 ): [name: string, value: string] {
   const separator = text.indexOf('=');
-  // What stands there may be a value: it is not repeated.
+  // The text is not shown, as it may be a secret.
   if (separator === 0) misused(command, '--env needs a name before the =, as in --env STAGE=live');
   const name = separator < 0 ? text : text.slice(0, separator);
   const value = separator < 0 ? environment[name] : text.slice(separator + 1);

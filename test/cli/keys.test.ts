@@ -17,7 +17,7 @@ t.test('a new key prints its secret alone on stdout, and says that this is the o
   t.ok(isKeySecret(stdout.trimEnd()));
   t.match(
     stderr,
-    /^made the file .*\nmade key ci \(key_\w+\); this is its secret, shown this once: keep it now\n$/,
+    /^created the file .*\ncreated key ci \(key_\w+\); this is its secret, which is shown only once: save it now\n$/,
   );
   t.match(holderOf(there, stdout.trimEnd()), { allProjects: true, scopes: SCOPES });
   t.notOk(JSON.stringify(there.dump()).includes(stdout.trimEnd()));
@@ -79,9 +79,13 @@ t.test('nothing is implied: a key that does not say what it may do and see is re
     [
       ['--all-scopes'],
       2,
-      /say what the key sees: --project <project>, as often as needed, or --all-projects/,
+      /say what the key sees: --project <project>, which may be repeated, or --all-projects/,
     ],
-    [['--all-projects'], 2, /say what the key may do: --scope <scope>, as often as needed, or --all-scopes/],
+    [
+      ['--all-projects'],
+      2,
+      /say what the key may do: --scope <scope>, which may be repeated, or --all-scopes/,
+    ],
     [[...ALL, '--scope', 'logs:read'], 2, /--scope and --all-scopes exclude each other/],
     [[...ALL, '--project', 'website'], 2, /--project and --all-projects exclude each other/],
     [

@@ -16,14 +16,14 @@ t.test('a new project prints its id alone on stdout', async (t) => {
   const { stdout, stderr, exitCode } = await davit(create('website', '--', 'true', 'now'));
   t.equal(exitCode, 0);
   t.match(stdout, /^prj_\w{24}\n$/);
-  t.equal(stderr, `made project website (${stdout.trim()})\n`);
+  t.equal(stderr, `created project website (${stdout.trim()})\n`);
   t.match(dump()['projects'], [{ name: 'api' }, { id: stdout.trim(), name: 'website', status: 'active' }]);
 });
 
 t.test('whoever makes the file is told which, as a forgotten --db makes another one', async (t) => {
   const { davit, dbPath } = place(t);
   const { stdout, stderr } = await davit(create('website'));
-  t.equal(stderr, `made the file ${dbPath}\nmade project website (${stdout.trim()})\n`);
+  t.equal(stderr, `created the file ${dbPath}\ncreated project website (${stdout.trim()})\n`);
 });
 
 t.test('a project has what was given, and the defaults for the rest', async (t) => {
@@ -150,9 +150,9 @@ t.test('a line of a file that is no name=value is refused by its number, and nev
     ['LD_PRELOAD=/secret.so', /line 3: the variable changes how programs are loaded/],
     ['B=secret\0', /line 3: the variable must not hold a NUL/],
     [Buffer.from('B=secret\xff', 'latin1'), /line 3 is not valid UTF-8/],
-    ['B="-----BEGIN secret', /line 3 has a quote that is not closed on it: .* goes by --env NAME/],
-    ['B="secret" # no comment', /line 3 has a quote that is not closed on it/],
-    ["B='", /line 3 has a quote that is not closed on it/],
+    ['B="-----BEGIN secret', /line 3 has a quote that is not closed on that line: .* by --env NAME/],
+    ['B="secret" # no comment', /line 3 has a quote that is not closed on that line/],
+    ["B='", /line 3 has a quote that is not closed on that line/],
   ];
   for (const [line, message] of cases) {
     const stdin = Buffer.concat([Buffer.from('# one\nA=2\n'), Buffer.from(line), Buffer.from('\nC=3\n')]);
@@ -172,7 +172,7 @@ t.test('what cannot be meant is refused, and nothing is made of it', async (t) =
     [create('x', 'make', 'it'), 2, /'make' is not expected here/],
     [create('x', '--'), 2, /nothing comes after --/],
     [create('x', '--', ''), 2, /the command must not be empty/],
-    [create('x', '--', './deploy.sh'), 2, /'\.\/deploy\.sh' counts from --dir: give that too/],
+    [create('x', '--', './deploy.sh'), 2, /'\.\/deploy\.sh' is relative to --dir: give that too/],
     [create('x', '--dir', ''), 2, /--dir must not be empty/],
     [create('x', '--timeout', '30'), 2, /--timeout <duration>.*such as 10s/],
     [create('x', '--timeout', '0'), 2, /--timeout/],
@@ -198,8 +198,8 @@ t.test('what cannot be meant is refused, and nothing is made of it', async (t) =
     [set(), 2, /nothing to change/],
     [['admin', 'project', 'set', '--', 'false'], 2, /missing required argument 'project'/],
     [set('--no-command', '--', 'make'), 2, /--no-command and a command exclude each other/],
-    [set('--no-dir'), 2, /'\.\/deploy\.sh' counts from --dir/],
-    [set('--env', 'A=2', '--unset-env', 'A'), 2, /A is both set and taken away/],
+    [set('--no-dir'), 2, /'\.\/deploy\.sh' is relative to --dir/],
+    [set('--env', 'A=2', '--unset-env', 'A'), 2, /A is both set and removed/],
     [set('--timeout', '1h', '--unset-env', 'B'), 1, /has no variable B/],
     [
       ['admin', 'project', 'set', 'webiste', '--timeout', '1h'],
@@ -274,7 +274,7 @@ t.test('it warns of what is not there yet, and of a second project of that name'
   mkdirSync(join(directory, 'site'));
   const script = join(directory, 'site/deploy.sh');
   t.match(await davit(create('website', '--dir', 'missing', '--', './x')), {
-    stderr: /warning: the directory .*\/missing does not exist: deployments fail until that is mended\n/,
+    stderr: /warning: the directory .*\/missing does not exist: deployments fail until that is fixed\n/,
     exitCode: 0,
   });
   symlinkSync('circle', join(directory, 'circle'));
@@ -295,7 +295,7 @@ t.test('it warns of what is not there yet, and of a second project of that name'
   });
   t.match(await davit(create('bare', '--dir', 'site', '--', 'deploy.sh')), {
     stderr:
-      /warning: the command deploy\.sh was not found in PATH \(.*\): deployments fail until that is mended\n/,
+      /warning: the command deploy\.sh was not found in PATH \(.*\): deployments fail until that is fixed\n/,
     exitCode: 0,
   });
   t.match(await davit(['admin', 'project', 'set', 'bare', '--env', `PATH=${directory}`, '--', 'none']), {
@@ -304,7 +304,7 @@ t.test('it warns of what is not there yet, and of a second project of that name'
   });
   chmodSync(script, 0o755);
   t.match(await davit(create('third', '--dir', 'site', '--', './deploy.sh')), {
-    stderr: /^made project third \(\w+\)\n$/,
+    stderr: /^created project third \(\w+\)\n$/,
   });
 });
 
@@ -326,7 +326,7 @@ t.test('paused, resumed and archived', async (t) => {
     exitCode: 2,
     message: /say --yes if it is meant/,
   });
-  t.match(await say('archive', '--yes'), /is archived; canceled, as it waited: 2 deployments\n$/);
+  t.match(await say('archive', '--yes'), /is archived; canceled 2 waiting deployments\n$/);
   t.match(await say('archive'), /is already archived\n$/);
   t.match(await there.refused(['admin', 'project', 'pause', 'website']), {
     exitCode: 1,
