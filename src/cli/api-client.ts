@@ -10,12 +10,12 @@ import { tookText } from './deployment-status.ts';
 import { proxiesOf, proxyStatusOf, watchProxies } from './proxies.ts';
 
 export interface ApiOptions {
-  /** Where the service is, with whatever path a proxy puts it under. */
+  /** Where the service is, with the path under which a proxy may serve it. */
   baseUrl: URL;
   key: string;
-  /** Certificates in PEM that are trusted besides the usual ones. */
+  /** Certificates in PEM to trust besides the default ones. */
   caPem: string | null;
-  /** How long to go on trying while the service cannot be reached or has no time. */
+  /** How long to retry while the service cannot be reached or is overloaded. */
   retryForMs: number;
   version: string;
 }
@@ -30,53 +30,53 @@ interface ApiRequest {
 
 export type ApiAnswer<Body> = { ok: true; body: Body } | ApiRefusal;
 
-/** An answer that trying again does not change. */
+/** An answer that a retry would not change. */
 export interface ApiRefusal {
   ok: false;
   status: number;
-  /** With what is needed to find it in the service's log. */
+  /** With the request id, to find it in the service's log. */
   message: string;
 }
 
 export interface ApiClient {
-  /** What is answered with a deployment. Throws AppError `unavailable` when nothing came of it for all the time that was given. */
+  /** A request that is answered with a deployment. Throws AppError `unavailable` if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
-  /** The same for an answer that goes on and on. What breaks it off is thrown while it is read: see `isDropped`. */
+  /** The same for a streamed answer. If the connection breaks, reading it throws: see `isDropped`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
-  /** Calls that are still under way throw AppError `unavailable`. */
+  /** Pending calls throw AppError `unavailable`. */
   close(): Promise<void>;
 }
 
-/** The waits between tries. */
+/** The waits between retries. */
 export interface Patience {
-  /** Something came: the time that is given begins anew with the next failure. */
+  /** To be called on success: the time for retries begins anew with the next failure. */
   reset(): void;
   /**
-   * Waits longer each time, at least what the service asks for, and at most what is left of the time that is given.
-   * Throws AppError `unavailable` when none is left.
+   * Waits longer each time, at least what the service asks for, and at most what is left of the time for retries.
+   * Throws AppError `unavailable` when that is over, or too short for what the service asks for.
    */
   wait(why: string, retryAfterMs?: number): Promise<void>;
 }
 
 const CONNECT_TIMEOUT_MS = 10_000;
-/** `?wait=` holds an answer back for a minute. */
+/** `?wait=` delays an answer by up to a minute. */
 const ANSWER_TIMEOUT_MS = 75_000;
-/** The service says something every 15 s. */
+/** The service sends a heartbeat every 15 s. */
 const SILENCE_TIMEOUT_MS = 60_000;
 
-/** davit's own have less. */
+/** Those of davit have less. */
 const REFUSAL_MAX_BYTES = 16 * 1024;
-/** The same: 100 outputs of 4 KiB, of which JSON makes six times as much at most, and a few words. */
+/** Those of davit have less: 100 outputs of 4 KiB, six times as much in JSON at worst, and a few more fields. */
 const ANSWER_MAX_BYTES = 4 * 1024 * 1024;
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
-/** The service is not there, is stopping, has too much to do, or a proxy before it says so. */
+/** The service is away, stopping or overloaded, or a proxy before it says so. */
 const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504]);
 
-/** Calls a davit elsewhere. Every request may be made more than once: give those that write an Idempotency-Key. */
+/** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
   const { baseUrl, key, caPem, version } = options;
   const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
@@ -160,7 +160,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   }
 }
 
-/** Whether a connection ended, or never came to be, for a reason that may pass. */
+/** Whether a connection failed or was lost for a reason that may pass. */
 export function isDropped(error: unknown): boolean {
   const code = firstCodeOf(error);
   return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|PRX_CONN|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
@@ -181,7 +181,7 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
       const nowMs = effects.monotonicMs();
       sinceMs ??= nowMs;
       const [random = 0] = effects.randomBytes(1);
-      // Up to a third less, so that the jobs which a restart cut off do not all come back at once.
+      // Up to a third less, so that jobs that a restart has cut off do not all come back at once.
       const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
       const leftMs = sinceMs + limitMs - nowMs;
       failures += 1;
@@ -193,7 +193,7 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
           `${why} and asks to wait ${asked}, longer than --retry-for leaves: gave up`,
         );
       }
-      // The last try is made when all of the time is over.
+      // The last retry is made at the end of the time.
       const delayMs = Math.ceil(Math.min(Math.max(ownMs, retryAfterMs), leftMs));
       terminal.note(`${why}: trying again in ${tookText(delayMs)}`);
       await delay(delayMs, effects);
@@ -201,7 +201,7 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
   };
 }
 
-/** Whoever answers in davit's place may have very much to say. */
+/** Reads an answer up to a limit, as one that is not davit's may be huge. */
 async function beginningOf(response: Dispatcher.ResponseData): Promise<string> {
   const maxBytes = isSuccess(response) ? ANSWER_MAX_BYTES : REFUSAL_MAX_BYTES;
   const pieces: Uint8Array[] = [];
@@ -214,7 +214,7 @@ async function beginningOf(response: Dispatcher.ResponseData): Promise<string> {
   return Buffer.concat(pieces).toString();
 }
 
-/** In davit's words, if it is davit's: a full queue is no limit of requests. */
+/** With davit's own message, if there is one, as 429 may mean a full queue as well as too many requests. */
 function refusedForNow({ statusCode }: Dispatcher.ResponseData, text: string, place: string): string {
   const message = errorIn(text)?.message;
   return `${place} answers ${statusCode}${message === undefined ? '' : ` (${printable(message)})`}`;
@@ -231,7 +231,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
     return {
       ok: false,
       status: statusCode,
-      message: `the service is elsewhere (${statusCode}): ${printable(location ?? 'it does not say where')}`,
+      message: `the service has moved (${statusCode}): ${printable(location ?? 'it does not say where')}`,
     };
   }
   const error = errorIn(text);
@@ -244,7 +244,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
   };
 }
 
-/** Undefined where somebody else than davit wrote it. */
+/** Undefined: the answer is not davit's. */
 function errorIn(text: string): { code: string; message: string; request_id: string } | undefined {
   const { code, message, request_id } = Object(Object(parsed(text)).error) as Record<string, unknown>;
   if (typeof code !== 'string' || typeof message !== 'string' || typeof request_id !== 'string')
@@ -252,7 +252,7 @@ function errorIn(text: string): { code: string; message: string; request_id: str
   return { code, message, request_id };
 }
 
-/** A proxy, or whatever else is at that place. */
+/** For an answer of a proxy, or of another program at that address. */
 function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest): ApiRefusal {
   return {
     ok: false,
@@ -261,7 +261,7 @@ function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest)
   };
 }
 
-/** As far as it is looked into: its words may be those of a later davit. */
+/** Checks only the fields that are used, and not their values, which a later davit may add to. */
 function isDeployment(value: unknown): value is Deployment {
   const told = Object(value) as Record<keyof Deployment, unknown>;
   return (
@@ -274,7 +274,7 @@ function isDeployment(value: unknown): value is Deployment {
   );
 }
 
-/** Undefined for what is no JSON, or nothing. */
+/** Undefined: the text is no JSON, or null. */
 export function parsed(text: string): unknown {
   try {
     return JSON.parse(text) ?? undefined;
@@ -288,13 +288,13 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
   return value === undefined ? undefined : parseRetryAfter(value, nowMs);
 }
 
-/** What another try does not mend: a name that nobody has, a certificate that nobody trusts. */
+/** An error that a retry does not mend, such as an unknown host or an untrusted certificate, in words. */
 function explained(error: unknown, place: string): unknown {
   const message = explanationOf(error, place);
   return message === undefined ? error : new AppError('unavailable', message, { cause: error });
 }
 
-/** Where trusting another authority would not do. */
+/** For errors that trusting another authority would not mend. */
 const CERTIFICATE_ADVICE: Record<string, string> = {
   CERT_HAS_EXPIRED: 'its certificate has expired, and has to be renewed there',
   CERT_NOT_YET_VALID: 'its certificate is not valid yet: are the clocks right, here and there?',
@@ -304,8 +304,8 @@ const CERTIFICATE_ADVICE: Record<string, string> = {
 function explanationOf(error: unknown, place: string): string | undefined {
   const code = firstCodeOf(error);
   if (proxyStatusOf(error) === 407)
-    return `${place} cannot be reached: the proxy wants a user and a password`;
-  if (error instanceof errors.ClientDestroyedError) return `${place} is asked nothing more`;
+    return `${place} cannot be reached: the proxy requires a user and a password`;
+  if (error instanceof errors.ClientDestroyedError) return `the client of ${place} is closed`;
   if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
   if (error instanceof errors.HTTPParserError) return `${place} does not answer in HTTP: is the URL right?`;
   if (error instanceof errors.HeadersOverflowError)
@@ -314,7 +314,7 @@ function explanationOf(error: unknown, place: string): string | undefined {
     return `${place} does not speak TLS: is it http:// in place of https://?`;
   }
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
-    const advice = CERTIFICATE_ADVICE[code] ?? 'an authority of your own is trusted with --ca-file';
+    const advice = CERTIFICATE_ADVICE[code] ?? '--ca-file makes davit trust an authority of your own';
     return `${place} cannot be trusted (${code}): ${advice}`;
   }
   return undefined;
@@ -322,7 +322,7 @@ function explanationOf(error: unknown, place: string): string | undefined {
 
 function firstCodeOf(error: unknown): string {
   if (!(error instanceof Error)) return '';
-  // Several addresses were tried: each has its error.
+  // Several addresses were tried, and each has its error.
   if (error instanceof AggregateError && error.errors.length > 0) return firstCodeOf(error.errors[0]);
   return 'code' in error ? String(error.code) : '';
 }

@@ -18,7 +18,8 @@ export type Outcome =
 
 /**
  * Writes the log of a deployment until it has ended, over as many connections as that takes, every byte once.
- * `mayWrite` is awaited before each piece. `deployment` is null in what it gives if the key may only read logs.
+ * `mayWrite` is awaited before each piece. In the outcome `deployment` is null if it cannot be read, as with a key that
+ * may only read logs.
  */
 export async function followLog(
   id: DeploymentId,
@@ -37,9 +38,9 @@ export async function followLog(
     });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     try {
-      for await (const event of readEvents(heard(answer.body, patience))) {
+      for await (const event of readEvents(resettingPatience(answer.body, patience))) {
         patience.reset();
-        // It becomes a header, which not every text can stand in.
+        // It is sent back in a header, which not every text may be.
         if (/^\d+$/.test(event.lastEventId)) lastEventId = event.lastEventId;
         const status = endIn(event);
         if (status !== undefined) return await ended(id, api, status);
@@ -55,10 +56,10 @@ export async function followLog(
 }
 
 /**
- * The bytes as they come. A heartbeat resets `patience` as an event does: a silent log over connections that a proxy cuts
- * every few minutes is followed to its end. What every connection begins with does not.
+ * Passes the bytes on. Heartbeats reset `patience` too, so that a silent log is followed to its end even if a proxy
+ * cuts the connection every few minutes. The greeting with which every connection begins does not.
  */
-async function* heard(
+async function* resettingPatience(
   bytes: AsyncIterable<Uint8Array>,
   patience: Patience,
 ): AsyncGenerator<Uint8Array, void, undefined> {
@@ -70,7 +71,7 @@ async function* heard(
   }
 }
 
-/** At most: one may answer before there is an end, or with a status that only a later davit knows. */
+/** The service may answer before the deployment has ended, or with a status that only a later davit knows. */
 const ASK_EVERY_MS = 1_000;
 
 /** Waits for the end of a deployment without its log. */
@@ -86,14 +87,17 @@ export async function awaitEnd(id: DeploymentId, api: ApiClient, effects: Effect
   }
 }
 
-/** Undefined for an event that tells of none. */
+/** The status in an `end` event; undefined for other events. */
 function endIn({ type, data }: ServerEvent): TerminalStatus | undefined {
   if (type !== 'end') return undefined;
   const { status } = Object(parsed(data)) as Pick<Deployment, 'status'>;
   return isTerminal(status) ? status : undefined;
 }
 
-/** How it ended is said already: a service that is away by now, as one that was just deployed itself, only says no more of it. */
+/**
+ * Adds the deployment to the status, which is known already. A service that is away by now, as it just deployed itself,
+ * adds none.
+ */
 async function ended(id: DeploymentId, api: ApiClient, status: TerminalStatus): Promise<Outcome> {
   const answer = await deploymentOf(id, api, '').catch((error) => {
     if (error instanceof AppError && error.code === 'unavailable') return undefined;

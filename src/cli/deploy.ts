@@ -45,19 +45,20 @@ interface DeployOptions {
 export function defineDeploy(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Asks a davit, here or elsewhere, for a deployment, and with --wait follows its log until it has ended. The key ' +
-      'comes from $DAVIT_KEY or --key-file; it needs deployments:write, and for --wait deployments:read and ' +
-      'logs:read. A request that is lost on the way is made again, and makes one deployment however often that happens.\n\n' +
+    'Requests a deployment from a davit, here or elsewhere, and with --wait follows its log until it has ended. The key ' +
+      'comes from $DAVIT_KEY or --key-file; it needs the scope deployments:write, and for --wait deployments:read and ' +
+      'logs:read. A request that is lost is repeated, and still makes only one deployment.\n\n' +
       'Exit code 0: it succeeded (without --wait: it was accepted). 1: it failed, was canceled or refused, or the ' +
-      'service could not be reached in time. 2: wrong usage. 130, 143: a signal. ^C asks whether to cancel it; a second one leaves at ' +
-      'once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY, NO_PROXY and NODE_EXTRA_CA_CERTS count too.',
+      'service could not be reached in time. 2: wrong usage. 130, 143: a signal. With --wait, ^C asks whether to cancel ' +
+      'the deployment; a second ^C leaves at once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY, NO_PROXY and ' +
+      'NODE_EXTRA_CA_CERTS are used too.',
     [
       'DAVIT_URL=https://deploy.example.com davit deploy prj_… v1.2.3 --wait',
       'davit deploy prj_… "$SHA" --wait --idempotency-key "$CI_JOB_ID"',
       'ID=$(davit deploy prj_… main --key-file /run/secrets/davit)',
     ],
   )
-    // It has nothing to do with any file of davit's.
+    // Without --db: it uses no file of davit's.
     .configureHelp({ ...command.configureHelp(), visibleGlobalOptions: () => [] })
     .argument('<project_id>', 'what to deploy', projectIdOf)
     .argument('<ref>', 'a branch, a tag or a commit of it', refOf)
@@ -65,18 +66,20 @@ export function defineDeploy(command: Command, context: CommandContext): void {
     .addOption(option('--key-file <file>', 'a file that holds the key; else $DAVIT_KEY'))
     .addOption(option('--wait', 'follow the log until it has ended'))
     .addOption(
-      option('--idempotency-key <text>', 'one deployment for each; else a new one').argParser(
+      option('--idempotency-key <text>', 'the same key again makes no second deployment').argParser(
         idempotencyKeyOf,
       ),
     )
     .addOption(
-      option('--retry-for <duration>', 'how long to go on trying to reach the service, or 0')
+      option('--retry-for <duration>', 'how long to retry when the service cannot be reached, or 0')
         .argParser(durationMsOrNone)
         .default(durationMsOrNone('2m'), '2m'),
     )
-    .addOption(option('--cancel-on-interrupt', 'cancel it at ^C or SIGTERM, without asking'))
+    .addOption(option('--cancel-on-interrupt', 'cancel the deployment at ^C or SIGTERM, without asking'))
     .addOption(option('--ca-file <file>', 'trust these certificates (PEM) too'))
-    .addOption(option('--json', 'print the deployment as JSON; with --wait as it ended, in place of the log'))
+    .addOption(
+      option('--json', 'print the deployment as JSON; with --wait once it has ended, in place of the log'),
+    )
     .action((projectId: ProjectId, ref: Ref, options: DeployOptions) =>
       deploy(command, projectId, ref, options, context),
     );
@@ -120,7 +123,7 @@ async function deploy(
   }
 }
 
-/** Returns when it succeeded. */
+/** Returns if the deployment succeeds, else throws Refusal. */
 async function awaitOutcome(
   created: Deployment,
   api: ApiClient,
@@ -145,7 +148,7 @@ async function awaitOutcome(
     terminal.note(deploymentText(created, `${how}${took}`));
     if (message !== null) terminal.note(printable(message));
   }
-  // Else the process would wait for an answer that changes nothing any more.
+  // A question or a cancellation that is still unanswered would keep the process alive, though nothing depends on it.
   if (interruption.isOpen()) exit(status === 'succeeded' ? 0 : 1);
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
 }
@@ -170,12 +173,12 @@ async function endOf(id: DeploymentId, api: ApiClient, { effects }: CommandConte
 }
 
 interface Interruption {
-  /** It is there: what a signal asked for before can be done now. */
+  /** To be called when the deployment is created: cancels it if a signal has asked for that. */
   created(id: DeploymentId): void;
   isCanceling(): boolean;
-  /** The person is being asked, or the service. */
+  /** Whether the user has not answered yet whether to cancel, or the service that it does. */
   isOpen(): boolean;
-  /** Resolves at once, or when the question on the screen is answered. */
+  /** Resolves when no question is on the screen. */
   answered(): Promise<void>;
 }
 
@@ -214,13 +217,13 @@ function onInterruption(
     question = undefined;
     if (answer === null) leave('SIGINT');
     else if (/^y(es)?$/i.test(answer)) cancel();
-    else terminal.note('it goes on; ^C again leaves it alone');
+    else terminal.note('the deployment goes on; ^C again stops following it');
   }
 
   function cancel(): void {
     canceling = true;
     if (id === undefined)
-      terminal.note('it is canceled as soon as it is there; a second signal leaves at once');
+      terminal.note('the deployment is canceled as soon as it is created; a second signal leaves at once');
     else void requestCancel(id);
   }
 
@@ -229,10 +232,10 @@ function onInterruption(
     requesting = true;
     try {
       const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });
-      // 409: it had ended just before.
+      // 409: it had just ended.
       if (!answer.ok && answer.status !== 409) terminal.note(`it cannot be canceled: ${answer.message}`);
     } catch (error) {
-      // Of a service that is away the other connection hears as well, and says so.
+      // The connection that follows the log reports a service that is away.
       if (!(error instanceof AppError)) throw error;
     } finally {
       requesting = false;
@@ -243,25 +246,26 @@ function onInterruption(
     log.resetColours();
     terminal.note(
       id === undefined
-        ? `left; whether it is deployed tells the same again with --idempotency-key ${idempotencyKey}`
+        ? `left; the deployment may have been created: repeat with --idempotency-key ${idempotencyKey} to get its id`
         : `left; deployment ${id} goes on`,
     );
     exit(EXIT_CODE_OF_SIGNAL[signal]);
   }
 }
 
-/** Never from the command line, which everybody on the machine can read. */
+/** Never from the command line, which every user of the machine can read. */
 function keyOf(command: Command, { keyFile }: DeployOptions, { environment }: CommandContext): string {
   const key = (
     isGiven(keyFile) ? readOptionFile('--key-file', keyFile).toString() : environment['DAVIT_KEY']
   )?.trim();
   if (key === undefined || key === '')
     return misused(command, 'there is no key: set DAVIT_KEY or say --key-file');
-  if (!/^[\x21-\x7e]+$/.test(key)) return misused(command, 'the key must be the one line that davit printed');
+  if (!/^[\x21-\x7e]+$/.test(key))
+    return misused(command, 'the key must be the single line that davit printed');
   return key;
 }
 
-/** An empty variable is as good as none. */
+/** An empty variable counts as none. */
 function isGiven(path: string | undefined): path is string {
   return path !== undefined && path !== '';
 }
@@ -279,7 +283,7 @@ function refused(what: string, { message }: ApiRefusal): AppError {
 function projectIdOf(text: string): ProjectId {
   const id = parseId('prj', text);
   if (id === undefined)
-    throw new InvalidArgumentError("It must be an id such as 'davit admin project list' shows.");
+    throw new InvalidArgumentError("It must be an id, as 'davit admin project list' shows it.");
   return id;
 }
 
@@ -295,7 +299,7 @@ function urlOf(text: string): URL {
     throw new InvalidArgumentError('It must be a URL such as https://deploy.example.com.');
   }
   if (url.username !== '' || url.password !== '') {
-    throw new InvalidArgumentError('It must not hold a user or a password: the key is all that counts.');
+    throw new InvalidArgumentError('It must not hold a user or a password: only the key is used.');
   }
   if (/\/v2\/*$/.test(url.pathname)) {
     throw new InvalidArgumentError('It must not end with /v2, which is added to it.');

@@ -7,20 +7,20 @@ import { printable } from '../printable.ts';
 import { endsLine } from '../store/logs.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, stayAlive, withStore } from './command.ts';
-import { deploymentText, obstacleOf } from './deployment-status.ts';
+import { deploymentText, obstacleOf, REPORTED_ELSEWHERE } from './deployment-status.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
 import type { Terminal } from './terminal.ts';
 
-/** Somebody who watches does not notice; a look costs 10 µs. */
-const LOOK_EVERY_MS = 200;
+/** Too short for a reader to notice; each poll costs 10 µs. */
+const POLL_EVERY_MS = 200;
 
 /** `davit admin deployment logs`. */
 export function defineLogs(command: Command, context: CommandContext): void {
   explain(
     command.summary('what its command printed'),
-    'Prints the log byte for byte; of a long one the middle is left out, and a line says so. On a terminal, what would ' +
-      'move its cursor or change its title is shown instead.',
+    'Prints the log byte for byte. The middle of a long log is left out, and a line says so. On a terminal, control ' +
+      'characters are shown escaped, so that a log cannot move the cursor or change the title; colours are kept.',
     ['davit admin deployment logs dpl_…', 'davit admin deployment logs dpl_… -f'],
   )
     .argument(...DEPLOYMENT_ARGUMENT)
@@ -50,7 +50,7 @@ async function showLog(
   if (log_bytes === 0) terminal.note(`nothing was printed${isTerminal(status) ? '' : ' yet'}`);
 }
 
-/** So that nobody takes waiting for hanging. */
+/** Says why nothing may be shown for a while. */
 async function noteWait(
   deployment: Deployment,
   store: Store,
@@ -61,18 +61,20 @@ async function noteWait(
   if (reason !== undefined) terminal.note(`note: ${reason}`);
 }
 
-/** `deployment` as it was found: it may have ended since. */
+/** Why a deployment may not print anything for a while; undefined: it should. It may have ended since it was read. */
 export function whyItMayTake(deployment: Deployment, store: Store, served: boolean): string | undefined {
   const { reads } = store;
   const { id, status, queue_position, project_id } = deployment;
   if (status === 'queued') {
     const obstacle = obstacleOf(deployment, reads.projects.resolve(project_id), served);
-    return obstacle ?? (queue_position === 1 ? undefined : `it is number ${queue_position} of its project`);
+    return (
+      obstacle ?? (queue_position === 1 ? undefined : `it is number ${queue_position} in its project's queue`)
+    );
   }
   const isOurs = reads.deployments.running().some((running) => running.id === id);
-  // It was running before that look, too: if it runs still, it is not among ours.
+  // It was running before that query, too: if it has not ended, it is not one that davit runs.
   if (!isOurs && isTerminal(resolveDeployment(store, id).status)) return undefined;
-  if (!isOurs) return 'another system carries it out, and reports how it went';
+  if (!isOurs) return REPORTED_ELSEWHERE;
   return served ? undefined : "no service is running: 'davit serve' ends what is left of it";
 }
 
@@ -83,7 +85,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   resetColoursAtSignal(output, context);
   let midLine = false;
   for (let at = 0; ; ) {
-    // Before the look: what is committed between the two is seen by the next one.
+    // Read first: what is committed after it makes the loop below end.
     const version = store.reads.instance.dataVersion();
     const deployment = resolveDeployment(store, id);
     for (const bytes of store.reads.logs.text(id, at, deployment.log_bytes, midLine)) {
@@ -96,7 +98,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
       terminal.note(deploymentText(deployment));
       return;
     }
-    while (store.reads.instance.dataVersion() === version) await delay(LOOK_EVERY_MS, effects);
+    while (store.reads.instance.dataVersion() === version) await delay(POLL_EVERY_MS, effects);
   }
 }
 
@@ -118,7 +120,7 @@ export interface LogOutput {
   end(): Promise<void>;
 }
 
-/** A program gets the very bytes. A terminal gets text, and obeys none of it but its colours. */
+/** For a file or a pipe, the very bytes. For a terminal, text in which only colours can take effect. */
 export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' | 'write'>): LogOutput {
   if (terminal.columns === null) {
     return { write: terminal.write, resetColours: () => undefined, end: async () => undefined };
@@ -148,20 +150,19 @@ export function createLogOutput(terminal: Pick<Terminal, 'columns' | 'colours' |
 }
 
 const ESCAPE = '\u001b';
-/** A sequence that sets colours, ECMA-48, 8.3.117; or any other control character. */
-const OBEYED = new RegExp(`${ESCAPE}\\[[\\d;:]{0,32}m|[\\p{Cc}\\u2028\\u2029]`, 'gu');
-const MAY_GO_ON = new RegExp(`${ESCAPE}(?:\\[[\\d;:]{0,32})?$`, 'u');
-/** ECMA-48, SGR. */
+/** A sequence that sets colours (ECMA-48, 8.3.117, SGR), or a single control character. */
+const CONTROL = new RegExp(`${ESCAPE}\\[[\\d;:]{0,32}m|[\\p{Cc}\\u2028\\u2029]`, 'gu');
+const INCOMPLETE = new RegExp(`${ESCAPE}(?:\\[[\\d;:]{0,32})?$`, 'u');
 const RESET_COLOURS = `${ESCAPE}[0m`;
 
 interface HarmlessText {
   push(text: string): string;
-  /** What was held back, as it may have gone on. */
+  /** What was held back as the possible beginning of a sequence. */
   end(): string;
   isColoured(): boolean;
 }
 
-/** For text that comes in pieces: all that a terminal obeys is made visible, but for line ends, tabs and colours. */
+/** Makes control characters visible in a text that comes in pieces, but for line ends, tabs and colours. */
 function harmlessText(colours: boolean): HarmlessText {
   let held = '';
   let coloured = false;
@@ -169,11 +170,11 @@ function harmlessText(colours: boolean): HarmlessText {
   return {
     push(text) {
       const all = held + text;
-      held = MAY_GO_ON.exec(all)?.[0] ?? '';
+      held = INCOMPLETE.exec(all)?.[0] ?? '';
       const whole = all.slice(0, all.length - held.length);
-      return whole.replaceAll(OBEYED, replaced);
+      return whole.replaceAll(CONTROL, replaced);
     },
-    end: () => held.replaceAll(OBEYED, replaced),
+    end: () => held.replaceAll(CONTROL, replaced),
     isColoured: () => coloured,
   };
 

@@ -5,12 +5,12 @@ import type { Colour } from './table.ts';
 
 type Standing = Pick<Deployment, 'status' | 'reason' | 'exit_code' | 'signal' | 'queue_position'>;
 
-/** How a deployment stands, in a few words: `failed: exit code 3`. */
+/** The status of a deployment, with its reason: `failed: exit code 3`. */
 export function statusText({ status, reason, exit_code, signal, queue_position }: Standing): string {
   if (queue_position !== null) return `${status}, number ${queue_position}`;
   switch (reason) {
     case null:
-    case 'user': // that somebody canceled it is what the status says
+    case 'user': // the status says that it was canceled
       return status;
     case 'exit_code':
       return `${status}: exit code ${exit_code}`;
@@ -21,7 +21,7 @@ export function statusText({ status, reason, exit_code, signal, queue_position }
   }
 }
 
-/** Which deployment stands how, in one line that no terminal obeys, whoever told of it. */
+/** A deployment and its status in one line, without control characters, as it may come from another service. */
 export function deploymentText(
   deployment: Standing & Pick<Deployment, 'id' | 'ref'>,
   how = statusText(deployment),
@@ -29,7 +29,7 @@ export function deploymentText(
   return printable(`deployment ${deployment.id} of ${deployment.ref}: ${how}`);
 }
 
-/** The colour of a status, wherever it stands. */
+/** The colour in which a status is shown. */
 export function statusColour(status: DeploymentStatus): Colour | undefined {
   switch (status) {
     case 'succeeded':
@@ -53,16 +53,19 @@ export function tookText(durationMs: number): string {
   return durationMs < 1_000 ? `${durationMs}ms` : formatDuration(durationMs);
 }
 
+/** Said of a deployment whose project has no command. */
+export const REPORTED_ELSEWHERE = 'another system carries it out, and reports how it went';
+
 /**
- * Why one that is queued does not start as soon as it is its turn; undefined if it does. `served`: whether a service
- * has the file.
+ * Why a queued deployment does not start when it is its turn; undefined if it does. `served`: whether a service serves
+ * the file.
  */
 export function obstacleOf(
   { queue_position }: Pick<Deployment, 'queue_position'>,
   { status }: Pick<Project, 'status'>,
   served: boolean,
 ): string | undefined {
-  if (queue_position === null) return 'another system carries it out, and reports how it went';
-  if (status === 'paused') return "the project is paused: it waits until 'davit admin project resume'";
-  return served ? undefined : "no service is running: it waits until 'davit serve' does";
+  if (queue_position === null) return REPORTED_ELSEWHERE;
+  if (status === 'paused') return "the project is paused: it waits for 'davit admin project resume'";
+  return served ? undefined : "no service is running: it waits for 'davit serve'";
 }

@@ -35,7 +35,7 @@ import { fields, table } from './table.ts';
 export function defineDeployments(command: Command, context: CommandContext): void {
   explain(
     command,
-    'The deployments of all projects. They are carried out by the service; what is made while it does not run waits for it.',
+    'The deployments of all projects. The service carries them out; those that are created while it does not run wait for it.',
     [
       'davit admin deployment create website v1.2.3',
       'davit admin deployment list --project website --status failed',
@@ -50,7 +50,7 @@ export function defineDeployments(command: Command, context: CommandContext): vo
   defineRedeploy(command.command('redeploy'), context);
 }
 
-/** The limit that `davit serve` holds too, with the same variable. */
+/** The same option as that of `davit serve`. */
 const queueLimit = someSettings('maxQueued');
 
 type MakeOptions = Record<string, unknown> & { json?: boolean };
@@ -58,11 +58,11 @@ type MakeOptions = Record<string, unknown> & { json?: boolean };
 function defineCreate(command: Command, context: CommandContext): void {
   explain(
     command.summary('deploy a ref; prints the id'),
-    'Makes a deployment and prints its id. It waits for those that are before it in its project.',
+    'Creates a deployment and prints its id. It waits for earlier deployments of its project.',
     ['davit admin deployment create website v1.2.3', 'davit admin deployment create website main --json'],
   )
     .argument(...PROJECT_ARGUMENT)
-    .argument('<ref>', 'a branch, a tag or a commit, as its command takes it')
+    .argument('<ref>', "a branch, a tag or a commit: whatever the project's command takes")
     .addOption(jsonOption())
     .action((text: string, refText: string, options: MakeOptions) => {
       const ref = refOf(command, refText);
@@ -85,7 +85,8 @@ function defineCreate(command: Command, context: CommandContext): void {
 function defineRedeploy(command: Command, context: CommandContext): void {
   explain(
     command.summary('deploy the same ref again; prints the new id'),
-    'Makes a new deployment of the same ref and prints its id. The ref is looked up anew, and the project is as it is now.',
+    'Creates a new deployment of the same ref and prints its id. It uses what the ref means now, and the current settings ' +
+      'of the project.',
     ['davit admin deployment redeploy dpl_…'],
   )
     .argument(...DEPLOYMENT_ARGUMENT)
@@ -109,7 +110,7 @@ function refuseArchived(project: ProjectDetails): void {
   if (project.status !== 'archived') return;
   throw new AppError(
     'conflict',
-    `${nameOfProject(project)} is archived and takes no deployments: 'davit admin project resume' takes it back`,
+    `${nameOfProject(project)} is archived and accepts no deployments: 'davit admin project resume' makes it active again`,
   );
 }
 
@@ -128,7 +129,7 @@ async function make(
       served: await isServed(command),
     };
   });
-  const text = `made a deployment of ${deployment.ref} in ${nameOfProject(project)}`;
+  const text = `created a deployment of ${deployment.ref} in ${nameOfProject(project)}`;
   printMade(context, options, deployment, text, deployment.id);
   const obstacle = obstacleOf(deployment, project, served);
   if (obstacle !== undefined) context.terminal.note(`note: ${obstacle}`);
@@ -147,7 +148,7 @@ function defineList(command: Command, context: CommandContext): void {
     'davit admin deployment list --project website --status failed canceled',
     'davit admin deployment list --limit 500 --json',
   ])
-    .addOption(option('--project <project>', 'only of this one, by id or name'))
+    .addOption(option('--project <project>', 'only those of this project, by id or name'))
     .addOption(
       option('--status <status...>', `only these: ${DEPLOYMENT_STATUSES.join(', ')}`)
         .choices(DEPLOYMENT_STATUSES)
@@ -168,7 +169,7 @@ function defineList(command: Command, context: CommandContext): void {
         );
         if (options.json === true) return printJson(context, items);
         printDeployments(items, store, context);
-        if (!isAll) context.terminal.note(`these are the latest ${items.length}: --limit shows more`);
+        if (!isAll) context.terminal.note(`only the latest ${items.length} are shown: --limit shows more`);
       });
     });
 }
@@ -177,7 +178,7 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
   const { terminal } = context;
   if (items.length === 0) {
     terminal.note(
-      "there are no such deployments: 'davit admin deployment create --help' tells how to make one",
+      "there are no such deployments: 'davit admin deployment create --help' tells how to create one",
     );
     return;
   }
@@ -200,11 +201,9 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
 }
 
 function defineShow(command: Command, context: CommandContext): void {
-  explain(
-    command.summary('one deployment'),
-    'Shows a deployment: how it stands, since when, and what came of it.',
-    ['davit admin deployment show dpl_…'],
-  )
+  explain(command.summary('one deployment'), 'Shows a deployment with its status, times and outputs.', [
+    'davit admin deployment show dpl_…',
+  ])
     .argument(...DEPLOYMENT_ARGUMENT)
     .addOption(jsonOption())
     .action((text: string, options: { json?: boolean }) =>
@@ -243,9 +242,9 @@ function deploymentText(deployment: Deployment, store: Store, context: CommandCo
 
 function defineCancel(command: Command, context: CommandContext): void {
   explain(
-    command.summary('stop what runs, or take what waits out of the queue'),
-    'A deployment that waits is canceled at once. Of one that runs the service stops the command: it is canceling until ' +
-      'nothing of it is left.',
+    command.summary('cancel a deployment that waits or runs'),
+    'A deployment that waits is canceled at once. If it runs, the service stops its command, and the status is canceling ' +
+      'until none of its processes is left.',
     ['davit admin deployment cancel dpl_…'],
   )
     .argument(...DEPLOYMENT_ARGUMENT)
@@ -275,7 +274,7 @@ async function cancel(
   const already = before.status === 'canceling' ? 'already ' : '';
   context.terminal.print(`${name} is ${already}being canceled`);
   if (!byDavit) {
-    context.terminal.note('note: another system carries it out, and has to report that it has ended');
+    context.terminal.note('note: another system carries it out, and must report its end');
   } else if (!served) {
     context.terminal.note("note: no service is running: 'davit serve' ends it when it starts");
   }

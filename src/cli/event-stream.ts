@@ -7,13 +7,13 @@ export interface ServerEvent {
   lastEventId: string;
 }
 
-/** davit's own are of 16 KiB of a log at most. */
+/** Those of davit hold 16 KiB of a log at most. */
 const EVENT_MAX_LENGTH = 256 * 1024;
 
 /**
- * The events of a text/event-stream, as a browser reads it (WHATWG HTML, section 9.2.6). Ends with the bytes; what
- * they break off within is no event. A comment, such as a heartbeat, gives nothing. Throws AppError `conflict` for one
- * that goes on and on.
+ * The events of a text/event-stream, as a browser reads it (WHATWG HTML, section 9.2.6). Ends with the bytes; an
+ * incomplete event is dropped, and comments, such as heartbeats, are skipped. Throws AppError `conflict` for an event
+ * that is too long.
  */
 export async function* readEvents(
   bytes: AsyncIterable<Uint8Array>,
@@ -43,7 +43,7 @@ export async function* readEvents(
       case 'id':
         if (!value.includes('\0')) lastEventId = value;
         break;
-      default: // a comment, when to connect again, or what a later version may add
+      default: // a comment, `retry`, or a field that a later version may add
     }
   }
 }
@@ -54,7 +54,7 @@ async function* readLines(bytes: AsyncIterable<Uint8Array>): AsyncGenerator<stri
   let rest = '';
   for await (const piece of bytes) {
     rest += decoder.decode(piece, { stream: true });
-    // A CR at the very end may be the half of a CR LF.
+    // A CR at the very end may be the first half of a CR LF.
     const lines = rest.split(/\r\n|\n|\r(?!$)/);
     rest = lines.pop() ?? '';
     checkLength(rest.length);
@@ -64,5 +64,5 @@ async function* readLines(bytes: AsyncIterable<Uint8Array>): AsyncGenerator<stri
 
 function checkLength(length: number): void {
   if (length <= EVENT_MAX_LENGTH) return;
-  throw new AppError('conflict', 'what comes in place of the log is not of davit: is the URL right?');
+  throw new AppError('conflict', 'what comes in place of the log is not from davit: is the URL right?');
 }

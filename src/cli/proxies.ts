@@ -7,12 +7,13 @@ type Environment = CommandContext['environment'];
 type Proxies = ReturnType<typeof proxiesOf>;
 
 /**
- * The proxies that the environment names for this URL, as undici takes them; empty: none. As curl does, one without a
- * scheme is http. Throws AppError `invalid_request` with the variable, whose value may hold a password.
+ * The proxies that the environment names for this URL, as undici takes them; empty: none. Without a scheme a proxy is
+ * http, as for curl. Throws AppError `invalid_request`, which names the variable but not its value, as that may hold a
+ * password.
  */
 export function proxiesOf(environment: Environment, { protocol }: URL) {
   return {
-    // Where there is no other undici would take it for https as well.
+    // For https, undici would fall back to the proxy for http.
     httpProxy: protocol === 'https:' ? '' : proxyOf(environment, 'HTTP_PROXY'),
     httpsProxy: proxyOf(environment, 'HTTPS_PROXY'),
     noProxy: environment['no_proxy'] ?? environment['NO_PROXY'] ?? '',
@@ -42,7 +43,9 @@ function canBeDecoded(text: string): boolean {
   }
 }
 
-/** Which of these proxies connections go through; all hosts as URLs have them, with a port that is not the usual one. */
+/**
+ * Which of these proxies connections go through; all hosts as URLs have them, with a port that is not the usual one.
+ */
 export function watchProxies({ httpProxy, httpsProxy }: Proxies) {
   const hosts = [httpProxy, httpsProxy].map((text) => URL.parse(text)?.host);
   const unreached = new WeakSet<Error>();
@@ -59,7 +62,7 @@ export function watchProxies({ httpProxy, httpsProxy }: Proxies) {
   subscribe('undici:client:connectError', noteError);
 
   return {
-    /** What a request to `host` failed at with this error, as messages call it. */
+    /** How messages call the place at which a request to `host` failed with this error. */
     placeOf(host: string, error?: unknown): string {
       if (usedHost === undefined) return host;
       const isProxy = error instanceof Error && unreached.has(error);
@@ -72,7 +75,7 @@ export function watchProxies({ httpProxy, httpsProxy }: Proxies) {
   };
 }
 
-/** What a proxy answered in place of letting a request through; undefined: nothing of the kind. */
+/** The status with which a proxy refused a request; undefined: it was another error. */
 export function proxyStatusOf(error: unknown): number | undefined {
   const [, digits] = /^Proxy .*\((\d{3})\)/.exec(error instanceof Error ? error.message : '') ?? [];
   return digits === undefined ? undefined : Number(digits);

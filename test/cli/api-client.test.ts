@@ -19,7 +19,7 @@ t.test('what is still asked when the client is closed fails as a service that is
     },
   );
   const called = client.call({ method: 'GET', path: '/v2/deployments' });
-  const refused = t.rejects(called, { code: 'unavailable', message: /asked nothing more/ });
+  const refused = t.rejects(called, { code: 'unavailable', message: /is closed/ });
   await service.next();
   await client.close();
   await refused;

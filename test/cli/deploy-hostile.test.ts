@@ -152,7 +152,7 @@ t.test('a log whose events do not end is not read on and on', async (t) => {
   for (const line of ['x', 'data: x\n']) {
     t.match(await answered(t, ['--wait'], json(201, QUEUED), endless(200, line)), {
       stdout: '',
-      stderr: /\nerror: what comes in place of the log is not of davit: is the URL right\?\n$/,
+      stderr: /\nerror: what comes in place of the log is not from davit: is the URL right\?\n$/,
       exitCode: 1,
     });
   }

@@ -65,7 +65,7 @@ t.test('a signal before it is there cancels it as soon as it is, also without --
   const said = collect(client, 'stderr');
   await proxy.held();
   client.kill('SIGINT');
-  await said.until(/^it is canceled as soon as it is there; a second signal leaves at once\n$/);
+  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
   proxy.release();
   t.strictSame(await once(client, 'exit'), [1, null]);
   await said.until(/canceling deployment dpl_\w+;[\s\S]* of slow: canceled in \w+\n$/);
@@ -82,7 +82,7 @@ t.test('whoever leaves before it is there is told how to find it again', async (
   client.kill('SIGINT');
   t.strictSame(await once(client, 'exit'), [130, null]);
   const told = await said.until(
-    /^left; whether it is deployed tells the same again with --idempotency-key (\S+)\n$/,
+    /^left; the deployment may have been created: repeat with --idempotency-key (\S+) to get its id\n$/,
   );
   const { stdout } = await deploy(['good', '--idempotency-key', told[1] ?? '']);
   t.match(await deployments(), [{ id: stdout.trim() }]);
@@ -117,7 +117,7 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
 
   const no = await deployOnTerminal();
   no.terminal.stdin.write('n\n');
-  await no.shown.until(/it goes on; \^C again leaves it alone/);
+  await no.shown.until(/the deployment goes on; \^C again stops following it/);
   t.match(await deployments(), [{ status: 'running' }, { status: 'canceled' }]);
   no.terminal.stdin.write('\u0003');
   t.strictSame(await once(no.terminal, 'exit'), [130, null]);
@@ -137,7 +137,7 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   const [asked] = await deployments();
   await untilLogged(`${url}/v2/deployments/${asked?.id}/logs`, key, 'more');
   later.terminal.stdin.write('n\n');
-  await later.shown.until(/Cancel deployment \S+ \[y\/N\] n\s+it goes on; [^\n]*\n[^\n]*more/);
+  await later.shown.until(/Cancel deployment \S+ \[y\/N\] n\s+the deployment goes on; [^\n]*\n[^\n]*more/);
   await cancel(asked?.id, directory);
   t.strictSame(await once(later.terminal, 'exit'), [1, null]);
   await later.shown.until(/of slow: canceled in/);

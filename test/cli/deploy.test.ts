@@ -242,7 +242,7 @@ t.test('wrong usage asks nobody anything', async (t) => {
       /there is no key: set DAVIT_KEY or say --key-file/,
     ],
     [['prj_1', 'main'], { ...good, DAVIT_KEY: '' }, /there is no key/],
-    [['prj_1', 'main'], { ...good, DAVIT_KEY: 'two\nlines' }, /the key must be the one line/],
+    [['prj_1', 'main'], { ...good, DAVIT_KEY: 'two\nlines' }, /the key must be the single line/],
     [['prj_1', 'main', '--url', 'deploy.example.com'], good, /--url <url>.*It must be a URL/],
     [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
     [['prj_1', 'main', '--url', 'https://example.com/?key=1'], good, /It must be a URL/],
@@ -279,7 +279,7 @@ t.test('what no further try mends is said at once', async (t) => {
   const notHttp = await startReceiver(t, { answers: [raw('220 mail.example.com ESMTP\r\n')] });
   const cases: [url: string, message: RegExp][] = [
     ['http://davit.invalid', /davit\.invalid has no address: is the name right\?/],
-    [elsewhere.url, /the service is elsewhere \(301\): https:\/\/deploy\.example\.com\//],
+    [elsewhere.url, /the service has moved \(301\): https:\/\/deploy\.example\.com\//],
     [`http://127.0.0.1:${notHttp.port}`, /does not answer in HTTP: is the URL right\?/],
     [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],
     [
@@ -348,7 +348,7 @@ t.test('over TLS, with an authority of its own', async (t) => {
   t.match(await deploy(['good'], { url: https }), {
     exitCode: 1,
     stderr:
-      /^error: localhost:\d+ cannot be trusted \(\w+\): an authority of your own is trusted with --ca-file\n$/,
+      /^error: localhost:\d+ cannot be trusted \(\w+\): --ca-file makes davit trust an authority of your own\n$/,
   });
   t.match(await deploy(['good', '--wait', '--ca-file', ca], { url: https }), {
     exitCode: 0,

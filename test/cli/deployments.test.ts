@@ -18,7 +18,7 @@ t.test('a running service carries out what the administrator deploys', async (t)
   await serve(t, there.directory);
   const made = await there.davit(deployment('create', 'website', 'v1.2.3'));
   t.match(made, { stdout: /^dpl_\w{24}\n$/, exitCode: 0 });
-  t.match(made.stderr, /^made a deployment of v1\.2\.3 in project website \(prj_\w+\)\n$/);
+  t.match(made.stderr, /^created a deployment of v1\.2\.3 in project website \(prj_\w+\)\n$/);
 
   const id = made.stdout.trim();
   t.strictSame(await there.davit(deployment('logs', id, '-f')), {
@@ -55,12 +55,12 @@ t.test('without a service a deployment waits for one, and says so', async (t) =>
   const there = place(t);
   await scriptProject(there, 'website', 'echo "$DEPLOY_REF"');
   const made = await there.davit(deployment('create', 'website', 'main'));
-  t.match(made.stderr, /\nnote: no service is running: it waits until 'davit serve' does\n$/);
+  t.match(made.stderr, /\nnote: no service is running: it waits for 'davit serve'\n$/);
   const id = made.stdout.trim();
   t.match(await there.json<Deployment>(deployment('show', id)), { status: 'queued', queue_position: 1 });
 
   const follower = follow(there, id);
-  await follower.noted('note: no service is running: it waits until');
+  await follower.noted('note: no service is running: it waits for');
   await serve(t, there.directory);
   t.equal(await follower.exitCode, 0);
   t.equal(follower.output(), 'main\n');
@@ -75,7 +75,7 @@ t.test('it says what else a new deployment waits for', async (t) => {
     there.davit(deployment('create', 'website', 'main')),
     there.davit(deployment('create', 'elsewhere', 'main')),
   ]);
-  t.match(paused, { stderr: /note: the project is paused: it waits until/, exitCode: 0 });
+  t.match(paused, { stderr: /note: the project is paused: it waits for/, exitCode: 0 });
   t.match(elsewhere, { stderr: /note: another system carries it out/, exitCode: 0 });
 });
 
@@ -153,7 +153,7 @@ t.test('canceling what nobody ends yet says who will', async (t) => {
   });
   const [left, remote] = await Promise.all(ids.map((id) => there.davit(deployment('cancel', id))));
   t.match(left, { stdout: /is being canceled/, stderr: /'davit serve' ends it when it starts/, exitCode: 0 });
-  t.match(remote, { stdout: /is being canceled/, stderr: /another system .* has to report/, exitCode: 0 });
+  t.match(remote, { stdout: /is being canceled/, stderr: /another system .* must report/, exitCode: 0 });
   t.match(await there.davit(deployment('cancel', String(ids[0]))), { stdout: /is already being canceled/ });
 });
 
@@ -162,7 +162,7 @@ t.test('a redeployment is a new deployment of the same ref', async (t) => {
   await scriptProject(there, 'website', 'true');
   const first = await there.json<Deployment>(deployment('create', 'website', 'v1'));
   const { stdout, stderr } = await there.davit(deployment('redeploy', first.id));
-  t.match(stderr, /^made a deployment of v1 in project website/);
+  t.match(stderr, /^created a deployment of v1 in project website/);
   t.match(await there.json<Deployment>(deployment('show', stdout.trim())), {
     ref: 'v1',
     trigger: 'redeploy',
@@ -212,7 +212,7 @@ t.test('the list is newest first, and is narrowed by project and status', async 
   t.equal(await listed('--limit', '3'), 'dcb');
 
   const { stdout, stderr } = await there.davit(deployment('list', '--limit', '3'));
-  t.equal(stderr, 'these are the latest 3: --limit shows more\n');
+  t.equal(stderr, 'only the latest 3 are shown: --limit shows more\n');
   t.match(stdout, new RegExp(`^ID +PROJECT +REF +STATUS +CREATED\n${ids[3]} +api +d +queued, number 1 +20`));
   t.equal((await there.davit(deployment('list', '--limit', '4'))).stderr, '');
   const failed = await there.davit(deployment('list', '--status', 'failed'));

@@ -67,7 +67,7 @@ t.test('a proxy that does not let it through is named beside what was asked for'
   const cases: [status: number, message: RegExp][] = [
     [
       407,
-      /^error: davit\.invalid behind the proxy HOST cannot be reached: the proxy wants a user and a password$/,
+      /^error: davit\.invalid behind the proxy HOST cannot be reached: the proxy requires a user and a password$/,
     ],
     [
       503,
