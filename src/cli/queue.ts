@@ -16,8 +16,9 @@ import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';
 
 /**
- * Why a deployment has not started: nobody is there to start it; its project is paused; another one of its project
- * runs, or is before it; as many run, or start before it, as may; or none of these, and it starts within a second.
+ * Why a deployment has not started: no service runs; its project is paused; another one of its project runs, or is
+ * before it; `--max-concurrent` is reached, or will be by those before it; or none of these, and it starts within a
+ * second.
  */
 type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'place' | 'nothing';
 
@@ -25,8 +26,8 @@ type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'place
 export function defineQueue(command: Command, context: CommandContext): void {
   explain(
     command,
-    'What runs, waits and is retried, since when and why, all of one moment: deployments in the order in which they ' +
-      'start, and what each webhook is still to be sent.',
+    'Shows what runs, waits and is retried, since when and why, in one snapshot: deployments in the order in which they ' +
+      'start, and webhooks with deliveries that are not sent yet.',
     ['davit admin queue', 'davit admin queue --limit 200', 'davit admin queue --json'],
   )
     .addOption(limitOption())
@@ -53,14 +54,13 @@ interface ExplainedDeployment extends WaitingDeployment {
 
 function withReasons({ waiting, running }: Backlog, service: Serving | null): Excerpt<ExplainedDeployment> {
   const limit = service?.max_concurrent ?? null;
-  // A service that does not say its limit may be at it as soon as it runs anything.
-  let freePlaces =
-    limit === null ? (running.count > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - running.count;
+  // A service that does not tell its limit may have reached it as soon as it runs one.
+  let freeSlots = limit === null ? (running.count > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - running.count;
   return {
     count: waiting.count,
     items: waiting.items.map((deployment) => {
-      const reason = waitsFor(deployment, service, freePlaces);
-      if (reason === 'nothing') freePlaces -= 1;
+      const reason = waitsFor(deployment, service, freeSlots);
+      if (reason === 'nothing') freeSlots -= 1;
       return { ...deployment, waits_for: reason };
     }),
   };
@@ -69,13 +69,13 @@ function withReasons({ waiting, running }: Backlog, service: Serving | null): Ex
 function waitsFor(
   { project_status, project_runs, queue_position }: WaitingDeployment,
   service: Serving | null,
-  freePlaces: number,
+  freeSlots: number,
 ): WaitsFor {
   if (project_status === 'paused') return 'project_resumed';
   if (service === null) return 'service';
   if (project_runs !== null) return 'project_runs';
   if (queue_position !== 1) return 'turn';
-  return freePlaces > 0 ? 'nothing' : 'place';
+  return freeSlots > 0 ? 'nothing' : 'place';
 }
 
 function printQueue(queue: Queue, context: CommandContext): void {
@@ -88,7 +88,7 @@ function printQueue(queue: Queue, context: CommandContext): void {
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
   ]);
   if (service === null && running.count > 0) {
-    context.terminal.print("no service runs: 'davit serve' ends what is left of these, as interrupted");
+    context.terminal.print("no service is running: 'davit serve' ends these and records them as interrupted");
   }
   printStretch(context, 'WAITING', waiting, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
@@ -107,12 +107,12 @@ function summary(
   context: CommandContext,
 ) {
   const { pending_count, due_count, held_count } = deliveries;
-  const unserved = "none: nothing starts and nothing is sent until 'davit serve' runs";
+  const unserved = "none: nothing is started or sent until 'davit serve' runs";
   return fields(context.terminal, [
     ['service', service === null ? unserved : serviceText(service, context)],
     ['running', runningText(running.count, service)],
     ['waiting', String(waiting.count)],
-    ['elsewhere', reported.count === 0 ? null : `${reported.count}, whose end is to be reported`],
+    ['elsewhere', reported.count === 0 ? null : `${reported.count}, carried out by other systems`],
     ['deliveries', `${pending_count} pending, ${due_count} of them due; ${held_count} held`],
     ['replays', replays.count === 0 ? null : `${replays.count} not finished`],
   ]);
@@ -128,15 +128,15 @@ function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
     case 'service':
       return "'davit serve'";
     case 'project_resumed':
-      return 'its project: paused';
+      return 'its project, which is paused';
     case 'project_runs':
-      return 'the one that runs';
+      return 'the running one of its project';
     case 'turn':
-      return 'those before it';
+      return 'earlier ones of its project';
     case 'place':
-      return `a free place: ${runningText(running.count, service)} run`;
+      return `a free slot: ${runningText(running.count, service)} running`;
     case 'nothing':
-      return 'nothing: it starts';
+      return 'nothing: it is starting';
     default:
       return waitsFor satisfies never;
   }
@@ -192,7 +192,7 @@ function printReplays(replays: Excerpt<ReplayBacklog>, context: CommandContext):
   printRest(replays, context);
 }
 
-/** The first of them under a title that says what they are, and how many there are besides; nothing where none is. */
+/** Prints a table of the items under a title, and how many more there are; nothing if there are none. */
 function printStretch<Item extends { id: string }>(
   context: CommandContext,
   title: string,

@@ -11,12 +11,12 @@ interface VerifyOptions {
   json?: boolean;
 }
 
-/** `davit verify`: the reference verifier of the Service-Signature header. The body comes over stdin. */
+/** `davit verify`: the reference verifier of the Service-Signature header. Reads the body from stdin. */
 export function defineVerify(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Checks that a delivery came from who knows the secret, was not altered, and is not old. The body comes over ' +
-      'stdin, byte for byte as it was received. Prints ok and exits with 0, or says why not and exits with 1.',
+    'Checks that a delivery was signed with the secret, was not altered, and is not old. Reads the body from stdin, byte ' +
+      'for byte as it was received. Prints ok and exits with 0, or says what is wrong and exits with 1.',
     [
       'DAVIT_SIGNING_SECRET=whsec_… davit verify --header "$SIGNATURE" < body',
       'davit verify --secret whsec_… --header t=1795248930,v1=78df… < body',
@@ -27,7 +27,7 @@ export function defineVerify(command: Command, context: CommandContext): void {
     )
     .addOption(requiredOption('--header <header>', 'the Service-Signature header'))
     .addOption(
-      option('--tolerance <seconds>', 'how far its time may be from now, also as a duration')
+      option('--tolerance <seconds>', 'how far its time may differ from now, in seconds or as a duration')
         .argParser(parseTolerance)
         .default(300),
     )
@@ -42,13 +42,13 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
   const body = await terminal.readInput();
   const verified = verify({
     secret: options.secret,
-    // As it stands in a request, it may have been copied with its name.
+    // It may have been copied together with its name.
     header: options.header.replace(/^service-signature:\s*/i, ''),
     body,
     nowSeconds: Math.floor(effects.now() / 1_000),
     toleranceSeconds: options.tolerance,
   });
-  // Also where stdin is closed or a directory: Node reads nothing from either. No delivery is empty.
+  // No delivery is empty, but Node also reads nothing from a stdin that is closed or a directory.
   const result = verified.ok || body.length > 0 ? verified : NO_BODY;
   if (options.json === true) printJson(context, result);
   else if (result.ok) terminal.print('ok');
@@ -57,7 +57,7 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
   throw new Refusal(result.reason);
 }
 
-const NO_BODY = { ok: false, reason: 'nothing came over stdin: give the body there, as in < body' } as const;
+const NO_BODY = { ok: false, reason: 'stdin is empty: give the body there, as in < body' } as const;
 
 function parseTolerance(text: string): number {
   const durationMs = parseDuration(/^\d+$/.test(text) ? `${text}s` : text);

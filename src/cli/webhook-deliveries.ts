@@ -35,7 +35,7 @@ interface ListOptions {
 /** `davit admin webhook deliveries`. */
 export function defineDeliveries(command: Command, context: CommandContext): void {
   explain(
-    command.summary('what became of each event for it'),
+    command.summary('its latest deliveries, and their status'),
     'Lists deliveries of a webhook, newest first.',
     [
       'davit admin webhook deliveries whk_…',
@@ -49,7 +49,7 @@ export function defineDeliveries(command: Command, context: CommandContext): voi
         .argParser(appending(String)),
     )
     .addOption(
-      option('--event-type <type...>', 'only of these events')
+      option('--event-type <type...>', 'only those of these event types')
         .choices(EVENT_TYPES)
         .argParser(appending(String)),
     )
@@ -74,7 +74,7 @@ async function listDeliveries(
     );
     if (json === true) return printJson(context, items);
     printDeliveries(items, store, context);
-    if (!isAll) context.terminal.note(`these are the latest ${limit}: --limit shows more`);
+    if (!isAll) context.terminal.note(`only the latest ${limit} are shown: --limit shows more`);
   });
 }
 
@@ -118,18 +118,20 @@ interface ReplayOptions {
 export function defineReplay(command: Command, context: CommandContext): void {
   explain(
     command.summary('send past deliveries again'),
-    'Sends the deliveries of that time again, each with all its attempts. Receivers tell repeats by the id of the event. ' +
-      'A moment is given as 2026-01-31T12:00:00Z, or as a duration: so long ago.',
+    'Sends the deliveries of a period again, each with all its attempts. Receivers recognise repeats by the event id. A ' +
+      'moment is given as 2026-01-31T12:00:00Z, or as a duration such as 24h, for 24 hours ago.',
     [
       'davit admin webhook replay whk_… --since 24h --status exhausted',
       'davit admin webhook replay whk_… --since 2026-01-31T12:00:00Z',
     ],
   )
     .argument(...WEBHOOK_ARGUMENT)
-    .addOption(requiredOption('--since <moment>', 'only deliveries that came to be then or later'))
-    .addOption(option('--until <moment>', 'only those that came to be then or earlier; else until now'))
+    .addOption(requiredOption('--since <moment>', 'deliveries that were created then or later'))
     .addOption(
-      option('--status <status>', `only those that are so now: ${DELIVERY_STATUSES.join(', ')}`)
+      option('--until <moment>', 'deliveries that were created then or earlier; by default until now'),
+    )
+    .addOption(
+      option('--status <status>', `only those that have this status now: ${DELIVERY_STATUSES.join(', ')}`)
         .choices(DELIVERY_STATUSES)
         .argParser(String),
     )
@@ -152,12 +154,12 @@ async function replay(
     options.status === undefined ? [] : chosenOf(command, 'status', [options.status], DELIVERY_STATUSES);
   await withStore(command, context, 'refuse', async (store) => {
     const webhook = resolveWebhook(store, idOrUrl, nowMs);
-    // What happens from now on is sent anyway.
+    // Later deliveries are sent anyway.
     const asked = { sinceMs, untilMs: Math.min(untilMs, nowMs), status };
     const planned = await store.reads.replays.plan(webhook, asked);
     const result = await store.writer.write('replays.create', planned);
     if (options.json === true) return printJson(context, result);
-    context.terminal.print(`sent again to ${nameOfWebhook(webhook)}: ${countText(result.count)}`);
+    context.terminal.print(`${countText(result.count)} to ${nameOfWebhook(webhook)} will be sent again`);
     if (result.count === 0) return;
     if (webhook.status === 'disabled') {
       context.terminal.note('note: the webhook is disabled: they are sent when it is enabled');
@@ -175,7 +177,7 @@ function momentOf(command: Command, name: string, text: string, nowMs: number): 
     parseTimestamp(text, Math.floor) ??
     misused(
       command,
-      `${name} must be a moment such as 2026-01-31T12:00:00Z, or so long ago: 24h, and at most ${LONGEST_DURATION}`,
+      `${name} must be a moment such as 2026-01-31T12:00:00Z, or a duration such as 24h, at most ${LONGEST_DURATION}`,
     )
   );
 }

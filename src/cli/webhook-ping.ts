@@ -10,7 +10,7 @@ import { tookText } from './deployment-status.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { fields } from './table.ts';
 
-/** What `davit serve` is told of where and how to deliver, with the same variables. */
+/** The same options as those of `davit serve` for deliveries. */
 const sending = someSettings('webhookTimeoutMs', 'webhookAllowCidrs', 'webhookAllowHttp', 'webhookCaFile');
 
 type PingOptions = Record<string, unknown> & { json?: boolean };
@@ -18,10 +18,10 @@ type PingOptions = Record<string, unknown> & { json?: boolean };
 /** `davit admin webhook ping`. */
 export function definePing(command: Command, context: CommandContext): void {
   explain(
-    command.summary('send it a signed ping from here, now'),
-    'Sends an event of type ping, signed like a delivery, once, from this process, and tells what came of it. Nothing is ' +
-      'stored, and a disabled webhook is sent it too. Exit code 1 unless the receiver answers with 2xx. Addresses are ' +
-      'judged as davit serve judges them: give it the same options.',
+    command.summary('send it a signed test event now'),
+    'Sends a webhook, even a disabled one, an event of type ping, signed like a delivery, once and directly from this ' +
+      'process, and shows the answer. Nothing is stored. Exit code 1 unless the receiver answers with 2xx. The same ' +
+      'addresses are allowed as for davit serve, if the same options are given.',
     ['davit admin webhook ping whk_…', 'davit admin webhook ping whk_… --webhook-allow-cidr 10.0.0.0/8'],
   )
     .argument(...WEBHOOK_ARGUMENT)
@@ -57,7 +57,7 @@ async function attemptPing(
   const { webhookTimeoutMs, webhookAllowCidrs, webhookAllowHttp, webhookCaFile } =
     sending.valuesFrom(options);
   const caPem = webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile);
-  // Only here: they bring TLS along.
+  // Imported only here, as they load TLS.
   const [{ createSender }, { createPinger }] = await Promise.all([
     import('../deliver/send.ts'),
     import('../deliver/ping.ts'),
@@ -97,9 +97,9 @@ function failureText(error: string | null): string {
     case null:
       return 'the receiver must answer with 2xx';
     case 'address_refused':
-      return 'davit sends to public addresses only: --webhook-allow-cidr opens others, here and for davit serve';
+      return 'davit sends to public addresses only: --webhook-allow-cidr allows others, here and for davit serve';
     case 'url_refused':
-      return 'davit sends to https:// only: --webhook-allow-http opens http://, here and for davit serve';
+      return 'davit sends to https:// only: --webhook-allow-http allows http://, here and for davit serve';
     default:
       return 'the receiver could not be reached';
   }

@@ -2,7 +2,7 @@ import type { WebhookBacklog } from '../store/backlog.ts';
 import { type CommandContext, moment } from './command.ts';
 import { counted } from './counted.ts';
 
-/** When something is sent to it next; empty where nothing waits. `served`: whether a service is there to send it. */
+/** When something is sent to the webhook next; empty if nothing waits. `served`: whether a service runs to send it. */
 export function nextAttemptText(
   { held_count, due_count, next_attempt_at }: WebhookBacklog,
   served: boolean,

@@ -26,7 +26,7 @@ import { countText, nextAttemptText } from './webhook-text.ts';
 export function defineWebhooks(command: Command, context: CommandContext): void {
   explain(
     command,
-    'The webhooks that keys have registered over the API, of all keys. What they are sent goes out when the service runs.',
+    'The webhooks that keys have registered over the API, of all keys. The service sends the deliveries while it runs.',
     [
       'davit admin webhook list',
       'davit admin webhook ping whk_…',
@@ -37,15 +37,15 @@ export function defineWebhooks(command: Command, context: CommandContext): void 
   defineShow(command.command('show'), context);
   defineStatus(command.command('enable'), context, {
     status: 'enabled',
-    summary: 'send to it again, also what was held',
+    summary: 'send deliveries to it again, held ones too',
     text:
-      'Sends to a webhook again. What was held while it was disabled goes out now, and what waited for a retry is tried ' +
-      'now; each has all its attempts again.',
+      'Sends deliveries to a webhook again. Those that were held while it was disabled, and those that waited for a retry, ' +
+      'are sent now; each has all its attempts again.',
   });
   defineStatus(command.command('disable'), context, {
     status: 'disabled',
-    summary: 'send nothing to it, and keep what arises',
-    text: 'Sends nothing to a webhook any more. What arises meanwhile is held, and goes out when it is enabled again.',
+    summary: 'hold its deliveries back',
+    text: 'Stops sending to a webhook. Its deliveries are held, and are sent when it is enabled again.',
   });
   defineDelete(command.command('delete'), context);
   definePing(command.command('ping'), context);
@@ -109,9 +109,11 @@ function waitingCount({ pending_count, held_count }: WebhookBacklog): number {
 }
 
 function defineShow(command: Command, context: CommandContext): void {
-  explain(command.summary('one webhook'), 'Shows a webhook and how sending to it goes; never its secrets.', [
-    'davit admin webhook show whk_…',
-  ])
+  explain(
+    command.summary('one webhook'),
+    'Shows a webhook and the state of its deliveries; never its secrets.',
+    ['davit admin webhook show whk_…'],
+  )
     .argument(...WEBHOOK_ARGUMENT)
     .addOption(jsonOption())
     .action((text: string, options: { json?: boolean }) =>
@@ -175,26 +177,28 @@ async function setStatus(
   const before = resolveWebhook(store, idOrUrl, effects.now());
   const disableReason = 'disabled by the administrator';
   await store.writer.write('webhooks.update', { id: before.id, status, disableReason });
-  // Also of one that is enabled: who did it may not have come to the end.
-  if (status === 'enabled') await hurry(store, before.id);
+  // Also if it was enabled already: the process that enabled it may have ended before it had done this.
+  if (status === 'enabled') await retryNow(store, before.id);
   return { before, after: resolveWebhook(store, before.id, effects.now()) };
 }
 
-/** As the service does for the API: one that runs is not told what is written here, and none may be running. */
-async function hurry({ writer }: Store, webhookId: WebhookId): Promise<void> {
+/**
+ * Makes all pending deliveries due now. For the API the service does so, but it is not told of this change, if it runs.
+ */
+async function retryNow({ writer }: Store, webhookId: WebhookId): Promise<void> {
   await inSteps<PendingPlace>((after) => writer.write('outbox.hurry', { webhookId, after }));
 }
 
 function consequence(before: WebhookBacklog, after: WebhookBacklog): string {
   if (before.status === after.status) return '';
-  if (before.held_count > 0) return `; sent now, as it was held: ${countText(before.held_count)}`;
-  return after.held_count > 0 ? `; held until it is enabled: ${countText(after.held_count)}` : '';
+  if (before.held_count > 0) return `; ${countText(before.held_count)} held for it will be sent now`;
+  return after.held_count > 0 ? `; ${countText(after.held_count)} will be held until it is enabled` : '';
 }
 
 function defineDelete(command: Command, context: CommandContext): void {
   explain(
-    command.summary('forget a webhook for ever'),
-    'Deletes a webhook, for the key that registered it too. What waits for it is never sent. This cannot be undone.',
+    command.summary('delete a webhook and its deliveries'),
+    'Deletes a webhook, also for the key that registered it. Deliveries that wait are never sent. This cannot be undone.',
     ['davit admin webhook delete whk_…', 'davit admin webhook delete whk_… --yes'],
   )
     .argument(...WEBHOOK_ARGUMENT)
@@ -218,10 +222,10 @@ async function deleteWebhook(
     resolveWebhook(store, idOrUrl, context.effects.now()),
   );
   const count = waitingCount(webhook);
-  const lost = count === 0 ? '' : `Never sent, though it waits: ${countText(count)}. `;
+  const lost = count === 0 ? '' : `${countText(count)} will never be sent. `;
   await confirm(
     command,
-    `${lost}There is no way back.\nDelete ${nameOfWebhook(webhook)}?`,
+    `${lost}This cannot be undone.\nDelete ${nameOfWebhook(webhook)}?`,
     options.yes,
     context,
   );

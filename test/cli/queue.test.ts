@@ -61,7 +61,7 @@ t.test('as many start as the service has places for, in their order', async (t) 
   };
   t.match(await reasons(1), {
     reasons: ['place', 'place', 'place'],
-    stdout: /^running +1 of at most 1$[\s\S]* a free place: 1 of at most 1 run$/m,
+    stdout: /^running +1 of at most 1$[\s\S]* a free slot: 1 of at most 1 running$/m,
   });
   t.match(await reasons(3), { reasons: ['nothing', 'nothing', 'place'] });
   t.match(await reasons(9), { reasons: ['nothing', 'nothing', 'nothing'] });
@@ -74,7 +74,7 @@ t.test('who serves the file is said, and that nobody does', async (t) => {
   t.match(await queue(), { service: null, waiting: { items: [{ waits_for: 'service' }] } });
   t.match(
     (await davit(['admin', 'queue'])).stdout,
-    /^service +none: nothing starts and nothing is sent until 'davit/,
+    /^service +none: nothing is started or sent until 'davit/,
   );
   const release = served();
   const { service } = await queue();
@@ -89,12 +89,9 @@ t.test('what a service left running when it died is not said to run', async (t) 
   const { store, davit, served } = file(t);
   await deploy(store, await store.project(), 'main');
   await store.writer.write('deployments.claim', undefined);
-  t.match(
-    (await davit(['admin', 'queue'])).stdout,
-    /no service runs: 'davit serve' ends what is left of these/,
-  );
+  t.match((await davit(['admin', 'queue'])).stdout, /no service is running: 'davit serve' ends these/);
   served();
-  t.notMatch((await davit(['admin', 'queue'])).stdout, /no service runs/);
+  t.notMatch((await davit(['admin', 'queue'])).stdout, /no service is running/);
 });
 
 t.test('what other systems carry out is told apart, with when it fails', async (t) => {

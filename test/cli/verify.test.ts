@@ -49,7 +49,7 @@ t.test('whatever is altered, old or foreign is not', async (t) => {
 
 t.test('a stdin that brings nothing, or cannot be read, is said so', async (t) => {
   const words = ['verify', '--secret', SECRET, '--header', header()];
-  const stderr = 'error: nothing came over stdin: give the body there, as in < body\n';
+  const stderr = 'error: stdin is empty: give the body there, as in < body\n';
   t.strictSame(await run(words, { stdin: '' }), { stdout: '', stderr, exitCode: 1 });
   const directory = openSync('/', 'r');
   t.match(
