@@ -12,15 +12,15 @@ import { fillPartial, withPartial } from './file-work.ts';
 export function defineBackup(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Copies all that is committed into a new file, whether the service runs or not; it goes on undisturbed. The copy ' +
-      'gets its name once it is whole, checked and on the disk, and never takes the place of a file that is there. It ' +
-      "holds every secret that davit has: keep it as safe as the file itself. 'davit restore' takes it back.",
+    'Copies the file into a new one, with everything that is committed, also while the service runs, which is not ' +
+      'disturbed. The copy gets its name once it is complete, checked and on the disk, and never replaces an existing ' +
+      "file. It holds all of davit's secrets: keep it as safe as the file itself. 'davit restore' restores it.",
     [
       'davit backup /var/backups/davit-$(date +%F).db',
       'davit backup copy.db && rsync copy.db backup.example.com: && rm copy.db',
     ],
   )
-    .argument('<file>', 'the copy; nothing may be there yet')
+    .argument('<file>', 'the copy; it must not exist yet')
     .addOption(jsonOption())
     .action((file: string, options: { json?: boolean }) => backup(command, file, options, context));
 }
@@ -33,7 +33,7 @@ async function backup(
 ): Promise<void> {
   if (file === '') misused(command, 'the name of the copy must not be empty');
   const dbPath = existingDbPathOf(command);
-  // Absolute: SQLite takes a text that begins with `file:` for something else.
+  // Absolute, as SQLite takes a name that begins with `file:` for a URI.
   const path = resolve(file);
   const [{ refuseName }, { refuseToOpen }] = await Promise.all([
     import('../store/partial-file.ts'),
@@ -51,7 +51,7 @@ async function backup(
   });
 }
 
-/** What is in a file, in a few words. */
+/** The contents of a file in a few words. */
 export function contentsText({ bytes, projects, deployments, keys }: FileFacts): string {
   return [
     formatBytes(bytes),

@@ -3,12 +3,12 @@ import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/check.ts';
 import { type CommandContext, problemText } from './command.ts';
 
-/** `copy`: the file of a running service, compactly. `adopt`: a file that somebody kept, byte for byte. */
+/** `copy`: a compact copy of a file that may be served. `adopt`: a copy of a backup, byte for byte. */
 export type CopyJob = 'copy' | 'adopt';
-/** `migrate`: a file of an older davit, where it is. */
+/** `migrate`: a file of an older davit, in place. */
 export type FileJob = CopyJob | 'migrate';
 
-/** What the process tells on stdout, a line of JSON each. The last is `done`, `migrated`, `noRoom` or `failed`. */
+/** What the process prints to stdout, a line of JSON each. The last is `done`, `migrated`, `noRoom` or `failed`. */
 export type FileMessage =
   | { kind: 'copying'; bytes: number }
   | { kind: 'migrating'; version: number }
@@ -18,12 +18,12 @@ export type FileMessage =
   | { kind: 'noRoom' }
   | { kind: 'failed'; code: ErrorCode; message: string };
 
-/** How davit calls itself for it: see file-work.ts. No user does. */
+/** How davit calls itself for this: see file-work.ts. Not for users. */
 export const FILE_PROCESS = '__file';
 
 /**
- * The process that copies, migrates and checks files for whoever asked. SQLite does each in calls that nothing
- * interrupts: what is to stop at a ^C, and to show how far it is, has to be another process.
+ * The process that copies, migrates and checks files for another davit. SQLite does each in calls that cannot be
+ * interrupted: to stop at ^C, and to show progress, takes another process.
  */
 export function defineFileProcess(command: Command, { terminal }: CommandContext): void {
   command
@@ -34,7 +34,7 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
     .action(async (job: FileJob, from: string, to: string, parentProcessId: number) => {
       const tell = (message: FileMessage) => terminal.print(JSON.stringify(message));
       const tellNext = (message: FileMessage) => {
-        if (process.ppid !== parentProcessId) throw new Error('nobody waits for this any more');
+        if (process.ppid !== parentProcessId) throw new Error('the davit that asked for this has ended');
         tell(message);
       };
       try {
@@ -86,7 +86,7 @@ function failureOf(error: unknown): FileMessage {
   return { kind: 'failed', code: 'internal_error', message: problemText(error) };
 }
 
-/** Who asked for the file was killed meanwhile, and cannot remove it any more. */
+/** Removes the file in place of the davit that asked for it, which was killed. */
 async function removeOrphan(path: string): Promise<void> {
   const { removePartial } = await import('../store/partial-file.ts');
   removePartial(path);

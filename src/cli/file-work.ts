@@ -16,9 +16,8 @@ import { type CopyJob, FILE_PROCESS, type FileJob, type FileMessage } from './fi
 const SHOW_EVERY_MS = 200;
 
 /**
- * Gives `action` a new, empty file in the directory, and removes it afterwards in any case, unless `action` gave it
- * a name. SIGINT, SIGTERM and a closed terminal abort `signal` and end davit with the code that goes with them, and with
- * what `stopped` says then.
+ * Gives `action` a new, empty file in the directory, and removes it afterwards unless `action` has given it a name.
+ * SIGINT, SIGTERM and SIGHUP abort `signal`, print the note of `stopped`, and end davit with their exit code.
  */
 export async function withPartial<Result>(
   directory: string,
@@ -52,8 +51,8 @@ export async function withPartial<Result>(
 }
 
 /**
- * Fills and checks the partial file in a process of its own, and shows how far it is. Gives what is in it, for a
- * davit file that is whole. Throws AppError with `name` in it for any other, and when there is no room.
+ * Fills and checks the partial file in another process, and shows its progress. Returns the facts of a sound davit
+ * file. Throws AppError with `name` in it for any other file, and when there is no room.
  */
 export async function fillPartial(
   job: CopyJob,
@@ -69,8 +68,8 @@ export async function fillPartial(
 }
 
 /**
- * Makes an older file one of this davit, in a process of its own, and shows how far it is. `onMessage` hears of each
- * step. Throws AppError, and the file is as it was, when there is no room or another process has it open.
+ * Migrates an older file in another process, and shows its progress. `onMessage` is called for each step. Throws
+ * AppError, and the file is as it was, when there is no room or another process has it open.
  */
 export async function migrateInPlace(
   file: { path: string; name: string },
@@ -82,7 +81,7 @@ export async function migrateInPlace(
   if (last.kind !== 'migrated') throw jobProblem(last, `the migration of ${file.name}`, file.path);
 }
 
-/** Gives the last message of the process. */
+/** Resolves to the last message of the process. */
 async function runJob(
   job: FileJob,
   from: string,
@@ -117,7 +116,7 @@ async function runJob(
   }
 }
 
-/** Why it did not come to its end; `what` was to be made. */
+/** Why the job failed; `what` was to be made. */
 function jobProblem(message: FileMessage, what: string, path: string): Error {
   switch (message.kind) {
     case 'noRoom':
@@ -138,7 +137,7 @@ function jobProblem(message: FileMessage, what: string, path: string): Error {
   }
 }
 
-/** Why a file is of no use, as `name` is called. */
+/** Why a file cannot be used; `name` is how the message calls it. */
 export function unusable(file: Unusable, name: string): AppError {
   switch (file.kind) {
     case 'foreign':
@@ -156,7 +155,7 @@ function showProgress(show: (text: string) => void, path: string, effects: Effec
   let bytes = 0;
   let isCopying = true;
   let isMigrating = false;
-  let cancel = effects.after(SHOW_EVERY_MS, look);
+  let cancel = effects.after(SHOW_EVERY_MS, showAgain);
 
   return {
     report(message: FileMessage) {
@@ -170,9 +169,9 @@ function showProgress(show: (text: string) => void, path: string, effects: Effec
     [Symbol.dispose]: () => cancel(),
   };
 
-  function look(): void {
+  function showAgain(): void {
     showCopied();
-    cancel = effects.after(SHOW_EVERY_MS, look);
+    cancel = effects.after(SHOW_EVERY_MS, showAgain);
   }
 
   function showCopied(): void {

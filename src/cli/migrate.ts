@@ -6,17 +6,17 @@ import { printable } from '../printable.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
 
-/** What became of an older file. */
+/** The result of a migration. */
 interface Migrated {
   from_schema: number;
   to_schema: number;
-  /** A whole copy of it as it was. */
+  /** The path of a copy of the file as it was. */
   kept_as: string;
 }
 
-/** Who follows a migration. */
-interface Onlooker {
-  /** It is this davit's alone now. */
+/** Is told how far a migration is. */
+interface MigrationListener {
+  /** The file is locked for this davit alone. */
   onBegin(): void;
   onKept(keptAs: string): void;
   onStep(schema: number): void;
@@ -26,9 +26,9 @@ interface Onlooker {
 export function defineMigrate(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Brings the file of an older davit up to this one, as davit serve does at its start, and starts nothing: to look at ' +
-      'it or change it before. The older davit must be stopped. A checked copy is kept beside the file first; then all ' +
-      'is changed and checked in one transaction, or nothing is.',
+    'Migrates the file of an older davit, as davit serve does at its start, but starts nothing, so that davit admin can be ' +
+      'used before. The older davit must be stopped. First a checked copy is kept beside the file; then everything is ' +
+      'changed and checked in one transaction, or nothing is.',
     ['davit admin migrate && davit admin project pause website'],
   )
     .addOption(jsonOption())
@@ -48,23 +48,23 @@ async function migrate(
     return;
   }
   if (migrated === null) {
-    terminal.print(`${printable(dbPath)} is of this davit already: there is nothing to do`);
+    terminal.print(`${printable(dbPath)} is up to date: there is nothing to do`);
     return;
   }
   const { from_schema, to_schema, kept_as } = migrated;
   terminal.print(`${printable(dbPath)} is migrated from schema ${from_schema} to ${to_schema}`);
-  terminal.note(`what it was is kept as ${printable(kept_as)}: remove it once all is well`);
+  terminal.note(`the file as it was is kept as ${printable(kept_as)}: remove it once all is well`);
 }
 
 /**
- * Brings a file of an older davit up to this one, as its only user, after a checked copy was kept beside it; gives
- * null for a file that needs none, or that is not there. Throws AppError, and the file is as it was, while somebody
- * has it or when there is no room. SIGINT, SIGTERM and SIGHUP end davit meanwhile.
+ * Migrates a file of an older davit, locked for this one alone, after keeping a checked copy beside it; null: the file
+ * is missing or needs no migration. Throws AppError, and the file is as it was, if another process has it open or there
+ * is no room. SIGINT, SIGTERM and SIGHUP end davit meanwhile.
  */
 export async function migrateOlder(
   dbPath: string,
   context: CommandContext,
-  onlooker?: Onlooker,
+  listener?: MigrationListener,
 ): Promise<Migrated | null> {
   const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
   if (!isOlder(dbPath)) return null;
@@ -72,11 +72,11 @@ export async function migrateOlder(
     import('../store/lock.ts'),
     import('../store/partial-file.ts'),
   ]);
-  // Of a link the file that it leads to.
+  // The file itself, if this is a link to it.
   const path = realpathSync(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
-    onlooker?.onBegin();
+    listener?.onBegin();
     return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };
       const { schema_version } = await fillPartial('copy', file, partial, signal, context);
@@ -84,14 +84,14 @@ export async function migrateOlder(
       const at = timestamp(context.effects.now()).replaceAll(':', '-');
       const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
       partial.publishAs(keptAs);
-      onlooker?.onKept(keptAs);
+      listener?.onKept(keptAs);
       stopped.note = `stopped while it was migrated: the file as it was is kept as ${printable(keptAs)}`;
       try {
         await migrateInPlace(file, signal, context, (message) => {
-          if (message.kind === 'migrating') onlooker?.onStep(message.version);
+          if (message.kind === 'migrating') listener?.onStep(message.version);
         });
       } catch (error) {
-        // Who tries again every second must not fill the disk with copies of a file that is as it was.
+        // A service that is restarted every second must not fill the disk with copies of an unchanged file.
         if (isOlder(path)) rmSync(keptAs);
         throw error;
       }

@@ -4,9 +4,8 @@ import { messageOf } from '../errors.ts';
 import type { CommandContext } from './command.ts';
 
 /**
- * Tells systemd how davit stands, if it wants to know (sd_notify(3), Type=notify). By systemd's own little program, as
- * Node has no local datagram sockets; so the unit has to say NotifyAccess=all. Never throws: whoever started davit
- * sees what comes of it.
+ * Tells systemd the state of davit, if NOTIFY_SOCKET is set: sd_notify(3), Type=notify. Calls systemd-notify, as Node
+ * has no Unix datagram sockets; the unit therefore needs NotifyAccess=all. Never throws, only warns.
  */
 export async function notifySystemd(
   state: 'READY=1' | 'STOPPING=1' | `EXTEND_TIMEOUT_USEC=${number}`,

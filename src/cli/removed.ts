@@ -5,13 +5,13 @@ import { lockPath, refuseOtherMachine, servedBy } from '../store/lock.ts';
 import { refuseOtherNames } from '../store/other-names.ts';
 import { realPath } from '../store/place.ts';
 
-/** A service that starts has opened the file before what belongs to it. */
+/** A starting service opens the file first and its -wal and -shm later, which looks as if those were missing. */
 const STARTS_WITHIN_MS = 1_000;
-const LOOK_AGAIN_MS = 20;
+const RETRY_MS = 20;
 
 /**
- * Throws AppError `conflict` where the file is not to be opened: another machine serves it, it is used by another name too,
- * or something of it is not where it was.
+ * Throws AppError `conflict` where the file is not to be opened: another machine serves it, it is used by another name
+ * too, or something of it is not where it was.
  */
 export function refuseToOpen(path: string, effects: Effects): void {
   refuseOtherMachine(path);
@@ -22,7 +22,8 @@ export function refuseToOpen(path: string, effects: Effects): void {
 /**
  * Throws AppError `conflict` where the file, its -wal or its -shm was moved, removed or replaced while a service has it
  * open, as far as this user may see. The service writes no more then, and what others write by these names may be lost.
- * A -wal that was moved is not always noticed here, as the service's other connections make a new one: SQLite refuses that.
+ * A -wal that was moved is not always noticed here, as the service's other connections make a new one: SQLite refuses
+ * that.
  */
 export function refuseRemoved(path: string, { monotonicMs, block }: Effects): void {
   const untilMs = monotonicMs() + STARTS_WITHIN_MS;
@@ -34,7 +35,7 @@ export function refuseRemoved(path: string, { monotonicMs, block }: Effects): vo
           'as what is written now may be lost',
       );
     }
-    block(LOOK_AGAIN_MS);
+    block(RETRY_MS);
   }
 }
 
@@ -42,7 +43,7 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   const processId = servedBy(path)?.process_id ?? null;
   if (processId === null) return undefined;
   const open = openFilesOf(processId);
-  // A stranger who has that id in another PID namespace, or a service that sees the file by another name.
+  // Otherwise it is not the service, which is in another PID namespace, or one that has another path for the file.
   if (!open.includes(lockPath(path))) return undefined;
   const real = realPath(path);
   const files = [real, `${real}-wal`, `${real}-shm`];

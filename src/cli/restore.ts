@@ -30,14 +30,14 @@ interface RestoreOptions {
 export function defineRestore(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Takes a copy back that davit backup made: checks it, keeps the file that is there under another name, and puts a ' +
-      'copy of the copy in its place. The service must be stopped. It then goes on with the keys, cursors, queues and ' +
-      'deliveries of that moment.\n\n' +
-      'Deployments that were running when the copy was made are ended and recorded as interrupted at the next start, ' +
-      'also if they still run for the service that the copy is of; their processes are known by id, start time and ' +
-      'boot, so no other process is ended in their place. Those that waited ' +
-      'are started, also if they were carried out since: pause their projects or cancel them before davit serve, if ' +
-      'that is not meant. Deliveries that were made since may come once more, with the same event ids.',
+    'Restores a copy that davit backup made: checks it, keeps the current file under another name, and puts a copy of ' +
+      'the backup in its place. The service must be stopped. Started again, it goes on with the keys, cursors, queues ' +
+      'and deliveries of the time of the backup.\n\n' +
+      'Deployments that were running then are ended and recorded as interrupted at the next start, even if they still ' +
+      'run for the service that the backup is of; their processes are identified by id, start time and boot, so that ' +
+      'no others are ended. Deployments that were waiting then are started, even if they have run since: to prevent ' +
+      'that, cancel them or pause their projects before davit serve. Deliveries that were made since may be sent once ' +
+      'more, with the same event ids.',
     [
       'systemctl stop davit && davit restore copy.db && systemctl start davit',
       'davit restore copy.db --db /srv/new/davit.db',
@@ -65,12 +65,12 @@ async function restore(
       import('../store/place.ts'),
       import('../store/database.ts'),
     ]);
-  // Of a link the file that it leads to: that is what SQLite and the lock go by, and what is replaced.
+  // Links are resolved, as SQLite and the lock do: the file itself is replaced, not a link to it.
   const path = realPath(dbPath);
   const replaces = existsSync(path);
   adoptedBytes(file);
   await refuseServed(dbPath, file, path);
-  // Where nobody can be asked, that is said before the work.
+  // If nobody can be asked, this fails before the work is done.
   if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
   await withPartial(dirname(path), context, async (partial, signal) => {
     const unlock = lockForServing(path, process.pid, effects);
@@ -94,27 +94,26 @@ async function restore(
   });
 }
 
-/** Neither what is replaced nor what is taken may be in use. */
+/** Throws AppError `conflict` if a service serves the file that is replaced, or the copy. */
 async function refuseServed(dbPath: string, file: string, path: string): Promise<void> {
   const { holderText, servedBy } = await import('../store/lock.ts');
   const here = statSync(path, { throwIfNoEntry: false });
   const there = statSync(file);
   if (here?.ino === there.ino && here.dev === there.dev) {
-    throw new AppError('conflict', `${file} is the file that it would replace: give a copy of it`);
+    throw new AppError('conflict', `${file} is the file that would be replaced: give a copy of it`);
   }
   const service = servedBy(path);
   if (service !== null) {
     throw new AppError('conflict', `${dbPath} is served${holderText(service)}: stop that service first`);
   }
   if (servedBy(file) !== null) {
-    throw new AppError(
-      'conflict',
-      `${file} is served itself: take a copy of it with davit backup, and give that`,
-    );
+    throw new AppError('conflict', `${file} is served itself: give a copy of it that davit backup made`);
   }
 }
 
-/** The restored file knows nothing of them, and nobody would end them any more. */
+/**
+ * Throws AppError `conflict` if deployments of the replaced file still run: the restored one would not know of them.
+ */
 async function refuseWhileRunning(dbPath: string, path: string): Promise<void> {
   const [{ runningIn }, { findMarked }] = await Promise.all([
     import('../store/restore.ts'),
@@ -125,7 +124,7 @@ async function refuseWhileRunning(dbPath: string, path: string): Promise<void> {
   for (const [id, [process]] of await findMarked(ids)) {
     throw new AppError(
       'conflict',
-      `deployment ${id} of ${dbPath} is still running as process ${process?.processId}: end it, or start and stop davit, which does so`,
+      `deployment ${id} of ${dbPath} is still running as process ${process?.processId}: end it, or start and stop davit, which ends it`,
     );
   }
 }
@@ -139,7 +138,7 @@ function question(
 ): string {
   const { size, mtimeMs } = statSync(path);
   const old = `${printable(dbPath)} (${formatBytes(size)}, changed ${exactMoment(context, timestamp(mtimeMs))})`;
-  return `${old} is kept under another name. Go on with ${printable(file)} (${contentsText(facts)}, last used ${exactMoment(context, facts.last_event_at)})?`;
+  return `${old} is kept under another name. Replace it with ${printable(file)} (${contentsText(facts)}, last used ${exactMoment(context, facts.last_event_at)})?`;
 }
 
 function report(
@@ -163,7 +162,8 @@ function report(
       `it is migrated from schema ${migrated_from} to ${schema_version}; the copy stays as it is`,
     );
   }
-  if (keptAs !== null) terminal.note(`what was there is ${printable(keptAs)}: remove it once all is well`);
+  if (keptAs !== null)
+    terminal.note(`the replaced file is kept as ${printable(keptAs)}: remove it once all is well`);
   const next = [
     part('starts', facts.waiting_deployments, 'deployment that waited', 'deployments that waited'),
     part(

@@ -16,13 +16,16 @@ import { notifySystemd } from './notify.ts';
 import { nearest } from './suggest.ts';
 import { rootOf } from './usage.ts';
 
-/** The promise is 30 s: whoever started davit may kill it then. */
+/** 30 s are promised, after which a service manager may kill davit. */
 const STOP_MAX_MS = 29_000;
 
-/** timeout(1) signals its child and then its group, and npm passes on what the terminal has told both. */
+/**
+ * Some signals arrive twice: timeout(1) signals its child and then the group, and npm forwards what the terminal sent
+ * to all.
+ */
 const SAME_SIGNAL_MS = 200;
 
-/** systemd's own limit for a start is 90 s. */
+/** In place of the 90 s that systemd allows for a start. */
 const MIGRATION_MAX_MS = DAY_MS;
 
 /** `davit serve`: the service, until SIGTERM or SIGINT. */
@@ -30,8 +33,8 @@ export function defineServe(command: Command, context: CommandContext): void {
   explain(
     command,
     'Runs the service: the API, the deployments and the deliveries. The first line on stdout says where it listens; ' +
-      'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once; SIGHUP reads ' +
-      'certificates and keys anew. The file of an older davit is migrated first, and a copy of it kept.',
+      'logs go to stderr. SIGTERM and SIGINT stop it cleanly within 30 s, a second one at once; SIGHUP reloads ' +
+      'certificates and keys. The file of an older davit is migrated first, and a copy of it is kept.',
     [
       'davit serve',
       'davit serve --listen 0.0.0.0:443 --tls-cert cert.pem --tls-key key.pem',
@@ -48,7 +51,7 @@ export function defineServe(command: Command, context: CommandContext): void {
   });
 }
 
-/** One whose name is wrong would set nothing, and nobody would know. */
+/** A misspelt variable would silently set nothing. */
 async function warnOfVariables(
   command: Command,
   { logLevel }: ServeConfig,
@@ -56,7 +59,7 @@ async function warnOfVariables(
 ): Promise<void> {
   const read = [...command.options, ...rootOf(command).options].flatMap(({ envVar = [] }) => envVar);
   const others = Object.keys(environment).filter((name) => name.startsWith('DAVIT_') && !read.includes(name));
-  // Some are for other commands, or whoever runs it uses them; what they begin with is no resemblance.
+  // Only if a name resembles one that is read: others are for other commands or for scripts. All begin with DAVIT_.
   const warnings = others.flatMap((name) => {
     const meant = nearest(withoutPrefix(name), read.map(withoutPrefix));
     return meant === undefined ? [] : `${name} is no variable of davit serve: did you mean DAVIT_${meant}?`;
@@ -73,7 +76,7 @@ function withoutPrefix(variable: string): string {
 
 async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
   const { terminal, effects, onSignal, exitWithThreads: exit } = context;
-  // To wait for the end of what a killed service left running does not keep the process alive by itself.
+  // Waiting for what a killed service left running would not keep the process alive.
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   const start = new AbortController();
@@ -84,9 +87,9 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
       return;
     }
     toldAtMs = effects.monotonicMs();
-    // The time counts from now on, also while davit still waits for the end of what a crash left running.
+    // From now on, even if davit is still starting, and waits for what a crash left running.
     effects.after(STOP_MAX_MS, () => {
-      terminal.note('error: stopping took too long; the next start looks after what was running');
+      terminal.note('error: stopping took too long; the next start ends what is still running');
       exit(1);
     });
     start.abort();
@@ -97,13 +100,13 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   };
   let reloadIsDue = false;
   onSignal(['SIGHUP'], () => reload());
-  // From its sources Node would open its debugger, to every user of the machine; the executable would end.
+  // Without a listener, Node would open its debugger to every user of the machine, and the executable would end.
   onSignal(['SIGUSR1'], () => undefined);
 
   await migrateFirst(config, context);
   const { startService } = await import('../app.ts');
   const onFatal = (error: unknown) => {
-    // Whatever still runs can do no more than the next start, which looks after it all.
+    // At once, without a clean stop: the next start ends what is still running.
     terminal.note(errorText(error));
     exit(1);
   };
@@ -120,17 +123,19 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   await toldToStop;
   void notifySystemd('STOPPING=1', context);
   await service.stop();
-  // Whatever a library still holds open keeps nobody waiting.
+  // In any case, even if a library still holds something open.
   exit(0);
 }
 
-/** An older file takes as long as its size asks for: systemd waits, and whoever looks is told. */
+/**
+ * Migrates an older file. That may take long for a large one, so systemd is told to wait, and the progress is logged.
+ */
 async function migrateFirst({ dbPath, logLevel }: ServeConfig, context: CommandContext): Promise<void> {
   const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
   if (!isOlder(dbPath)) return;
   const { createLogger, logFormOf } = await import('../logger.ts');
   const logger = createLogger({ level: logLevel, form: logFormOf(process.stderr) }, context.effects);
-  // SIGHUP ends no service, whatever it is at.
+  // Without SIGHUP, which must not end a service.
   const onSignal: CommandContext['onSignal'] = (names, listener) =>
     context.onSignal(
       names.filter((name) => name !== 'SIGHUP'),

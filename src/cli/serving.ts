@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import type { Serving } from '../store/lock.ts';
 import { type CommandContext, dbPathOf, exactMoment } from './command.ts';
 
-/** The service that has the file now, and so takes up what is written within a second; null: there is none. */
+/** The service that serves the file now, and takes up what is written to it within a second; null: there is none. */
 export async function serviceOf(command: Command): Promise<Serving | null> {
   const { servedBy } = await import('../store/lock.ts');
   return servedBy(dbPathOf(command));
@@ -13,7 +13,7 @@ export async function isServed(command: Command): Promise<boolean> {
   return (await serviceOf(command)) !== null;
 }
 
-/** Who it is, as far as its lock tells. */
+/** Its process id and start, as far as its lock tells. */
 export function serviceText({ process_id, since }: Serving, context: CommandContext): string {
   const who = process_id === null ? 'runs' : `process ${process_id}`;
   return since === null ? who : `${who}, since ${exactMoment(context, since)}`;

@@ -11,15 +11,17 @@ const STATE_DIRECTORY = '/var/lib/davit';
 export function defineSystemdUnit(command: Command, context: CommandContext): void {
   explain(
     command,
-    'Prints a unit file that runs this davit as a service: told when it is ready, stopped so that it can end its ' +
-      'commands, and allowed to write to its own directory only. The commands of the projects live in the same bounds: ' +
-      'open with ReadWritePaths= what they deploy to.',
+    'Prints a unit file that runs this davit as a service. It tells systemd when it is ready, has time to end its commands ' +
+      'when it is stopped, and may write to its own directory only. This sandbox also holds for the commands of the ' +
+      'projects: add what they write to with ReadWritePaths=.',
     [
       'davit admin systemd-unit | sudo tee /etc/systemd/system/davit.service',
       'davit admin systemd-unit --user www-data --db /srv/davit/davit.db',
     ],
   )
-    .addOption(option('--user <name>', 'whom it runs as').argParser(userOf).default('davit'))
+    .addOption(
+      option('--user <name>', 'the user that the service runs as').argParser(userOf).default('davit'),
+    )
     .action(({ user }: { user: string }) => {
       const isTold = command.getOptionValueSourceWithGlobals('db') !== 'default';
       const dbPath = isTold ? resolve(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
@@ -30,25 +32,25 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
     });
 }
 
-/** What these settings of the unit hide from it, systemd.exec(5). */
+/** The paths that these settings hide from the unit, systemd.exec(5). */
 const HIDDEN = [
   ['ProtectHome=yes', /^\/(?:home|root|run\/user)\//],
   ['PrivateTmp=yes', /^(?:\/var)?\/tmp\//],
 ] as const;
 
-/** Why the unit could not start: it would not see these files. */
+/** Warns of files that the unit needs and would not see. */
 function warningsOf(programs: readonly string[], dbPath: string): string[] {
   const hiding = (path: string) => HIDDEN.flatMap(([setting, form]) => (form.test(path) ? setting : []));
   return [
     ...programs.flatMap((path) =>
       hiding(path).map(
         (setting) =>
-          `${setting} hides ${printable(path)} from the unit: install davit as /usr/local/bin/davit, and let that print it`,
+          `${setting} hides ${printable(path)} from the unit: install davit as /usr/local/bin/davit, and have that print the unit`,
       ),
     ),
     ...hiding(dbPath).map(
       (setting) =>
-        `${setting} hides ${printable(dbPath)} from the unit: choose another place with --db, ${STATE_DIRECTORY}/davit.db as a rule`,
+        `${setting} hides ${printable(dbPath)} from the unit: choose another place with --db, such as ${STATE_DIRECTORY}/davit.db`,
     ),
   ];
 }
@@ -71,34 +73,34 @@ After=network-online.target
 
 [Service]
 Type=notify
-# It speaks by systemd-notify, which is another process of the unit.
+# davit calls systemd-notify, which is another process of the unit.
 NotifyAccess=all
 ExecStart=${command}
-# Reads certificates and keys anew.
+# Reloads certificates and keys.
 ExecReload=/bin/kill -HUP $MAINPID
 EnvironmentFile=-/etc/davit.env
 User=${user}
 ${place.join('\n')}
-# What commands make is for this user alone too, unless they say umask 022 themselves.
+# Files that commands create are for this user alone too, unless they set umask 022 themselves.
 UMask=0077
 Restart=on-failure
 RestartSec=1
 
-# SIGTERM to davit alone: it ends its commands itself, and records how they ended.
+# SIGTERM goes to davit alone: it ends its commands itself, and records how they ended.
 KillMode=mixed
 TimeoutStopSec=40
-# A command that takes all memory is killed; davit is not, and records that.
+# A command that uses up all memory is killed; davit is not, and records that.
 OOMPolicy=continue
 LimitNOFILE=65536
 
-# What the commands of projects write to besides their own directories: one line for each.
+# Directories that the commands of projects write to, one line for each:
 #ReadWritePaths=/srv/website
-# For ports below 1024, in place of the empty set below.
+# For ports below 1024, in place of the empty set below:
 #AmbientCapabilities=CAP_NET_BIND_SERVICE
 #CapabilityBoundingSet=CAP_NET_BIND_SERVICE
 CapabilityBoundingSet=
 NoNewPrivileges=yes
-# No ProtectProc=: davit looks after all that its commands start, also what guards its memory, as ssh-agent does.
+# No ProtectProc=: davit must see all processes of its commands, even those that protect their memory, as ssh-agent does.
 ProtectSystem=strict
 ProtectHome=yes
 PrivateTmp=yes
@@ -123,12 +125,12 @@ WantedBy=multi-user.target
 `;
 }
 
-/** The same in a command line, systemd.service(5): a $ would begin a variable. */
+/** Quotes a word of a command line, systemd.service(5), where $ begins a variable. */
 function quotedToRun(word: string): string {
   return quoted(word).replaceAll('$', '$$$$');
 }
 
-/** As a unit file takes it, systemd.syntax(7): a % would begin something else. */
+/** Quotes a word of a unit file, systemd.syntax(7), where % begins a specifier. */
 function quoted(word: string): string {
   const escaped = word.replaceAll('%', '%%');
   return /^[\w@%+=:,./$-]+$/.test(word)
@@ -138,5 +140,5 @@ function quoted(word: string): string {
 
 function userOf(text: string): string {
   if (/^[a-z_][a-z0-9_-]{0,31}$/.test(text)) return text;
-  throw new InvalidArgumentError('It must be the name of a user, in small letters.');
+  throw new InvalidArgumentError('It must be the name of a user, in lower case.');
 }

@@ -70,13 +70,16 @@ t.test('admin migrate does it without starting anything', async (t) => {
   });
   const { stdout, stderr, exitCode } = await older(['admin', 'migrate']);
   t.equal(stdout, `./davit.db is migrated from schema ${OLDER} to ${SCHEMA_VERSION}\n`);
-  t.match(stderr, /^what it was is kept as \/.*davit\.db\.before-v\S+Z: remove it once all is well\n$/);
+  t.match(
+    stderr,
+    /^the file as it was is kept as \/.*davit\.db\.before-v\S+Z: remove it once all is well\n$/,
+  );
   t.equal(exitCode, 0);
   t.strictSame(schemaOf(dbPath), present);
   t.match(await older(['admin', 'project', 'pause', 'website']), { exitCode: 0 });
   t.match(await older(['admin', 'migrate']), {
     exitCode: 0,
-    stdout: './davit.db is of this davit already: there is nothing to do\n',
+    stdout: './davit.db is up to date: there is nothing to do\n',
     stderr: '',
   });
   t.strictSame(JSON.parse((await older(['admin', 'migrate', '--json'])).stdout), {
@@ -109,7 +112,7 @@ t.test('while an older service has the file it is copied and looked at, and noth
     { check: 'disk' },
     { check: 'wal' },
     { check: 'integrity', level: 'ok' },
-    { check: 'schema', level: 'problem', advice: /start the service anew with this one/ },
+    { check: 'schema', level: 'problem', advice: /restart the service with this one/ },
   ]);
   const backup = await older(['backup', 'copy.db', '--json']);
   t.match(JSON.parse(backup.stdout), { schema_version: OLDER, projects: 1, running_deployments: 1 });
@@ -308,7 +311,7 @@ t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
     `migrating to schema ${SCHEMA_VERSION}`,
     'checking the result',
     /davit\.db is migrated from/,
-    /^what it was is kept as/,
+    /^the file as it was is kept as/,
     '',
   ]);
 });

@@ -42,7 +42,10 @@ t.test('what was then is there again, and what was now is kept', async (t) => {
     stdout,
     /^\.\/davit\.db is restored: [\d.]+ kB, 1 project, 1 key, 0 deployments, last used 20\S+Z\n$/,
   );
-  t.match(stderr, /^what was there is \/.*davit\.db\.before-restore-20\S+Z: remove it once all is well\n$/);
+  t.match(
+    stderr,
+    /^the replaced file is kept as \/.*davit\.db\.before-restore-20\S+Z: remove it once all is well\n$/,
+  );
   t.equal(exitCode, 0);
   t.strictSame(dump(), then);
   t.equal(statSync(dbPath).mode & 0o777, 0o600);
@@ -146,7 +149,7 @@ t.test('while a service has the file, it says who, and changes nothing', async (
   t.match(await refused(['restore', 'copy.db']), { exitCode: 1, message: isServed }, 'before it asks');
   t.match(await refused(['restore', 'davit.db', '--db', 'other.db']), {
     exitCode: 1,
-    message: /davit\.db is served itself: take a copy of it with davit backup/,
+    message: /davit\.db is served itself: give a copy of it that davit backup made/,
   });
   t.strictSame(keptIn(directory), []);
   t.notOk(existsSync(join(directory, 'other.db')));
@@ -241,7 +244,7 @@ t.test('what is no whole davit file is refused', async (t) => {
   }
   t.match(await refused(['restore', 'davit.db', '--yes']), {
     exitCode: 1,
-    message: /is the file that it would replace/,
+    message: /is the file that would be replaced/,
   });
   t.match(await refused(['restore', '']), { exitCode: 2, message: /the name of the copy must not be empty/ });
   const after = readdirSync(directory).filter((name) => name !== 'davit.db-lock');
@@ -351,7 +354,7 @@ t.test('on a terminal it asks, with what is replaced by what', needsTerminal, as
   const no = restore('n\n');
   t.match(no, {
     shown:
-      /davit\.db \(.* changed .*\) is kept under another name\. Go on with copy\.db \(.*1 project, .*\)\? \[y\/N\]/,
+      /davit\.db \(.* changed .*\) is kept under another name\. Replace it with copy\.db \(.*1 project, .*\)\? \[y\/N\]/,
     exitCode: 1,
   });
   t.strictSame(dump(), now);
@@ -399,7 +402,7 @@ t.test('a disk without room for it changes nothing', ifMayMount, async (t) => {
   ]);
   t.match(
     stdout,
-    /^made the file .*\nmade project kept .*\nexit 1\ndavit\.db\ndavit\.db-lock\nID .*\nprj_\w+ +kept .*\n$/,
+    /^created the file .*\ncreated project kept .*\nexit 1\ndavit\.db\ndavit\.db-lock\nID .*\nprj_\w+ +kept .*\n$/,
   );
   t.match(
     stderr,
@@ -435,7 +438,7 @@ t.test('--help says what comes of running deployments', async (t) => {
   const { stdout } = await run(['restore', '--help']);
   t.match(
     stdout.replaceAll(/\s+/g, ' '),
-    /recorded as interrupted at the next start.*process ids|known by id, start time and boot/,
+    /recorded as interrupted at the next start.* identified by id, start time and boot/,
   );
 });
 

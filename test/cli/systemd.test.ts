@@ -67,14 +67,14 @@ t.test('what the unit would not see is said, with what to do', async (t) => {
     t.equal(exitCode, 0);
     t.match(stdout, /^\[Install\]$/m);
     const warnings = stderr.split('\n').filter((line) => line.includes(dbPath));
-    const warning = `warning: ${setting} hides ${dbPath} from the unit: choose another place with --db, /var/lib/davit/davit.db as a rule`;
+    const warning = `warning: ${setting} hides ${dbPath} from the unit: choose another place with --db, such as /var/lib/davit/davit.db`;
     t.strictSame(warnings, setting === null ? [] : [warning]);
   }
   const { stderr } = await run(['admin', 'systemd-unit']);
   for (const path of [process.execPath, MAIN].filter((one) => /^\/(?:home|root|tmp)\//.test(one))) {
     t.match(
       stderr,
-      `hides ${path} from the unit: install davit as /usr/local/bin/davit, and let that print it\n`,
+      `hides ${path} from the unit: install davit as /usr/local/bin/davit, and have that print the unit\n`,
     );
   }
 });
