@@ -11,68 +11,70 @@ import { fromNow } from './moments.ts';
 import type { Terminal } from './terminal.ts';
 import { withoutSecrets } from './usage.ts';
 
-/** What every command is given; main.ts makes it. */
+/** What every command gets from main.ts. */
 export interface CommandContext {
   terminal: Terminal;
-  /** Without the name of the program. */
+  /** The words after the name of the program. */
   commandLine: readonly string[];
   environment: Readonly<Record<string, string | undefined>>;
   effects: Effects;
-  /** Called for each of these signals until the returned function is; a signal without listeners ends davit at once. */
+  /** Returns a function that removes the listener. A signal without a listener ends davit at once. */
   onSignal<Name extends SignalName>(names: readonly Name[], listener: (name: Name) => void): () => void;
-  /** Waits for no name that is being resolved: then what is under way may go on for some milliseconds. */
+  /**
+   * Ends davit without waiting for a name that is being resolved. If there is one, the caller goes on for milliseconds.
+   */
   exit(code: number): void;
-  /** The same where threads may resolve names. */
+  /** The same where other threads may be resolving names. */
   exitWithThreads(code: number): void;
 }
 
-/** Of a process that a signal ended, as shells count it. SIGHUP comes when a terminal is closed. */
+/** 128 and the signal's number, as shells do. SIGHUP is sent when a terminal is closed. */
 export const EXIT_CODE_OF_SIGNAL = { SIGHUP: 129, SIGINT: 130, SIGUSR1: 138, SIGTERM: 143 } as const;
 type SignalName = keyof typeof EXIT_CODE_OF_SIGNAL;
 
 /** Adds options, arguments, subcommands and the action to a command that has its name and summary. */
 export type DefineCommand = (command: Command, context: CommandContext) => void;
 
-/** Whether Node has put U+FFFD where bytes were no UTF-8: what they were is lost. */
+/** Whether Node has replaced bytes that were not valid UTF-8 by U+FFFD: what they were is lost. */
 export function holdsReplaced(text: string): boolean {
   return text.includes('\ufffd');
 }
 
-/** The command has said on its own what is wrong: exit code 1. */
+/** Ends davit with exit code 1; the command has printed the reason already. */
 export class Refusal extends Error {
   override readonly name = 'Refusal';
 }
 
 /**
- * One without which the command does nothing. Commander's own mandatory options are missed before a word that is none
- * of its options is looked at, which is mostly why they are missed.
+ * A mandatory option. Commander's own mandatory options are reported missing before an unknown option is, though a typo
+ * in an option is mostly why one is missing.
  */
 export class RequiredOption extends Option {}
 
-/** The same as `option`; the command is not begun without it. */
+/** The same as `option`, but mandatory. */
 export function requiredOption(flags: string, description: string): Option {
   return withVariable(new RequiredOption(flags, description));
 }
 
-/** Every command that answers something has it. */
+/** For every command that prints a result. */
 export function jsonOption(): Option {
   return option('--json', 'print one JSON value');
 }
 
-/** Ends with exit code 2 and one line that tells how it is used. */
+/** Ends davit with exit code 2, the message, and a hint at the command's help. */
 export function misused(command: Command, message: string): never {
   return command.error(`error: ${message}`);
 }
 
-/** What a command is for, in a sentence or two, and how it is called. */
+/** Gives a command a description and examples. */
 export function explain(command: Command, text: string, examples: readonly string[]): Command {
   const lines = examples.map((example) => `  $ ${example}`);
   return command.description(text).addHelpText('after', `\nExamples:\n${lines.join('\n')}`);
 }
 
 /**
- * Opens the file for `action` and closes it in any case. Only what begins something makes a file that is
- * not there, and says so: elsewhere a wrong name would look like a file with nothing in it. Throws AppError.
+ * Opens the file for `action`, and closes it in any case. Only commands that may come first create a missing file, and
+ * say so: otherwise a wrong path would look like an empty file. Throws AppError.
  */
 export async function withStore<Result>(
   command: Command,
@@ -81,7 +83,7 @@ export async function withStore<Result>(
   action: (store: Store) => Promise<Result> | Result,
 ): Promise<Result> {
   const path = whenMissing === 'refuse' ? existingDbPathOf(command) : dbPathOf(command);
-  // Only here: loading SQLite takes longer than all else that `--help` needs.
+  // Imported only here, as loading SQLite takes longer than all else that `--help` needs.
   const [{ openStore }, { refuseToOpen }] = await Promise.all([
     import('../store/store.ts'),
     import('./removed.ts'),
@@ -89,7 +91,7 @@ export async function withStore<Result>(
   refuseToOpen(path, effects);
   const isNew = lookFor(path) === undefined;
   const store = openStore(path, effects);
-  if (isNew) terminal.note(`made the file ${printable(resolve(path))}`);
+  if (isNew) terminal.note(`created the file ${printable(resolve(path))}`);
   try {
     return await action(store);
   } finally {
@@ -97,11 +99,13 @@ export async function withStore<Result>(
   }
 }
 
-/** What `--db` or DAVIT_DB says. SQLite takes two of these texts for databases that vanish with the process. */
+/**
+ * The path of `--db` or DAVIT_DB. An empty one and `:memory:` would be temporary databases of SQLite: they are misuse.
+ */
 export function dbPathOf(command: Command): string {
   const path = String(command.optsWithGlobals()['db']);
   if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
-  // better-sqlite3 would open another file than the one that is looked for here.
+  // better-sqlite3 trims the path, and would open another file.
   if (path.trim() !== path) misused(command, '--db must not begin or end with white space');
   if (lookFor(path)?.isDirectory() === true) {
     throw new AppError('conflict', `${path} is a directory: say with --db or DAVIT_DB which file`);
@@ -109,7 +113,7 @@ export function dbPathOf(command: Command): string {
   return path;
 }
 
-/** The same; throws AppError `not_found` where there is no such file, or nothing in it yet. */
+/** The same; throws AppError `not_found` if the file is missing or empty. */
 export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
   const status = lookFor(path);
@@ -125,7 +129,7 @@ export function existingDbPathOf(command: Command): string {
   return path;
 }
 
-/** Undefined: nothing is there. Throws AppError `conflict` where that cannot be known. */
+/** Undefined: nothing is there. Throws AppError `conflict` if that cannot be known. */
 function lookFor(path: string): Stats | undefined {
   try {
     return statSync(path, { throwIfNoEntry: false });
@@ -139,14 +143,14 @@ function lookFor(path: string): Stats | undefined {
   }
 }
 
-/** One JSON value on stdout, with the API's field names, and nothing in it that a terminal would obey. */
+/** Prints one JSON value to stdout, with the API's field names, and without control characters. */
 export function printJson({ terminal }: CommandContext, value: unknown): void {
   terminal.print(escapedIn(JSON.stringify(value, null, 2)));
 }
 
 /**
- * Tells of what was made, and prints `word`, its id or its secret: alone on stdout, so that $(…) takes it; what is for the
- * person goes to stderr. With `--json` the whole of it, and nothing else.
+ * Prints `word`, the id or the secret of what was made, alone on stdout, so that $(…) takes it; `text`, for people,
+ * goes to stderr. With `--json`, prints all of `made` and nothing else.
  */
 export function printMade<Made>(
   context: CommandContext,
@@ -164,8 +168,8 @@ export function printMade<Made>(
 }
 
 /**
- * Returns only after `--yes` or a yes. Else nothing has happened, and the exit code is 1, or 2 where nobody
- * can be asked.
+ * Returns only after `--yes`, or when the user says yes. Otherwise ends with exit code 1, or 2 if there is no terminal
+ * to ask on.
  */
 export async function confirm(
   command: Command,
@@ -181,33 +185,33 @@ export async function confirm(
   throw new Refusal('not confirmed');
 }
 
-/** For people as they say it, `3h ago`; for programs ISO 8601. */
+/** On a terminal such as `3h ago`, else ISO 8601. */
 export function moment({ terminal, effects }: CommandContext, at: Timestamp): string {
   return terminal.columns === null ? at : fromNow(at, effects.now());
 }
 
-/** ISO 8601, and for people also how long ago that is. */
+/** ISO 8601, and on a terminal also how long ago that is. */
 export function exactMoment(context: CommandContext, at: Timestamp): string {
   return context.terminal.columns === null ? at : `${at} (${moment(context, at)})`;
 }
 
-/** Neither the timers of `effects` nor an open file keep a process alive: this does until it is disposed of. */
+/** Keeps the process alive until it is disposed of, which neither timers of `effects` nor open files do. */
 export function stayAlive(): Disposable {
   const { port1 } = new MessageChannel();
   port1.ref();
   return { [Symbol.dispose]: () => port1.close() };
 }
 
-/** One line for a refusal, and for what a file, a lock or a disk has against SQLite; a bug also shows where it happened. */
+/** An error as one line. Only one that is a bug of davit has its stack. */
 export function errorText(error: unknown): string {
   return `error: ${problemText(error)}`;
 }
 
-/** The same for who puts something before it. */
+/** The same without `error: `. */
 export function problemText(error: unknown): string {
   if (error instanceof AppError) return printable(withoutSecrets(error.message));
   if (!(error instanceof Error)) return String(error);
-  // What the system refused (a port, a file) is said by its message.
+  // A system call failed, for a port or a file: the message says enough.
   if ('syscall' in error) return printable(withoutSecrets(error.message));
   if (isStorageProblem(error)) return storageText(error);
   return `davit failed, which is a bug: ${error.stack ?? error.message}`;

@@ -5,12 +5,12 @@ import type { COMPLETE_ARGUMENT } from './complete.ts';
 import type { FILE_PROCESS } from './file-process.ts';
 import { createProgram, runProgram } from './program.ts';
 
-/* The table of contents: every command, and the file that defines it. */
+/* Every command, and the file that defines it. */
 
 interface Entry {
   name: string;
   summary: string;
-  /** Davit itself calls it. */
+  /** For davit's own use. */
   hidden?: true;
   load(): Promise<DefineCommand>;
 }
@@ -23,7 +23,7 @@ const COMMANDS: Entry[] = [
   },
   {
     name: 'deploy',
-    summary: 'a client: deploy, follow the log, exit as it ended',
+    summary: 'a client: deploy, follow the log, exit with the result',
     load: async () => (await import('./deploy.ts')).defineDeploy,
   },
   {
@@ -33,22 +33,22 @@ const COMMANDS: Entry[] = [
   },
   {
     name: 'backup',
-    summary: 'copy the file of a running service',
+    summary: 'copy the file, also while the service runs',
     load: async () => (await import('./backup.ts')).defineBackup,
   },
   {
     name: 'restore',
-    summary: 'take such a copy back',
+    summary: 'replace the file with such a copy',
     load: async () => (await import('./restore.ts')).defineRestore,
   },
   {
     name: 'doctor',
-    summary: 'what is wrong, or soon will be',
+    summary: 'find what is wrong, or soon will be',
     load: async () => (await import('./doctor.ts')).defineDoctor,
   },
   {
     name: 'completion',
-    summary: 'a script by which a shell completes what is typed',
+    summary: 'print a completion script for a shell',
     load: async () => (await import('./completion.ts')).defineCompletion,
   },
   {
@@ -72,12 +72,12 @@ const ADMIN_COMMANDS: Entry[] = [
   },
   {
     name: 'deployment',
-    summary: 'make, list, follow and cancel deployments',
+    summary: 'create, list, follow and cancel deployments',
     load: async () => (await import('./deployments.ts')).defineDeployments,
   },
   {
     name: 'webhook',
-    summary: 'who is told of deployments, and how that goes',
+    summary: 'who is told of deployments, and with what success',
     load: async () => (await import('./webhooks.ts')).defineWebhooks,
   },
   {
@@ -87,17 +87,17 @@ const ADMIN_COMMANDS: Entry[] = [
   },
   {
     name: 'migrate',
-    summary: 'bring the file of an older davit up to this one',
+    summary: 'migrate the file of an older davit',
     load: async () => (await import('./migrate.ts')).defineMigrate,
   },
   {
     name: 'systemd-unit',
-    summary: 'a unit file for this davit',
+    summary: 'print a systemd unit for this davit',
     load: async () => (await import('./systemd-unit.ts')).defineSystemdUnit,
   },
 ];
 
-/** Runs what the command line asks for. Resolves to the exit code of `runProgram`: everything is said already. */
+/** Runs the command line. Resolves to the exit code, as `runProgram` does. */
 export async function runCommandLine(context: CommandContext): Promise<number> {
   const [first, ...words] = context.commandLine;
   const program = await programFor(context);
@@ -110,8 +110,8 @@ async function programFor(context: CommandContext): Promise<Command> {
   const program = createProgram(version, context);
   await addCommands(program, COMMANDS, context);
   const admin = explain(
-    program.command('admin').helpCommand(false).summary('look after all of it, on the machine itself'),
-    'Works on the file itself, whether the service runs or not; a running one takes it up within a second.',
+    program.command('admin').helpCommand(false).summary('administer davit on its own machine'),
+    'Works on the file itself, whether the service runs or not; a running service takes changes up within a second.',
     [
       'davit admin key create --name ci --scope deployments:write --project website',
       'davit admin deployment list --status failed',
@@ -122,7 +122,7 @@ async function programFor(context: CommandContext): Promise<Command> {
   return program;
 }
 
-/** Only commands whose name is given somewhere can be meant: of the others the name and the summary are enough. */
+/** Loads only commands whose name is somewhere in the command line. For the others, name and summary are enough. */
 async function addCommands(
   parent: Command,
   entries: readonly Entry[],

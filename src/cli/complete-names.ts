@@ -13,8 +13,8 @@ const NEWEST = 50;
 const LOCK_TIMEOUT_MS = 300;
 
 /**
- * The projects, keys, webhooks or latest deployments in the file: by name, or by id where a name is not unique or `start`
- * begins an id. Never a secret. Makes no file, and changes nothing in one. Throws where it cannot be read.
+ * The projects, keys, webhooks or latest deployments in the file: by name, or by id where a name is not unique or
+ * `start` begins an id. Never a secret. Makes no file, and changes nothing in one. Throws where it cannot be read.
  */
 export async function namesIn(
   dbPath: string,

@@ -5,7 +5,7 @@ import { quoteForBash, unquote } from './shell-words.ts';
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
 export type Shell = (typeof SHELLS)[number];
 
-/** How the scripts of `davit completion` ask. No user does. */
+/** How the scripts of `davit completion` call davit. Not for users. */
 export const COMPLETE_ARGUMENT = '__complete';
 
 export interface Candidate {
@@ -13,14 +13,14 @@ export interface Candidate {
   description: string;
 }
 
-/** Nouns of which the file knows the names: as the placeholders of arguments and options call them. */
+/** Placeholders of arguments and options whose values are in the file. */
 const NAMED_NOUNS = ['project', 'key', 'webhook', 'deployment'] as const;
 export type NamedNoun = (typeof NAMED_NOUNS)[number];
 
-/** What the file calls those things; `dbPath` is null where `--db` does not say which file. */
+/** Looks up those values in the file; `dbPath` is null if `--db` was not typed. */
 type NamesOf = (noun: NamedNoun, start: string, dbPath: string | null) => Promise<Candidate[]>;
 
-/** What may stand at the end: these words, and files or directories if `paths` says so. */
+/** What the last word can be completed to: these candidates, and paths if `paths` says so. */
 interface Completion {
   candidates: Candidate[];
   paths: 'none' | 'files' | 'directories';
@@ -29,9 +29,9 @@ interface Completion {
 const NOTHING: Completion = { candidates: [], paths: 'none' };
 
 /**
- * What a script of `davit completion` reads: `none`, `files` or `directories`, and then a line for each word that may
- * stand in place of the last one of `words`: the word itself, for zsh and fish also a tab and what it means. `words` are
- * as they were typed, for bash with the quotes. What cannot be seen as it is, is left out.
+ * What a script of `davit completion` reads: a line `none`, `files` or `directories`, then a line for each candidate
+ * for the last one of `words`; for zsh and fish with a tab and a description. `words` are as they were typed, for bash
+ * with their quotes. Candidates with unprintable characters are left out.
  */
 export async function completionText(
   shell: Shell,
@@ -50,7 +50,7 @@ export async function completionText(
   return [paths, ...lines].join('\n');
 }
 
-/** The same for words without quotes; what does not begin as the last of them is left out. */
+/** The same for words without quotes. Candidates begin with the last word. */
 export async function complete(
   program: Command,
   words: readonly string[],
@@ -91,20 +91,20 @@ export async function complete(
 }
 
 interface Place {
-  /** Null: a word before was none of davit's. */
+  /** Null: an earlier word is no command of davit's. */
   command: Command | null;
-  /** How many arguments of the command stand there already. */
+  /** How many arguments the command has so far. */
   positionals: number;
   /** The option whose value comes next. */
   awaiting: Option | null;
-  /** A `--` says that no option follows. */
+  /** Whether there was a `--`, after which there are no options. */
   isOver: boolean;
   /** `davit help …`: only the names of commands follow. */
   isHelp: boolean;
   dbPath: string | null;
 }
 
-/** Where one stands after these words, as commander will read them. */
+/** Reads words as commander does, up to the one that is completed. */
 function walk(program: Command, words: readonly string[]): Place {
   const isHelp = words[0] === 'help';
   const place: Place = {
@@ -148,7 +148,7 @@ function takesValue({ required, optional }: Option): boolean {
   return required || optional;
 }
 
-/** What `--help` lists, and so what davit says that there is. */
+/** The options that `--help` lists. */
 function optionsOf(command: Command): Option[] {
   const help = command.createHelp();
   return [...help.visibleOptions(command), ...help.visibleGlobalOptions(command)];

@@ -3,8 +3,8 @@ import type { COMPLETE_ARGUMENT, Shell } from './complete.ts';
 const COMPLETE = '__complete' satisfies typeof COMPLETE_ARGUMENT;
 
 /*
- * Each does as little as its shell leaves to it: it hands the words over as they were typed, none of them ever
- * evaluated, and offers the lines that come back. What may stand where is decided in complete.ts.
+ * Each script does as little as its shell allows: it passes the words on as they were typed, never evaluated, and
+ * offers the lines that come back. complete.ts decides what they are.
  */
 
 /** Works without the bash-completion package, and with it. */
@@ -15,7 +15,7 @@ _davit() {
     local -a words=()
     COMPREPLY=()
     type -P -- "$program" >/dev/null || program=davit
-    # Bash takes : and = for ends of words; davit has both within words.
+    # Bash breaks words at : and =, which davit has within words: they are joined again.
     for ((index = 1; index <= COMP_CWORD; index++)); do
         line=\${COMP_WORDS[index]}
         if [[ -n $line && \${#words[@]} -gt 0 && ( -n $glued || $line =~ ^[:=]+$ ) ]]; then
@@ -30,7 +30,7 @@ _davit() {
         read -r paths
         while IFS= read -r line; do COMPREPLY+=("$line"); done
     } < <("$program" ${COMPLETE} bash "\${words[@]}" 2>/dev/null)
-    # It keeps what stands before the last of them.
+    # Bash replaces only what follows the last of these breaks.
     line=\${words[\${#words[@]}-1]}
     if [[ $line != [\\'\\"]* && $COMP_WORDBREAKS == *:* && $line == *:* ]]; then
         COMPREPLY=("\${COMPREPLY[@]#"\${line%"\${line##*:}"}"}")
@@ -89,14 +89,14 @@ const FISH = `\
 function __davit_complete
     set -l words (commandline -opc)
     set -l typed (commandline -ct)
-    # What it means, also while its quote is open.
+    # Without its quotes, even if one is still open.
     set -l current (string unescape -- "$typed"; or string unescape -- "$typed'"; or string unescape -- "$typed\\"")
     set -l program $words[1]
     command -q -- $program; or set program davit
     set -l lines ($program ${COMPLETE} fish $words[2..-1] "$current" 2>/dev/null)
     set -l option (string match -r -- '^--[^=]+=' "$current")
     set -l value (string replace -r -- '^--[^=]+=' '' "$current")
-    # Fish's own look for the very name ~, and what they find must begin as it was typed.
+    # Fish's own functions do not expand ~, and a candidate must begin with what was typed.
     set -l home
     set -l tilde
     if string match -q -- '~/*' "$value"

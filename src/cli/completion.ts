@@ -7,23 +7,23 @@ import { SCRIPTS } from './completion-scripts.ts';
 export function defineCompletion(command: Command, { terminal }: CommandContext): void {
   explain(
     command,
-    'Prints a script by which a shell completes commands, options and their values, and the names of projects, keys, ' +
-      'webhooks and deployments in the file of --db or DAVIT_DB. The script asks davit at each tab, so it stays true ' +
-      'when davit is replaced by a newer one.\n\n' +
-      'bash: put the first of the lines below into ~/.bashrc, or the script into /etc/bash_completion.d/.\n' +
-      'zsh: put the second into ~/.zshrc, behind compinit, or the script as _davit into a directory of fpath.\n' +
-      'fish: run the third, once.',
+    'Prints a script that lets a shell complete commands, options and their values, and the names of projects, keys, ' +
+      'webhooks and deployments in the file of --db or DAVIT_DB. The script asks davit at each tab, so it need not be ' +
+      'renewed when davit is upgraded.\n\n' +
+      'bash: put the first line below into ~/.bashrc, or the script into /etc/bash_completion.d/.\n' +
+      'zsh: put the second line into ~/.zshrc, after compinit, or the script as _davit into a directory of fpath.\n' +
+      'fish: run the third line once.',
     [
       'source <(davit completion bash)',
       'source <(davit completion zsh)',
       'davit completion fish > ~/.config/fish/completions/davit.fish',
     ],
   )
-    .addArgument(new Argument('<shell>', 'whose script').choices(SHELLS))
+    .addArgument(new Argument('<shell>', 'which shell').choices(SHELLS))
     .action((shell: Shell) => terminal.print(SCRIPTS[shell]));
 }
 
-/** Answers what such a script asks: the shell, and the words up to the cursor. Silent where something is wrong. */
+/** Answers such a script, which passes the shell and the words up to the cursor. Prints no errors. */
 export async function answerCompletion(
   program: Command,
   [shellName, ...words]: readonly string[],
@@ -38,7 +38,7 @@ export async function answerCompletion(
       const dbPath = typedPath === null ? presetPath : pathMeant(typedPath, environment['HOME']);
       return await namesIn(dbPath, noun, start, effects);
     } catch {
-      // Whoever is typing has not asked for anything yet.
+      // The user is still typing: an error would only be in the way.
       return [];
     }
   });

@@ -7,12 +7,12 @@ import { nearest } from './suggest.ts';
 
 const SHOWN = 20;
 
-/** How much a list shows. */
+/** How many items a list shows. */
 export function limitOption(): Option {
-  return option('--limit <n>', 'show at most so many').argParser(parseCount).default(SHOWN);
+  return option('--limit <n>', 'show at most this many').argParser(parseCount).default(SHOWN);
 }
 
-/** The first `limit` of a list, of as many pages as that takes, and whether there are no more. */
+/** The first `limit` items of a list, read from as many pages as it takes, and whether that is all. */
 export async function latestOf<Item>(
   limit: number,
   page: (beforeSeq: number, limit: number) => ListPage<Item> | Promise<ListPage<Item>>,
@@ -23,13 +23,13 @@ export async function latestOf<Item>(
     beforeSeq !== null && found.length <= limit;
   ) {
     const { items, goOnBefore }: ListPage<Item> = await page(beforeSeq, limit + 1 - found.length);
-    for (const item of items) found.push(item); // a page may have more than a function takes as arguments
+    for (const item of items) found.push(item); // not push(...items): a page may exceed the limit of arguments
     beforeSeq = goOnBefore;
   }
   return { items: found.slice(0, limit), isAll: found.length <= limit };
 }
 
-/** The values of `known` that were named, each once; anything else is misuse. */
+/** The values of `known` that were given, each once; any other is misuse. */
 export function chosenOf<Value extends string>(
   command: Command,
   noun: string,

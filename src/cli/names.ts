@@ -8,7 +8,7 @@ import type { Reads, Store } from '../store/store.ts';
 import { misused } from './command.ts';
 import { nearest } from './suggest.ts';
 
-/** For `command.argument`. */
+/** What `command.argument` takes. */
 export const PROJECT_ARGUMENT = ['<project>', 'its id, or a name that only one project has'] as const;
 export const DEPLOYMENT_ARGUMENT = ['<deployment>', 'its id'] as const;
 export const WEBHOOK_ARGUMENT = ['<webhook>', 'its id, or a URL that only one webhook has'] as const;
@@ -16,27 +16,29 @@ export const KEY_ARGUMENT = ['<key>', 'its id, or a name that only one key has']
 
 const NAME_MAX_LENGTH = 100;
 
-/** As messages call it. */
+/** A project in messages: its name and id. */
 export function nameOfProject({ name, id }: Pick<ProjectDetails, 'name' | 'id'>): string {
   return `project ${printable(name)} (${id})`;
 }
 
-/** As messages call it. */
+/** A key in messages: its name and id. */
 export function nameOfKey({ name, id }: Pick<Key, 'name' | 'id'>): string {
   return `key ${printable(name)} (${id})`;
 }
 
-/** As messages call it. */
+/** A webhook in messages: its id and URL. */
 export function nameOfWebhook({ id, url }: Pick<Webhook, 'id' | 'url'>): string {
   return `webhook ${id} (${printable(url)})`;
 }
 
-/** What the projects are called, for lists that refer to them. */
+/** The names of all projects by id. */
 export function projectNames({ projects }: Reads): Map<ProjectId, string> {
   return new Map(projects.list().map(({ id, name }) => [id, name]));
 }
 
-/** The name of a key or a project as it is; what could not be typed again, or taken for something else, is misuse. */
+/**
+ * Returns the name of a key or a project. One that could hardly be typed, or looks like an id or an option, is misuse.
+ */
 export function checkName(command: Command, name: string): string {
   const problem = nameProblem(name);
   return problem === undefined ? name : misused(command, `the name ${problem}`);
@@ -48,7 +50,7 @@ function nameProblem(name: string): string | undefined {
   if (name.trim() !== name) return 'must not begin or end with white space';
   if (name.startsWith('-')) return 'must not begin with -';
   if (printable(name) !== name || /\p{Cs}/u.test(name)) {
-    return 'must not hold control characters, or others that are not seen';
+    return 'must not contain control or invisible characters';
   }
   if (/^(?:prj|key)_/.test(name)) return 'must not look like an id';
   return undefined;
@@ -94,7 +96,7 @@ interface Nouns<Item> {
   list(): { name: string }[];
 }
 
-/** What the store says, with the name in it and the one that was probably meant. */
+/** Adds to an error of the store the name, and the one that was probably meant. */
 function resolved<Item>(noun: 'project' | 'key', idOrName: string, nouns: Nouns<Item>): Item {
   try {
     return nouns.resolve(idOrName);

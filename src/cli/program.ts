@@ -13,13 +13,13 @@ import { explainErrors, rootOf } from './usage.ts';
 
 const WIDEST_HELP = 100;
 
-/** `davit` itself, without its commands. `--db` goes with all of them, before or after their names. */
+/** `davit` itself, without its commands. All of them take `--db`, before or after their names. */
 export function createProgram(version: string, { terminal, environment }: CommandContext): Command {
   const width = Math.min(terminal.columns ?? 80, WIDEST_HELP);
   return explain(
     new Command('davit'),
     'A deployment service: one executable, one SQLite file.\n\n' +
-      '$DAVIT_… names the environment variable that sets an option too. Exit code 1 is a refusal or a failure, 2 wrong usage.',
+      'Options can also be set by environment variables, shown as $DAVIT_…. Exit code 1 is a refusal or a failure, 2 wrong usage.',
     [
       'davit admin project create --name website --dir /srv/website -- ./deploy.sh',
       'davit serve',
@@ -28,7 +28,7 @@ export function createProgram(version: string, { terminal, environment }: Comman
     ],
   )
     .version(version)
-    .addOption(option('--db <file>', 'the one file').default('./davit.db'))
+    .addOption(option('--db <file>', "davit's database file").default('./davit.db'))
     .configureHelp({
       showGlobalOptions: true,
       optionDescription,
@@ -50,7 +50,7 @@ export function createProgram(version: string, { terminal, environment }: Comman
     });
 }
 
-/** Runs the program. Returns the exit code: 0, 1 for a refusal, 2 for wrong usage; everything is said already. */
+/** Runs the program. Returns the exit code: 0, 1 for a refusal, 2 for wrong usage; every error is printed already. */
 export async function runProgram(
   program: Command,
   { terminal, commandLine }: CommandContext,
@@ -83,7 +83,7 @@ function optionDescription({
     required && defaultValue !== undefined
       ? [`default ${defaultValueDescription ?? String(defaultValue)}`]
       : [];
-  // `default 10s` tells how one reads, `default off` does not.
+  // A default such as 10s shows how to write a duration, `off` does not.
   const example =
     flags.endsWith('<duration>') && !/\d[dhms]/.test(preset.join()) ? ['such as 30m or 5d'] : [];
   const variable = envVar === undefined ? [] : [`$${envVar}`];
@@ -95,7 +95,7 @@ function isDb(candidate: Option): boolean {
   return candidate.long === '--db';
 }
 
-/** Of a variable, as of an argument, what stands there is not what was said. */
+/** Refuses a variable that was not valid UTF-8, as arguments are: Node has replaced some of its bytes. */
 function refuseReplaced(command: Command, environment: CommandContext['environment']): void {
   for (const { envVar } of [...command.options, ...rootOf(command).options]) {
     if (envVar !== undefined && holdsReplaced(environment[envVar] ?? '')) {
@@ -104,13 +104,13 @@ function refuseReplaced(command: Command, environment: CommandContext['environme
   }
 }
 
-/** Commander takes a flag as given whenever its variable is set: `DAVIT_YES=0` must not mean yes. */
+/** Commander takes a flag as given whenever its variable is set, but `DAVIT_YES=0` must not mean yes. */
 function correctFlags(command: Command, environment: CommandContext['environment']): void {
   for (const flag of command.options) {
     const name = flag.attributeName();
     if (flag.envVar === undefined || flag.required || command.getOptionValueSource(name) !== 'env') continue;
     const value = environment[flag.envVar];
-    // Undefined: it is the variable of its counterpart, as of --dir beside --no-dir.
+    // Undefined: the value comes from the variable of its counterpart, as for --no-dir from that of --dir.
     if (value === undefined || /^(?:1|true|yes|on)$/i.test(value)) continue;
     if (!/^(?:0|false|no|off|)$/i.test(value)) misused(command, `${flag.envVar} must be 1 or 0`);
     const counterpart = command.options.find((one) => one !== flag && one.attributeName() === name);
@@ -130,7 +130,7 @@ function checkRequired(command: Command): void {
   misused(command, `required option '${missing.flags}' not specified: give it, or ${missing.envVar}`);
 }
 
-/** `davit help admin project`: commander's own looks no deeper than one level. */
+/** `davit help admin project`: commander's own help command knows only one level. */
 function showHelp(program: Command, words: readonly string[]): void {
   words
     .filter((word) => !word.startsWith('-'))

@@ -1,6 +1,6 @@
 /**
- * What a shell would make of a word, also of one whose quotes are not closed yet; variables and commands in it stay as
- * they were typed, as nothing may run while somebody is still typing.
+ * Removes the quotes and backslashes of a word as a shell does, even if a quote is not closed yet. Does not expand
+ * variables or command substitutions: nothing may run while the user is still typing.
  */
 export function unquote(typed: string): string {
   let meant = '';
@@ -25,7 +25,7 @@ export function unquote(typed: string): string {
   return meant;
 }
 
-/** As it may stand in a command line of bash in place of `typed`, which may have begun with a quote. */
+/** Quotes `value` to replace `typed` in a command line of bash, in the quotes with which `typed` begins, if any. */
 export function quoteForBash(value: string, typed: string): string {
   switch (typed.charAt(0)) {
     case "'":

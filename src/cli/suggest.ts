@@ -1,4 +1,4 @@
-/** What was probably meant by `word`: the candidate that fewest edits make of it, if they are few; else undefined. */
+/** What was probably meant by `word`: the candidate that is fewest edits away; undefined if even that is too far. */
 export function nearest(word: string, candidates: Iterable<string>): string | undefined {
   let best: { candidate: string; edits: number } | undefined;
   for (const candidate of candidates) {
@@ -9,7 +9,7 @@ export function nearest(word: string, candidates: Iterable<string>): string | un
   return best?.candidate;
 }
 
-/** Levenshtein's, row by row, where two letters that changed places are one edit: the slip that fingers make most. */
+/** Levenshtein's distance, row by row, but swapping two neighbouring letters, the most frequent typo, is one edit. */
 function editDistance(from: string, to: string): number {
   let twoAbove: number[] = [];
   let above = Array.from({ length: to.length + 1 }, (_, column) => column);
@@ -17,8 +17,8 @@ function editDistance(from: string, to: string): number {
     const current = [row];
     for (let column = 1; column <= to.length; column++) {
       const replaced = (above[column - 1] ?? 0) + (from[row - 1] === to[column - 1] ? 0 : 1);
-      const changedPlaces = from[row - 2] === to[column - 1] && from[row - 1] === to[column - 2];
-      const swapped = changedPlaces ? (twoAbove[column - 2] ?? Infinity) + 1 : Infinity;
+      const isSwap = from[row - 2] === to[column - 1] && from[row - 1] === to[column - 2];
+      const swapped = isSwap ? (twoAbove[column - 2] ?? Infinity) + 1 : Infinity;
       current.push(Math.min(replaced, swapped, (above[column] ?? 0) + 1, (current[column - 1] ?? 0) + 1));
     }
     [twoAbove, above] = [above, current];

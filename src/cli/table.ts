@@ -7,9 +7,9 @@ export type Colour = 'red' | 'green' | 'yellow' | 'gray';
 export interface Column<Row> {
   title: string;
   of(row: Row): string;
-  /** Only ever says once more what the text says. */
+  /** Never tells more than the text. */
   colour?(row: Row): Colour | undefined;
-  /** May be cut where the terminal is too narrow. Ids may not: people copy them. */
+  /** Whether it may be cut on a narrow terminal. Ids may not, as people copy them. */
   shrinks?: boolean;
 }
 
@@ -17,8 +17,8 @@ const GAP = '  ';
 const SMALLEST_WIDTH = 6;
 
 /**
- * Aligned columns under their titles; a column in which nothing stands is left out. Whatever may shrink is cut to the
- * width of the terminal, if it is one. Where even that is too wide, each row is told in lines of its own.
+ * Aligned columns under their titles, without empty columns. On a terminal, columns that may shrink are cut to fit its
+ * width. If even that is too wide, each row becomes a block of `name  value` lines.
  */
 export function table<Row>(
   { columns: width, colours }: Pick<Terminal, 'columns' | 'colours'>,
@@ -59,8 +59,8 @@ export function table<Row>(
 }
 
 /**
- * `name  value` lines below each other; null values are left out. On a terminal, values that are too long for a
- * line go on below themselves.
+ * `name  value` lines, with aligned values; null values are left out. On a terminal, values that are too long for a
+ * line are wrapped.
  */
 export function fields(
   { columns }: Pick<Terminal, 'columns'>,
@@ -76,7 +76,7 @@ export function fields(
     .join('\n');
 }
 
-/** Between words; a word that is too long for a line keeps one to itself. */
+/** Breaks lines between words; a word that is too long for a line gets one of its own. */
 function wrap(text: string, width: number | null): string[] {
   if (width === null || displayWidth(text) <= width) return [text];
   const lines: string[] = [];
@@ -88,7 +88,7 @@ function wrap(text: string, width: number | null): string[] {
   return lines;
 }
 
-/** Takes from the widest that may shrink, again and again, until all fit; null: they do not. */
+/** Narrows the widest column that may shrink, again and again, until all fit; null: they cannot. */
 function fitted(columns: { width: number; shrinks: boolean }[], limit: number | null): number[] | null {
   const widths = columns.map(({ width }) => width);
   if (limit === null) return widths;
@@ -121,7 +121,7 @@ function cutTo(text: string, width: number): string {
   return kept;
 }
 
-/** In columns of a terminal. */
+/** How many columns of a terminal the text takes. */
 function displayWidth(text: string): number {
   if (/^[\x20-\x7e\u2026]*$/.test(text)) return text.length;
   return graphemesOf(text).reduce((width, grapheme) => width + graphemeWidth(grapheme), 0);
@@ -129,17 +129,20 @@ function displayWidth(text: string): number {
 
 let segmenter: Intl.Segmenter | undefined;
 
-/** What a reader takes for one letter. Made on first use: it takes longer than all the rest of a list. */
+/**
+ * What a reader takes for one character. The segmenter is made on first use, as that takes longer than the rest of a
+ * list.
+ */
 function graphemesOf(text: string): string[] {
   segmenter ??= new Intl.Segmenter('en', { granularity: 'grapheme' });
   return Array.from(segmenter.segment(text), ({ segment }) => segment);
 }
 
-/** What terminals draw over two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */
+/** Characters of two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */
 const WIDE =
   /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Hangul}|[\u3000-\u303e\uff01-\uff60\uffe0-\uffe6]|\p{Emoji_Presentation}|\ufe0f/u;
 
-/** Of the same scripts, and drawn over one. */
+/** Characters of the same scripts that take one column. */
 const HALF_WIDTH = /^[\uff61-\uffdc]/;
 
 function graphemeWidth(grapheme: string): number {

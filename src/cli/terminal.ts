@@ -1,30 +1,30 @@
 import type { Readable, Writable } from 'node:stream';
 import { buffer } from 'node:stream/consumers';
 
-/** The input and the outputs of a command. Everything that it reads and writes passes here. */
+/** The input and the outputs of a command: all that it reads and writes passes here. */
 export interface Terminal {
-  /** One or more lines of what was asked for, to stdout: what a script reads. */
+  /** Prints lines of the result to stdout: what a script reads. */
   print(text: string): void;
   /**
-   * The same byte for byte. Resolves when stdout has taken them; to false if it takes no more, and there is
-   * nobody to go on for.
+   * The same byte for byte. Resolves when stdout has taken the bytes; to false if its reader is gone, and there is no
+   * reason to go on.
    */
   write(bytes: Uint8Array): Promise<boolean>;
-  /** Resolves when both outputs have taken all that was given to them, or take no more: a pipe holds 64 KiB. */
+  /** Resolves when both outputs have taken everything, or cannot take more: a pipe holds only 64 KiB. */
   flushed(): Promise<void>;
-  /** A line for the person who watches, to stderr: notes, warnings and errors. */
+  /** Prints a line for people to stderr: a note, a warning or an error. */
   note(text: string): void;
-  /** What is going on, in a line on stderr that the next one takes the place of; nothing where nobody watches. */
+  /** Shows a line on stderr that the next output replaces; only on a terminal. */
   progress(text: string): void;
-  /** How wide the terminal on stdout is; null: a file or a pipe, and a program reads it. */
+  /** The width of the terminal on stdout; null: it is a file or a pipe, for a program to read. */
   readonly columns: number | null;
-  /** Whether stdout is a terminal that shows colours, and nobody said NO_COLOR. */
+  /** Whether stdout is a terminal that shows colours, and NO_COLOR is not set. */
   readonly colours: boolean;
-  /** Whether somebody types what stdin brings. */
+  /** Whether stdin is a terminal. */
   readonly inputIsTyped: boolean;
   /** All of stdin, as bytes. */
   readInput(): Promise<Buffer>;
-  /** Asks on stderr and waits for a line; null where nobody is there to answer. */
+  /** Asks on stderr and waits for a line; null: stdin or stderr is no terminal. */
   ask(question: string): Promise<string | null>;
 }
 
@@ -34,8 +34,8 @@ type Output = Writable & { isTTY?: boolean; columns?: number; hasColors?(): bool
 const COLUMNS_OF_MOST_TERMINALS = 80;
 
 /**
- * `onOutputLost` is called when stdout can take no more for another reason than that its reader went away,
- * as `| head` does: then what was asked for has not arrived.
+ * `onOutputLost` is called when stdout fails, so that the result is incomplete; but not when its reader has gone away,
+ * as `| head` does.
  */
 export function createTerminal(
   streams: { stdin: Input; stdout: Output; stderr: Output },
@@ -45,7 +45,7 @@ export function createTerminal(
   stdout.on('error', (error: NodeJS.ErrnoException) => {
     if (error.code !== 'EPIPE') onOutputLost(error);
   });
-  // There is nowhere left to say it.
+  // There is nowhere left to report it.
   stderr.on('error', () => undefined);
   let progressShown = false;
 
@@ -82,7 +82,7 @@ export function createTerminal(
       if (stdin.isTTY !== true || stderr.isTTY !== true) return null;
       wipeProgress();
       stderr.write(question);
-      // In the terminal's own line mode, so that ^C ends davit as it does everything else.
+      // The terminal stays in line mode, so that ^C works as usual.
       for await (const chunk of stdin) return String(chunk).trim();
       return '';
     },
@@ -95,14 +95,14 @@ export function createTerminal(
   }
 }
 
-/** Resolves when it has these and all before them; to false if it takes no more. */
+/** Resolves when the output has taken these bytes and all before them; to false if it takes no more. */
 function taken(output: Output, bytes: Uint8Array | string): Promise<boolean> {
   return new Promise((resolve) => {
     output.write(bytes, (error) => resolve(error === null || error === undefined));
   });
 }
 
-/** To the beginning of the line, and nothing in it any more: ECMA-48, EL. */
+/** Goes to the beginning of the line and erases it: ECMA-48, EL. */
 const WIPE_LINE = '\r\x1b[K';
 
 function line(text: string): string {

@@ -2,9 +2,9 @@ import type { Command } from 'commander';
 import { printable } from '../printable.ts';
 import { nearest } from './suggest.ts';
 
-/** From now on every error of usage is one line, says where to look, and repeats no value. */
+/** Makes every usage error of the command and its subcommands one line, with a hint, and without any value. */
 export function explainErrors(command: Command): void {
-  // Commander's own look no further than one command, and take `--ulr=…` as a whole.
+  // Commander's own suggestions know only the commands of one level, and compare `--ulr=…` with its value.
   command.showSuggestionAfterError(false).configureOutput({
     outputError(text, write) {
       const message = withSuggestion(withoutValue(text.trim()), command);
@@ -16,7 +16,7 @@ export function explainErrors(command: Command): void {
   for (const subcommand of command.commands) explainErrors(subcommand);
 }
 
-/** What commander says of a value, without the value: it may be a secret that got into the wrong place. */
+/** Commander's message without the value in it, which may be a secret in the wrong place. */
 function withoutValue(message: string): string {
   return message
     .replace(/^(error: option '[^']*' value) '.*'( from env '\w+' is invalid)/s, '$1$2')
@@ -32,7 +32,7 @@ function withSuggestion(message: string, command: Command): string {
   const synonym = kind === 'command' ? commandCalled(word, command, known.keys()) : undefined;
   const meant = known.get(synonym ?? nearest(word, known.keys()) ?? '');
   if (meant === undefined) return message;
-  // It is there, but was said with a value, as in `--wait=yes`.
+  // The option exists, but was given a value, as in `--wait=yes`.
   if (kind === 'option' && meant === word) return `error: option '${word}' takes no value`;
   return `${message}: did you mean ${meant}?`;
 }
@@ -47,7 +47,10 @@ function optionsOf(command: Command): Map<string, string> {
   );
 }
 
-/** What to type for each name: its own commands by name, and those of `davit` and `davit admin`, easily confused, by path. */
+/**
+ * What to type for each name: its own commands by name, and those of `davit` and `davit admin`, easily confused, by
+ * path.
+ */
 function commandsOf(command: Command): Map<string, string> {
   const root = rootOf(command);
   const admin = root.commands.filter((one) => one.name() === 'admin');
@@ -92,7 +95,7 @@ function visibleCommands(command: Command): Command[] {
   return command.createHelp().visibleCommands(command);
 }
 
-/** The text with neither keys and signing secrets nor what stands before the @ of a URL. */
+/** Takes out API keys, signing secrets, and the user and password of URLs. */
 export function withoutSecrets(text: string): string {
   return text
     .replaceAll(/\b(davit_)[0-9A-Za-z]{20,}|\b(whsec_)[0-9A-Za-z+/]{20,}=*/g, '$1$2…')

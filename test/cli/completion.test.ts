@@ -249,7 +249,7 @@ t.test('fish', ifHas('fish'), async (t) => {
     encoding: 'utf8',
   });
   t.equal(stderr, '');
-  t.match(stdout, /^admin\tlook after all of it/);
+  t.match(stdout, /^admin\tadminister davit/);
   t.match(stdout, /^my site\tprj_\w+, active$/m);
   t.match(stdout, /^--log-level=debug$/m);
   t.match(stdout, /^davit\.db$/m);
