@@ -202,7 +202,7 @@ export function stayAlive(): Disposable {
   return { [Symbol.dispose]: () => port1.close() };
 }
 
-/** An error as one line. Only one that is a bug of davit has its stack. */
+/** An error as one line; only a bug of davit comes with its stack. */
 export function errorText(error: unknown): string {
   return `error: ${problemText(error)}`;
 }

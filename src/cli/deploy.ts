@@ -123,7 +123,7 @@ async function deploy(
   }
 }
 
-/** Returns if the deployment succeeds, else throws Refusal. */
+/** Returns if the deployment succeeds, and throws otherwise. */
 async function awaitOutcome(
   created: Deployment,
   api: ApiClient,

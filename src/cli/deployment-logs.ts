@@ -102,7 +102,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   }
 }
 
-/** A signal still ends davit by itself, so that a shell that waits for it can tell. */
+/** Sends the signal again once nothing listens to it: a shell that waits for davit must see that a signal ended it. */
 function resetColoursAtSignal(output: LogOutput, { terminal, onSignal }: CommandContext): void {
   if (!terminal.colours) return;
   const stopListening = onSignal(['SIGINT', 'SIGTERM'], (signal) => {

@@ -44,7 +44,7 @@ function canBeDecoded(text: string): boolean {
 }
 
 /**
- * Which of these proxies connections go through; all hosts as URLs have them, with a port that is not the usual one.
+ * Watches which of these proxies connections go through. Hosts are as in URLs: with a port unless it is the default.
  */
 export function watchProxies({ httpProxy, httpsProxy }: Proxies) {
   const hosts = [httpProxy, httpsProxy].map((text) => URL.parse(text)?.host);

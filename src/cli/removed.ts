@@ -10,8 +10,8 @@ const STARTS_WITHIN_MS = 1_000;
 const RETRY_MS = 20;
 
 /**
- * Throws AppError `conflict` where the file is not to be opened: another machine serves it, it is used by another name
- * too, or something of it is not where it was.
+ * Throws AppError `conflict` if the file must not be opened: another machine serves it, it is also in use under another
+ * name, or it was moved, removed or replaced as `refuseRemoved` says.
  */
 export function refuseToOpen(path: string, effects: Effects): void {
   refuseOtherMachine(path);
@@ -20,10 +20,10 @@ export function refuseToOpen(path: string, effects: Effects): void {
 }
 
 /**
- * Throws AppError `conflict` where the file, its -wal or its -shm was moved, removed or replaced while a service has it
- * open, as far as this user may see. The service writes no more then, and what others write by these names may be lost.
- * A -wal that was moved is not always noticed here, as the service's other connections make a new one: SQLite refuses
- * that.
+ * Throws AppError `conflict` if the file, its -wal or its -shm was moved, removed or replaced while a service has it
+ * open, as far as this user can see. The service then writes no more, and what others write under these names may be
+ * lost. A -wal that was moved is not always noticed here, as other connections of the service create a new one: SQLite
+ * refuses that.
  */
 export function refuseRemoved(path: string, { monotonicMs, block }: Effects): void {
   const untilMs = monotonicMs() + STARTS_WITHIN_MS;
