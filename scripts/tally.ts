@@ -2,11 +2,11 @@ import { writeFileSync } from 'node:fs';
 import { Parser, type Result } from 'tap-parser';
 
 /*
- * Reads what `tap --reporter=tap` prints, says how each test file went as soon as it is over, and writes
- * `<passed> <failed>` to the file that is named by the first argument.
+ * Reads the output of `tap --reporter=tap`, prints the result of each test file as soon as it has ended, and writes
+ * `<passed> <failed>` to the file named by the first argument.
  *
- * What is counted are claims: tests without tests inside them, and assertions outside any test. A file that
- * crashed, or in which nothing ran, has failed at least once, whatever it printed before.
+ * Counts claims: tests without subtests, and assertions outside any test. A file that crashed, or in which nothing ran,
+ * counts at least one failure.
  */
 
 interface Claims {
@@ -39,7 +39,7 @@ run.on('complete', () => {
 });
 process.stdin.pipe(run);
 
-/** Collects what `parser` reads; calls `ended` after each test that stands directly in it. */
+/** Collects what `parser` reads; calls `ended` after each of its top-level tests. */
 function observe(parser: Parser, ended: (test: Test, end: Result) => void = () => {}): Test {
   const test: Test = { subtests: [], assertions: [] };
   let open: Test | undefined;
@@ -96,7 +96,7 @@ function inWords({ passed, failed, skipped }: Claims): string {
     .join(', ');
 }
 
-/** The innermost failures, each with the names of the tests around it. */
+/** Prints the innermost failures, each with the names of the tests around it. */
 function sayFailures(test: Test, end: Result, names: string[]): void {
   const inner = test.subtests.filter((subtest) => !subtest.end.ok);
   const failed = test.assertions.filter((assertion) => verdict(assertion) === 'failed');
@@ -105,7 +105,7 @@ function sayFailures(test: Test, end: Result, names: string[]): void {
   if (inner.length === 0 && failed.length === 0) sayFailure(end, names.length === 0 ? [end.name] : names);
 }
 
-/** What was not checked on this machine, and why not. */
+/** Prints what was not checked on this machine, and why. */
 function saySkipped(test: Test, names: string[]): void {
   for (const { test: inner, end } of test.subtests) saySkipped(inner, [...names, end.name]);
   const results = [...test.assertions, ...test.subtests.map(({ end }) => end)];
@@ -118,7 +118,7 @@ function sayFailure(result: Result, names: string[]): void {
   say(`      ${names.join(' > ')}`);
   const diagnosis: Record<string, unknown> = result.diag ?? (result.ok ? { note: 'nothing ran' } : {});
   for (const [key, value] of Object.entries(diagnosis)) {
-    // The rest says how tap was called, or repeats the source.
+    // The other keys tell how tap was called, or repeat the source.
     if (!['diff', 'stack', 'exitCode', 'signal', 'note', 'error', 'tapError', 'code'].includes(key)) continue;
     const text = typeof value === 'string' ? value.trimEnd() : JSON.stringify(value);
     say(`        ${key}: ${text.replaceAll('\n', '\n          ')}`);
