@@ -5,7 +5,7 @@ import { openFile } from './davit.ts';
 import type { Bench } from './measure.ts';
 import { type Child, processorMsOf } from './processes.ts';
 
-/** Where to ask, as whom, and which process answers. */
+/** A server under load: its address, the headers to send, and its process. */
 export interface Target {
   url: string;
   headers: Record<string, string>;
@@ -13,8 +13,8 @@ export interface Target {
 }
 
 /**
- * One round of load. What the server computed for each request depends least on what else the machine does: it
- * is told besides.
+ * One round of load. The result also has the server's processor time per request, which depends least on what else the
+ * machine does.
  */
 export async function loaded(
   client: Child,
@@ -26,7 +26,7 @@ export async function loaded(
   return { ...result, processorUs: ((processorMsOf(processId) - beforeMs) / result.requests) * 1000 };
 }
 
-/** A file with one project, whose deployments each have an outbox row. */
+/** Creates a file with a project, each deployment of which makes an outbox row. */
 export async function fileToCreateIn(
   directory: string,
 ): Promise<{ path: string; headers: Record<string, string>; keyId: KeyId }> {
@@ -44,7 +44,7 @@ export async function fileToCreateIn(
   };
 }
 
-/** The load of creating deployments; a quarter of the time goes by first. */
+/** The load of creating deployments, after a warm-up of a quarter of the time. */
 export function creating(
   { seconds }: Bench,
   target: Pick<Target, 'url' | 'headers'>,

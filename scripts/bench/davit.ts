@@ -19,7 +19,7 @@ import { lineOf, monotonicMs, type Running, start } from './processes.ts';
 
 export const EXECUTABLE = join(import.meta.dirname, '../../build/davit');
 
-/** Everything on, and nothing that bites. */
+/** Every feature is on, and no limit is reached. */
 const OPTIONS = [
   ...['--listen', '127.0.0.1:0'],
   ...['--rate-limit', '999999/1s'],
@@ -51,7 +51,7 @@ export async function serve(
   const readyMs = monotonicMs() - startedAtMs;
   let stopping = false;
   running.child.on('exit', (exitCode, signal) => {
-    // Nothing that is measured from here on would mean anything, and somebody may wait for it for ever.
+    // The measure would mean nothing, or wait for ever.
     if (!stopping) throw new Error(`davit ended with ${signal ?? exitCode}: ${tailOf(logPath)}`);
   });
   return {
@@ -79,13 +79,13 @@ function tailOf(path: string): string {
   return readFileSync(path, 'utf8').slice(-2_000);
 }
 
-/** A davit file in `directory`, which is made, written as `davit admin` writes: beside a service too. */
+/** Creates a davit file in `directory`, and writes to it as `davit admin` does, also while a service runs. */
 export function openFile(directory: string): DavitFile {
   mkdirSync(directory, { recursive: true });
   const path = join(directory, 'davit.db');
   const database = openForWriting(path, realEffects);
   const writer = createWriter(openForWriting(path, realEffects), realEffects);
-  /** How many webhooks were asked for in the name of a key, and which key has the latest of them. */
+  /** By the key that was asked for: how many webhooks it was asked for, and which key gets the next ones. */
   const made = new Map<KeyId, number>();
   const successors = new Map<KeyId, KeyId>();
   const newKey = () =>
@@ -119,7 +119,7 @@ export function openFile(directory: string): DavitFile {
     async webhook(keyId, url, events) {
       const count = made.get(keyId) ?? 0;
       made.set(keyId, count + 1);
-      // A key has no more than the maximum, and may have some already.
+      // Half the maximum for each key, as a key may have some already.
       const isFull = count > 0 && count % (WEBHOOKS_OF_KEY_MAX / 2) === 0;
       if (isFull) successors.set(keyId, (await newKey()).key.id);
       const owner = successors.get(keyId) ?? keyId;
@@ -153,26 +153,24 @@ export function openFile(directory: string): DavitFile {
 
 export interface DavitFile {
   database: Sqlite.Database;
-  /** One that may do everything. */
+  /** A key with all scopes and projects. */
   key(): Promise<{ keyId: KeyId; secret: string }>;
-  /** Without a command somebody else does its work, and reports. */
+  /** Without a command, another system does the work and reports it. */
   project(name: string, command?: [string, ...string[]] | null): Promise<ProjectId>;
   webhook(
     keyId: KeyId,
     url: string,
     events: ('deployment.created' | 'deployment.canceled')[],
   ): Promise<WebhookId>;
-  /** A service that runs takes it up within half a second. */
+  /** A running service takes it up within half a second. */
   enableWebhooks(webhookIds: readonly WebhookId[], enabled: boolean): void;
-  /** Has so many deployments wait, as `davit admin deployment create` does. */
+  /** Creates so many deployments, as `davit admin deployment create` does. */
   deploy(projectId: ProjectId, count: number): Promise<void>;
   pause(projectIds: readonly ProjectId[], paused: boolean): Promise<void>;
   close(): Promise<void>;
 }
 
-/**
- * What is delivered in all comparisons: an event as davit writes it, with its own id. The others get the same.
- */
+/** The event that is delivered in all comparisons, as davit writes it, with an id of its own. */
 export function exampleEvent(): { id: string; deploymentId: string; body: string } {
   const id = newId('evt', realEffects);
   const deploymentId = newId('dpl', realEffects);
@@ -182,8 +180,8 @@ export function exampleEvent(): { id: string; deploymentId: string; body: string
 }
 
 /**
- * `perWebhook` events with a pending delivery for each webhook, all in one transaction: a service that runs sees
- * either none of them or all.
+ * Adds `perWebhook` events with a pending delivery for each webhook, in one transaction: a running service sees none or
+ * all of them.
  */
 export function fillOutbox(
   database: Sqlite.Database,

@@ -2,7 +2,7 @@ import { statfsSync } from 'node:fs';
 import { availableParallelism, cpus, loadavg, release, totalmem } from 'node:os';
 import Sqlite from 'better-sqlite3';
 
-/** What figures mean nothing without. */
+/** The machine, without which figures mean nothing. */
 export interface Machine {
   cores: number;
   processor: string;
@@ -10,9 +10,9 @@ export interface Machine {
   kernel: string;
   node: string;
   sqlite: string;
-  /** Where the data lies. */
+  /** That of the data directory. */
   fileSystem: string;
-  /** What else went on, in the minute before: the load average. */
+  /** The load average of the minute before. */
   loadBefore: number;
 }
 
@@ -33,24 +33,24 @@ export function describeMachine(directory: string): Machine {
   };
 }
 
-/** For people; says so when others keep the machine busy. */
+/** The machine in words, with a warning if other programs keep it busy. */
 export function machineText({ loadBefore, ...machine }: Machine): string {
   const { cores, processor, memoryGb, kernel, node, sqlite, fileSystem } = machine;
   const facts = `${cores} cores of ${processor}, ${memoryGb} GB, Linux ${kernel}, Node ${node}, SQLite ${sqlite}, data on ${fileSystem}`;
   return loadBefore < BUSY_FROM * cores
     ? facts
-    : `${facts}\nTHE MACHINE IS BUSY with something else (load ${loadBefore}): these figures mean little, their ratios somewhat more`;
+    : `${facts}\nTHE MACHINE IS BUSY with other programs (load ${loadBefore}): these figures mean little, their ratios somewhat more`;
 }
 
 /** Running programs for each core. */
 const BUSY_FROM = 0.3;
 
-/** statfs(2), f_type. Throws for a file system in memory: an fsync costs nothing there. */
+/** The name of f_type, statfs(2). Throws for a file system in memory, where fsync costs nothing. */
 function fileSystemOf(directory: string): string {
   const { type } = statfsSync(directory);
   const name = FILE_SYSTEMS.get(type) ?? `file system 0x${type.toString(16)}`;
   if (IN_MEMORY.has(name)) {
-    throw new Error(`${directory} lies on ${name}, in memory: give --data-dir a directory on a real disk`);
+    throw new Error(`${directory} is on ${name}, in memory: give --data-dir a directory on a real disk`);
   }
   return name;
 }

@@ -20,8 +20,8 @@ import { table } from './report.ts';
 import { summarize } from './statistics.ts';
 
 /*
- * `npm run bench`: what davit reaches, side by side with what the machine would allow, with the plain way, and with
- * others that do the same. Client, servers and receivers share the machine; so it is the ratios that count.
+ * `npm run bench`: davit's figures beside the limits of the machine, a plain implementation, and other programs with
+ * the same purpose. Client, servers and receivers share the machine, so it is the ratios that count.
  */
 
 const ROOT = join(import.meta.dirname, '../..');
@@ -41,11 +41,11 @@ const MEASURES: readonly Measure[] = [
 ];
 
 const USAGE = `npm run bench -- [options]
-  --quick            some two or three minutes: few short rounds
+  --quick            few short rounds, two or three minutes in all
   --only <name>      only this measure; may be repeated
   --rounds <n>       how often each contender has its turn (5; 2 with --quick)
-  --seconds <n>      how long a turn takes, about (4; 1 with --quick)
-  --data-dir <dir>   where files are made and removed, on a real disk (build/bench)
+  --seconds <n>      how long a turn takes, roughly (4; 1 with --quick)
+  --data-dir <dir>   where files are created and removed, on a real disk (build/bench)
   --output <file>    all figures of all rounds as JSON (build/bench.json)
   --list             the names of all measures`;
 
@@ -147,18 +147,18 @@ function measureCalled(name: string): Measure {
   return measure;
 }
 
-/** One that goes wrong does not keep the others from their turn. */
+/** If a measure fails, the others are still made. */
 async function runOrTell(measure: Measure, bench: Omit<Bench, 'defer'>): Promise<Row[]> {
   try {
     return await runMeasure(measure, bench);
   } catch (error) {
     process.exitCode = 1;
     process.stderr.write(`\n${measure.name}: ${error instanceof Error ? error.stack : error}\n`);
-    return [rowMissing({ name: measure.name, missing: 'it went wrong, see above' })];
+    return [rowMissing({ name: measure.name, missing: 'it failed, see above' })];
   }
 }
 
-/** In a directory of its own; what it started is stopped in the opposite order, however it ended. */
+/** Runs it in a directory of its own. What it deferred is done in reverse order, even if it fails. */
 async function runMeasure(measure: Measure, bench: Omit<Bench, 'defer'>): Promise<Row[]> {
   mkdirSync(bench.directory);
   await using started = new AsyncDisposableStack();
@@ -180,7 +180,7 @@ function verdict(rows: readonly Row[]): string {
   return `${reached} reached, ${judged.length - reached} fall short, ${skipped} skipped`;
 }
 
-/** One line that changes, on a terminal; nothing elsewhere. */
+/** A line that changes, on a terminal only. */
 function progressOn(stream: NodeJS.WriteStream): { show(text: string): void; clear(): void } {
   const clear = () => void (stream.isTTY && stream.write('\r\x1b[K'));
   return {

@@ -1,6 +1,6 @@
 import { median } from './statistics.ts';
 
-/** One figure that davit has to reach, taken side by side with whatever it is held against. */
+/** A benchmark of davit beside what it is compared with. */
 export interface Measure {
   /** For `--only`. */
   name: string;
@@ -11,14 +11,14 @@ export interface Measure {
 /** What a measure is given. */
 export interface Bench {
   rounds: number;
-  /** How long one round of one contender lasts, about. */
+  /** How long one round of one contender lasts, roughly. */
   seconds: number;
   quick: boolean;
-  /** Of this measure alone, on a real disk; removed after it. */
+  /** The measure's own, on a real disk; removed after it. */
   directory: string;
-  /** Says on the terminal what is going on. */
+  /** Shows on the terminal what is going on. */
   progress(what: string): void;
-  /** Is called when the measure has ended, however it did; the last comes first. */
+  /** Calls `cleanUp` when the measure has ended, even if it failed; the last one first. */
   defer(cleanUp: () => unknown): void;
 }
 
@@ -30,20 +30,20 @@ export interface Row {
   samples: number[];
   /** Why there are none. */
   missing?: string;
-  /** Davit's figure divided by this one, or whatever the target says. */
+  /** davit's figure divided by this one, or as the target says. */
   ratio?: number;
   target?: { text: string; reached: boolean };
 }
 
 export type Unit = '/s' | 'ms' | 'µs' | 'MB' | 'times';
 
-/** What is held against others in the same rounds: `run` is one round of it, and names its figures. */
+/** One of those that are compared. `run` is a round of it, and returns its figures. */
 export interface Contender<Figure extends string> {
   name: string;
   run(): Promise<Partial<Record<Figure, number>>>;
 }
 
-/** One that cannot take part, and what to do about it. */
+/** A contender that cannot take part, and why. */
 export interface Missing {
   name: string;
   missing: string;
@@ -52,8 +52,8 @@ export interface Missing {
 export type Results<Figure extends string> = ReadonlyMap<string, Partial<Record<Figure, number[]>>>;
 
 /**
- * A B C A B C …: whatever else the machine does meets all of them alike. The first round of each is a rehearsal
- * where `rehearse` says so, and does not count.
+ * Runs the contenders in turn, A B C A B C …, so that whatever else the machine does affects all alike. With
+ * `rehearse`, an additional first round does not count.
  */
 export async function alternate<Figure extends string>(
   { rounds, progress }: Pick<Bench, 'rounds' | 'progress'>,
@@ -83,7 +83,7 @@ function note<Figure extends string>(
   results.set(name, samples);
 }
 
-/** One figure of one contender, of all rounds. */
+/** A figure of a contender, of all rounds. */
 export function samplesOf<Figure extends string>(
   results: Results<Figure>,
   name: string,
@@ -94,22 +94,24 @@ export function samplesOf<Figure extends string>(
   return samples;
 }
 
-/** A row that is not held against anything. */
+/** A row without a target. */
 export function figureRow(name: string, unit: Unit, samples: number[]): Row {
   return { name, unit, samples };
 }
 
-/** Davit's own figure, which has to stay below `limit`. */
+/** A figure of davit's that must stay below `limit`. */
 export function rowBelow(name: string, unit: Unit, samples: number[], limit: number): Row {
   return { name, unit, samples, target: { text: `< ${limit} ${unit}`, reached: median(samples) < limit } };
 }
 
-/** A figure that has to be `limit` or more. */
+/** A figure that must be `limit` or more. */
 export function rowAtLeast(name: string, unit: Unit, samples: number[], limit: number): Row {
   return { name, unit, samples, target: { text: `≥ ${limit}`, reached: median(samples) >= limit } };
 }
 
-/** What davit is held against: its own median has to be at least `atLeast` times this one's. Without: for information. */
+/**
+ * A contender of davit's, whose median must be at least `atLeast` times this one's. Without `atLeast`: for information.
+ */
 export function rowAgainst(
   davit: readonly number[],
   name: string,
@@ -124,7 +126,7 @@ export function rowAgainst(
     : { ...row, target: { text: `≥ ${atLeast}`, reached: ratio >= atLeast } };
 }
 
-/** The same figure under other circumstances: it may be at most `atMost` times what it is without them. */
+/** A figure under some load, which may be at most `atMost` times the same figure `without` it. */
 export function rowAtMost(
   without: readonly number[],
   name: string,

@@ -16,8 +16,8 @@ import { type Store, storeOn } from '../../src/store/store.ts';
 import type { Writer } from '../../src/store/writer.ts';
 
 /**
- * The plain way: davit's own API, validation, statements and log, but each write is committed by itself where its request
- * is handled, as one would write it at first. Takes deployments on `davit.db` in `directory`; gives the URL.
+ * A plain implementation: davit's own API, validation, statements and log, but each write is a commit of its own, made
+ * where its request is handled. Accepts deployments for `davit.db` in `directory`; resolves to its URL.
  */
 export async function startPlainService(directory: string): Promise<string> {
   const effects = realEffects;
@@ -58,7 +58,7 @@ export async function startPlainService(directory: string): Promise<string> {
   return `http://127.0.0.1:${server.info.port}`;
 }
 
-/** One `BEGIN IMMEDIATE … COMMIT` for each write, there and then; SQLite checkpoints by itself. */
+/** One `BEGIN IMMEDIATE … COMMIT` for each write, at once; SQLite checkpoints automatically. */
 function plainWriter(database: Database): Writer {
   const operations = makeOperations({ database, effects: realEffects, changed: () => undefined });
   return {

@@ -9,8 +9,8 @@ import type { ServerRequest } from './children/server.ts';
 import type { Bench } from './measure.ts';
 
 /*
- * The other processes of a benchmark. Each is told to the guard, which ends what is left of them and removes the
- * data once this process is gone, whatever took it.
+ * The other processes of a benchmark. The guard is told of each: once this process is gone, for whatever reason, it
+ * ends those that are left, and removes the data.
  */
 
 let guard: ChildProcess | undefined;
@@ -20,7 +20,7 @@ function tellGuard(request: GuardRequest): void {
   guard.send(request);
 }
 
-/** In a process group of its own, so that a ^C does not reach it; it keeps nobody waiting. */
+/** In a process group of its own, so that ^C does not reach it. It does not keep this process alive. */
 function startGuard(): ChildProcess {
   const child = fork(join(import.meta.dirname, 'children/guard.ts'), { detached: true });
   child.unref();
@@ -28,7 +28,7 @@ function startGuard(): ChildProcess {
   return child;
 }
 
-/** `directory` will be gone after this process. */
+/** Has the guard remove `directory` once this process is gone. */
 export function guardDirectory(directory: string): void {
   tellGuard({ kind: 'directory', directory });
 }
@@ -36,11 +36,11 @@ export function guardDirectory(directory: string): void {
 export interface Running {
   child: ChildProcess;
   processId: number;
-  /** Resolves when it is gone, `signal` (SIGTERM unless told) having been sent to it; SIGKILL follows after 15 s. */
+  /** Sends `signal` (SIGTERM by default), and SIGKILL after 15 s; resolves when the process is gone. */
   stop(signal?: NodeJS.Signals): Promise<void>;
 }
 
-/** Starts a program. `lastResort` is what the guard would end it with; SIGKILL follows. */
+/** Starts a program. `lastResort` is the signal by which the guard would end it; SIGKILL follows. */
 export function start(
   file: string,
   words: readonly string[],
@@ -68,7 +68,7 @@ function watch(child: ChildProcess, lastResort: NodeJS.Signals, name: string): R
   };
 }
 
-/** The first line of what it prints that matches, as the match. Throws when it ends before. */
+/** The match of the first line of its output that matches. Throws if it ends before. */
 export async function lineOf({ child }: Running, pattern: RegExp): Promise<RegExpExecArray> {
   let text = '';
   const stream = child.stdout;
@@ -104,13 +104,13 @@ export async function outputOf(
   return output;
 }
 
-/** One of the scripts in children/, in a process of its own, which answers one request after the other. */
+/** A process that runs one of the scripts in children/, and answers requests. */
 export interface Child {
   processId: number;
   call<Answer>(request: unknown): Promise<Answer>;
 }
 
-/** Ends with the measure. What it writes to stderr, the log of a service for instance, goes to a file. */
+/** Starts one, which ends with the measure. Its stderr, such as the log of a service, goes to a file. */
 export function childOf({ directory, defer }: Pick<Bench, 'directory' | 'defer'>, name: string): Child {
   const logPath = join(directory, `${name}.log`);
   const log = openSync(logPath, 'a');
@@ -146,7 +146,7 @@ export function childOf({ directory, defer }: Pick<Bench, 'directory' | 'defer'>
   };
 }
 
-/** Where a program is, as the shell would find it, or in one of `further` directories; undefined: nowhere. */
+/** The path of a program in PATH or in one of the `further` directories; undefined: it is in none. */
 export function findProgram(name: string, further: readonly string[] = []): string | undefined {
   const directories = [...(process.env['PATH'] ?? '').split(delimiter), ...further];
   return directories.map((directory) => join(directory, name)).find(isExecutable);
@@ -161,7 +161,7 @@ function isExecutable(path: string): boolean {
   }
 }
 
-/** Whether a package that davit does not depend on is there. */
+/** Whether a package that davit does not depend on is installed. */
 export function isInstalled(packageName: string): boolean {
   try {
     createRequire(import.meta.url).resolve(packageName);
@@ -171,7 +171,7 @@ export function isInstalled(packageName: string): boolean {
   }
 }
 
-/** For programs that cannot choose a port themselves. Somebody else might take it in the next moment. */
+/** For programs that cannot choose a free port themselves. Another process might take it meanwhile. */
 export async function freePort(): Promise<number> {
   const server = createServer().listen(0, '127.0.0.1');
   await once(server, 'listening');
@@ -183,13 +183,13 @@ export async function freePort(): Promise<number> {
 }
 
 export interface Memory {
-  /** The sum over all processes: pages that two of them share count twice. */
+  /** RSS of all processes: shared pages count once for each process. */
   residentMb: number;
-  /** Each page once. */
+  /** PSS of all processes: each page counts once. */
   proportionalMb: number;
 }
 
-/** Of a process and all its children, theirs too. Megabytes of 10^6 bytes. */
+/** The memory of a process and all its descendants, in megabytes of 10^6 bytes. */
 export function memoryOf(processId: number): Memory {
   const sum = { residentMb: 0, proportionalMb: 0 };
   for (const id of [processId, ...descendantsOf(processId)]) {
@@ -215,20 +215,20 @@ function descendantsOf(processId: number): number[] {
   });
 }
 
-/** What all threads of a process have computed so far, in it and for it in the kernel: proc(5), utime and stime. */
+/** The processor time of a process so far, in user and kernel mode: proc_pid_stat(5), utime and stime. */
 export function processorMsOf(processId: number): number {
   const text = readFileSync(`/proc/${processId}/stat`, 'utf8');
-  // The name in parentheses may hold anything; these are fields 14 and 15 of all, in hundredths of a second.
+  // The name in parentheses may hold anything, so fields are counted from its end: these are 14 and 15, in 1/100 s.
   const fields = text.slice(text.lastIndexOf(')') + 2).split(' ');
   return (Number(fields[11]) + Number(fields[12])) * 10;
 }
 
-/** Milliseconds on the clock that all processes of the machine share. */
+/** Milliseconds on the monotonic clock, which all processes of the machine share. */
 export function monotonicMs(): number {
   return Number(process.hrtime.bigint()) / 1e6;
 }
 
-/** One of the servers of children/server.ts. */
+/** Starts one of the servers of children/server.ts. */
 export async function serverOf(
   bench: Pick<Bench, 'directory' | 'defer'>,
   request: ServerRequest,

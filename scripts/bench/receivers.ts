@@ -5,20 +5,20 @@ import type { DavitFile } from './davit.ts';
 import type { Bench } from './measure.ts';
 import { childOf } from './processes.ts';
 
-/** Signed by ca.pem, for localhost and 127.0.0.1. */
+/** A certificate for localhost and 127.0.0.1, and ca.pem, which signed it. */
 const CERTIFICATES = join(import.meta.dirname, '../../test/fixtures/tls');
 export const AUTHORITY_PATH = join(CERTIFICATES, 'ca.pem');
 
-/** Places that deliveries go to, in one process. */
+/** Receivers of deliveries, all in one process. */
 export interface Receivers {
   urls: string[];
   tls: boolean;
-  /** Counts from 0 again. */
+  /** Starts counting from 0. */
   reset(): Promise<void>;
-  look(): Promise<Arrivals>;
+  arrivals(): Promise<Arrivals>;
 }
 
-/** Closed with the measure. */
+/** Opens receivers, which are closed with the measure. */
 export async function openReceivers(bench: Bench, count: number, { tls = false } = {}): Promise<Receivers> {
   const child = childOf(bench, 'receivers');
   const ask = <Answer>(request: ReceiversRequest) => child.call<Answer>(request);
@@ -30,11 +30,11 @@ export async function openReceivers(bench: Bench, count: number, { tls = false }
     urls: await ask({ kind: 'open', count, ...(tls ? { tls: certificate } : {}) }),
     tls,
     reset: () => ask({ kind: 'reset' }),
-    look: () => ask({ kind: 'look' }),
+    arrivals: () => ask({ kind: 'arrivals' }),
   };
 }
 
-/** A webhook for each receiver, for what `fillOutbox` makes. */
+/** Creates a webhook for each receiver, which subscribes to the events of `fillOutbox`. */
 export async function subscribe(file: DavitFile, keyId: KeyId, { urls }: Receivers): Promise<WebhookId[]> {
   const webhookIds: WebhookId[] = [];
   for (const url of urls) webhookIds.push(await file.webhook(keyId, url, ['deployment.canceled']));

@@ -4,7 +4,7 @@ import { summarize } from './statistics.ts';
 
 const HEADINGS = ['', 'median', 'min – max', 'ratio', 'to reach', ''];
 
-/** One measure as lines of text: what davit has to reach, and how it stands. */
+/** A measure as a table of its rows, their targets, and whether they are reached. */
 export function table(title: string, rows: readonly Row[]): string {
   const cells = [HEADINGS, ...rows.map(cellsOf)];
   const widths = HEADINGS.map((_, column) => Math.max(...cells.map((row) => width(row[column] ?? ''))));
@@ -32,13 +32,13 @@ function quantity(value: number, unit: Unit): string {
   return unit === '/s' ? `${amount(value)}/s` : unit === 'times' ? amount(value) : `${amount(value)} ${unit}`;
 }
 
-/** Three digits that count, or all before the point. */
+/** Three significant digits, or all before the decimal point. */
 function amount(value: number): string {
   const digits = Math.abs(value) >= 100 ? 0 : Math.abs(value) >= 10 ? 1 : 2;
   return value.toLocaleString('en', { minimumFractionDigits: digits, maximumFractionDigits: digits });
 }
 
-/** Names and targets to the left, numbers to the right. */
+/** Aligns names and targets to the left, and numbers to the right. */
 function align(cell: string, length: number, column: number): string {
   const padding = ' '.repeat(length - width(cell));
   return column === 0 || column >= 4 ? cell + padding : padding + cell;

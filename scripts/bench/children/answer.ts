@@ -1,4 +1,4 @@
-/** Makes this process one that `startChild` started: answers its requests, and ends with it. */
+/** Answers the requests of the benchmark, whose `childOf` started this process, and ends with it. */
 export function answerRequests<Request>(answer: (request: Request) => Promise<unknown>): void {
   process.on('message', ({ id, request }: { id: number; request: Request }) => {
     answer(request).then(

@@ -37,7 +37,9 @@ function open(directory: string) {
   return file;
 }
 
-/** The rows that a created deployment has: itself, its event, one in the outbox, its answer. */
+/**
+ * Inserts the rows of a created deployment: itself, its event, an outbox row, and the answer to its Idempotency-Key.
+ */
 function inserter(database: Database): () => void {
   database.exec(`
     INSERT INTO keys (id, name, scopes, all_projects, created_at) VALUES ('key_1', 'bench', '[]', 1, 1);

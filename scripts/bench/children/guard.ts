@@ -2,8 +2,8 @@ import { rmSync } from 'node:fs';
 import { setTimeout as delay } from 'node:timers/promises';
 
 /*
- * Outlives the benchmark for a moment, whatever ended that: what it had started and not yet stopped is ended, and its
- * data is removed.
+ * Outlives the benchmark for a moment, whatever ended that: ends the processes that it had not stopped yet, and removes
+ * its data.
  */
 
 export type GuardRequest =
@@ -43,7 +43,7 @@ process.on('disconnect', async () => {
   }
 });
 
-/** Whether there was such a process. */
+/** Sends a signal; 0 sends none. Whether there is such a process. */
 function send(processId: number, signal: NodeJS.Signals | 0): boolean {
   try {
     return process.kill(processId, signal);

@@ -4,27 +4,29 @@ import { percentile } from '../statistics.ts';
 import { answerRequests } from './answer.ts';
 
 /*
- * The load client: HTTP/1.1 over kept-alive connections, one request at a time on each, and as little work
- * for it as can be, since it shares the machine with whom it asks. `npm run bench` shows wrk beside it.
+ * The load client: HTTP/1.1 over kept-alive connections, one request at a time on each. It does as little work as
+ * possible, as it shares the machine with the server. `npm run bench` shows wrk beside it.
  */
 
 export interface LoadRequest {
   url: string;
   connections: number;
   seconds: number;
-  /** Before that, and not counted. */
+  /** Before `seconds`, and not counted. */
   warmUpSeconds: number;
   method: 'GET' | 'POST';
   headers: Record<string, string>;
   body?: string;
-  /** Another one with each request. */
+  /** Whether to send a new one with each request. */
   idempotencyKeys?: boolean;
-  /** Whatever the answers take; their latency counts from when a request was due. Without: as fast as it goes. */
+  /**
+   * A fixed rate, however long answers take; latency counts from when a request was due. Without: as fast as possible.
+   */
   requestsPerSecond?: number;
 }
 
 export interface LoadResult {
-  /** All that were answered, those before the count too. */
+  /** All that were answered, those of the warm-up too. */
   requests: number;
   perSecond: number;
   p50Ms: number;
@@ -69,7 +71,7 @@ async function load(request: LoadRequest): Promise<LoadResult> {
         host: hostname,
         port: Number(port),
         noDelay: true,
-        // One buffer for each connection, and no stream: half of what reading costs otherwise.
+        // One buffer for each connection and no stream, which halves the cost of reading.
         onread: { buffer: Buffer.allocUnsafe(64 * 1024), callback: readAnswer },
       });
       socket.on('connect', ask);
@@ -98,7 +100,7 @@ async function load(request: LoadRequest): Promise<LoadResult> {
   }
 }
 
-/** When the next request is due. */
+/** Gives a function that returns when the next request is due. */
 function paceOf({ requestsPerSecond }: LoadRequest): () => number {
   if (requestsPerSecond === undefined) return () => performance.now();
   let nextAtMs = performance.now();
@@ -108,7 +110,7 @@ function paceOf({ requestsPerSecond }: LoadRequest): () => number {
   };
 }
 
-/** The text of one request after the other. */
+/** Gives a function that returns the text of the next request. */
 function requestTexts({
   url,
   method,

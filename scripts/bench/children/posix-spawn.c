@@ -1,5 +1,5 @@
-/* posix-spawn SECONDS CONCURRENCY: starts /bin/true again and again, so many at a time, and prints how many ended in
- * a second. What the machine allows, with nothing around it. */
+/* posix-spawn SECONDS CONCURRENCY: starts /bin/true again and again, CONCURRENCY at a time, and prints how many ended per
+ * second: the limit of the machine. */
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <spawn.h>

@@ -1,7 +1,7 @@
 /*
- * Is loaded into the packaged davit by NODE_OPTIONS, and nothing of davit knows it: makes the service's main thread
- * as large as BENCH_RESIDENT_BYTES once it has started, and writes to BENCH_PROBE_FILE, at SIGUSR2, for how
- * long its event loop was held up since the last time.
+ * Loaded into the packaged davit by NODE_OPTIONS. Once the service has started, it makes the process as large as
+ * BENCH_RESIDENT_BYTES; at SIGUSR2 it writes to BENCH_PROBE_FILE for how long the event loop was held up since the last
+ * time.
  */
 const { renameSync, writeFileSync } = require('node:fs');
 const { monitorEventLoopDelay } = require('node:perf_hooks');

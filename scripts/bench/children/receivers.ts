@@ -4,19 +4,19 @@ import { createServer as createTlsServer } from 'node:tls';
 import { answerRequests } from './answer.ts';
 
 /*
- * Receivers of deliveries, each on a port of its own, that answer at once and count. Plain sockets: with
- * Node's own HTTP server they would take as much of the machine as who delivers.
+ * Receivers of deliveries, each on a port of its own, that answer at once and count. Plain sockets, as Node's own HTTP
+ * server would take as much of the machine as the sender.
  */
 
 export type ReceiversRequest =
   | { kind: 'open'; count: number; tls?: { certPath: string; keyPath: string } }
-  /** Counts from 0 again. */
+  /** Starts counting from 0. */
   | { kind: 'reset' }
-  | { kind: 'look' };
+  | { kind: 'arrivals' };
 
 export interface Arrivals {
   count: number;
-  /** Of the first and the last since the count began, on the machine's monotonic clock. */
+  /** When the first and the last of them came, on the machine's monotonic clock. */
   firstAtMs: number;
   lastAtMs: number;
 }
@@ -32,20 +32,20 @@ answerRequests(async (request: ReceiversRequest) => {
     case 'reset':
       arrivals = { count: 0, firstAtMs: 0, lastAtMs: 0 };
       return undefined;
-    case 'look':
+    case 'arrivals':
       return arrivals;
     default:
       return request satisfies never;
   }
 });
 
-/** The URL of a new receiver. */
+/** Opens a receiver; resolves to its URL. */
 async function open(tls: { certPath: string; keyPath: string } | undefined): Promise<string> {
   const server: Server =
     tls === undefined
       ? createServer(receive)
       : createTlsServer({ cert: readFileSync(tls.certPath), key: readFileSync(tls.keyPath) }, receive);
-  // Who delivers may be killed while it does.
+  // The sender may be killed during a handshake.
   server.on('tlsClientError', () => undefined);
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
   const { port } = server.address() as AddressInfo;

@@ -10,17 +10,17 @@ import { createPgBoss } from '../peers/pg-boss.ts';
 import type { PostgresPlace } from '../peers/postgres-accept.ts';
 import { answerRequests } from './answer.ts';
 
-/* Whom davit's deliveries are held against: the same bodies, to the same receivers, by undici. */
+/* What davit's deliveries are compared with: the same bodies, sent to the same receivers by undici. */
 
 export type SenderRequest =
   | { kind: 'open'; sender: SenderKind; urls: string[]; caPath?: string }
-  /** Has so many deliveries wait. */
+  /** Queues so many deliveries. */
   | { kind: 'fill'; count: number }
-  /** Delivers them all; answers when that is done and recorded. */
+  /** Delivers them all; answers when all are recorded. */
   | { kind: 'deliver' };
 
 export type SenderKind =
-  /** As fast as undici sends at all: nothing is signed and nothing stored. */
+  /** The limit of undici: nothing is signed or stored. */
   | { peer: 'undici' }
   | { peer: 'BullMQ'; socketPath: string }
   | { peer: 'pg-boss'; place: PostgresPlace }
@@ -41,10 +41,10 @@ export interface Queue {
   work(deliver: Deliver): Promise<void>;
 }
 
-/** Signs and sends one; gives the status. Rejects unless it is a 2xx. */
+/** Signs and sends a job; resolves to the status. Rejects unless it is a 2xx. */
 export type Deliver = (job: Job) => Promise<number>;
 
-/** As many as davit has under way at a time. */
+/** The same as davit's. */
 const CONCURRENCY = 256;
 
 let agent: Agent;
@@ -107,7 +107,7 @@ function headersOf({ eventId, secret, body }: Job): Record<string, string> {
 
 let secrets: readonly string[] = [];
 
-/** The same list each time, as davit has it: keys are made ready by list. */
+/** The same array each time, as in davit: the prepared keys are cached by array. */
 function listOf(secret: string): readonly string[] {
   if (secrets[0] !== secret) secrets = [secret];
   return secrets;
@@ -138,7 +138,7 @@ function post({ url, body }: Job, headers: Record<string, string>): Promise<numb
   });
 }
 
-/** No queue at all: the limit. What is signed is the first delivery alone; all others have its headers. */
+/** No queue at all, and only the first delivery is signed; all others have its headers. */
 function inMemory(): Queue {
   let waiting: readonly Job[] = [];
   return {
@@ -150,10 +150,10 @@ function inMemory(): Queue {
       if (first === undefined) return;
       const headers = headersOf(first);
       const left = waiting.values();
-      const sendOnAndOn = async () => {
+      const sendAll = async () => {
         for (const job of left) await post(job, headers);
       };
-      await Promise.all(Array.from({ length: CONCURRENCY }, sendOnAndOn));
+      await Promise.all(Array.from({ length: CONCURRENCY }, sendAll));
     },
   };
 }

@@ -6,16 +6,16 @@ import { createPostgresAnswers, type PostgresPlace } from '../peers/postgres-acc
 import { startPlainService } from '../plain-service.ts';
 import { answerRequests } from './answer.ts';
 
-/* What davit's HTTP side is held against, each started in a process of its own. */
+/* What davit's HTTP API is compared with, each in a process of its own. */
 
 export type ServerRequest =
-  /** Node's own server: takes a body in and answers with one. */
+  /** Node's own server: reads a body and answers with one. */
   | { kind: 'node'; answer: string }
   /** A hapi route and nothing else. */
   | { kind: 'hapi'; answer: string }
   /** hapi, and one transaction for each request. */
   | { kind: 'hapi on PostgreSQL'; answer: string; place: PostgresPlace }
-  /** davit's own code, with one commit for each request in the thread that takes requests. */
+  /** davit's own code, with one commit for each request, in the main thread. */
   | { kind: 'plain'; directory: string };
 
 answerRequests(async (request: ServerRequest): Promise<string> => {
@@ -46,7 +46,7 @@ async function startNode(answer: string): Promise<string> {
 
 type Store = (ref: string, idempotencyKey: string) => Promise<void>;
 
-/** The body is parsed, as hapi does by itself; what is answered was serialised before. */
+/** hapi parses the body, as by default; the answer was serialised before. */
 async function startHapi(answer: string, store: Store): Promise<string> {
   const server = new Server({ host: '127.0.0.1', port: 0 });
   server.route([

@@ -1,7 +1,7 @@
 import { spawn } from 'node:child_process';
 import { answerRequests } from './answer.ts';
 
-/** Node's own `spawn`, of /bin/true, so many at a time, in a process that holds so much memory. */
+/** Node's own `spawn` of /bin/true, `concurrency` at a time, in a process with `residentBytes` of memory. */
 export interface SpawnsRequest {
   seconds: number;
   concurrency: number;
@@ -16,7 +16,7 @@ answerRequests(async ({ seconds, concurrency, residentBytes }: SpawnsRequest) =>
   const fromMs = performance.now();
   const untilMs = fromMs + seconds * 1000;
   let ended = 0;
-  const spawnOnAndOn = async () => {
+  const spawnAgainAndAgain = async () => {
     while (performance.now() < untilMs) {
       await new Promise<void>((resolve, reject) => {
         spawn('/bin/true', { stdio: 'ignore' })
@@ -26,6 +26,6 @@ answerRequests(async ({ seconds, concurrency, residentBytes }: SpawnsRequest) =>
       ended += 1;
     }
   };
-  await Promise.all(Array.from({ length: concurrency }, spawnOnAndOn));
+  await Promise.all(Array.from({ length: concurrency }, spawnAgainAndAgain));
   return { perSecond: (ended / (performance.now() - fromMs)) * 1000 };
 });

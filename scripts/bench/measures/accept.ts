@@ -33,8 +33,8 @@ const PLAIN = 'the plain way: one commit for each request';
 const POSTGRES = 'hapi on PostgreSQL, one transaction for each';
 
 /**
- * Deployments of a project that is carried out elsewhere, so that nothing but accepting is measured. A webhook
- * subscribes to them and is disabled: its outbox row is written with each, and nothing is sent.
+ * Creates deployments of a project without a command, so that only accepting them is measured. A disabled webhook
+ * subscribes to them: each has an outbox row, but nothing is sent.
  */
 export const accept: Measure = {
   name: 'accept',
@@ -117,7 +117,7 @@ async function startPlain(bench: Bench): Promise<Target> {
   return { url: `${url}${path}`, headers, processId };
 }
 
-/** What davit answers: the others answer with the same bytes. */
+/** An answer of davit's: the others answer with the same bytes. */
 async function exampleAnswer({ url, headers }: Target): Promise<string> {
   const response = await fetch(url, {
     method: 'POST',
@@ -128,7 +128,7 @@ async function exampleAnswer({ url, headers }: Target): Promise<string> {
   return await response.text();
 }
 
-/** Its own client is written in C: what it reaches shows whether ours holds anybody up. */
+/** wrk is written in C: its figure shows whether our own client is the bottleneck. */
 async function askedByWrk(
   { directory, seconds }: Bench,
   wrk: string,
@@ -152,7 +152,7 @@ function wrkRows(wrk: string | undefined, perSecond: (name: string) => number[])
   const ratios = perSecond(NODE).map((own, round) => own / (reached[round] ?? Number.NaN));
   return [
     figureRow(WRK, '/s', reached),
-    // It is not what holds anybody up. Ours sends an Idempotency-Key with each request besides.
+    // Below 1, as ours also sends an Idempotency-Key with each request; from 0.8 on it is not the bottleneck.
     rowAtLeast('our own client reaches, of what wrk does', 'times', ratios, 0.8),
   ];
 }

@@ -22,8 +22,8 @@ const MANY = '1,000,000 pending';
 const FOUR = '1,000,000 pending, four of each webhook';
 
 /**
- * The function that the dispatcher calls, on a file of its own: webhooks in turn, one delivery of each. Nothing is
- * settled: who has had what was looked up at once begins anew.
+ * Calls the function by which the dispatcher claims, on a file of its own: webhooks in turn, one delivery of each.
+ * Nothing is settled, so that the same deliveries are claimed again and again.
  */
 export const claim: Measure = {
   name: 'claim',
@@ -82,7 +82,7 @@ function claiming(
       const fromMs = performance.now();
       let claimed = 0;
       while (performance.now() - fromMs < seconds * 1000) {
-        // Whose turn it is: it comes round to all of them.
+        // The next webhooks in turn.
         const batch = Array.from({ length: BATCH / limit }, () => requests[turn++ % WEBHOOKS] ?? never());
         for (const { due } of reads.claim(batch, Date.now())) claimed += due.length;
       }

@@ -21,11 +21,11 @@ import { laminar } from '../peers/laminar.ts';
 import { startWebhook } from '../peers/webhook.ts';
 import { childOf, findProgram, outputOf } from '../processes.ts';
 
-/** Commands at a time, the same for all. */
+/** Commands at a time, the same for all contenders. */
 const CONCURRENCY = 8;
 const PROJECTS = 2 * CONCURRENCY;
 const RESIDENT_BYTES = 250e6;
-/** In one round, for each of its seconds and each project. */
+/** For each second of a round, and each project. */
 const DEPLOYMENTS_PER_SECOND = 25;
 
 const DAVIT = 'davit at 250 MB';
@@ -38,8 +38,8 @@ const WEBHOOK = "Debian's webhook, keeps no record";
 type Figure = 'perSecond' | 'loopP99Ms' | 'residentMb';
 
 /**
- * Deployments of /bin/true that wait in paused projects, and from one moment on may run. A round lasts from the first
- * start to the last end that davit recorded.
+ * Deployments of /bin/true wait in paused projects, which are then resumed. A round lasts from the first start to the
+ * last end that davit recorded.
  */
 export const commands: Measure = {
   name: 'commands',
@@ -101,7 +101,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
       BENCH_PROBE_FILE: probeFile,
     },
   });
-  await delay(1_000); // until it is as large as that
+  await delay(1_000); // until the probe has made it that large
   const lastSeq = file.database.prepare<[], number>('SELECT coalesce(max(seq), 0) FROM deployments').pluck();
   const waiting = file.database
     .prepare('SELECT 1 FROM deployments WHERE finished_at IS NULL LIMIT 1')
@@ -131,7 +131,7 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
     },
   };
 
-  /** What the event loop saw since the last time. */
+  /** The delays of davit's event loop since the last call. */
   async function probe(): Promise<{ p99Ms: number; residentMb: number }> {
     rmSync(probeFile, { force: true });
     davit.child.kill('SIGUSR2');

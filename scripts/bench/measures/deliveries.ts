@@ -20,7 +20,7 @@ import { childOf, monotonicMs } from '../processes.ts';
 import { AUTHORITY_PATH, openReceivers, type Receivers, subscribe } from '../receivers.ts';
 
 const RECEIVERS = 200;
-/** In one round, for each of its seconds. */
+/** For each second of a round. */
 const DELIVERIES_PER_SECOND = 10_000;
 
 const DAVIT = 'davit, HTTP';
@@ -33,8 +33,8 @@ const PG_BOSS = 'pg-boss';
 const GRAPHILE = 'graphile-worker, tuned';
 
 /**
- * A heap of deliveries is due; a round lasts from the first that arrives until all are recorded. Every one has the same
- * kind of body and the same signatures.
+ * Many deliveries are due. A round lasts from the first arrival until all are recorded. All contenders send the same
+ * kind of body with the same signatures.
  */
 export const deliveries: Measure = {
   name: 'deliveries',
@@ -104,7 +104,7 @@ async function davitTo(bench: Bench, name: string, receivers: Receivers): Promis
   return round(bench, name, receivers, {
     fill: async () => undefined,
     async deliver(count) {
-      // The service finds them within half a second; a round begins when the first arrives.
+      // The service finds them within half a second; the round begins when the first arrives.
       fillOutbox(file.database, webhookIds, count / RECEIVERS);
       while (somethingPending.get() !== undefined) await delay(10);
       checkRecorded(file.database);
@@ -112,7 +112,7 @@ async function davitTo(bench: Bench, name: string, receivers: Receivers): Promis
   });
 }
 
-/** Each has one attempt, and it was answered with 200. */
+/** Checks that each has one attempt, which was answered with 200. */
 function checkRecorded(database: Sqlite.Database): void {
   const wrong = database
     .prepare(`
@@ -152,7 +152,7 @@ function round(
       await receivers.reset();
       await sender.deliver(count);
       const endedAtMs = monotonicMs();
-      const arrivals = await receivers.look();
+      const arrivals = await receivers.arrivals();
       if (arrivals.count !== count) throw new Error(`${name}: ${arrivals.count} arrived of ${count}`);
       return { perSecond: (count / (endedAtMs - arrivals.firstAtMs)) * 1000 };
     },

@@ -10,10 +10,10 @@ import { percentile } from '../statistics.ts';
 const NAME = 'davit';
 
 /**
- * The commit itself cannot be seen from outside: it comes after a request was sent, and before its answer is there. This
- * process is client and receiver, so that one clock tells all. From the answer on would be too short by the answer's
- * own way, so a whole round trip, taken right after, is added: that is what is judged. From the request on is
- * too long by all that accepting takes, fsync and all.
+ * The time of the commit cannot be seen from outside; it is between the request and its answer. This process is client
+ * and receiver, so that all times are of one clock. Counted from the answer, the figure is too small by the time that
+ * the answer takes to arrive, so a whole round trip, measured right after, is added: that figure is judged. Counted
+ * from the request, it is too large by the time that accepting takes, fsync included.
  */
 export const firstByte: Measure = {
   name: 'first-byte',
@@ -49,7 +49,7 @@ export const firstByte: Measure = {
         const sentAtMs = performance.now();
         const answeredAtMs = await ask('POST', `/v2/projects/${projectId}/deployments`, 201);
         const arrivedAtMs = await arrival;
-        await delay(5); // until all is idle again
+        await delay(5); // until davit is idle again
         const askedAtMs = performance.now();
         const roundTripMs = (await ask('GET', '/healthz', 200)) - askedAtMs;
         fromRequestMs.push(arrivedAtMs - sentAtMs);
@@ -63,7 +63,7 @@ export const firstByte: Measure = {
       };
     }
 
-    /** When the head of the answer was there. */
+    /** Resolves to when the head of the answer arrived. */
     async function ask(method: 'GET' | 'POST', path: string, status: number): Promise<number> {
       const headers = { Authorization: `Bearer ${secret}`, 'Content-Type': 'application/json' };
       const sent = request(`${davit.url}${path}`, { agent, method, headers });
@@ -79,13 +79,13 @@ export const firstByte: Measure = {
 
 type Figure = 'p50Ms' | 'p99Ms' | 'fromRequestP50Ms' | 'fromRequestP99Ms';
 
-/** Answers each request at once; `next` is when the first byte of the next one came. */
+/** Answers each request at once; `next` resolves to when the first byte of the next one arrives. */
 async function startReceiver() {
   let waiting: PromiseWithResolvers<number> | undefined;
   const server = createServer((socket: Socket) => {
     socket.setNoDelay(true).on('error', () => undefined);
     socket.on('data', (piece) => {
-      // A request of davit's is one write: head and body come together.
+      // davit sends a request in one write, so head and body arrive together.
       waiting?.resolve(performance.now());
       waiting = undefined;
       if (piece.includes('\r\n\r\n')) socket.write('HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n');

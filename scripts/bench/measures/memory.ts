@@ -11,12 +11,12 @@ import { median } from '../statistics.ts';
 const SETTLED_AFTER_SECONDS = 6;
 const IDLE_SECONDS = 3;
 const MINUTES = 10;
-/** At full speed ten minutes would make a file of 10 GB. */
+/** Limited, as at full speed ten minutes would make a file of 10 GB. */
 const CREATIONS_PER_SECOND = 1_500;
 
 /**
- * All processes of the service, idle and then under load: deployments at a steady rate, each of
- * them delivered, and pages of them as fast as 32 connections take them.
+ * The memory of all processes of the service, idle and then under load: deployments at a steady rate, a delivery of
+ * each, and pages of them as fast as 32 connections can read.
  */
 export const memory: Measure = {
   name: 'memory',
@@ -30,7 +30,7 @@ export const memory: Measure = {
     await file.close();
     const davit = await serveFor(bench, directory);
     bench.progress('idle');
-    // By then it has given back what the start took.
+    // By then the service has given back the memory of its start.
     await delay(SETTLED_AFTER_SECONDS * 1000);
     const idle = await watch(davit.processId, delay(IDLE_SECONDS * 1000));
 
@@ -76,7 +76,7 @@ function rows(idle: Memory[], loaded: Memory[], load: { seconds: number; created
   ];
 }
 
-/** What is resident at every second until `end`. */
+/** Samples the resident memory every second until `end`. */
 async function watch(processId: number, end: Promise<unknown>): Promise<Memory[]> {
   const samples: Memory[] = [];
   let ended = false;

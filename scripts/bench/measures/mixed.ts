@@ -13,10 +13,10 @@ const RECEIVERS = 200;
 const WITHOUT = 'accepting, no deliveries';
 const WITH = 'accepting while deliveries run flat out';
 
-/** More than are delivered in a second, for each of the receivers. */
+/** More than can be delivered in a second, for each receiver. */
 const PER_RECEIVER_AND_SECOND = 150;
 
-/** One service, the same load; in every other round there is more to deliver for each receiver than can be. */
+/** The same load on one service, in every other round with more deliveries for each receiver than can be sent. */
 export const mixed: Measure = {
   name: 'mixed',
   title: 'accepting a deployment with and without deliveries; 64 connections',
@@ -62,15 +62,15 @@ export const mixed: Measure = {
       fillOutbox(file.database, webhookIds, Math.ceil(seconds * PER_RECEIVER_AND_SECOND));
       file.enableWebhooks(webhookIds, true);
       await receivers.reset();
-      while ((await receivers.look()).count < webhookIds.length) await delay(20);
-      const before = await receivers.look();
+      while ((await receivers.arrivals()).count < webhookIds.length) await delay(20);
+      const before = await receivers.arrivals();
       const result = await accept();
-      const after = await receivers.look();
+      const after = await receivers.arrivals();
       if (webhookIds.some((id) => waiting.get(id) === undefined)) {
         throw new Error('all was delivered before the round had ended');
       }
       file.enableWebhooks(webhookIds, false);
-      await delay(1_000); // until that has been noticed
+      await delay(1_000); // until the service has noticed that
       const delivered = ((after.count - before.count) / (after.lastAtMs - before.lastAtMs)) * 1000;
       return { ...result, delivered };
     }

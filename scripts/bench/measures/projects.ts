@@ -48,7 +48,7 @@ export const projects: Measure = {
   },
 };
 
-/** One more than a page has, so that there is a cursor too. */
+/** One more than fits on a page, so that there is a cursor too. */
 async function fileWithProjects(directory: string): Promise<Record<string, string>> {
   const file = openFile(directory);
   const { secret } = await file.key();

@@ -10,7 +10,7 @@ const LARGE = 'davit, a file of 1 GB';
 const NODE = 'Node and an empty script';
 
 const LARGE_BYTES = 1e9;
-/** A start takes a fraction of a second: more rounds are cheap. */
+/** A start takes a fraction of a second, so more rounds are cheap. */
 const ROUNDS_FACTOR = 4;
 
 export const start: Measure = {
@@ -59,7 +59,7 @@ async function startNode(): Promise<{ ms: number }> {
   return { ms: monotonicMs() - fromMs };
 }
 
-/** A hundred thousand deployments with their events, and what they printed. */
+/** A hundred thousand deployments with their events and logs. */
 async function makeLarge(directory: string): Promise<void> {
   const file = openFile(directory);
   await file.key();

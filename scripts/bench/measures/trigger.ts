@@ -18,7 +18,7 @@ import { percentile } from '../statistics.ts';
 const DAVIT = 'davit';
 const WEBHOOK = "Debian's webhook";
 
-/** It reads the clock as the first thing it does; that it has to be loaded before counts. */
+/** Prints the time as the first thing it does; the time to load it counts. */
 const COMMAND = ['/bin/date', '+%s.%N'] as const;
 
 type Figure = 'p50Ms' | 'p99Ms';
@@ -75,7 +75,7 @@ async function webhookTriggers(bench: Bench): Promise<Contender<Figure> | Missin
   return triggering(bench, WEBHOOK, async () => await (await fetch(webhook.url, { method: 'POST' })).text());
 }
 
-/** `run` triggers the command and gives what it printed. */
+/** `run` triggers the command and resolves to its output. */
 function triggering({ seconds }: Bench, name: string, run: () => Promise<string>): Contender<Figure> {
   return {
     name,
@@ -83,11 +83,11 @@ function triggering({ seconds }: Bench, name: string, run: () => Promise<string>
       const latenciesMs: number[] = [];
       const untilMs = performance.now() + seconds * 1000;
       while (performance.now() < untilMs || latenciesMs.length < 50) {
-        // The wall clock, which the command reads too.
+        // The wall clock, as the command reads it too.
         const sentAtMs = performance.timeOrigin + performance.now();
         const startedAtMs = Number(await run()) * 1000;
         latenciesMs.push(startedAtMs - sentAtMs);
-        await delay(10); // until all is idle again
+        await delay(10); // until everything is idle again
       }
       return { p50Ms: percentile(latenciesMs, 50), p99Ms: percentile(latenciesMs, 99) };
     },

@@ -1,6 +1,6 @@
 import type { Job, Queue } from '../children/sender.ts';
 
-/** What of `bullmq` and `ioredis` is used: they are not among davit's dependencies. */
+/** The part of `bullmq` and `ioredis` that is used here: they are not among davit's dependencies. */
 interface Bullmq {
   Queue: new (
     name: string,
@@ -19,7 +19,7 @@ interface Bullmq {
   };
 }
 
-/** One queue and one worker; results stay in Redis, as BullMQ keeps them by itself. */
+/** One queue and one worker; results stay in Redis, as by default. */
 export async function createBullmq(socketPath: string, concurrency: number): Promise<Queue> {
   const bullmqName = 'bullmq';
   const ioredisName = 'ioredis';

@@ -2,7 +2,7 @@ import { setTimeout as delay } from 'node:timers/promises';
 import type { Job, Queue } from '../children/sender.ts';
 import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
 
-/** What of `graphile-worker` is used: it is not among davit's dependencies. */
+/** The part of `graphile-worker` that is used here: it is not among davit's dependencies. */
 interface GraphileWorker {
   run(options: object): Promise<{ stop(): Promise<void> }>;
   makeWorkerUtils(options: object): Promise<{ migrate(): Promise<void>; release(): Promise<void> }>;
@@ -18,7 +18,7 @@ const TUNED = {
   failJobBatchDelay: 0,
 };
 
-/** It deletes a job that is done, and keeps no result. */
+/** It deletes finished jobs, and keeps no results. */
 export async function createGraphileWorker(place: PostgresPlace): Promise<Queue> {
   const name = 'graphile-worker';
   const { run, makeWorkerUtils, Logger } = (await import(name)) as GraphileWorker;

@@ -4,10 +4,10 @@ import { setTimeout as delay } from 'node:timers/promises';
 import type { Bench, Contender, Missing } from '../measure.ts';
 import { findProgram, freePort, monotonicMs, outputOf, start } from '../processes.ts';
 
-/** So many runs for each second of a round; it takes them one by one. */
+/** Runs for each second of a round; laminar starts them one by one. */
 const RUNS_PER_SECOND = 100;
 
-/** laminar, a small continuous integration service that records its runs, or why there is none. */
+/** laminar, a small continuous integration service that records its runs; or why it cannot take part. */
 export async function laminar(
   { directory, defer, seconds }: Bench,
   name: string,

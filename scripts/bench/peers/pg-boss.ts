@@ -1,7 +1,7 @@
 import type { Job, Queue } from '../children/sender.ts';
 import type { PostgresPlace } from './postgres-accept.ts';
 
-/** What of `pg-boss` is used: it is not among davit's dependencies. */
+/** The part of `pg-boss` that is used here: it is not among davit's dependencies. */
 interface PgBoss {
   start(): Promise<unknown>;
   createQueue(name: string): Promise<void>;
@@ -11,12 +11,12 @@ interface PgBoss {
   on(event: 'error', listener: (error: unknown) => void): void;
 }
 
-/** While one batch is on its way, others are fetched and completed. */
+/** While one batch is being sent, others are fetched and completed. */
 const BATCHES_AT_A_TIME = 4;
 
 /**
- * At its best: batches that are fetched, sent at once and completed together, one after the other. Its own
- * `work()` does the same and sleeps in between.
+ * The fastest way to use it: fetch a batch, send all of it at once, complete it together, and so on. Its own `work()`
+ * does the same, but sleeps in between.
  */
 export async function createPgBoss(place: PostgresPlace, concurrency: number): Promise<Queue> {
   const name = 'pg-boss';

@@ -1,14 +1,14 @@
 import { randomBytes } from 'node:crypto';
 
-/** Where a PostgreSQL is, as pg takes it. */
+/** How to connect to a PostgreSQL, as pg takes it. */
 export interface PostgresPlace {
-  /** A directory: it listens on a Unix socket there. */
+  /** The directory of its Unix socket. */
   host: string;
   user: string;
   database: string;
 }
 
-/** What of `pg` is used: it is not among davit's dependencies. */
+/** The part of `pg` that is used here: it is not among davit's dependencies. */
 export interface PostgresPool {
   query(statement: string | { name: string; text: string; values: unknown[] }): Promise<{ rows: unknown[] }>;
   end(): Promise<void>;
@@ -38,7 +38,7 @@ const SCHEMA = `
     key_id text NOT NULL, idempotency_key text NOT NULL, body text NOT NULL,
     created_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (key_id, idempotency_key))`;
 
-/** All four rows by one prepared statement: the fewest ways to the server that there can be. */
+/** Inserts all four rows by one prepared statement, so with a single round trip. */
 const INSERT = `
   WITH deployment AS (
     INSERT INTO deployments (id, project_id, ref, status) VALUES ($1, 'prj_1', $2, 'queued')
@@ -49,7 +49,7 @@ const INSERT = `
   )
   INSERT INTO idempotency_keys (key_id, idempotency_key, body) VALUES ('key_1', $6, $5)`;
 
-/** Twice as many as there are commits at a time on a small machine; more were slower. */
+/** Twice as many as there are concurrent commits on a small machine; more were slower. */
 const CONNECTIONS = 32;
 
 /** Stores a deployment with its event, outbox row and idempotency key, in one transaction. */

@@ -10,8 +10,8 @@ import { connectToPostgres, type PostgresPlace } from './postgres-accept.ts';
 export type Postgres = { place: PostgresPlace } | { missing: string };
 
 /**
- * A PostgreSQL of the measure's own, on a Unix socket, as durable as it comes (`fsync`, `synchronous_commit`), or why
- * there is none. As root it runs as the user postgres.
+ * A PostgreSQL of the measure's own, on a Unix socket, as durable as by default (`fsync`, `synchronous_commit`); or why
+ * it cannot take part. Started by root, it runs as the user postgres.
  */
 export async function startPostgres(bench: Bench, ...packages: string[]): Promise<Postgres> {
   const found = binaries();
@@ -30,7 +30,7 @@ export async function startPostgres(bench: Bench, ...packages: string[]): Promis
   }
 }
 
-/** Debian keeps these off the PATH; the newest version counts. */
+/** Debian has these programs outside PATH; the newest version is taken. */
 function binaries(): { initdb: string; postgres: string } | undefined {
   const versions = readdirIfThere('/usr/lib/postgresql').sort((a, b) => Number(b) - Number(a));
   const directories = versions.map((version) => `/usr/lib/postgresql/${version}/bin`);
@@ -52,7 +52,7 @@ async function startCluster(
   { initdb, postgres }: { initdb: string; postgres: string },
 ): Promise<PostgresPlace> {
   const data = join(directory, 'postgres');
-  // A socket's path may have 107 characters.
+  // The path of a socket may have at most 107 characters.
   const socketDirectory = mkdtempSync(join(tmpdir(), 'davit-bench-'));
   guardDirectory(socketDirectory);
   mkdirSync(data, { mode: 0o700 });
@@ -72,7 +72,7 @@ async function startCluster(
     'synchronous_commit=on',
   ];
   const words = ['-D', data, ...settings.flatMap((setting) => ['-c', setting])];
-  // At the last resort an immediate shutdown: its own children would outlive a SIGKILL for a moment.
+  // The guard asks for an immediate shutdown, as the children of PostgreSQL would outlive a SIGKILL for a moment.
   const running = start(postgres, words, { ...options, stdio: 'ignore', lastResort: 'SIGQUIT' });
   defer(() => running.stop('SIGINT'));
   const place = { host: socketDirectory, user: 'bench', database: 'postgres' };

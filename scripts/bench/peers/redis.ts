@@ -5,8 +5,8 @@ import type { Bench } from '../measure.ts';
 import { findProgram, guardDirectory, isInstalled, lineOf, start } from '../processes.ts';
 
 /**
- * A Redis of the measure's own that keeps an append-only file, on a Unix socket, or why there is none.
- * `always`: what it acknowledged survives a power cut, as with davit; `everysec`: but for the last second.
+ * A Redis of the measure's own, on a Unix socket, with an append-only file; or why it cannot take part. With `always`,
+ * what it has acknowledged survives a power cut, as with davit; with `everysec`, all but the last second does.
  */
 export async function startRedis(
   { directory, defer }: Bench,

@@ -6,8 +6,8 @@ import type { Bench } from '../measure.ts';
 import { findProgram, freePort, start } from '../processes.ts';
 
 /**
- * Debian's `webhook`, which runs a command for each request and answers with what it printed, or why there is
- * none. It keeps no record.
+ * Debian's `webhook`, which runs a command for each request, answers with its output, and keeps no record; or why it
+ * cannot take part.
  */
 export async function startWebhook(
   { directory, defer }: Bench,
