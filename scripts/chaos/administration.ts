@@ -13,7 +13,7 @@ const execute = promisify(execFile);
 export interface Administration {
   perform(what: AdminWork, pick: number): Promise<void>;
   backup(): Promise<void>;
-  /** Lets every project go on. */
+  /** Resumes all projects that were paused. */
   resumeAll(): Promise<void>;
   figures: { commands: number; backups: number; backupsRefused: number };
 }
@@ -21,18 +21,18 @@ export interface Administration {
 export interface AdministrationOptions {
   executable: string;
   databasePath: string;
-  /** Where copies are made, on davit's own disk. */
+  /** Where backups are made, on davit's own disk. */
   backupDirectory: string;
   ledger: Ledger;
   /** Projects whose commands davit runs. */
   projectIds: readonly string[];
-  /** Whether a request with this key is let in; undefined: davit did not answer. */
+  /** Whether a request with this key is authenticated; undefined: davit did not answer. */
   isLetIn(secret: string): Promise<boolean | undefined>;
 }
 
 const TIMEOUT_MS = 30_000;
 
-/** What people do at the machine while the service runs, or does not. */
+/** Runs the admin commands of an administrator, whether the service runs or not. */
 export function createAdministration(options: AdministrationOptions): Administration {
   const { executable, databasePath, backupDirectory, ledger, projectIds, isLetIn } = options;
   const figures = { commands: 0, backups: 0, backupsRefused: 0 };
@@ -41,7 +41,7 @@ export function createAdministration(options: AdministrationOptions): Administra
 
   return { perform, backup, resumeAll, figures };
 
-  /** `davit <words> --json` as a process of its own; with what it printed if it ended well. */
+  /** Runs `davit <words> --json`; resolves to what it printed, if it succeeded. */
   async function davit<Value>(...words: string[]): Promise<{ ok: true; value: Value } | { ok: false }> {
     figures.commands += 1;
     const before = words.includes('--') ? words.indexOf('--') : words.length;
@@ -56,7 +56,7 @@ export function createAdministration(options: AdministrationOptions): Administra
     } catch (error) {
       const { code, stderr = '', killed } = error as { code?: number; stderr?: string; killed?: boolean };
       if (killed === true) ledger.violation('admin commands end', `${words.join(' ')} took ${TIMEOUT_MS} ms`);
-      // 0 and 1 are answers, 2 is a mistake of ours, a signal or a stack trace is a bug of davit's.
+      // Exit code 1 is a refusal, 2 is a mistake in this script, a signal or a stack trace is a bug of davit's.
       if ((code !== 1 || /^\s+at /m.test(stderr)) && killed !== true) {
         ledger.violation('admin commands say what is wrong', `${words.join(' ')}: exit ${code}: ${stderr}`);
       }
@@ -136,7 +136,7 @@ export function createAdministration(options: AdministrationOptions): Administra
     ledger.observe(canceled.value);
   }
 
-  /** From the next request on a revoked key is worth nothing. */
+  /** A key works as soon as it is created, and not once it is revoked. */
   async function throwAwayKey(name: string): Promise<void> {
     const words = ['--all-scopes', '--all-projects'];
     const made = await davit<{ id: string; secret: string }>(
@@ -171,9 +171,9 @@ export function createAdministration(options: AdministrationOptions): Administra
     }
   }
 
-  /** A copy has all that was acknowledged before it was asked for, or there is none. */
+  /** A backup has everything that was acknowledged before it was asked for, or it fails and leaves no file. */
   async function backup(): Promise<void> {
-    // As they are now: what is acknowledged from here on need not be in it.
+    // Copies, as what is acknowledged from now on need not be in the backup.
     const acknowledged = [...ledger.deployments.values()].map((known) => ({ ...known }));
     const writes = ledger.writes.filter(({ fate }) => fate === 'acknowledged');
     numbers += 1;

@@ -4,8 +4,8 @@ import type { Ledger } from './ledger.ts';
 import type { ApiKey } from './load.ts';
 
 /**
- * Walks all pages as a client does: every acknowledged deployment is on exactly one of them, for each key that may
- * see it, and every webhook of a key that was not deleted.
+ * Walks all pages as a client does: for each key, every acknowledged deployment that it sees, and every webhook of its
+ * own that was not deleted, is on exactly one page.
  */
 export async function checkThroughApi(
   client: Client,

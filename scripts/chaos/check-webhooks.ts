@@ -3,7 +3,7 @@ import { differences } from './check.ts';
 import type { KnownDeployment, KnownWebhook, Violation } from './ledger.ts';
 import type { Inbox } from './receivers.ts';
 
-/** What the ledger and the receivers know of who was to be told of what. */
+/** What the ledger and the receivers know of deliveries. */
 export interface DeliveryEvidence {
   webhooks: ReadonlyMap<string, KnownWebhook>;
   deployments: ReadonlyMap<string, KnownDeployment>;
@@ -12,7 +12,7 @@ export interface DeliveryEvidence {
   sees(keyId: string, projectId: string): boolean;
 }
 
-/** How much was looked at. */
+/** How much was checked. */
 export interface DeliveryCounts {
   events: number;
   /** Pairs of an event and a webhook. */
@@ -23,7 +23,7 @@ export interface DeliveryCounts {
   exhausted: number;
 }
 
-/** Webhooks are as they were acknowledged, with the secrets that were given out. */
+/** Webhooks are as acknowledged, with the secrets that were given out. */
 export function checkWebhooks(
   file: Database,
   { webhooks, inboxes }: Pick<DeliveryEvidence, 'webhooks' | 'inboxes'>,
@@ -32,7 +32,7 @@ export function checkWebhooks(
     SELECT w.*, (SELECT secret FROM webhook_secrets s WHERE s.webhook_id = w.id AND s.expires_at IS NULL) AS secret
       FROM webhooks w WHERE w.id = ?`);
   const violations: Violation[] = [];
-  // Of one that is busy an answer is still awaited, or never came.
+  // Not those with a change that was not answered.
   for (const known of [...webhooks.values()].filter(({ busy }) => !busy)) {
     const row = find.get(known.id);
     if (row === undefined) {
@@ -78,8 +78,8 @@ interface DeliveryRow {
 }
 
 /**
- * Every event was delivered to whoever subscribes to it, or is accounted for; and nobody was told what the file
- * does not know. `settled`: davit was left alone for so long that nobody living is still to be told.
+ * Every event was delivered to each webhook that subscribes to it, or is accounted for; and receivers got nothing that
+ * is not in the file. `settled`: davit was left alone for so long that no delivery to a living receiver may be pending.
  */
 export function checkDeliveries(
   file: Database,
@@ -128,7 +128,7 @@ function deliveriesOf(file: Database, webhookId: string): Map<string, DeliveryRo
   return new Map(rows.map((row) => [row.event_id, row]));
 }
 
-/** Events that the webhook surely subscribed to when they happened and that have no delivery. */
+/** Events without a delivery, though the webhook certainly subscribed to them when they happened. */
 function untold(
   webhook: KnownWebhook,
   events: ReadonlyMap<string, EventRow>,
@@ -175,7 +175,7 @@ function accountFor(
       return reception?.acknowledged === true ? [] : violation('what is delivered has arrived');
     case 'exhausted':
       counts.exhausted += 1;
-      // One that always answers well can miss an attempt while davit is frozen, and not all.
+      // A receiver that always answers well can miss an attempt while davit is frozen, but not all of them.
       return inbox?.misbehaved === true ? [] : violation('a living receiver is told');
     case 'pending':
       if (row.webhook_status === 'disabled') {

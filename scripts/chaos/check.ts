@@ -3,14 +3,14 @@ import { EXPECTED_ENDS } from './commands.ts';
 import type { KnownDeployment, Violation, WriteEntry, WriteFate } from './ledger.ts';
 
 /*
- * What must hold in davit's file, asked with our own SQL on a connection that cannot write: what the file says of
- * itself, and what the ledger says of it. Each gives the promises that were broken.
+ * Checks of davit's file, by SQL of our own on a read-only connection: that it is consistent, and that it agrees with
+ * the ledger. Each returns the promises that were broken.
  */
 
-/** Examples enough to see what is wrong. */
+/** Enough examples to see what is wrong. */
 const EXAMPLES_MAX = 10;
 
-/** What must hold whoever wrote what: SQLite's own checks, and that every row has what belongs to it. */
+/** What must hold whatever was written: SQLite's own checks, and that rows that belong together are all there. */
 export function checkFile(file: Database): Violation[] {
   return [
     ...checkIntegrity(file),
@@ -36,11 +36,11 @@ function checkIntegrity(file: Database): Violation[] {
 
 const TERMINAL = `('deployment.succeeded', 'deployment.failed', 'deployment.canceled')`;
 
-/** What is left of a deleted webhook goes bit by bit, the attempts of a delivery before itself. */
+/** Without those of deleted webhooks, which are removed in steps, the attempts of a delivery before the delivery. */
 const KEPT_DELIVERIES = `(SELECT * FROM deliveries
    WHERE webhook_id IN (SELECT id FROM webhooks WHERE deleted_at IS NULL))`;
 
-/** Each finds what may not be. */
+/** Each statement finds rows that break its rule. */
 const STRUCTURE: { rule: string; sql: string }[] = [
   {
     rule: 'a finished deployment has one terminal event, and an unfinished one none',
@@ -126,7 +126,10 @@ interface DeploymentRow {
   reported: number;
 }
 
-/** What was acknowledged is there, with the acknowledged values; so are the answers to requests with a key. */
+/**
+ * Acknowledged deployments are there with the acknowledged values, and so are answers to requests with an
+ * Idempotency-Key.
+ */
 export function checkAcknowledged(
   file: Database,
   deployments: Iterable<KnownDeployment>,
@@ -183,7 +186,7 @@ function checkAnswers(file: Database, writes: Iterable<WriteEntry>): Violation[]
   return violations;
 }
 
-/** Projects and keys that were made at the machine are there under their names. */
+/** Projects and keys that admin commands created are there under their names. */
 export function checkMade(
   file: Database,
   made: readonly { kind: 'projects' | 'keys'; id: string; name: string }[],
@@ -196,7 +199,7 @@ export function checkMade(
     .map((one) => ({ rule: 'what an admin command made is there', detail: JSON.stringify(one) }));
 }
 
-/** How many requests for a ref were acknowledged decides how many deployments of it there are. */
+/** Of each ref there are as many deployments as the fate of its request says. */
 export function checkRefs(file: Database, refs: ReadonlyMap<string, WriteFate>): Violation[] {
   const counts = new Map(
     file
@@ -219,7 +222,7 @@ export function checkRefs(file: Database, refs: ReadonlyMap<string, WriteFate>):
   ];
 }
 
-/** Redeployments share their ref: of those that nobody knows there are no more than requests that are doubtful. */
+/** Redeployments have the ref of another: there are no more unknown ones than doubtful requests. */
 export function checkRedeployments(
   file: Database,
   deployments: ReadonlyMap<string, KnownDeployment>,
@@ -235,7 +238,9 @@ export function checkRedeployments(
   return [{ rule: 'one deployment for each Idempotency-Key', detail }];
 }
 
-/** `runs`: the deployments whose commands said that they run, in that order. */
+/**
+ * Commands ran once, and only if they should. `runs`: the deployments whose commands recorded that they ran, in order.
+ */
 export function checkRuns(
   file: Database,
   runs: readonly string[],
@@ -268,7 +273,7 @@ export function checkRuns(
   return violations;
 }
 
-/** Whether each deployment ended as its command ends, or as somebody had asked. */
+/** Each deployment ended as its command does, or was canceled or interrupted. */
 export function checkEnds(file: Database, deployments: ReadonlyMap<string, KnownDeployment>): Violation[] {
   const rows = file.prepare<[], DeploymentRow>(
     'SELECT * FROM deployments WHERE finished_at IS NOT NULL AND reported = 0',
@@ -289,7 +294,7 @@ export function checkEnds(file: Database, deployments: ReadonlyMap<string, Known
 }
 
 function endProblem(row: DeploymentRow, known: KnownDeployment | undefined): string | undefined {
-  // Whoever is not in the ledger may have been canceled by nobody, but it may have been superseded or interrupted.
+  // Of a deployment that is not in the ledger it is not known whether its cancellation was requested.
   if (row.status === 'canceled') {
     if (row.reason === 'superseded') return undefined;
     return known?.cancelAsked === false ? 'nobody canceled it' : undefined;
@@ -310,7 +315,7 @@ function endProblem(row: DeploymentRow, known: KnownDeployment | undefined): str
   return undefined;
 }
 
-/** Once davit was left alone for long enough nothing waits that could go on. */
+/** Once davit has been left alone for long enough, nothing waits that could go on. */
 export function checkIdle(file: Database): Violation[] {
   const stuck = file
     .prepare('SELECT id, ref, status, process_id FROM deployments WHERE finished_at IS NULL AND reported = 0')
@@ -327,7 +332,7 @@ export function checkIdle(file: Database): Violation[] {
   ];
 }
 
-/** One violation for each field of `expected` that is otherwise in `actual`. */
+/** A violation for each field of `expected` that differs in `actual`. */
 export function differences(
   rule: string,
   name: string,

@@ -17,7 +17,7 @@ export interface Call {
 
 export type Outcome =
   | { kind: 'answered'; status: number; headers: Headers; body: string }
-  /** Whether davit has done it nobody knows. */
+  /** It is not known whether davit has carried it out. */
   | { kind: 'unanswered' };
 
 export interface Client {
@@ -26,12 +26,12 @@ export interface Client {
   close(): void;
 }
 
-/** Longer than davit is ever frozen, and than it waits for a busy file. */
+/** Longer than davit is ever frozen, or waits for a locked file. */
 const TIMEOUT_MS = 12_000;
 
 /**
- * An HTTP client that can lose answers on purpose. `urlOf` says where davit listens now; null: nowhere. Every
- * answer is held against the description that davit itself serves; `onProblem` hears what does not fit.
+ * An HTTP client that can lose answers on purpose. `urlOf` returns where davit listens now; null: nowhere. Every answer
+ * is checked against the description that davit serves; `onProblem` is called for each deviation.
  */
 export function createClient(urlOf: () => string | null, onProblem: (problem: string) => void): Client {
   const agent = new Agent({ keepAlive: true, maxSockets: 64 });
@@ -60,7 +60,7 @@ export function createClient(urlOf: () => string | null, onProblem: (problem: st
     return outcome;
   }
 
-  /** Undefined if davit went away just then. */
+  /** Undefined if davit does not answer. */
   async function readContract(url: string): Promise<Contract | undefined> {
     const description = await exchange(url, { method: 'GET', path: '/v2/openapi.json' });
     if (description.kind === 'unanswered' || description.status !== 200) return undefined;

@@ -1,6 +1,6 @@
 import { writeFileSync } from 'node:fs';
 
-/** What a deployment does is what its ref begins with. */
+/** What the command of a deployment does; its ref begins with it. */
 export type CommandKind =
   | 'quick'
   | 'fails'
@@ -12,7 +12,7 @@ export type CommandKind =
   | 'dies'
   | 'hangs';
 
-/** How a deployment of this kind may end if nobody interferes, and what it then shows. */
+/** How a deployment of this kind ends, unless it is canceled or interrupted. */
 export const EXPECTED_ENDS: Record<
   CommandKind,
   { status: 'succeeded' | 'failed'; reason: string | null; exitCode: number | null; logBytes: number | null }
@@ -28,12 +28,12 @@ export const EXPECTED_ENDS: Record<
   hangs: { status: 'failed', reason: 'timeout', exitCode: null, logBytes: 0 },
 };
 
-/** Within it `hangs` is stopped, and nothing else is. */
+/** Only `hangs` reaches it. */
 export const COMMAND_TIMEOUT = '12s';
 
 /**
- * The command of every project. First of all it says that it runs: one line, appended, in a file that is none of
- * davit's. What scatters waits for its children, so that none is a daemon that may stay.
+ * The command of every project. It first records that it runs, by a line in a file that is not davit's. `scatters`
+ * waits for its children, so that none of them is a daemon that davit would leave alone.
  */
 const SCRIPT = `#!/bin/sh
 echo "$DEPLOY_ID" >>"$CHAOS_RUNS"

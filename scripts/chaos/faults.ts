@@ -11,11 +11,11 @@ import type { Receivers } from './receivers.ts';
 import { type Preload, type Service, whyNoFaketime, whyNoFiu } from './service.ts';
 
 export interface Faults {
-  /** Does it, and has davit running again when it resolves. */
+  /** Inflicts a fault; davit runs again when it resolves. */
   inflict(fault: Fault): Promise<void>;
-  /** SIGTERM; resolves when it has ended, as it should. */
+  /** Sends SIGTERM; resolves when davit has ended, and notes a violation if it did not end cleanly. */
   terminate(): Promise<void>;
-  /** How often each was done, and why those that were not could not be. */
+  /** How often each kind was inflicted, and why the skipped ones were not. */
   done: Partial<Record<FaultKind, number>>;
   skipped: Partial<Record<FaultKind, string>>;
   /** How often the service was killed, in whatever way. */
@@ -30,21 +30,21 @@ export interface FaultsOptions {
   receivers: Receivers;
   ledger: Ledger;
   client: Client;
-  /** Where a disk of davit's own is mounted; null: it has none. */
+  /** Where davit's own disk is mounted; null: it has none. */
   disk: string | null;
-  /** Called after each start, before anything else is done to it. */
+  /** Called after each start, before anything else is done. */
   onStarted(): Promise<void>;
 }
 
-/** Within so long a clean stop is over, as promised. */
+/** A clean stop is promised within this time. */
 const STOP_MAX_MS = 30_000;
-/** A second one has to be told so within: admin commands of others are slow on a machine that is busy. */
+/** A second serve must refuse within this time; on a busy machine that may take a while. */
 const SECOND_SERVE_MAX_MS = 20_000;
 const RESIZE_TRIES_MAX = 100;
-/** While connections flood in, somebody else is answered within. */
+/** While connections flood in, another client must be answered within this time. */
 const PROBE_MAX_MS = 10_000;
 
-/** Why this kind of fault cannot be done here; undefined: it can. */
+/** Why this kind of fault cannot be inflicted on this machine; undefined: it can. */
 function whyNot(kind: FaultKind, disk: string | null): string | undefined {
   switch (kind) {
     case 'full-disk':
@@ -58,7 +58,7 @@ function whyNot(kind: FaultKind, disk: string | null): string | undefined {
   }
 }
 
-/** What is done to davit, one at a time. */
+/** Inflicts faults on davit, one at a time. */
 export function createFaults(options: FaultsOptions): Faults {
   const { executable, databasePath, service, receivers, ledger, client, disk, onStarted } = options;
   const done: Faults['done'] = {};
@@ -75,7 +75,7 @@ export function createFaults(options: FaultsOptions): Faults {
       return;
     }
     ledger.note({ fault });
-    // It may have ended by itself, which is a violation already. Who is away concerns davit only when it calls.
+    // davit may have ended by itself, which is a violation already. For `vanish` it need not run.
     if (fault.kind !== 'vanish' && service.current() === null) await start();
     await carryOut(fault);
     done[fault.kind] = (done[fault.kind] ?? 0) + 1;
@@ -179,7 +179,7 @@ export function createFaults(options: FaultsOptions): Faults {
     }
   }
 
-  /** Connections that cost memory and say nothing, or half of something; whoever else calls is answered. */
+  /** Opens connections that send nothing, or half a request; other clients must still be answered. */
   async function crowd({ kind, count, forMs }: Fault & { kind: 'slow-clients' | 'flood' }): Promise<void> {
     const url = new URL(current().url);
     const sockets = Array.from({ length: count }, (_, index) => {
@@ -203,13 +203,13 @@ export function createFaults(options: FaultsOptions): Faults {
     if (!/^HTTP\/1\.1 4\d\d /.test(answer)) ledger.violation('half a request is answered with 4xx', answer);
   }
 
-  /** The disk becomes as small as what is on it; the bytes that are there stay. */
+  /** Shrinks the disk to what is on it and `spareBytes`, and enlarges it again. */
   async function fillDisk({ spareBytes, forMs }: Fault & { kind: 'full-disk' }): Promise<void> {
     const { bsize, blocks } = statfsSync(must(disk));
     for (let tries = 1; ; tries += 1) {
       const { bfree } = statfsSync(must(disk));
       if (resizeDisk((blocks - bfree) * bsize + spareBytes)) break;
-      // More has been written meanwhile than was to be spared.
+      // More than `spareBytes` has been written meanwhile.
       if (tries === RESIZE_TRIES_MAX) throw new Error('the disk could not be made small');
     }
     await delay(forMs);
@@ -217,7 +217,7 @@ export function createFaults(options: FaultsOptions): Faults {
   }
 
   function resizeDisk(bytes: number): boolean {
-    // With a source named: without, mount adds the options that it finds, and those only root may give.
+    // With a source: without one, mount would add the options of the existing mount, which only root may set.
     const words = ['-t', 'tmpfs', '-o', `remount,size=${bytes}`, 'none', must(disk)];
     return spawnSync('mount', words).status === 0;
   }
@@ -271,7 +271,10 @@ function must<Value>(value: Value | null): Value {
   return value;
 }
 
-/** How to run a program where it may mount a disk that nobody else sees; undefined: nothing lets it. */
+/**
+ * The words to run a program with so that it may mount a disk that no other process sees; undefined: that is not
+ * allowed.
+ */
 export function mountingPrefix(): string[] | undefined {
   return [
     ['unshare', '--mount'],

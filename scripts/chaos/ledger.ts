@@ -8,11 +8,11 @@ import {
 } from '../../src/domain.ts';
 
 /*
- * What davit said, kept where davit cannot reach it: in memory, and line by line in a file that is only ever
- * appended to. Everything that is checked is checked against this.
+ * What davit has acknowledged, kept out of its reach: in memory, and as lines in an append-only file. All checks
+ * compare with this.
  */
 
-/** A promise of davit's that was broken. */
+/** A broken promise of davit's. */
 export interface Violation {
   rule: string;
   detail: string;
@@ -21,7 +21,7 @@ export interface Violation {
 /** One write as a client means it, however often it is sent. */
 export interface WriteIntent {
   number: number;
-  /** `deploy`, `cancel`, …: for people. */
+  /** For people: `deploy`, `cancel`, … */
   name: string;
   keyId: string;
   keySecret: string;
@@ -29,9 +29,9 @@ export interface WriteIntent {
   path: string;
   body: unknown;
   idempotencyKey: string | null;
-  /** Of the answer that is hoped for. */
+  /** The status of success. */
   expectedStatus: number;
-  /** Statuses that may come instead, and then nothing was written. */
+  /** Statuses that are allowed too, and mean that nothing was written. */
   refusals: readonly number[];
 }
 
@@ -42,8 +42,8 @@ export interface Answer {
 }
 
 /**
- * `acknowledged`: it was answered with a 2xx. `refused`: sent once and refused, so nothing may have come of it.
- * `doubtful`: an answer was lost and no repeat was acknowledged, so it may have been carried out, once.
+ * `acknowledged`: it was answered with a 2xx. `refused`: every sending was refused, so it must not have been carried
+ * out. `doubtful`: an answer was lost and no repeat was acknowledged, so it may have been carried out once.
  */
 export type WriteFate = 'open' | 'acknowledged' | 'refused' | 'doubtful';
 
@@ -61,10 +61,10 @@ export interface KnownDeployment {
   keyId: string | null;
   redeployOf: string | null;
   createdAt: string;
-  /** By performance.now(): when the first request for it was sent, and when it was first answered. */
+  /** When the first request for it was sent, and when it was first answered, by performance.now(). */
   sentAtMs: number;
   acknowledgedAtMs: number;
-  /** Somebody asked for its cancellation, acknowledged or not. */
+  /** Its cancellation was requested, whether acknowledged or not. */
   cancelAsked: boolean;
   /** The cancellation was acknowledged while it was queued: it must never run. */
   canceledInQueue: boolean;
@@ -81,13 +81,13 @@ export interface KnownWebhook {
   events: EventType[];
   description: string | null;
   status: WebhookStatus;
-  /** Every one that was given out, the newest last. */
+  /** All secrets that were given out, the newest last. */
   secrets: string[];
   deleted: boolean;
-  /** Its subscription is sure for what was asked for after the first and happened before the second. */
+  /** Its subscription is certain for deployments requested after the first and events before the second. */
   subscribedSinceMs: number;
   changeSentAtMs: number;
-  /** One change at a time: its state would not be sure otherwise. */
+  /** Whether it is being changed: with one change at a time, its state is certain. */
   busy: boolean;
 }
 
@@ -96,31 +96,31 @@ export interface Ledger {
   writes: readonly WriteEntry[];
   deployments: ReadonlyMap<string, KnownDeployment>;
   webhooks: ReadonlyMap<string, KnownWebhook>;
-  /** What became of the one request for each ref: how many deployments of it there must, or may, be. */
+  /** The fate of the one request for each ref, which says how many deployments of it there must or may be. */
   refs: Map<string, WriteFate>;
-  /** Projects and keys that admin commands made, by id. */
+  /** Projects and keys that admin commands created. */
   made: { kind: 'projects' | 'keys'; id: string; name: string }[];
   counts: { acknowledged: number; refused: number; doubtful: number; repeats: number };
   violation(rule: string, detail: string): void;
   intend(intent: Omit<WriteIntent, 'number'>): WriteEntry;
-  /** Notes the 2xx of one sending; `replayed`: davit said that it is the stored answer to an earlier one. */
+  /** Notes a 2xx; `replayed`: davit said that it is the stored answer to an earlier request. */
   acknowledge(entry: WriteEntry, answer: Answer, replayed: boolean): void;
   close(entry: WriteEntry, fate: 'refused' | 'doubtful'): void;
   deploymentMade(deployment: Deployment, sentAtMs: number): KnownDeployment;
   /**
-   * Holds a deployment that davit shows against what it said before. `askedAtMs`: when it was asked for, by
-   * performance.now(); answers can overtake each other, and what is remembered for a repeat is old.
+   * Compares a deployment that davit shows with what it said before. `askedAtMs`: when it was requested, by
+   * performance.now(), as answers can overtake each other; 0 for an answer that may be a stored, old one.
    */
   observe(deployment: Deployment, askedAtMs?: number): void;
   webhookMade(webhook: Webhook & { signing_secret: string }, path: string, keyId: string): void;
-  /** A line in the file, for who looks into it afterwards. */
+  /** Writes a line to the file, for people who read it afterwards. */
   note(line: Record<string, unknown>): void;
 }
 
-/** More of the same would tell nothing new, and fill the memory. */
+/** More would tell nothing new, and fill the memory. */
 const VIOLATIONS_MAX = 200;
 
-/** A ledger whose lines go to `file`. */
+/** Creates a ledger that writes its lines to `file`. */
 export function createLedger(file: string): Ledger {
   const violations: Violation[] = [];
   const writes: WriteEntry[] = [];

@@ -6,18 +6,18 @@ import type { KnownDeployment, KnownWebhook, Ledger, WriteEntry, WriteIntent } f
 import { COMMAND_PROJECTS, type Fate, type Load, type Sending } from './plan.ts';
 import type { Receivers } from './receivers.ts';
 
-/** A key that the load calls with. */
+/** An API key that the load uses. */
 export interface ApiKey {
   id: string;
   secret: string;
-  /** Null: it sees all. */
+  /** Null: all. */
   projectIds: ReadonlySet<string> | null;
 }
 
 export interface Loader {
-  /** Does one step of the plan; resolves when every write of it was acknowledged, refused or given up. */
+  /** Does a step of the plan; resolves when all its writes are acknowledged, refused or given up. */
   perform(load: Load): Promise<void>;
-  /** From now on whatever is not answered soon never will be. */
+  /** Repeats unanswered writes no more: from now on they are given up. */
   giveUp(): void;
 }
 
@@ -31,9 +31,9 @@ export interface LoaderOptions {
   keys: readonly ApiKey[];
 }
 
-/** Between two sendings of a write whose answer was lost, as a patient client has it. */
+/** Between two sendings of a write whose answer was lost. */
 const REPEAT_AFTER_MS = 250;
-/** What is done to deployments is done to the younger ones as a rule: the others are over. */
+/** Steps pick among so many of the newest deployments, as older ones have ended. */
 const YOUNG = 60;
 
 /** Turns steps of the plan into requests, and their answers into lines of the ledger. */
@@ -178,7 +178,7 @@ export function createLoader(options: LoaderOptions): Loader {
         expectedStatus: 201,
         refusals: [],
       },
-      // Of one whose answer is lost for good nobody would know the secret.
+      // With an Idempotency-Key, as nobody would know the secret if the answer were lost.
       { ...sending, idempotent: true },
     );
     if (entry.answer === null) return;
@@ -189,10 +189,10 @@ export function createLoader(options: LoaderOptions): Loader {
     kind: 'describe' | 'disable' | 'enable' | 'remove' | 'ping' | 'replay' | 'subscribe' | 'rotate';
   };
 
-  /** One change of a webhook at a time, so that its state is sure after each. */
+  /** Makes one change of a webhook at a time, so that its state is certain after each. */
   async function changeWebhook(load: Change): Promise<void> {
     const free = [...ledger.webhooks.values()].filter(({ deleted, busy }) => !deleted && !busy);
-    // So many stay, that there is always somebody to tell.
+    // So many stay that there are always deliveries.
     if (load.kind === 'remove' && free.length < 12) return;
     const known = picked(free, load.pick);
     const key = keys.find(({ id }) => id === known?.keyId);
@@ -200,14 +200,14 @@ export function createLoader(options: LoaderOptions): Loader {
     const request = changeRequest(load, known);
     known.busy = true;
     if (load.kind === 'subscribe' || load.kind === 'remove') known.changeSentAtMs = performance.now();
-    // Nobody can tell what one without an Idempotency-Key has done when its answer is lost.
+    // With an Idempotency-Key, as its effect would be unknown if the answer were lost.
     const entry = await write(
-      // While the clock is set back, a replay begins in its future.
+      // 400: while davit's clock is set back, the replay would begin in the future.
       { ...of(key), name: load.kind, refusals: load.kind === 'replay' ? [400] : [], ...request },
       { ...load.sending, idempotent: true },
     );
     if (entry.answer !== null) noteChange(load, known, entry.answer.body);
-    // One whose change is in doubt is not touched any more.
+    // A webhook whose change is in doubt is not changed again.
     known.busy = entry.fate === 'doubtful';
   }
 
@@ -248,14 +248,14 @@ export function createLoader(options: LoaderOptions): Loader {
         path: `/v2/deliveries/${delivery.id}/redeliver`,
         body: undefined,
         expectedStatus: 202,
-        // Its webhook may be deleted meanwhile.
+        // 404: the webhook may have been deleted meanwhile.
         refusals: [404],
       },
       sending,
     );
   }
 
-  /** An old write again: the answer must be the old one, byte for byte. */
+  /** Repeats an old write: the answer must be the old one, byte for byte. */
   async function repeat(pick: number): Promise<void> {
     const entry = picked(
       ledger.writes.filter(({ answer, idempotencyKey }) => answer !== null && idempotencyKey !== null),
@@ -304,7 +304,7 @@ export function createLoader(options: LoaderOptions): Loader {
     }
   }
 
-  /** Undefined: it was not answered. What was acknowledged must be found as long as nobody deletes it. */
+  /** Undefined: it was not answered. `known`, which was acknowledged, must be found unless it is being deleted. */
   async function get(key: ApiKey, path: string, known?: KnownDeployment | KnownWebhook) {
     const outcome = await client.call({ method: 'GET', path, keySecret: key.secret });
     if (outcome.kind === 'unanswered') return undefined;
@@ -334,7 +334,7 @@ export function createLoader(options: LoaderOptions): Loader {
     while (entry.fate === 'open') {
       await delay(REPEAT_AFTER_MS);
       if (givenUp) ledger.close(entry, 'doubtful');
-      // An earlier sending may have come through, so that a refusal now says nothing of that.
+      // An earlier sending may have been carried out, of which this refusal says nothing.
       else if ((await send(entry, 'waits', true)) === 'refused') ledger.close(entry, 'doubtful');
     }
     return entry;
@@ -359,10 +359,11 @@ export function createLoader(options: LoaderOptions): Loader {
       return 'acknowledged';
     }
     if (status === 503) return 'unknown';
-    // Limits come before memory; visibility, too, and what is deleted by now is not visible; and what the clock says.
+    // Even if the answer is remembered: limits, visibility (deleted things are not visible) and the clock are checked
+    // first.
     const isBeforeMemory = status === 429 || status === 404 || (status === 400 && refusals.includes(400));
     if (wasAcknowledged && isBeforeMemory) return 'unknown';
-    // A key's limit is far away: it is the queue that is full, or too many replays or pings that are open.
+    // The rate limit is never reached: 429 means a full queue, or too many replays or pings.
     if (entry.answer === null && (refusals.includes(status) || status === 429)) return 'refused';
     ledger.violation('answers', `${method} ${path} (${idempotencyKey}) → ${status} ${outcome.body}`);
     return 'refused';

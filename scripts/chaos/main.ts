@@ -9,21 +9,21 @@ import { reportText } from './report.ts';
 import { run } from './run.ts';
 
 /*
- * `npm run chaos -- --minutes 5 --seed 1`: runs build/davit under load, does it harm, and holds what is left against
- * what was acknowledged. Exit code 1 if anything is lost, and the data stays where it is then.
+ * `npm run chaos -- --minutes 5 --seed 1`: runs build/davit under load, inflicts faults on it, and checks its file
+ * against what it acknowledged. Exit code 1 if anything is lost; the data is kept then.
  */
 
 const ROOT = join(import.meta.dirname, '../..');
 const EXECUTABLE = join(ROOT, 'build/davit');
 const USAGE = `usage: npm run chaos -- [--minutes <n>] [--seed <n>] [--faults <kind,…>] [--directory <dir>] [--json]
 
-  --minutes    how long the load lasts; some seconds of setting up and settling come on top (default 1)
-  --seed       decides what is done when (default: another one each time)
+  --minutes    how long the load lasts; setting up and settling take some seconds more (default 1)
+  --seed       decides what is done when (default: a new one each time)
   --faults     only these: ${FAULT_KINDS.join(', ')}
-  --directory  for the data while it runs, and its report (default build; the report is build/chaos.json)
+  --directory  for the data of the run and its report, chaos.json (default build)
   --json       the report as JSON, on stdout`;
 
-/** Says to the process that was started for it that it may mount. */
+/** Tells the process that `againWithin` starts that it may mount. */
 const MAY_MOUNT = 'CHAOS_MAY_MOUNT';
 
 process.exitCode = await main();
@@ -61,7 +61,7 @@ async function main(): Promise<number> {
   writeFileSync(report, `${JSON.stringify(figures, null, 2)}\n`);
   say(reportText(figures));
   if (json) process.stdout.write(`${JSON.stringify(figures, null, 2)}\n`);
-  if (keptIn !== null) say(`\nall of it is kept in ${keptIn}`);
+  if (keptIn !== null) say(`\nthe data is kept in ${keptIn}`);
   return figures.losses === 0 ? 0 : 1;
 }
 
@@ -90,7 +90,7 @@ function isFault(name: string): name is FaultKind {
   return FAULT_KINDS.some((kind) => kind === name);
 }
 
-/** The same once more, in a name space of mounts that nobody else sees. */
+/** Runs this script again in a mount namespace of its own. */
 async function againWithin([file = '', ...words]: string[], seed: number): Promise<number> {
   const own = [...process.execArgv, import.meta.filename, ...process.argv.slice(2), '--seed', String(seed)];
   const child = spawn(file, [...words, process.execPath, ...own], {

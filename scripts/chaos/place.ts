@@ -10,7 +10,7 @@ const execute = promisify(execFile);
 
 /** Where a run has its files. Only `databasePath` and `backupDirectory` are on davit's own disk, if it has one. */
 export interface Place {
-  /** In the environment of every command, so that its processes are known. */
+  /** In the environment of every command, by which its processes are found. */
   runName: string;
   databasePath: string;
   backupDirectory: string;
@@ -18,11 +18,11 @@ export interface Place {
   /** Commands append their deployment's id to it. */
   runsFile: string;
   ledgerFile: string;
-  /** Where a small disk is mounted; null: davit shares the disk of everybody. */
+  /** Where davit's own small disk is mounted; null: it has none. */
   disk: string | null;
 }
 
-/** Makes the directory of a run; `diskBytes` is how large davit's own disk is to be, null: it is to have none. */
+/** Creates the directory of a run. `diskBytes`: the size of davit's own disk; null: it gets none. */
 export function makePlace(directory: string, runName: string, diskBytes: number | null): Place {
   const data = join(directory, 'data');
   mkdirSync(data, { recursive: true });
@@ -42,7 +42,9 @@ export function makePlace(directory: string, runName: string, diskBytes: number 
   return place;
 }
 
-/** The projects and keys of a run, made by `davit admin` before the service is there. Command projects come first. */
+/**
+ * Creates the projects and keys of a run by `davit admin`, before the service runs. Those with a command come first.
+ */
 export async function makeProjectsAndKeys(
   executable: string,
   place: Place,
@@ -59,7 +61,7 @@ export async function makeProjectsAndKeys(
     const words =
       number < COMMAND_PROJECTS
         ? [...settings, '--policy', number % 4 === 3 ? 'latest' : 'queue', '--', place.command]
-        : // Of one nobody need ever report, the other is impatient.
+        : // One never expects a report, the other expects it soon.
           ['--report-timeout', number === COMMAND_PROJECTS ? 'off' : '4s'];
     projectIds.push((await admin<{ id: string }>('project', `project ${number}`, ...words)).id);
   }

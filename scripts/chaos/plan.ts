@@ -5,12 +5,12 @@ import { createRandom, type Random } from './random.ts';
 import { RECEIVER_KINDS, VANISHING } from './receivers.ts';
 
 /*
- * What is done when: a pure function of seed, duration and the kinds of fault. What a step meets, which deployment
- * is the one that it cancels for instance, depends on what davit did until then; the plan says only at which
- * fraction of what there is to look (`pick`).
+ * What is done when: a pure function of seed, duration and the kinds of faults. What a step applies to, such as the
+ * deployment that it cancels, depends on what davit has done until then; the plan only has a fraction, `pick`, of what
+ * there is.
  */
 
-/** What is done to davit. Those below need nothing but the right to send signals; SPECIAL_FAULTS need more. */
+/** Faults that need nothing but the right to send signals; SPECIAL_FAULTS need more. */
 export const COMMON_FAULTS = [
   'kill',
   'kill-starting',
@@ -27,9 +27,9 @@ export const FAULT_KINDS = [...COMMON_FAULTS, ...SPECIAL_FAULTS] as const;
 export type FaultKind = (typeof FAULT_KINDS)[number];
 
 export type Fault =
-  /** SIGKILL, and nothing runs for `downMs`. */
+  /** SIGKILL, and a start after `downMs`. */
   | { kind: 'kill'; downMs: number }
-  /** SIGKILL, and again `afterMs` after the next start: within recovery, if it is quick. */
+  /** SIGKILL, and again `afterMs` after the next start, possibly during recovery. */
   | { kind: 'kill-starting'; afterMs: number }
   /** SIGTERM, and SIGKILL `afterMs` later. */
   | { kind: 'kill-stopping'; afterMs: number }
@@ -42,17 +42,19 @@ export type Fault =
   /** Connections with half a request line, half of the headers, half a body. */
   | { kind: 'slow-clients'; count: number; forMs: number }
   | { kind: 'flood'; count: number; forMs: number }
-  /** Of the disk, `spareBytes` are left. */
+  /** Leaves `spareBytes` of the disk. */
   | { kind: 'full-disk'; spareBytes: number; forMs: number }
-  /** That share of all fsyncs fails; with `thenKill` a SIGKILL comes while they do. */
+  /** Makes this share of all fsyncs fail; with `thenKill`, SIGKILL follows while they do. */
   | { kind: 'failing-fsync'; share: number; forMs: number; thenKill: boolean }
-  /** The clock stands so far from the true time, one after the other. */
+  /** Sets the clock off by each of these in turn. */
   | { kind: 'clock-jumps'; jumps: { offsetMs: number; forMs: number }[] };
 
-/** What becomes of a request: its answer is waited for, or its connection is broken before or when that comes. */
+/**
+ * What becomes of a request: its answer is waited for, or the client breaks the connection before or when it arrives.
+ */
 export type Fate = 'waits' | 'breaks-off' | 'loses-answer';
 
-/** A write as a client makes it: with or without an Idempotency-Key, and how often it is sent at the same time. */
+/** How a client sends a write: with or without an Idempotency-Key, and how many copies at the same time. */
 export interface Sending {
   fate: Fate;
   idempotent: boolean;
@@ -68,7 +70,7 @@ export type Load =
   | { kind: 'subscribe'; pick: number; events: EventType[]; sending: Sending }
   | { kind: 'rotate'; pick: number; overlapSeconds: number; sending: Sending }
   | { kind: 'redeliver'; pick: number; deliveryPick: number; sending: Sending }
-  /** An earlier write once more, byte for byte. */
+  /** Repeats an earlier write byte for byte. */
   | { kind: 'repeat'; pick: number }
   | { kind: 'read'; what: 'deployment' | 'wait' | 'list' | 'log' | 'webhook' | 'deliveries'; pick: number }
   | { kind: 'administer'; what: AdminWork; pick: number }
@@ -82,18 +84,18 @@ export interface Plan {
   seed: number;
   durationMs: number;
   steps: Step[];
-  /** Of all that is above. */
+  /** A hash of the other fields. */
   hash: string;
 }
 
-/** Projects whose command davit runs; two more are reported on. */
+/** Projects with a command, and projects without one, whose deployments are reported. */
 export const COMMAND_PROJECTS = 10;
 export const REPORTED_PROJECTS = 2;
 
-/** From here on there is a stretch in which davit is left running: memory shows its way only over time. */
+/** Runs of this length or more have a period in which davit keeps running, as memory leaks show only over time. */
 const CALM_NEEDS_MS = 4 * 60_000;
 const CALM = { from: 0.4, to: 0.65 };
-/** A run that is shorter has its faults closer together. */
+/** A shorter run has its faults closer together. */
 const SHORT_MS = 30_000;
 const HARMLESS: readonly FaultKind[] = ['vanish', 'slow-clients', 'flood', 'freeze', 'second-serve'];
 
@@ -117,7 +119,7 @@ function loadSteps(seed: number, durationMs: number): Step[] {
   return steps;
 }
 
-/** A webhook at every receiver for every kind of event, so that there is somebody to tell from the first on. */
+/** Registers a webhook for all events at every receiver, so that there are deliveries from the beginning. */
 function beginning(random: Random): Step[] {
   return RECEIVER_KINDS.map((_, receiver) => ({
     atMs: 0,
@@ -255,7 +257,7 @@ function faultSteps(seed: number, durationMs: number, kinds: readonly FaultKind[
   const hasCalm = durationMs >= CALM_NEEDS_MS;
   const steps: Step[] = [];
   if (kinds.length === 0) return steps;
-  // Each once, in any order, before chance alone decides: a short run has them all, too.
+  // Each kind once, in random order, before kinds repeat: so a short run has them all, too.
   const unseen = [...kinds];
   const gap = durationMs < SHORT_MS ? { least: 200, most: 1_200 } : { least: 800, most: 4_800 };
   for (let atMs = 600; atMs < durationMs; atMs += random.between(gap.least, gap.most)) {
@@ -315,7 +317,7 @@ function faultOf(kind: FaultKind, random: Random): Fault {
   }
 }
 
-/** An hour at most, both ways: much more, and what is remembered for days would truly be over. */
+/** An hour at most, in both directions: with days, memories that last for days would rightly expire. */
 function jump(random: Random): { offsetMs: number; forMs: number } {
   return { offsetMs: random.between(-3_600, 3_600) * 1_000, forMs: random.between(500, 2_500) };
 }

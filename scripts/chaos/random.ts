@@ -1,14 +1,14 @@
 import { createHash } from 'node:crypto';
 
-/** A stream of numbers that its seed decides. */
+/** A random number generator that is determined by its seed. */
 export interface Random {
   /** From 0 up to, not including, 1. */
   fraction(): number;
-  /** A whole number; both ends may come. */
+  /** A whole number, both ends included. */
   between(least: number, most: number): number;
   chance(probability: number): boolean;
   pick<Item>(items: readonly Item[]): Item;
-  /** One of the names, as often as its weight says. */
+  /** One of the names, with a probability proportional to its weight. */
   weighted<Name extends string>(weights: Readonly<Record<Name, number>>): Name;
 }
 

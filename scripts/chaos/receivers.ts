@@ -7,7 +7,7 @@ import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { createRandom, type Random } from './random.ts';
 
-/** How a receiver treats some of its requests; `steady` and `slow-tls` treat all of them well. */
+/** How a receiver treats some of its requests; `steady` and `slow-tls` answer all of them well. */
 export const RECEIVER_KINDS = [
   'steady',
   'slow-tls',
@@ -21,10 +21,10 @@ export const RECEIVER_KINDS = [
 ] as const;
 export type ReceiverKind = (typeof RECEIVER_KINDS)[number];
 
-/** Those that may close their port for a while, by their place in RECEIVER_KINDS. */
+/** Those that may close their port for a while, by index in RECEIVER_KINDS. */
 export const VANISHING = RECEIVER_KINDS.map((_, index) => index).filter((index) => index >= 2);
 
-/** How many of its requests each kind treats badly; `gone` disables the webhook each time. */
+/** The share of its requests that each kind treats badly; `gone` disables the webhook each time. */
 const BAD_SHARE: Record<ReceiverKind, number> = {
   steady: 0,
   'slow-tls': 0,
@@ -37,25 +37,25 @@ const BAD_SHARE: Record<ReceiverKind, number> = {
   vanishing: 0,
 };
 
-/** Before the first byte of TLS is answered. */
+/** How long `slow-tls` waits before it begins the handshake. */
 const HANDSHAKE_DELAY_MS = 80;
 const DRIP_EVERY_MS = 250;
 
-/** An event at one webhook, as all requests for it together were. */
+/** An event as one webhook received it, over all requests for it. */
 export interface Reception {
   body: string;
   requests: number;
-  /** At least one was answered with a 2xx status line in whole. */
+  /** Whether at least one was answered with a whole 2xx status line. */
   acknowledged: boolean;
 }
 
-/** What came to one path, which is one webhook. */
+/** What one webhook, which has a path of its own, has received. */
 export interface Inbox {
   receiver: ReceiverKind;
   events: Map<string, Reception>;
-  /** It was told that the webhook is gone. */
+  /** Whether davit was answered 410. */
   answeredGone: boolean;
-  /** It may have missed something: answered badly, or was away. */
+  /** Whether it may have missed something, as it answered badly or was away. */
   misbehaved: boolean;
 }
 
@@ -67,14 +67,14 @@ export interface Unverified {
 }
 
 export interface Receivers {
-  /** A place for a webhook that has not been used before. */
+  /** A URL for a new webhook, with a new path. */
   newUrl(receiver: number): { url: string; path: string };
   inboxes: ReadonlyMap<string, Inbox>;
-  /** Hands over what has come since it was asked last. */
+  /** Returns the requests since the last call. */
   takeUnverified(): Unverified[];
-  /** Closes the port and every connection of one, for so long. */
+  /** Closes the port and all connections of a receiver for `forMs`. */
   vanish(receiver: number, forMs: number): Promise<void>;
-  /** From now on all are there and answer well. */
+  /** From now on all receivers are there and answer well. */
   heal(): Promise<void>;
   requests(): number;
   close(): Promise<void>;
@@ -84,7 +84,7 @@ export interface Receivers {
 const TLS = join(import.meta.dirname, '../../test/fixtures/tls');
 export const CA_FILE = join(TLS, 'ca.pem');
 
-/** One real receiver of each kind on loopback; `seed` decides which requests are treated badly. */
+/** Starts a real receiver of each kind on loopback; `seed` decides which requests are treated badly. */
 export async function startReceivers(seed: number): Promise<Receivers> {
   const inboxes = new Map<string, Inbox>();
   let unverified: Unverified[] = [];
@@ -160,7 +160,7 @@ export async function startReceivers(seed: number): Promise<Receivers> {
     if (isBad) inbox.misbehaved = true;
     const reception = inbox.events.get(id) ?? { body, requests: 0, acknowledged: false };
     reception.requests += 1;
-    // Pings are stored nowhere.
+    // davit does not store pings.
     if (type !== 'ping') inbox.events.set(id, reception);
     if (isBad) {
       if (kind === 'gone') inbox.answeredGone = true;
@@ -211,7 +211,7 @@ async function treatBadly(
   }
 }
 
-/** An answer so slow that nobody waits for its end, but for somebody who was frozen meanwhile. */
+/** Answers so slowly that davit gives up before the end, unless it was frozen meanwhile. */
 async function drip(response: ServerResponse, reception: Reception): Promise<void> {
   const { socket } = response;
   for (const letter of 'HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n') {
@@ -254,7 +254,7 @@ async function startReceiver(
   }
 
   async function open(): Promise<void> {
-    // Somebody's outgoing connection may have taken the port meanwhile.
+    // An outgoing connection of another process may have taken the port meanwhile.
     for (let tries = 0; !server.listening; tries += 1) {
       const problem = await listen();
       if (problem === undefined) break;
@@ -283,7 +283,7 @@ async function startReceiver(
   }
 }
 
-/** Lets every connection wait before TLS begins. */
+/** Makes every connection wait before the TLS handshake. */
 function delayHandshakes(server: Server): void {
   const [begin] = server.listeners('connection') as ((socket: Socket) => void)[];
   server.removeAllListeners('connection');
@@ -294,7 +294,7 @@ function delayHandshakes(server: Server): void {
   });
 }
 
-/** Undefined if the sender went away before its end. */
+/** Undefined: the sender went away before the end of the body. */
 async function bodyOf(request: IncomingMessage): Promise<string | undefined> {
   const pieces: Buffer[] = [];
   try {
@@ -306,8 +306,8 @@ async function bodyOf(request: IncomingMessage): Promise<string | undefined> {
 }
 
 /**
- * What is wrong with the signatures of a delivery for who knows `secrets`; undefined: nothing. Written after the
- * specification and Standard Webhooks, not after davit's own code.
+ * What is wrong with the signatures of a delivery, given `secrets`; undefined: nothing. Written from the specification
+ * and Standard Webhooks, not from davit's own code.
  */
 export function signatureProblem(
   { headers, body }: Pick<Unverified, 'headers' | 'body'>,

@@ -3,13 +3,13 @@ import type { Violation } from './ledger.ts';
 import type { FaultKind } from './plan.ts';
 import type { Incarnation } from './service.ts';
 
-/** What a run has to show: figures, not adjectives. */
+/** The figures of a run. */
 export interface Figures {
   seed: number;
   plan: string;
   seconds: number;
   faults: Partial<Record<FaultKind, number>>;
-  /** Kinds that could not be done here, and why. */
+  /** Kinds that could not be inflicted on this machine, and why. */
   skipped: Partial<Record<FaultKind, string>>;
   kills: number;
   restarts: { count: number; median_ms: number; max_ms: number };
@@ -29,11 +29,11 @@ export interface MemoryFigures {
   seconds: number;
   resident_mb: [first: number, last: number];
   descriptors: [first: number, last: number];
-  /** The most of the first third, and the fewest of the last: between them is what bursts of load make of it. */
+  /** The most in the first third, and the fewest in the last, as bursts of load only add to both. */
   connections: [most: number, fewest: number];
 }
 
-/** A shorter life says nothing: 120 samples are a minute. */
+/** A shorter life tells nothing: 120 samples are a minute. */
 const SAMPLES_MIN = 120;
 /** How much more the last third may hold than the first, which is still warming up. */
 const RESIDENT_GROWTH_MAX = { factor: 1.4, megabytes: 40 };
@@ -74,14 +74,14 @@ export function judgeMemory(incarnations: readonly Pick<Incarnation, 'samples'>[
   return { memory, violations };
 }
 
-/** The middle one; 0 of none. */
+/** The middle value; 0 if there is none. */
 export function median(values: readonly number[]): number {
   return values.toSorted((one, other) => one - other)[Math.floor(values.length / 2)] ?? 0;
 }
 
 const VIOLATIONS_SHOWN = 10;
 
-/** The figures as lines for people. */
+/** The figures as text for people. */
 export function reportText(figures: Figures): string {
   const { restarts, writes, deployments, deliveries, backups, requests } = figures;
   const faults = Object.entries(figures.faults).map(([kind, count]) => `${kind} ${count}`);

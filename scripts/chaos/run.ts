@@ -20,25 +20,25 @@ import { judgeFile } from './verdict.ts';
 export interface RunOptions {
   plan: Plan;
   executable: string;
-  /** Made for the run, and removed after one without losses. */
+  /** Created for the run, and removed after a run without losses. */
   directory: string;
-  /** Whether davit's data may lie on a disk that is mounted for it. */
+  /** Whether a disk may be mounted for davit's data. */
   mayMount: boolean;
   onProgress(line: string): void;
 }
 
 const SAMPLE_EVERY_MS = 500;
-/** More steps of load than this are not under way at a time. */
+/** How many steps of load may be under way at a time. */
 const UNDER_WAY_MAX = 150;
-/** So long davit may take to come to rest, once nothing more is asked of it: its retries end after 40 s. */
+/** How long davit may take to become idle once the load has ended: its retries end after 40 s. */
 const SETTLE_MAX_MS = 180_000;
 const ANSWERED_WITHIN_MS = 60_000;
-/** A larger file is read in whole at the end only. */
+/** A larger file is read as a whole only at the end. */
 const READ_WHOLE_MAX_BYTES = 60_000_000;
-/** The largest that it may become, per minute of the run; on a tmpfs what is not used costs nothing. */
+/** How large the file may become, per minute of the run; on a tmpfs, unused space costs nothing. */
 const DISK_BYTES_PER_MINUTE = 120_000_000;
 
-/** Carries a plan out and gives what came of it. */
+/** Carries a plan out, and resolves to its figures. */
 export async function run(options: RunOptions): Promise<{ figures: Figures; keptIn: string | null }> {
   const { plan, executable, directory, mayMount, onProgress } = options;
   const startedAtMs = performance.now();
@@ -112,12 +112,12 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
       const waitMs = beganAtMs + step.atMs - performance.now();
       if (waitMs > 0) await delay(waitMs);
       if ('fault' in step) {
-        // A receiver that is away concerns nobody else; of all else one at a time.
+        // A receiver that vanishes affects no other fault; all others are inflicted one at a time.
         if (step.fault.kind === 'vanish') {
           aside.push(inflict(step.fault));
           continue;
         }
-        // On a slow machine all that follows comes later, rather than one upon the other.
+        // If a fault takes longer than planned, all later steps are delayed.
         const dueAtMs = performance.now();
         await inflicting;
         beganAtMs += performance.now() - dueAtMs;
@@ -144,14 +144,14 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     await Promise.all(underWay);
   }
 
-  /** One that cannot be done, or after which davit does not start, ends no run: the others tell more of it. */
+  /** If a fault fails, or davit does not start after it, the run goes on: the other faults tell more. */
   function inflict(fault: Fault): Promise<void> {
     return faults.inflict(fault).catch((error: unknown) => {
       ledger.violation('every fault can be done and survived', `${JSON.stringify(fault)}: ${textOf(error)}`);
     });
   }
 
-  /** Nothing more is asked of it, receivers are well: it must come to rest. */
+  /** With no more load, and all receivers well, davit must become idle. */
   async function settle(): Promise<void> {
     await administration.resumeAll();
     const untilMs = performance.now() + SETTLE_MAX_MS;
@@ -168,7 +168,7 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     }
   }
 
-  /** What can be seen at once: that the latest acknowledgements are there, and nothing of a run that was ended. */
+  /** Checks at once that the latest acknowledged writes are there, and that no process of an interrupted command is. */
   async function checkAfterStart(): Promise<void> {
     const left = markedProcesses(place.runName);
     const deployments = [...ledger.deployments.values()].slice(-300);
@@ -281,10 +281,10 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     }
   }
 
-  function withFile<Result>(look: (file: Sqlite.Database) => Result): Result {
+  function withFile<Result>(read: (file: Sqlite.Database) => Result): Result {
     const file = new Sqlite(place.databasePath, { readonly: true, timeout: 10_000 });
     try {
-      return look(file);
+      return read(file);
     } finally {
       file.close();
     }
@@ -303,7 +303,7 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
 
   function clearAway({ losses }: Figures): string | null {
     if (losses > 0) {
-      // The disk is gone with this process.
+      // davit's disk vanishes with this process.
       if (place.disk !== null) cpSync(place.disk, join(directory, 'kept'), { recursive: true });
       return directory;
     }
@@ -313,7 +313,7 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
   }
 }
 
-/** How many of the acknowledged writes left something that was looked for: their answer, a row, or both. */
+/** How many of the acknowledged writes could be checked, by their stored answer, by a row, or by both. */
 function checkedWrites({ writes, deployments, made }: Ledger): number {
   const answered = writes.filter(({ answer }) => answer !== null);
   const byAdmin = [...deployments.values()].filter(({ trigger }) => trigger === 'admin');

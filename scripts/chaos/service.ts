@@ -13,7 +13,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import { CA_FILE } from './receivers.ts';
 
-/** What stands between davit and the system: nothing, libfaketime, or libfiu. */
+/** The library that is preloaded into davit: none, libfaketime or libfiu. */
 export type Preload = 'nothing' | 'faketime' | 'fiu';
 
 /** One life of the service, from its start to its end. */
@@ -22,20 +22,20 @@ export interface Incarnation {
   processId: number;
   url: string;
   preload: Preload;
-  /** From the start of the process to its first line. */
+  /** From the start of the process to its first line of output. */
   readyMs: number;
-  /** What it held at moments half a second apart. */
+  /** Its memory and descriptors, every half second. */
   samples: Sample[];
-  /** It is to end: whoever ends it says so first. */
+  /** Whether its end is intended: to be set before it is ended. */
   endExpected: boolean;
   ended: Promise<End>;
 }
 
 export interface Sample {
   residentBytes: number;
-  /** Of established TCP connections, to clients and receivers: as many as these keep open. */
+  /** Descriptors of established TCP connections, to clients and receivers, which decide how many there are. */
   connections: number;
-  /** Of all else. */
+  /** All others. */
   descriptors: number;
 }
 
@@ -49,34 +49,34 @@ export interface Service {
   url(): string | null;
   current(): Incarnation | null;
   incarnations: readonly Incarnation[];
-  /** Runs until it listens. Throws if it ends before, unless somebody said `expectEnd` meanwhile. */
+  /** Starts it; resolves when it listens. Throws if it ends before. */
   start(preload?: Preload): Promise<Incarnation>;
-  /** The same without waiting: for who wants to kill it before. */
+  /** The same without waiting, to kill it while it starts. */
   launch(preload?: Preload): ChildProcess;
   /** Sends a signal and waits for the end; undefined: it had ended before. */
   end(signal: 'SIGKILL' | 'SIGTERM'): Promise<End | undefined>;
   /** Sets the clock of one that was started with faketime. */
   setClock(offsetMs: number): void;
-  /** Switches the failing of fsync on, for this share, or off, in one that was started with fiu. */
+  /** Makes this share of all fsyncs fail, in one that was started with fiu; 0: none. */
   failFsync(share: number): void;
   sample(): void;
-  /** SIGKILL for whatever of it runs or starts: nothing is waited for. */
+  /** Sends SIGKILL to all its processes, without waiting for their ends. */
   killAll(): void;
 }
 
 export interface ServiceOptions {
   executable: string;
-  /** Of the run: logs, clock and control files. Not on davit's disk. */
+  /** The run's directory, for logs, clock and control files. Not on davit's disk. */
   directory: string;
   databasePath: string;
-  /** Hears that it ended when nobody had told it to. */
+  /** Called when the service has ended unintended. */
   onUnexpectedEnd(detail: string): void;
 }
 
 const FAKETIME_LIBRARY = findLibrary('faketime/libfaketimeMT.so.1');
 const FIU_LIBRARIES = ['/usr/lib/fiu/fiu_run_preload.so', '/usr/lib/fiu/fiu_posix_preload.so'];
 
-/** Short times, so that minutes show what takes days. The rate limit is one that does not bite. */
+/** Short times, so that minutes show what takes days, and a rate limit that is never reached. */
 const OPTIONS = [
   ...['--listen', '127.0.0.1:0', '--log-level', 'warn', '--rate-limit', '100000/1m'],
   ...['--max-concurrent', '8', '--max-queued', '40'],
@@ -98,7 +98,7 @@ export function whyNoFaketime(): string | undefined {
   return FAKETIME_LIBRARY === undefined ? 'faketime is not installed' : undefined;
 }
 
-/** `davit serve` on one file, started as often as it takes. */
+/** Runs `davit serve` on one file, again and again. */
 export function createService(options: ServiceOptions): Service {
   const { executable, directory, databasePath, onUnexpectedEnd } = options;
   const clockFile = join(directory, 'clock');
@@ -243,7 +243,10 @@ function sampleOf(processId: number): Sample | undefined {
   }
 }
 
-/** As their descriptors' links name them: proc_pid_net(5), the inode is field 10, the state 01 of field 4. */
+/**
+ * Established connections, named as links in /proc/<id>/fd name them. proc_pid_net(5): field 4 is the state, 10 the
+ * inode.
+ */
 function establishedConnections(directory: string): Set<string> {
   const lines = ['tcp', 'tcp6'].flatMap((name) =>
     readFileSync(`${directory}/net/${name}`, 'latin1').trim().split('\n').slice(1),
@@ -260,13 +263,13 @@ function targetOf(link: string): string {
   }
 }
 
-/** A process that carries the marker of a deployment of this run. */
+/** A process with the marker of a deployment of this run. */
 export interface MarkedProcess {
   processId: number;
   deploymentId: string;
 }
 
-/** Processes whose environment says that they belong to a deployment of the run with this name. */
+/** All processes whose environment says that they belong to a deployment of the run with this name. */
 export function markedProcesses(runName: string): MarkedProcess[] {
   return readdirSync('/proc')
     .map(Number)

@@ -17,14 +17,14 @@ import {
 } from './check-webhooks.ts';
 import type { Ledger, Violation } from './ledger.ts';
 
-/** All that is known of a run from elsewhere than davit's file. */
+/** All that is known of a run apart from davit's file. */
 export interface Evidence extends Omit<DeliveryEvidence, 'webhooks' | 'deployments'> {
   ledger: Pick<Ledger, 'deployments' | 'webhooks' | 'writes' | 'refs' | 'made'>;
-  /** Deployments whose commands said that they run, in that order. */
+  /** Deployments whose commands recorded that they ran, in order. */
   runs: readonly string[];
 }
 
-/** Holds everything in the file against everything that is known, once davit has come to rest and has stopped. */
+/** Makes all checks of the file, once davit has become idle and was stopped. */
 export function judgeFile(
   file: Database,
   evidence: Evidence,
