@@ -8,15 +8,9 @@ import type { InputOf, OutputOf } from '../store/operations.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
-import {
-  type BaseEnvironment,
-  COMMAND_PATH,
-  commandEnvironment,
-  homeDirectory,
-  type Outputs,
-  readOutputs,
-} from './environment.ts';
+import { type BaseEnvironment, COMMAND_PATH, commandEnvironment, homeDirectory } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
+import { type Outputs, readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
 import type { Workspace, Workspaces } from './workspace.ts';

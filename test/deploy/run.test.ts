@@ -2,7 +2,7 @@ import { readdirSync, readFileSync, writeFileSync } from 'node:fs';
 import { readFile, writeFile } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
-import { readOutputs } from '../../src/deploy/environment.ts';
+import { readOutputs } from '../../src/deploy/outputs.ts';
 import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
 import { run, type StopRequest } from '../../src/deploy/run.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
