@@ -73,7 +73,7 @@ t.test('without a place for the files of commands it does not begin, if a projec
   await t.rejects(start(), {
     code: 'conflict',
     message:
-      /^no directory can be made in \/.*\/missing \(ENOENT\), where commands have their files: set TMPDIR to one/,
+      /^no directory can be created in \/.*\/missing \(ENOENT\) for the files of commands: set TMPDIR to one/,
   });
 });
 

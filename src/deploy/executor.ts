@@ -149,7 +149,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     const recorded = record('deployments.finish', end);
     underWay.delete(claimed.id);
     // If this fails, on a full disk for instance, the next tick tries again.
-    claimAll().catch((error) => logger.warn({ err: error }, 'nothing could be claimed'));
+    claimAll().catch((error) => logger.warn({ err: error }, 'the next deployment could not be claimed'));
     await recorded;
     logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }

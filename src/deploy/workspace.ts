@@ -49,7 +49,7 @@ export interface Workspaces {
 /** What an administrator must mend; a full disk may have room again. */
 const NO_PARENT = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
 
-/** Why no directory can be made in `parent`, so that every command would fail, and what to do; undefined: one can. */
+/** Why no directory can be created in `parent`, so that every command would fail, and what to do; undefined: one can. */
 export function parentProblem(parent: string): string | undefined {
   try {
     rmdirSync(mkdtempSync(join(parent, 'davit-runs-')));
@@ -57,8 +57,8 @@ export function parentProblem(parent: string): string | undefined {
   } catch (error) {
     const code = codeOf(error);
     return NO_PARENT.has(code)
-      ? `no directory can be made in ${parent} (${code}), where commands have their files: set TMPDIR to one where this ` +
-          'user may write'
+      ? `no directory can be created in ${parent} (${code}) for the files of commands: set TMPDIR to one where this user ` +
+          'can write'
       : undefined;
   }
 }

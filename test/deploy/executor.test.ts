@@ -88,7 +88,7 @@ t.test('when nothing more can be claimed, that is told, and what ran is recorded
   t.match(store.reads.deployments.get(id), { status: 'succeeded' });
   t.strictSame(
     lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
-    ['nothing could be claimed'],
+    ['the next deployment could not be claimed'],
   );
 });
 
