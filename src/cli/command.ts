@@ -89,7 +89,7 @@ export async function withStore<Result>(
     import('./removed.ts'),
   ]);
   refuseToOpen(path, effects);
-  const isNew = lookFor(path) === undefined;
+  const isNew = statusOfFile(path) === undefined;
   const store = openStore(path, effects);
   if (isNew) terminal.note(`created the file ${printable(resolve(path))}`);
   try {
@@ -107,8 +107,8 @@ export function dbPathOf(command: Command): string {
   if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
   // better-sqlite3 trims the path, and would open another file.
   if (path.trim() !== path) misused(command, '--db must not begin or end with white space');
-  if (lookFor(path)?.isDirectory() === true) {
-    throw new AppError('conflict', `${path} is a directory: say with --db or DAVIT_DB which file`);
+  if (statusOfFile(path)?.isDirectory() === true) {
+    throw new AppError('conflict', `${path} is a directory: give the path of a file with --db or DAVIT_DB`);
   }
   return path;
 }
@@ -116,9 +116,9 @@ export function dbPathOf(command: Command): string {
 /** The same; throws AppError `not_found` if the file is missing or empty. */
 export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
-  const status = lookFor(path);
+  const status = statusOfFile(path);
   if (status === undefined) {
-    throw new AppError('not_found', `there is no file ${path}: say with --db or DAVIT_DB where it is`);
+    throw new AppError('not_found', `there is no file ${path}: give its path with --db or DAVIT_DB`);
   }
   if (status.isFile() && status.size === 0) {
     throw new AppError(
@@ -130,14 +130,14 @@ export function existingDbPathOf(command: Command): string {
 }
 
 /** Undefined: nothing is there. Throws AppError `conflict` if that cannot be known. */
-function lookFor(path: string): Stats | undefined {
+function statusOfFile(path: string): Stats | undefined {
   try {
     return statSync(path, { throwIfNoEntry: false });
   } catch (error) {
     const code = codeOf(error);
     throw new AppError(
       'conflict',
-      `cannot look for ${path} (${code}): ask as a user who may, or say another place with --db`,
+      `cannot access ${path} (${code}): run this as a user who can, or choose another file with --db`,
       { cause: error },
     );
   }
@@ -179,10 +179,16 @@ export async function confirm(
 ): Promise<void> {
   if (yes === true) return;
   const answer = await terminal.ask(`${question} [y/N] `);
-  if (answer === null) misused(command, 'nobody is there to confirm this: say --yes if it is meant');
-  if (/^y(es)?$/i.test(answer)) return;
+  if (answer === null)
+    misused(command, 'this must be confirmed, but there is no terminal to ask on: give --yes');
+  if (isYes(answer)) return;
   terminal.note('nothing was changed');
   throw new Refusal('not confirmed');
+}
+
+/** Whether an answer is yes. */
+export function isYes(answer: string): boolean {
+  return /^y(es)?$/i.test(answer);
 }
 
 /** On a terminal such as `3h ago`, else ISO 8601. */
@@ -193,6 +199,11 @@ export function moment({ terminal, effects }: CommandContext, at: Timestamp): st
 /** ISO 8601, and on a terminal also how long ago that is. */
 export function exactMoment(context: CommandContext, at: Timestamp): string {
   return context.terminal.columns === null ? at : `${at} (${moment(context, at)})`;
+}
+
+/** `exactMoment` for moments that may not have come: null stays null. */
+export function exactMomentOf(context: CommandContext): (at: Timestamp | null) => string | null {
+  return (at) => (at === null ? null : exactMoment(context, at));
 }
 
 /** Keeps the process alive until it is disposed of, which neither timers of `effects` nor open files do. */

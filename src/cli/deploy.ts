@@ -19,6 +19,7 @@ import {
   type CommandContext,
   EXIT_CODE_OF_SIGNAL,
   explain,
+  isYes,
   misused,
   printJson,
   printMade,
@@ -216,7 +217,7 @@ function onInterruption(
     const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `);
     question = undefined;
     if (answer === null) leave('SIGINT');
-    else if (/^y(es)?$/i.test(answer)) cancel();
+    else if (isYes(answer)) cancel();
     else terminal.note('the deployment goes on; ^C again stops following it');
   }
 

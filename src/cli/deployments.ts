@@ -1,6 +1,6 @@
 import type { Command } from 'commander';
 import { someSettings } from '../config.ts';
-import { DEPLOYMENT_STATUSES, type Deployment, parseRef, type Ref, type Timestamp } from '../domain.ts';
+import { DEPLOYMENT_STATUSES, type Deployment, parseRef, type Ref } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { appending, option } from '../options.ts';
 import { ADMINISTRATOR } from '../store/administrator.ts';
@@ -8,7 +8,7 @@ import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
-  exactMoment,
+  exactMomentOf,
   explain,
   jsonOption,
   misused,
@@ -19,7 +19,7 @@ import {
 } from './command.ts';
 import { defineLogs } from './deployment-logs.ts';
 import { obstacleOf, statusColour, statusText, tookText } from './deployment-status.ts';
-import { chosenOf, latestOf, limitOption } from './lists.ts';
+import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
 import {
   DEPLOYMENT_ARGUMENT,
   nameOfProject,
@@ -169,7 +169,7 @@ function defineList(command: Command, context: CommandContext): void {
         );
         if (options.json === true) return printJson(context, items);
         printDeployments(items, store, context);
-        if (!isAll) context.terminal.note(`only the latest ${items.length} are shown: --limit shows more`);
+        if (!isAll) noteCut(items.length, context);
       });
     });
 }
@@ -216,7 +216,7 @@ function defineShow(command: Command, context: CommandContext): void {
 }
 
 function deploymentText(deployment: Deployment, store: Store, context: CommandContext): string {
-  const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
+  const at = exactMomentOf(context);
   const { created_by, duration_ms, log_bytes, log_truncated } = deployment;
   const project = resolveProject(store, deployment.project_id);
   return fields(context.terminal, [

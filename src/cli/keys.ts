@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import { type Key, type ProjectId, SCOPES, type Timestamp } from '../domain.ts';
+import { type Key, type ProjectId, SCOPES } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
 import { appending, durationMsOf, durationMsOrNone, option, repeated } from '../options.ts';
 import type { Store } from '../store/store.ts';
@@ -7,6 +7,7 @@ import {
   type CommandContext,
   confirm,
   exactMoment,
+  exactMomentOf,
   explain,
   jsonOption,
   misused,
@@ -208,7 +209,7 @@ function defineShow(command: Command, context: CommandContext): void {
 }
 
 function keyText(key: Key, store: Store, context: CommandContext): string {
-  const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
+  const at = exactMomentOf(context);
   const names = projectNames(store.reads);
   const outgoing = store.reads.keys.outgoingSecrets(key.id, context.effects.now());
   return fields(context.terminal, [

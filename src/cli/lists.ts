@@ -2,7 +2,7 @@ import type { Command, Option } from 'commander';
 import { option, parseCount } from '../options.ts';
 import { printable } from '../printable.ts';
 import type { ListPage } from '../store/list-page.ts';
-import { misused } from './command.ts';
+import { type CommandContext, misused } from './command.ts';
 import { nearest } from './suggest.ts';
 
 const SHOWN = 20;
@@ -29,6 +29,11 @@ export async function latestOf<Item>(
   return { items: found.slice(0, limit), isAll: found.length <= limit };
 }
 
+/** Says that a list was cut. */
+export function noteCut(shown: number, { terminal }: CommandContext): void {
+  terminal.note(`only the latest ${shown} are shown: --limit shows more`);
+}
+
 /** The values of `known` that were given, each once; any other is misuse. */
 export function chosenOf<Value extends string>(
   command: Command,
@@ -43,7 +48,7 @@ export function chosenOf<Value extends string>(
     const question = meant === undefined ? '' : ` did you mean ${meant}?`;
     return misused(
       command,
-      `there is no ${noun} '${printable(name)}':${question} choose of ${known.join(', ')}`,
+      `there is no ${noun} '${printable(name)}':${question} choose one of ${known.join(', ')}`,
     );
   });
   return [...new Set(values)];

@@ -19,7 +19,7 @@ import {
   requiredOption,
   withStore,
 } from './command.ts';
-import { chosenOf, latestOf, limitOption } from './lists.ts';
+import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { isServed } from './serving.ts';
 import { type Colour, table } from './table.ts';
@@ -74,7 +74,7 @@ async function listDeliveries(
     );
     if (json === true) return printJson(context, items);
     printDeliveries(items, store, context);
-    if (!isAll) context.terminal.note(`only the latest ${limit} are shown: --limit shows more`);
+    if (!isAll) noteCut(items.length, context);
   });
 }
 

@@ -1,5 +1,5 @@
 import type { Command } from 'commander';
-import type { Timestamp, WebhookId, WebhookStatus } from '../domain.ts';
+import type { WebhookId, WebhookStatus } from '../domain.ts';
 import { option } from '../options.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { PendingPlace } from '../store/outbox.ts';
@@ -8,7 +8,7 @@ import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
   confirm,
-  exactMoment,
+  exactMomentOf,
   explain,
   jsonOption,
   moment,
@@ -126,7 +126,7 @@ function defineShow(command: Command, context: CommandContext): void {
 }
 
 function webhookText(webhook: WebhookBacklog, served: boolean, context: CommandContext): string {
-  const at = (when: Timestamp | null) => (when === null ? null : exactMoment(context, when));
+  const at = exactMomentOf(context);
   const { status, status_reason, created_by, pending_count, due_count, held_count, last_error } = webhook;
   return fields(context.terminal, [
     ['id', webhook.id],

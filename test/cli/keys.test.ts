@@ -270,7 +270,7 @@ t.test('a revoked key is revoked for ever, and only after a yes', async (t) => {
   const { secret } = await there.json<Key & { secret: string }>(create('ci', ...ALL));
   t.match(await there.refused(['admin', 'key', 'revoke', 'ci']), {
     exitCode: 2,
-    message: /say --yes if it is meant/,
+    message: /give --yes/,
   });
   t.ok(holderOf(there, secret));
   t.match(await there.davit(['admin', 'key', 'revoke', 'ci', '--yes']), {

@@ -324,7 +324,7 @@ t.test('paused, resumed and archived', async (t) => {
   });
   t.match(await there.refused(['admin', 'project', 'archive', 'website']), {
     exitCode: 2,
-    message: /say --yes if it is meant/,
+    message: /give --yes/,
   });
   t.match(await say('archive', '--yes'), /is archived; canceled 2 waiting deployments\n$/);
   t.match(await say('archive'), /is already archived\n$/);

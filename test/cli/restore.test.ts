@@ -341,7 +341,7 @@ t.test('a link to a file that is not there yet stays, and leads to the new one',
 
 t.test('where nobody can be asked it wants --yes', async (t) => {
   const { refused, directory } = await withCopy(t);
-  t.match(await refused(['restore', 'copy.db']), { exitCode: 2, message: /say --yes if it is meant/ });
+  t.match(await refused(['restore', 'copy.db']), { exitCode: 2, message: /give --yes/ });
   t.strictSame(keptIn(directory), []);
 });
 

@@ -286,7 +286,10 @@ t.test('a file that is not there, not ours or not for us is refused with what to
     refused(['admin', 'project', 'list', '--db', 'notes.txt']),
     refused(['admin', 'project', 'create', '--name', 'x', '--db', 'nowhere/davit.db']),
   ]);
-  t.match(missing, { exitCode: 1, message: /there is no file \.\/davit\.db: say with --db or DAVIT_DB/ });
+  t.match(missing, {
+    exitCode: 1,
+    message: /there is no file \.\/davit\.db: give its path with --db or DAVIT_DB/,
+  });
   t.match(foreign, { exitCode: 1, message: /notes\.txt is not a davit file/ });
   t.match(unreachable, { exitCode: 1, message: /nowhere\/davit\.db.*choose another place with --db/ });
   t.notOk(existsSync(join(directory, 'davit.db')));
@@ -331,8 +334,8 @@ t.test('what cannot be a file of ours is left as it is', async (t) => {
   symlinkSync('loop', join(directory, 'loop'));
   writeFileSync(join(directory, 'empty'), '');
   const cases: [path: string, message: RegExp][] = [
-    ['.', /^error: \. is a directory: say with --db or DAVIT_DB which file$/],
-    ['loop', /^error: cannot look for loop \(ELOOP\): ask as a user who may/],
+    ['.', /^error: \. is a directory: give the path of a file with --db or DAVIT_DB$/],
+    ['loop', /^error: cannot access loop \(ELOOP\): run this as a user who can/],
     ['empty', /^error: empty is not a davit file, as it is empty/],
     ['empty/davit.db', /^error: there is no file empty\/davit\.db/],
   ];

@@ -124,7 +124,7 @@ t.test('a deleted webhook is gone for ever, and only after a yes', async (t) => 
   const there = await file(t);
   const { id, signing_secret } = await register(there, 'https://one.test/');
   await deploy(there, 3);
-  t.match(await there.refused(webhook('delete', id)), { exitCode: 2, message: /say --yes if it is meant/ });
+  t.match(await there.refused(webhook('delete', id)), { exitCode: 2, message: /give --yes/ });
   t.match(await there.davit(webhook('delete', id, '--yes')), {
     stdout: /^webhook whk_\w+ .* is deleted\n$/,
     exitCode: 0,
@@ -156,7 +156,7 @@ t.test('what cannot be done is refused, and nothing is changed', async (t) => {
     [
       ['deliveries', id, '--event-type', 'x'],
       2,
-      /there is no event type 'x': choose of deployment\.succeeded/,
+      /there is no event type 'x': choose one of deployment\.succeeded/,
     ],
     [['replay', id], 2, /required option '--since <moment>' not specified/],
     [['replay', id, '--since', 'yesterday'], 2, /--since must be a moment such as 2026-01-31T12:00:00Z/],

@@ -136,7 +136,7 @@ function sectionOf(help: string, title: string): string {
   return new RegExp(`^${title}:\\n((?: .*\\n)+)`, 'm').exec(help)?.[1] ?? '';
 }
 
-/** `--limit <n>  show at most so many (default 20, $DAVIT_LIMIT)`, over several lines where it is long. */
+/** `--limit <n>  show at most this many (default 20, $DAVIT_LIMIT)`, over several lines where it is long. */
 function optionOf(text: string): Omit<CommandOption, 'command'> {
   const [, flags = '', description = ''] = /^(.*?\S) {2,}(.*)$/s.exec(text) ?? [];
   const [, defaultText = '', variable = ''] =
