@@ -33,12 +33,12 @@ const COMMANDS: Entry[] = [
   },
   {
     name: 'backup',
-    summary: 'copy the file, also while the service runs',
+    summary: 'back up the file, also while the service runs',
     load: async () => (await import('./backup.ts')).defineBackup,
   },
   {
     name: 'restore',
-    summary: 'replace the file with such a copy',
+    summary: 'replace the file with such a backup',
     load: async () => (await import('./restore.ts')).defineRestore,
   },
   {

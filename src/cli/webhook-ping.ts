@@ -19,9 +19,9 @@ type PingOptions = Record<string, unknown> & { json?: boolean };
 export function definePing(command: Command, context: CommandContext): void {
   explain(
     command.summary('send it a signed test event now'),
-    'Sends a webhook, even a disabled one, an event of type ping, signed like a delivery, once and directly from this ' +
-      'process, and shows the answer. Nothing is stored. Exit code 1 unless the receiver answers with 2xx. The same ' +
-      'addresses are allowed as for davit serve, if the same options are given.',
+    'Sends a single event of type ping, signed like a delivery, directly from this process, and shows the answer. A ' +
+      'disabled webhook is sent it too, and nothing is stored. Exit code 1 unless the receiver answers with 2xx. ' +
+      'Addresses are checked as davit serve does: give the same options as there.',
     ['davit admin webhook ping whk_…', 'davit admin webhook ping whk_… --webhook-allow-cidr 10.0.0.0/8'],
   )
     .argument(...WEBHOOK_ARGUMENT)

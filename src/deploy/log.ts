@@ -100,7 +100,7 @@ export function createLogKeeper({
     return write({ chunks, logBytes, truncated, dropTailBefore, headBytes });
   }
 
-  /** Where the tail chunks end that these push out of the tail; null: none. */
+  /** The end of the last tail chunk that drops out of the tail once `chunks` are added; null: none does. */
   function dropOf(chunks: LogChunk[]): number | null {
     for (const { start, bytes } of chunks) {
       if (start >= headBytes) tailEnds.push(start + bytes.length);

@@ -126,7 +126,7 @@ function createAutomaton(needles: readonly Buffer[]): Automaton {
       for (let index = 0; index < count; index++) {
         const node = (starts[index] ?? 0) + depth;
         const parent = parents[node] ?? ROOT;
-        if (parent === ROOT) continue; // a first letter, or a place that is no node as its prefix is another needle's too
+        if (parent === ROOT) continue; // a first letter, or a place that is no node
         const failure = next(failures[parent] ?? ROOT, letters[node] ?? 0);
         failures[node] = failure;
         longest[node] ||= longest[failure] ?? 0;
