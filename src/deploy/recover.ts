@@ -4,7 +4,8 @@ import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { endOf } from './executor.ts';
-import { holdersOf, stopTree } from './processes.ts';
+import { stopTree } from './process-tree.ts';
+import { holdersOf } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
 
 /**

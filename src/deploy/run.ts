@@ -2,7 +2,8 @@ import type { Effects } from '../effects.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
 import type { SpawnRequest } from './command-file.ts';
 import type { ProcessEnd } from './posix.ts';
-import { DEPLOYMENT_MARKER, stopTree, type TerminationDisposition } from './processes.ts';
+import { stopTree } from './process-tree.ts';
+import { DEPLOYMENT_MARKER, type TerminationDisposition } from './processes.ts';
 import type { Spawner, StartedProcess } from './spawner.ts';
 
 /** A command to run; the marker of its deployment is added to its environment. */

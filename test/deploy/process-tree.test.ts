@@ -1,0 +1,251 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
+import { readdirSync, readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import t, { type Test } from 'tap';
+import { noIdWasReused, stopTree } from '../../src/deploy/process-tree.ts';
+import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
+import type { ProcessIdentity } from '../../src/store/deployments.ts';
+import { fixture, until } from '../helpers/commands.ts';
+import { openAgain, refuseToOpen } from '../helpers/limits.ts';
+import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
+import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
+import { ifHas } from '../helpers/programs.ts';
+
+/** The real ones, whose timers keep this process alive, as a service's sockets do. */
+const effects: Effects = {
+  ...realEffects,
+  after(delayMs, action) {
+    const timer = setTimeout(action, delayMs);
+    return () => clearTimeout(timer);
+  },
+};
+
+t.test('stopping without a leader ends whatever carries the marker', async (t) => {
+  const deploymentId = newDeploymentId();
+  const one = await startProcess(t, ['sleep', '1000'], deploymentId);
+  const other = await startProcess(t, [fixture('ignores-sigterm')], deploymentId);
+  await once(other.output, 'data');
+  const stranger = await startProcess(t, ['sleep', '1000'], newDeploymentId());
+  t.equal(await stopTree({ deploymentId, leader: undefined }, { graceMs: () => 50, effects }), 'gone');
+  t.notOk(isAlive(one.identity));
+  t.notOk(isAlive(other.identity));
+  t.ok(isAlive(stranger.identity));
+});
+
+t.test('stopping a leader ends its session and its descendants, marked or not', ifHas('ps'), async (t) => {
+  const script = 'setsid sleep 1000 & sleep 1000 & echo ready; wait';
+  const leader = await startProcess(t, ['sh', '-c', script]);
+  await once(leader.output, 'data');
+  const children = await descendantsOf(leader.identity);
+  t.equal(children.length, 2);
+  const disposition = await stopTree(
+    { deploymentId: newDeploymentId(), leader: leader.identity },
+    { graceMs: () => 10_000, effects },
+  );
+  t.equal(disposition, 'default');
+  t.notOk(isAlive(leader.identity));
+  t.notOk(children.some(isAlive));
+});
+
+t.test('a stranger who was given the id of a leader is left alone', async (t) => {
+  const stranger = await startProcess(t, ['sleep', '1000']);
+  const leader = { ...stranger.identity, processStartedAt: stranger.identity.processStartedAt - 1 };
+  t.equal(await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: () => 0, effects }), 'gone');
+  t.ok(isAlive(stranger.identity));
+});
+
+t.test('what ran before the machine was booted again is not looked for', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { identity } = await startProcess(t, ['sleep', '1000'], deploymentId);
+  const leader = { ...identity, bootId: 'b7e3bd5c-0000-4000-8000-000000000000' };
+  t.equal(await stopTree({ deploymentId, leader }, { graceMs: () => 0, effects }), 'gone');
+  t.ok(isAlive(identity));
+});
+
+t.test('what a leader left that exited by itself may be spared', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { child, identity: leader } = await startProcess(t, ['sleep', '0'], deploymentId);
+  const daemon = await startProcess(t, ['sleep', '1000'], deploymentId);
+  if (child.exitCode === null) await once(child, 'exit');
+  const tree = { deploymentId, leader };
+  t.equal(await stopTree(tree, { graceMs: () => 0, effects, spareWhenExited: true }), 'gone');
+  t.ok(isAlive(daemon.identity));
+  t.equal(await stopTree(tree, { graceMs: () => 0, effects }), 'gone');
+  t.notOk(isAlive(daemon.identity));
+});
+
+t.test('what a dead leader left in its session is found with whoever is marked there', async (t) => {
+  const deploymentId = newDeploymentId();
+  const script = 'env -i sleep 1000 & echo $!; sleep 1000 & echo $!';
+  const left = await leftBy(t, ['sh', '-c', script], deploymentId);
+  const tree = { deploymentId, leader: left.leader };
+  t.equal(await stopTree(tree, { graceMs: () => 10_000, effects }), 'gone');
+  t.strictSame(left.processes.map(isAlive), [false, false]);
+});
+
+t.test(
+  'and without anybody marked, as long as no id can be another’s',
+  noIdWasReused() ? {} : { skip: 'ids were given out again since the machine was booted' },
+  async (t) => {
+    const left = await leftBy(t, ['sh', '-c', 'env -i sleep 1000 & echo $!'], newDeploymentId());
+    const tree = { deploymentId: newDeploymentId(), leader: left.leader };
+    t.equal(await stopTree(tree, { graceMs: () => 10_000, effects }), 'gone');
+    t.strictSame(left.processes.map(isAlive), [false]);
+  },
+);
+
+t.test('nobody of a PID namespace that is younger than the command is its own', ifMayUnshare, async (t) => {
+  const source = join(import.meta.dirname, '../../src');
+  // A session whose leader has ended, with the number that the command had in the namespace before.
+  const script = `
+    set -- $(setsid sh -c 'sleep 600 >/dev/null & echo $$ $!')
+    "$0" --input-type=module --eval "$PROGRAM" "$1"
+    kill -0 "$2" && echo lives`;
+  const program = `
+    const { bootId } = await import('${source}/boot-id.ts');
+    const { stopTree } = await import('${source}/deploy/process-tree.ts');
+    const { realEffects } = await import('${source}/effects.ts');
+    const leader = { processId: Number(process.argv[1]), processStartedAt: 1, bootId: bootId() };
+    const alive = setInterval(() => undefined, 1_000);
+    console.log(await stopTree({ deploymentId: 'dpl_1', leader }, { graceMs: () => 0, effects: realEffects }));
+    clearInterval(alive);`;
+  const words = ['env', `PROGRAM=${program}`, 'sh', '-c', script, process.execPath];
+  t.match(runInNamespace(...words), { status: 0, stdout: 'gone\nlives\n', stderr: '' });
+});
+
+t.test('processes that cannot be ended are told once, and waited for', async (t) => {
+  const deploymentId = newDeploymentId();
+  const { identity } = await startProcess(t, ['sleep', '1000'], deploymentId);
+  const { kill } = process;
+  let refusals = 0;
+  // As the kernel answers where a command became another user.
+  const intercepted = t.intercept(process, 'kill', {
+    value() {
+      refusals += 1;
+      throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
+    },
+  });
+  const told: number[][] = [];
+  const heard = Promise.withResolvers<void>();
+  const hurried: Effects = { ...effects, after: (_delayMs, action) => effects.after(0, action) };
+  const stopped = stopTree(
+    { deploymentId, leader: identity },
+    {
+      graceMs: () => 0,
+      effects: hurried,
+      onStuck(processIds) {
+        told.push(processIds);
+        heard.resolve();
+      },
+    },
+  );
+  await heard.promise;
+  const refusalsBefore = refusals;
+  await until(() => refusals > refusalsBefore + 10);
+  t.ok(isAlive(identity));
+  intercepted.restore();
+  kill.call(process, identity.processId, 'SIGKILL');
+  t.equal(await stopped, 'default');
+  t.strictSame(told, [[identity.processId]]);
+});
+
+/** One at the first look, one at SIGTERM, one at SIGKILL: each tells two or more of the tree. */
+const SHORTAGES = 5;
+
+for (const code of ['ENFILE', 'ENOMEM'] as const) {
+  t.test(`a tree is ended however often the machine has no file or memory for a look: ${code}`, async (t) => {
+    const deploymentId = newDeploymentId();
+    const leader = await startProcess(t, [fixture('ignores-sigterm')], deploymentId);
+    await once(leader.output, 'data');
+    const other = await startProcess(t, ['sleep', '1000'], deploymentId);
+    t.teardown(openAgain);
+    let shortages = 0;
+    const runShort = () => {
+      if (shortages === SHORTAGES) return;
+      shortages += 1;
+      refuseToOpen(code);
+    };
+    // It is over when somebody has waited for that, and comes back as soon as somebody was signaled.
+    const { kill } = process;
+    t.intercept(process, 'kill', {
+      value(target: number, signal: NodeJS.Signals) {
+        runShort();
+        return kill.call(process, target, signal);
+      },
+    });
+    const fickle: Effects = {
+      ...effects,
+      after(delayMs, action) {
+        openAgain();
+        return effects.after(delayMs, action);
+      },
+    };
+    runShort();
+    const tree = { deploymentId, leader: leader.identity };
+    t.equal(await stopTree(tree, { graceMs: () => 50, effects: fickle }), 'ignored');
+    t.equal(shortages, SHORTAGES);
+    t.notOk(isAlive(leader.identity));
+    t.notOk(isAlive(other.identity));
+  });
+}
+
+t.test('trees that are ended together share what is read of the machine’s processes', async (t) => {
+  const trees = [];
+  for (let number = 0; number < 32; number++) {
+    const deploymentId = newDeploymentId();
+    const { identity: leader } = await startProcess(t, ['sleep', '1000'], deploymentId);
+    trees.push({ deploymentId, leader });
+  }
+  const processes = readdirSync('/proc').filter((name) => /^[0-9]+$/.test(name)).length;
+  const readsBefore = readCalls();
+  await Promise.all(trees.map((tree) => stopTree(tree, { graceMs: () => 10_000, effects })));
+  const reads = readCalls() - readsBefore;
+  t.notOk(trees.some(({ leader }) => isAlive(leader)));
+  // Each for itself makes three passes, in which it reads a file of each process.
+  t.ok(reads < trees.length * processes, `${reads} reads for ${processes} processes`);
+});
+
+/** How often this process has called read(2) and the like. */
+function readCalls(): number {
+  return Number(/^syscr: (\d+)$/m.exec(readFileSync('/proc/self/io', 'latin1'))?.[1]);
+}
+
+/** As ps tells it, so that the code under test does not judge itself. */
+async function descendantsOf({ processId }: ProcessIdentity): Promise<ProcessIdentity[]> {
+  const ps = spawn('ps', ['-o', 'pid=', '--ppid', String(processId)], {
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  const text = (await ps.stdout.toArray()).join('');
+  return text
+    .split('\n')
+    .map((line) => processIdentity(Number(line)))
+    .filter((identity) => identity !== undefined);
+}
+
+/** What a command left running, which prints the ids of it and ends. */
+async function leftBy(t: Test, command: [string, ...string[]], deploymentId: string) {
+  const { child, identity: leader, output } = await startProcess(t, command, deploymentId);
+  let text = '';
+  output.on('data', (bytes: Buffer) => {
+    text += bytes.toString();
+  });
+  if (child.exitCode === null) await once(child, 'exit');
+  await until(() => text.endsWith('\n'));
+  const processes = text
+    .trim()
+    .split('\n')
+    .map((id) => processIdentity(Number(id)))
+    .filter((identity) => identity !== undefined);
+  for (const { processId } of processes) t.teardown(() => signalIfThere(processId));
+  return { leader, processes };
+}
+
+function signalIfThere(processId: number): void {
+  try {
+    process.kill(processId, 'SIGKILL');
+  } catch {
+    // It is gone, as it should be.
+  }
+}

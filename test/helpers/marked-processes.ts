@@ -1,0 +1,37 @@
+import { type ChildProcess, spawn } from 'node:child_process';
+import type { Test } from 'tap';
+import { processIdentity } from '../../src/deploy/processes.ts';
+import type { ProcessIdentity } from '../../src/store/deployments.ts';
+import { PATH } from './commands.ts';
+
+let lastDeployment = 0;
+
+/** The id of a deployment that no other process of this machine carries. */
+export function newDeploymentId(): string {
+  lastDeployment += 1;
+  return `dpl_process${process.pid}x${lastDeployment}`;
+}
+
+export interface Started {
+  child: ChildProcess;
+  identity: ProcessIdentity;
+  output: NodeJS.ReadableStream;
+}
+
+/** A process in a session of its own, as the spawner starts them; ended with the test. */
+export async function startProcess(
+  t: Test,
+  [file, ...rest]: [string, ...string[]],
+  deploymentId?: string,
+  variables: Record<string, string> = {},
+): Promise<Started> {
+  const child = spawn(file, rest, {
+    env: { PATH, ...variables, ...(deploymentId === undefined ? {} : { DEPLOY_ID: deploymentId }) },
+    stdio: ['ignore', 'pipe', 'inherit'],
+    detached: true,
+  });
+  const identity = processIdentity(child.pid ?? 0);
+  if (identity === undefined) throw new Error(`${file} was not started`);
+  t.teardown(() => child.kill('SIGKILL'));
+  return { child, identity, output: child.stdout };
+}
