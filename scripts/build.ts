@@ -23,7 +23,7 @@ const ASSETS = [
 
 if (import.meta.main) await buildBundles();
 
-/** Fills build/bundle/ anew; the same sources give the same bytes. */
+/** Fills build/bundle/; the same sources give the same bytes. */
 export async function buildBundles(): Promise<void> {
   await rm(BUNDLE, { recursive: true, force: true });
   await mkdir(BUNDLE, { recursive: true });

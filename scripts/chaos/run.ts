@@ -268,7 +268,7 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
     );
   }
 
-  /** A secret may be on its way to us while the first delivery is signed with it: those wait for the end. */
+  /** A delivery may arrive before the answer with its secret: it is tried again each time, until the last. */
   function verifySignatures(isLast: boolean): void {
     const secretsOf = new Map([...ledger.webhooks.values()].map(({ path, secrets }) => [path, secrets]));
     for (const delivery of [...waitingForSecret.splice(0), ...receivers.takeUnverified()]) {
@@ -276,7 +276,7 @@ export async function run(options: RunOptions): Promise<{ figures: Figures; kept
       const problem = signatureProblem(delivery, secrets);
       if (problem === undefined) signaturesVerified += 1;
       else if (!isLast) waitingForSecret.push(delivery);
-      // Of a registration that was never acknowledged nobody knows the secret.
+      // The secret of a webhook whose registration was never acknowledged is not known.
       else if (secrets.length > 0) ledger.violation('signatures verify', `${delivery.path}: ${problem}`);
     }
   }

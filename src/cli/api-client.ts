@@ -50,7 +50,7 @@ export interface ApiClient {
 
 /** The waits between retries. */
 export interface Patience {
-  /** To be called on success: the time for retries begins anew with the next failure. */
+  /** To be called on success: the time for retries restarts with the next failure. */
   reset(): void;
   /**
    * Waits longer each time, at least what the service asks for, and at most what is left of the time for retries.
@@ -288,13 +288,13 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
   return value === undefined ? undefined : parseRetryAfter(value, nowMs);
 }
 
-/** An error that a retry does not mend, such as an unknown host or an untrusted certificate, in words. */
+/** An error that a retry does not help with, such as an unknown host or an untrusted certificate, in words. */
 function explained(error: unknown, place: string): unknown {
   const message = explanationOf(error, place);
   return message === undefined ? error : new AppError('unavailable', message, { cause: error });
 }
 
-/** For errors that trusting another authority would not mend. */
+/** For errors that trusting another authority would not help with. */
 const CERTIFICATE_ADVICE: Record<string, string> = {
   CERT_HAS_EXPIRED: 'its certificate has expired, and has to be renewed there',
   CERT_NOT_YET_VALID: 'its certificate is not valid yet: are the clocks right, here and there?',

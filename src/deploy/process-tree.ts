@@ -38,7 +38,7 @@ interface StopOptions {
 export async function stopTree(tree: ProcessTree, options: StopOptions): Promise<TerminationDisposition> {
   const { leader } = tree;
   const { graceMs, effects } = options;
-  // Since the machine was booted anew none of them can live, and their ids belong to other processes.
+  // After a reboot none of them can live, and their ids may belong to other processes.
   if (leader !== undefined && leader.bootId !== bootId()) return 'gone';
 
   // All are looked up before any is signalled: children of one that ends at once are reparented, and no longer found.

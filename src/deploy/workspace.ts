@@ -46,7 +46,7 @@ export interface Workspaces {
   close(): Promise<void>;
 }
 
-/** What an administrator must mend; a full disk may have room again. */
+/** What an administrator must fix; a full disk may have room again. */
 const NO_PARENT = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
 
 /** Why no directory can be created in `parent`, so that every command would fail, and what to do; undefined: one can. */
