@@ -64,8 +64,8 @@ export function defineDeploy(command: Command, context: CommandContext): void {
     .argument('<project_id>', 'what to deploy', projectIdOf)
     .argument('<ref>', 'a branch, a tag or a commit of it', refOf)
     .addOption(requiredOption('--url <url>', 'where the service is').argParser(urlOf))
-    .addOption(option('--key-file <file>', 'a file that holds the key; else $DAVIT_KEY'))
-    .addOption(option('--wait', 'follow the log until it has ended'))
+    .addOption(option('--key-file <file>', 'read the key from this file, in place of $DAVIT_KEY'))
+    .addOption(option('--wait', 'follow the log until the deployment has ended'))
     .addOption(
       option('--idempotency-key <text>', 'the same key again makes no second deployment').argParser(
         idempotencyKeyOf,
@@ -77,7 +77,7 @@ export function defineDeploy(command: Command, context: CommandContext): void {
         .default(durationMsOrNone('2m'), '2m'),
     )
     .addOption(option('--cancel-on-interrupt', 'cancel the deployment at ^C or SIGTERM, without asking'))
-    .addOption(option('--ca-file <file>', 'trust these certificates (PEM) too'))
+    .addOption(option('--ca-file <file>', 'trust the certificates in this file (PEM) too'))
     .addOption(
       option('--json', 'print the deployment as JSON; with --wait once it has ended, in place of the log'),
     )

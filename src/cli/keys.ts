@@ -282,7 +282,7 @@ function defineRevoke(command: Command, context: CommandContext): void {
     ['davit admin key revoke ci', 'davit admin key revoke key_… --yes'],
   )
     .argument(...KEY_ARGUMENT)
-    .addOption(option('--yes', 'do not ask'))
+    .addOption(option('--yes', 'do not ask for confirmation'))
     .addOption(jsonOption())
     .action((text: string, options: RevokeOptions) => revokeKey(command, text, options, context));
 }

@@ -44,7 +44,7 @@ export function defineRestore(command: Command, context: CommandContext): void {
     ],
   )
     .argument('<file>', 'the copy; it stays as it is')
-    .addOption(option('--yes', 'do not ask'))
+    .addOption(option('--yes', 'do not ask for confirmation'))
     .addOption(jsonOption())
     .action((file: string, options: RestoreOptions) => restore(command, file, options, context));
 }

@@ -202,7 +202,7 @@ function defineDelete(command: Command, context: CommandContext): void {
     ['davit admin webhook delete whk_…', 'davit admin webhook delete whk_… --yes'],
   )
     .argument(...WEBHOOK_ARGUMENT)
-    .addOption(option('--yes', 'do not ask'))
+    .addOption(option('--yes', 'do not ask for confirmation'))
     .addOption(jsonOption())
     .action((idOrUrl: string, options: DeleteOptions) => deleteWebhook(command, idOrUrl, options, context));
 }
