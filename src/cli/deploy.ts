@@ -177,7 +177,7 @@ interface Interruption {
   /** To be called when the deployment is created: cancels it if a signal has asked for that. */
   created(id: DeploymentId): void;
   isCanceling(): boolean;
-  /** Whether the user has not answered yet whether to cancel, or the service that it does. */
+  /** Whether an answer is awaited, of the user to the question or of the service to the cancellation. */
   isOpen(): boolean;
   /** Resolves when no question is on the screen. */
   answered(): Promise<void>;
