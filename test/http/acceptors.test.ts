@@ -8,7 +8,7 @@ import { heldResource, startHttp } from '../helpers/http.ts';
 
 const OK = 'HTTP/1.1 200 OK';
 
-t.test('connections that come at once are accepted at once, and end with the service', async (t) => {
+t.test('a burst of connections is accepted at once, and a stop waits for their requests', async (t) => {
   const { plugin, heldCount, release } = heldResource();
   const { server, port } = await startHttp(t, { resources: () => [plugin] });
   let accepted = 0;
@@ -16,7 +16,7 @@ t.test('connections that come at once are accepted at once, and end with the ser
     accepted += 1;
   });
   const answers = connectAtOnce(t, port, 16);
-  // The first may be half over already.
+  // The first of these turns may have begun already.
   for (let turn = 0; turn < 2; turn++) await nextTurn();
   t.equal(accepted, 16);
 
@@ -26,14 +26,14 @@ t.test('connections that come at once are accepted at once, and end with the ser
     stopped = true;
   });
   await nextTurn();
-  t.notOk(stopped, 'those that are waited for may be of any acceptor');
+  t.notOk(stopped, 'the stop waits for the requests of every acceptor');
   release();
   await stop;
   t.strictSame(await answers(), Array(16).fill(OK));
   t.strictSame(await connectAtOnce(t, port, 1)(), ['ECONNREFUSED']);
 });
 
-t.test('a stop waits for no acceptor longer than it may', async (t) => {
+t.test('at its timeout, a stop closes the connections of every acceptor unanswered', async (t) => {
   const { plugin, heldCount } = heldResource();
   const { server, port } = await startHttp(t, { resources: () => [plugin] });
   const answers = connectAtOnce(t, port, 16);
@@ -42,7 +42,7 @@ t.test('a stop waits for no acceptor longer than it may', async (t) => {
   t.strictSame(await answers(), Array(16).fill(''));
 });
 
-t.test('there are no more connections than there may be, whoever accepts them', async (t) => {
+t.test('the limit on connections holds for all acceptors together', async (t) => {
   const { plugin, release } = heldResource();
   const { server, port } = await startHttp(t, { resources: () => [plugin], maxConnections: 8 });
   release();
@@ -56,11 +56,11 @@ t.test('there are no more connections than there may be, whoever accepts them', 
     });
   });
   await connectAtOnce(t, port, 32)();
-  t.equal(Math.max(...opened), 9, 'one more, to hear that there are too many');
-  t.strictSame(await connectAtOnce(t, port, 8)(), Array(8).fill(OK), 'those that ended count no longer');
+  t.equal(Math.max(...opened), 9, 'one more is accepted, to be answered 503');
+  t.strictSame(await connectAtOnce(t, port, 8)(), Array(8).fill(OK), 'closed connections no longer count');
 });
 
-t.test('what keeps a connection from being accepted ends nothing, and is told once a minute', async (t) => {
+t.test('an error while accepting a connection ends nothing, and is logged once a minute', async (t) => {
   const effects = fakeEffects();
   const { server, log } = await startHttp(t, { effects });
   const stumble = () => server.listener.emit('error', new Error('accept ENFILE'));
@@ -71,7 +71,7 @@ t.test('what keeps a connection from being accepted ends nothing, and is told on
   t.equal(log.length, 2);
 });
 
-/** Of another thread: connects so often, says when all are connected, and sends the first line of each answer. */
+/** Runs in a worker: opens `count` connections, tells once all are open, and posts the first line of each answer. */
 const CLIENTS = `
   const { connect } = require('node:net');
   const { parentPort, workerData } = require('node:worker_threads');
@@ -99,7 +99,7 @@ const CLIENTS = `
   }));
   void Promise.all(ends).then((lines) => parentPort.postMessage(lines));`;
 
-/** Connects while nobody accepts; gives the first line of each answer, or why there is none, once all have ended. */
+/** Connects while this thread is blocked; gives each answer's first line or error code once all are closed. */
 function connectAtOnce(t: Test, port: number, count: number): () => Promise<string[]> {
   const areConnected = new Int32Array(new SharedArrayBuffer(4));
   const clients = new Worker(CLIENTS, { eval: true, workerData: { port, count, areConnected } });

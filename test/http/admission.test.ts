@@ -20,7 +20,7 @@ const open: Plugin<void> = {
   },
 };
 
-t.test('beyond the connections that it can serve, the service says so', async (t) => {
+t.test('a connection beyond the maximum is answered 503, until another one has closed', async (t) => {
   const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
   const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
   const first = await connectRaw(port);
@@ -39,7 +39,7 @@ t.test('beyond the connections that it can serve, the service says so', async (t
   t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
 });
 
-t.test('a connection has a hundred requests unanswered at most, and ends after the one beyond', async (t) => {
+t.test('a connection may have 100 unanswered requests; the next one is 503 and closes it', async (t) => {
   const { promise: released, resolve: release } = Promise.withResolvers<void>();
   const reached: string[] = [];
   const held: Plugin<void> = {
@@ -51,7 +51,7 @@ t.test('a connection has a hundred requests unanswered at most, and ends after t
         options: { auth: false },
         async handler({ params }) {
           reached.push(params.id);
-          // Once what came in the same read has been looked at.
+          // After all requests of the same read have been parsed.
           if (reached.length === 100) setImmediate(release);
           await released;
           return { held: params.id };
@@ -60,7 +60,7 @@ t.test('a connection has a hundred requests unanswered at most, and ends after t
     },
   };
   const { port } = await startHttp(t, { resources: () => [held] });
-  // Node hands on in another way what expects to be told to continue.
+  // Node emits another event for requests with `Expect: 100-continue`.
   const gets = (count: number) =>
     Array.from(
       { length: count },
@@ -84,10 +84,10 @@ t.test('a connection has a hundred requests unanswered at most, and ends after t
     await patient.received(`"last${times}"`);
   }
   patient.socket.end();
-  t.equal(parseResponses(await patient.closed).length, 300, 'however many there are after each other');
+  t.equal(parseResponses(await patient.closed).length, 300, 'requests that were answered do not count');
 });
 
-t.test('only so many requests, over all connections, come before the one ahead is answered', async (t) => {
+t.test('the number of requests behind an unanswered one is limited over all connections', async (t) => {
   const { plugin, heldCount, release } = heldResource();
   const { port, log } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 2 });
   const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
@@ -107,7 +107,7 @@ t.test('only so many requests, over all connections, come before the one ahead i
   t.match(
     await alone.received('held'),
     /^HTTP\/1\.1 200 /,
-    'the first of each connection counts for nothing',
+    'the first request of a connection does not count',
   );
 
   for (const { send, closed } of [first, second]) {
@@ -115,17 +115,17 @@ t.test('only so many requests, over all connections, come before the one ahead i
     t.strictSame(
       parseResponses(await closed).map(({ status }) => status),
       [200, 200, 200, 200, 404],
-      'what is answered counts no longer',
+      'requests that were answered no longer count',
     );
   }
   t.equal(
     log.filter(({ msg, status }) => msg === 'request' && status !== 200 && status !== 404).length,
     1,
-    'what came after the refused one has reached nobody',
+    'the request behind the rejected one is not carried out',
   );
 });
 
-t.test('what follows a refused request is not even read', async (t) => {
+t.test('after a 503 for too many requests, no more is read from the connection', async (t) => {
   const { plugin, release } = heldResource();
   const { port, server } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 0 });
   const connected = once(server.listener, 'connection');
@@ -149,7 +149,7 @@ t.test('what follows a refused request is not even read', async (t) => {
   client.socket.destroy();
 });
 
-t.test('requests of a client that left come before nobody', async (t) => {
+t.test('the waiting requests of a client that left no longer count towards the limit', async (t) => {
   const { promise: reached, resolve: tellReached } = Promise.withResolvers<void>();
   const hanging: Plugin<void> = {
     name: 'hanging',
@@ -183,7 +183,7 @@ t.test('requests of a client that left come before nobody', async (t) => {
   );
 });
 
-t.test('a request that cannot be answered any more is not carried out', async (t) => {
+t.test('a request is not carried out once the server has ended its side of the connection', async (t) => {
   const { plugin, heldCount } = heldResource();
   const { port, server } = await startHttp(t, { resources: () => [plugin] });
   const connected = once(server.listener, 'connection');
@@ -196,7 +196,7 @@ t.test('a request that cannot be answered any more is not carried out', async (t
   t.equal(await connection.closed.catch(() => ''), '');
 });
 
-t.test('a connection that waits for its next request keeps nothing of the last', async (t) => {
+t.test('an idle keep-alive connection keeps nothing of its last request in memory', async (t) => {
   const answered: WeakRef<object>[] = [];
   const remembering: Plugin<void> = {
     name: 'remembering',
@@ -223,5 +223,5 @@ t.test('a connection that waits for its next request keeps nothing of the last',
   }
   t.strictSame(kept(), [undefined, undefined]);
   connection.send('GET /remembered HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n');
-  t.equal(parseResponses(await connection.closed).length, 2, 'and takes the next');
+  t.equal(parseResponses(await connection.closed).length, 2, 'the connection takes the next request');
 });

@@ -4,7 +4,7 @@ import { requestJson } from '../helpers/http.ts';
 import { held, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
 
-t.test('a stop waits for no ping, and says so', async (t) => {
+t.test('a stop does not wait for a ping under way, but answers it 503', async (t) => {
   const service = await startWholeService(t);
   const receiver = await startReceiver(t, { answers: [silence()] });
   const { keyId, secret } = await service.key();
@@ -53,10 +53,10 @@ t.test('while a ping is under way no other write may use its Idempotency-Key', a
   }
   t.strictSame(service.query('SELECT * FROM deployments'), []);
   const stranger = await service.key();
-  t.equal((await send(deploy, { ref: 'main' }, stranger.secret)).status, 201, 'another key’s is another');
+  t.equal((await send(deploy, { ref: 'main' }, stranger.secret)).status, 201, 'each API key has its own');
 
   release();
-  t.match(await ping, { status: 200, body: { status_code: 200 } }, 'the first use wins');
+  t.match(await ping, { status: 200, body: { status_code: 200 } }, 'the first request wins');
   t.match(await send(`/v2/webhooks/${id}/ping`), { status: 200, body: (await ping).body });
   t.equal((await send(deploy, { ref: 'main' })).status, 422);
 });

@@ -6,7 +6,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 import { testStore } from '../helpers/store.ts';
 
-t.test('the use of a key is noted once a minute, also after the clock was ahead', async (t) => {
+t.test('the last use of a key is written once a minute, also after the clock was set ahead', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const notes: number[] = [];
@@ -20,24 +20,24 @@ t.test('the use of a key is noted once a minute, also after the clock was ahead'
     resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
   });
   const { secret, keyId } = await store.key();
-  /** When the uses that follow are noted, from now on. */
+  /** Uses the key after each of these pauses; gives when a use was written, counted from now. */
   const notedAt = async (...afterMs: number[]): Promise<number[]> => {
     const startMs = effects.now();
     for (const ms of afterMs) {
       effects.jump(ms);
       t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
-      await store.writer.write('instance.probe', undefined); // after it, what was noted is written
+      await store.writer.write('instance.probe', undefined); // queued behind the write of the last use
     }
     return notes.splice(0).map((atMs) => atMs - startMs);
   };
 
   t.strictSame(await notedAt(0, 59_999, 1), [0, 60_000]);
   t.strictSame(await notedAt(3_600_000), [3_600_000], 'the clock is set ahead');
-  t.strictSame(await notedAt(-3_600_000, 1, 1), [-3_600_000], 'and right again');
+  t.strictSame(await notedAt(-3_600_000, 1, 1), [-3_600_000], 'the clock is set back');
   t.equal(store.reads.keys.get(keyId)?.last_used_at, '2026-11-21T08:01:00.000Z');
 });
 
-t.test('a key comes as Authorization: Bearer alone, and whoever sends a wrong one is told so', async (t) => {
+t.test('a key is read from Authorization: Bearer only; a 401 says if it is missing or wrong', async (t) => {
   const effects = fakeEffects();
   const { port, store } = await startHttp(t, {
     effects,
@@ -58,7 +58,7 @@ t.test('a key comes as Authorization: Bearer alone, and whoever sends a wrong on
     t.match(await answerTo(text), { status: 401, says: /wrong, expired or revoked/ }, text);
 });
 
-t.test('a request goes on when the use of its key cannot be noted', async (t) => {
+t.test('a request is answered even if the last use of its key cannot be written', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const write: Writer['write'] = (name, input) =>

@@ -1,7 +1,7 @@
 import t from 'tap';
 import { createBatching } from '../../src/http/batching.ts';
 
-t.test('who comes alone goes on at the end of the turn', async (t) => {
+t.test('a single request goes on at the end of the turn of the event loop', async (t) => {
   const order: string[] = [];
   const joinBatch = createBatching(3);
   const alone = joinBatch().then(() => order.push('alone'));
@@ -13,7 +13,7 @@ t.test('who comes alone goes on at the end of the turn', async (t) => {
   await joinBatch();
 });
 
-t.test('who comes in the same turn goes on with the first, in the order of arrival', async (t) => {
+t.test('requests of the same turn go on together, in the order of arrival', async (t) => {
   const order: string[] = [];
   const joinBatch = createBatching(3);
   const first = joinBatch().then(() => order.push('first'));
@@ -23,7 +23,7 @@ t.test('who comes in the same turn goes on with the first, in the order of arriv
   t.strictSame(order, ['first', 'second']);
 });
 
-t.test('as many as may go on at once wait for nobody, and whoever comes then waits again', async (t) => {
+t.test('requests go on as soon as they reach the maximum; the next one waits again', async (t) => {
   const order: string[] = [];
   const joinBatch = createBatching(2);
   const three = ['first', 'second', 'third'].map((name) => joinBatch().then(() => order.push(name)));
@@ -33,7 +33,7 @@ t.test('as many as may go on at once wait for nobody, and whoever comes then wai
   t.strictSame(order, ['first', 'second', 'third']);
 });
 
-/** Later in the same turn of the event loop: what has been resolved by now has been heard of. */
+/** Later in the same turn of the event loop, after the reactions to all promises resolved by now. */
 function soon(): Promise<void> {
   return new Promise((resolve) => process.nextTick(() => queueMicrotask(resolve)));
 }

@@ -71,53 +71,57 @@ const ACCEPTED: { name: string; request: Buffer; payload: unknown }[] = [
   { name: 'a body in one chunk', request: chunked(['{"ref":"main"}']), payload: { ref: 'main' } },
   { name: 'a body in many chunks', request: chunked([...'{"ref":"main"}']), payload: { ref: 'main' } },
   { name: 'no body', request: post(''), payload: null },
-  { name: 'null, as what no schema takes', request: withLength('null'), payload: 'null' },
-  { name: 'an empty body of a form', request: withLength('', 'Content-Type: text/plain\r\n'), payload: null },
-  { name: 'an empty chunked body without a type', request: chunked([], ''), payload: null },
-  { name: 'white space around', request: withLength(' \r\n\t[1] '), payload: [1] },
+  { name: 'null, kept as text', request: withLength('null'), payload: 'null' },
   {
-    name: 'a charset',
+    name: 'an empty text/plain body',
+    request: withLength('', 'Content-Type: text/plain\r\n'),
+    payload: null,
+  },
+  { name: 'an empty chunked body without a type', request: chunked([], ''), payload: null },
+  { name: 'white space around the value', request: withLength(' \r\n\t[1] '), payload: [1] },
+  {
+    name: 'a quoted charset',
     request: withLength('[1]', 'Content-Type: application/JSON; charset="UTF-8"\r\n'),
     payload: [1],
   },
   {
-    name: 'the charset as many write it',
+    name: 'charset utf8',
     request: withLength('[1]', 'Content-Type: application/json; charset=utf8\r\n'),
     payload: [1],
   },
   {
-    name: 'another parameter',
+    name: 'an unknown media type parameter',
     request: withLength('[1]', 'Content-Type: application/json;profile=x\r\n'),
     payload: [1],
   },
   {
-    name: 'a charset behind another parameter',
+    name: 'a charset behind an unknown parameter',
     request: withLength('[1]', 'Content-Type: application/json ; profile=x ; charset=utf-8\r\n'),
     payload: [1],
   },
   {
-    name: 'identity',
+    name: 'Content-Encoding: identity',
     request: withLength('[1]', `${JSON_TYPE}Content-Encoding: Identity\r\n`),
     payload: [1],
   },
   {
-    name: 'chunks in capitals',
+    name: 'Transfer-Encoding in capitals',
     request: post(`${JSON_TYPE}Transfer-Encoding: CHUNKED\r\n`, '3\r\n[1]\r\n0\r\n\r\n'),
     payload: [1],
   },
   {
-    name: 'the last byte allowed',
+    name: 'a body of the maximum size',
     request: withLength(stringOf(BODY_MAX_BYTES)),
     payload: 'a'.repeat(BODY_MAX_BYTES - 2),
   },
   {
-    name: 'the last byte allowed, chunked',
+    name: 'a body of the maximum size, chunked',
     request: chunked([stringOf(BODY_MAX_BYTES)]),
     payload: 'a'.repeat(BODY_MAX_BYTES - 2),
   },
   { name: 'a pair of surrogates', request: withLength('["\\ud83d\\ude80"]'), payload: ['🚀'] },
   {
-    name: 'one name in two objects',
+    name: 'the same name in two objects',
     request: withLength('[{"a":1},{"a":1}]'),
     payload: [{ a: 1 }, { a: 1 }],
   },
@@ -127,7 +131,7 @@ const ACCEPTED: { name: string; request: Buffer; payload: unknown }[] = [
     payload: { 'a:"': ':\\' },
   },
   {
-    name: 'a constructor that is text',
+    name: 'a constructor that is a string',
     request: withLength('{"constructor":"a"}'),
     payload: { constructor: 'a' },
   },
@@ -143,7 +147,7 @@ function nested(levels: number): unknown {
   return levels === 1 ? [] : [nested(levels - 1)];
 }
 
-t.test('a body is taken however it comes', async (t) => {
+t.test('a valid body is accepted, however it is framed and spelled', async (t) => {
   const { taken, plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   for (const { name, request, payload } of ACCEPTED) {
@@ -167,19 +171,19 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     code: 'payload_too_large',
   },
   {
-    name: 'far too many, in many chunks',
+    name: 'far too many bytes, in many chunks',
     request: chunked(Array(64).fill(Buffer.alloc(256 * 1024, 'a'))),
     status: 413,
     code: 'payload_too_large',
   },
   {
-    name: 'far too many',
+    name: 'far too many bytes',
     request: withLength(Buffer.alloc(16 * 1024 * 1024)),
     status: 413,
     code: 'payload_too_large',
   },
-  { name: 'no type', request: withLength('{}', ''), status: 415, code: 'unsupported_media_type' },
-  { name: 'no type, chunked', request: chunked(['{}'], ''), status: 415, code: 'unsupported_media_type' },
+  { name: 'no Content-Type', request: withLength('{}', ''), status: 415, code: 'unsupported_media_type' },
+  { name: 'chunks without type', request: chunked(['{}'], ''), status: 415, code: 'unsupported_media_type' },
   {
     name: 'a form',
     request: withLength('ref=main', 'Content-Type: application/x-www-form-urlencoded\r\n'),
@@ -187,13 +191,13 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     code: 'unsupported_media_type',
   },
   {
-    name: 'text',
+    name: 'text/json',
     request: withLength('{}', 'Content-Type: text/json\r\n'),
     status: 415,
     code: 'unsupported_media_type',
   },
   {
-    name: 'a charset that only begins as ours',
+    name: 'a charset that only begins with utf-8',
     request: withLength('{}', 'Content-Type: application/json; charset=utf-80\r\n'),
     status: 415,
     code: 'unsupported_media_type',
@@ -224,14 +228,14 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     reason: /chunked/,
   },
   {
-    name: 'cut JSON',
+    name: 'truncated JSON',
     request: withLength('{"ref":'),
     status: 400,
     code: 'invalid_request',
     reason: /not valid JSON/,
   },
   {
-    name: 'two values',
+    name: 'two JSON values',
     request: withLength('{} {}'),
     status: 400,
     code: 'invalid_request',
@@ -302,14 +306,14 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     reason: /surrogate/,
   },
   {
-    name: 'a name twice',
+    name: 'a repeated name',
     request: withLength('{"ref":"a","ref":"b"}'),
     status: 400,
     code: 'invalid_request',
     reason: /repeat a name/,
   },
   {
-    name: 'a name twice, spelled differently',
+    name: 'a repeated name, escaped',
     request: withLength('{"ref":1,"\\u0072ef":1}'),
     status: 400,
     code: 'invalid_request',
@@ -323,7 +327,7 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     reason: /prototype/,
   },
   {
-    name: '__proto__ within, escaped',
+    name: 'a nested __proto__, escaped',
     request: withLength('[{"_\\u005fproto__":1}]'),
     status: 400,
     code: 'invalid_request',
@@ -351,14 +355,14 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     reason: /nested/,
   },
   {
-    name: 'more items in a list than any of ours has',
+    name: '1,001 items in a list',
     request: withLength(`{"events":[${'1,'.repeat(1_000)}1]}`),
     status: 400,
     code: 'invalid_request',
     reason: /at most 1000 items/,
   },
   {
-    name: 'more names in an object than any of ours has',
+    name: '1,001 names in an object',
     request: withLength(`{${Array.from({ length: 1_001 }, (_, index) => `"field${index}":1`).join()}}`),
     status: 400,
     code: 'invalid_request',
@@ -366,7 +370,7 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
   },
 ];
 
-t.test('a body that is refused reaches no handler, and its sender always reads why', async (t) => {
+t.test('a malformed body reaches no handler, and its client always receives the error', async (t) => {
   const { taken, plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   for (const { name, request, status, code, reason } of REFUSED) {
@@ -379,7 +383,7 @@ t.test('a body that is refused reaches no handler, and its sender always reads w
   }
 });
 
-t.test('what no text may hold is told by the name of our field, never by a name that was sent', async (t) => {
+t.test('an error about NUL or a lone surrogate names a known field or the body', async (t) => {
   const { plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   for (const [body, field] of [
@@ -394,7 +398,7 @@ t.test('what no text may hold is told by the name of our field, never by a name 
   }
 });
 
-t.test('a body that is too large is answered before it is sent', async (t) => {
+t.test('a Content-Length that is too large is answered 413 before the body is sent', async (t) => {
   const { plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   const connection = await connectRaw(port);
@@ -404,7 +408,7 @@ t.test('a body that is too large is answered before it is sent', async (t) => {
   await connection.closed;
 });
 
-t.test('a body that comes in tiny pieces takes no more memory than another', async (t) => {
+t.test('a body in one-byte chunks takes less than 4 MiB of memory', async (t) => {
   const { plugin, taken } = taker();
   const { port, server } = await startHttp(t, { resources: () => [plugin] });
   const connected = once(server.listener, 'connection');
@@ -423,13 +427,13 @@ t.test('a body that comes in tiny pieces takes no more memory than another', asy
   connection.socket.end();
 });
 
-/** What is alive of this thread's heap. */
+/** The heap of this thread in use after a garbage collection. */
 function heldBytes(): number {
   collectGarbage();
   return process.memoryUsage().heapUsed;
 }
 
-t.test('whoever does not send the body in time is told so', async (t) => {
+t.test('a request whose body does not arrive in time is answered 408', async (t) => {
   const { taken, plugin } = taker();
   const { port } = await startHttp(t, {
     resources: () => [plugin],
@@ -448,10 +452,10 @@ t.test('whoever does not send the body in time is told so', async (t) => {
   t.strictSame(taken, []);
 });
 
-/** Nothing in such a test is ended by Node, whose clock does not stand still. */
+/** For tests with a fake clock: Node's own timeouts go by the real one. */
 const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
 
-t.test('a body that breaks off or is not HTTP is answered 400, and not waited for', async (t) => {
+t.test('a body that breaks off or breaks the chunked coding is answered 400 at once', async (t) => {
   const { taken, plugin } = taker();
   const { port, log } = await startHttp(t, {
     resources: () => [plugin],
@@ -475,11 +479,11 @@ t.test('a body that breaks off or is not HTTP is answered 400, and not waited fo
   t.strictSame(taken, []);
   t.notOk(
     log.some(({ msg }) => msg === 'not a request'),
-    'each is the answer to a request',
+    'none is logged as bytes that are no request',
   );
 });
 
-t.test('Expect: 100-continue is answered when the body is wanted, and only then', async (t) => {
+t.test('Expect: 100-continue is answered 413 in place of 100 when the body is too large', async (t) => {
   const { taken, plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
 
@@ -498,7 +502,7 @@ t.test('Expect: 100-continue is answered when the body is wanted, and only then'
   t.equal(taken.length, 1);
 });
 
-t.test('Expect: 100-continue is answered in whichever case it comes, and not for HTTP/1.0', async (t) => {
+t.test('Expect: 100-continue is read in upper or lower case, and ignored for HTTP/1.0', async (t) => {
   const { plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   const expecting = withLength('{}', `${JSON_TYPE}Expect: 100-Continue\r\n`).toString();
@@ -508,7 +512,7 @@ t.test('Expect: 100-continue is answered in whichever case it comes, and not for
 });
 
 t.test(
-  'the rest of a body that is refused is thrown away, for as long as it comes and no longer',
+  'the rest of a rejected body is discarded, up to 5 s of silence, 30 s in all, 64 MiB or an error',
   async (t) => {
     const effects = fakeEffects();
     const { plugin } = taker();
@@ -553,7 +557,7 @@ t.test(
   },
 );
 
-t.test('a body of a GET means nothing, and is not let in without bound', async (t) => {
+t.test('the body of a GET is ignored, and answered 413 if it is too large', async (t) => {
   const { plugin } = taker();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   const get = (headers: string, body: string) =>
@@ -565,7 +569,7 @@ t.test('a body of a GET means nothing, and is not let in without bound', async (
 });
 
 t.test(
-  'a connection goes on after a body that was read, and ends politely after one that was not',
+  'a connection is kept after a request whose body was read, and closed after one whose body was not',
   async (t) => {
     const { plugin } = taker();
     const { port } = await startHttp(t, { resources: () => [plugin] });

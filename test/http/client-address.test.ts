@@ -4,7 +4,7 @@ import { addressGroup, createClientAddress } from '../../src/http/client-address
 import { fakeEffects } from '../helpers/effects.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 
-t.test('an address is counted with those that it cannot be told from', (t) => {
+t.test('failures are counted by IPv4 address, also if mapped into IPv6, or by IPv6 /64', (t) => {
   const rows: [address: string, group: string][] = [
     ['192.0.2.1', '192.0.2.1'],
     ['::ffff:192.0.2.1', '192.0.2.1'],
@@ -21,7 +21,7 @@ t.test('an address is counted with those that it cannot be told from', (t) => {
   t.end();
 });
 
-t.test('the client is who the last proxy that is trusted says', (t) => {
+t.test('the client is the last address in X-Forwarded-For that is no trusted proxy', (t) => {
   const rows: { socket: string; forwardedFor?: string; trusted: string[]; client: string }[] = [
     { socket: '192.0.2.1', trusted: [], client: '192.0.2.1' },
     { socket: '::ffff:192.0.2.1', trusted: [], client: '192.0.2.1' },
@@ -80,7 +80,7 @@ t.test('the client is who the last proxy that is trusted says', (t) => {
   t.end();
 });
 
-t.test('behind a trusted proxy failures are counted for each client behind it', async (t) => {
+t.test('behind a trusted proxy, failed authentications are counted by client', async (t) => {
   const { port } = await startHttp(t, {
     effects: fakeEffects(),
     trustedProxies: [cidr('127.0.0.1')],

@@ -35,33 +35,33 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
   },
   { name: 'a list without the scope', method: 'GET', path: list, key: 'unscoped', expected: forbidden },
   { name: 'a list of another key’s webhook', method: 'GET', path: list, key: 'stranger', expected: missing },
-  { name: 'a list of a webhook that never was', method: 'GET', path: () => list(NOWHERE), expected: missing },
+  { name: 'a list of an unknown webhook', method: 'GET', path: () => list(NOWHERE), expected: missing },
   {
-    name: 'a list with a status that is none',
+    name: 'a list with an unknown status',
     method: 'GET',
     path: (place) => `${list(place)}?status=failed`,
     expected: malformed(['status', 'must be one of pending, delivered, exhausted, held']),
   },
   {
-    name: 'a list with one good status and one bad',
+    name: 'a list with a valid and an empty status',
     method: 'GET',
     path: (place) => `${list(place)}?status=held&status=`,
     expected: malformed(['status', /must be one of/]),
   },
   {
-    name: 'a list with an event type that is none',
+    name: 'a list with an unknown event type',
     method: 'GET',
     path: (place) => `${list(place)}?event_type=ping`,
     expected: malformed(['event_type', /must be one of/]),
   },
   {
-    name: 'a list with a date for a time',
+    name: 'a list with a date in place of a time',
     method: 'GET',
     path: (place) => `${list(place)}?created_after=2026-11-21`,
     expected: malformed(['created_after', /must be a time/]),
   },
   {
-    name: 'a list with two of one time',
+    name: 'a list with a repeated created_before',
     method: 'GET',
     path: (place) => `${list(place)}?created_before=${SINCE}&created_before=${SINCE}`,
     expected: malformed(['created_before', 'must not be repeated']),
@@ -73,19 +73,19 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
     expected: malformed(['type', 'is not allowed']),
   },
   {
-    name: 'a list of a webhook that never was, with a cursor that nobody made',
+    name: 'a list of an unknown webhook with an invalid cursor',
     method: 'GET',
     path: () => `${list(NOWHERE)}?cursor=abc`,
     expected: malformed(['cursor', /begin without one/]),
   },
   {
-    name: 'a list of what is no webhook, with a cursor that nobody made',
+    name: 'a list of a malformed webhook id with an invalid cursor',
     method: 'GET',
     path: () => '/v2/webhooks/1/deliveries?cursor=abc',
     expected: malformed(['cursor', /begin without one/]),
   },
   {
-    name: 'a wrong list of another key’s webhook',
+    name: 'a list of another key’s webhook with an invalid limit',
     method: 'GET',
     path: (place) => `${list(place)}?limit=0`,
     key: 'stranger',
@@ -100,8 +100,8 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
     key: 'stranger',
     expected: missing,
   },
-  { name: 'a delivery that never was', method: 'GET', path: () => one(NOWHERE), expected: missing },
-  { name: 'what is no id', method: 'GET', path: () => '/v2/deliveries/1', expected: missing },
+  { name: 'an unknown delivery', method: 'GET', path: () => one(NOWHERE), expected: missing },
+  { name: 'a malformed delivery id', method: 'GET', path: () => '/v2/deliveries/1', expected: missing },
 
   {
     name: 'a redelivery without the scope',
@@ -148,7 +148,7 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
     expected: malformed(['body', 'required']),
   },
   {
-    name: 'a replay without a beginning',
+    name: 'a replay without since',
     method: 'POST',
     path: replay,
     body: {},
@@ -176,21 +176,21 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
     expected: malformed(['since', 'must not be in the future']),
   },
   {
-    name: 'a replay from after the last year with four digits on',
+    name: 'a replay since a time that is in the year 10000 in UTC',
     method: 'POST',
     path: replay,
     body: { since: '9999-12-31T23:59:59-01:00' },
     expected: malformed(['since', /must be a time/]),
   },
   {
-    name: 'a replay from a number on',
+    name: 'a replay since a number',
     method: 'POST',
     path: replay,
     body: { since: 0 },
     expected: malformed(['since', /must be a string|must be a time/]),
   },
   {
-    name: 'a replay of a status that is none',
+    name: 'a replay of an unknown status',
     method: 'POST',
     path: replay,
     body: { since: SINCE, status: 'failed' },
@@ -204,7 +204,7 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
     expected: malformed(['status', /must be one of/], ['status', 'must be a string']),
   },
   {
-    name: 'a wrong replay by another key',
+    name: 'a replay without since by another key',
     method: 'POST',
     path: replay,
     body: {},
@@ -213,7 +213,7 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
   },
 ];
 
-t.test('refused, and nothing changed', async (t) => {
+t.test('a rejected request changes nothing in the database', async (t) => {
   const there = await service(t);
   const { id: webhook } = await newWebhook(there.store, there.keys.owner.keyId);
   const [delivery = noDelivery()] = await newDeliveries(there.store, webhook, 1);
@@ -221,7 +221,7 @@ t.test('refused, and nothing changed', async (t) => {
   await testRefusals(t, REFUSALS, { webhook, delivery }, there);
 });
 
-t.test('a list walks all deliveries of one webhook, newest first and once each', async (t) => {
+t.test('paging yields every delivery of a webhook exactly once, newest first', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
   const ids = await newDeliveries(store, id, 7);
@@ -241,12 +241,12 @@ t.test('a list walks all deliveries of one webhook, newest first and once each',
     seen.push(...page.data.map((delivery) => delivery.id));
     cursor = page.next_cursor;
   }
-  // The other webhook's deployment arose for this one, too, before the walk began.
+  // The first is of the deployment made for the other webhook: its event is delivered to both.
   t.strictSame(seen.slice(1), ids.toReversed());
   t.equal(new Set(seen).size, 8);
 });
 
-t.test('a list is narrowed by statuses, types and times', async (t) => {
+t.test('a list is filtered by status, event type and time of creation', async (t) => {
   const { http, store, effects, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
   const created: DeliveryId[] = [];
@@ -297,7 +297,7 @@ t.test('a list is narrowed by statuses, types and times', async (t) => {
 });
 
 t.test(
-  'a cursor goes on with the same webhook and the same filters, in whatever order they come',
+  'a cursor is valid only for its own webhook and its own filters, in whatever order these come',
   async (t) => {
     const { http, store, keys } = await service(t);
     const { id } = await newWebhook(store, keys.owner.keyId);
@@ -330,7 +330,7 @@ t.test(
   },
 );
 
-t.test('a delivery alone has the event as it was sent, and what came of each attempt', async (t) => {
+t.test('GET of a delivery shows the payload as it was sent and the result of each attempt', async (t) => {
   const { http, store, effects, keys, deliver } = await service(t);
   const receiver = await startReceiver(t, {
     answers: [status(500, { body: 'no' }), status(200, { body: 'yes' })],
@@ -359,7 +359,7 @@ t.test('a delivery alone has the event as it was sent, and what came of each att
   t.equal(JSON.stringify(payload), receiver.requests[0]?.body.toString());
 });
 
-t.test('a redelivery is sent once more and its attempt says why', async (t) => {
+t.test('a redelivery is sent once more, and the trigger of its attempt is redeliver', async (t) => {
   const { http, store, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
@@ -378,7 +378,7 @@ t.test('a redelivery is sent once more and its attempt says why', async (t) => {
   });
 });
 
-t.test('a repeated redelivery is one', async (t) => {
+t.test('a redelivery repeated with its Idempotency-Key is sent once', async (t) => {
   const { http, store, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
@@ -394,7 +394,7 @@ t.test('a repeated redelivery is one', async (t) => {
   t.equal(receiver.requests.length, 2);
 });
 
-t.test('a redelivery is answered again when the delivery is pruned, to whoever asked for it', async (t) => {
+t.test('after its delivery was pruned, a redelivery is still replayed, to its key alone', async (t) => {
   const { http, store, effects, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
@@ -414,11 +414,11 @@ t.test('a redelivery is answered again when the delivery is pruned, to whoever a
   t.equal(
     (await call(http, 'POST', redeliver(NOWHERE), keys.owner.secret, undefined, 'again')).status,
     404,
-    'what is not there is not there, whatever the Idempotency-Key was used for',
+    'an unknown delivery is 404, even if the Idempotency-Key was used',
   );
 });
 
-t.test('of a disabled webhook, what is sent again is held and goes out when it is enabled', async (t) => {
+t.test('a redelivery of a disabled webhook is held and sent once the webhook is enabled', async (t) => {
   const { http, store, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
@@ -436,7 +436,7 @@ t.test('of a disabled webhook, what is sent again is held and goes out when it i
   t.equal(receiver.requests.length, 1);
 });
 
-t.test('a replay says how many, and each of them is sent once more', async (t) => {
+t.test('a replay answers how many deliveries match, and sends each of them once more', async (t) => {
   const { http, store, effects, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
@@ -468,28 +468,28 @@ t.test('a replay says how many, and each of them is sent once more', async (t) =
 });
 
 const COUNTS: { name: string; body: Record<string, string>; webhook?: 'disabled'; count: number }[] = [
-  { name: 'all since then', body: { since: SINCE }, count: 5 },
+  { name: 'all deliveries since a time', body: { since: SINCE }, count: 5 },
   {
-    name: 'all up to now, where more is asked for',
+    name: 'those up to now, if until is in the future',
     body: { since: SINCE, until: '2099-01-01T00:00:00Z' },
     count: 5,
   },
   {
-    name: 'nothing any more',
+    name: 'none, if all were created after until',
     body: { since: '2026-11-20T00:00:00Z', until: '2026-11-21T07:59:59.999Z' },
     count: 0,
   },
   {
-    name: 'times to the millisecond, both included',
+    name: 'those at since and at until, to the millisecond',
     body: { since: '2026-11-21T08:00:00.000Z', until: '2026-11-21T08:00:00.000Z' },
     count: 5,
   },
-  { name: 'what was delivered', body: { since: SINCE, status: 'delivered' }, count: 2 },
-  { name: 'what is pending', body: { since: SINCE, status: 'pending' }, count: 2 },
-  { name: 'what is held, while nothing is', body: { since: SINCE, status: 'held' }, count: 0 },
-  { name: 'what is held', body: { since: SINCE, status: 'held' }, webhook: 'disabled', count: 2 },
+  { name: 'delivered ones', body: { since: SINCE, status: 'delivered' }, count: 2 },
+  { name: 'pending ones', body: { since: SINCE, status: 'pending' }, count: 2 },
+  { name: 'no held ones while enabled', body: { since: SINCE, status: 'held' }, count: 0 },
+  { name: 'held ones', body: { since: SINCE, status: 'held' }, webhook: 'disabled', count: 2 },
   {
-    name: 'what is pending, while all that is held',
+    name: 'no pending ones while disabled',
     body: { since: SINCE, status: 'pending' },
     webhook: 'disabled',
     count: 0,
@@ -508,12 +508,12 @@ for (const { name, body, webhook, count } of COUNTS) {
     const asked = await call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, body);
     t.match(asked, { status: 202, body: { count, status: body['status'] ?? null } });
     const { until } = asked.body as { until: string };
-    t.ok(until <= '2026-11-21T08:00:00.000Z', 'what happens from now on is sent anyway');
+    t.ok(until <= '2026-11-21T08:00:00.000Z', 'until is now at the latest: later events are sent anyway');
     t.equal(store.query('SELECT * FROM replays').length, count === 0 ? 0 : 1);
   });
 }
 
-t.test('a repeated replay is one, and answered with the count of the first', async (t) => {
+t.test('a replay repeated with its Idempotency-Key is one, and answered with the first count', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
   endDeliveries(store, await newDeliveries(store, id, 2), 'delivered');
@@ -539,7 +539,7 @@ t.test('an eleventh open replay is 429 and changes nothing', async (t) => {
   t.strictSame(store.dump(), before);
 });
 
-t.test('while a long past is counted, others are answered', async (t) => {
+t.test('other requests are answered while a replay counts 100,000 deliveries', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
   const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
@@ -583,7 +583,7 @@ async function service(t: Test) {
   };
   const dispatcher = testDispatcher(t, store, effects);
   const replayer = createReplayer({ reads: store.reads, writer: store.writer, effects });
-  /** All that is to be done now is done. */
+  /** Carries out all replays and deliveries that are due. */
   const deliver = async () => {
     while ((await replayer.tick()) !== null);
     await deliverDue(dispatcher, effects);

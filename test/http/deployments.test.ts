@@ -24,7 +24,7 @@ import { connectRaw, type JsonResponse, requestJson } from '../helpers/http.ts';
 import { pruneAll } from '../helpers/retention.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
-t.test('who may do what with a deployment', async (t) => {
+t.test('each deployment route needs its scope, and hides what the key cannot see', async (t) => {
   const { http, projectId, id } = await setUp(t);
   const { secret: blind } = await http.store.key({ allProjects: false });
   const routes: [method: string, path: string, unknown: string, scope: Scope, body: unknown][] = [
@@ -76,12 +76,12 @@ t.test('who may do what with a deployment', async (t) => {
     const unseen = await requestJson(http.port, method, path, { key: blind, body });
     const unknown = await requestJson(http.port, method, unknownPath, { key: blind, body });
     t.equal(unseen.status, 404, `${method} ${path}`);
-    t.strictSame(withoutRequestId(unseen), withoutRequestId(unknown), 'nobody learns that it is there');
+    t.strictSame(withoutRequestId(unseen), withoutRequestId(unknown), 'answered like an unknown one');
   }
   t.strictSame(stateOf(http.store), before);
 });
 
-t.test('what is wrong with a request changes nothing', async (t) => {
+t.test('an invalid request is answered 400 with the field and the reason, and changes nothing', async (t) => {
   const { http, key, projectId, id } = await setUp(t);
   const report = `/v2/deployments/${id}/report`;
   const names = (count: number) =>
@@ -145,7 +145,7 @@ t.test('what is wrong with a request changes nothing', async (t) => {
   t.strictSame(stateOf(http.store), before);
 });
 
-t.test('a list is narrowed by what its query says', async (t) => {
+t.test('a list is filtered by status, ref, project and time of creation', async (t) => {
   const effects = fakeEffects(Date.parse('2026-11-21T08:00:00.000Z'));
   const { http, key, projectId, id: first } = await setUp(t, { effects });
   const other = await http.store.project({ name: 'other' });
@@ -191,7 +191,7 @@ t.test('a list is narrowed by what its query says', async (t) => {
   });
 });
 
-t.test('a list shows the projects of its key and tells of no other', async (t) => {
+t.test('a list has only deployments of projects that its key sees', async (t) => {
   const { http, projectId, id } = await setUp(t);
   const hidden = await http.store.project({ name: 'hidden' });
   await create(http.store, hidden);
@@ -204,7 +204,7 @@ t.test('a list shows the projects of its key and tells of no other', async (t) =
   }
 });
 
-t.test('a walk through a list meets each deployment once, whatever comes meanwhile', async (t) => {
+t.test('paging yields each deployment exactly once while new ones are created', async (t) => {
   const { http, key, projectId } = await setUp(t);
   for (let made = 0; made < 24; made++) await create(http.store, projectId);
   const expected = http.store.query<{ id: string }>('SELECT id FROM deployments ORDER BY seq DESC');
@@ -222,10 +222,10 @@ t.test('a walk through a list meets each deployment once, whatever comes meanwhi
   );
 });
 
-t.test('a cursor goes on with its own list only', async (t) => {
+t.test('a cursor is valid only for its key, its list and its filters', async (t) => {
   const { http, key, projectId } = await setUp(t);
   const second = await create(http.store, projectId);
-  const third = await create(http.store, projectId);
+  await create(http.store, projectId);
   const path = '/v2/deployments?limit=1&status=queued&status=running';
   const { next_cursor: cursor } = await pageOf(http, key, path);
   const { secret: otherKey } = await http.store.key();
@@ -252,24 +252,27 @@ t.test('a cursor goes on with its own list only', async (t) => {
     if (ids === 400) t.equal(response.status, 400, path);
     else t.strictSame(idsOf(response), ids, path);
   }
-  t.not(third, second);
 });
 
-t.test('a request may wait for the end of a deployment', async (t) => {
+t.test('GET with ?wait is answered once the deployment has ended', async (t) => {
   const { http, key, id } = await setUp(t);
   const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
   await until(() => http.watches.size() === 1);
   await report(http.store, id, 'running');
-  t.equal(http.watches.size(), 1, 'a start is no end');
+  t.equal(http.watches.size(), 1, 'a start does not end the wait');
   await report(http.store, id, 'succeeded');
   const { status, body } = await waiting;
   t.equal(status, 200);
   t.match(body, { id, status: 'succeeded' });
   await until(() => http.watches.size() === 0);
-  t.match((await get(http, key, `/v2/deployments/${id}?wait=60`)).body, { status: 'succeeded' }, 'at once');
+  t.match(
+    (await get(http, key, `/v2/deployments/${id}?wait=60`)).body,
+    { status: 'succeeded' },
+    'answered at once',
+  );
 });
 
-t.test('when the time is over, a request that waits is answered with what there is', async (t) => {
+t.test('GET with ?wait is answered with the current state when its time is over', async (t) => {
   const effects = fakeEffects();
   const { http, key, id } = await setUp(t, { effects });
   t.match((await get(http, key, `/v2/deployments/${id}?wait=0`)).body, { status: 'queued' });
@@ -282,10 +285,10 @@ t.test('when the time is over, a request that waits is answered with what there 
   await until(() => http.watches.size() === 0);
 });
 
-t.test('an end between the look and the wait is not missed', async (t) => {
+t.test('GET with ?wait does not miss an end between its first read and the wait', async (t) => {
   const { http, key, id } = await setUp(t);
   const { open } = http.watches;
-  // The latest moment at which it can end unheard of: the request has seen it run.
+  // The latest moment at which no watch is open yet: the request has read the deployment as queued.
   http.watches.open = (...request) => {
     http.store.execute(`
       UPDATE deployments SET status = 'failed', reason = 'reported', finished_at = created_at WHERE id = '${id}'`);
@@ -294,7 +297,7 @@ t.test('an end between the look and the wait is not missed', async (t) => {
   t.match((await get(http, key, `/v2/deployments/${id}?wait=60`)).body, { status: 'failed' });
 });
 
-t.test('what another process writes is heard of within a second', async (t) => {
+t.test('GET with ?wait sees within a second what another process wrote', async (t) => {
   const effects = fakeEffects();
   const { http, key, id } = await setUp(t, { effects });
   const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
@@ -306,7 +309,7 @@ t.test('what another process writes is heard of within a second', async (t) => {
   t.match((await waiting).body, { status: 'canceled', reason: 'user' });
 });
 
-t.test('a request that waits ends with its client, and with the service', async (t) => {
+t.test('GET with ?wait ends when its client leaves, and when the service stops', async (t) => {
   const { http, key, id } = await setUp(t);
   const client = await connectRaw(http.port);
   client.send(
@@ -323,7 +326,7 @@ t.test('a request that waits ends with its client, and with the service', async 
   await until(() => http.watches.size() === 0);
 });
 
-t.test('a request that waits ends with its key: nobody is told how it ended who may not ask', async (t) => {
+t.test('GET with ?wait is answered 401, not with the result, if its key was revoked', async (t) => {
   const { http, key, keyId, id } = await setUp(t);
   const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
   await until(() => http.watches.size() === 1);
@@ -336,14 +339,14 @@ t.test('a request that waits ends with its key: nobody is told how it ended who 
   await until(() => http.watches.size() === 0);
 });
 
-t.test('no key keeps more requests waiting than its share', async (t) => {
+t.test('500 requests of a key may wait and 1,000 of all keys: then 429 and 503', async (t) => {
   const { http, key, keyId, id } = await setUp(t);
   const { secret: otherKey } = await http.store.key();
   const held = Array.from({ length: 500 }, () => http.watches.open([id], keyId));
   const refused = await get(http, key, `/v2/deployments/${id}?wait=60`);
   t.equal(refused.status, 429);
   t.equal(refused.headers.get('retry-after'), '5');
-  t.equal((await get(http, key, `/v2/deployments/${id}`)).status, 200, 'whoever does not wait is answered');
+  t.equal((await get(http, key, `/v2/deployments/${id}`)).status, 200, 'a request without ?wait is answered');
   const waiting = get(http, otherKey, `/v2/deployments/${id}?wait=60`);
   await until(() => http.watches.size() === 501);
   const more = Array.from({ length: 499 }, (_, index) => http.watches.open([id], `key_${index}` as KeyId));
@@ -355,7 +358,7 @@ t.test('no key keeps more requests waiting than its share', async (t) => {
   await until(() => http.watches.size() === 0);
 });
 
-t.test('what waits is canceled at once, what runs once its command is gone', async (t) => {
+t.test('a queued deployment is canceled at once, a running one once its command has ended', async (t) => {
   const store = testStore(t, realEffects);
   const http = await startDeploymentsHttp(t, { store });
   await startExecutor(t, store, { killGraceMs: 200 });
@@ -389,7 +392,7 @@ t.test('what waits is canceled at once, what runs once its command is gone', asy
   }
 });
 
-t.test('a repeated cancellation is answered as the first, also after the end', async (t) => {
+t.test('a repeated cancellation is replayed, also after the deployment has ended', async (t) => {
   const { http, key, projectId } = await setUp(t);
   const id = await create(http.store, projectId);
   await report(http.store, id, 'running');
@@ -407,7 +410,7 @@ t.test('a repeated cancellation is answered as the first, also after the end', a
   t.strictSame(stateOf(http.store), before);
 });
 
-t.test('what was answered is answered again, also when the deployment is pruned', async (t) => {
+t.test('after its deployment was pruned, a write is still replayed, to its key alone', async (t) => {
   const effects = fakeEffects();
   const { http, key, projectId, id } = await setUp(t, { effects });
   const requests: [path: string, idempotencyKey: string, body: unknown][] = [
@@ -440,7 +443,7 @@ t.test('what was answered is answered again, also when the deployment is pruned'
   t.strictSame(stateOf(http.store), before);
 });
 
-t.test('while nobody can look up what was answered, nobody hears that there was nothing', async (t) => {
+t.test('an unknown deployment is 503, not 404, while Idempotency-Keys cannot be looked up', async (t) => {
   const effects = fakeEffects();
   const { http, key } = await setUp(t, { effects });
   const { path } = http.store;
@@ -449,14 +452,14 @@ t.test('while nobody can look up what was answered, nobody hears that there was 
       key,
       headers: { 'idempotency-key': 'stop' },
     });
-  effects.advance(10); // a look at where the file is counts for so long
+  effects.advance(10); // the last check of where the file is holds for so long
   renameSync(path, `${path}.elsewhere`);
   t.match(await cancel(), { status: 503, body: { error: { code: 'unavailable' } } });
   renameSync(`${path}.elsewhere`, path);
   t.equal((await cancel()).status, 404);
 });
 
-t.test('of a deployment that is not there nobody hears what an Idempotency-Key was used for', async (t) => {
+t.test('an unknown or invisible deployment is 404 even if the Idempotency-Key was used', async (t) => {
   const { http, key, projectId, id } = await setUp(t);
   const { secret: blind } = await http.store.key({ allProjects: false, projectIds: [projectId] });
   const hidden = await create(http.store, await http.store.project({ command: null }));
@@ -475,12 +478,12 @@ t.test('of a deployment that is not there nobody hears what an Idempotency-Key w
   for (const [name, body] of writes) {
     t.equal((await send(`/v2/deployments/dpl_none/${name}`, key, body)).status, 404, name);
     t.equal((await send(`/v2/deployments/${hidden}/${name}`, blind, body)).status, 404, name);
-    t.equal((await send(`/v2/deployments/${id}/${name}`, key, body)).status, 422, 'what is there is told');
+    t.equal((await send(`/v2/deployments/${id}/${name}`, key, body)).status, 422, 'a visible one is 422');
   }
   t.strictSame(stateOf(http.store), before);
 });
 
-t.test('a redeployment runs the same ref once more, once for each key', async (t) => {
+t.test('a redeploy runs the same ref once more, once for each Idempotency-Key', async (t) => {
   const store = testStore(t, realEffects);
   const http = await startDeploymentsHttp(t, { store });
   await startExecutor(t, store);
@@ -509,7 +512,7 @@ t.test('a redeployment runs the same ref once more, once for each key', async (t
   t.match(store.query('SELECT count(*) AS made FROM deployments'), [{ made: 2 }]);
 });
 
-t.test('what one key sees of a project, another does not, whoever asked before', async (t) => {
+t.test('a project that one key sees is 404 for another, whichever asked first', async (t) => {
   const { http, key, projectId } = await setUp(t);
   const { secret: blind } = await http.store.key({ allProjects: false });
   const path = `/v2/projects/${projectId}/deployments`;
@@ -519,7 +522,7 @@ t.test('what one key sees of a project, another does not, whoever asked before',
   t.equal((await post(http, blind, path, { ref: 'main' })).status, 404);
 });
 
-t.test('a redeployment is refused where a deployment would be', async (t) => {
+t.test('a redeploy is 429 while the queue is full and 409 once the project is archived', async (t) => {
   const { http, key } = await setUp(t, { maxQueued: 1 });
   const projectId = await http.store.project();
   const id = await create(http.store, projectId);
@@ -538,7 +541,7 @@ t.test('a redeployment is refused where a deployment would be', async (t) => {
   t.strictSame(stateOf(http.store), archived);
 });
 
-t.test('another system reports how a deployment goes', async (t) => {
+t.test('reports update a deployment until it ends; for a project with a command they are 409', async (t) => {
   const { http, id } = await setUp(t);
   const { secret: key } = await http.store.key({ scopes: ['deployments:report'] });
   const path = `/v2/deployments/${id}/report`;
@@ -566,7 +569,7 @@ t.test('another system reports how a deployment goes', async (t) => {
   t.strictSame(stateOf(http.store), before);
 });
 
-t.test('a report that is repeated with its key is answered as before', async (t) => {
+t.test('a report repeated with its Idempotency-Key is replayed', async (t) => {
   const { http, key, id } = await setUp(t);
   const headers = { 'idempotency-key': 'end' };
   const path = `/v2/deployments/${id}/report`;
@@ -577,14 +580,14 @@ t.test('a report that is repeated with its key is answered as before', async (t)
     headers,
     body: { outputs: { b: '2', a: '1' }, status: 'succeeded' },
   });
-  t.equal(again.headers.get('idempotent-replayed'), 'true', 'the order of names makes no other request');
+  t.equal(again.headers.get('idempotent-replayed'), 'true', 'the order of fields does not matter');
   t.strictSame(again.body, first.body);
   const other = await requestJson(http.port, 'POST', path, { key, headers, body: { status: 'failed' } });
   t.equal(other.status, 422);
 });
 
 t.test(
-  'of lists that are asked for together, and take long, one is read in a turn of the event loop',
+  'pipelined lists that take long to read are read one by one, each in a turn of the event loop',
   async (t) => {
     const { http, key } = await setUp(t);
     const { deployments } = http.store.reads;
@@ -614,7 +617,7 @@ interface SetUp {
   http: DeploymentsHttp;
   key: string;
   keyId: KeyId;
-  /** Without a command, so that nothing happens that a test does not do. */
+  /** It has no command, so that only the test changes its deployments. */
   projectId: ProjectId;
   id: DeploymentId;
 }
@@ -663,7 +666,7 @@ function withoutRequestId({ body }: JsonResponse): unknown {
   return { ...error, request_id: null };
 }
 
-/** All but when keys were last used. */
+/** All but the tables that hold when keys were last used. */
 function stateOf(store: TestStore): Record<string, unknown[]> {
   const { keys: _keys, key_secrets: _secrets, ...rest } = store.dump();
   return rest;

@@ -5,7 +5,7 @@ import { METHODS } from '../../src/http/openapi-types.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
 
-t.test('the page of the whole service', async (t) => {
+t.test('the page /docs', async (t) => {
   const { url, contract } = await startWholeService(t);
   const { document } = contract;
   const response = await fetch(`${url}/docs`);
@@ -28,7 +28,7 @@ t.test('the page of the whole service', async (t) => {
     );
   });
 
-  t.test('has a style sheet that loads nothing either', async (t) => {
+  t.test('has a style sheet that loads nothing', async (t) => {
     const sheet = await fetch(new URL('docs/docs.css', `${url}/docs`));
     t.equal(sheet.status, 200);
     t.equal(sheet.headers.get('content-type'), 'text/css; charset=utf-8');
@@ -37,7 +37,7 @@ t.test('the page of the whole service', async (t) => {
     t.notMatch(text, /@import|url\(|@font-face/);
   });
 
-  t.test('tells every operation, event and object, each once', async (t) => {
+  t.test('describes every operation, event and object exactly once', async (t) => {
     for (const [path, item] of [...Object.entries(document.paths), ...Object.entries(document.webhooks)]) {
       for (const method of METHODS) {
         const operation = item[method];
@@ -52,7 +52,7 @@ t.test('the page of the whole service', async (t) => {
     }
   });
 
-  t.test('has only links that lead somewhere', async (t) => {
+  t.test('links only to places on the page and to the description', async (t) => {
     const ids = new Set([...page.matchAll(/ id="([^"]+)"/g)].map(([, id]) => id));
     const links = [...page.matchAll(/<a [^>]*href="([^"]+)"/g)].map(([, href = '']) => href);
     t.strictSame([...new Set(links.filter((href) => !href.startsWith('#')))], ['v2/openapi.json']);
@@ -62,7 +62,7 @@ t.test('the page of the whole service', async (t) => {
     );
   });
 
-  t.test('shows examples that can be pasted', async (t) => {
+  t.test('shows how to create a deployment with curl', async (t) => {
     t.ok(
       page.includes(
         'curl -X POST &quot;$DAVIT_URL/v2/projects/prj_Vb4mYpQx8Z2kLrT7vNbC1dWe/deployments&quot;',
@@ -71,11 +71,11 @@ t.test('the page of the whole service', async (t) => {
     t.ok(page.includes('-d &#39;{&quot;ref&quot;:&quot;main&quot;}&#39;'));
   });
 
-  t.test('opens and closes its elements in order', async (t) => {
+  t.test('has balanced tags', async (t) => {
     t.strictSame(unbalanced(page), []);
   });
 
-  t.test('needs no key, and refuses parameters as everything does', async (t) => {
+  t.test('needs no key, and rejects unknown parameters, methods and files', async (t) => {
     for (const path of ['/docs', '/docs/docs.css']) {
       t.equal((await fetch(`${url}${path}?x=1`)).status, 400, path);
       t.match((await fetch(`${url}${path}`, { method: 'POST' })).headers.get('allow'), 'GET, HEAD', path);
@@ -85,7 +85,7 @@ t.test('the page of the whole service', async (t) => {
   });
 });
 
-t.test('whatever a description says is text on the page', async (t) => {
+t.test('every text of the description is escaped on the page', async (t) => {
   const { port } = await startHttp(t, { resources: () => [health(async () => null), docs('test')] });
   t.match(await requestJson(port, 'GET', '/healthz'), { status: 200 });
   const nasty = `<script>alert("1")</script>&'`;

@@ -20,7 +20,7 @@ import { startHttp } from '../helpers/http.ts';
 const SECRET = 'hunter2';
 const REQUEST_ID = newId('req', realEffects);
 
-t.test('every error has the same shape', (t) => {
+t.test('every error becomes an answer of the same shape, without internal text', (t) => {
   const unavailable = new AppError('unavailable', 'the disk is full', { retryAfterSeconds: 7 });
   const rows: {
     error: unknown;
@@ -170,7 +170,7 @@ t.test('every error has the same shape', (t) => {
   t.end();
 });
 
-t.test('details are there only where there are some', (t) => {
+t.test('an error has details only if there are any', (t) => {
   t.strictSame(JSON.parse(toErrorResponse(invalid('query', 'limit', 'required'), REQUEST_ID).body), {
     error: {
       code: 'invalid_request',
@@ -183,7 +183,7 @@ t.test('details are there only where there are some', (t) => {
   t.end();
 });
 
-t.test('a resource that is not there is told from an invisible one by nothing', (t) => {
+t.test('every not_found error has the same body, whatever its cause', (t) => {
   const bodies = [
     notFound(),
     new AppError('not_found', 'prj_1 belongs to somebody else'),
@@ -196,7 +196,7 @@ t.test('a resource that is not there is told from an invisible one by nothing', 
   t.end();
 });
 
-/** Handlers that fail in every way in which one can. */
+/** A handler for each way in which a handler can fail. */
 const broken: Plugin<void> = {
   name: 'broken',
   register(server) {
@@ -237,7 +237,7 @@ const broken: Plugin<void> = {
   },
 };
 
-t.test('a bug is answered 500, says nothing, and is in the log with its stack', async (t) => {
+t.test('a bug is answered 500 without details, and logged with its stack', async (t) => {
   const { server, log } = await startHttp(t, { resources: () => [broken] });
   const printed = t.capture(console, 'error');
   for (const name of [
@@ -257,10 +257,10 @@ t.test('a bug is answered 500, says nothing, and is in the log with its stack', 
     const line = log.find(({ msg, request_id }) => msg === 'bug' && request_id === error.request_id);
     t.match(line, { level: 50, route: `/v2/${name}`, err: { stack: /\n +at / } }, name);
   }
-  t.strictSame(printed(), [], 'and nowhere else');
+  t.strictSame(printed(), [], 'nothing is printed to the console');
 });
 
-t.test('why the service is unavailable is in the log, as a warning', async (t) => {
+t.test('the cause of a 503 is logged as a warning', async (t) => {
   const full: Plugin<void> = {
     name: 'full',
     register(server) {
@@ -283,7 +283,7 @@ t.test('why the service is unavailable is in the log, as a warning', async (t) =
   ]);
 });
 
-t.test('a rule that throws is a bug, not a bad request, and the body stays out of the log', async (t) => {
+t.test('a validation rule that throws is answered 500, and the body stays out of the log', async (t) => {
   const { server, log } = await startHttp(t, { resources: () => [broken] });
   const response = await server.inject({ method: 'POST', url: '/v2/rule-throws', payload: { name: SECRET } });
   t.equal(response.statusCode, 500);

@@ -10,7 +10,7 @@ import { startWholeService } from '../helpers/whole-service.ts';
 const execute = promisify(execFile);
 const ROOT = join(import.meta.dirname, '../..');
 
-t.test('a client made from the description alone does the main job', async (t) => {
+t.test('a client generated from the OpenAPI description does the main job', async (t) => {
   const service = await startWholeService(t);
   const { secret } = await service.key({
     scopes: ['projects:read', 'deployments:read', 'deployments:write', 'logs:read', 'webhooks:write'],
@@ -19,14 +19,14 @@ t.test('a client made from the description alone does the main job', async (t) =
   const directory = clientDirectory(t);
   writeFileSync(join(directory, 'api.ts'), await generatedTypes(service.contract.document));
 
-  t.test('whose program the compiler accepts, and whose mistakes it finds', async (t) => {
+  t.test('the compiler accepts its program, and finds its deliberate mistakes', async (t) => {
     const tsc = join(ROOT, 'node_modules/.bin/tsc');
-    // It prints what is wrong to stdout, and that is what the rejection would not tell.
+    // tsc prints its errors to stdout, which the rejection does not show.
     const { stdout } = await execute(tsc, ['-p', directory]).catch((error) => error);
     t.equal(stdout, '');
   });
 
-  t.test('and which meets nothing that its types did not say', async (t) => {
+  t.test('its program deploys, repeats, lists, reads the log and meets errors as typed', async (t) => {
     const program = join(directory, 'main-job.ts');
     const { stdout, stderr } = await execute(process.execPath, [program, service.url, secret, project]);
     t.equal(stderr, '');
@@ -60,8 +60,8 @@ function clientDirectory(t: Test): string {
 }
 
 /**
- * What `openapi-typescript` makes of it. That is written with the compiler's programming interface, which
- * TypeScript 7 no longer has: it is given the TypeScript 5 that tap brings along.
+ * The types that `openapi-typescript` generates. That needs the compiler's programming interface, which
+ * TypeScript 7 no longer has: it is given the TypeScript 5 that comes with tap.
  */
 async function generatedTypes(document: OpenApiDocument): Promise<string> {
   const tap = import.meta.resolve('@tapjs/test');

@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import { parseJson } from '../../src/http/json.ts';
 
-t.test('what JSON.stringify writes is read back as it was', async (t) => {
+t.test('parseJson reads what JSON.stringify writes as JSON.parse does', async (t) => {
   const reachingForNothing = '{"constructor":{"a":1}}';
   t.equal(JSON.stringify(parseJson(Buffer.from(reachingForNothing))), reachingForNothing);
   const clean = fc

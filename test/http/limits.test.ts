@@ -9,7 +9,7 @@ import { createWatches } from '../../src/http/watches.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 
-t.test('as many as the limit go at once, then one for each part of the window', (t) => {
+t.test('a caller may use its limit in a burst, and regains it evenly over the window', (t) => {
   const effects = fakeEffects();
   const limiter = createRateLimiter({ limit: 3, windowMs: 30_000 }, effects);
   const policy = '"default";q=3;w=30';
@@ -27,19 +27,19 @@ t.test('as many as the limit go at once, then one for each part of the window', 
   t.strictSame(limiter.take('a'), allowed(1, 10));
   t.strictSame(limiter.take('a'), allowed(0, 10));
   t.strictSame(limiter.take('a'), limited(10));
-  t.strictSame(limiter.take('b'), allowed(2, 10), 'another caller has its own');
+  t.strictSame(limiter.take('b'), allowed(2, 10), 'another caller has its own limit');
   effects.advance(9_001);
-  t.strictSame(limiter.take('a'), limited(1), 'what was refused has cost nothing');
+  t.strictSame(limiter.take('a'), limited(1), 'a limited request costs nothing');
   effects.advance(999);
   t.strictSame(limiter.take('a'), allowed(0, 10));
   effects.advance(15_000);
-  t.strictSame(limiter.take('a'), allowed(0, 5), 'half a request is none yet');
+  t.strictSame(limiter.take('a'), allowed(0, 5), 'half a request remains, which is not one yet');
   effects.advance(3_600_000);
-  t.strictSame(limiter.take('a'), allowed(2, 10), 'nobody saves up more than the limit');
+  t.strictSame(limiter.take('a'), allowed(2, 10), 'no more than the limit is saved up');
   t.end();
 });
 
-t.test('whoever waits as long as told gets through', (t) => {
+t.test('a caller that waits for Retry-After is let through', (t) => {
   const limits = fc.record({
     limit: fc.integer({ min: 1, max: 5_000 }),
     windowMs: fc.integer({ min: 1, max: 86_400_000 }),
@@ -63,7 +63,7 @@ t.test('whoever waits as long as told gets through', (t) => {
   t.end();
 });
 
-t.test('in any window no more go through than twice the limit', (t) => {
+t.test('at most twice the limit passes within one window', (t) => {
   const effects = fakeEffects();
   const limiter = createRateLimiter({ limit: 600, windowMs: 60_000 }, effects);
   let through = 0;
@@ -75,7 +75,7 @@ t.test('in any window no more go through than twice the limit', (t) => {
   t.end();
 });
 
-t.test('a clock that jumps locks nobody out', (t) => {
+t.test('a clock that is set back locks no caller out', (t) => {
   const effects = fakeEffects();
   const limiter = createRateLimiter({ limit: 1, windowMs: 1_000 }, effects);
   t.equal(limiter.take('a').kind, 'allowed');
@@ -85,7 +85,7 @@ t.test('a clock that jumps locks nobody out', (t) => {
   t.end();
 });
 
-t.test('callers are remembered up to a number; the quietest is forgiven first', (t) => {
+t.test('beyond the maximum of callers, the one that was quiet for longest is forgotten', (t) => {
   const effects = fakeEffects();
   const limiter = createRateLimiter({ limit: 1, windowMs: 60_000 }, effects, { maxCallers: 2 });
   t.equal(limiter.take('a').kind, 'allowed');
@@ -97,7 +97,7 @@ t.test('callers are remembered up to a number; the quietest is forgiven first', 
   t.end();
 });
 
-t.test('who keeps asking is not forgotten before who was quiet for longer', (t) => {
+t.test('a caller that keeps asking is not forgotten before one that was quiet for longer', (t) => {
   const effects = fakeEffects();
   const limiter = createRateLimiter({ limit: 2, windowMs: 60_000 }, effects, { maxCallers: 2 });
   for (const who of ['busy', 'quiet', 'busy', 'third']) t.equal(limiter.take(who).kind, 'allowed');
@@ -105,14 +105,14 @@ t.test('who keeps asking is not forgotten before who was quiet for longer', (t) 
   t.end();
 });
 
-t.test('off is off', (t) => {
+t.test('without a limit every request is let through', (t) => {
   const limiter = createRateLimiter(null, fakeEffects());
   for (let count = 0; count < 10_000; count++) limiter.take('a');
   t.strictSame(limiter.take('a'), { kind: 'unlimited' });
   t.end();
 });
 
-t.test('a key that asks too often is answered 429 and told when to come again', async (t) => {
+t.test('a key beyond its rate limit is answered 429 with Retry-After', async (t) => {
   const effects = fakeEffects();
   const { port, store } = await startHttp(t, {
     effects,
@@ -138,10 +138,10 @@ t.test('a key that asks too often is answered 429 and told when to come again', 
   const first = await requestJson(port, 'GET', '/v2/open', { key });
   t.equal(first.headers.get('ratelimit-policy'), '"default";q=2;w=60');
   t.equal(first.headers.get('ratelimit'), '"default";r=1;t=30');
-  t.equal((await requestJson(port, 'POST', '/v2/scoped', { key })).status, 403, 'a refusal counts too');
+  t.equal((await requestJson(port, 'POST', '/v2/scoped', { key })).status, 403, 'a rejection counts too');
 
   const limited = await requestJson(port, 'POST', '/v2/scoped?unknown=1', { key });
-  t.equal(limited.status, 429, 'before the scope and the query are judged');
+  t.equal(limited.status, 429, 'the rate is checked before the scope and the query');
   t.match(limited.body, { error: { code: 'rate_limited' } });
   t.equal(limited.headers.get('retry-after'), '30');
   t.equal(limited.headers.get('ratelimit'), '"default";r=0;t=30');
@@ -151,7 +151,7 @@ t.test('a key that asks too often is answered 429 and told when to come again', 
   t.equal((await requestJson(port, 'GET', '/v2/open', { key })).status, 200);
 });
 
-t.test('what fails inside tells what is left of the limit, too, as described', async (t) => {
+t.test('answers 500 and 503 have the RateLimit headers too', async (t) => {
   const pages = createPages(Buffer.alloc(32), realEffects);
   const { port, store } = await startHttp(t, {
     rateLimit: { limit: 1_000, windowMs: 60_000 },
@@ -182,7 +182,7 @@ t.test('what fails inside tells what is left of the limit, too, as described', a
 });
 
 t.test(
-  'failed authentications are limited by address, and a valid key is let in all the while',
+  'failed authentications are limited by address, but a valid key from the address is still accepted',
   async (t) => {
     const effects = fakeEffects();
     const { port, store } = await startHttp(t, {
@@ -210,7 +210,7 @@ t.test(
   },
 );
 
-t.test('the memory of failures does not grow with the addresses', (t) => {
+t.test('failed authentications are remembered for a bounded number of addresses', (t) => {
   const limiter = createFailureLimiter(fakeEffects());
   for (let attempt = 0; attempt < 60; attempt++) limiter.take('192.0.2.1');
   t.equal(limiter.take('192.0.2.1').kind, 'limited');

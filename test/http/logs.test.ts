@@ -19,7 +19,7 @@ import { connectRaw, requestJson } from '../helpers/http.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
 
-t.test('a log is text, byte by byte as it was printed', async (t) => {
+t.test('a log is served byte for byte as it was printed, from ?offset or the last ?tail bytes', async (t) => {
   const { http, id, key } = await running(t);
   const bytes = Buffer.from(Array.from({ length: 200_000 }, (_, index) => (index * 7) % 256));
   await print(http.store, id, bytes);
@@ -46,7 +46,7 @@ t.test('a log is text, byte by byte as it was printed', async (t) => {
   }
 });
 
-t.test('a running log is read on from where the last answer ended', async (t) => {
+t.test('Log-Next-Offset continues a running log where the last answer ended', async (t) => {
   const { http, id, key } = await running(t);
   let read = '';
   let offset = '0';
@@ -60,7 +60,7 @@ t.test('a running log is read on from where the last answer ended', async (t) =>
   t.equal(offset, '8');
 });
 
-t.test('a line tells what was left out of the middle, and offsets count it', async (t) => {
+t.test('a line says how many bytes are left out of the middle, and offsets count these', async (t) => {
   const { http, id, key } = await running(t);
   for (const [start, text] of [
     [0, 'head\n'],
@@ -74,7 +74,7 @@ t.test('a line tells what was left out of the middle, and offsets count it', asy
   t.equal((await getLog(http, id, key, '')).headers.get('log-next-offset'), '100010');
 });
 
-t.test('what is wrong with a request is said before anything is looked up', async (t) => {
+t.test('a malformed log request is 400, whether the deployment exists or not', async (t) => {
   const { http, id, key } = await running(t);
   const events = { accept: 'text/event-stream' };
   const rows: [query: string, headers: Record<string, string>, says: RegExp | null][] = [
@@ -106,7 +106,7 @@ t.test('what is wrong with a request is said before anything is looked up', asyn
   await until(() => http.watches.size() === 0);
 });
 
-t.test('a log that cannot be read breaks off, and the log of the service says why', async (t) => {
+t.test('an answer breaks off if the log cannot be read, and the cause is logged', async (t) => {
   const { http, id, key } = await running(t);
   await print(http.store, id, 'printed\n');
   http.store.execute('ALTER TABLE log_chunks RENAME TO lost');
@@ -130,7 +130,7 @@ t.test('a log that cannot be read breaks off, and the log of the service says wh
   await until(() => http.watches.size() === 0);
 });
 
-t.test('who leaves before the end of a log breaks nothing', async (t) => {
+t.test('a client that leaves before the end of a log is logged as 499, not as an error', async (t) => {
   const { http, id, key } = await running(t);
   const client = await connectRaw(http.port);
   client.send(
@@ -145,7 +145,7 @@ t.test('who leaves before the end of a log breaks nothing', async (t) => {
   );
 });
 
-t.test('only who may read logs, and sees the project, gets one', async (t) => {
+t.test('a log needs the scope logs:read and a project that the key sees', async (t) => {
   const { http, id } = await running(t);
   await print(http.store, id, 'secret\n');
   const { secret: withoutScope } = await http.store.key({ scopes: ['deployments:read'] });
@@ -162,7 +162,7 @@ t.test('only who may read logs, and sees the project, gets one', async (t) => {
   await until(() => http.watches.size() === 0);
 });
 
-t.test('an Accept that names text/event-stream gets events, any other the text', async (t) => {
+t.test('a log is sent as events if Accept prefers text/event-stream, else as text', async (t) => {
   const { http, id, key } = await running(t);
   await finish(http.store, id);
   const rows: [accept: string | undefined, type: string][] = [
@@ -197,7 +197,7 @@ t.test('an Accept that names text/event-stream gets events, any other the text',
   }
 });
 
-t.test('HEAD tells how far a log is, and follows nothing', async (t) => {
+t.test('HEAD answers Log-Next-Offset without a body, and follows nothing', async (t) => {
   const { http, id, key } = await running(t);
   await print(http.store, id, 'hello\n');
   for (const accept of ['text/plain', 'text/event-stream']) {
@@ -212,7 +212,7 @@ t.test('HEAD tells how far a log is, and follows nothing', async (t) => {
   await until(() => http.watches.size() === 0);
 });
 
-t.test('events follow a real command from before its start to its end', async (t) => {
+t.test('events follow a command from before its start to its end', async (t) => {
   const store = testStore(t, realEffects);
   const http = await startDeploymentsHttp(t, { store });
   const projectId = await store.project({
@@ -231,13 +231,13 @@ t.test('events follow a real command from before its start to its end', async (t
 
   await startExecutor(t, store);
   const events = await stream.rest();
-  t.equal(textOf(events), 'begin\n\n  é\n50%\n100%', 'every line end is one line feed');
+  t.equal(textOf(events), 'begin\n\n  é\n50%\n100%', 'every line end becomes one line feed');
   t.strictSame(events.at(-1), { type: 'end', data: '{"status":"failed"}', id: '21' });
   t.equal(await textAt(http, id, key, ''), 'begin\n\n  é\r\n50%\r100%');
   await until(() => http.watches.size() === 0);
 });
 
-t.test('a follower that comes back misses nothing and gets nothing twice', async (t) => {
+t.test('Last-Event-ID resumes a stream without a gap or a repetition', async (t) => {
   const { http, id, key } = await running(t);
   const path = `/v2/deployments/${id}/logs`;
   await print(http.store, id, 'one\ntwo\n');
@@ -251,17 +251,17 @@ t.test('a follower that comes back misses nothing and gets nothing twice', async
   t.strictSame(
     await second.next(),
     { type: 'message', data: 'three\n', id: '14' },
-    'whatever the address says',
+    'it takes precedence over ?offset',
   );
   await finish(http.store, id);
   t.strictSame(await second.rest(), [{ type: 'end', data: '{"status":"succeeded"}', id: '14' }]);
   const again = await openEvents(t, http.port, `${path}?offset=8`, key, { 'last-event-id': '0' });
-  t.equal(textOf(await again.rest()), 'one\ntwo\nthree\n', 'also from the very first byte');
+  t.equal(textOf(await again.rest()), 'one\ntwo\nthree\n', '0 resumes from the first byte');
   const third = await openEvents(t, http.port, path, key, { 'last-event-id': '14' });
-  t.match(await third.rest(), [{ type: 'end', id: '14' }], 'and after the end hears of the end');
+  t.match(await third.rest(), [{ type: 'end', id: '14' }], 'at the end there is only the end event');
 });
 
-t.test('an event stream begins where it is told to', async (t) => {
+t.test('an event stream begins at ?offset or ?tail', async (t) => {
   const { http, id, key } = await running(t);
   await print(http.store, id, 'one\ntwo\n');
   const rows = [
@@ -283,7 +283,7 @@ t.test('an event stream begins where it is told to', async (t) => {
   );
 });
 
-t.test('whatever was printed, and however it came, its events say the same', async (t) => {
+t.test('events carry all that was printed, however split, and can be resumed at every id', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const projectId = await store.project();
@@ -293,7 +293,7 @@ t.test('whatever was printed, and however it came, its events say the same', asy
   const logEvents = createLogEvents(store.reads, watches);
   const mayFollow = () => true;
 
-  // What breaks easily: line ends, characters of each length, broken ones, and bytes that are none.
+  // What breaks easily: line ends, characters of each length, parts of them, and bytes that are not UTF-8.
   const piece = fc.oneof(
     fc
       .constantFrom('\r', '\n', '\r\n', 'ä', '€', '😀', '\ufeff', '\0', ' data: x', 'a', '')
@@ -342,7 +342,7 @@ t.test('whatever was printed, and however it came, its events say the same', asy
   t.equal(watches.size(), 0);
 });
 
-t.test('each follower is told of its own deployment, and of one that is gone nothing', async (t) => {
+t.test('a stream has the log of its own deployment only, and nothing if that is unknown', async (t) => {
   const { http, id, keyId } = await running(t);
   const other = await http.store.writer.write(
     'deployments.create',
@@ -364,7 +364,7 @@ t.test('each follower is told of its own deployment, and of one that is gone not
   }
 });
 
-t.test('no event ends within a character or a line end', async (t) => {
+t.test('no event ends within a character or a CRLF', async (t) => {
   const { http, id, key } = await running(t);
   const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
   const bytes = Buffer.from('a\r\nb€\rc😀ࠀ');
@@ -394,11 +394,11 @@ t.test('no event ends within a character or a line end', async (t) => {
       ['\ufffd', '19'],
       ['{"status":"succeeded"}', '19'],
     ],
-    'but at the end of it all',
+    'except at the end of the log',
   );
 });
 
-t.test('whoever reads slower than a command prints is told what went by', async (t) => {
+t.test('a stream says how many bytes were dropped before it could send them', async (t) => {
   const { http, id, key } = await running(t);
   await append(http.store, id, 0, Buffer.from('head\nmid'), 8);
   const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
@@ -414,7 +414,7 @@ t.test('whoever reads slower than a command prints is told what went by', async 
   t.match(await stream.next(), { data: 'end\n', id: '204' });
 });
 
-t.test('a silent stream says now and then that it is there, and that its key still is', async (t) => {
+t.test('an idle stream sends keep-alive comments, and ends once its key is revoked', async (t) => {
   const effects = fakeEffects();
   const { http, id, key, keyId } = await running(t, effects);
   const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
@@ -428,11 +428,11 @@ t.test('a silent stream says now and then that it is there, and that its key sti
   t.equal(stream.comments[0], 'still here');
   await http.store.writer.write('keys.revoke', { id: keyId });
   effects.advance(15_000);
-  t.equal(await next, undefined, 'a revoked key follows no longer, and hears of no end');
+  t.equal(await next, undefined, 'the stream of a revoked key has no end event');
   await until(() => http.watches.size() === 0);
 });
 
-t.test('whoever follows reads nothing that was printed after its key was revoked', async (t) => {
+t.test('a stream has nothing that was printed after its key was revoked', async (t) => {
   const { http, id, key, keyId } = await running(t);
   await print(http.store, id, 'before\n');
   const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
@@ -443,8 +443,8 @@ t.test('whoever follows reads nothing that was printed after its key was revoked
   await until(() => http.watches.size() === 0);
 });
 
-t.test('whoever is behind reads no further either once its key is revoked', async (t) => {
-  const { http, id, keyId } = await running(t, fakeEffects()); // so nothing comes because time has passed
+t.test('a stream that is still catching up ends once its key is revoked', async (t) => {
+  const { http, id, keyId } = await running(t, fakeEffects()); // so that no time passes
   await print(http.store, id, Buffer.alloc(100_000, 'x'));
   const watch = http.watches.open([id, logChange(id)], keyId);
   let isLive = true;
@@ -456,7 +456,7 @@ t.test('whoever is behind reads no further either once its key is revoked', asyn
   watch.close();
 });
 
-t.test('followers end with the service, and take up again with the next one', async (t) => {
+t.test('streams end without an end event when the service stops', async (t) => {
   const store = testStore(t, realEffects);
   const { http, id, key } = await running(t, realEffects, store);
   await print(store, id, 'one\n');
@@ -465,11 +465,11 @@ t.test('followers end with the service, and take up again with the next one', as
   );
   for (const stream of streams) t.match(await stream.next(), { data: 'one\n' });
   await http.server.stop({ timeout: 10_000 });
-  for (const stream of streams) t.strictSame(await stream.rest(), [], 'no end is told that there was not');
+  for (const stream of streams) t.strictSame(await stream.rest(), [], 'the deployment has not ended');
   await until(() => http.watches.size() === 0);
 });
 
-t.test('an EventSource that is cut off goes on by itself where it was', async (t) => {
+t.test('an EventSource whose connection was cut resumes where it was', async (t) => {
   const store = testStore(t, realEffects);
   const { http, id, key } = await running(t, realEffects, store);
   // Between the two, a proxy that cuts the first connection.
@@ -521,7 +521,7 @@ t.test('an EventSource that is cut off goes on by itself where it was', async (t
   t.equal(text, 'one\ntwo\nthree\n');
 });
 
-t.test('two hundred follow one deployment, and nothing of them is left', async (t) => {
+t.test('200 streams follow one deployment to its end, and leave no watch open', async (t) => {
   const { http, id, key } = await running(t);
   const streams = await Promise.all(
     Array.from({ length: 200 }, () => openEvents(t, http.port, `/v2/deployments/${id}/logs`, key)),
@@ -535,7 +535,7 @@ t.test('two hundred follow one deployment, and nothing of them is left', async (
   await until(() => http.watches.size() === 0);
 });
 
-t.test('whoever leaves is forgotten, wherever the log is', async (t) => {
+t.test('the watch of a client that left is closed, whether it was idle or reading', async (t) => {
   const { http, id, key } = await running(t);
   const silent = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
   await print(http.store, id, Buffer.alloc(8 * 1024 * 1024, 'x'));
@@ -548,7 +548,7 @@ t.test('whoever leaves is forgotten, wherever the log is', async (t) => {
   t.pass();
 });
 
-t.test('a client that does not read costs little', async (t) => {
+t.test('a log is not read far ahead of a client that does not take it', async (t) => {
   const { http, id, key } = await running(t);
   const sockets = new Set<Socket>();
   http.server.listener.on('connection', (socket) => sockets.add(socket));
@@ -570,14 +570,14 @@ t.test('a client that does not read costs little', async (t) => {
     await until(() => sockets.size === 1);
     const [socket] = sockets;
     if (socket === undefined) throw new Error('nobody connected');
-    // Until the system takes no more of it: what comes then is held by us.
+    // Until the kernel's buffers are full: what is written then stays in this process.
     await until(() => socket.writableNeedDrain);
     let before = -1;
     while (before !== socket.bytesWritten) {
       before = socket.bytesWritten;
       for (let turn = 0; turn < 200; turn++) await nextTurn();
     }
-    t.ok(socket.bytesWritten < total / 2, 'it is not all read at once');
+    t.ok(socket.bytesWritten < total / 2, 'less than half of the log was read');
     t.ok(socket.writableLength < 256 * 1024, `${accept}: ${socket.writableLength} bytes wait in memory`);
     t.ok(readAhead() < 64 * 1024, `${accept}: ${readAhead()} bytes are read ahead`);
     client.socket.destroy();
@@ -592,7 +592,7 @@ interface Running {
   keyId: KeyId;
 }
 
-/** A deployment that runs as far as anybody can see; the test prints for it. */
+/** A deployment with the status running, but no process: the test writes its log. */
 async function running(t: Test, effects = realEffects, store = testStore(t, effects)): Promise<Running> {
   const http = await startDeploymentsHttp(t, { effects, store });
   const { secret: key, keyId } = await store.key();

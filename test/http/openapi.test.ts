@@ -27,7 +27,7 @@ import refs from '../vectors/refs.json' with { type: 'json' };
 
 const PAGES = createPages(Buffer.alloc(32), realEffects);
 
-/** Section 5 of the contract, and what is beside it. */
+/** All endpoints that the description must have. */
 const ENDPOINTS = [
   'DELETE /v2/webhooks/{webhook_id}',
   'GET /healthz',
@@ -55,7 +55,7 @@ const ENDPOINTS = [
   'POST /v2/webhooks/{webhook_id}/rotate',
 ];
 
-t.test('the description of the whole service', async (t) => {
+t.test('the OpenAPI description', async (t) => {
   const { contract, url } = await startWholeService(t);
   const { document } = contract;
   const operations = operationsOf(document);
@@ -64,7 +64,7 @@ t.test('the description of the whole service', async (t) => {
     t.strictSame(operations.map(({ name }) => name).sort(), ENDPOINTS);
   });
 
-  t.test('says of every route what it is: one without `plugins.openapi` fails here', async (t) => {
+  t.test('has a summary for every route: one without `plugins.openapi` fails here', async (t) => {
     t.strictSame(
       operations.filter(({ operation }) => operation.summary === '').map(({ name }) => name),
       [],
@@ -84,7 +84,7 @@ t.test('the description of the whole service', async (t) => {
     );
   });
 
-  t.test('tells the scope of each operation, and of a few that they need no key', async (t) => {
+  t.test('names the scope of every operation but the three that need no key', async (t) => {
     const open = operations.filter(({ operation }) => operation.security.length === 0);
     t.strictSame(
       open.map(({ name }) => name),
@@ -98,7 +98,7 @@ t.test('the description of the whole service', async (t) => {
     }
   });
 
-  t.test('names every error: what all routes have, and those of its kind', async (t) => {
+  t.test('lists the errors of every operation: those of all, and those of its kind', async (t) => {
     for (const { name, operation } of operations) {
       const always = ['400', '408', '413', '431', '500', '503'];
       const withKey = operation.security.length === 0 ? [] : ['401', '403', '429'];
@@ -112,14 +112,14 @@ t.test('the description of the whole service', async (t) => {
     }
     const answered = new Set(operations.flatMap(({ operation }) => Object.keys(operation.responses)));
     const statuses = new Set(Object.values(STATUS_OF_CODE).map(String));
-    // No route answers 405: it says that there is none.
+    // 405 says that a path has no such operation, so no operation answers it.
     t.strictSame(
       [...statuses].filter((status) => !answered.has(status)),
       ['405'],
     );
   });
 
-  t.test('lets every write be repeated safely, and nothing else', async (t) => {
+  t.test('has the parameter Idempotency-Key for every write, and for nothing else', async (t) => {
     for (const { name, operation } of operations) {
       const names = operation.parameters?.map(({ name }) => name) ?? [];
       t.equal(names.includes('Idempotency-Key'), !name.startsWith('GET'), name);
@@ -127,7 +127,7 @@ t.test('the description of the whole service', async (t) => {
   });
 
   t.test(
-    'has the bounds of what is inside of bodies, in words too where a schema cannot say them',
+    'has the bounds of the outputs of a report, in words too where a schema cannot express them',
     async (t) => {
       const report = document.paths['/v2/deployments/{deployment_id}/report']?.post?.requestBody;
       t.match(report?.content['application/json']?.schema.properties?.['outputs'], {
@@ -140,12 +140,12 @@ t.test('the description of the whole service', async (t) => {
     },
   );
 
-  t.test('shows of 409 what is really sent', async (t) => {
+  t.test('has an example of 409 with a message that is really sent', async (t) => {
     const conflict = document.components.responses['conflict']?.content?.['application/json'];
     t.match(conflict?.example, { error: { message: endedAlready('succeeded').message } });
   });
 
-  t.test('has every event with its signatures', async (t) => {
+  t.test('has every event with its signature headers', async (t) => {
     t.strictSame(Object.keys(document.webhooks).sort(), [...EVENT_TYPES, 'ping'].sort());
     for (const [type, { post }] of Object.entries(document.webhooks)) {
       t.strictSame(
@@ -157,7 +157,7 @@ t.test('the description of the whole service', async (t) => {
     }
   });
 
-  t.test('signs its example of an event as it would be sent', async (t) => {
+  t.test('has valid signatures on its example of an event', async (t) => {
     const { post } = document.webhooks['deployment.succeeded'] ?? {};
     const { signing_secret: secret } = Object(exampleOf('WebhookWithSecret'));
     const body = JSON.stringify(post?.requestBody?.content['application/json']?.example);
@@ -171,14 +171,14 @@ t.test('the description of the whole service', async (t) => {
     );
   });
 
-  t.test('promises of a ping neither another attempt nor a consequence', async (t) => {
+  t.test('says that a ping is not retried, and that 410 has no effect on it', async (t) => {
     const answers = (type: string) => Object.keys(document.webhooks[type]?.post?.responses ?? {}).sort();
     t.strictSame(answers('deployment.failed'), ['2XX', '410', 'default']);
     t.strictSame(answers('ping'), ['2XX', 'default']);
     t.match(document.webhooks['ping']?.post?.responses['default'], { description: /is not sent again/ });
   });
 
-  t.test('is JSON that needs no key and refuses what it does not know', async (t) => {
+  t.test('is served as JSON without a key, and rejects unknown parameters', async (t) => {
     const response = await fetch(`${url}/v2/openapi.json`);
     t.equal(response.headers.get('content-type'), 'application/json; charset=utf-8');
     t.strictSame(await response.json(), document);
@@ -188,7 +188,7 @@ t.test('the description of the whole service', async (t) => {
   });
 });
 
-t.test('a route that says nothing of itself is served, and stands out in the description', async (t) => {
+t.test('a route without `plugins.openapi` is served, and has an empty summary', async (t) => {
   const { port, server, store } = await startHttp(t, {
     resources: () => [
       {
@@ -203,7 +203,7 @@ t.test('a route that says nothing of itself is served, and stands out in the des
   t.match(describeApi(server, 'test').paths['/v2/things/{id}']?.get, { summary: '', responses: {} });
 });
 
-t.test('the contract of the tests', async (t) => {
+t.test('the check of answers against the description', async (t) => {
   const { port, server, store } = await startHttp(t, { resources: ({ reads }) => [projects(reads, PAGES)] });
   const contract = createContract(describeApi(server, 'test'));
   const { secret } = await store.key();
@@ -230,7 +230,7 @@ t.test('the contract of the tests', async (t) => {
     return copy;
   };
 
-  t.test('holds for an answer as it is', async (t) => {
+  t.test('accepts a real answer', async (t) => {
     t.strictSame(problems({}), []);
     t.strictSame(problems({ method: 'HEAD', body: '' }), []);
   });
@@ -244,18 +244,18 @@ t.test('the contract of the tests', async (t) => {
     ],
     ['a field that is missing', { body: changed((project) => delete project['name']) }, /'name'/],
     [
-      'another type',
+      'a field of another type',
       { body: changed((project) => Object.assign(project, { name: 1 })) },
       /name must be string/,
     ],
     [
-      'another form',
+      'an id of another form',
       { body: changed((project) => Object.assign(project, { id: 'prj-1' })) },
       /id must match/,
     ],
-    ['another value', { body: changed((project) => Object.assign(project, { status: 'gone' })) }, /status/],
-    ['no JSON', { body: 'oops' }, /the body must be object/],
-    ['no body', { body: '' }, /the body must be object/],
+    ['another status', { body: changed((project) => Object.assign(project, { status: 'gone' })) }, /status/],
+    ['a body that is not JSON', { body: 'oops' }, /the body must be object/],
+    ['an empty body', { body: '' }, /the body must be object/],
     [
       'another media type',
       { headers: withHeader('content-type', 'text/html') },
@@ -265,20 +265,20 @@ t.test('the contract of the tests', async (t) => {
     ['a header that is not described', { headers: withHeader('server', 'x') }, /server is not described/],
     ['a header that is missing', { headers: withHeader('x-request-id', null) }, /X-Request-Id is missing/],
     ['a header of another form', { headers: withHeader('x-request-id', '7') }, /X-Request-Id must match/],
-    ['an answer that may be kept', { headers: withHeader('cache-control', 'public') }, /cache-control/],
-    ['an error of another code', { status: 403, body: error('conflict') }, /conflict, not forbidden/],
+    ['an answer that may be cached', { headers: withHeader('cache-control', 'public') }, /cache-control/],
+    ['an error code of another status', { status: 403, body: error('conflict') }, /conflict, not forbidden/],
     ['an error of another shape', { status: 403, body: '{"error":"forbidden"}' }, /must be object/],
-    ['an error where nothing is', { path: '/v2/nothing', status: 404, body: '{}' }, /'error'/],
+    ['no error for an unknown path', { path: '/v2/nothing', status: 404, body: '{}' }, /'error'/],
     ['405 without Allow', { method: 'PUT', status: 405, body: error('method_not_allowed') }, /Allow/],
   ];
   for (const [what, changes, says] of wrong) {
-    t.test(`refuses ${what}`, async (t) => {
+    t.test(`rejects ${what}`, async (t) => {
       t.match(problems(changes).join('; '), says);
     });
   }
 });
 
-t.test('the pattern of a URL takes none that is refused for its form', async (t) => {
+t.test('the pattern for webhook URLs agrees with parseWebhookUrl', async (t) => {
   for (const allowHttp of [true, false]) {
     const rules = { allowHttp, allowedCidrs: [] };
     const pattern = new RegExp(urlJsonSchema(rules).pattern ?? '', 'u');
@@ -310,7 +310,7 @@ t.test('the pattern of a URL takes none that is refused for its form', async (t)
   }
 });
 
-t.test('the pattern of a ref takes what parseRef takes', async (t) => {
+t.test('the pattern for refs accepts exactly what parseRef accepts', async (t) => {
   const pattern = new RegExp(REF_JSON_SCHEMA.pattern ?? '', 'u');
   const isRef = (text: string): boolean =>
     text.length <= (REF_JSON_SCHEMA.maxLength ?? 0) && pattern.test(text);
@@ -359,7 +359,7 @@ function error(code: string): string {
   return JSON.stringify({ error: { code, message: 'm', request_id: EXAMPLE_IDS.req } });
 }
 
-t.test('no field of an answer may be missing, but for the details of an error', async (t) => {
+t.test('every field of every answer is required, but for the details of an error', async (t) => {
   const look = (name: string, schema: JsonSchema): void => {
     const { properties = {}, required = [], items } = schema;
     const optional = Object.keys(properties).filter((field) => !required.includes(field));

@@ -12,10 +12,10 @@ t.test('a cursor leads back to where its page ended', async (t) => {
     const { next_cursor: cursor } = pages.pageUntil(WALK, [], seq);
     t.equal(pages.position(WALK, cursor ?? undefined, -1), seq);
   }
-  t.equal(pages.position(WALK, undefined, 7), 7, 'without one a walk begins at its start');
+  t.equal(pages.position(WALK, undefined, 7), 7, 'without a cursor a list begins at its start');
 });
 
-t.test('a page that was filled and has more behind it has a cursor', async (t) => {
+t.test('a page has a cursor only if there are more rows behind it', async (t) => {
   const pages = createPages(SECRET, realEffects);
   const rows = [4, 5, 6].map((seq) => ({ seq, item: `item ${seq}` }));
   t.strictSame(pages.page(WALK, rows, 3), { data: ['item 4', 'item 5', 'item 6'], next_cursor: null });
@@ -26,14 +26,14 @@ t.test('a page that was filled and has more behind it has a cursor', async (t) =
   t.strictSame(pages.pageUntil(WALK, ['a'], null), { data: ['a'], next_cursor: null });
 });
 
-t.test('a cursor holds for its list, its filters and its key, and after a restart', async (t) => {
+t.test('a cursor is valid for its list, filters, key and file alone, also after a restart', async (t) => {
   const cursor = createPages(SECRET, realEffects).pageUntil(WALK, [], 42).next_cursor ?? '';
   const pages = createPages(SECRET, realEffects);
   t.equal(pages.position(WALK, cursor, 0), 42);
   t.equal(
     pages.position({ ...WALK, filters: { statuses: ['failed'], ref: 'main' } }, cursor, 0),
     42,
-    'in whatever order filters are named',
+    'in whatever order the filters come',
   );
   const others: [string, Walk][] = [
     ['another list', { ...WALK, list: 'projects' }],
@@ -50,7 +50,7 @@ t.test('a cursor holds for its list, its filters and its key, and after a restar
   );
 });
 
-t.test('whatever else is sent as a cursor is refused', async (t) => {
+t.test('a cursor that was altered, cut or made up is rejected', async (t) => {
   const pages = createPages(SECRET, realEffects);
   const cursor = pages.pageUntil(WALK, [], 42).next_cursor ?? '';
   const altered = Array.from(cursor, (letter, index) => {
@@ -76,10 +76,10 @@ t.test('whatever else is sent as a cursor is refused', async (t) => {
   }
 });
 
-t.test('a cursor does not show how many rows there are', async (t) => {
+t.test('a cursor does not reveal its position', async (t) => {
   const pages = createPages(SECRET, realEffects);
   const [first, second] = [1, 1].map((seq) => pages.pageUntil(WALK, [], seq).next_cursor ?? '');
-  t.not(first, second, 'the same place looks another way each time');
+  t.not(first, second, 'the same position looks different each time');
   t.match(first, /^[\w-]{48}$/);
 });
 

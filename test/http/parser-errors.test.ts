@@ -7,9 +7,9 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, heldResource, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 
 const NOT_REQUESTS: { name: string; bytes: string | Buffer; status: number; code: string }[] = [
-  { name: 'noise', bytes: '\x00\x01\x02\r\n\r\n', status: 400, code: 'invalid_request' },
+  { name: 'binary noise', bytes: '\x00\x01\x02\r\n\r\n', status: 400, code: 'invalid_request' },
   {
-    name: 'the start of TLS',
+    name: 'a TLS handshake',
     bytes: Buffer.from('1603010200010001fc0303', 'hex'),
     status: 400,
     code: 'invalid_request',
@@ -21,19 +21,19 @@ const NOT_REQUESTS: { name: string; bytes: string | Buffer; status: number; code
     code: 'invalid_request',
   },
   {
-    name: 'another version',
+    name: 'HTTP/3.0',
     bytes: 'GET / HTTP/3.0\r\nHost: d\r\n\r\n',
     status: 400,
     code: 'invalid_request',
   },
   {
-    name: 'the preface of HTTP/2',
+    name: 'the HTTP/2 preface',
     bytes: 'PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n',
     status: 400,
     code: 'invalid_request',
   },
   {
-    name: 'white space in a name',
+    name: 'white space in a header name',
     bytes: 'GET / HTTP/1.1\r\nHost : d\r\n\r\n',
     status: 400,
     code: 'invalid_request',
@@ -45,19 +45,19 @@ const NOT_REQUESTS: { name: string; bytes: string | Buffer; status: number; code
     code: 'invalid_request',
   },
   {
-    name: 'a length that is none',
+    name: 'a negative Content-Length',
     bytes: 'POST / HTTP/1.1\r\nHost: d\r\nContent-Length: -1\r\n\r\n',
     status: 400,
     code: 'invalid_request',
   },
   {
-    name: 'two lengths',
+    name: 'two values of Content-Length',
     bytes: 'POST / HTTP/1.1\r\nHost: d\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n',
     status: 400,
     code: 'invalid_request',
   },
   {
-    name: 'a length and chunks',
+    name: 'Content-Length with Transfer-Encoding',
     bytes: 'POST / HTTP/1.1\r\nHost: d\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n',
     status: 400,
     code: 'invalid_request',
@@ -94,7 +94,7 @@ const NOT_REQUESTS: { name: string; bytes: string | Buffer; status: number; code
   },
 ];
 
-t.test('what is no request is answered in the same shape, and its sender always reads it', async (t) => {
+t.test('bytes that are not an HTTP request are answered in the same shape, and logged', async (t) => {
   const { port, log } = await startHttp(t);
   for (const { name, bytes, status, code } of NOT_REQUESTS) {
     const [response, ...others] = parseResponses(await rawRequest(port, bytes));
@@ -127,7 +127,7 @@ t.test('what is no request is answered in the same shape, and its sender always 
   }
 });
 
-t.test('who resets a connection is told nothing, and nothing is said of it', async (t) => {
+t.test('a connection that the client resets is not logged', async (t) => {
   const { port, log, server } = await startHttp(t);
   for (const bytes of ['', 'GET / HT', 'CONNECT d:1 HTTP/1.1\r\nHost: d\r\n\r\n']) {
     const accepted = once(server.listener, 'connection');
@@ -143,7 +143,7 @@ t.test('who resets a connection is told nothing, and nothing is said of it', asy
   }
 });
 
-t.test('who has read why and does not hang up is hung up on after two seconds', async (t) => {
+t.test('a client that was told of a protocol error is disconnected after at most 2 s', async (t) => {
   const effects = fakeEffects();
   const { port, server } = await startHttp(t, { effects });
   for (const bytes of ['noise\r\n\r\n', 'CONNECT d:1 HTTP/1.1\r\nHost: d\r\n\r\n']) {
@@ -172,14 +172,14 @@ function closeOf(socket: Socket): Promise<void> {
   return new Promise((resolve) => socket.once('close', () => resolve()));
 }
 
-t.test('a request that never comes to its end is told so', async (t) => {
+t.test('a request whose headers do not arrive in time is answered 408', async (t) => {
   const { port } = await startHttp(t, { timeouts: { headersMs: 50, requestMs: 50, checkMs: 10 } });
   for (const bytes of ['', 'GET / HT', 'GET / HTTP/1.1\r\nHost: d\r\n']) {
     t.match(parseResponses(await rawRequest(port, bytes)), [{ status: 408, body: /request_timeout/ }]);
   }
 });
 
-t.test('what is no request is answered behind one that was', async (t) => {
+t.test('bytes that are not a request are answered 400 after an answered request', async (t) => {
   const { port } = await startHttp(t);
   const connection = await connectRaw(port);
   connection.send('GET /v2/nothing HTTP/1.1\r\nHost: d\r\n\r\n');
@@ -188,13 +188,13 @@ t.test('what is no request is answered behind one that was', async (t) => {
   t.match(parseResponses(await connection.closed), [{ status: 404 }, { status: 400 }]);
 });
 
-t.test('what follows a request cannot be answered in its name', async (t) => {
+t.test('a slow request is answered before the malformed bytes behind it', async (t) => {
   const { plugin, release } = heldResource();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   const connection = await connectRaw(port);
   connection.send('GET /held HTTP/1.1\r\nHost: d\r\n\r\n');
   connection.send('NOT HTTP AT ALL\r\n\r\n');
-  // The second has been seen when another connection's answer is there.
+  // Once another connection is answered, the second line has been parsed.
   await rawRequest(port, 'GET / HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n');
   release();
   t.match(parseResponses(await connection.closed), [{ status: 200, body: /held/ }, { status: 400 }]);

@@ -6,7 +6,7 @@ import { projects } from '../../src/http/projects.ts';
 import { type RunningHttp, requestJson, startHttp } from '../helpers/http.ts';
 import type { TestStore } from '../helpers/store.ts';
 
-t.test('a project is shown as everybody may see it', async (t) => {
+t.test('a project is shown with its public fields only, and with its current status', async (t) => {
   const http = await start(t);
   const id = await http.store.project({ name: 'website', directory: '/srv', variables: { TOKEN: 'secret' } });
   const { secret: key } = await http.store.key();
@@ -25,7 +25,7 @@ t.test('a project is shown as everybody may see it', async (t) => {
   }
 });
 
-t.test('a key sees its projects, and of the others not whether they are', async (t) => {
+t.test('a key sees only its projects; the others are answered like unknown ones', async (t) => {
   const http = await start(t);
   const [first, hidden, third] = [
     await http.store.project(),
@@ -58,7 +58,7 @@ t.test('a key sees its projects, and of the others not whether they are', async 
   }
 });
 
-t.test('a page that was read is shown again only to its key, and only for itself', async (t) => {
+t.test('a page that was read before is never shown to another key or for another query', async (t) => {
   const http = await start(t);
   const [first, second] = [await http.store.project(), await http.store.project()];
   const { secret: all } = await http.store.key();
@@ -85,7 +85,7 @@ t.test('a page that was read is shown again only to its key, and only for itself
   );
 });
 
-t.test('a page holds as many as asked for, 50 unless told, 200 at most', async (t) => {
+t.test('a page has ?limit items: 50 by default, 200 at most', async (t) => {
   const http = await start(t);
   insert(http.store, 201);
   const { secret: key } = await http.store.key();
@@ -116,7 +116,7 @@ t.test('a page holds as many as asked for, 50 unless told, 200 at most', async (
   }
 });
 
-t.test('a walk over 5,000 projects meets each once, whatever is made meanwhile', async (t) => {
+t.test('paging yields each of 5,000 projects exactly once while others are created', async (t) => {
   const http = await start(t);
   const ids = insert(http.store, 5_000);
   const everyOther = ids.filter((_, index) => index % 2 === 0);

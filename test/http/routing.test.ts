@@ -2,7 +2,7 @@ import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 
-/** Which methods lead where. */
+/** The routes that exist in these tests. */
 const ROUTES: [method: 'GET' | 'POST' | 'PATCH' | 'DELETE', path: string][] = [
   ['POST', '/v2/things/{id}/parts'],
   ['GET', '/v2/things/{id}'],
@@ -20,7 +20,7 @@ const things: Plugin<void> = {
   },
 };
 
-t.test('a wrong method is told which are right; a wrong path nothing', async (t) => {
+t.test('a wrong method is 405 with Allow, an unknown path 404, a malformed one 400', async (t) => {
   const { server } = await startHttp(t, { resources: () => [things] });
   const rows: [method: string, path: string, status: number, allow: string | undefined][] = [
     ['POST', '/v2/things/1', 405, 'GET, HEAD, PATCH, DELETE'],
@@ -54,7 +54,7 @@ t.test('a wrong method is told which are right; a wrong path nothing', async (t)
   }
 });
 
-t.test('no path is another one than it says', async (t) => {
+t.test('dot segments and backslashes are not resolved to another path', async (t) => {
   const { port } = await startHttp(t, { resources: () => [things] });
   const statusOf = async (target: string) =>
     parseResponses(
@@ -80,7 +80,7 @@ t.test('no path is another one than it says', async (t) => {
   }
 });
 
-t.test('the body of a request that leads nowhere is not waited for', async (t) => {
+t.test('a request without a route is answered before its body has arrived', async (t) => {
   const { port } = await startHttp(t, { resources: () => [things] });
   for (const line of ['POST /v2/nothing', 'POST /open', 'POST /v2/%FF']) {
     const connection = await connectRaw(port);
@@ -91,7 +91,7 @@ t.test('the body of a request that leads nowhere is not waited for', async (t) =
   }
 });
 
-t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
+t.test('HTTP/1.1 needs exactly one valid Host header', async (t) => {
   const { port } = await startHttp(t, { resources: () => [things] });
   const statusOf = async (head: string) =>
     parseResponses(await rawRequest(port, `${head}\r\nConnection: close\r\n\r\n`)).map(
@@ -111,7 +111,7 @@ t.test('exactly one Host is needed, as HTTP/1.1 says', async (t) => {
   }
 });
 
-t.test('who calls and what is sent is said once', async (t) => {
+t.test('a repeated Authorization or Content-Type header is answered 400', async (t) => {
   const { port } = await startHttp(t, { resources: () => [things] });
   for (const [name, one, other] of [
     ['Authorization', 'Bearer one', 'Bearer other'],
@@ -124,7 +124,7 @@ t.test('who calls and what is sent is said once', async (t) => {
   }
 });
 
-t.test('what is asked for must have a path, whichever URL it is', async (t) => {
+t.test('a request target without a path is answered 400', async (t) => {
   const { port } = await startHttp(t, { resources: () => [things] });
   const targets = {
     'foo://bar': 400,

@@ -11,10 +11,10 @@ import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
 
-/** More than what the system takes for a client that reads nothing. */
+/** More than the kernel buffers for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
 
-/** Of two hundred deployments. */
+/** About as much as a page of 200 deployments. */
 const PAGE_BYTES = 1024 * 1024;
 
 const large: Plugin<void> = {
@@ -37,7 +37,7 @@ const large: Plugin<void> = {
 
 const GET_LARGE = 'GET /large HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n';
 
-t.test('of answers that nobody takes the oldest is cut off, and the others arrive whole', async (t) => {
+t.test('beyond the limit of unread answers the oldest is cut off; the others arrive whole', async (t) => {
   const { port, log } = await startHttp(t, {
     resources: () => [large],
     sendBufferMaxBytes: 2 * LARGE_BYTES,
@@ -45,14 +45,14 @@ t.test('of answers that nobody takes the oldest is cut off, and the others arriv
   for (const times of [1, 2]) {
     const [oldest, second, third] = [await asked(port), await asked(port), await asked(port)];
     const warnings = log.filter(({ msg }) => /cut off/.test(String(msg)));
-    t.match(warnings, Array(times).fill({ level: 40 }), 'all three together were too much');
+    t.match(warnings, Array(times).fill({ level: 40 }), 'the three together exceed the limit');
     const [received, ...others] = await Promise.all([oldest, second, third].map(taken));
     t.ok((received ?? '').length < LARGE_BYTES);
     for (const whole of others) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
   }
 });
 
-t.test('many pages that one client does not take are too much as well', async (t) => {
+t.test('unread answers to one client are cut off, too, when they exceed the limit', async (t) => {
   const { port, log } = await startHttp(t, { resources: () => [large], sendBufferMaxBytes: LARGE_BYTES });
   const connection = await connectRaw(port);
   connection.socket.pause();
@@ -61,7 +61,7 @@ t.test('many pages that one client does not take are too much as well', async (t
   t.ok((await taken(connection)).length < 2 * LARGE_BYTES);
 });
 
-t.test('what is taken counts no longer, and one alone is never too much', async (t) => {
+t.test('an answer that was read no longer counts, and a single one is never cut off', async (t) => {
   const { port, log } = await startHttp(t, { resources: () => [large], sendBufferMaxBytes: LARGE_BYTES - 1 });
   for (let times = 0; times < 3; times++) {
     t.ok((await taken(await asked(port))).endsWith('x'.repeat(LARGE_BYTES)));
@@ -72,7 +72,7 @@ t.test('what is taken counts no longer, and one alone is never too much', async 
 setFlagsFromString('--expose-gc');
 const collect: NodeJS.GCFunction = runInNewContext('gc');
 
-t.test('of many answers that were taken nothing waits for a full collection of garbage', async (t) => {
+t.test('answers that were read are freed by minor garbage collections', async (t) => {
   const hold = createSendBufferLimit(pino({ level: 'silent' }));
   const source = 'x'.repeat(PAGE_BYTES);
   const roundOfAnswers = () => {
@@ -93,7 +93,7 @@ t.test('of many answers that were taken nothing waits for a full collection of g
   t.ok(grownBytes < 5e6, `${grownBytes} of the ${200 * 8 * 2_000 * 8} that they took`);
 });
 
-/** A client that has the beginning of its answer, and reads no more of it. */
+/** A client that has read the beginning of its answer, and paused. */
 async function asked(port: number): Promise<RawConnection> {
   const connection = await connectRaw(port);
   connection.send(GET_LARGE);
@@ -102,7 +102,7 @@ async function asked(port: number): Promise<RawConnection> {
   return connection;
 }
 
-/** All that its client gets in the end. */
+/** Reads on; gives all that the client received. */
 function taken({ socket, closed }: RawConnection): Promise<string> {
   socket.resume();
   return closed;

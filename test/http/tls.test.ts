@@ -11,17 +11,17 @@ import { temporaryDirectory } from '../helpers/store.ts';
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 const fixture = (name: string) => join(FIXTURES, name);
 
-t.test('a certificate and its key are read, with the days from and to which it is valid', async (t) => {
+t.test('a certificate and its key are read, with the dates of its validity', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   t.equal(pair.chain, readFileSync(fixture('localhost.pem'), 'utf8'));
   t.equal(pair.validFromMs, Date.UTC(2020, 0, 1));
   t.equal(pair.validToMs, Date.UTC(2099, 11, 31, 23, 59, 59));
   const expired = readCertificate({ certPath: fixture('expired.pem'), keyPath: fixture('expired.key') });
-  t.equal(expired.validToMs, Date.UTC(2021, 0, 1), 'whether that is past is for others to judge');
+  t.equal(expired.validToMs, Date.UTC(2021, 0, 1), 'a certificate that has expired is read, too');
 });
 
 t.test(
-  'with its chain, with text between, and with what openssl puts before a key, it is read too',
+  'a chain with text in between and a key behind its EC parameters are read, too',
   ifHas('openssl'),
   async (t) => {
     const directory = temporaryDirectory(t);
@@ -38,7 +38,7 @@ t.test(
   },
 );
 
-t.test('what cannot be used is named, with what to do', ifHas('openssl'), async (t) => {
+t.test('an unusable certificate or key is rejected with option and cause', ifHas('openssl'), async (t) => {
   const directory = temporaryDirectory(t);
   const made = (name: string, text: string) => {
     writeFileSync(join(directory, name), text);
@@ -102,7 +102,7 @@ t.test('what cannot be used is named, with what to do', ifHas('openssl'), async 
 });
 
 t.test(
-  'a file that this user may not read is named',
+  'a key without read permission is rejected with EACCES',
   { skip: process.getuid?.() === 0 && 'root may read it' },
   async (t) => {
     const path = join(temporaryDirectory(t), 'private.key');
@@ -114,7 +114,7 @@ t.test(
   },
 );
 
-t.test('TLS 1.2 and 1.3 are spoken, older ones are not, and nothing but HTTP/1.1 within', async (t) => {
+t.test('TLS 1.2 and 1.3 with HTTP/1.1 are accepted; older versions and HTTP/2 are not', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port } = await startHttp(t, { tls: pair });
   const ca = readFileSync(fixture('ca.pem'));
@@ -136,13 +136,13 @@ t.test('TLS 1.2 and 1.3 are spoken, older ones are not, and nothing but HTTP/1.1
   t.match(await handshake({ ALPNProtocols: ['h2'] }), /NO_APPLICATION_PROTOCOL/);
 });
 
-t.test('who never begins a handshake is hung up on', async (t) => {
+t.test('a connection that never begins a handshake is closed', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 50, checkMs: 10 } });
   t.equal(await rawRequest(port, ''), '');
 });
 
-t.test('who sends a request and the end of all sending at once is answered', async (t) => {
+t.test('a TLS client that ends its side right behind its request is answered', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port } = await startHttp(t, { tls: pair });
   const ca = readFileSync(fixture('ca.pem'));

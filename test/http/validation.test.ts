@@ -92,14 +92,14 @@ function routes(): { taken: Taken[]; plugin: Plugin<void> } {
 }
 
 const BODIES: { name: string; body: unknown; details: [field: string, reason: string | RegExp][] }[] = [
-  { name: 'a field missing', body: {}, details: [['ref', 'required']] },
-  { name: 'a number for text', body: { ref: 5 }, details: [['ref', 'must be a string']] },
-  { name: 'null for text', body: { ref: null }, details: [['ref', 'must be a string']] },
-  { name: 'empty text', body: { ref: '' }, details: [['ref', 'must not be empty']] },
+  { name: 'a missing field', body: {}, details: [['ref', 'required']] },
+  { name: 'a number for a string', body: { ref: 5 }, details: [['ref', 'must be a string']] },
+  { name: 'null for a string', body: { ref: null }, details: [['ref', 'must be a string']] },
+  { name: 'an empty string', body: { ref: '' }, details: [['ref', 'must not be empty']] },
   { name: 'a bad ref', body: { ref: 'a..b' }, details: [['ref', 'must not contain ..']] },
   { name: 'an unknown field', body: { ref: 'main', reff: 1 }, details: [['reff', 'is not allowed']] },
   {
-    name: 'everything at once',
+    name: 'several mistakes at once',
     body: { ref: 'HEAD', count: '5', extra: {} },
     details: [
       ['ref', /HEAD/],
@@ -111,28 +111,32 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
   { name: 'too small', body: { ref: 'main', count: -1 }, details: [['count', 'must be at least 0']] },
   { name: 'too large', body: { ref: 'main', count: 10 }, details: [['count', 'must be at most 9']] },
   {
-    name: 'beyond a double',
+    name: 'an integer that a double does not hold exactly',
     body: { ref: 'main', count: 2 ** 53 },
     details: [['count', 'must be a whole number']],
   },
   {
-    name: 'beyond every double',
+    name: 'a number that is infinite as a double',
     body: '{"ref":"main","count":1e999}',
     details: [['count', 'must be a whole number']],
   },
-  { name: 'text for a list', body: { ref: 'main', events: 'a' }, details: [['events', 'must be a list']] },
+  {
+    name: 'a string for a list',
+    body: { ref: 'main', events: 'a' },
+    details: [['events', 'must be a list']],
+  },
   {
     name: 'an empty list',
     body: { ref: 'main', events: [] },
     details: [['events', 'must have at least 1 items']],
   },
   {
-    name: 'a wrong item',
+    name: 'an unknown item',
     body: { ref: 'main', events: ['a', 'c'] },
     details: [['events.1', 'must be one of a, b']],
   },
   {
-    name: 'an item twice',
+    name: 'a repeated item',
     body: { ref: 'main', events: ['a', 'a'] },
     details: [['events.1', 'must not be repeated']],
   },
@@ -151,12 +155,20 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
     body: { ref: 'main', note: 'abcdef' },
     details: [['note', 'must be at most 5 characters']],
   },
-  { name: 'not trimmed', body: { ref: ' main' }, details: [['ref', /^must begin/]] },
-  { name: 'text for a truth', body: { ref: 'main', on: 'true' }, details: [['on', 'must be true or false']] },
-  { name: 'a number for a time', body: { ref: 'main', since: 0 }, details: [['since', 'must be a string']] },
-  { name: 'a list for text', body: { ref: 'main', since: ['x'] }, details: [['since', 'must be a string']] },
+  { name: 'leading white space', body: { ref: ' main' }, details: [['ref', /^must begin/]] },
   {
-    name: 'more fields than may be',
+    name: 'a string for a boolean',
+    body: { ref: 'main', on: 'true' },
+    details: [['on', 'must be true or false']],
+  },
+  { name: 'a number for a time', body: { ref: 'main', since: 0 }, details: [['since', 'must be a string']] },
+  {
+    name: 'a list for a time',
+    body: { ref: 'main', since: ['x'] },
+    details: [['since', 'must be a string']],
+  },
+  {
+    name: 'too many fields in an object',
     body: { ref: 'main', outputs: { a: 'x', b: 'x', c: 'x' } },
     details: [['outputs', 'must have at most 2 fields']],
   },
@@ -175,13 +187,13 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
     body: { ref: 'main', outputs: { a: 1 } },
     details: [['outputs.a', 'must be a string']],
   },
-  { name: 'a list', body: [], details: [['body', 'must be an object']] },
-  { name: 'text', body: '"main"', details: [['body', 'must be an object']] },
-  { name: 'null', body: 'null', details: [['body', 'must be an object']] },
+  { name: 'a list as the body', body: [], details: [['body', 'must be an object']] },
+  { name: 'a string as the body', body: '"main"', details: [['body', 'must be an object']] },
+  { name: 'null as the body', body: 'null', details: [['body', 'must be an object']] },
   { name: 'no body', body: undefined, details: [['body', 'required']] },
 ];
 
-t.test('a body that is wrong is refused field by field, and reaches no handler', async (t) => {
+t.test('an invalid body is rejected with a reason for each field, and reaches no handler', async (t) => {
   const { taken, plugin } = routes();
   const { server } = await startHttp(t, { resources: () => [plugin] });
   for (const { name, body, details } of BODIES) {
@@ -207,7 +219,7 @@ t.test('a body that is wrong is refused field by field, and reaches no handler',
 });
 
 t.test(
-  'no value is ever repeated, only names of fields, and those without what could act on a reader',
+  'an error echoes no value, and of field names at most 64 characters, without control characters',
   async (t) => {
     const { plugin } = routes();
     const { server } = await startHttp(t, { resources: () => [plugin] });
@@ -234,7 +246,7 @@ t.test(
   },
 );
 
-t.test('a ref is judged as the vectors say', async (t) => {
+t.test('refs are accepted or rejected as the test vectors say', async (t) => {
   const { taken, plugin } = routes();
   const { server } = await startHttp(t, { resources: () => [plugin] });
   for (const ref of refs.valid) {
@@ -355,7 +367,7 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
   { query: `?${'limit=1&'.repeat(100)}`, details: [['query', /100 parameters/]] },
 ];
 
-t.test('query parameters are text, known by name, and there once', async (t) => {
+t.test('a query parameter must be known, sent once and of the right form', async (t) => {
   const { taken, plugin } = routes();
   const { port } = await startHttp(t, { resources: () => [plugin] });
   for (const { query, taken: expected, details } of QUERIES) {
@@ -378,7 +390,7 @@ t.test('query parameters are text, known by name, and there once', async (t) => 
   }
 });
 
-t.test('a route that declares nothing takes nothing', async (t) => {
+t.test('a route without schemas takes neither query parameters nor body fields', async (t) => {
   const { taken, plugin } = routes();
   const { server } = await startHttp(t, { resources: () => [plugin] });
   const statusOf = async (url: string, payload?: string) => {
@@ -394,12 +406,12 @@ t.test('a route that declares nothing takes nothing', async (t) => {
   ]);
   t.equal(await statusOf('/v2/plain', '{"a":1}'), 400);
   t.equal(await statusOf('/v2/plain', '[]'), 400);
-  t.equal(await statusOf('/v2/plain', 'null'), 400, 'which is not the same as no body');
+  t.equal(await statusOf('/v2/plain', 'null'), 400, 'null is not the same as no body');
   t.equal(await statusOf('/v2/plain?a=1'), 400);
   t.strictSame(taken, []);
 });
 
-t.test('a path that cannot be an id is answered as an id that never was', async (t) => {
+t.test('a malformed id in a path is answered 404 like anything unknown', async (t) => {
   const { plugin } = routes();
   const { server } = await startHttp(t, { resources: () => [plugin] });
   const good = await server.inject('/v2/things/prj_1');
@@ -454,7 +466,7 @@ t.test('an idempotency key is visible ASCII, quoted or not, and sent once', asyn
   }
 });
 
-t.test('a malformed idempotency key is refused before anything is looked up', async (t) => {
+t.test('a malformed idempotency key is rejected before the handler looks anything up', async (t) => {
   const reached: string[] = [];
   const { port } = await startHttp(t, {
     resources: () => [
@@ -485,7 +497,7 @@ t.test('a malformed idempotency key is refused before anything is looked up', as
   t.match(await requestJson(port, 'GET', '/v2/things/1', { headers }), { status: 404 });
 });
 
-t.test('the length of a text is counted in characters', async (t) => {
+t.test('the length of a text is counted in characters, not in UTF-16 units', async (t) => {
   const text = textSchema(4);
   for (const value of ['x', 'xxxx', '\u{1f6a2}\u{1f6a2}\u{1f6a2}\u{1f6a2}', '\u{1f6a2}xxx']) {
     t.equal(text.validate(value).error, undefined, value);

@@ -9,7 +9,7 @@ import { newDeployment, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
 
-t.test('a watch hears of what it is for, and of nothing else', async (t) => {
+t.test('a watch is told of changes to its own deployments and logs only', async (t) => {
   const { effects, store, watches, ids } = await setUp(t);
   const [first, second] = ids;
   const watch = watches.open([first], KEY);
@@ -36,7 +36,7 @@ t.test('a watch hears of what it is for, and of nothing else', async (t) => {
   }
 });
 
-t.test('what happens while nobody asks is not forgotten, and told once', async (t) => {
+t.test('a change before next() is called is told by that call, and by it alone', async (t) => {
   const { effects, store, watches, ids } = await setUp(t);
   const watch = watches.open(ids, KEY);
   for (const id of ids) await store.writer.write('deployments.cancel', { id });
@@ -49,7 +49,7 @@ t.test('what happens while nobody asks is not forgotten, and told once', async (
   t.equal(await waiting, 'timedOut');
 });
 
-t.test('a closed watch says so, now and ever after', async (t) => {
+t.test('every next() of a closed watch gives closed', async (t) => {
   const { store, watches, ids } = await setUp(t);
   const watch = watches.open(ids, KEY);
   const waiting = watch.next(60_000);
@@ -62,7 +62,7 @@ t.test('a closed watch says so, now and ever after', async (t) => {
   t.equal(await watch.next(0), 'closed');
 });
 
-t.test('when the service stops, all end, and nobody begins to wait', async (t) => {
+t.test('when the service stops, all watches are closed and no new one is opened', async (t) => {
   const { watches, ids } = await setUp(t);
   const waiting = [1, 2, 3].map(() => watches.open(ids, KEY).next(60_000));
   await watches.close();
@@ -72,7 +72,7 @@ t.test('when the service stops, all end, and nobody begins to wait', async (t) =
   await watches.close();
 });
 
-t.test('a service that stops ends what it still has to say, and cuts nobody off', async (t) => {
+t.test('a service that stops ends an event stream properly instead of cutting it off', async (t) => {
   const service = await startWholeService(t);
   const { secret } = await service.key();
   const projectId = await service.project({ command: null });
@@ -84,7 +84,7 @@ t.test('a service that stops ends what it still has to say, and cuts nobody off'
   t.equal(await log.text(), 'retry: 1000\n\n');
 });
 
-t.test('commits of other processes are looked for twice a second', async (t) => {
+t.test('watches look for commits of other processes twice a second', async (t) => {
   const { effects, store, watches, ids } = await setUp(t);
   const admin = openStore(store.path, effects);
   t.teardown(admin.close);
@@ -101,14 +101,14 @@ t.test('commits of other processes are looked for twice a second', async (t) => 
   await nextTurn();
   const heard = watches.commits();
   effects.advance(500);
-  // The next look, in a turn of its own.
+  // The next look happens in a turn of its own.
   await nextTurn();
   await nextTurn();
-  t.equal(watches.commits(), heard, 'and heard of once');
+  t.equal(watches.commits(), heard, 'each commit is told once');
   t.equal(await watch.next(0), 'timedOut');
 });
 
-t.test('a look that fails wakes who waits, to find out for himself', async (t) => {
+t.test('a failed look for commits wakes all watches, as something may have changed', async (t) => {
   const { effects, store, ids } = await setUp(t);
   let isBroken = false;
   const dataVersion = () => {
@@ -125,7 +125,7 @@ t.test('a look that fails wakes who waits, to find out for himself', async (t) =
   t.equal(await waiting, 'changed');
 });
 
-t.test('where it is not known what was written, all are woken', async (t) => {
+t.test('a commit of unknown changes wakes all watches', async (t) => {
   const { effects, store, ids } = await setUp(t);
   let tell: Parameters<typeof store.writer.onCommit>[0] = () => undefined;
   const onCommit: typeof store.writer.onCommit = (listener) => {
@@ -139,7 +139,7 @@ t.test('where it is not known what was written, all are woken', async (t) => {
   for (const watch of open) t.equal(await watch.next(0), 'changed');
 });
 
-t.test('who has gone leaves room, to his key and to all', async (t) => {
+t.test('a closed watch makes room under the limit of its key and under that of all keys', async (t) => {
   const { watches, ids } = await setUp(t);
   const held = Array.from({ length: 500 }, () => watches.open(ids, KEY));
   for (const watch of held.slice(0, 3)) {

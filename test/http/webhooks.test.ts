@@ -34,13 +34,13 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: malformed(['status', 'is not allowed']),
   },
   {
-    name: 'a list with a cursor that nobody made',
+    name: 'a list with an invalid cursor',
     method: 'GET',
     path: () => '/v2/webhooks?cursor=abc',
     expected: malformed(['cursor', /begin without one/]),
   },
   {
-    name: 'a webhook without the scope',
+    name: 'a new webhook without the scope',
     method: 'POST',
     path: () => '/v2/webhooks',
     body: NEW,
@@ -48,21 +48,21 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: forbidden,
   },
   {
-    name: 'a webhook without events',
+    name: 'a new webhook without events',
     method: 'POST',
     path: () => '/v2/webhooks',
     body: { url: NEW.url },
     expected: malformed(['events', 'required']),
   },
   {
-    name: 'an event twice',
+    name: 'a new webhook with a repeated event',
     method: 'POST',
     path: () => '/v2/webhooks',
     body: { ...NEW, events: ['deployment.failed', 'deployment.failed'] },
     expected: malformed(['events.1', 'must not be repeated']),
   },
   {
-    name: 'a description that is too long',
+    name: 'a new webhook with a description that is too long',
     method: 'POST',
     path: () => '/v2/webhooks',
     body: { ...NEW, description: 'x'.repeat(257) },
@@ -71,12 +71,12 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
 
   { name: 'a webhook of another key', method: 'GET', path: one, key: 'stranger', expected: missing },
   {
-    name: 'a webhook that never was',
+    name: 'an unknown webhook',
     method: 'GET',
     path: () => one('whk_0000000000000000000000' as WebhookId),
     expected: missing,
   },
-  { name: 'what is no id', method: 'GET', path: () => '/v2/webhooks/whk_', expected: missing },
+  { name: 'a malformed webhook id', method: 'GET', path: () => '/v2/webhooks/whk_', expected: missing },
 
   {
     name: 'a change without the scope',
@@ -88,7 +88,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
   },
   { name: 'a change without a body', method: 'PATCH', path: one, expected: malformed(['body', 'required']) },
   {
-    name: 'a change of nothing',
+    name: 'a change with an empty body',
     method: 'PATCH',
     path: one,
     body: {},
@@ -102,14 +102,14 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: malformed(['secret', 'is not allowed']),
   },
   {
-    name: 'a change to another scheme',
+    name: 'a change to a URL of another scheme',
     method: 'PATCH',
     path: one,
     body: { url: 'ftp://example.com/' },
     expected: malformed(['url', /https/]),
   },
   {
-    name: 'a change to a private address',
+    name: 'a change to a URL of a private address',
     method: 'PATCH',
     path: one,
     body: { url: 'https://10.0.0.1/' },
@@ -130,14 +130,14 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: malformed(['events.0', /must be one of/]),
   },
   {
-    name: 'a change to an event twice',
+    name: 'a change to a repeated event',
     method: 'PATCH',
     path: one,
     body: { events: ['deployment.failed', 'deployment.failed'] },
     expected: malformed(['events.1', 'must not be repeated']),
   },
   {
-    name: 'a change to a status that is none',
+    name: 'a change to an unknown status',
     method: 'PATCH',
     path: one,
     body: { status: 'paused' },
@@ -152,7 +152,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: missing,
   },
   {
-    name: 'a wrong change of another key’s webhook',
+    name: 'an invalid change of another key’s webhook',
     method: 'PATCH',
     path: one,
     body: { status: 1 },
@@ -179,14 +179,14 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     expected: malformed(['overlap_seconds', 'must be at least 0']),
   },
   {
-    name: 'a rotation with text for a number',
+    name: 'a rotation with a string as the overlap',
     method: 'POST',
     path: rotate,
     body: { overlap_seconds: '60' },
     expected: malformed(['overlap_seconds', 'must be a whole number']),
   },
   {
-    name: 'a rotation with null for a body',
+    name: 'a rotation with null as the body',
     method: 'POST',
     path: rotate,
     body: null,
@@ -195,7 +195,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
   { name: 'a rotation by another key', method: 'POST', path: rotate, key: 'stranger', expected: missing },
 
   {
-    name: 'an overlap of a part of a second',
+    name: 'a rotation with a fractional overlap',
     method: 'POST',
     path: rotate,
     body: { overlap_seconds: 1.5 },
@@ -212,14 +212,14 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
   { name: 'a ping by another key', method: 'POST', path: ping, key: 'stranger', expected: missing },
 ];
 
-t.test('refused, and nothing changed and nothing sent', async (t) => {
+t.test('a rejected request changes nothing in the database and sends nothing', async (t) => {
   const there = await service(t);
   const { id } = await newWebhook(there.store, there.keys.owner.keyId, { url: there.receiver.url });
   await testRefusals(t, REFUSALS, id, there);
   t.equal(there.receiver.requests.length, 0);
 });
 
-t.test('a webhook of another key, a deleted one and one that never was are answered alike', async (t) => {
+t.test('another key’s webhook, a deleted one and an unknown one are answered alike', async (t) => {
   const { http, store, keys } = await service(t);
   const foreign = await newWebhook(store, keys.stranger.keyId);
   const deleted = await newWebhook(store, keys.owner.keyId);
@@ -267,7 +267,7 @@ t.test('a list shows the caller’s webhooks, newest first, once each, and never
   t.notMatch(JSON.stringify(seen), /whsec_|secret/);
 });
 
-t.test('a cursor is the caller’s, of this list, and as it was given', async (t) => {
+t.test('a cursor that was altered, is repeated or belongs to another key is rejected', async (t) => {
   const { http, store, keys } = await service(t);
   for (const { keyId } of [keys.owner, keys.owner, keys.stranger, keys.stranger])
     await newWebhook(store, keyId);
@@ -283,7 +283,7 @@ t.test('a cursor is the caller’s, of this list, and as it was given', async (t
   t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${cursor}`, keys.owner.secret)).status, 200);
 });
 
-t.test('a webhook alone is as it was made, without its secret', async (t) => {
+t.test('GET of a webhook shows what its creation answered, without the secret', async (t) => {
   const { http, keys } = await service(t);
   const made = await call(http, 'POST', '/v2/webhooks', keys.owner.secret, { ...NEW, description: 'mine' });
   const { signing_secret, ...webhook } = made.body as Webhook & { signing_secret: string };
@@ -323,7 +323,7 @@ const CHANGES: { body: Record<string, unknown>; expected: Partial<Webhook> }[] =
   { body: { description: '' }, expected: { description: '' } },
 ];
 
-t.test('a change answers with the webhook as it is from then on', async (t) => {
+t.test('PATCH answers with the changed webhook, as a GET shows it from then on', async (t) => {
   const { http, store, keys } = await service(t);
   const { signing_secret: _, ...made } = await newWebhook(store, keys.owner.keyId);
   let expected: Webhook = made;
@@ -336,7 +336,7 @@ t.test('a change answers with the webhook as it is from then on', async (t) => {
   }
 });
 
-t.test('a deletion answers 204 without a body, and its repeat with the same key does so again', async (t) => {
+t.test('a deletion answers 204 without a body, also if repeated with its Idempotency-Key', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
   const first = await call(http, 'DELETE', one(id), keys.owner.secret, undefined, 'once');
@@ -347,7 +347,7 @@ t.test('a deletion answers 204 without a body, and its repeat with the same key 
   t.equal((await call(http, 'DELETE', one(id), keys.stranger.secret, undefined, 'once')).status, 404);
 });
 
-t.test('a repeated write is answered with the same bytes and done once', async (t) => {
+t.test('a rotation repeated with its Idempotency-Key is done once and answered alike', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
   const rotations = await Promise.all(
@@ -368,13 +368,13 @@ t.test('a repeated write is answered with the same bytes and done once', async (
     t.equal(
       headers.get('idempotent-replayed'),
       'true',
-      'the default said in other words is the same request',
+      'a request that states the default is the same request',
     );
   }
 });
 
 t.test(
-  'after a rotation a ping verifies with both secrets, and without the old one once that is over',
+  'after a rotation a ping verifies with both secrets, and only with the new one after the overlap',
   async (t) => {
     const effects = fakeEffects(Date.now());
     const { http, store, receiver, keys } = await service(t, effects);
@@ -395,7 +395,7 @@ t.test(
   },
 );
 
-t.test('a ping answers 200 with the attempt, whatever the receiver makes of it', async (t) => {
+t.test('a ping is answered 200 with its attempt, whatever the receiver answered', async (t) => {
   const { http, store, receiver, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
   receiver.answerWith(status(500, { body: 'no' }), status(204));
@@ -417,7 +417,7 @@ t.test('a ping answers 200 with the attempt, whatever the receiver makes of it',
   ]);
 });
 
-t.test('a repeated ping is sent once: while it is under way, and after', async (t) => {
+t.test('a ping repeated with its Idempotency-Key is sent once, also while it is under way', async (t) => {
   const { http, store, receiver, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
   const other = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
@@ -429,7 +429,7 @@ t.test('a repeated ping is sent once: while it is under way, and after', async (
   await receiver.next();
   const another = call(http, 'POST', ping(id), keys.owner.secret, undefined, 'another');
   const reused = await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p');
-  t.equal(reused.status, 422, 'another request with the key of one that is under way');
+  t.equal(reused.status, 422, 'another request with the Idempotency-Key of a ping under way');
   release();
   t.notOk((await another).headers.has('idempotent-replayed'));
   const answers = [
@@ -438,11 +438,11 @@ t.test('a repeated ping is sent once: while it is under way, and after', async (
   ];
   t.equal(new Set(answers.map(({ body }) => JSON.stringify(body))).size, 1);
   t.equal(answers.filter(({ headers }) => headers.get('idempotent-replayed') === null).length, 1);
-  t.equal(receiver.requests.length, 2, 'and one that is no repeat');
+  t.equal(receiver.requests.length, 2, 'one for the repeated ping, one for the other');
   t.equal((await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p')).status, 422);
 });
 
-t.test('too many pings at once are 429, which is not remembered', async (t) => {
+t.test('too many pings at once are answered 429, which is not replayed', async (t) => {
   const { http, store, receiver, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
   const { answer, release } = held(status(200));
