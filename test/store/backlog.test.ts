@@ -6,7 +6,7 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const NOW_MS = Date.parse('2026-11-21T08:00:00.000Z');
 
-t.test('what waits stands in the very order in which it is claimed', async (t) => {
+t.test('waiting deployments are listed in the order in which they are claimed', async (t) => {
   const effects = fakeEffects(NOW_MS);
   const store = testStore(t, effects);
   const projects: ProjectId[] = [];
@@ -30,7 +30,7 @@ t.test('what waits stands in the very order in which it is claimed', async (t) =
   t.strictSame(claimed, expected);
 });
 
-t.test('what waits in a paused project stands last', async (t) => {
+t.test('waiting deployments of a paused project are listed last', async (t) => {
   const store = testStore(t);
   const [paused = fail(), active] = [await store.project({ name: 'paused' }), await store.project()];
   for (const project of [paused, paused, active]) await deploy(store, project);
@@ -41,7 +41,7 @@ t.test('what waits in a paused project stands last', async (t) => {
   );
 });
 
-t.test('of each kind there are the first, and the count of all', async (t) => {
+t.test('the backlog lists the first waiting and reported deployments, and counts all', async (t) => {
   const store = testStore(t);
   const [project, elsewhere] = [await store.project(), await store.project({ command: null })];
   for (let made = 0; made < 5; made++) {
@@ -58,7 +58,7 @@ t.test('of each kind there are the first, and the count of all', async (t) => {
 });
 
 t.test(
-  'of what runs, of webhooks and of replays there are the first, too, and the count of all',
+  'the backlog lists the first running deployments, webhooks and replays, too, and counts all',
   async (t) => {
     const store = testStore(t);
     for (let made = 0; made < 3; made++) {
@@ -78,7 +78,7 @@ t.test(
     t.match(
       [running, webhooks, replays],
       [{ count: 3 }, { count: 2 }, { count: 3 }],
-      'none that has nothing to do',
+      'finished replays and webhooks without pending deliveries do not count',
     );
     t.match([running.items, webhooks.items], [{ length: 1 }, { length: 1 }]);
     t.match(replays.items, [{ webhook_id: second.id }]);
@@ -92,7 +92,7 @@ t.test(
   },
 );
 
-t.test('a webhook tells how the last attempt failed of all that wait, and when the next is', async (t) => {
+t.test('a webhook shows the last error of its pending deliveries, and when the next is due', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -126,7 +126,7 @@ t.test('a webhook tells how the last attempt failed of all that wait, and when t
 });
 
 t.test(
-  'one that waits says what runs in its project until that has ended, but not what runs elsewhere',
+  'a waiting deployment names the one that runs before it, but none that another system carries out',
   async (t) => {
     const store = testStore(t);
     const project = await store.project({ command: null });
@@ -146,7 +146,7 @@ t.test(
   },
 );
 
-t.test('webhooks that are next come first, those that are disabled last', async (t) => {
+t.test('webhooks are listed by their next attempt, disabled ones last', async (t) => {
   const effects = fakeEffects(NOW_MS);
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -168,7 +168,7 @@ t.test('webhooks that are next come first, those that are disabled last', async 
   t.strictSame(deliveries, { pending_count: 2, due_count: 1, held_count: 1 });
 });
 
-t.test('a webhook that is deleted is not there', async (t) => {
+t.test('a deleted webhook is not in the backlog', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);

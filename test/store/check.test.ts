@@ -17,18 +17,18 @@ import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { filledFile, swapIndexes } from '../helpers/filled.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('of a whole file it is told what is in it', async (t) => {
+t.test('the check of an intact file gives facts about its content', async (t) => {
   const withoutEvents = 'DELETE FROM attempts; DELETE FROM deliveries; DELETE FROM events;';
   const cases: [what: string, sql: string, facts: Partial<FileFacts>][] = [
     ['as it is', '', { last_event_at: timestamp(2000) }],
     ['a key that was not used', 'UPDATE keys SET last_used_at = NULL', { last_event_at: timestamp(1030) }],
     [
-      'the last that was made is a project',
+      'the newest row is a project',
       `UPDATE keys SET last_used_at = NULL; ${withoutEvents}`,
       { last_event_at: timestamp(1002), pending_deliveries: 0 },
     ],
     [
-      'the last that was made is a key',
+      'the newest row is a key',
       `UPDATE keys SET last_used_at = NULL; UPDATE projects SET created_at = 1; ${withoutEvents}`,
       { last_event_at: timestamp(1001), pending_deliveries: 0 },
     ],
@@ -42,9 +42,9 @@ t.test('of a whole file it is told what is in it', async (t) => {
       "INSERT INTO keys (id, name, scopes, all_projects, created_at) VALUES ('key_3', 'cd', '[]', 1, 1)",
       { keys: 2 },
     ],
-    ['one that is canceling', "UPDATE deployments SET status = 'canceling' WHERE id = 'dpl_2'", {}],
+    ['a deployment that is canceling', "UPDATE deployments SET status = 'canceling' WHERE id = 'dpl_2'", {}],
     [
-      'what others carry out',
+      'deployments that other systems carry out',
       'UPDATE deployments SET reported = 1',
       { running_deployments: 0, waiting_deployments: 0 },
     ],
@@ -53,7 +53,7 @@ t.test('of a whole file it is told what is in it', async (t) => {
     ['a disabled webhook', "UPDATE webhooks SET status = 'disabled'", { pending_deliveries: 0 }],
     ['a deleted webhook', 'UPDATE webhooks SET deleted_at = 1', { pending_deliveries: 0 }],
     [
-      'a delivery that was taken',
+      'a delivery that succeeded',
       "UPDATE deliveries SET status = 'delivered', next_attempt_at = NULL, delivered_at = 1",
       { pending_deliveries: 0 },
     ],
@@ -83,7 +83,7 @@ t.test('of a whole file it is told what is in it', async (t) => {
   }
 });
 
-t.test('a file is one file afterwards, and nothing of it stays open', async (t) => {
+t.test('the check leaves a file without a WAL, and no descriptor open', async (t) => {
   const path = filledFile(t);
   const openBefore = readdirSync('/proc/self/fd').length;
   t.match(checkDatabase(path), { kind: 'good' });
@@ -93,7 +93,7 @@ t.test('a file is one file afterwards, and nothing of it stays open', async (t) 
   database.close();
 });
 
-t.test('what is of no use is told from what is damaged', async (t) => {
+t.test('a foreign file, a newer one and a damaged one are told apart', async (t) => {
   const newer = `PRAGMA user_version = ${SCHEMA_VERSION + 1}; UPDATE instance SET davit_version = '9.8.7'`;
   const cases: [sql: string, check: Unusable][] = [
     ['PRAGMA application_id = 1', { kind: 'foreign' }],
@@ -112,20 +112,20 @@ t.test('what is of no use is told from what is damaged', async (t) => {
   t.match(
     checkDatabase(filledFile(t, 'PRAGMA user_version = 0; DROP TABLE replays')),
     { kind: 'good' },
-    'what an older one has is not known',
+    'which tables an older schema has is not checked',
   );
   const path = join(temporaryDirectory(t), 'notes.txt');
   writeFileSync(path, 'these are my notes, not a database\n'.repeat(100));
   t.strictSame(checkDatabase(path), { kind: 'foreign' });
 });
 
-t.test('an index that has as many entries as it should, but others, is damage', async (t) => {
+t.test('an index with the right number of wrong entries is damage', async (t) => {
   const path = filledFile(t);
   swapIndexes(path, 'deployments_unfinished', 'deployments_queued');
   t.strictSame(checkDatabase(path), damaged('row 2 missing from index deployments_unfinished'));
 });
 
-t.test('what is wrong with pages is one line for each look', async (t) => {
+t.test('all problems with pages are joined into one line', async (t) => {
   const path = filledFile(t);
   const bytes = Buffer.concat([readFileSync(path), Buffer.alloc(4096)]);
   const pageCount = bytes.length / 4096;
@@ -141,7 +141,7 @@ t.test('what is wrong with pages is one line for each look', async (t) => {
   );
 });
 
-t.test('no more is said than was asked for', async (t) => {
+t.test('no check reports more problems than asked for', async (t) => {
   const path = filledFile(
     t,
     'DROP INDEX replays_open; DROP INDEX events_by_age; DELETE FROM keys; DELETE FROM projects',

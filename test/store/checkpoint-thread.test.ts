@@ -13,7 +13,7 @@ import { ifHas } from '../helpers/programs.ts';
 import { serve } from '../helpers/served.ts';
 import { openWithThread, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
-t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas('prlimit'), async (t) => {
+t.test('while the file cannot grow, writes stay in the WAL and none is lost', ifHas('prlimit'), async (t) => {
   const { directory, dbPath, json } = place(t);
   makeLarge(dbPath, 8);
   const { secret } = await json<Key & { secret: string }>(
@@ -36,7 +36,7 @@ t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas(
   let acknowledged = 0;
   while ((await deploy()) === 201) acknowledged += 1;
 
-  t.ok(statSync(`${dbPath}-wal`).size > 4 * 1024 * 1024, 'it was to be copied');
+  t.ok(statSync(`${dbPath}-wal`).size > 4 * 1024 * 1024, 'it is long enough to be copied');
   t.equal(await deploy(), 503);
   t.equal((await fetch(`${service.url}/healthz`)).status, 200);
 
@@ -50,7 +50,7 @@ t.test('a file that cannot grow leaves all in the WAL, and ends nothing', ifHas(
   t.equal(file.pragma('integrity_check', { simple: true }), 'ok');
 });
 
-t.test('a WAL whose file was moved is copied into that one, and no other is made', async (t) => {
+t.test('the WAL of a moved file is copied into the moved file, and no new one is made', async (t) => {
   const { path, moved, store } = await withLargeWal(t);
   renameSync(path, moved);
   await until(() => statSync(moved).size > LARGE_BYTES);
@@ -61,7 +61,7 @@ t.test('a WAL whose file was moved is copied into that one, and no other is made
   t.equal(countProjects(path), PROJECTS, 'nothing that was acknowledged is lost');
 });
 
-t.test('nor into the file that is in its place now', async (t) => {
+t.test('the WAL of a moved file is not copied into the file that took its place', async (t) => {
   const { path, moved, store } = await withLargeWal(t);
   const other = join(temporaryDirectory(t), 'other.db');
   openForWriting(other, realEffects).close();
@@ -80,7 +80,7 @@ t.test('nor into the file that is in its place now', async (t) => {
 const PROJECTS = 60;
 const LARGE_BYTES = 4 * 1024 * 1024;
 
-/** A writer in its thread that is about to begin with the copying. */
+/** A writer in its thread, with a WAL that is long enough to be copied. */
 async function withLargeWal(t: Test) {
   const path = join(temporaryDirectory(t), 'davit.db');
   const store = await openWithThread(t, path);
@@ -98,7 +98,7 @@ function countProjects(path: string): unknown {
   }
 }
 
-/** Writes beyond so many bytes of any file fail; `unlimited` where they did before. */
+/** Lets writes beyond so many bytes of a file fail; `unlimited` ends that. */
 function limitFileSize(processId: number, limit: number | 'unlimited'): void {
   const { status, stderr } = spawnSync('prlimit', ['--pid', String(processId), `--fsize=${limit}:`]);
   if (status !== 0) throw new Error(String(stderr));

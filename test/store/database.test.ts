@@ -36,7 +36,7 @@ t.test('the file is made on first use, private and durable', (t) => {
 const MODULE = join(import.meta.dirname, '../../src/store/database.ts');
 
 t.test(
-  'a file that may be read and not written is refused, and nothing is made beside it',
+  'a read-only file is refused, and nothing is created beside it',
   ifMayBeNobody(MODULE, process.execPath),
   async (t) => {
     const directory = temporaryDirectory(t);
@@ -55,7 +55,7 @@ t.test(
   },
 );
 
-t.test('no new row has SQLite make a table to look at the rules', (t) => {
+t.test('no INSERT makes SQLite build a temporary table to check constraints', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
   const tables = database
     .prepare<[], string>(`SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'`)
@@ -81,7 +81,7 @@ t.test('SQLite is new enough that two connections under WAL cannot corrupt the f
   t.end();
 });
 
-t.test('a file of somebody else is refused and left as it was', (t) => {
+t.test('a file that is not davit’s is refused and left as it was', (t) => {
   const path = `${temporaryDirectory(t)}/other.db`;
   const other = new Sqlite(path);
   other.exec('CREATE TABLE things (name TEXT)');
@@ -113,7 +113,7 @@ t.test('a file of a newer davit is refused and left as it was', (t) => {
   t.end();
 });
 
-t.test('a place that cannot be written is named in the refusal', (t) => {
+t.test('an error about a file that cannot be created names its path and --db', (t) => {
   const long = `${temporaryDirectory(t)}/${'x'.repeat(300)}`;
   t.throws(() => openForWriting(long, fakeEffects()), {
     code: 'conflict',
@@ -126,7 +126,7 @@ t.test('a place that cannot be written is named in the refusal', (t) => {
   t.end();
 });
 
-t.test('no file is made where the WAL of one is left: it would be removed', (t) => {
+t.test('no file is made beside a WAL that was left over: SQLite would remove that', (t) => {
   const directory = temporaryDirectory(t);
   const [path, link] = [join(directory, 'davit.db'), join(directory, 'link.db')];
   symlinkSync(path, link);
@@ -156,7 +156,7 @@ t.test('a connection for reading cannot write', (t) => {
   t.end();
 });
 
-t.test('a second server of the same file is refused and told who the first is', (t) => {
+t.test('a second server of the same file is refused with the process id of the first', (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const release = lockForServing(path, 4711, fakeEffects());
   t.throws(() => lockForServing(path, 4712, fakeEffects()), {

@@ -27,7 +27,7 @@ t.test('a pending delivery of a disabled webhook is shown as held, and without a
   await setStatus(store, id, 'disabled');
   t.match(store.reads.deliveries.get(delivery), { status: 'held', next_attempt_at: null });
   t.match(await pageOf(store, id), [{ status: 'held', next_attempt_at: null }]);
-  t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }], 'one row says it for all');
+  t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }], 'stored as pending');
 });
 
 const STATUSES: { webhook: 'enabled' | 'disabled'; asked: DeliveryStatus[]; stored: string[] }[] = [
@@ -39,12 +39,12 @@ const STATUSES: { webhook: 'enabled' | 'disabled'; asked: DeliveryStatus[]; stor
   { webhook: 'disabled', asked: ['exhausted', 'held'], stored: ['exhausted', 'pending'] },
 ];
 for (const { webhook, asked, stored } of STATUSES) {
-  t.test(`of a webhook that is ${webhook}, ${asked} is what is stored as ${stored}`, async (t) => {
+  t.test(`the filter ${asked} on a webhook ${webhook} selects the stored status [${stored}]`, async (t) => {
     t.strictSame(storedStatuses(asked, webhook), stored);
   });
 }
 
-t.test('a page is narrowed by each filter alone and by all together', async (t) => {
+t.test('a page is filtered by each filter alone and by several together', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -83,7 +83,7 @@ t.test('a page is narrowed by each filter alone and by all together', async (t) 
   }
 });
 
-t.test('few that fit are found among many that do not, slice by slice', async (t) => {
+t.test('a page finds rare matches slice by slice, with turns for others in between', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -107,7 +107,7 @@ t.test('few that fit are found among many that do not, slice by slice', async (t
   t.equal(looks, 3, 'others had their turn in between');
 });
 
-t.test('a page that has looked at as many as it may goes on with the next', async (t) => {
+t.test('a page ends after its maximum of rows looked at, and the next one goes on there', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -159,7 +159,7 @@ t.test('each delivery of a long list is shown once, wherever a page or a slice e
 });
 
 t.test(
-  'of a delivery that was sent over and over every attempt is shown, the latest hundred with its answer',
+  'a delivery shows all its attempts, however many, with the response bodies of the latest 100 only',
   async (t) => {
     const store = testStore(t);
     const { keyId } = await store.key();
@@ -180,7 +180,7 @@ t.test(
   },
 );
 
-t.test('a delivery alone has what was sent and every attempt of its own, in order', async (t) => {
+t.test('the details of a delivery have its payload and its own attempts, in order', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -317,7 +317,7 @@ t.test('an attempt that fails after a redelivery was asked for does not end the 
   ]);
 });
 
-t.test('nor does one of what was held, on the ladder that began when its webhook was enabled', async (t) => {
+t.test('a failed attempt on the ladder begun by enabling does not end a later redelivery', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -349,7 +349,7 @@ t.test('an attempt that succeeds after a redelivery was asked for is the last', 
   t.strictSame(store.reads.outbox.pendingWebhooks(), []);
 });
 
-t.test('what is not there is not redelivered', async (t) => {
+t.test('a delivery that is unknown or of a deleted webhook cannot be redelivered', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);

@@ -16,7 +16,7 @@ const EVERYTHING: DeploymentFilter = {
 };
 
 t.test(
-  'whatever narrows a list, a walk through it meets each once, newest first, and no other',
+  'with any filters, paging yields exactly the deployments that match, each once, newest first',
   async (t) => {
     const store = testStore(t);
     const projectIds = await Promise.all([1, 2, 3, 4].map((number) => store.project({ name: `p${number}` })));
@@ -34,7 +34,7 @@ t.test(
       createdAt: fc.nat({ max: 9 }), // not in the order of seq: clocks jump
       gap: fc.nat({ max: 3 }), // others were pruned
     });
-    // Half of each leave out nothing: where little is left over a walk has nothing to lose.
+    // Each filter is absent half of the time: with few matches a walk has little to lose.
     const filter = fc.record({
       projectId: fc.option(fc.constantFrom(...projectIds, 'prj_nobodys'), { freq: 1 }),
       statuses: fc.option(fc.subarray([...DEPLOYMENT_STATUSES], { minLength: 1 }), { freq: 1 }),
@@ -107,7 +107,7 @@ t.test('a page without filters is full as long as there are more', async (t) => 
   }
 });
 
-t.test('no page looks at more than it may, however rare what it is asked for', async (t) => {
+t.test('no page looks at more rows than its maximum, however rare the matches are', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const who = caller(await store.key());
@@ -142,7 +142,7 @@ t.test('no page looks at more than it may, however rare what it is asked for', a
   t.strictSame(
     found({ statuses: unfinished }),
     [[]],
-    'what has not ended is found without looking at what has',
+    'unfinished deployments are found without a look at finished ones',
   );
 
   const [waiting] = insert(store, [{ ...row(projectId, 'queued'), ref: 'rare' }]);
@@ -150,7 +150,7 @@ t.test('no page looks at more than it may, however rare what it is asked for', a
   t.strictSame(found({ statuses: unfinished, ref: 'rare' }), [[], [], [], [waiting?.seq]]);
 });
 
-t.test('of a project that a key does not see it is not even told how much there is', async (t) => {
+t.test('a page of a project that the key does not see does not reveal how much there is', async (t) => {
   const store = testStore(t);
   const [hidden, seen] = [await store.project(), await store.project()];
   insert(
@@ -164,7 +164,7 @@ t.test('of a project that a key does not see it is not even told how much there 
   );
 });
 
-t.test('of one project a worker is told what waits there, and of no other', async (t) => {
+t.test('the queued deployments of one project are listed without those of others', async (t) => {
   const store = testStore(t);
   const who = caller(await store.key());
   const waiting = [];
@@ -181,7 +181,7 @@ t.test('of one project a worker is told what waits there, and of no other', asyn
   }
 });
 
-t.test('of several projects each is looked at as far as its share goes', async (t) => {
+t.test('a page over several projects looks at the same share of rows in each', async (t) => {
   const store = testStore(t);
   const projectIds = [await store.project(), await store.project()];
   const [quiet = '', busy = ''] = projectIds;
@@ -232,7 +232,7 @@ t.test('a page ends where it has become large, and has one deployment at least',
   t.strictSame(sizes(2 * 1_011), [2, 2, 3], 'messages count as outputs do');
 });
 
-t.test('whatever a list leaves out, each that waits has its true place in the queue', async (t) => {
+t.test('with any filters, each waiting deployment is listed with its true queue position', async (t) => {
   const store = testStore(t);
   const projectIds = await Promise.all([1, 2, 3].map((number) => store.project({ name: `p${number}` })));
   const who = caller(await store.key());
@@ -280,7 +280,7 @@ t.test('whatever a list leaves out, each that waits has its true place in the qu
   );
 });
 
-t.test('a page counts nobody who waits more than once', async (t) => {
+t.test('a page counts each waiting deployment at most once for queue positions', async (t) => {
   const store = testStore(t);
   const projectIds = [await store.project(), await store.project()];
   insert(
@@ -309,7 +309,7 @@ t.test('a page counts nobody who waits more than once', async (t) => {
   t.ok(counted > 0 && counted <= 200, `${counted} were counted`);
 });
 
-t.test('no list reads the deployments from end to end', async (t) => {
+t.test('no list query scans the whole table of deployments', async (t) => {
   const store = testStore(t);
   const database = openForReading(store.path);
   t.teardown(() => database.close());
@@ -332,7 +332,7 @@ t.test('no list reads the deployments from end to end', async (t) => {
     plans.filter((step) => /^SCAN (d|n|deployments)\b(?!.* INDEX )/.test(step)),
     [],
   );
-  t.strictSame(putInOrder, [], 'outputs may be long: nothing is put in order together with them');
+  t.strictSame(putInOrder, [], 'no sort carries outputs, which may be long');
   t.ok(plans.some((step) => step.includes('deployments_unfinished (seq>? AND seq<?)')));
   t.ok(plans.some((step) => step.includes('deployments_of_project (project_id=? AND seq>? AND seq<?)')));
 });
@@ -349,7 +349,7 @@ function row(projectId: string, status: DeploymentStatus = 'succeeded') {
   return { projectId, status, ref: 'main', createdAt: 1, gap: 0 };
 }
 
-/** As pruning, clocks and time leave them; the rules of their ends are not what is tested here. */
+/** Rows with gaps and times as pruning and clock changes leave them; how they ended does not matter. */
 function insert(
   store: TestStore,
   rows: (Omit<StoredDeployment, 'seq'> & { gap: number; reported?: number })[],

@@ -3,7 +3,7 @@ import type { DeploymentId } from '../../src/domain.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, ref, testStore } from '../helpers/store.ts';
 
-t.test('a deployment is queued with its event, in one transaction', async (t) => {
+t.test('a new deployment is queued, and its event is stored with it', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   await store.key({ name: 'not asked' });
@@ -113,7 +113,7 @@ t.test('projects take turns also when one of them was started by a clock that wa
   }
 });
 
-t.test('a paused project queues and starts nothing; an archived one refuses', async (t) => {
+t.test('a paused project queues deployments but starts none; an archived one rejects them', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   await store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
@@ -122,7 +122,7 @@ t.test('a paused project queues and starts nothing; an archived one refuses', as
 
   await store.writer.write('projects.setStatus', { id: projectId, status: 'archived' });
   const pausing = store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
-  await t.rejects(pausing, { code: 'conflict' }, 'somebody else may just have archived it');
+  await t.rejects(pausing, { code: 'conflict' }, 'an archived project cannot be paused');
   const before = store.dump();
   await t.rejects(store.writer.write('deployments.create', newDeployment(projectId)), { code: 'conflict' });
   t.strictSame(store.dump(), before);
@@ -131,7 +131,7 @@ t.test('a paused project queues and starts nothing; an archived one refuses', as
   t.match(await store.writer.write('deployments.claim', undefined), { project_id: projectId });
 });
 
-t.test('a full queue refuses and changes nothing', async (t) => {
+t.test('a full queue rejects a deployment and changes nothing', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const limited = newDeployment(projectId, { maxQueued: 2 });
@@ -188,7 +188,7 @@ t.test('the first end of a deployment stays, with one terminal event', async (t)
   t.strictSame(store.dump(), before);
 });
 
-t.test('an end that is recorded late was when it was, and never before the start or after now', async (t) => {
+t.test('an end recorded late keeps its own time, but is never before the start or after now', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const projectId = await store.project();

@@ -7,7 +7,7 @@ import { type ExaminedFile, openForExamination } from '../../src/store/doctor.ts
 import { filledFile, swapIndexes } from '../helpers/filled.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('a file of which nothing can be asked is told by its kind, and not kept open', async (t) => {
+t.test('a file that cannot be examined is told by its kind, and not kept open', async (t) => {
   const notes = join(temporaryDirectory(t), 'notes.txt');
   writeFileSync(notes, 'these are my notes, not a database\n'.repeat(100));
   const cases: [path: string, found: object][] = [
@@ -38,7 +38,7 @@ t.test('a file of which nothing can be asked is told by its kind, and not kept o
   }
 });
 
-t.test('the last moment that any row tells of', async (t) => {
+t.test('newestMs is the latest time in any row', async (t) => {
   t.equal(examine(t).newestMs(), 2000);
   for (const sql of [
     'UPDATE instance SET created_at = 5000',
@@ -56,11 +56,11 @@ t.test('the last moment that any row tells of', async (t) => {
   t.equal(
     examine(t, 'DELETE FROM keys; DELETE FROM deployments').newestMs(),
     1031,
-    'there may be none of some',
+    'some tables may be empty',
   );
 });
 
-t.test('a count of waiting deployments is wrong if it is too large or too small', async (t) => {
+t.test('a stored count of waiting deployments is reported if it is too large or too small', async (t) => {
   const miscounted = (sql: string) => examine(t, sql).miscountedProjects();
   t.strictSame(miscounted(''), []);
   t.strictSame(
@@ -68,7 +68,7 @@ t.test('a count of waiting deployments is wrong if it is too large or too small'
       INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at)
       VALUES ('dpl_4', 'prj_1', 'v4', 'queued', 1, 'api', 1)`),
     [],
-    'those that others carry out wait for nobody',
+    'deployments that other systems carry out do not count',
   );
   for (const [counted, waiting, sql] of [
     [0, 1, ''],
@@ -81,7 +81,7 @@ t.test('a count of waiting deployments is wrong if it is too large or too small'
   }
 });
 
-t.test('every table is told with its rows and all that its indexes take, the largest first', async (t) => {
+t.test('every table is listed with its rows and its size, indexes included, the largest first', async (t) => {
   const path = filledFile(
     t,
     "INSERT INTO log_chunks (deployment_id, start, bytes) VALUES ('dpl_1', 9, zeroblob(100000))",
@@ -99,7 +99,7 @@ t.test('every table is told with its rows and all that its indexes take, the lar
     bytes,
     bytes.toSorted((one, other) => other - one),
   );
-  // Each of them is small enough for a page.
+  // The table and each of its indexes fit into one page.
   const [pages] = ask("SELECT count(*) FROM sqlite_schema WHERE tbl_name = 'deployments' AND rootpage > 0");
   t.strictSame(
     sizes.find(({ name }) => name === 'deployments'),
@@ -108,7 +108,7 @@ t.test('every table is told with its rows and all that its indexes take, the lar
   database.close();
 });
 
-t.test('what is used before the file grows is what was given back', async (t) => {
+t.test('unusedBytes is the size of the free pages in the file', async (t) => {
   const path = filledFile(t, 'CREATE TABLE big AS SELECT zeroblob(100000) AS bytes; DROP TABLE big');
   const database = new Sqlite(path, { readonly: true });
   const freePages = Number(database.pragma('freelist_count', { simple: true }));
@@ -117,7 +117,7 @@ t.test('what is used before the file grows is what was given back', async (t) =>
   t.equal(examinedFile(t, path).examination.unusedBytes(), freePages * 4096);
 });
 
-t.test('of what is wrong five sentences of each kind are enough', async (t) => {
+t.test('at most five problems of each kind are reported', async (t) => {
   const path = filledFile(
     t,
     `DELETE FROM keys; DELETE FROM projects;
@@ -132,7 +132,7 @@ t.test('of what is wrong five sentences of each kind are enough', async (t) => {
   t.match(problems[0], 'row 2 missing from index deployments_unfinished');
 });
 
-t.test('of a file with a page that cannot be read no sizes are told', async (t) => {
+t.test('a file with an unreadable page gives no table sizes', async (t) => {
   const path = filledFile(t);
   const database = new Sqlite(path);
   const page = Number(
@@ -144,7 +144,7 @@ t.test('of a file with a page that cannot be read no sizes are told', async (t) 
   const examined = examinedFile(t, path);
   t.strictSame(examined.examination.tableSizes(), []);
   examined.close();
-  t.throws(() => examined.examination.tableSizes(), /not open/, 'which is no fault of the file');
+  t.throws(() => examined.examination.tableSizes(), /not open/, 'no fault of the file');
 });
 
 function examine(t: Test, sql = '') {

@@ -8,7 +8,7 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const NONE = { count: 0, oldestAtMs: null };
 
-t.test('what is due is told apart for failing receivers and the others', async (t) => {
+t.test('due deliveries are counted separately for failing and for healthy webhooks', async (t) => {
   const { store, effects, webhook } = await place(t);
   t.strictSame(due(store, effects.now()), { healthy: NONE, failing: NONE });
   const createdAtMs = effects.now();
@@ -16,7 +16,7 @@ t.test('what is due is told apart for failing receivers and the others', async (
   const failing = await webhook();
   const disabled = await webhook();
   const deleted = await webhook();
-  await newDeliveries(store, healthy, 2); // one for each of the four, twice
+  await newDeliveries(store, healthy, 2); // two for each of the four webhooks
   store.execute(`UPDATE webhooks SET failing_since = 1 WHERE id = '${failing}'`);
   store.execute(`UPDATE deliveries SET next_attempt_at = ${createdAtMs + 60_000}
                   WHERE seq = (SELECT max(seq) FROM deliveries WHERE webhook_id = '${failing}')`);
@@ -31,7 +31,7 @@ t.test('what is due is told apart for failing receivers and the others', async (
   t.strictSame(due(store, createdAtMs + 60_000).failing, { count: 2, oldestAtMs: createdAtMs });
 });
 
-t.test('a webhook that was told of everything is due nothing, whichever is looked at first', async (t) => {
+t.test('a webhook without pending deliveries has none due, whichever is looked at first', async (t) => {
   const { store, effects, webhook } = await place(t);
   const ids = [await webhook(), await webhook()];
   await newDeliveries(store, ids[0] as WebhookId, 1); // one for each
@@ -46,7 +46,7 @@ t.test('a webhook that was told of everything is due nothing, whichever is looke
   }
 });
 
-t.test('more webhooks than one step looks at are all looked at', async (t) => {
+t.test('more webhooks than fit into one step are looked at in several steps', async (t) => {
   const { store, effects, webhook } = await place(t);
   const ids: WebhookId[] = [];
   for (let made = 0; made < 450; made++) ids.push(await webhook());
@@ -60,7 +60,7 @@ t.test('more webhooks than one step looks at are all looked at', async (t) => {
   t.strictSame(count.due, { healthy: { count: 450, oldestAtMs: 5 }, failing: NONE });
 });
 
-t.test('a long backlog is counted to the bound, and its age is still that of the oldest', async (t) => {
+t.test('a long backlog is counted up to a maximum, but its age is that of the oldest', async (t) => {
   const { store, effects, webhook } = await place(t);
   const long = await webhook();
   const dead = await webhook();
@@ -77,7 +77,7 @@ t.test('a long backlog is counted to the bound, and its age is still that of the
     healthy: { count: 1, oldestAtMs: effects.now() },
     failing: { count: COUNTED_MAX, oldestAtMs: 1 },
   });
-  // The bound is of all webhooks together, whichever is looked at first.
+  // The maximum is for all webhooks together, whichever is looked at first.
   store.execute(`UPDATE webhooks SET failing_since = 1;
                  UPDATE deliveries SET webhook_id = '${long}', next_attempt_at = 2 * seq
                   WHERE webhook_id = '${dead}' AND seq % 2 = 0`);
@@ -94,7 +94,7 @@ t.test('a long backlog is counted to the bound, and its age is still that of the
   t.equal(due(store, effects.now()).failing.oldestAtMs, 1);
 });
 
-t.test('deployments that are not over are counted by state, apart for those of other systems', async (t) => {
+t.test('unfinished deployments are counted by status, those of other systems separately', async (t) => {
   const { store } = await place(t);
   const [one, two, elsewhere] = [
     await store.project(),
@@ -140,7 +140,7 @@ async function place(t: Test) {
     effects,
     async webhook() {
       made += 1;
-      // A key has no more.
+      // A key may have no more webhooks.
       if (made % WEBHOOKS_OF_KEY_MAX === 0) ({ keyId } = await store.key());
       return (await newWebhook(store, keyId)).id;
     },

@@ -17,7 +17,7 @@ t.test('fifty concurrent repeats make one deployment and fifty identical answers
   t.strictSame(store.query('SELECT count(*) AS deployments FROM deployments'), [{ deployments: 1 }]);
 });
 
-t.test('another request with the same key is refused and changes nothing', async (t) => {
+t.test('another request with the same idempotency key is rejected and changes nothing', async (t) => {
   const store = testStore(t);
   const request = await deploymentRequest(store, 'one');
   await store.writer.write('answer', request);
@@ -26,7 +26,7 @@ t.test('another request with the same key is refused and changes nothing', async
   t.strictSame(store.dump(), before);
 });
 
-t.test('a refusal is not remembered: the same key may succeed later', async (t) => {
+t.test('a rejection is not remembered: the same idempotency key may succeed later', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const request = await deploymentRequest(store, 'one', projectId);
@@ -38,7 +38,7 @@ t.test('a refusal is not remembered: the same key may succeed later', async (t) 
   t.match(await store.writer.write('answer', request), { statusCode: 201, replayed: false });
 });
 
-t.test('what is answered is remembered from when it was answered', async (t) => {
+t.test('an answer is remembered from the time of the answer on', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const request = await deploymentRequest(store, 'one');
@@ -47,7 +47,7 @@ t.test('what is answered is remembered from when it was answered', async (t) => 
   t.strictSame(store.query('SELECT created_at FROM idempotency_keys'), [{ created_at: effects.now() }]);
 });
 
-t.test('a replay comes before the state is judged', async (t) => {
+t.test('a repeated request is replayed even if the state would forbid it by now', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const request = await deploymentRequest(store, 'one', projectId);
@@ -56,7 +56,7 @@ t.test('a replay comes before the state is judged', async (t) => {
   t.strictSame(await store.writer.write('answer', request), { ...first, replayed: true });
 });
 
-t.test('two key holders may use the same idempotency key, and one of them others beside it', async (t) => {
+t.test('idempotency keys are separate for each API key, and from each other', async (t) => {
   const store = testStore(t);
   const one = await deploymentRequest(store, 'same');
   const requests = [one, await deploymentRequest(store, 'same'), withKey(one, 'another')];

@@ -19,7 +19,7 @@ t.test('every probe is a commit, so that a disk which takes none is found out', 
   t.equal(versions.size, 4);
 });
 
-t.test('how the clock was set is kept, the latest hundred times, unless it was set back since', async (t) => {
+t.test('the latest 100 clock settings are kept, and none counts after the clock is set back', async (t) => {
   const store = testStore(t, realEffects);
   t.strictSame(store.reads.instance.clockSettings(0), []);
   for (let atMs = 1; atMs <= 101; atMs++) {

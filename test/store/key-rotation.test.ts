@@ -12,10 +12,10 @@ t.test('without an overlap the old secret ends at once', async (t) => {
   t.match(rotated.key, { id: keyId, last4: rotated.secret.slice(-4) });
   t.equal(holder(secret), undefined);
   t.equal(holder(rotated.secret), keyId);
-  t.equal(store.query('SELECT 1 FROM key_secrets').length, 1, 'what has ended is forgotten');
+  t.equal(store.query('SELECT 1 FROM key_secrets').length, 1, 'the row of the old secret is removed');
 });
 
-t.test('with an overlap both work until it is over', async (t) => {
+t.test('with an overlap both secrets work until it is over', async (t) => {
   const { store, effects, holder } = setup(t);
   const { keyId, secret } = await store.key();
   const rotated = await store.writer.write('keys.rotate', { id: keyId, overlapMs: HOUR_MS });
@@ -29,7 +29,7 @@ t.test('with an overlap both work until it is over', async (t) => {
   t.strictSame(store.reads.keys.outgoingSecrets(keyId, effects.now()), []);
 });
 
-t.test('another rotation ends what overlaps no later than it says', async (t) => {
+t.test('another rotation never prolongs the overlap of an earlier secret', async (t) => {
   const { store, effects, holder } = setup(t);
   const { keyId, secret: first } = await store.key();
   const { secret: second } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 10 * HOUR_MS });
@@ -48,12 +48,12 @@ t.test('another rotation ends what overlaps no later than it says', async (t) =>
   );
 });
 
-t.test('a secret ends with its key, however long it was to overlap', async (t) => {
+t.test('a secret expires with its key, however long its overlap is', async (t) => {
   const { store, effects, holder } = setup(t);
   const { keyId, secret: first } = await store.key({ expiresAtMs: effects.now() + 2 * HOUR_MS });
   const { secret: second } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: HOUR_MS });
   effects.advance(HOUR_MS);
-  t.strictSame([first, second].map(holder), [undefined, keyId], 'before it, if its overlap is over');
+  t.strictSame([first, second].map(holder), [undefined, keyId], 'earlier, if its overlap is over');
   const { secret: third } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 9 * HOUR_MS });
   effects.advance(HOUR_MS - 1);
   t.strictSame([second, third].map(holder), [keyId, keyId]);
@@ -85,7 +85,7 @@ t.test('a rotation changes nothing for other keys', async (t) => {
   t.strictSame([other.secret, secret].map(holder), [other.keyId, other.keyId]);
 });
 
-t.test('a key that is gone, revoked or expired is not rotated', async (t) => {
+t.test('a key that is unknown, revoked or expired is not rotated', async (t) => {
   const { store, effects } = setup(t);
   const revoked = await store.key();
   await store.writer.write('keys.revoke', { id: revoked.keyId });
@@ -99,7 +99,7 @@ t.test('a key that is gone, revoked or expired is not rotated', async (t) => {
   t.strictSame(store.dump(), before);
 });
 
-t.test('a name leads to the one key that has it, revoked ones last', async (t) => {
+t.test('a name finds the only key that has it, or else the only one that is not revoked', async (t) => {
   const { store } = setup(t);
   const resolve = (idOrName: string) => store.reads.keys.resolve(idOrName).id;
   const first = await store.key({ name: 'ci' });

@@ -38,7 +38,7 @@ t.test('a wrong, expired or revoked secret authenticates nobody', async (t) => {
   t.equal(holder('davit_nonsense'), undefined);
 });
 
-t.test('what was let in before a revocation and comes after it is not done', async (t) => {
+t.test('a write that was authenticated before its key was revoked is rejected afterwards', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const projectId = await store.project();
@@ -92,7 +92,7 @@ t.test('a key that is given a project twice sees it once', async (t) => {
   t.strictSame(store.reads.keys.get(keyId)?.project_ids, [projectId]);
 });
 
-t.test('a key for a project that is not there is refused whole', async (t) => {
+t.test('a key for an unknown project is not created', async (t) => {
   const store = testStore(t);
   const before = store.dump();
   await t.rejects(store.key({ allProjects: false, projectIds: ['prj_none' as never] }), {

@@ -22,10 +22,10 @@ import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('who has the file is known while it does, and no longer', async (t) => {
+t.test('servedBy names the process that serves a file while it does, and no longer', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   t.equal(servedBy(path), null);
-  t.notOk(existsSync(`${path}-lock`), 'looking makes no lock');
+  t.notOk(existsSync(`${path}-lock`), 'servedBy creates no lock file');
 
   const release = lockForServing(path, 4711, fakeEffects(), 2);
   t.strictSame(servedBy(path), {
@@ -39,18 +39,18 @@ t.test('who has the file is known while it does, and no longer', async (t) => {
   });
   t.match(servedBy(path), { process_id: 4711 }, 'a refusal changes nothing');
   release();
-  t.equal(servedBy(path), null, 'what the service wrote outlives it, its lock does not');
+  t.equal(servedBy(path), null, 'the lock file outlives the service, its lock does not');
 
   const next = lockForServing(path, 4712, fakeEffects());
   t.match(servedBy(path), { process_id: 4712, max_concurrent: null });
   next();
 });
 
-t.test('what another machine serves is not opened, and what this one serves is', ifMayUnshare, async (t) => {
+t.test('a file that another machine serves is refused, not one of this machine', ifMayUnshare, async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const source = join(import.meta.dirname, '../../src/store/lock.ts');
   const program = `import(${JSON.stringify(source)}).then(({ refuseOtherMachine }) => refuseOtherMachine(${JSON.stringify(path)}))`;
-  /** Where, as of another machine, nothing is to be seen of whoever has locked it. */
+  /** In a namespace where, as on another machine, the process that holds the lock cannot be seen. */
   const refusedElsewhere = () => runInNamespace(process.execPath, '--eval', program).stderr;
   refuseOtherMachine(path);
   const release = lockForServing(path, 4711, fakeEffects());
@@ -65,7 +65,7 @@ t.test('what another machine serves is not opened, and what this one serves is',
     refusedElsewhere(),
     /AppError: \S+\/davit\.db is served by process 4711 since \S+ on another machine: run davit there/,
   );
-  refuseOtherMachine(path); // by a program of this one, whatever its container calls the boot
+  refuseOtherMachine(path); // by a process of this machine, whatever boot id its container has
   t.match(servedBy(path), { process_id: 4711 });
   t.notOk(existsSync(path), 'it was not opened');
   other.exec('ROLLBACK');
@@ -74,13 +74,13 @@ t.test('what another machine serves is not opened, and what this one serves is',
   other.close();
 });
 
-t.test('nobody else can read a lock, and so hold up who takes it', async (t) => {
+t.test('a lock file is private, so that no other user can hold a lock on it', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   lockForServing(path, 4711, fakeEffects())();
   t.equal(statSync(lockPath(path)).mode & 0o777, 0o600);
 });
 
-t.test('a lock that a power cut damaged is nobody’s, and made anew', async (t) => {
+t.test('a lock file that a power cut damaged counts as unlocked, and is made anew', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   lockForServing(path, 4711, fakeEffects())();
   const whole = readFileSync(lockPath(path));
@@ -88,7 +88,7 @@ t.test('a lock that a power cut damaged is nobody’s, and made anew', async (t)
   for (const damaged of [Buffer.alloc(8192), Buffer.alloc(0), secondPageLost]) {
     writeFileSync(lockPath(path), damaged);
     t.equal(servedBy(path), null);
-    t.strictSame(readFileSync(lockPath(path)), damaged, 'who only looks mends nothing');
+    t.strictSame(readFileSync(lockPath(path)), damaged, 'servedBy repairs nothing');
     const release = lockForServing(path, 4712, fakeEffects());
     t.match(servedBy(path), { process_id: 4712 });
     t.throws(() => lockForServing(path, 4713, fakeEffects()), { code: 'conflict' });
@@ -96,7 +96,7 @@ t.test('a lock that a power cut damaged is nobody’s, and made anew', async (t)
   }
 });
 
-t.test('what is no lock stays as it is', async (t) => {
+t.test('whatever else has the name of the lock file is refused and left as it is', async (t) => {
   const directory = temporaryDirectory(t);
   const path = join(directory, 'davit.db');
   const [theirs, file] = [join(directory, 'theirs'), lockPath(path)];
@@ -123,7 +123,7 @@ t.test('what is no lock stays as it is', async (t) => {
   }
 });
 
-t.test('a lock that others could read is taken from them', async (t) => {
+t.test('a lock file that others could read is made private', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   lockForServing(path, 4711, fakeEffects())();
   chmodSync(lockPath(path), 0o644);
@@ -131,7 +131,7 @@ t.test('a lock that others could read is taken from them', async (t) => {
   t.equal(statSync(lockPath(path)).mode & 0o777, 0o600);
 });
 
-t.test('a lock that only looks damaged keeps others out', async (t) => {
+t.test('a lock file that is overwritten while locked still keeps others out', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const release = lockForServing(path, 4711, fakeEffects());
   writeFileSync(lockPath(path), Buffer.alloc(8192));
@@ -143,7 +143,7 @@ t.test('a lock that only looks damaged keeps others out', async (t) => {
   release();
 });
 
-t.test('a lock that was overwritten while another process has it tells of that', async (t) => {
+t.test('servedBy names the process that holds the lock even if the lock file was overwritten', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const hold = `
     const { lockForServing } = await import('${join(import.meta.dirname, '../../src/store/lock.ts')}');
@@ -163,7 +163,7 @@ t.test('a lock that was overwritten while another process has it tells of that',
 });
 
 t.test(
-  'a lock that root makes is the owner’s of the file, and whoever may not ask for it is told so',
+  'a lock file that root makes belongs to the owner of the file; one that cannot be opened is an error',
   ifMayBeNobody(),
   async (t) => {
     const directory = temporaryDirectory(t);
@@ -183,7 +183,7 @@ t.test(
   },
 );
 
-t.test('one file has one lock, by whichever links it is reached, before it is there too', async (t) => {
+t.test('a file has one lock, whichever links lead to it, even before it exists', async (t) => {
   const directory = temporaryDirectory(t);
   const path = join(directory, 'davit.db');
   symlinkSync('davit.db', join(directory, 'link.db'));
@@ -202,5 +202,5 @@ t.test('one file has one lock, by whichever links it is reached, before it is th
   symlinkSync('real/sub', join(directory, 'linked'));
   symlinkSync('../up.db', join(directory, 'real/sub/link.db'));
   const real = realpathSync(directory);
-  t.equal(lockPath(join(directory, 'linked/link.db')), join(real, 'real/up.db-lock'), 'from where it lies');
+  t.equal(lockPath(join(directory, 'linked/link.db')), join(real, 'real/up.db-lock'), 'relative to the link');
 });

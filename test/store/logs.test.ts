@@ -22,7 +22,7 @@ t.test('a log is read back as it was printed, from any byte to any other', async
   }
 });
 
-t.test('a log is held in memory 16 KiB at a time', async (t) => {
+t.test('a log is read in parts of at most 16 KiB', async (t) => {
   const { store, id } = await deployment(t);
   await append(store, id, [Buffer.alloc(64 * 1024, 'a'), Buffer.alloc(100_000, 'b')]);
   const sizes = [...store.reads.logs.text(id, 10, 164_000)].map(({ length }) => length);
@@ -30,8 +30,8 @@ t.test('a log is held in memory 16 KiB at a time', async (t) => {
   t.ok(sizes.length < 15);
 });
 
-t.test('where the middle was left out a line says how much', async (t) => {
-  // What was kept of "head.." and the rest, a dot for each byte that was not.
+t.test('a line says how many bytes were left out of a log', async (t) => {
+  // What was kept of the log, with a dot for each byte that was left out.
   const rows: [name: string, kept: string, from: number, text: string][] = [
     ['in the middle of a line', 'ab......ij', 0, `ab\n${marker(6)}ij`],
     ['after a line', 'a\n......ij', 0, `a\n${marker(6)}ij`],
@@ -54,7 +54,7 @@ t.test('where the middle was left out a line says how much', async (t) => {
   }
 });
 
-t.test('whatever is dropped meanwhile, offsets count what was printed', async (t) => {
+t.test('offsets count every byte that was printed, whatever was left out', async (t) => {
   const effects = fakeEffects();
   await fc.assert(
     fc.asyncProperty(
@@ -98,7 +98,7 @@ t.test('whatever is dropped meanwhile, offsets count what was printed', async (t
 });
 
 t.test(
-  'of the tail whole pieces go, up to where they are to, and who reads hears of what is printed',
+  'only whole chunks are dropped from the tail, and each append notifies those who follow the log',
   async (t) => {
     const { store, id } = await deployment(t);
     const heard: string[] = [];
@@ -123,7 +123,7 @@ t.test(
   },
 );
 
-t.test('dropping what is oldest looks at nothing that stays', async (t) => {
+t.test('dropping the oldest chunks reads none that stay', async (t) => {
   const store = testStore(t);
   const database = openForReading(store.path);
   t.teardown(() => database.close());
@@ -141,7 +141,7 @@ t.test('dropping what is oldest looks at nothing that stays', async (t) => {
   );
 });
 
-t.test('what is dropped under a reader leaves a line of its own', async (t) => {
+t.test('a line stands for chunks that are dropped while the log is read', async (t) => {
   const { store, id } = await deployment(t);
   await append(store, id, [Buffer.from('one'), Buffer.from('two'), Buffer.from('three')]);
   const reading = store.reads.logs.text(id, 0, 11);
@@ -150,7 +150,7 @@ t.test('what is dropped under a reader leaves a line of its own', async (t) => {
   t.strictSame([...reading].map(String), [`\n${marker(3)}`, 'three']);
 });
 
-t.test('one deployment reads nothing of another', async (t) => {
+t.test('a log has nothing of another deployment', async (t) => {
   const { store, id } = await deployment(t);
   const other = await store.writer.write('deployments.create', newDeployment(await store.project()));
   await append(store, other.id, [Buffer.from('sec'), Buffer.from('ret')]);

@@ -68,7 +68,7 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
 }
 
 for (const from of OLDER_SCHEMAS.keys()) {
-  t.test(`steps are taken in order, from schema ${from}, and nothing is lost`, async (t) => {
+  t.test(`a file of schema ${from} is migrated step by step, and nothing is lost`, async (t) => {
     const path = join(temporaryDirectory(t), 'davit.db');
     makeOlder(path, from);
     t.ok(isOlder(path));
@@ -102,13 +102,13 @@ for (const from of OLDER_SCHEMAS.keys()) {
   });
 }
 
-t.test('what is migrated is so after a power cut, too', async (t) => {
+t.test('a migration outlasts a power cut: its journal is gone and the directory synced', async (t) => {
   const directory = temporaryDirectory(t);
   const path = join(directory, 'davit.db');
   makeOlder(path);
   const calls = diskCallsOf(() => {
     migrateFile(path, { migrations: STEPS });
-    t.notOk(existsSync(`${path}-journal`), 'which would undo it');
+    t.notOk(existsSync(`${path}-journal`), 'a journal would undo it');
   });
   t.strictSame(calls, [`sync ${basename(directory)}`]);
 });
@@ -151,7 +151,7 @@ t.test('a step that fails, or breaks a reference, leaves the file as it was', as
   }
 });
 
-t.test('while anybody else has the file open nothing is done', async (t) => {
+t.test('a file that another process has open is not migrated', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   makeOlder(path);
   const other = new Sqlite(path);

@@ -8,8 +8,8 @@ import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { caller, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
- * Whatever is done to one must leave the others alone, and whatever is read of one must tell nothing of them. A file with
- * one of each cannot show that: here are three, of which the one in the middle is asked for.
+ * An operation on one thing must leave the others alone, and a read of one must reveal nothing of them. A file with
+ * one of each cannot show that: here are three worlds, and each of them is operated on and read.
  */
 
 type Input<Name extends OperationName> = (of: World) => InputOf<Name>;
@@ -89,7 +89,7 @@ for (const [name, input] of ROWS) {
   });
 }
 
-t.test('what is read of one is its own', async (t) => {
+t.test('a read of one key, project, deployment or webhook gives nothing of the others', async (t) => {
   const { store, effects, worlds } = await threeWorlds(t);
   const { keys, projects, deployments, webhooks, deliveries, replays, outbox, backlog, logs } = store.reads;
   const nowMs = effects.now();
@@ -139,7 +139,7 @@ t.test('what is read of one is its own', async (t) => {
   );
 });
 
-t.test('what is claimed has the ref before and the variables of its own project', async (t) => {
+t.test('a claimed deployment has the previous ref and the variables of its own project', async (t) => {
   const { store, worlds } = await threeWorlds(t);
   const succeeded = { ...NOTHING_RAN, status: 'succeeded', reason: null } as const;
   for (const { running, queued } of worlds) {
@@ -156,7 +156,7 @@ t.test('what is claimed has the ref before and the variables of its own project'
   }
 });
 
-t.test('what came of an attempt is told of its own delivery, whoever else was enabled since', async (t) => {
+t.test('enabling a webhook does not change how attempts of the others are settled', async (t) => {
   const { store, effects, worlds } = await threeWorlds(t);
   const [enabled = none(), ...others] = worlds;
   effects.advance(1);
@@ -169,7 +169,7 @@ t.test('what came of an attempt is told of its own delivery, whoever else was en
   }
 });
 
-t.test('a rotation ends no secret for those of others, however new they are', async (t) => {
+t.test('a rotation ends no live secret because other webhooks have newer ones', async (t) => {
   const { store, effects, worlds } = await threeWorlds(t);
   for (const { webhookId, secrets } of worlds) {
     const rotation = { id: webhookId, overlapMs: HOUR_MS };
@@ -178,7 +178,7 @@ t.test('a rotation ends no secret for those of others, however new they are', as
   }
 });
 
-t.test('who was revoked keeps nobody else from anything', async (t) => {
+t.test('a revoked key keeps no other key from its writes, nor its webhooks from being enabled', async (t) => {
   const { store, worlds } = await threeWorlds(t);
   const [revoked = none(), { keyId, projectId, webhookId } = none()] = worlds;
   await store.writer.write('keys.revoke', { id: revoked.keyId });
@@ -208,7 +208,7 @@ async function threeWorlds(t: Test): Promise<{ store: TestStore; effects: FakeEf
   return { store, effects, worlds };
 }
 
-/** A key with its projects, of which one has a command; what it deploys there, and whom that is told. */
+/** A key with two projects, one of which has a command, and their deployments, webhook, deliveries and replay. */
 async function newWorld(store: TestStore, effects: FakeEffects, name: string) {
   const { write } = store.writer;
   const projectId = await store.project({ name, variables: { WORLD: name } });

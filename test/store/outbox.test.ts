@@ -38,7 +38,7 @@ t.test(
   },
 );
 
-t.test('revoking a key disables its webhooks, and what was waiting is not sent', async (t) => {
+t.test('revoking a key disables its webhooks, and their pending deliveries are not sent', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
@@ -51,7 +51,7 @@ t.test('revoking a key disables its webhooks, and what was waiting is not sent',
   t.strictSame(store.reads.outbox.pendingWebhooks(), []);
 });
 
-t.test('a deleted webhook has nothing to be sent, though what was waiting is there still', async (t) => {
+t.test('nothing is sent to a deleted webhook, though its deliveries are still pending', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
@@ -62,7 +62,7 @@ t.test('a deleted webhook has nothing to be sent, though what was waiting is the
 });
 
 t.test(
-  'what is pending is told by its webhooks, each with its own first moment, the first due first',
+  'webhooks with pending deliveries are listed with the time of their first, the earliest first',
   async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -127,7 +127,7 @@ t.test('a webhook that has only failed for five days is disabled and says why', 
 });
 
 t.test(
-  'days in which nothing was sent are no evidence: a webhook fails anew after three of them',
+  'three days without an attempt restart the five days of failures after which a webhook is disabled',
   async (t) => {
     for (const quietDays of [3, 6, 40]) {
       const { store, effects, webhookId, failOnce } = await failing(t);
@@ -146,7 +146,7 @@ t.test(
   },
 );
 
-t.test('a night that a machine slept through is no such day, and no failure is yet to come', async (t) => {
+t.test('time asleep is not time without attempts, and failing_since is never in the future', async (t) => {
   const { store, effects, webhookId, failOnce } = await failing(t);
   const failingSince = () => store.reads.outbox.history(webhookId).failing_since;
   const startMs = effects.now() + 12;
@@ -159,7 +159,7 @@ t.test('a night that a machine slept through is no such day, and no failure is y
   t.equal(failingSince(), startMs - DAY_MS, 'the clock was set back');
 });
 
-/** A webhook of which each event fails, and nothing is tried again. */
+/** A webhook whose deliveries fail once each, without a retry. */
 async function failing(t: Test) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
@@ -214,7 +214,7 @@ t.test('a success ends a row of failures', async (t) => {
   ]);
 });
 
-t.test('a webhook that was disabled meanwhile keeps the reason that it has', async (t) => {
+t.test('a failed attempt does not replace the reason of a webhook that is disabled already', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { webhookId, due } = await oneDue(store, effects);
@@ -229,7 +229,7 @@ t.test('a webhook that was disabled meanwhile keeps the reason that it has', asy
   t.match(store.reads.webhooks.get(webhookId), { status_reason: 'tired', consecutive_failures: 2 });
 });
 
-t.test('of a delivery that was pruned meanwhile nothing is recorded', async (t) => {
+t.test('an attempt of a delivery that was pruned meanwhile is not recorded', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { due } = await oneDue(store, effects);
@@ -241,7 +241,7 @@ t.test('of a delivery that was pruned meanwhile nothing is recorded', async (t) 
   t.strictSame(store.dump(), before);
 });
 
-/** `missed`: how those stand that failed; what was enabled again has the whole ladder ahead. */
+/** `missed`: the deliveries that failed; after the webhook was enabled they have the whole ladder ahead. */
 const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[]; missed: [object, object] }[] = [
   {
     name: 'has another url',
@@ -276,7 +276,7 @@ for (const { name, changes, missed } of OTHER_RECEIVERS) {
     for (const change of changes) {
       await store.writer.write('webhooks.update', { id, disableReason: 'tired', ...change });
     }
-    // What failed at the new one, and would disable it with the next failure.
+    // The webhook as it is now has failed, too: one more failure would disable it.
     store.execute(
       `UPDATE webhooks SET consecutive_failures = 1, failing_since = ${effects.now() - 5 * 86_400_000}`,
     );
@@ -297,7 +297,7 @@ for (const { name, changes, missed } of OTHER_RECEIVERS) {
   });
 }
 
-t.test('a claim leaves out what is under way, and says when the next one is due', async (t) => {
+t.test('a claim leaves out deliveries under way, and says when the next one is due', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
@@ -316,7 +316,7 @@ t.test('a claim leaves out what is under way, and says when the next one is due'
   t.match(claim(2, [1, 2, 3], nowMs), [{ due: [], nextAtMs: null }]);
 });
 
-t.test('claims that go on from each other take every delivery once, the first due first', async (t) => {
+t.test('successive claims take every delivery once, the earliest due first', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
@@ -346,7 +346,7 @@ t.test('claims that go on from each other take every delivery once, the first du
   );
 });
 
-t.test('what changed after it was looked up is not claimed', async (t) => {
+t.test('a delivery that changed after it was looked up is not claimed', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const webhookId = await webhookOf(store);
@@ -363,7 +363,7 @@ t.test('what changed after it was looked up is not claimed', async (t) => {
   t.match(store.reads.outbox.claim([{ ...request, underWay: [1] }], atMs), [{ due: [{ seq: 5 }] }]);
 });
 
-t.test('each webhook gets what is its own: deliveries, url and secrets, the newest first', async (t) => {
+t.test('a claim has the url, the due deliveries and the live secrets of its own webhook', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const [first, second] = [await webhookOf(store), await webhookOf(store)];
@@ -391,7 +391,7 @@ t.test('each webhook gets what is its own: deliveries, url and secrets, the newe
   );
 });
 
-t.test('of a webhook that is disabled or deleted nothing is claimed', async (t) => {
+t.test('nothing is claimed for a webhook that is disabled or deleted', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const disabled = await webhookOf(store);
@@ -436,7 +436,7 @@ t.test('a claim costs the same whatever is pending', async (t) => {
 });
 
 t.test(
-  'after a clock was set back, what waits is due that much earlier, and nothing that is due later',
+  'when the clock is set back, retries move back as far, not before now; far-off ones become due',
   async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -461,7 +461,7 @@ t.test(
   },
 );
 
-t.test('of a long backlog each retry is set back once, in steps', async (t) => {
+t.test('each retry of a long backlog is set back exactly once, in steps', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   for (let count = 0; count < 3; count++) await webhookOf(store);
@@ -493,7 +493,7 @@ t.test('of a long backlog each retry is set back once, in steps', async (t) => {
 });
 
 t.test(
-  'of a webhook that was enabled each retry is hurried, in steps, but none that failed since',
+  'enabling a webhook makes its waiting retries due, in steps, except those that failed since',
   async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -520,12 +520,12 @@ t.test(
         startedBefore,
       );
     t.strictSame(due(id, enabledAtMs), [{ count: 270, due: 270 }]);
-    t.strictSame(due(id, enabledAtMs + 1), [{ count: 300, due: 270 }], 'of those since then');
-    t.strictSame(due(other, enabledAtMs + 1), [{ count: 300, due: 1 }], 'of another webhook');
+    t.strictSame(due(id, enabledAtMs + 1), [{ count: 300, due: 270 }], 'none of those since then');
+    t.strictSame(due(other, enabledAtMs + 1), [{ count: 300, due: 1 }], 'none of another webhook');
   },
 );
 
-/** `count` more pending deliveries as the last one. */
+/** `count` more pending deliveries like the last one. */
 function copyPending(store: TestStore, count: number): void {
   store.execute(`
     WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < ${count})

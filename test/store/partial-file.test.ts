@@ -24,7 +24,7 @@ const MAKER: Maker = {
   nowMs: 100 * DAY_MS,
 };
 
-t.test('it gets its name when its bytes are on the disk, and the name is on the disk then', async (t) => {
+t.test('a partial file is synced before it gets its name, and its directory after that', async (t) => {
   const directory = temporaryDirectory(t);
   const partial = startPartial(directory, MAKER);
   t.equal(statSync(partial.path).mode & 0o777, 0o600);
@@ -38,7 +38,7 @@ t.test('it gets its name when its bytes are on the disk, and the name is on the 
   t.equal(readFileSync(join(directory, 'copy.db'), 'utf8'), 'all of it');
 });
 
-t.test('a name that is taken is not taken from it, also where the file system knows no links', async (t) => {
+t.test('publishing replaces no existing file, also on a file system without hard links', async (t) => {
   const directory = temporaryDirectory(t);
   const [taken, free] = [join(directory, 'taken'), join(directory, 'free')];
   writeFileSync(taken, 'notes');
@@ -61,7 +61,7 @@ t.test('a name that is taken is not taken from it, also where the file system kn
   t.strictSame(readdirSync(directory), ['free', 'taken']);
 });
 
-t.test('whatever has its first name already is left alone', async (t) => {
+t.test('whatever already has the name of the partial file is left alone', async (t) => {
   const directory = temporaryDirectory(t);
   const theirs = join(directory, 'theirs');
   writeFileSync(theirs, 'notes');
@@ -75,7 +75,7 @@ t.test('whatever has its first name already is left alone', async (t) => {
   t.equal(readFileSync(theirs, 'utf8'), 'notes');
 });
 
-t.test('what SQLite puts beside it goes with it', async (t) => {
+t.test('discarding a partial file removes what SQLite put beside it', async (t) => {
   const directory = temporaryDirectory(t);
   const { path, discard } = startPartial(directory, MAKER);
   for (const side of ['-wal', '-shm', '-journal']) writeFileSync(path + side, '');
@@ -84,7 +84,7 @@ t.test('what SQLite puts beside it goes with it', async (t) => {
 });
 
 t.test(
-  'what others left goes when they are dead, or, of another boot or container, after a day',
+  'partial files of dead processes are removed, those of another boot or container after a day',
   async (t) => {
     const directory = temporaryDirectory(t);
     const here = (processId: number, startedAt = 1, namespace = MAKER.namespace) =>
@@ -113,7 +113,7 @@ t.test(
   },
 );
 
-t.test('what root makes is given to the owner, and no link is followed', ifMayBeNobody(), async (t) => {
+t.test('giveToOwner changes the owner of a file, and follows no link', ifMayBeNobody(), async (t) => {
   const directory = temporaryDirectory(t);
   const [file, link] = [join(directory, 'file'), join(directory, 'link')];
   writeFileSync(file, '');

@@ -5,7 +5,7 @@ import { watchPlace } from '../../src/store/place.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('a look counts for 10 ms, if it found everything in its place', async (t) => {
+t.test('a look that found the file in its place holds for 10 ms', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   writeFileSync(path, '');
   const effects = fakeEffects();
@@ -27,7 +27,7 @@ t.test('a look counts for 10 ms, if it found everything in its place', async (t)
   t.equal(isInPlace(), false);
 });
 
-t.test('a link that leads to another file is not where it was', async (t) => {
+t.test('a link that leads to another file by now counts as moved', async (t) => {
   const directory = temporaryDirectory(t);
   const [path, file] = [join(directory, 'davit.db'), join(directory, 'file.db')];
   writeFileSync(file, '');

@@ -24,7 +24,7 @@ t.test('a key without all projects sees its own, and none that only another key 
   }
 });
 
-t.test('a page goes on after a project, and all are listed, the oldest first', async (t) => {
+t.test('pages and the list of all projects begin with the oldest', async (t) => {
   const store = testStore(t);
   const ids = [await store.project(), await store.project(), await store.project()];
   const { keyId } = await store.key({ allProjects: false, projectIds: ids.toReversed() });
@@ -54,7 +54,7 @@ t.test('a project is found by its id, and by its name as long as no other has th
   t.throws(() => store.reads.projects.resolve('nothing'), { code: 'not_found' });
 });
 
-t.test('what is set changes, and nothing else, here or elsewhere', async (t) => {
+t.test('an update of a project changes only what is given, and no other project', async (t) => {
   const store = testStore(t);
   const variables = { A: '1', B: '2' };
   const [id, other] = [await store.project({ variables }), await store.project({ variables })];
@@ -83,13 +83,13 @@ t.test('what is set changes, and nothing else, here or elsewhere', async (t) => 
     ...expected,
     variable_names: ['B', 'C'],
   });
-  t.strictSame(store.reads.projects.variables(id), { B: '3', C: '4' }, 'what is set and unset is set');
+  t.strictSame(store.reads.projects.variables(id), { B: '3', C: '4' }, 'setting wins over unsetting');
   await store.writer.write('projects.setStatus', { id, status: 'paused' });
   t.strictSame([store.reads.projects.resolve(other), store.reads.projects.variables(other)], elsewhere);
 });
 
 t.test(
-  'whoever starts deployments hears that a project is resumed; one that is not there is not found',
+  'pausing and resuming a project notify the queue, and are not_found for an unknown project',
   async (t) => {
     const store = testStore(t);
     const id = await store.project();

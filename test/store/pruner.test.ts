@@ -13,7 +13,7 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const HOUR_MS = DAY_MS / 24;
 
-t.test('a pass removes all that is over, step by step, and says at its end what it was', async (t) => {
+t.test('a pass removes all that is past retention, step by step, and logs it at its end', async (t) => {
   const { store, effects, pruner, logged } = await withOldDeployments(t, 40);
   let steps = 0;
   for (let dueAtMs = effects.now(); dueAtMs < effects.now() + HOUR_MS; steps++) {
@@ -26,7 +26,7 @@ t.test('a pass removes all that is over, step by step, and says at its end what 
   t.strictSame(logged, [{ level: 'info', deployments: 40, events: 80, msg: 'removed what has expired' }]);
 });
 
-t.test('what is over only since a pass began is for the next: under load it has an end, too', async (t) => {
+t.test('what goes past retention during a pass is left to the next one, so that passes end', async (t) => {
   const { store, effects, pruner } = await withOldDeployments(t, 40);
   const late = await endedDeployment(store, await store.project({ command: null }));
   await pruner.tick();
@@ -44,13 +44,13 @@ t.test('a tick before its time does nothing', async (t) => {
   t.equal(await pruner.tick(), dueAtMs);
   t.strictSame(store.dump(), before);
   effects.jump(-DAY_MS);
-  t.equal(await pruner.tick(), dueAtMs - DAY_MS, 'whatever the wall clock does');
+  t.equal(await pruner.tick(), dueAtMs - DAY_MS, 'the wall clock does not matter');
   effects.jump(HOUR_MS / 2);
   t.equal(await pruner.tick(), dueAtMs - DAY_MS + HOUR_MS / 2);
   t.strictSame(store.dump(), before);
 });
 
-t.test('a clock that is set far ahead removes nothing for a day', async (t) => {
+t.test('after the clock was set far ahead nothing is removed for a day', async (t) => {
   const { store, effects, pruner, logged } = await beforeDeployments(t);
   const before = store.dump();
   effects.jump(3 * RETENTION_MS);
@@ -62,10 +62,10 @@ t.test('a clock that is set far ahead removes nothing for a day', async (t) => {
   effects.advance(1);
   await untilLeft(pruner, effects, store, 0, 0);
   effects.jump(HOUR_MS);
-  t.equal(await pruner.tick(), effects.now() + DAY_MS, 'and again for one, when it is set ahead later');
+  t.equal(await pruner.tick(), effects.now() + DAY_MS, 'again for a day when it is set ahead later');
 });
 
-t.test('nor after a restart meanwhile, for what is left of the day, unless it was set back', async (t) => {
+t.test('the day without removals after a clock jump outlasts a restart, but not a jump back', async (t) => {
   const { store, effects } = await withOldDeployments(t, 3);
   const atMs = effects.now() - 20 * HOUR_MS;
   await store.writer.write('instance.clockWasSet', { atMs, byMs: HOUR_MS });
@@ -74,7 +74,7 @@ t.test('nor after a restart meanwhile, for what is left of the day, unless it wa
   t.match(restarted.logged, [{ level: 'warn', by_ms: HOUR_MS }]);
   t.equal(await restarted.pruner.tick(), atMs + DAY_MS);
   effects.advance(4 * HOUR_MS - 1);
-  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 1, 'after one more');
+  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 1, 'after another restart');
   t.strictSame(store.dump(), before);
 
   effects.advance(1);
@@ -88,7 +88,7 @@ t.test('nor after a restart meanwhile, for what is left of the day, unless it wa
   t.notSame(store.dump(), before);
 });
 
-t.test('nor does one that is set ahead hour by hour, until it is set back', async (t) => {
+t.test('setting the clock ahead hour by hour stops removals, too, until it is set back', async (t) => {
   const { store, effects, pruner } = await beforeDeployments(t);
   const before = store.dump();
   for (const setMs of [HOUR_MS, HOUR_MS, -HOUR_MS]) {
@@ -97,11 +97,11 @@ t.test('nor does one that is set ahead hour by hour, until it is set back', asyn
   }
   t.strictSame(store.dump(), before);
   effects.jump(-HOUR_MS / 2);
-  t.equal(await pruner.tick(), effects.now() + 20, 'by less than an hour it may be ahead');
+  t.equal(await pruner.tick(), effects.now() + 20, 'it may be ahead by less than an hour');
   t.notSame(store.dump(), before);
 });
 
-t.test('a clock that is set ahead twice is in doubt for a day, by the time that passed', async (t) => {
+t.test('the day without removals is prolonged by setting the clock a day ahead, not by less', async (t) => {
   const { store, effects } = await withOldDeployments(t, 3);
   for (const byMs of [23 * HOUR_MS, 2 * HOUR_MS]) {
     effects.jump(byMs);
@@ -112,10 +112,10 @@ t.test('a clock that is set ahead twice is in doubt for a day, by the time that 
   effects.jump(DAY_MS);
   await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: DAY_MS });
   effects.advance(HOUR_MS);
-  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 23 * HOUR_MS, 'by a day: anew');
+  t.equal(await prunerOn(store, effects).pruner.tick(), effects.now() + 23 * HOUR_MS, 'a day: anew');
 });
 
-/** Hours: awake each day; after which of them davit is started anew each day, null: never. */
+/** In hours: how long it is awake each day, and when in that time davit restarts; null: never. */
 const NIGHTS: [awake: number, restartedAfter: number | null][] = [
   [16, null],
   [16, 0],
@@ -128,7 +128,7 @@ const NIGHTS: [awake: number, restartedAfter: number | null][] = [
 for (const [awake, restartedAfter] of NIGHTS) {
   const restarts = restartedAfter === null ? '' : `, and restarts davit after ${restartedAfter} of them`;
   t.test(
-    `a machine that sleeps each night and wakes for ${awake} hours${restarts} removes what is over`,
+    `a machine that sleeps each night and wakes for ${awake} hours${restarts} prunes all the same`,
     async (t) => {
       const { store, effects, ...first } = await withOldDeployments(t, 3);
       let { pruner } = first;
@@ -154,7 +154,7 @@ for (const [awake, restartedAfter] of NIGHTS) {
   );
 }
 
-t.test('a step goes on where the one before ended, after 19 times as long as that took', async (t) => {
+t.test('a step goes on where the last one ended, after a pause 19 times as long as that took', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const place = { atMs: 5, seq: 7, deliverySeq: 0 };
@@ -181,7 +181,7 @@ t.test('a step goes on where the one before ended, after 19 times as long as tha
 });
 
 t.test(
-  'the next pass comes within the hour, sooner where little is kept, and says nothing of nothing',
+  'the next pass is within the hour, sooner with a short retention, and logs nothing without removals',
   async (t) => {
     const rows: [retentionMs: number | null, everyMs: number][] = [
       [RETENTION_MS, HOUR_MS],
@@ -202,14 +202,14 @@ t.test(
   },
 );
 
-t.test('with no retention what is over is kept', async (t) => {
+t.test('without a retention nothing is removed', async (t) => {
   const { store, effects, pruner } = await withOldDeployments(t, 3, null);
   const before = store.dump();
   for (let step = 0; step < 20; step++) effects.advance((await pruner.tick()) - effects.now());
   t.strictSame(store.dump(), before);
 });
 
-t.test('after a restart it goes on with what is left', async (t) => {
+t.test('after a restart the pruner removes what was left', async (t) => {
   const { store, effects, pruner } = await withOldDeployments(t, 40);
   await untilLeft(pruner, effects, store, 0, 79);
   t.ok((counts(store)['events'] ?? 0) > 0);
@@ -217,9 +217,9 @@ t.test('after a restart it goes on with what is left', async (t) => {
   t.strictSame(counts(store), { deployments: 0, events: 0 });
 });
 
-t.test('it is slow while the WAL is held up', async (t) => {
+t.test('the pruner slows down while the WAL is long', async (t) => {
   const { store, effects, pruner } = await withOldDeployments(t, 40);
-  // SQLite knows where its frames end; what comes after them is as if somebody's snapshot kept it.
+  // SQLite ignores what is behind its frames: the WAL is as long as if a reader held it up.
   truncateSync(`${store.path}-wal`, 65 * 1024 * 1024);
   t.equal(await pruner.tick(), effects.now() + 10_000);
   truncateSync(`${store.path}-wal`, 1024 * 1024);
@@ -227,7 +227,7 @@ t.test('it is slow while the WAL is held up', async (t) => {
   t.equal(await pruner.tick(), effects.now() + 20);
 });
 
-t.test('while nothing can be written it waits, and goes on then where it was', async (t) => {
+t.test('the pruner waits while nothing can be written, and then removes everything', async (t) => {
   const { store, effects } = await withOldDeployments(t, 3);
   const refusing = testStore(t, effects);
   await refusing.writer.close();
@@ -243,7 +243,7 @@ t.test('while nothing can be written it waits, and goes on then where it was', a
   t.strictSame(counts(store), { deployments: 0, events: 0 });
 });
 
-t.test('a bug with one kind is heard of once in a pass, and keeps nothing else in the file', async (t) => {
+t.test('a bug in one kind of step throws once a pass, and the other kinds are still removed', async (t) => {
   const { store, effects, pruner, logged } = await withOldDeployments(t, 3);
   store.execute('DROP TABLE idempotency_keys');
   for (let pass = 0; pass < 2; pass++) {
@@ -260,7 +260,7 @@ t.test('a bug with one kind is heard of once in a pass, and keeps nothing else i
   t.equal(logged.length, 1);
 });
 
-t.test('a bug with the last kind ends the pass, too', async (t) => {
+t.test('a bug in the last kind of step ends the pass', async (t) => {
   const { store, effects } = await withOldDeployments(t, 0);
   const write: TestStore['writer']['write'] = (name, input) =>
     Object(input).what === 'unusedPages'
@@ -273,7 +273,7 @@ t.test('a bug with the last kind ends the pass, too', async (t) => {
   t.equal(await pruner.tick(), effects.now() + HOUR_MS);
 });
 
-t.test('davit serve prunes, stops in the middle of it, and goes on when it starts again', async (t) => {
+t.test('davit serve stops in the middle of pruning, and goes on with it when it starts again', async (t) => {
   const store = testStore(t, fakeEffects(1));
   const projectId = await store.project({ command: null });
   await Promise.all(
@@ -295,7 +295,7 @@ t.test('davit serve prunes, stops in the middle of it, and goes on when it start
   t.strictSame(store.query('PRAGMA integrity_check'), [{ integrity_check: 'ok' }]);
 });
 
-/** Deployments are what it looks at next. */
+/** As far as before the step that looks at deployments. */
 async function beforeDeployments(t: Test) {
   const rest = await withOldDeployments(t, 3);
   for (let step = 0; step < 4; step++) rest.effects.advance((await rest.pruner.tick()) - rest.effects.now());

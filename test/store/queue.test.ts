@@ -30,7 +30,7 @@ t.test('a running deployment is canceling until its command is gone', async (t) 
   const [id] = await create(store, projectId, 1);
   await store.writer.write('deployments.claim', undefined);
   t.match(await store.writer.write('deployments.cancel', { id }), { status: 'canceling', finished_at: null });
-  t.strictSame(eventsOf(store, id), ['deployment.created', 'deployment.started'], 'which nobody is told of');
+  t.strictSame(eventsOf(store, id), ['deployment.created', 'deployment.started'], 'canceling is no event');
 
   const before = store.dump();
   t.match(await store.writer.write('deployments.cancel', { id }), { status: 'canceling' });
@@ -39,7 +39,7 @@ t.test('a running deployment is canceling until its command is gone', async (t) 
   t.equal(await store.writer.write('deployments.claim', undefined), null, 'and nothing starts beside it');
 });
 
-t.test('a command that was to be canceled may still have done its work', async (t) => {
+t.test('a deployment that is canceling may still end as succeeded or failed', async (t) => {
   for (const [status, reason] of [
     ['succeeded', null],
     ['failed', 'exit_code'],
@@ -55,7 +55,7 @@ t.test('a command that was to be canceled may still have done its work', async (
   }
 });
 
-t.test('what has ended, or never was, cannot be canceled', async (t) => {
+t.test('a deployment that has ended or is unknown cannot be canceled', async (t) => {
   const store = testStore(t);
   const [id] = await create(store, await store.project(), 1);
   await store.writer.write('deployments.cancel', { id });
@@ -70,7 +70,7 @@ t.test('what has ended, or never was, cannot be canceled', async (t) => {
   t.strictSame(store.dump(), before);
 });
 
-t.test('a redeployment is a new deployment of the same ref, whatever became of the first', async (t) => {
+t.test('a redeploy creates a new deployment of the same ref, however the first one ended', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const projectId = await store.project();
@@ -96,7 +96,7 @@ t.test('a redeployment is a new deployment of the same ref, whatever became of t
   t.match(store.reads.deployments.get(old.id), { status: 'canceled' });
 });
 
-t.test('a redeployment is refused as a deployment would be, and changes nothing', async (t) => {
+t.test('a redeploy is rejected where a new deployment would be, and changes nothing', async (t) => {
   const store = testStore(t);
   const archived = await store.project({ name: 'archived' });
   const [ofArchived] = await create(store, archived, 1);
@@ -112,7 +112,7 @@ t.test('a redeployment is refused as a deployment would be, and changes nothing'
   t.strictSame(store.dump(), before);
 });
 
-t.test('whoever waits hears of what changed, and of nothing else', async (t) => {
+t.test('each commit notifies of the deployment, log or queue that it changed, and of no other', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const heard: string[][] = [];
@@ -130,10 +130,10 @@ t.test('whoever waits hears of what changed, and of nothing else', async (t) => 
   await t.rejects(store.writer.write('deployments.cancel', { id }));
   t.strictSame(heard, []);
   await create(store, await store.project({ command: null }), 1);
-  t.strictSame(heard.flat(), [], 'what runs elsewhere is nothing to start');
+  t.strictSame(heard.flat(), [], 'there is nothing to start for a project without a command');
 });
 
-t.test('the ref before is the latest that succeeded', async (t) => {
+t.test('previous_ref is the ref of the latest deployment that succeeded', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const previous = [];
@@ -153,7 +153,7 @@ t.test('the ref before is the latest that succeeded', async (t) => {
   t.strictSame(previous, [null, 'v1', 'v2', 'v2']);
 });
 
-t.test('where a command came later, what is reported neither waits for it nor holds it up', async (t) => {
+t.test('reported deployments are not queued with those of a command that was added later', async (t) => {
   const store = testStore(t);
   const projectId = await store.project({ command: null, policy: 'latest' });
   const [running, waiting] = await create(store, projectId, 2);
@@ -165,7 +165,7 @@ t.test('where a command came later, what is reported neither waits for it nor ho
   t.match(await store.writer.write('deployments.claim', undefined), { id });
 });
 
-t.test('under the policy latest a new one cancels all that wait, and is never too many', async (t) => {
+t.test('with the policy latest a new deployment cancels all that wait, also in a full queue', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const [elsewhere] = await create(store, await store.project(), 1);
@@ -193,7 +193,7 @@ t.test('under the policy latest a new one cancels all that wait, and is never to
   );
 });
 
-t.test('a clock that is set back has nothing begin before it was made, or end before it began', async (t) => {
+t.test('with the clock set back, nothing starts before its creation or ends before its start', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const [first, second] = await create(store, await store.project(), 2);
@@ -229,7 +229,7 @@ t.test('a clock that is set back has nothing begin before it was made, or end be
   });
 });
 
-t.test('the process of a deployment that has ended is not noted any more', async (t) => {
+t.test('the process of a deployment that has ended is not recorded', async (t) => {
   const store = testStore(t);
   const [id] = await create(store, await store.project(), 1);
   await store.writer.write('deployments.claim', undefined);
@@ -240,7 +240,7 @@ t.test('the process of a deployment that has ended is not noted any more', async
   t.strictSame(store.dump(), before);
 });
 
-t.test('archiving cancels what waits, with its events, and leaves what runs', async (t) => {
+t.test('archiving cancels waiting deployments, with their events, and leaves running ones', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const other = await store.project();
@@ -274,7 +274,7 @@ t.test('archiving cancels what waits, with its events, and leaves what runs', as
   t.strictSame((await store.writer.write('projects.archive', { id: projectId })).canceledIds, []);
 });
 
-t.test('archiving leaves reports open: their work goes on elsewhere', async (t) => {
+t.test('archiving leaves deployments open that wait for reports: their work goes on elsewhere', async (t) => {
   const store = testStore(t);
   const projectId = await store.project({ command: null });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
@@ -282,7 +282,7 @@ t.test('archiving leaves reports open: their work goes on elsewhere', async (t) 
   t.equal(store.reads.deployments.get(id)?.status, 'queued');
 });
 
-t.test('a project that is not there is not archived', async (t) => {
+t.test('an unknown project cannot be archived', async (t) => {
   const store = testStore(t);
   const before = store.dump();
   await t.rejects(store.writer.write('projects.archive', { id: 'prj_none' as never }), { code: 'not_found' });
@@ -299,7 +299,7 @@ const LOG = {
   headBytes: 100,
 };
 
-/** Typed as many as anybody here takes. */
+/** Typed as three, the most that a test takes. */
 async function create(
   store: TestStore,
   projectId: ProjectId,

@@ -7,7 +7,7 @@ import { createMoments, createReadCache } from '../../src/store/read-cache.ts';
 import { openStore } from '../../src/store/store.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('a moment lasts until any commit, by whomever', async (t) => {
+t.test('a moment lasts until a commit of any connection', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const database = openForWriting(path, realEffects);
   const other = openStore(path, realEffects);
@@ -20,14 +20,14 @@ t.test('a moment lasts until any commit, by whomever', async (t) => {
   t.equal(moment(), first);
   await other.writer.write('instance.probe', undefined);
   const second = moment();
-  t.not(second, first, 'of another connection');
+  t.not(second, first, 'after a commit of another connection');
   database.exec('UPDATE instance SET probes = probes + 1');
-  t.equal(moment(), second, 'until what runs now has ended it is the same');
+  t.equal(moment(), second, 'it stays the same until the end of the turn');
   await nextTurn();
-  t.not(moment(), second, 'of its own');
+  t.not(moment(), second, 'after a commit of its own');
 });
 
-t.test('a moment that was looked for at the end of a turn is over when the next begins', async (t) => {
+t.test('a moment that was taken at the end of a turn is over when the next one begins', async (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, realEffects);
   t.teardown(() => database.close());
   const moment = createMoments(database);
@@ -38,7 +38,7 @@ t.test('a moment that was looked for at the end of a turn is over when the next 
   t.not(moment(), first);
 });
 
-t.test('what was read at a moment is remembered at that moment', (t) => {
+t.test('what was read is remembered for its moment only', (t) => {
   let now = 1;
   const remembered = createReadCache<number>(() => now);
   let reads = 0;
@@ -53,7 +53,7 @@ t.test('what was read at a moment is remembered at that moment', (t) => {
   t.equal(remembered('c', read), 4);
   for (let number = 0; number < 1_000; number++) remembered(String(number), read);
   reads = 0;
-  t.equal(remembered('a', read), 1, 'only so many');
+  t.equal(remembered('a', read), 1, 'only so many are remembered');
   t.end();
 });
 

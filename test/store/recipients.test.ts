@@ -30,7 +30,7 @@ const CHANGES: [what: string, change: Change][] = [
 const DISABLED = { status: 'disabled', disableReason: 'tired' } as const;
 
 for (const [what, change] of CHANGES) {
-  t.test(`${what} is known at the next look`, async (t) => {
+  t.test(`${what} is seen by the next read of the recipient`, async (t) => {
     const effects = fakeEffects();
     const { store, keyId, webhookId, url, recipient } = await remembering(t, effects);
     const before = recipient();
@@ -65,7 +65,7 @@ t.test('the newest secret signs first, then the others, the newest first', async
   }
   for (let count = 0; count < 3; count++) {
     const { signing_secret } = await rotate();
-    t.equal(recipient()?.secrets[0], signing_secret, 'also of one moment');
+    t.equal(recipient()?.secrets[0], signing_secret, 'also within one millisecond');
   }
 });
 
@@ -81,7 +81,7 @@ t.test('when a clock that ran ahead is set right, a secret that seemed to be ove
   t.strictSame(recipient()?.secrets, both);
 });
 
-t.test('what changes otherwise at a webhook is no reason to look it up again', async (t) => {
+t.test('a webhook is not read again after changes that do not concern sending', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, recipient } = await remembering(t, effects);
   const before = recipient();
@@ -92,12 +92,12 @@ t.test('what changes otherwise at a webhook is no reason to look it up again', a
   const changes = store.query('SELECT webhook_changes FROM instance');
   store.execute('UPDATE webhooks SET last_success_at = 2, consecutive_failures = 0, failing_since = NULL');
   t.strictSame(store.query('SELECT webhook_changes FROM instance'), changes);
-  // Nobody but the triggers says so: without them it is remembered.
+  // Only the trigger has it read again: without that the old url is remembered.
   store.execute(`DROP TRIGGER webhook_is_sent_to_otherwise; UPDATE webhooks SET url = 'https://c.example/'`);
   t.strictSame(recipient(), before);
 });
 
-t.test('who is disabled is looked up once, until something changes', async (t) => {
+t.test('that a webhook is disabled is remembered, too, until something changes', async (t) => {
   const { store, webhookId, recipient } = await remembering(t, fakeEffects());
   await store.writer.write('webhooks.update', { id: webhookId, ...DISABLED });
   t.equal(recipient(), undefined);
@@ -107,12 +107,12 @@ t.test('who is disabled is looked up once, until something changes', async (t) =
   store.execute(
     `DROP TRIGGER webhook_is_sent_to_otherwise; UPDATE webhooks SET status = 'enabled'; ${trigger['sql']}`,
   );
-  t.equal(recipient(), undefined, 'nobody said so');
+  t.equal(recipient(), undefined, 'no trigger fired');
   store.execute('UPDATE webhooks SET enabled_at = 2');
   t.match(recipient(), { enabledAtMs: 2 });
 });
 
-t.test('however many there are, each is what it is, and only so many are remembered', async (t) => {
+t.test('of 9,000 webhooks each recipient is right, and only so many are remembered', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, url, recipients } = await remembering(t, effects);
   store.execute(`
@@ -132,7 +132,7 @@ t.test('however many there are, each is what it is, and only so many are remembe
   t.equal(recipients([webhookId]).get(webhookId)?.url, url);
 });
 
-/** A webhook, and what is remembered of it. */
+/** A webhook, and the remembered read of its recipient. */
 async function remembering(t: Test, effects: FakeEffects) {
   const store = testStore(t, effects);
   const { keyId } = await store.key();

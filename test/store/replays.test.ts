@@ -12,7 +12,7 @@ import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../hel
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
-t.test('a replay counts what was created within its times, both included, and stands as asked', async (t) => {
+t.test('a replay counts what was created from since to until and has the status asked for', async (t) => {
   const { store, effects, id } = await service(t);
   const startMs = effects.now();
   const deliveries: DeliveryId[] = [];
@@ -40,7 +40,7 @@ t.test('a replay counts what was created within its times, both included, and st
   }
 });
 
-t.test('a long past is counted exactly, and others have their turn meanwhile', async (t) => {
+t.test('a long past is counted exactly, in slices with turns for others in between', async (t) => {
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 1);
   copyDeliveries(store, 3 * SLICE_ROWS + 7);
@@ -63,7 +63,7 @@ t.test('a long past is counted exactly, and others have their turn meanwhile', a
   }
 });
 
-t.test('of many replays that are asked for at once only as many are counted as may be open', async (t) => {
+t.test('of many replays requested at once only ten are counted: as many as may be open', async (t) => {
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 1);
   const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
@@ -84,7 +84,7 @@ t.test('of many replays that are asked for at once only as many are counted as m
   t.strictSame(store.dump(), before);
 });
 
-t.test('a step begins new ladders and notes how far it is; the last one ends the replay', async (t) => {
+t.test('a step begins new ladders and records its position; the last one ends the replay', async (t) => {
   const { store, effects, id } = await service(t);
   const deliveries = await newDeliveries(store, id, 5);
   endDeliveries(store, deliveries, 'exhausted');
@@ -124,10 +124,10 @@ t.test('a step begins new ladders and notes how far it is; the last one ends the
     { pending: 5 },
   ]);
   t.match(store.query('SELECT finished_at FROM replays'), [{ finished_at: effects.now() }]);
-  t.strictSame(heard, Array(3).fill(['outbox']), 'whoever replays and sends hears of each');
+  t.strictSame(heard, Array(3).fill(['outbox']), 'each of them notifies the outbox');
 });
 
-t.test('what had its last attempt since it was picked is left alone', async (t) => {
+t.test('a delivery that had its 1,000th attempt since it was picked is left alone', async (t) => {
   const { store, effects, id } = await service(t);
   const deliveries = await newDeliveries(store, id, 2);
   endDeliveries(store, deliveries, 'exhausted');
@@ -142,7 +142,7 @@ t.test('what had its last attempt since it was picked is left alone', async (t) 
   ]);
 });
 
-t.test('what came after the replay was asked for is none of its business', async (t) => {
+t.test('a replay leaves out deliveries that were created after its request', async (t) => {
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 2);
   await replay(store, effects, id);
@@ -153,7 +153,7 @@ t.test('what came after the replay was asked for is none of its business', async
   t.match(store.reads.replays.slice(open, 0, 10), { seqs: { length: 2 }, endSeq: null });
 });
 
-t.test('what is no longer as the replay asks is left alone', async (t) => {
+t.test('a delivery whose status no longer matches the replay is left alone', async (t) => {
   const { store, effects, id } = await service(t);
   const [one = noDelivery(), other = noDelivery()] = await newDeliveries(store, id, 2);
   endDeliveries(store, [one, other], 'exhausted');
@@ -216,7 +216,7 @@ t.test('replays of a webhook go one after the other, those of several side by si
 });
 
 t.test(
-  'an eleventh open replay is refused and changes nothing; one that fits nothing opens none',
+  'an eleventh open replay is rejected and changes nothing; one that matches nothing is not opened',
   async (t) => {
     const { store, effects, id } = await service(t);
     await newDeliveries(store, id, 1);
@@ -235,7 +235,7 @@ t.test(
 );
 
 t.test(
-  'a replay of a webhook that is gone is refused, and a step of one that was ended does nothing',
+  'a deleted webhook cannot be replayed, and a step of a replay that ended with it does nothing',
   async (t) => {
     const { store, effects, id } = await service(t);
     const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
@@ -250,7 +250,7 @@ t.test(
   },
 );
 
-t.test('a webhook is busy from so many due deliveries on', async (t) => {
+t.test('a webhook is busy if it has at least so many due deliveries', async (t) => {
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 3);
   t.equal(store.reads.replays.isBusy(id, effects.now(), 3), true);
@@ -258,11 +258,11 @@ t.test('a webhook is busy from so many due deliveries on', async (t) => {
   t.equal(
     store.reads.replays.isBusy(id, effects.now() - 1, 1),
     false,
-    'what waits for a retry does not count',
+    'deliveries that are not due yet do not count',
   );
 });
 
-t.test('with its key a webhook loses its replays, and no other begins; those of others go on', async (t) => {
+t.test('revoking a key ends the replays of its webhooks and rejects new ones; others go on', async (t) => {
   const { store, effects, id, keyId } = await service(t);
   const other = await newWebhook(store, (await store.key()).keyId);
   await newDeliveries(store, id, 2);

@@ -4,7 +4,7 @@ import type { Report } from '../../src/store/reports.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
-t.test('another system reports that it runs, and how it went', async (t) => {
+t.test('reports of another system set the status, message and outputs of a deployment', async (t) => {
   const effects = fakeEffects();
   const { store, id } = await reported(t, effects);
   effects.advance(1_000);
@@ -28,7 +28,7 @@ t.test('another system reports that it runs, and how it went', async (t) => {
   t.strictSame(eventsOf(store, id), ['deployment.created', 'deployment.started', 'deployment.succeeded']);
 });
 
-t.test('what is reported, and what becomes of it', async (t) => {
+t.test('a report changes the status, confirms it, or is a conflict once that is final', async (t) => {
   const canceled = { reason: 'user' } as const;
   type Row = [
     before: (Report['status'] | 'cancel')[],
@@ -77,7 +77,7 @@ t.test('what is reported, and what becomes of it', async (t) => {
   }
 });
 
-t.test('a repeated end keeps what the first one said', async (t) => {
+t.test('a repeated final report keeps the message and outputs of the first one', async (t) => {
   const { store, id } = await reported(t);
   await report(store, id, { status: 'failed', message: 'no space left', outputs: { node: 'a' } });
   t.match(await report(store, id, { status: 'failed', message: 'never mind', outputs: {} }), {
@@ -86,27 +86,27 @@ t.test('a repeated end keeps what the first one said', async (t) => {
   });
 });
 
-t.test('what an earlier report said stays where the end says nothing', async (t) => {
+t.test('message and outputs of an earlier report stay if the final one has none', async (t) => {
   const { store, id } = await reported(t);
   await report(store, id, { status: 'running', message: 'building', outputs: { node: 'a' } });
   const heard: unknown[] = [];
   store.writer.onCommit((changes) => heard.push([...changes]));
   await report(store, id, { status: 'running' });
-  t.strictSame(heard, [[id]], 'who waits hears of each report');
+  t.strictSame(heard, [[id]], 'each report notifies those who wait');
   t.match(await report(store, id, { status: 'succeeded' }), {
     message: 'building',
     outputs: { node: 'a' },
   });
 });
 
-t.test('a clock that is set back has no reported deployment begin before it was made', async (t) => {
+t.test('with the clock set back, a reported deployment does not start before it was created', async (t) => {
   const effects = fakeEffects();
   const { store, id } = await reported(t, effects);
   effects.jump(-3_600_000);
   t.match(await report(store, id, { status: 'running' }), { started_at: '2026-11-21T08:00:00.000Z' });
 });
 
-t.test('nobody reports on what davit carries out itself', async (t) => {
+t.test('a report on an unknown deployment, or one that davit runs itself, is rejected', async (t) => {
   const store = testStore(t);
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
   const before = store.dump();
@@ -118,7 +118,7 @@ t.test('nobody reports on what davit carries out itself', async (t) => {
   t.strictSame(store.dump(), before);
 });
 
-t.test('how a deployment is carried out was decided when it was made', async (t) => {
+t.test('a command that is added later does not run a deployment that waits for reports', async (t) => {
   const { store, id } = await reported(t);
   const { project_id: projectId } = store.reads.deployments.existing(id);
   await store.writer.write('projects.set', {
@@ -131,12 +131,12 @@ t.test('how a deployment is carried out was decided when it was made', async (t)
   t.match(await report(store, id, { status: 'succeeded' }), { status: 'succeeded' });
 });
 
-t.test('without a report in time a deployment failed, and later ones find it so', async (t) => {
+t.test('without a final report in time a deployment fails, and later reports change nothing', async (t) => {
   const effects = fakeEffects();
   const { store, id } = await reported(t, effects, 60_000);
   const dueAtMs = effects.now() + 60_000;
   await report(store, id, { status: 'running', outputs: { node: 'a' } });
-  t.equal(store.reads.deployments.nextReportDueAt(), dueAtMs, 'that it runs is not its end');
+  t.equal(store.reads.deployments.nextReportDueAt(), dueAtMs, 'the deadline stays');
 
   effects.advance(59_999);
   t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
@@ -159,7 +159,7 @@ t.test('without a report in time a deployment failed, and later ones find it so'
   t.strictSame(store.dump(), before);
 });
 
-t.test('an overdue one that was being canceled is canceled', async (t) => {
+t.test('an overdue deployment that is canceling ends as canceled', async (t) => {
   const effects = fakeEffects();
   const { store, id } = await reported(t, effects, 1_000);
   await report(store, id, { status: 'running' });
@@ -169,7 +169,7 @@ t.test('an overdue one that was being canceled is canceled', async (t) => {
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
-t.test('of several that are overdue the one that was due first ends first', async (t) => {
+t.test('overdue deployments end in the order in which they were due', async (t) => {
   const effects = fakeEffects();
   const { store, id: last } = await reported(t, effects, 2_000);
   const impatient = await store.project({ name: 'impatient', command: null, reportTimeoutMs: 1_000 });
@@ -182,7 +182,7 @@ t.test('of several that are overdue the one that was due first ends first', asyn
   );
 });
 
-t.test('without a limit nothing is ever due, and a hundred at most are ended at once', async (t) => {
+t.test('without a report timeout nothing is overdue; at most 100 are ended at once', async (t) => {
   const effects = fakeEffects();
   const { store } = await reported(t, effects);
   t.equal(store.reads.deployments.nextReportDueAt(), null);

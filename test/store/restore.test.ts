@@ -36,7 +36,7 @@ t.test('a file that anybody has open is not replaced, even if nobody reads or wr
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'new']);
 });
 
-t.test('nobody gets at the old file while the new one is put in its place', async (t) => {
+t.test('the old file is locked while the new one is put in its place', async (t) => {
   const { path, replacement } = files(t);
   writeFileSync(`${path}-lock`, '');
   const { renameSync: rename } = fs;
@@ -62,7 +62,7 @@ t.test('nobody gets at the old file while the new one is put in its place', asyn
   t.strictSame(met, ['SQLITE_BUSY']);
 });
 
-t.test('an empty file is replaced, and no other that is not davit’s', async (t) => {
+t.test('an empty file is replaced, but no other file that is not davit’s', async (t) => {
   for (const sql of [
     'CREATE TABLE songs (title TEXT)',
     'PRAGMA user_version = 1',
@@ -89,7 +89,7 @@ t.test('an empty file is replaced, and no other that is not davit’s', async (t
 t.test('a power cut leaves the old file or the new one, and nothing of the old beside the new', async (t) => {
   const { directory, path, replacement } = files(t);
   const folder = basename(directory);
-  writeFileSync(`${path}-lock`, ''); // whoever replaces holds it
+  writeFileSync(`${path}-lock`, ''); // the command that restores holds it
   const replaced = () =>
     diskCallsOf(() =>
       t.ok(replaceDatabase(path, replacement, `${path}.before`), 'there is something to keep'),
@@ -102,7 +102,7 @@ t.test('a power cut leaves the old file or the new one, and nothing of the old b
     'rename new davit.db',
     `sync ${folder}`,
   ]);
-  openForWriting(`${path}.before`, realEffects).close(); // nobody is kept out any longer
+  openForWriting(`${path}.before`, realEffects).close(); // it is not locked any more
   rmSync(`${path}.before`);
 
   copyFileSync(path, replacement);
@@ -125,7 +125,7 @@ t.test('a power cut leaves the old file or the new one, and nothing of the old b
   t.strictSame(readFileSync(path), restored);
 });
 
-t.test('where a file can have one name only, a copy of the old one is kept', async (t) => {
+t.test('on a file system without hard links a copy of the old file is kept', async (t) => {
   const { directory, path, replacement } = files(t);
   writeFileSync(`${path}-lock`, '');
   const old = readFileSync(path);
@@ -146,7 +146,7 @@ t.test('where a file can have one name only, a copy of the old one is kept', asy
     fs.renameSync = rename;
     syncBuiltinESMExports();
   }
-  t.ok(wasLocked, 'nobody got at the old one meanwhile');
+  t.ok(wasLocked, 'the old file was locked meanwhile');
   t.notOk(isLocked());
   const afterHeader = (bytes: Buffer) => bytes.subarray(100); // which counts who writes
   t.strictSame(afterHeader(readFileSync(`${path}.before`)), afterHeader(old));
@@ -157,7 +157,7 @@ t.test('where a file can have one name only, a copy of the old one is kept', asy
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'davit.db-lock', 'davit.db.before']);
 });
 
-t.test('what root puts there is the owner’s of what was there', ifMayBeNobody(), async (t) => {
+t.test('root gives the new file to the owner of the old one or the directory', ifMayBeNobody(), async (t) => {
   const { directory, path, replacement } = files(t);
   writeFileSync(`${path}-lock`, '');
   chownSync(path, 65_534, 65_533);
@@ -172,7 +172,7 @@ t.test('what root puts there is the owner’s of what was there', ifMayBeNobody(
 });
 
 t.test(
-  'who waits for the old file while it is replaced writes neither to it nor to the new one',
+  'a process that waits for the old file while it is replaced writes to neither and fails with the cause',
   async (t) => {
     const { directory, path, replacement } = files(t);
     // What replaceDatabase holds while it renames.
@@ -202,7 +202,7 @@ t.test(
   },
 );
 
-t.test('a copy that is taken is there byte for byte, with its WAL, for its owner alone', async (t) => {
+t.test('adoptFile copies a file and its WAL byte for byte, readable by its owner alone', async (t) => {
   const directory = temporaryDirectory(t);
   const [from, to] = [join(directory, 'copy'), join(directory, 'partial')];
   writeFileSync(from, Buffer.alloc(2_500_000, 'davit'), { mode: 0o644 });
@@ -219,7 +219,7 @@ t.test('a copy that is taken is there byte for byte, with its WAL, for its owner
   t.equal(readdirSync('/proc/self/fd').length, openBefore, 'all is closed');
 });
 
-t.test('what may still run is what a file says that davit itself carries out', async (t) => {
+t.test('runningIn gives the deployments that davit itself runs, of an unreadable file none', async (t) => {
   const { directory, path } = files(t);
   const database = connect(path);
   database.exec(`
@@ -255,7 +255,7 @@ function hasOpen(processId: number | undefined, path: string): boolean {
   return readdirSync(descriptors).some((name) => linkOf(join(descriptors, name)) === path);
 }
 
-/** One that was closed meanwhile leads nowhere. */
+/** Undefined for a descriptor that was closed meanwhile. */
 function linkOf(path: string): string | undefined {
   try {
     return readlinkSync(path);

@@ -9,7 +9,7 @@ import { pruneAll } from '../helpers/retention.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
- * Whatever happened before: what is unfinished survives, what is old and over goes, and all that is left refers to
+ * After any history: what is unfinished stays, what is past retention goes, and all that is left refers to
  * what is there.
  */
 
@@ -35,12 +35,12 @@ const histories = fc.array(
   { minLength: 40, maxLength: 120, size: 'max' },
 );
 
-/** Something of every kind goes in it, so that the judge has seen all of them whatever chance brings. */
+/** It has rows of every kind removed, so that all of them are judged, whatever chance brings. */
 const ONE_OF_EACH: Happening[] = [
   ...(['deploy', 'deliver', 'deploy', 'pass', 'pass', 'prune', 'delete', 'pass', 'prune'] as const),
 ].map((what) => ({ what, pick: 79 }));
 
-t.test('what is unfinished survives, what is old and over goes, and foreign keys hold', async (t) => {
+t.test('after any history, exactly what is past retention is removed, and foreign keys hold', async (t) => {
   const removed = new Map<string, number>();
   await fc.assert(
     fc.asyncProperty(histories, async (history) => {
@@ -88,7 +88,7 @@ function rowsOf(store: TestStore): Rows {
   return rows;
 }
 
-/** What a pass, or one step of it, may and must have done; said once more, over whole tables. */
+/** What a pass, or one step of it, may and must have removed, stated independently over whole tables. */
 function judge(before: Rows, after: Rows, beforeMs: number, nowMs: number, wholePass: boolean): void {
   const all = (name: string) => before[name] ?? [];
   const isLeft = (name: string, key: string, row: Row) =>

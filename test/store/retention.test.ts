@@ -21,7 +21,7 @@ import {
   testStore,
 } from '../helpers/store.ts';
 
-t.test('deployments go when they have been over for so long, with their logs, and no others', async (t) => {
+t.test('deployments past retention are removed with their logs, unfinished ones never', async (t) => {
   const { store, effects } = setUp(t);
   const projectId = await store.project({ command: null });
   const [old, young, running, queued] = [
@@ -43,10 +43,10 @@ t.test('deployments go when they have been over for so long, with their logs, an
   t.strictSame(store.query('SELECT DISTINCT deployment_id FROM log_chunks'), [{ deployment_id: young }]);
   effects.advance(100 * RETENTION_MS);
   await pruneAll(store);
-  t.strictSame(idsOf(store, 'deployments'), [running, queued], 'what is unfinished is never too old');
+  t.strictSame(idsOf(store, 'deployments'), [running, queued], 'unfinished ones are never too old');
 });
 
-t.test('of each project the deployment stays that succeeded last: the next learns its ref', async (t) => {
+t.test('the last successful deployment of each project is kept for the next previous_ref', async (t) => {
   const { store, effects } = setUp(t);
   const projects = [await store.project(), await store.project()];
   const last: DeploymentId[] = [];
@@ -64,7 +64,7 @@ t.test('of each project the deployment stays that succeeded last: the next learn
 });
 
 t.test(
-  'deliveries go once they are over for so long, with their attempts, and then their events',
+  'deliveries past retention are removed with their attempts, then events without deliveries',
   async (t) => {
     const { store, effects, id } = await withWebhook(t);
     const cutoffMs = effects.now();
@@ -100,7 +100,7 @@ t.test(
 );
 
 t.test(
-  'an event that is not old stays without deliveries, too; an old one that nobody asked for goes',
+  'an event without deliveries is removed only past retention, and never if there is no retention',
   async (t) => {
     const { store, effects } = setUp(t);
     const projectId = await store.project({ command: null });
@@ -109,13 +109,13 @@ t.test(
     await created(store, projectId);
     t.match(await pruneAll(store), { events: 1 });
     t.match(store.query('SELECT created_at FROM events'), [{ created_at: effects.now() }]);
-    t.strictSame(await pruneAll(store, null), {}, 'and all stay with no retention');
+    t.strictSame(await pruneAll(store, null), {}, 'without a retention all stay');
     effects.advance(100 * RETENTION_MS);
     t.strictSame(await pruneAll(store, null), {});
   },
 );
 
-t.test('what is held for a disabled webhook stays for as long as the webhook does', async (t) => {
+t.test('deliveries held for a disabled webhook are kept as long as the webhook is', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
   const deliveries = await newDeliveries(store, id, 3);
   await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'by a test' });
@@ -130,7 +130,7 @@ t.test('what is held for a disabled webhook stays for as long as the webhook doe
 });
 
 t.test(
-  'of a deleted webhook all goes at once, and itself when its deletion cannot be repeated',
+  'a deleted webhook loses its rows at once, and its own row once the deletion cannot be replayed',
   async (t) => {
     const { store, effects, id, keyId } = await withWebhook(t);
     const other = await newWebhook(store, keyId);
@@ -154,7 +154,7 @@ t.test(
   },
 );
 
-t.test('what an open replay is yet to send stays, and goes when it was sent', async (t) => {
+t.test('deliveries that an open replay is yet to send are kept until they were sent', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   const before = await newDeliveries(store, id, 2);
   effects.advance(1_000);
@@ -199,14 +199,14 @@ t.test('idempotency keys are remembered for three days, whatever the retention',
   t.strictSame(
     await store.writer.write('answer', request),
     { ...first, replayed: true },
-    'the bytes outlive it',
+    'the answer outlives the deployment',
   );
   effects.advance(1);
   t.strictSame(await pruneAll(store, null), { idempotencyKeys: 1 });
   t.strictSame(store.query('SELECT * FROM idempotency_keys'), []);
 });
 
-t.test('secrets go when they end, and those that work stay', async (t) => {
+t.test('secrets are removed when they expire, and valid ones stay', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
   await store.writer.write('webhooks.rotate', { id, overlapMs: DAY_MS });
   await store.writer.write('keys.rotate', { id: keyId, overlapMs: DAY_MS });
@@ -222,7 +222,7 @@ t.test('secrets go when they end, and those that work stay', async (t) => {
   t.strictSame(await pruneAll(store, null), {});
 });
 
-t.test('a step is small, however much there is of one thing', async (t) => {
+t.test('a step removes at most 256 KiB of a log, and 16 rows', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   const [delivery] = await newDeliveries(store, id, 1);
   copyDeliveries(store, 200);
@@ -242,7 +242,7 @@ t.test('a step is small, however much there is of one thing', async (t) => {
   t.equal(store.reads.deployments.get(deployment), undefined);
   const steps = await stepsOf(store, 'events');
   t.ok(steps.every((step) => rowsOf(step) <= 16));
-  // What tells of the second deployment was never sent.
+  // The delivery of the second deployment was never sent, so it stays.
   t.equal(
     steps.reduce((sum, step) => sum + rowsOf(step), 0),
     201 + 100 + 2,
@@ -250,7 +250,7 @@ t.test('a step is small, however much there is of one thing', async (t) => {
   t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);
 });
 
-t.test('what stays is passed over a few at a time, also where all are of one moment', async (t) => {
+t.test('rows that stay are skipped in several steps, even if all have the same time', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   await newDeliveries(store, id, 400);
   store.execute(`UPDATE events SET created_at = 1`);
@@ -267,7 +267,7 @@ t.test('what stays is passed over a few at a time, also where all are of one mom
   t.equal(idsOf(store, 'events').length, 398);
 });
 
-t.test('what takes many steps goes in one pass, and each step is small', async (t) => {
+t.test('many rows of each kind are removed in one pass, in steps of at most 16', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
   const projectId = await store.project({ command: null });
   const deployment = await created(store, projectId);
@@ -314,7 +314,7 @@ t.test('what takes many steps goes in one pass, and each step is small', async (
   }
 });
 
-t.test('more that stays than a step looks at is passed over, and what goes is found behind it', async (t) => {
+t.test('a row to remove is found behind more rows that stay than one step looks at', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
   const [delivery] = await newDeliveries(store, id, 1);
   copyWaiting(store, 300, effects.now());
@@ -341,7 +341,7 @@ t.test('more that stays than a step looks at is passed over, and what goes is fo
   }
 });
 
-t.test('no step reads through a table that grows', (t) => {
+t.test('no step scans a table that grows, or sorts rows', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
   const statements: Sqlite.Statement[] = [];
   const spied = preparedBy(database, (sql) => {
@@ -364,7 +364,7 @@ t.test('no step reads through a table that grows', (t) => {
   t.end();
 });
 
-t.test('the file shrinks a few pages at a time, and keeps some for what comes', async (t) => {
+t.test('the file shrinks a few pages at a time, and keeps some free pages', async (t) => {
   const { store, effects } = setUp(t);
   const projectId = await store.project({ command: null });
   const deployment = await created(store, projectId);
@@ -379,7 +379,7 @@ t.test('the file shrinks a few pages at a time, and keeps some for what comes', 
 
   const steps = await stepsOf(store, 'unusedPages');
   const freed = steps.reduce((sum, { removed: { fileBytes = 0 } }) => sum + fileBytes, 0);
-  // With 32 there may go one that told of pages which are gone.
+  // With 32 free pages one more may go, which only listed some of them.
   t.ok(steps.length > 10 && steps.every(({ removed: { fileBytes = 0 } }) => fileBytes <= 33 * 4096));
   t.equal(pages(), before - freed / 4096);
   t.equal(store.query<{ freelist_count: number }>('PRAGMA freelist_count')[0]?.freelist_count, 1024);
@@ -392,7 +392,7 @@ t.test('the file shrinks a few pages at a time, and keeps some for what comes', 
   copy.close();
 });
 
-t.test('an attempt that was under way when its delivery went is recorded nowhere', async (t) => {
+t.test('an attempt that ends after its delivery was removed is not recorded', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   await newDeliveries(store, id, 1);
   const [due] = dueOf(store, id, effects.now(), 1);

@@ -8,7 +8,7 @@ import { temporaryDirectory } from '../helpers/store.ts';
 /** https://sqlite.org/fileformat.html#the_write_ahead_log */
 const WAL_HEADER_BYTES = 32;
 
-t.test('what is in use of a WAL is told from what is not in the file yet, and is left so', async (t) => {
+t.test('walUse tells the bytes of a WAL in use from those not copied yet, and copies none', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const database = openForWriting(path, realEffects);
   database.pragma('wal_checkpoint(TRUNCATE)');
@@ -24,5 +24,5 @@ t.test('what is in use of a WAL is told from what is not in the file yet, and is
   database.pragma('wal_checkpoint(PASSIVE)');
   t.strictSame(walUse(), { usedBytes, uncopiedBytes: 0 });
   database.close();
-  t.equal(walBytesOf(path), 0, 'there is none any more');
+  t.equal(walBytesOf(path), 0, 'there is no WAL any more');
 });

@@ -71,7 +71,7 @@ t.test('an update changes what is given and nothing else', async (t) => {
   }
 });
 
-t.test('new events count from the next thing that happens; what is pending still goes out', async (t) => {
+t.test('a change of events applies to later events; what is pending stays pending', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId, { events: ['deployment.created'] });
@@ -88,7 +88,7 @@ t.test('new events count from the next thing that happens; what is pending still
 });
 
 t.test(
-  'each webhook is told once, however its key sees the project, and none of a key that was revoked',
+  'an event goes once to each webhook whose key sees the project, and to none whose key was revoked',
   async (t) => {
     const store = testStore(t);
     const projectId = await store.project();
@@ -114,7 +114,7 @@ t.test(
   },
 );
 
-t.test('disabling by hand says so, and does not hide an earlier reason', async (t) => {
+t.test('disabling a webhook sets the reason, and does not replace an earlier one', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -126,7 +126,7 @@ t.test('disabling by hand says so, and does not hide an earlier reason', async (
   t.match(await update(store, id, { status: 'disabled' }), { status_reason: /410/ });
 });
 
-t.test('enabling forgives the failures, and what was held begins its ladder then', async (t) => {
+t.test('enabling a webhook resets its failures, and held deliveries begin their ladder anew', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -158,11 +158,11 @@ t.test('enabling forgives the failures, and what was held begins its ladder then
       [arisen, 0, effects.now()],
       [waiting, 0, effects.now()],
     ],
-    'what waited for a retry goes out now, too',
+    'a delivery that waited for a retry is due, too',
   );
 });
 
-t.test('enabling what is enabled changes nothing', async (t) => {
+t.test('enabling an enabled webhook changes nothing', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -187,7 +187,7 @@ t.test('a webhook whose key was revoked cannot be enabled', async (t) => {
   t.strictSame(store.dump(), before);
 });
 
-t.test('another url begins without the failures of the one before, the same url does not', async (t) => {
+t.test('a new url resets the failures of a webhook, the same url does not', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id, url } = await newWebhook(store, keyId);
@@ -197,7 +197,7 @@ t.test('another url begins without the failures of the one before, the same url 
   t.match(await update(store, id, { url }), { consecutive_failures: 2 });
   t.strictSame(heard, []);
   t.match(await update(store, id, { url: 'https://example.net/' }), { consecutive_failures: 0 });
-  t.strictSame(heard, ['outbox'], 'whoever delivers hears of it');
+  t.strictSame(heard, ['outbox'], 'the outbox is notified');
   t.match(store.query('SELECT failing_since FROM webhooks'), [{ failing_since: null }]);
 });
 
@@ -218,11 +218,11 @@ t.test('after a rotation both secrets sign until the overlap is over', async (t)
   t.strictSame(live(), [second]);
   for (let count = 0; count < 4; count++) {
     const { signing_secret } = await rotate(store, id, DAY_MS);
-    t.equal(live()[0], signing_secret, 'also of one moment');
+    t.equal(live()[0], signing_secret, 'also within one millisecond');
   }
 });
 
-t.test('an overlap of nothing ends the old secrets at once, and their rows', async (t) => {
+t.test('a rotation without an overlap removes the old secrets at once', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();
@@ -247,7 +247,7 @@ t.test('a later rotation may shorten the life of a secret and never lengthens it
   t.strictSame(
     store.reads.webhooks.liveSecrets(id, effects.now()),
     [third, second],
-    'the first had its second',
+    'the first one ended after its second',
   );
   t.notOk(store.reads.webhooks.liveSecrets(id, effects.now()).includes(first));
 });
@@ -265,7 +265,7 @@ t.test('at most five secrets live: a sixth ends the oldest', async (t) => {
   t.strictSame(store.reads.webhooks.liveSecrets(id, effects.now()), secrets.slice(-5).reverse());
 });
 
-t.test('a deleted webhook is told nothing, sends nothing and keeps no secret', async (t) => {
+t.test('a deleted webhook has no deliveries, open replays, subscriptions or secrets', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -289,7 +289,7 @@ t.test('a deleted webhook is told nothing, sends nothing and keeps no secret', a
   t.strictSame(store.query('SELECT * FROM webhook_secrets'), []);
   t.strictSame(store.query('SELECT * FROM webhook_subscriptions'), []);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
-  t.equal(store.query('SELECT * FROM deliveries').length, 1, 'nothing new arises for it');
+  t.equal(store.query('SELECT * FROM deliveries').length, 1, 'no new delivery is made for it');
 });
 
 t.test('whatever is done to a webhook, the others stay as they are', async (t) => {
@@ -331,7 +331,7 @@ t.test('whatever is done to a webhook, the others stay as they are', async (t) =
   t.equal(store.reads.webhooks.visibleTo(caller({ keyId }), one.id), undefined);
 });
 
-t.test('what is not there, or was deleted, is not found, and nothing changes', async (t) => {
+t.test('an unknown or deleted webhook is not_found for every change, and nothing changes', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
   const deleted = await newWebhook(store, keyId);

@@ -9,7 +9,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
 import { newDeployment, openWithThread, PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
-t.test('each transaction counts once, with its writes, whatever became of them', async (t) => {
+t.test('each transaction is counted once, with all its writes, rejected ones too', async (t) => {
   const { path, ...store } = testStore(t);
   const projectId = await store.project();
   const figures = writerFigures(figuresMemory());
@@ -39,7 +39,7 @@ t.test('each transaction counts once, with its writes, whatever became of them',
   t.equal(scrape(figures).value('davit_commit_duration_seconds_count'), 3);
 });
 
-t.test('a transaction that the disk did not take is a failure, and no commit', async (t) => {
+t.test('a transaction that a full disk rejects counts as a failure, not as a commit', async (t) => {
   const { path, ...store } = testStore(t);
   const projectId = await store.project();
   const figures = writerFigures(figuresMemory());
@@ -68,7 +68,7 @@ t.test('a transaction that the disk did not take is a failure, and no commit', a
   t.equal(scrape(figures).value('davit_commit_duration_seconds_count'), 0);
 });
 
-t.test('the thread counts its checkpoints where another reads them', async (t) => {
+t.test('the writer thread counts its checkpoints in memory that another thread reads', async (t) => {
   const memory = figuresMemory();
   const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { figures: memory });
   t.teardown(store.close);
@@ -85,7 +85,7 @@ t.test('the thread counts its checkpoints where another reads them', async (t) =
   t.ok(scrape(figures).value('davit_commit_writes_sum') > 1);
 });
 
-t.test('of a WAL with more than 32 MiB in use the writer itself copies what is left', async (t) => {
+t.test('the writer itself copies the rest of a WAL with more than 32 MiB in use', async (t) => {
   const memory = figuresMemory();
   const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { figures: memory });
   t.teardown(store.close);
@@ -94,7 +94,7 @@ t.test('of a WAL with more than 32 MiB in use the writer itself copies what is l
   const figures = writerFigures(memory);
   const count = (kind: string) => scrape(figures).value('davit_checkpoint_duration_seconds_count', { kind });
   await until(() => count('catch_up') > 0);
-  t.ok(count('background') > 0, 'after another has copied what it could');
+  t.ok(count('background') > 0, 'after the checkpoint thread copied what it could');
 });
 
 function scrape({ all }: ReturnType<typeof writerFigures>) {

@@ -7,7 +7,7 @@ import type { Change } from '../../src/store/context.ts';
 import type { GroupCommit, QueuedWrite } from '../../src/store/writer.ts';
 import { connectWriter, serveWriter } from '../../src/store/writer-port.ts';
 
-t.test('who asked hears the answer before anybody hears of the change', async (t) => {
+t.test('a write is answered before listeners are notified of its change', async (t) => {
   const { writer, queued, commit } = door(t);
   const heard: string[] = [];
   writer.onCommit((changes) => queueMicrotask(() => heard.push(...changes)));
@@ -20,7 +20,7 @@ t.test('who asked hears the answer before anybody hears of the change', async (t
   t.strictSame(heard, ['the answer', 'queue']);
 });
 
-t.test('a door tells only of the changes that concern those behind it, and nobody of none', async (t) => {
+t.test('a port announces only the changes that concern its listeners, and no empty set', async (t) => {
   const { writer, queued, commit } = door(t);
   const heard: Change[][] = [];
   writer.onCommit((changes) => heard.push([...changes]));
@@ -35,7 +35,7 @@ t.test('a door tells only of the changes that concern those behind it, and nobod
   t.strictSame(heard, [['queue']]);
 });
 
-t.test('sixteen writes leave at once, and what comes with the end before it', async (t) => {
+t.test('sixteen writes are sent at once, and the rest before the close', async (t) => {
   const sent: { kind: string; writes?: unknown[] }[] = [];
   const writer = connectWriter({
     on: () => undefined as never,
@@ -56,7 +56,7 @@ t.test('sixteen writes leave at once, and what comes with the end before it', as
   t.equal(sent.length, 3);
 });
 
-t.test('what was answered while it closes is heard before its end', async (t) => {
+t.test('a write that is answered during a close is answered before the close is', async (t) => {
   const { writer, queued } = door(t, async () => write?.settle({ ok: true, value: undefined }));
   const order: string[] = [];
   const asked = writer.write('instance.probe', undefined).then(() => order.push('answered'));
@@ -66,7 +66,7 @@ t.test('what was answered while it closes is heard before its end', async (t) =>
   t.strictSame(order, ['answered', 'closed']);
 });
 
-t.test('a refusal and a bug cross it whole, and what priority the writes have', async (t) => {
+t.test('errors cross the port whole, and the writes of a low-priority port have low priority', async (t) => {
   for (const lowPriority of [false, true]) {
     const { writer, queued } = door(t, undefined, lowPriority);
     const refusal = new AppError('invalid_request', 'no', {
@@ -87,7 +87,7 @@ t.test('a refusal and a bug cross it whole, and what priority the writes have', 
   }
 });
 
-/** A writer behind a real port, of which the test says what is committed and what is answered. */
+/** A writer behind a real port; the test decides what is committed and what is answered. */
 function door(t: Test, onClose: () => Promise<void> = async () => undefined, lowPriority = false) {
   const { port1, port2 } = new MessageChannel();
   t.teardown(() => port1.close());
@@ -108,7 +108,7 @@ function door(t: Test, onClose: () => Promise<void> = async () => undefined, low
     commit(...changes: Change[]) {
       for (const listener of listeners) listener(new Set(changes));
     },
-    /** What has arrived, once it is so many. */
+    /** The writes that have arrived, once there are so many. */
     async queued(count: number): Promise<QueuedWrite[]> {
       while (writes.length < count) await once(port1, 'message');
       return writes.splice(0);

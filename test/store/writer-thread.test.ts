@@ -13,7 +13,7 @@ import { until } from '../helpers/commands.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { KEY, newDeployment, openWithThread, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
-t.test('each door tells of what concerns who is behind it, and of other processes', async (t) => {
+t.test('each port announces the changes that concern it, and that another process wrote', async (t) => {
   const { store, door, other } = await open(t);
   const [inService, inDispatcher] = [store.writer, door].map(untilEverything) as [
     Promise<Change[]>,
@@ -28,7 +28,7 @@ t.test('each door tells of what concerns who is behind it, and of other processe
   t.strictSame(await inDispatcher, [webhook.id, 'everything']);
 });
 
-t.test('a thread that was started and opens nothing touches no file, and ends unseen', async (t) => {
+t.test('a thread that was started but not opened touches no file, and ends without an error', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const thread = startStoreThread((error) => t.fail('the writer died', { error }));
   await thread.end();
@@ -37,7 +37,7 @@ t.test('a thread that was started and opens nothing touches no file, and ends un
   t.notOk(existsSync(path));
 });
 
-t.test('whoever opens hears why the thread cannot', async (t) => {
+t.test('open rejects with the cause when the thread cannot open the file', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   writeFileSync(path, 'something else altogether');
   const thread = startStoreThread((error) => t.fail('it was not open yet', { error }));
@@ -47,7 +47,7 @@ t.test('whoever opens hears why the thread cannot', async (t) => {
 });
 
 t.test(
-  'a thread that is ended when it has opened is no crash: what ended the start is what is told',
+  'ending a thread right after it opened its file, as a failed start does, is not reported as a crash',
   async (t) => {
     const path = join(temporaryDirectory(t), 'davit.db');
     const thread = startStoreThread((error) => t.fail('the writer died', { error }));
@@ -56,13 +56,13 @@ t.test(
   },
 );
 
-t.test('a close ends also when the writer dies in the midst of it, and tells why', async (t) => {
+t.test('a close rejects with the cause when the writer dies in the middle of it', async (t) => {
   const { port1, port2 } = new MessageChannel();
   const thread = startStoreThread((error) => t.fail('it was told to end', { error }));
   const store = await thread.open(join(temporaryDirectory(t), 'davit.db'), [port1]);
-  // To end that takes a while, in which the writer reads on.
+  // Ending the checkpoint thread takes a while, in which the writer still reads messages.
   await until(() => threadNames().includes(CHECKPOINTER));
-  port2.postMessage({ kind: 'writes', writes: null }); // is a bug, and no reason to wait
+  port2.postMessage({ kind: 'writes', writes: null }); // a bug
   await t.rejects(store.close(), { message: /iterable/ });
 });
 
@@ -126,11 +126,11 @@ async function open(t: Test) {
   /** Both in pages. */
   function walUse() {
     const use = wal.get();
-    if (use === undefined) throw new Error('it tells nothing');
+    if (use === undefined) throw new Error('PRAGMA wal_checkpoint gave no row');
     return use;
   }
 
-  /** By so many pages, and a few more. */
+  /** Lengthens the WAL by so many pages, and a few more. */
   async function makeLonger(keyId: KeyId, pages: number) {
     await store.writer.write('answer', {
       operation: 'pings.keep',
@@ -143,7 +143,7 @@ async function open(t: Test) {
   }
 }
 
-/** All that is heard of until another process has written. */
+/** All changes that are notified until another process has written. */
 function untilEverything(writer: Writer): Promise<Change[]> {
   const heard: Change[] = [];
   return new Promise((resolve) => {

@@ -37,7 +37,7 @@ import {
   testStore,
 } from '../helpers/store.ts';
 
-t.test('an operation that is refused leaves the others of its group untouched', async (t) => {
+t.test('an operation that is rejected leaves the others of its group untouched', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const archived = await store.project();
@@ -61,7 +61,7 @@ t.test('an operation that is refused leaves the others of its group untouched', 
   t.strictSame(store.query('SELECT count(*) AS events FROM events'), [{ events: 2 }]);
 });
 
-t.test('listeners hear of what was committed, and of nothing else', async (t) => {
+t.test('listeners are notified of what was committed, and of nothing else', async (t) => {
   const store = testStore(t);
   const archived = await store.project();
   await store.writer.write('projects.setStatus', { id: archived, status: 'archived' });
@@ -115,7 +115,7 @@ t.test('an operation that fails half-way is undone, and the others of its group 
   t.strictSame(heard, [['queue']]);
 });
 
-t.test('a full disk refuses with 503, loses nothing, and ends when there is room', async (t) => {
+t.test('on a full disk writes are rejected and change nothing; later they succeed again', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const before = store.dump();
@@ -135,7 +135,7 @@ t.test('a full disk refuses with 503, loses nothing, and ends when there is room
   t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
 });
 
-t.test('what is refused as its fsync failed does not come back after a kill', async (t) => {
+t.test('a write that was rejected as its fsync failed does not come back after a kill', async (t) => {
   const store = testStore(t);
   const refused = newDeployment(await store.project());
   const copy = copyAfterKill(t, store.path);
@@ -170,7 +170,7 @@ for (const suffix of ['', '-wal', '-shm']) {
     const store = testStore(t, effects);
     const projectId = await store.project();
     const before = store.dump();
-    effects.advance(10); // a look counts for so long
+    effects.advance(10); // the last look holds for so long
     const file = `${store.path}${suffix}`;
     renameSync(file, `${file}.elsewhere`);
     const refusal = { code: 'unavailable', message: /was moved, removed or replaced/, retryAfterSeconds: 5 };
@@ -185,7 +185,7 @@ for (const suffix of ['', '-wal', '-shm']) {
   });
 }
 
-t.test('nor while nobody can tell where it is', async (t) => {
+t.test('nothing is written while the path of the file cannot be resolved', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const projectId = await store.project();
@@ -260,7 +260,7 @@ t.test('writes that were handed in before the end are committed, later ones are 
   await again.close();
 });
 
-t.test('the WAL is taken into the file also where nobody is told of what was written', async (t) => {
+t.test('the WAL is copied into the file even if no listener is notified of the writes', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const store = await openWithThread(t, path);
   const limitBytes = 32 * 1024 * 1024;
@@ -284,13 +284,13 @@ t.test('the WAL is taken into the file also where nobody is told of what was wri
   });
   looking.close();
   await store.writer.write('keys.touch', { keyId: key.id, atMs: 1 });
-  t.equal(walBytes(), limitBytes, 'it begins anew, and what is beyond its limit is cut off');
+  t.equal(walBytes(), limitBytes, 'the WAL begins anew, and what is beyond its limit is cut off');
   t.strictSame(told, []);
   await store.close();
 });
 
 t.test(
-  'the WAL is taken into the file also where no thread can be started for it',
+  'the WAL is copied into the file even if no thread can be started for that',
   ifHas('prlimit'),
   async (t) => {
     const path = `${temporaryDirectory(t)}/davit.db`;
@@ -322,7 +322,7 @@ t.test(
   },
 );
 
-t.test('what another connection wrote is seen at the next read', async (t) => {
+t.test('what another connection wrote is seen by the next read', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
   const one = await openWithThread(t, path);
   const other = await openWithThread(t, path);
@@ -335,7 +335,7 @@ t.test('what another connection wrote is seen at the next read', async (t) => {
 });
 
 t.test(
-  'what another process wrote is told as everything, once, and what this one wrote is not',
+  'a commit of another process is notified once, as everything; one of this process is not again',
   async (t) => {
     const store = testStore(t);
     const group = createGroupCommit(openForWriting(store.path, realEffects), realEffects);
@@ -370,7 +370,7 @@ t.test('many writes from one turn share commits', async (t) => {
   t.equal(commits, 1);
 });
 
-t.test('what is refused as the disk is full is tried again each second, told once', async (t) => {
+t.test('writePersistently retries an unavailable write each second, and reports it once', async (t) => {
   const effects = fakeEffects();
   const unavailable = new AppError('unavailable', 'the disk is full');
   const refusals: unknown[] = [];
@@ -393,7 +393,7 @@ t.test('what is refused as the disk is full is tried again each second, told onc
   t.strictSame(refusals, [unavailable]);
 });
 
-t.test('what is refused for any other reason is not tried again', async (t) => {
+t.test('writePersistently does not retry a write that was rejected for another reason', async (t) => {
   const conflict = new AppError('conflict', 'it has ended');
   let writes = 0;
   const write = async () => {
@@ -401,13 +401,13 @@ t.test('what is refused for any other reason is not tried again', async (t) => {
     throw conflict;
   };
   const writer = { write } as unknown as Writer;
-  const refused = () => t.fail('it is no refusal of the disk');
+  const refused = () => t.fail('a conflict was reported as unavailable');
   await t.rejects(writePersistently(writer, 'instance.probe', undefined, fakeEffects(), refused), conflict);
   t.equal(writes, 1);
 });
 
 t.test(
-  'beyond 20,000 that wait a write is refused at once and never done, the others are done',
+  'beyond 20,000 waiting writes another one is rejected at once and never done; the others are done',
   async (t) => {
     const store = testStore(t);
     const writes = Array.from({ length: 20_000 }, () => store.writer.write('instance.probe', undefined));
@@ -421,7 +421,7 @@ t.test(
   },
 );
 
-t.test('a close commits all that waits, and what comes later is refused', async (t) => {
+t.test('a close commits all waiting writes, and later ones are rejected', async (t) => {
   const store = testStore(t);
   const database = openForWriting(store.path, realEffects);
   const group = createGroupCommit(database, realEffects);
@@ -472,7 +472,7 @@ t.test('a write waits until another process has written, for 5 s at most', async
   await t.resolves(writer.write('projects.create', PROJECT));
 });
 
-t.test('who does not listen any more hears nothing', async (t) => {
+t.test('a listener that unsubscribed is not notified', async (t) => {
   const store = testStore(t);
   const heard: unknown[] = [];
   const unsubscribe = store.writer.onCommit((changes) => heard.push([...changes]));
@@ -481,7 +481,7 @@ t.test('who does not listen any more hears nothing', async (t) => {
   t.strictSame(heard, []);
 });
 
-t.test('listeners hear nothing of what a full disk undid', async (t) => {
+t.test('listeners are not notified of what a full disk undid', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const heard: unknown[] = [];
@@ -500,7 +500,7 @@ t.test('listeners hear nothing of what a full disk undid', async (t) => {
   t.strictSame(heard, []);
 });
 
-t.test('writes of low priority let the others go first, and are not forgotten over them', async (t) => {
+t.test('low-priority writes let the others go first, but every commit has some of them', async (t) => {
   const store = testStore(t);
   const group = createGroupCommit(openForWriting(store.path, realEffects), realEffects);
   t.teardown(group.close);
@@ -531,7 +531,7 @@ t.test('writes of low priority let the others go first, and are not forgotten ov
   t.equal(order.length, 600);
 });
 
-/** What the next start finds where this one is killed now. */
+/** A copy of what the next start would find if davit were killed now. */
 function copyAfterKill(t: Test, path: string): string {
   const copy = join(temporaryDirectory(t), 'davit.db');
   for (const side of ['', '-wal']) copyFileSync(path + side, copy + side);
