@@ -11,7 +11,7 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 const FINISHED = 'davit_deployments_finished_total';
 const DURATION = 'davit_deployment_duration_seconds';
 
-t.test('ends are counted by how they came, from zero, each once', async (t) => {
+t.test('ended deployments are counted by status and reason, from zero, each once', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   await end(store, { status: 'succeeded' });
@@ -45,20 +45,20 @@ t.test('ends are counted by how they came, from zero, each once', async (t) => {
       ['failed', 2],
       ['succeeded', 1],
     ],
-    'what was canceled never ran',
+    'the canceled one never ran',
   );
   t.strictSame(movedOf(after, `${DURATION}_sum`), [['succeeded', 20]]);
   t.equal(after.value(`${DURATION}_bucket`, { status: 'succeeded', le: '15' }), 0);
   t.equal(after.value(`${DURATION}_bucket`, { status: 'succeeded', le: '30' }), 1);
 });
 
-t.test('what another process ends counts too, however much it is', async (t) => {
+t.test('deployments that another process ended are counted, too, however many', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const endings = createEndings(store.reads);
   const project = await store.project();
   const other = openStore(store.path, effects);
-  const count = 700; // with their beginnings more than are looked at at once
+  const count = 700; // with their creations more than one step looks at
   for (let made = 0; made < count; made++) {
     void other.writer.write('deployments.create', newDeployment(project, { maxQueued: null }));
   }
@@ -67,7 +67,7 @@ t.test('what another process ends counts too, however much it is', async (t) => 
   await endings.catchUp(() => false);
   const canceled = () =>
     parseMetrics(exposition(endings.figures())).value(FINISHED, { status: 'canceled', reason: 'user' });
-  t.equal(canceled(), 0, 'nobody waits for it any more');
+  t.equal(canceled(), 0, 'a scrape that nobody waits for any more is abandoned');
   await endings.catchUp(() => true);
   t.equal(canceled(), count);
 });

@@ -4,7 +4,7 @@ import t from 'tap';
 import { createHistogram, ownCells, readFigure } from '../../src/figures.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 
-t.test('the text is as the format says', async (t) => {
+t.test('the text follows the Prometheus text format', async (t) => {
   const histogram = createHistogram(ownCells, { name: 'davit_h', help: 'Two\nlines, a \\.', bounds: [0.5] });
   histogram.observe(0.25);
   const text = exposition([
@@ -35,7 +35,7 @@ t.test('the text is as the format says', async (t) => {
   );
 });
 
-t.test('whatever a label holds, a parser reads it as it was', async (t) => {
+t.test('a parser reads every label and value back as it was', async (t) => {
   fc.assert(
     fc.property(
       fc.string({ unit: fc.constantFrom('a', '"', '\\', '\n', 'n', '{', '}', ',', '=', ' ', '☃') }),

@@ -8,7 +8,7 @@ import { connectRaw, type RawConnection, rawRequest } from '../helpers/http.ts';
 
 const LOOPBACK = { host: '127.0.0.1', port: 0 };
 
-t.test('GET and HEAD /metrics, and nothing else', async (t) => {
+t.test('the listener serves GET and HEAD of /metrics, and nothing else', async (t) => {
   const { url, port, scrapes } = await listener(t);
   const rows: [method: string, path: string, status: number][] = [
     ['GET', '/metrics', 200],
@@ -38,18 +38,18 @@ t.test('GET and HEAD /metrics, and nothing else', async (t) => {
     t.equal(response.headers.get('content-type'), 'text/plain; version=0.0.4; charset=utf-8');
     t.equal(text, method === 'HEAD' ? '' : 'davit_x 1\n');
   }
-  t.equal(scrapes.length, 2, 'only what is shown is gathered');
+  t.equal(scrapes.length, 2, 'metrics are gathered for GET only');
   t.match(await rawRequest(port, 'CONNECT /metrics HTTP/1.1\r\nHost: d\r\n\r\n'), /^$/);
   t.match(await rawRequest(port, 'nonsense\r\n\r\n'), /^HTTP\/1\.1 400 /);
 });
 
-t.test('a body is not waited for', async (t) => {
+t.test('a request is answered without waiting for its body', async (t) => {
   const { port } = await listener(t);
   const endless = 'POST /metrics HTTP/1.1\r\nHost: d\r\nContent-Length: 1000000000\r\n\r\nbeginning';
   t.match(await rawRequest(port, endless), /^HTTP\/1\.1 405 /);
 });
 
-t.test('what goes wrong is in the log, and the answer says nothing of it', async (t) => {
+t.test('the cause of a failed scrape is logged, and not in the answer', async (t) => {
   const { url, log } = await listener(t, async () => {
     throw new Error('the inside');
   });
@@ -59,12 +59,12 @@ t.test('what goes wrong is in the log, and the answer says nothing of it', async
   t.match(log, [{ level: 50, msg: 'the metrics could not be read', err: { message: 'the inside' } }]);
 });
 
-t.test('a request that does not come to its end is ended', async (t) => {
+t.test('a request whose headers do not arrive in time is answered 408', async (t) => {
   const { port } = await listener(t, undefined, { headersTimeout: 20, connectionsCheckingInterval: 10 });
   t.match(await rawRequest(port, 'GET /metrics HTTP/1.1\r\nHo'), /^HTTP\/1\.1 408 /);
 });
 
-t.test('of many connections the first are served', async (t) => {
+t.test('a connection beyond 32 is closed, and the others are served', async (t) => {
   const { port } = await listener(t);
   const open: RawConnection[] = [];
   for (let made = 0; made < 32; made++) open.push(await connectRaw(port));
@@ -75,7 +75,7 @@ t.test('of many connections the first are served', async (t) => {
   for (const { socket } of open) socket.destroy();
 });
 
-t.test('a connection is asked to close after a hundred requests', async (t) => {
+t.test('a connection ends with its hundredth request; the next is answered 503', async (t) => {
   const { port, scrapes } = await listener(t);
   const connection = await connectRaw(port);
   connection.send('GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n'.repeat(150));
@@ -91,7 +91,7 @@ t.test('a connection is asked to close after a hundred requests', async (t) => {
   );
 });
 
-t.test('closing cuts off who is still waiting', async (t) => {
+t.test('closing the listener cuts off scrapes under way', async (t) => {
   const { promise, resolve } = Promise.withResolvers<string>();
   const { url, close, scrapes, log } = await listener(t, () => promise);
   const waiting = fetch(`${url}/metrics`);
@@ -103,7 +103,7 @@ t.test('closing cuts off who is still waiting', async (t) => {
   t.strictSame(log, []);
 });
 
-t.test('a place that is taken is said with the name of the option', async (t) => {
+t.test('an error about an address in use names --metrics-listen', async (t) => {
   const { port } = await listener(t);
   await t.rejects(
     startMetricsListener({ host: '127.0.0.1', port }, async () => '', pino({ level: 'silent' })),

@@ -9,7 +9,7 @@ import { startWholeService, type WholeService } from '../helpers/whole-service.t
 
 const METRICS_ON = { metricsListen: { host: '127.0.0.1', port: 0 } };
 
-t.test('the main job moves what is counted', async (t) => {
+t.test('a deployment, its delivery and the requests for them are counted', async (t) => {
   const service = await startWholeService(t, METRICS_ON);
   const receiver = await startReceiver(t, { answers: [status(200)] });
   const { secret } = await service.key();
@@ -62,7 +62,7 @@ t.test('the main job moves what is counted', async (t) => {
   }
 });
 
-t.test('gauges tell of the moment', async (t) => {
+t.test('gauges show the current state', async (t) => {
   const service = await startWholeService(t, { ...METRICS_ON, maxConcurrent: 3 });
   const { secret } = await service.key();
   const pipe = namedPipe(t);
@@ -104,7 +104,7 @@ t.test('gauges tell of the moment', async (t) => {
   writeFileSync(pipe, '');
 });
 
-t.test('it is served while davit stops, and not a moment longer', async (t) => {
+t.test('metrics are served until davit has stopped', async (t) => {
   const service = await startWholeService(t, { ...METRICS_ON, shutdownGraceMs: 20_000 });
   const { secret } = await service.key();
   const pipe = namedPipe(t);
@@ -135,7 +135,7 @@ t.test('it is served while davit stops, and not a moment longer', async (t) => {
   );
 });
 
-t.test('what a crash interrupted counts from the start', async (t) => {
+t.test('a deployment that a crash interrupted is in the first scrape', async (t) => {
   const store = testStore(t, realEffects);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   await store.writer.write('deployments.claim', undefined);
@@ -145,7 +145,7 @@ t.test('what a crash interrupted counts from the start', async (t) => {
   ]);
 });
 
-t.test('nothing is served unless it is asked for', async (t) => {
+t.test('without --metrics-listen no metrics are served', async (t) => {
   const { url, metricsUrl } = await startWholeService(t);
   t.equal(metricsUrl, null);
   t.equal((await fetch(`${url}/metrics`)).status, 404);

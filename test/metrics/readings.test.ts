@@ -5,7 +5,7 @@ import { exposition } from '../../src/metrics/exposition.ts';
 import { fileFigures } from '../../src/metrics/readings.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('a file that no look gets to has no size, and keeps no other figure from being read', async (t) => {
+t.test('a file whose size cannot be read counts as 0 bytes, and does not fail the scrape', async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   symlinkSync(path, path);
   const text = exposition(fileFigures(path));

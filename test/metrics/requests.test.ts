@@ -3,7 +3,7 @@ import { exposition } from '../../src/metrics/exposition.ts';
 import { createRequestFigures } from '../../src/metrics/requests.ts';
 import { movedOf, parseMetrics } from '../helpers/metrics.ts';
 
-t.test('requests count by route, method and status, and last by route and method', async (t) => {
+t.test('requests are counted by route, method and status, and timed by route and method', async (t) => {
   const requests = createRequestFigures();
   t.strictSame(requests.figures(), []);
   const route = '/v2/projects/{project_id}';
@@ -27,7 +27,7 @@ t.test('requests count by route, method and status, and last by route and method
   t.equal(scrape.value(`${duration}_bucket`, { route, method: 'GET', le: '2.5' }), 3);
 });
 
-t.test('what a client makes up makes no series', async (t) => {
+t.test('unknown methods and routes share one series', async (t) => {
   const requests = createRequestFigures();
   for (const method of ['OPTIONS', 'PROPFIND', 'M-SEARCH', '__proto__', 'get']) {
     requests.count({ route: null, method, status: 404, durationMs: 1 });
