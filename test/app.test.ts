@@ -19,7 +19,7 @@ import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
 import { CONFIG, startWholeService } from './helpers/whole-service.ts';
 
 t.test(
-  'what an earlier run left and cannot be recorded yet keeps deployments waiting, not the API',
+  'while the end of an interrupted deployment cannot be recorded, others wait, but the API is served',
   async (t) => {
     const dbPath = join(temporaryDirectory(t), 'davit.db');
     const store = storeOn(openForWriting(dbPath, realEffects), realEffects);
@@ -55,7 +55,7 @@ t.test(
   },
 );
 
-t.test('without a place for the files of commands it does not begin, if a project has one', async (t) => {
+t.test('without a usable TMPDIR davit does not start if a project has a command', async (t) => {
   const { TMPDIR } = process.env;
   t.teardown(() => {
     if (TMPDIR === undefined) delete process.env['TMPDIR'];
@@ -77,7 +77,7 @@ t.test('without a place for the files of commands it does not begin, if a projec
   });
 });
 
-t.test('who is canceled while davit stops is canceled, not interrupted', async (t) => {
+t.test('a deployment that is canceled while davit stops ends as canceled, not interrupted', async (t) => {
   const { dbPath, store } = await fileWith(t, ['/bin/sleep', '600']);
   const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
   const service = await startService({ ...CONFIG, dbPath, shutdownGraceMs: 60_000 }, realEffects, (error) =>
@@ -90,7 +90,7 @@ t.test('who is canceled while davit stops is canceled, not interrupted', async (
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
-t.test('what comes while davit stops is answered, or not carried out', async (t) => {
+t.test('a request that arrives while davit stops is answered, or not carried out', async (t) => {
   const { url, stop, key, project, query } = await startWholeService(t);
   const [projectId, { secret }] = [await project({ command: null }), await key()];
   const body = '{"ref":"v1"}';
@@ -113,7 +113,7 @@ t.test('what comes while davit stops is answered, or not carried out', async (t)
   const answers = received.flatMap(parseResponses);
   const created = query('SELECT 1 FROM deployments').length;
   t.equal(answers.filter(({ status }) => status === 201).length, created);
-  t.ok(created > 0, 'those that were on the way are answered');
+  t.ok(created > 0, 'those under way are answered');
   for (const { headers } of answers) t.match(headers, { connection: /^close$/ });
 });
 
@@ -126,7 +126,7 @@ async function fileWith(t: Test, command: [string, ...string[]]) {
   return { dbPath, store: { ...store, projectId: id } };
 }
 
-t.test('told to stop while it looks after what was left, it does not begin to serve', async (t) => {
+t.test('davit does not begin to serve if it is told to stop while it cleans up after a crash', async (t) => {
   const { dbPath, store } = await fileWith(t, ['/bin/true']);
   const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
   await store.writer.write('deployments.claim', undefined);
@@ -138,11 +138,11 @@ t.test('told to stop while it looks after what was left, it does not begin to se
   const serving = startService({ ...CONFIG, dbPath }, realEffects, () => undefined, start.signal);
   setImmediate(() => start.abort(new Error('told to stop')));
   await t.rejects(serving, { message: 'told to stop' });
-  t.equal(store.reads.deployments.get(id)?.status, 'running', 'the next start looks after it');
+  t.equal(store.reads.deployments.get(id)?.status, 'running', 'that is left to the next start');
 });
 
 t.test(
-  'where files are few, no connection to a receiver is kept for the next',
+  'with few open files allowed, connections to receivers are not kept open',
   ifHas('prlimit'),
   async (t) => {
     t.teardown(limitOpenFiles(950));
@@ -160,7 +160,7 @@ t.test(
   },
 );
 
-t.test('a service whose file was taken away is not ready', async (t) => {
+t.test('a service whose database file was moved away is not ready', async (t) => {
   const { dbPath } = await fileWith(t, ['/bin/true']);
   const service = await startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
   t.teardown(service.stop);
@@ -174,7 +174,7 @@ t.test('a service whose file was taken away is not ready', async (t) => {
 });
 
 t.test(
-  'a second service is refused beside one whose lock was removed, and not once that has ended',
+  'a second service is refused even if the lock file of the first was removed, until that has ended',
   async (t) => {
     const { directory, dbPath } = place(t);
     const first = await serve(t, directory);
@@ -191,7 +191,7 @@ t.test(
     await t.rejects(second(), refusal, 'as if nobody had it open');
     renameSync(`${dbPath}-shm.elsewhere`, `${dbPath}-shm`);
     t.notOk(existsSync(lockPath(dbPath)));
-    writeFileSync(lockPath(dbPath), ''); // as a command leaves it that was about to replace the file
+    writeFileSync(lockPath(dbPath), ''); // as left by a command that was about to replace the file
     await t.rejects(second(), refusal);
     t.equal(await first.stop(), 0);
     await t.resolves(second());

@@ -29,8 +29,8 @@ t.test('every thread has its module', async (t) => {
   for (const name of THREAD_NAMES) t.ok(existsSync(join(ROOT, `src/${name}.ts`)), name);
 });
 
-t.test('a thread is started with what new Worker takes', async (t) => {
-  // It ends at once, as it is given no database: what counts is that it is that module which complains.
+t.test('a thread is started with the options of new Worker', async (t) => {
+  // Its error, as it is given a directory in place of a database, shows that this module was started.
   const thread = startThread('store/checkpoint-thread', {
     workerData: { path: t.testdir(), whereabouts: [] },
   });
@@ -39,7 +39,7 @@ t.test('a thread is started with what new Worker takes', async (t) => {
 });
 
 t.test(
-  'from its sources davit is started by this Node, and better-sqlite3 finds its own addon',
+  'run from its sources, davit starts itself with this Node, and better-sqlite3 finds its own addon',
   async (t) => {
     t.strictSame(selfCommand(), { file: process.execPath, arguments: [join(ROOT, 'src/main.ts')] });
     t.equal(nativeAddonPath('better_sqlite3'), undefined);
@@ -73,7 +73,7 @@ t.test('an unpacked addon', async (t) => {
     t.strictSame(readdirSync(directory), []);
   });
 
-  t.test('is refused with one line that says what to do when no directory takes it', async (t) => {
+  t.test('fails with one line that says what to do if no directory takes it', async (t) => {
     const directory = t.testdir();
     const missing = join(directory, 'missing');
     const open = openDescriptors();

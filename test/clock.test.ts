@@ -2,7 +2,7 @@ import t from 'tap';
 import { createClockSettings, createWatchedClock } from '../src/clock.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
-t.test('a clock that is set is noticed once, at the next reading, by how much', async (t) => {
+t.test('setting the wall clock is reported once, at the next reading, by how much', async (t) => {
   for (const byMs of [-3_600_000, 3_600_000]) {
     const effects = fakeEffects();
     const steps: number[] = [];
@@ -18,10 +18,10 @@ t.test('a clock that is set is noticed once, at the next reading, by how much', 
   }
 });
 
-t.test('time that passes and a clock that is slewed are believed', async (t) => {
+t.test('elapsed time and a slewed clock are not reported', async (t) => {
   const effects = fakeEffects();
   effects.advance(86_400_000);
-  const now = createWatchedClock(effects, () => t.fail('nobody set it'));
+  const now = createWatchedClock(effects, () => t.fail('it was not set'));
   effects.advance(86_400_000);
   t.equal(now(), effects.now());
   for (const byMs of [500, -500]) {
@@ -32,26 +32,26 @@ t.test('time that passes and a clock that is slewed are believed', async (t) => 
   }
 });
 
-t.test('of the time since a moment what never passed is known', async (t) => {
+t.test('since() tells how much of the time since a moment was set, and never passed', async (t) => {
   const settings = createClockSettings();
   t.equal(settings.since(0), 0);
   settings.add(500, 2_000);
   settings.add(-200, 2_300);
   t.equal(settings.since(1_000), 300);
-  t.equal(settings.since(2_100), -200, 'after the first');
+  t.equal(settings.since(2_100), -200, 'after the first setting');
   t.equal(settings.since(2_300), 0);
   settings.add(90_000, 100_000);
   t.equal(settings.since(9_000), 90_000);
   settings.add(-90_000, 11_000);
-  t.equal(settings.since(9_000), 0, 'ahead and back again');
-  t.equal(settings.since(12_000), 0, 'and what comes after it');
+  t.equal(settings.since(9_000), 0, 'set ahead and back again');
+  t.equal(settings.since(12_000), 0, 'also later');
   for (let count = 0; count < 100; count++) settings.add(1, 10_000);
   t.equal(settings.since(1_000), 100, 'the latest hundred are remembered');
   const before = { atMs: 5_000, byMs: 700 };
-  t.equal(createClockSettings([before]).since(4_999), 700, 'and those of before');
+  t.equal(createClockSettings([before]).since(4_999), 700, 'and earlier ones that were given');
 });
 
-t.test('recent settings are told with their age, by the time that passed', async (t) => {
+t.test('recent() gives the recent settings with their age in elapsed time', async (t) => {
   const settings = createClockSettings();
   settings.add(-50, 1_000);
   settings.add(10_000, 11_500);

@@ -11,7 +11,7 @@ import {
   someSettings,
 } from '../src/config.ts';
 
-t.test('without options it is as the contract says', async (t) => {
+t.test('without options the configuration has the documented defaults', async (t) => {
   t.strictSame(configOf([]), {
     dbPath: 'davit.db',
     tls: null,
@@ -54,7 +54,7 @@ t.test('another command takes some of the options, with their defaults and varia
   t.strictSame(valuesOf(['--max-queued', 'off']), { maxQueued: null, webhookAllowCidrs: [] });
 });
 
-t.test('every option is taken over', async (t) => {
+t.test('every option is in the configuration', async (t) => {
   const config = configOf([
     ...['--listen', '[::1]:0', '--tls-cert', 'c.pem', '--tls-key', 'k.pem'],
     ...['--trust-proxy', '10.0.0.0/8, fd00::/8', '--trust-proxy', '192.168.1.1'],
@@ -84,7 +84,7 @@ t.test('every option is taken over', async (t) => {
   });
 });
 
-t.test('what may be off is null', async (t) => {
+t.test('an option that is off is null', async (t) => {
   t.match(configOf(['--rate-limit', 'off', '--max-queued', 'off', '--retention', 'off']), {
     rateLimit: null,
     maxQueued: null,
@@ -93,7 +93,7 @@ t.test('what may be off is null', async (t) => {
   t.match(configOf(['--webhook-ca-file', 'off']), { webhookCaFile: 'off' }, 'a file may have that name');
 });
 
-t.test('a list may be none, as its default is called; beside others that is no block', async (t) => {
+t.test('none, the default, empties a list of blocks, but is no block within a list', async (t) => {
   t.match(configOf(['--trust-proxy', 'none', '--webhook-allow-cidr=none']), {
     trustProxyCidrs: [],
     webhookAllowCidrs: [],
@@ -103,13 +103,13 @@ t.test('a list may be none, as its default is called; beside others that is no b
     t.match(refusalOf(['--trust-proxy', list]), /10\.0\.0\.0\/8/);
 });
 
-t.test('repeats start anew with every command line', async (t) => {
+t.test('values of a repeated option do not pile up over command lines', async (t) => {
   t.equal(configOf(['--trust-proxy', '10.0.0.1']).trustProxyCidrs.length, 1);
   t.equal(configOf(['--trust-proxy', '10.0.0.1']).trustProxyCidrs.length, 1);
   t.strictSame(configOf([]).trustProxyCidrs, []);
 });
 
-t.test('every option has its variable', async (t) => {
+t.test('every option has its environment variable', async (t) => {
   t.strictSame(
     serveOptions().map(({ long, envVar }) => [long, envVar]),
     serveOptions().map(({ long }) => [
@@ -123,7 +123,7 @@ t.test('every level that the logger knows can be chosen', async (t) => {
   for (const level of LOG_LEVELS) t.equal(configOf(['--log-level', level]).logLevel, level);
 });
 
-t.test('what is wrong is refused, with the name of the option and an example', async (t) => {
+t.test('an invalid value is rejected with the name of the option and an example', async (t) => {
   const wrong: [option: string, example: string, values: string[]][] = [
     [
       '--listen',
@@ -168,7 +168,7 @@ t.test('what is wrong is refused, with the name of the option and an example', a
   }
 });
 
-t.test('what is beyond a bound is told the bound', async (t) => {
+t.test('a value out of bounds is rejected with the bound', async (t) => {
   for (const [option, value, bound] of [
     ['--retention', '36501d', 'at most 36500d'],
     ['--webhook-timeout', '9999999999999s', 'at most 36500d'],
@@ -180,7 +180,7 @@ t.test('what is beyond a bound is told the bound', async (t) => {
   }
 });
 
-t.test('a place to listen is said as one types it, and what the system has against it', async (t) => {
+t.test('an address to listen on is shown as one types it, with the cause if it fails', async (t) => {
   for (const text of ['127.0.0.1:65535', '[::1]:0', '[::ffff:127.0.0.1]:1', 'deploy.example:80']) {
     t.equal(listenText(configOf(['--listen', text]).listen), text);
   }
@@ -194,7 +194,7 @@ t.test('a place to listen is said as one types it, and what the system has again
   );
 });
 
-t.test('half of TLS is refused', async (t) => {
+t.test('--tls-cert and --tls-key are rejected one without the other', async (t) => {
   for (const half of [
     ['--tls-cert', 'c.pem'],
     ['--tls-key', 'k.pem'],
@@ -203,7 +203,7 @@ t.test('half of TLS is refused', async (t) => {
   }
 });
 
-t.test('the API and the metrics are not served in one place', async (t) => {
+t.test('the API and the metrics cannot listen on the same address', async (t) => {
   const at = (listen: string, metricsListen: string) =>
     serveConfig('davit.db', valuesOf(['--listen', listen, '--metrics-listen', metricsListen]));
   for (const place of ['127.0.0.1:8080', '[::1]:9464']) {
@@ -212,7 +212,7 @@ t.test('the API and the metrics are not served in one place', async (t) => {
   for (const place of ['127.0.0.1:9464', '127.0.0.2:8080', '[::1]:8080']) {
     t.match(at('127.0.0.1:8080', place), { ok: true });
   }
-  t.match(at('127.0.0.1:0', '127.0.0.1:0'), { ok: true }, 'two free ones are never the same');
+  t.match(at('127.0.0.1:0', '127.0.0.1:0'), { ok: true }, 'two free ports are never the same');
 });
 
 function configOf(words: string[]): ServeConfig {

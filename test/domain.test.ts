@@ -13,7 +13,7 @@ import { fakeEffects } from './helpers/effects.ts';
 /** In the order of their bytes. */
 const BASE62 = '0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz';
 
-t.test('an id begins with its time, in the order of time, and nobody guesses the rest', async (t) => {
+t.test('an id begins with its time, so that ids sort by time, and the rest is random', async (t) => {
   const effects = fakeEffects();
   const ids = Array.from({ length: 200 }, () => {
     effects.advance(1);
@@ -41,7 +41,7 @@ t.test('each character of a random text is equally likely', async (t) => {
   t.equal(randomBase62(5, everyByteInTurn).length, 5);
 });
 
-t.test('what has the form of an id is one, and nothing else', async (t) => {
+t.test('parseId takes the prefix and 1 to 60 alphanumeric characters, and nothing else', async (t) => {
   for (const suffix of ['1', 'azAZ09', 'a'.repeat(60)])
     t.equal(parseId('prj', `prj_${suffix}`), `prj_${suffix}`);
   const others = [
@@ -62,11 +62,11 @@ t.test('what has the form of an id is one, and nothing else', async (t) => {
   }
 });
 
-t.test('a deployment that has succeeded, failed or been canceled is over', async (t) => {
+t.test('succeeded, failed and canceled are the terminal statuses', async (t) => {
   t.strictSame(DEPLOYMENT_STATUSES.filter(isTerminal), ['succeeded', 'failed', 'canceled']);
 });
 
-t.test('a moment is written in UTC with milliseconds, whichever was written before it', async (t) => {
+t.test('a timestamp is in UTC with milliseconds, whichever was formatted before', async (t) => {
   for (const [atMs, text] of [
     [1_795_248_000_000, '2026-11-21T08:00:00.000Z'],
     [1_795_248_000_001, '2026-11-21T08:00:00.001Z'],

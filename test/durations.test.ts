@@ -19,7 +19,7 @@ t.test('durations are read as people write them', async (t) => {
   for (const [text, durationMs] of Object.entries(cases)) t.equal(parseDuration(text), durationMs, text);
 });
 
-t.test('whatever is formatted is read as the same', async (t) => {
+t.test('a formatted duration is read as the same', async (t) => {
   fc.assert(
     fc.property(fc.integer({ min: 0, max: SECONDS_MAX }), (seconds) => {
       t.equal(parseDuration(formatDuration(seconds * 1_000)), seconds * 1_000);
@@ -27,7 +27,7 @@ t.test('whatever is formatted is read as the same', async (t) => {
   );
 });
 
-t.test('what is formatted is as short as it can be', async (t) => {
+t.test('a duration is formatted as short as it can be', async (t) => {
   const cases = {
     '0': 0,
     '1s': 1_999,
@@ -39,7 +39,7 @@ t.test('what is formatted is as short as it can be', async (t) => {
   t.equal(formatDuration(999), '0');
 });
 
-t.test('each unit counts for itself, and they add up', async (t) => {
+t.test('the units of a duration add up', async (t) => {
   const count = fc.integer({ min: 0, max: 5_000 });
   fc.assert(
     fc.property(count, count, count, count, (days, hours, minutes, seconds) => {
@@ -49,7 +49,7 @@ t.test('each unit counts for itself, and they add up', async (t) => {
   );
 });
 
-t.test('nothing else is a duration', async (t) => {
+t.test('no other text is a duration, nor is one above 36,500 days', async (t) => {
   const wrong = [
     '',
     ' ',
@@ -77,7 +77,7 @@ t.test('nothing else is a duration', async (t) => {
   t.equal(parseDuration('99999999999999999999s'), undefined);
 });
 
-t.test('whatever the text, the answer is a whole number of seconds or none', async (t) => {
+t.test('any text is read as a whole number of seconds or as undefined', async (t) => {
   const text = fc.oneof(fc.string(), fc.stringMatching(/^\d{1,12}[smhd]?\d{0,12}[smhd]?$/));
   fc.assert(
     fc.property(text, (anything) => {

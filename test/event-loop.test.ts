@@ -5,7 +5,7 @@ import { ownCells } from '../src/figures.ts';
 import { until } from './helpers/commands.ts';
 import { stayAlive } from './helpers/effects.ts';
 
-t.test('a thread that is held up shows for how long', async (t) => {
+t.test('the lag of an event loop shows for how long its thread was blocked', async (t) => {
   stayAlive(t);
   const lag = lagFigure(ownCells, 'http');
   const loop = watchLag(lag, realEffects);

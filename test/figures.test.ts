@@ -9,7 +9,7 @@ import {
   sharedCells,
 } from '../src/figures.ts';
 
-t.test('a value counts in the bucket whose bound it does not exceed, and in all above', async (t) => {
+t.test('a histogram counts a value in the first bucket that holds it and in all above', async (t) => {
   const histogram = createHistogram(ownCells, { name: 'h', help: 'h', bounds: [1, 2.5] }, { a: 'b' });
   for (const value of [0, 1, 1.001, 2.5, 2.501, 1e9]) histogram.observe(value);
   t.strictSame(histogram.samples(), [
@@ -21,7 +21,7 @@ t.test('a value counts in the bucket whose bound it does not exceed, and in all 
   ]);
 });
 
-t.test('counters grow, gauges are set and changed', async (t) => {
+t.test('a counter adds up, and a gauge is set and changed', async (t) => {
   const counter = createCounter(ownCells, { name: 'c_total', help: 'c' });
   counter.add();
   counter.add(2);
@@ -32,7 +32,7 @@ t.test('counters grow, gauges are set and changed', async (t) => {
   t.match(gauge.samples(), [{ value: 5 }]);
 });
 
-t.test('what one thread counts another reads', async (t) => {
+t.test('figures that one thread counts can be read by another', async (t) => {
   const memory = figuresMemory();
   const cells = sharedCells(memory);
   const counter = createCounter(cells, { name: 'c_total', help: 'c' });
@@ -53,7 +53,7 @@ t.test('what one thread counts another reads', async (t) => {
   t.match(histogram.samples(), [{ value: 1 }, { value: 1 }, { value: 0.5 }, { value: 1 }]);
 });
 
-t.test('more figures than the memory holds are a mistake that is noticed at once', async (t) => {
+t.test('taking more figures than the memory holds throws', async (t) => {
   const cells = sharedCells(figuresMemory());
   t.throws(() => cells.allocate(10_000), /more figures than the memory/);
 });

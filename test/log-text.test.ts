@@ -63,10 +63,10 @@ t.test('the stack of an error, and of what caused it, comes below', async (t) =>
   );
 });
 
-t.test('nothing in it is obeyed by a terminal', async (t) => {
+t.test('control characters in a log line are escaped', async (t) => {
   const texts = ['a\u001b[2Jb\u009b31m\u0007\r\n\u2028c', 'one\u001b[2Jword\u0007'].flatMap(linesWith);
   for (const text of texts) {
-    // As a name: of an assertion whose name has a line separator in it, the parser of TAP hears nothing.
+    // Escaped, as the TAP parser misses an assertion whose name has a line separator in it.
     const name = printable(text);
     t.notMatch(logText(text, false).replaceAll('\n', ''), OBEYED, name);
     t.notMatch(stripVTControlCharacters(logText(text, true)).replaceAll('\n', ''), OBEYED, name);
@@ -84,7 +84,7 @@ function linesWith(evil: string): string[] {
   return [...lines, evil, `{"broken ${evil}`, JSON.stringify(evil)];
 }
 
-t.test('what is no line of the log is shown as it is', async (t) => {
+t.test('text that is not a JSON log line is shown as it is', async (t) => {
   for (const text of ['(node:1) Warning: of Node', '{"broken', '"text"', 'null', '5'])
     t.equal(logText(`${text}\n`, false), `${text}\n`);
   t.equal(logText('{"err":null}', false), 'null NULL  null\n');
@@ -102,5 +102,5 @@ t.test('colours are there only if they are asked for', async (t) => {
       .split(' ')
       .at(-1);
   });
-  t.equal(new Set(levels).size, levels.length, 'each level has its own');
+  t.equal(new Set(levels).size, levels.length, 'each level has its own colour');
 });

@@ -12,14 +12,14 @@ import { needsTerminal } from './helpers/terminal.ts';
 const ESCAPE = '\u001b';
 const PROGRAM = join(import.meta.dirname, 'fixtures/logs.ts');
 
-t.test('programs get JSON, a terminal text, and colours where it shows them', async (t) => {
+t.test('the log is JSON, but text on a terminal, with colours if it has them', async (t) => {
   t.equal(logFormOf({}), 'json');
   t.equal(logFormOf({ isTTY: true }), 'text');
   t.equal(logFormOf({ isTTY: true, hasColors: () => false }), 'text');
   t.equal(logFormOf({ isTTY: true, hasColors: () => true }), 'colours');
 });
 
-t.test('a pipe gets a line of JSON each, and of an error not what hangs on it', async (t) => {
+t.test('a pipe gets one line of JSON per entry, without further properties of errors', async (t) => {
   const { stderr } = spawnSync(process.execPath, [PROGRAM], { env: COMPILE_CACHE, encoding: 'utf8' });
   const [request, bug, thrown, circle, ...more] = stderr
     .trimEnd()
@@ -49,7 +49,7 @@ t.test('a pipe gets a line of JSON each, and of an error not what hangs on it', 
   t.notMatch(stderr, /secret/);
 });
 
-t.test('a line is written soon, not when the next comes or the process ends', async (t) => {
+t.test('a line is written soon, not only when the next comes or the process ends', async (t) => {
   const child = spawn(process.execPath, [PROGRAM], {
     env: { ...COMPILE_CACHE, LINGER: '1' },
     stdio: ['pipe', 'ignore', 'pipe'],
@@ -63,7 +63,7 @@ t.test('a line is written soon, not when the next comes or the process ends', as
   t.equal(stderr.split('\n').length, 5);
 });
 
-t.test('on a terminal it is text, with colours unless NO_COLOR is set', needsTerminal, async (t) => {
+t.test('on a terminal the log is text, with colours unless NO_COLOR is set', needsTerminal, async (t) => {
   const shownWith = (env: Record<string, string>) =>
     spawnSync('script', ['-qec', `'${process.execPath}' '${PROGRAM}'`, '/dev/null'], {
       env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TERM: 'xterm-256color', ...env },
@@ -84,7 +84,7 @@ t.test('on a terminal it is text, with colours unless NO_COLOR is set', needsTer
   t.match(shownWith({ TERM: 'dumb' }), /^20\S+Z INFO {2}request/m);
 });
 
-t.test('a log that cannot be written ends nothing and fills no memory', async (t) => {
+t.test('a log that cannot be written neither ends the process nor fills memory', async (t) => {
   const { status, stdout } = spawnSync(process.execPath, [PROGRAM], {
     env: { ...COMPILE_CACHE, COUNT: '200000' },
     stdio: ['ignore', 'pipe', openSync('/dev/full', 'w')],
@@ -94,7 +94,7 @@ t.test('a log that cannot be written ends nothing and fills no memory', async (t
   t.ok(Number(stdout) < 300_000_000, `${stdout.trim()} bytes resident after 200 MB of log`);
 });
 
-t.test('a reader that stalls holds nothing up, and gets what was kept for it when it goes on', async (t) => {
+t.test('a reader that stalls holds nothing up, and gets the lines kept for it when it goes on', async (t) => {
   const child = spawn(process.execPath, [PROGRAM], { env: { ...COMPILE_CACHE, COUNT: '5000', LINGER: '1' } });
   t.teardown(() => child.kill('SIGKILL'));
   await once(child.stdout, 'data'); // said after all that was logged
@@ -108,7 +108,7 @@ t.test('a reader that stalls holds nothing up, and gets what was kept for it whe
   t.ok(lines.length > 900 && lines.length < 5_000, `${lines.length} lines of 5,000`);
 });
 
-t.test('once there is room again the log goes on', ifMayMount, async (t) => {
+t.test('the log goes on once the disk has room again', ifMayMount, async (t) => {
   const directory = temporaryDirectory(t);
   mkdirSync(join(directory, 'small'));
   const { stdout } = await onSmallDisk(directory, 'small', '4m', [

@@ -4,7 +4,7 @@ import { AppError } from '../src/errors.ts';
 import { startLoop } from '../src/loop.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
-t.test('it looks at once, and again at the moment that the last look named', async (t) => {
+t.test('a loop ticks at once, and again at the time that the last tick named', async (t) => {
   const { effects, looks, settle } = loop(t, { next: (effects) => effects.now() + 200 });
   await settle();
   t.equal(looks(), 1);
@@ -16,7 +16,7 @@ t.test('it looks at once, and again at the moment that the last look named', asy
   t.equal(looks(), 2);
 });
 
-t.test('it looks after the idle time at the latest, whatever the clock does', async (t) => {
+t.test('a loop ticks after the idle time at the latest, whatever the clock does', async (t) => {
   const { effects, looks, settle } = loop(t, { next: (effects) => effects.now() + 60_000 });
   await settle();
   effects.jump(-3_600_000);
@@ -25,7 +25,7 @@ t.test('it looks after the idle time at the latest, whatever the clock does', as
   t.equal(looks(), 2);
 });
 
-t.test('wakes during a look and after it lead to one more look', async (t) => {
+t.test('several wakes during a tick or after it lead to one more tick', async (t) => {
   const { loop: running, looks, settle } = loop(t);
   running.wake();
   running.wake();
@@ -37,7 +37,7 @@ t.test('wakes during a look and after it lead to one more look', async (t) => {
   t.equal(looks(), 3);
 });
 
-t.test('looks that follow each other let others have their turn', async (t) => {
+t.test('ticks that follow each other immediately let others have their turn', async (t) => {
   const { looks, loop: running } = loop(t, { next: (effects) => effects.now() });
   for (let turn = 0; turn < 5; turn++) {
     await nextTurn();
@@ -47,7 +47,7 @@ t.test('looks that follow each other let others have their turn', async (t) => {
   await running.stop();
 });
 
-t.test('a look that throws is reported, and the loop goes on', async (t) => {
+t.test('a tick that throws is reported, and the loop goes on', async (t) => {
   const { effects, looks, settle, errors } = loop(t, {
     next: () => {
       throw new Error('a bug');
@@ -77,7 +77,7 @@ t.test('a database that takes no writes is reported once, until it takes some ag
   t.match(errors, [full, full, { message: 'a bug' }, full]);
 });
 
-t.test('it can be told how long ago the last look began that went well', async (t) => {
+t.test('quietMs is the time since the last successful tick', async (t) => {
   const { effects, loop: running, settle } = loop(t);
   await settle();
   effects.advance(300);
@@ -87,7 +87,7 @@ t.test('it can be told how long ago the last look began that went well', async (
   t.equal(running.quietMs(), 0);
 });
 
-t.test('a look that failed does not count', async (t) => {
+t.test('a failed tick does not reset quietMs', async (t) => {
   let fails = true;
   const {
     effects,
@@ -109,7 +109,7 @@ t.test('a look that failed does not count', async (t) => {
   t.equal(running.quietMs(), 0);
 });
 
-t.test('after a stop there is no look', async (t) => {
+t.test('after a stop there is no tick', async (t) => {
   const { effects, loop: running, looks, settle } = loop(t);
   await settle();
   await running.stop();
@@ -119,7 +119,7 @@ t.test('after a stop there is no look', async (t) => {
   t.equal(looks(), 1);
 });
 
-t.test('a stop during a look waits for that look, and for nothing else', async (t) => {
+t.test('a stop during a tick waits for that tick, and for nothing else', async (t) => {
   const effects = fakeEffects();
   const look = Promise.withResolvers<null>();
   const running = startLoop(() => look.promise, {

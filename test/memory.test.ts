@@ -4,7 +4,7 @@ import t from 'tap';
 import { releaseStartMemory } from '../src/memory.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
-t.test('what only the start needed of the executable leaves memory', async (t) => {
+t.test('parts of the executable that only the start needed are released from memory', async (t) => {
   const effects = fakeEffects();
   releaseStartMemory(effects, 'main');
   const before = residentBytes();

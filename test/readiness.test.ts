@@ -15,7 +15,7 @@ t.test('a service that does its work is ready, until it stops', async (t) => {
   t.equal(await readiness.check(), 'the service is stopping');
 });
 
-t.test('whatever keeps it from its work is said', async (t) => {
+t.test('a service that cannot work is not ready, and says why', async (t) => {
   const refused = () => Promise.reject(new Error('no room'));
   t.equal(await service({ probe: refused }).readiness.check(), 'the database takes no writes');
   t.equal(await service({ problem: () => 'not yet' }).readiness.check(), 'not yet');
@@ -26,7 +26,7 @@ t.test('whatever keeps it from its work is said', async (t) => {
   t.equal(await service({ dispatcherQuietMs }).readiness.check(), 'the dispatcher hangs');
 });
 
-t.test('who does not answer is not waited for longer than it may be quiet', async (t) => {
+t.test('a part that does not answer within 10 s makes the service not ready', async (t) => {
   const never = () => new Promise<never>(() => undefined);
   for (const [parts, problem] of [
     [{ probe: never }, 'the database takes no writes'],
@@ -40,14 +40,14 @@ t.test('who does not answer is not waited for longer than it may be quiet', asyn
   }
 });
 
-t.test('another file in place of the one that is open is no database of ours', async (t) => {
-  // Nothing is written to it either, which is said only of one in its place.
+t.test('a database that is not in its place makes the service not ready', async (t) => {
+  // Its writes fail, too, but that is said only of a database in its place.
   const probe = () => Promise.reject(new Error('it was moved'));
   const { readiness } = service({ isInPlace: () => false, probe });
   t.equal(await readiness.check(), 'the database was moved, removed or replaced, or is out of reach');
 });
 
-t.test('one look serves all who ask within a second', async (t) => {
+t.test('one check serves all requests within a second', async (t) => {
   let looks = 0;
   const probe = async () => {
     looks += 1;
@@ -62,7 +62,7 @@ t.test('one look serves all who ask within a second', async (t) => {
   t.equal(looks, 2);
 });
 
-/** Of a service in which all is well, but for `parts`. */
+/** The readiness of a service in which all is well, but for `parts`. */
 function service(parts: Partial<Parameters<typeof createReadiness>[0]> = {}) {
   const effects = fakeEffects();
   const well = {

@@ -1,7 +1,7 @@
 import t from 'tap';
 import { hashKeySecret, isKeySecret, newKeySecret, newSigningSecret } from '../src/secrets.ts';
 
-/** Worked out by other programs: keys that people have must be theirs with every later davit too. */
+/** Computed by other programs: the keys that people have must be valid with every later davit, too. */
 const KNOWN = {
   secret: 'davit_0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefg3cg5vq',
   hash: '7b329c04266b667d91764b2439e39f604f9c379981a041e23e21ab0e9df3f23a',

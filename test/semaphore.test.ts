@@ -1,7 +1,7 @@
 import t from 'tap';
 import { createSemaphore } from '../src/semaphore.ts';
 
-t.test('there are so many places, and who waits gets one in turn', async (t) => {
+t.test('a semaphore has so many places, and waiters get free ones in turn', async (t) => {
   const places = createSemaphore(2);
   const begun: string[] = [];
   for (const name of ['one', 'two', 'three', 'four']) void places.acquire().then(() => begun.push(name));
@@ -18,7 +18,7 @@ t.test('there are so many places, and who waits gets one in turn', async (t) => 
   await Promise.all([places.acquire(), places.acquire()]);
 });
 
-t.test('a place that was handed on is no place more', async (t) => {
+t.test('a place that was handed on to a waiter is not free as well', async (t) => {
   const places = createSemaphore(1);
   await places.acquire();
   const waited = places.acquire();
@@ -27,7 +27,7 @@ t.test('a place that was handed on is no place more', async (t) => {
   t.equal(places.tryAcquire(), false);
 });
 
-t.test('who will not wait is told whether there was one', (t) => {
+t.test('tryAcquire tells at once whether there was a free place', (t) => {
   const places = createSemaphore(1);
   t.equal(places.tryAcquire(), true);
   t.equal(places.tryAcquire(), false);

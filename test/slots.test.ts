@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import { createSlots } from '../src/slots.ts';
 
-t.test('a value is taken out once, by the number of its place', async (t) => {
+t.test('a value can be taken out once, by the number of its place', async (t) => {
   const slots = createSlots<string>();
   const [one, other] = [slots.put('one'), slots.put('other')];
   t.not(one, other);
@@ -12,7 +12,7 @@ t.test('a value is taken out once, by the number of its place', async (t) => {
   t.equal(slots.take(99), undefined);
   t.strictSame([...slots], ['other']);
   const places = ['a', 'b', 'c'].map((value) => slots.put(value));
-  t.equal(new Set(places).size, 3, 'what was taken out twice is one free place');
+  t.equal(new Set(places).size, 3, 'a value that was taken out twice leaves one free place');
 });
 
 t.test('places are used again, and no two values have one at the same time', async (t) => {
@@ -29,7 +29,7 @@ t.test('places are used again, and no two values have one at the same time', asy
   t.strictSame([...slots], []);
 });
 
-t.test('whatever comes and goes, they stand in the order in which they came', async () => {
+t.test('values are iterated in the order in which they were put, whatever was taken out', async () => {
   const steps = fc.array(fc.oneof(fc.constant('put' as const), fc.nat(20)), { maxLength: 200 });
   fc.assert(
     fc.property(steps, (taken) => {
@@ -45,7 +45,7 @@ t.test('whatever comes and goes, they stand in the order in which they came', as
   );
 });
 
-t.test('whoever walks them may take out what was given last', async (t) => {
+t.test('the value at hand may be taken out during an iteration', async (t) => {
   const slots = createSlots<{ place: number }>();
   const values = Array.from({ length: 5 }, () => {
     const value = { place: 0 };

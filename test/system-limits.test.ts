@@ -18,14 +18,14 @@ import { ifMayBeNobody } from './helpers/nobody.ts';
 import { ifHas } from './helpers/programs.ts';
 import { CONFIG } from './helpers/whole-service.ts';
 
-t.test('how many files may be open', ifHas('prlimit'), async (t) => {
+t.test('openFilesMax is the limit of the process', ifHas('prlimit'), async (t) => {
   const lift = limitOpenFiles(300);
   t.teardown(lift);
   t.equal(openFilesMax(), 300);
 });
 
 t.test(
-  'too few files for davit and its commands are told, with how many are enough',
+  'too few open files for davit and its commands are reported with how many it takes',
   ifHas('prlimit'),
   async (t) => {
     const before = limitOpenFiles(949);
@@ -39,7 +39,7 @@ t.test(
 );
 
 t.test(
-  'where there are not even the files that davit has open itself it says so at start',
+  'davit does not start if not even the files that it has open itself are allowed, and says so',
   ifHas('prlimit'),
   async (t) => {
     const { dbPath } = place(t);
@@ -51,7 +51,7 @@ t.test(
   },
 );
 
-t.test('what is left of the files is for idle connections', ifHas('prlimit'), async (t) => {
+t.test('files that are left over are for idle connections', ifHas('prlimit'), async (t) => {
   const expected = [
     [4096, 1573],
     [1024, 37],
@@ -68,7 +68,7 @@ t.test('what is left of the files is for idle connections', ifHas('prlimit'), as
 const MODULE = join(import.meta.dirname, '../src/system-limits.ts');
 
 t.test(
-  'what a user runs already is not left for davit',
+  'processes that the user runs already are not left for davit',
   { ...ifHas('prlimit'), ...ifMayBeNobody(MODULE, process.execPath) },
   async (t) => {
     const asNobody = { uid: 65_534 };
@@ -84,13 +84,13 @@ t.test(
   },
 );
 
-/** Others start nothing any more below such a limit, not even what lifts it; nor does the root of a user namespace. */
+/** Below such a limit only the real root can start anything, such as what lifts it; not the root of a user namespace. */
 const isRoot =
   /^ *0 +0 +4294967295$/m.test(readFileSync('/proc/self/uid_map', 'latin1')) && process.getuid?.() === 0;
 const ifRootHasPrlimit = isRoot ? ifHas('prlimit') : { skip: 'needs root' };
 
 t.test(
-  'the pool has 64 threads, and a quarter of what may run where that is less',
+  'the pool has 64 threads, or a quarter of the processes allowed if that is less',
   ifRootHasPrlimit,
   async (t) => {
     const expected = [
@@ -107,7 +107,7 @@ t.test(
   },
 );
 
-t.test('where davit would soon end for want of threads it says so at start', ifRootHasPrlimit, async (t) => {
+t.test('davit does not start if too few threads are allowed, and says so', ifRootHasPrlimit, async (t) => {
   const before = limitProcesses(7);
   t.teardown(before);
   t.match(processesProblem(), /^only 7 more processes and threads may be started: allow 8, /);

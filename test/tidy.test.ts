@@ -70,7 +70,7 @@ t.test('domain.ts imports nothing', async (t) => {
   t.strictSame([domain?.imports, domain?.packages], [[], []]);
 });
 
-t.test('imports make no circle', async (t) => {
+t.test('imports make no cycle', async (t) => {
   t.strictSame(findCircle(), []);
 });
 
@@ -109,7 +109,7 @@ t.test('only effects.ts reads a clock, draws random numbers and sets timers', as
   t.strictSame(occurrences(forbidden, new Set(['effects.ts'])), []);
 });
 
-t.test('only who owns a process reads its arguments and environment and ends it', async (t) => {
+t.test('only main.ts reads arguments and environment and ends the process', async (t) => {
   const forbidden = [
     /\bprocess\.(?:argv|env|exit)\b/,
     /\{[^}]*\b(?:argv|env|exit)\b[^}]*\} from "node:process"/,
@@ -150,7 +150,7 @@ t.test('no check is switched off, and nothing is any', async (t) => {
   });
 });
 
-t.test('no file only passes on what others export, and none is called after nothing', async (t) => {
+t.test('no file only re-exports, and none is named utils, helpers, common, misc or index', async (t) => {
   t.strictSame(
     pathsOf(SOURCES.filter(({ text }) => /^export (?:\*|\{[^}]*\}|type \{[^}]*\}) from/m.test(text))),
     [],
@@ -199,7 +199,7 @@ function partOf(path: string): string {
   return path === 'main.ts' || path === 'app.ts' ? path.slice(0, -'.ts'.length) : 'base';
 }
 
-/** The first circle found, from one file to the same file; empty when there is none. */
+/** The first cycle found, from one file to the same file; empty when there is none. */
 function findCircle(): string[] {
   const importsOf = new Map(SOURCES.map(({ path, imports }) => [path, imports]));
   const finished = new Set<string>();

@@ -4,19 +4,19 @@ import { createTurns, TURN_MAX_MS } from '../src/turns.ts';
 import { fakeEffects } from './helpers/effects.ts';
 
 t.test(
-  'looks that take long have a turn of the event loop each, in the order in which they came',
+  'looks that take long get a turn of the event loop each, in the order of their requests',
   async (t) => {
     t.strictSame(await turnsOfLooks([TURN_MAX_MS, TURN_MAX_MS + 1, TURN_MAX_MS]), [0, 1, 2]);
   },
 );
 
-t.test('looks that take little share a turn, as many as have begun in time', async (t) => {
+t.test('looks that take little share a turn of the event loop until its time is used up', async (t) => {
   t.strictSame(await turnsOfLooks([1, 1, 1]), [0, 0, 0]);
   const most = TURN_MAX_MS - 1;
   t.strictSame(await turnsOfLooks([most, most, 0, most, 1, 0]), [0, 0, 1, 1, 1, 2]);
 });
 
-t.test('who comes alone does not wait', async (t) => {
+t.test('a single look does not wait', async (t) => {
   const inTurn = createTurns(realEffects);
   let turned = false;
   setImmediate(() => {
@@ -26,7 +26,7 @@ t.test('who comes alone does not wait', async (t) => {
   t.equal(turned, false);
 });
 
-t.test('a look that fails keeps nobody from the next', async (t) => {
+t.test('a look that fails does not keep the next one from running', async (t) => {
   const effects = fakeEffects();
   const inTurn = createTurns(effects);
   const first = inTurn(() => effects.advance(TURN_MAX_MS)); // the others wait for their turn
@@ -39,7 +39,7 @@ t.test('a look that fails keeps nobody from the next', async (t) => {
   await first;
 });
 
-/** In which turn of the event loop each of the looks came that were asked for together and take so long. */
+/** In which turn of the event loop each look ran; all were requested together, and take so long. */
 async function turnsOfLooks(durationsMs: number[]): Promise<number[]> {
   const effects = fakeEffects();
   const inTurn = createTurns(effects);
