@@ -32,7 +32,7 @@ t.test('every thread has its module', async (t) => {
 t.test('a thread is started with the options of new Worker', async (t) => {
   // Its error, as it is given a directory in place of a database, shows that this module was started.
   const thread = startThread('store/checkpoint-thread', {
-    workerData: { path: t.testdir(), whereabouts: [] },
+    workerData: { path: t.testdir(), files: [] },
   });
   const error = await new Promise((resolve) => thread.once('error', resolve));
   t.match(error, { message: /cannot open|unable to open/ });

@@ -20,7 +20,7 @@ const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
 /** When more of the WAL is in use, the writer copies the rest itself, so that the next write starts the WAL over. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
 /**
- * The writer copies no more than this, as all writes wait meanwhile, 10 ms for a MiB; the thread copies the rest first.
+ * With more than this left, the thread copies again before the writer does, for which all writes wait: 10 ms for a MiB.
  */
 const CATCH_UP_REST_BYTES = 256 * 1024;
 const CATCH_UP_ROUNDS = 3;
@@ -38,7 +38,8 @@ export function createCheckpoints(
   figures?: WriterFigures,
 ): Checkpoints {
   database.pragma('wal_autocheckpoint = 0');
-  // Keeps the WAL file large: overwriting takes half the time of extending a file, and truncating 40 MB took 20 ms.
+  // Keeps this much of the WAL file: overwriting takes half the time of extending a file, and truncating 40 MB took 20
+  // ms.
   database.pragma(`journal_size_limit = ${CATCH_UP_AT_BYTES}`);
   const walUse = walUseOf(database);
   const files = identifyFiles(path);

@@ -177,7 +177,7 @@ t.test('where /proc is not mounted it says so, and blames no directory', ifMayMo
   t.match({ status, stdout }, { status: 1, stdout: '' });
   t.match(
     stderr,
-    /^error: \/proc does not show this process, [^\n]*: mount it in the PID namespace of davit\n$/,
+    /^error: \/proc does not show this process, [^\n]*: mount \/proc in the PID namespace of davit\n$/,
   );
   t.strictSame(filesIn(place), ['davit']);
 });
