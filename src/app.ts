@@ -59,9 +59,9 @@ const RECOVERY_PROBLEM =
 
 /**
  * Wires davit together and starts it: the file and its lock, the writer, crash recovery, the dispatcher, the executor,
- * HTTP. What was started is stopped in reverse order. Throws AppError for problems that the user can solve. `onFatal` is
- * called when a part dies that davit cannot work without. If `toldToStop` is aborted before davit serves, everything is
- * stopped and the signal's reason is thrown.
+ * HTTP. What was started is stopped in reverse order. Throws AppError for problems that the user can solve. `onFatal`
+ * is called when a part dies that davit cannot work without. If `toldToStop` is aborted before davit serves, everything
+ * is stopped and the signal's reason is thrown.
  */
 export async function startService(
   config: ServeConfig,
@@ -285,7 +285,9 @@ function urlOf({ listen, tls }: ServeConfig, port: number): string {
   return `${tls === null ? 'http' : 'https'}://${listenText({ ...listen, port })}`;
 }
 
-/** Logs the error of a tick: as a warning if the database takes no writes, which is no fault of davit; else as a bug. */
+/**
+ * Logs the error of a tick: as a warning if the database takes no writes, which is no fault of davit; else as a bug.
+ */
 function tickErrorLogger(logger: Logger, message: string): (error: unknown) => void {
   return (error) => {
     if (isUnavailable(error)) logger.warn({ reason: messageOf(error) }, message);

@@ -48,7 +48,9 @@ interface RecentSetting {
   byMs: number;
 }
 
-/** Remembers the last hundred settings of a clock; `earlier`: those of before this process started, the oldest first. */
+/**
+ * Remembers the last hundred settings of a clock; `earlier`: those of before this process started, the oldest first.
+ */
 export function createClockSettings(earlier: readonly ClockSetting[] = []): ClockSettings {
   let settings = [...earlier];
   return {

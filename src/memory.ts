@@ -33,7 +33,9 @@ export function releaseStartMemory(
   effects.after(2 * AFTER_MS, () => void releasePages(effects).catch(() => undefined));
 }
 
-/** A collection blocks for 50 ms. Under load, when V8 collects anyway, it delayed all answers by 100 ms: so not then. */
+/**
+ * A collection blocks for 50 ms. Under load, when V8 collects anyway, it delayed all answers by 100 ms: so not then.
+ */
 function collectGarbageWhenQuiet(effects: Effects, loop: EventLoop): void {
   const before = loop.eventLoopUtilization();
   effects.after(AFTER_MS, () => {
@@ -62,9 +64,10 @@ export function boundThreadMemory(
 
 /**
  * Turns off V8's pretenuring, for all threads. V8 allocates the objects of an allocation site in the old generation for
- * good once most of them survived, as nearly all objects of a start do. Mostly for that, there were six full collections
- * a second under load, and 5,500 deployments created a second with 256 connections instead of 8,500. To be called by the
- * last thread to be loaded: V8 rejects the executable's code cache, see src/boot.ts, when its flags have changed.
+ * good once most of them survived, as nearly all objects of a start do. Mostly for that, there were six full
+ * collections a second under load, and 5,500 deployments created a second with 256 connections instead of 8,500. To be
+ * called by the last thread to be loaded: V8 rejects the executable's code cache, see src/boot.ts, when its flags have
+ * changed.
  */
 export function keepYoungWhatIsNew(): void {
   setFlagsFromString('--no-allocation-site-pretenuring');
@@ -72,9 +75,9 @@ export function keepYoungWhatIsNew(): void {
 
 /**
  * Has every thread collect its heap when that is 1.3 times as large as what survived the last collection; V8 would let
- * it grow to four times. For requests and deliveries the cost is too small to measure, as few of their objects grow old,
- * see src/slots.ts; a burst of a thousand short commands soon after the start takes some 8 % longer. Not set at the
- * start, as changed flags invalidate the code cache.
+ * it grow to four times. For requests and deliveries the cost is too small to measure, as few of their objects grow
+ * old, see src/slots.ts; a burst of a thousand short commands soon after the start takes some 8 % longer. Not set at
+ * the start, as changed flags invalidate the code cache.
  */
 function keepHeapsSmall(): void {
   setFlagsFromString('--heap-growing-percent=30');

@@ -29,7 +29,9 @@ export function readCertificates(
   throw new AppError('invalid_request', `${optionName}: ${path} holds no certificate in PEM`);
 }
 
-/** The text of a PEM file of trusted certificates, once they were checked. Throws AppError as the functions above do. */
+/**
+ * The text of a PEM file of trusted certificates, once they were checked. Throws AppError as the functions above do.
+ */
 export function readAuthorities(optionName: string, path: string): string {
   const pem = readPem(optionName, path);
   readCertificates(optionName, path, pem);

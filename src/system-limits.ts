@@ -8,8 +8,8 @@ export function openFilesMax(): number {
 /** How many file descriptors davit needs for itself, before any request, command or delivery. */
 const OPEN_WHEN_IDLE = 67;
 /**
- * Half of the descriptors are for the API's connections. The others must do for davit itself, 256 attempts, 16 pings, 32
- * connections for metrics, and 100 pipes that daemons may keep open.
+ * Half of the descriptors are for the API's connections. The others must do for davit itself, 256 attempts, 16 pings,
+ * 32 connections for metrics, and 100 pipes that daemons may keep open.
  */
 const OWN_FILES = OPEN_WHEN_IDLE + 256 + 16 + 32 + 100;
 /** A command's pipe, and what is open briefly while it starts. */
@@ -19,7 +19,9 @@ function filesNeeded(maxConcurrent: number): number {
   return OWN_FILES + FILES_OF_COMMAND * maxConcurrent;
 }
 
-/** How many idle connections to receivers may be kept: only descriptors that nothing else may need are used for them. */
+/**
+ * How many idle connections to receivers may be kept: only descriptors that nothing else may need are used for them.
+ */
 export function spareFiles(maxConcurrent: number): number {
   return Math.max(0, openFilesMax() / 2 - filesNeeded(maxConcurrent));
 }

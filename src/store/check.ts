@@ -96,7 +96,9 @@ export function foreignKeyProblems(database: Database, limit: number): string[] 
   return rows.map(({ table, parent, count }) => `${count} of ${table} refer to ${parent} that are not there`);
 }
 
-/** The result of `action` on the opened file, or why the file is unusable. Throws errors that are not the file's fault. */
+/**
+ * The result of `action` on the opened file, or why the file is unusable. Throws errors that are not the file's fault.
+ */
 export function withDatabase<Result>(
   path: string,
   action: (database: Database) => Result,

@@ -28,7 +28,7 @@ export interface Serving {
 }
 
 /** Waits out processes that hold the lock only to read who serves the file, which takes less than a millisecond. */
-export const LOOKS_TIMEOUT_MS = 250;
+export const LOCK_PROBE_TIMEOUT_MS = 250;
 
 /**
  * Makes this process the only server of the file, until the returned function is called or the process dies in whatever
@@ -122,7 +122,7 @@ function noLock(file: string): AppError {
 const SQLITE_HEAD = Buffer.from('SQLite format 3\0');
 
 function holdLock(file: string, { process_id, since, max_concurrent }: Serving): () => void {
-  const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS });
+  const lock = connect(file, { timeoutMs: LOCK_PROBE_TIMEOUT_MS });
   try {
     // No journal file; the content need not survive a crash.
     lock.pragma('journal_mode = MEMORY');
@@ -204,7 +204,7 @@ interface Holder extends Serving {
 function holderOf(path: string): Holder | null {
   const file = lockPath(path);
   if (!existsSync(file)) return null;
-  const lock = connect(file, { timeoutMs: LOOKS_TIMEOUT_MS / 10 });
+  const lock = connect(file, { timeoutMs: LOCK_PROBE_TIMEOUT_MS / 10 });
   try {
     lock.exec('BEGIN IMMEDIATE');
     return null;

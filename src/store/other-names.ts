@@ -2,7 +2,7 @@ import { existsSync, readFileSync, type Stats, statSync } from 'node:fs';
 import { AppError } from '../errors.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
-import { LOOKS_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
+import { LOCK_PROBE_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
 import { realPath } from './place.ts';
 
 /**
@@ -20,7 +20,7 @@ export function refuseOtherNames(path: string): void {
   }
   const stats = statSync(path, { throwIfNoEntry: false });
   if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
-  const database = connect(path, { timeoutMs: LOOKS_TIMEOUT_MS });
+  const database = connect(path, { timeoutMs: LOCK_PROBE_TIMEOUT_MS });
   try {
     kindOf(database, path); // throws for another program's file, before anything is changed
     beginExclusive(database, path);

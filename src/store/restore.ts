@@ -89,9 +89,9 @@ export function adoptedBytes(from: string): number {
   return stats.size;
 }
 
-function whereReadable<Result>(path: string, look: () => Result): Result {
+function whereReadable<Result>(path: string, action: () => Result): Result {
   try {
-    return look();
+    return action();
   } catch (error) {
     throw new AppError(
       'conflict',
