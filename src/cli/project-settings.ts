@@ -31,6 +31,11 @@ const COMMAND_HELP =
   'a path with a slash is relative to --dir. Exit code 0 is success. The command gets DEPLOY_REF, other DEPLOY_ ' +
   "variables and those of --env, and nothing of davit's own environment.";
 
+const POLICY_MEANINGS: Record<QueuePolicy, string> = {
+  queue: 'deploy all in order',
+  latest: 'a new deployment replaces those that wait',
+};
+
 type Words = [string, ...string[]];
 
 interface CreateOptions {
@@ -133,7 +138,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
   );
   addSetting(
     '--policy <policy>',
-    'queue: deploy all in order; latest: a new deployment replaces those that wait',
+    QUEUE_POLICIES.map((policy) => `${policy}: ${POLICY_MEANINGS[policy]}`).join('; '),
     policyOf,
     'queue',
     QUEUE_POLICIES,

@@ -5,6 +5,8 @@ import {
   type KeyId,
   newId,
   type ProjectId,
+  type ProjectStatus,
+  type QueuePolicy,
   type Ref,
   type Trigger,
 } from '../domain.ts';
@@ -50,6 +52,12 @@ interface ClaimRow extends Omit<ClaimedDeployment, 'command' | 'variables' | 'pr
 /** A guess, as it depends on when a deployment ends. */
 const QUEUE_FULL_RETRY_SECONDS = 30;
 
+/** Whether a new deployment is refused when too many wait, and whether it replaces those that wait. */
+const POLICIES: Record<QueuePolicy, { isBounded: boolean; supersedes: boolean }> = {
+  queue: { isBounded: true, supersedes: false },
+  latest: { isBounded: false, supersedes: true },
+};
+
 /** Creates, claims and cancels deployments: how they enter and leave the queue of their project. */
 export function queueWrites(
   { database, effects, changed }: WriteContext,
@@ -63,9 +71,9 @@ export function queueWrites(
   const projectForNew = database.prepare<
     [string],
     {
-      status: string;
+      status: ProjectStatus;
       command: string | null;
-      policy: string;
+      policy: QueuePolicy;
       report_timeout_ms: number | null;
       queued_count: number;
     }
@@ -197,7 +205,8 @@ export function queueWrites(
       throw new AppError('conflict', 'the project is archived and takes no new deployments');
     }
     const isReported = project.command === null;
-    if (!isReported && project.policy === 'queue') refuseFullQueue(project.queued_count, input.maxQueued);
+    const { isBounded, supersedes } = POLICIES[project.policy];
+    if (!isReported && isBounded) refuseFullQueue(project.queued_count, input.maxQueued);
     const id = newId('dpl', effects);
     const createdAt = effects.now();
     const reportDueAt =
@@ -215,7 +224,7 @@ export function queueWrites(
       reportDueAt,
     });
     events.record('deployment.created', { id, project_id: projectId, ref }, createdAt);
-    const superseded = !isReported && project.policy === 'latest' ? supersedeOlder(projectId, id) : 0;
+    const superseded = !isReported && supersedes ? supersedeOlder(projectId, id) : 0;
     if (!isReported) changed('queue');
     // Not read from the database: that would cost as much as the write.
     return toDeployment(
