@@ -12,6 +12,17 @@ import {
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
+import {
+  ATTEMPT_TRIGGERS,
+  DELIVERY_STATUSES,
+  DEPLOYMENT_STATUSES,
+  EVENT_TYPES,
+  PROJECT_STATUSES,
+  QUEUE_POLICIES,
+  REASONS,
+  TRIGGERS,
+  WEBHOOK_STATUSES,
+} from '../../src/domain.ts';
 import { APPLICATION_ID, openForReading, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -69,6 +80,32 @@ t.test('no INSERT makes SQLite build a temporary table to check constraints', (t
       .map(({ opcode }) => opcode);
     t.ok(steps.includes('MakeRecord'), table);
     t.notOk(steps.includes('OpenEphemeral'), table);
+  }
+  database.close();
+  t.end();
+});
+
+t.test('the words that a column may hold are those that domain.ts has for it', (t) => {
+  const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
+  const stored = DELIVERY_STATUSES.filter((status) => status !== 'held');
+  const sent = ATTEMPT_TRIGGERS.filter((trigger) => trigger !== 'ping');
+  const words: Record<string, Record<string, readonly string[]>> = {
+    projects: { status: PROJECT_STATUSES, policy: QUEUE_POLICIES },
+    deployments: { status: DEPLOYMENT_STATUSES, reason: REASONS, trigger: TRIGGERS },
+    events: { type: EVENT_TYPES },
+    webhooks: { status: WEBHOOK_STATUSES },
+    deliveries: { status: stored, ladder_trigger: sent },
+    attempts: { trigger: sent },
+    replays: { delivery_status: stored },
+  };
+  const tableOf = database.prepare<[string], string>('SELECT sql FROM sqlite_schema WHERE name = ?').pluck();
+  for (const [table, columns] of Object.entries(words)) {
+    for (const [column, known] of Object.entries(columns)) {
+      const [definition = ''] =
+        new RegExp(`^ +${column} +TEXT[^]*?,(?: --.*)?\n`, 'm').exec(tableOf.get(table) ?? '') ?? [];
+      const allowed = [...definition.matchAll(/'([^']+)'/g)].map(([, word]) => word);
+      t.strictSame(allowed.toSorted(), known.toSorted(), `${table}.${column}`);
+    }
   }
   database.close();
   t.end();
