@@ -1,6 +1,7 @@
 import { setTimeout as pause } from 'node:timers/promises';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
+import { PROJECT } from '../helpers/store.ts';
 
 /*
  * A process that holds a file open and makes projects, some hundred a second, until its stdin ends. Prints the id
@@ -14,16 +15,7 @@ process.stdin.resume().on('end', () => {
   stopped = true;
 });
 while (!stopped) {
-  const { id } = await store.writer.write('projects.create', {
-    name: 'busy',
-    command: null,
-    directory: null,
-    timeoutMs: null,
-    idleTimeoutMs: null,
-    reportTimeoutMs: null,
-    policy: 'queue',
-    variables: {},
-  });
+  const { id } = await store.writer.write('projects.create', PROJECT);
   process.stdout.write(`${id}\n`);
   await pause(1);
 }

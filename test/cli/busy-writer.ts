@@ -1,6 +1,7 @@
 import { setTimeout as pause } from 'node:timers/promises';
 import { realEffects } from '../../src/effects.ts';
 import { openStore } from '../../src/store/store.ts';
+import { PROJECT } from '../helpers/store.ts';
 
 /*
  * A process that holds a file open and writes to it some hundred times a second, until its stdin ends. Prints
@@ -15,16 +16,7 @@ process.stdin.resume().on('end', () => {
   stopped = true;
 });
 while (!stopped) {
-  await store.writer.write('projects.create', {
-    name: `busy ${count}`,
-    command: null,
-    directory: null,
-    timeoutMs: null,
-    idleTimeoutMs: null,
-    reportTimeoutMs: null,
-    policy: 'queue',
-    variables: {},
-  });
+  await store.writer.write('projects.create', { ...PROJECT, name: `busy ${count}` });
   count += 1;
   await pause(2);
   if (count === 1) process.stdout.write('begun\n');

@@ -223,13 +223,17 @@ t.test('what cannot be meant is refused, and nothing is made of it', async (t) =
 
 t.test('set changes what is given and nothing else', async (t) => {
   const { davit, json, directory } = place(t);
+  writeFileSync(join(directory, 'more.env'), 'C=3\n');
   const before = await json<ProjectDetails>(
     create('website', '--dir', directory, '--env', 'A=1', '--idle-timeout', '1m'),
   );
   const steps: [words: string[], changes: Partial<ProjectDetails>][] = [
     [['--timeout', 'off'], { timeout_ms: null }],
     [['--idle-timeout', '90s', '--policy', 'latest'], { idle_timeout_ms: 90_000, policy: 'latest' }],
+    [['--report-timeout', '2h'], { report_timeout_ms: 7_200_000 }],
     [['--env', 'B=2', '--unset-env', 'A'], { variable_names: ['B'] }],
+    [['--env-from', 'more.env'], { variable_names: ['B', 'C'] }],
+    [['--dir', 'site'], { directory: join(directory, 'site') }],
     [['--no-dir', '--name', 'website'], { directory: null }],
   ];
   let expected = before;
@@ -241,6 +245,16 @@ t.test('set changes what is given and nothing else', async (t) => {
   const shown = await json<ProjectDetails>(['admin', 'project', 'show', 'website']);
   t.strictSame(shown, { ...expected, command: ['make'] });
   t.strictSame(await json<ProjectDetails>(set('--no-command')), expected);
+
+  const tried = new Set([...steps.flatMap(([words]) => words), '--no-command', '--json', '--db']);
+  const { stdout: help } = await davit(set('--help'));
+  const options = [...help.matchAll(/^ {2}(--[\w-]+)/gm)].map(([, name = '']) => name);
+  t.ok(options.length > 10);
+  t.strictSame(
+    options.filter((name) => !tried.has(name)),
+    [],
+    'options that no step tries',
+  );
 });
 
 t.test('variables change a project as options do, and what is typed counts before them', async (t) => {

@@ -3,7 +3,21 @@ import type { ProjectId } from '../../src/domain.ts';
 import type { ProjectDetails, ProjectSettings } from '../../src/store/projects.ts';
 import { caller, newDeployment, testStore } from '../helpers/store.ts';
 
-type Changes = Partial<Omit<ProjectSettings, 'variables'>>;
+type Settings = Omit<ProjectSettings, 'variables'>;
+type Changes = Partial<Settings>;
+
+/** Of every setting another value than new projects of tests have, and how it is shown. */
+const OTHERWISE: {
+  [Name in keyof Settings]: [changes: Pick<Settings, Name>, shown: Partial<ProjectDetails>];
+} = {
+  name: [{ name: 'docs' }, { name: 'docs' }],
+  command: [{ command: ['/bin/false', 'all'] }, { command: ['/bin/false', 'all'] }],
+  directory: [{ directory: '/srv' }, { directory: '/srv' }],
+  timeoutMs: [{ timeoutMs: null }, { timeout_ms: null }],
+  idleTimeoutMs: [{ idleTimeoutMs: 60_000 }, { idle_timeout_ms: 60_000 }],
+  reportTimeoutMs: [{ reportTimeoutMs: 3_600_000 }, { report_timeout_ms: 3_600_000 }],
+  policy: [{ policy: 'latest' }, { policy: 'latest' }],
+};
 
 t.test('a key without all projects sees its own, and none that only another key has', async (t) => {
   const store = testStore(t);
@@ -54,6 +68,14 @@ t.test('a project is found by its id, and by its name as long as no other has th
   t.throws(() => store.reads.projects.resolve('nothing'), { code: 'not_found' });
 });
 
+t.test('a new project has every setting that it was given', async (t) => {
+  const store = testStore(t);
+  for (const [settings, shown] of Object.values(OTHERWISE)) {
+    const id = await store.project(settings);
+    t.match(store.reads.projects.resolve(id), shown);
+  }
+});
+
 t.test('an update of a project changes only what is given, and no other project', async (t) => {
   const store = testStore(t);
   const variables = { A: '1', B: '2' };
@@ -64,17 +86,8 @@ t.test('an update of a project changes only what is given, and no other project'
     changes: Changes,
     rest: { variables?: Record<string, string>; unsetVariables?: string[] } = {},
   ) => store.writer.write('projects.set', { id, changes, variables: {}, unsetVariables: [], ...rest });
-  const rows: [changes: Changes, shown: Partial<ProjectDetails>][] = [
-    [{ name: 'docs' }, { name: 'docs' }],
-    [{ command: ['/bin/false', 'all'] }, { command: ['/bin/false', 'all'] }],
-    [{ directory: '/srv' }, { directory: '/srv' }],
-    [{ timeoutMs: null }, { timeout_ms: null }],
-    [{ idleTimeoutMs: 60_000 }, { idle_timeout_ms: 60_000 }],
-    [{ reportTimeoutMs: 3_600_000 }, { report_timeout_ms: 3_600_000 }],
-    [{ policy: 'latest' }, { policy: 'latest' }],
-  ];
   let expected = store.reads.projects.resolve(id);
-  for (const [changes, shown] of rows) {
+  for (const [changes, shown] of Object.values(OTHERWISE)) {
     expected = { ...expected, ...shown };
     t.strictSame(await set(changes), expected);
     t.strictSame(store.reads.projects.resolve(id), expected);
