@@ -88,9 +88,8 @@ export function deploymentPages(
       return unfinished({ ...parameters, projectIds: null, depth: scannedMax });
     }
     if (projectIds === null) return ofAll({ ...parameters, projectIds, depth: scannedMax });
-    const maySkip = filter.statuses !== null || filter.ref !== null || hasTimes(filter);
     const ofEach = Math.max(1, Math.floor(scannedMax / Math.max(1, projectIds.length)));
-    return ofProjects({ ...parameters, projectIds, depth: maySkip ? ofEach : limit + 1 });
+    return ofProjects({ ...parameters, projectIds, depth: mayExclude(filter) ? ofEach : limit + 1 });
   };
 
   /** The projects whose deployments are read separately; null: read all deployments and filter. */
@@ -104,8 +103,9 @@ export function deploymentPages(
   }
 }
 
-function hasTimes({ createdAfterMs, createdBeforeMs }: DeploymentFilter): boolean {
-  return createdAfterMs !== null || createdBeforeMs !== null;
+/** Whether the filter may exclude some of a project's deployments. */
+function mayExclude({ projectId, ...narrowing }: DeploymentFilter): boolean {
+  return Object.values(narrowing).some((value) => value !== null);
 }
 
 interface ScanParameters extends DeploymentFilter {
