@@ -13,8 +13,8 @@ export interface Migration {
   /**
    * Runs with foreign keys not enforced, and with legacy_alter_table, so that renaming a table does not check triggers.
    * To change a table's columns or checks, recreate it as described in sqlite.org/lang_altertable.html, section 7:
-   * create, copy, drop, rename, then its indexes and triggers; copy its row of sqlite_sequence, too. Afterwards all
-   * references are checked.
+   * create, copy, drop, rename, then its indexes and triggers; copy its row of sqlite_sequence, too. `remake` in
+   * test/helpers/older-schema.ts does it. Afterwards all references are checked.
    */
   migrate(database: Database): void;
 }
@@ -22,8 +22,9 @@ export interface Migration {
 /**
  * All steps, in order. To change schema.sql once its version is released: change it and its `user_version`, increment
  * SCHEMA_VERSION, add the step here, and freeze the result for the tests with
- * `cp schema.sql test/fixtures/schemas/v<version>.sql`. test/store/migrations.test.ts checks that each frozen schema is
- * migrated to exactly what schema.sql creates. Until the version is released, repeat the copy after each change.
+ * `cp schema.sql test/fixtures/schemas/v<version>.sql`, with at least one row of every table in `v<version>-rows.sql`
+ * beside it. test/store/migrations.test.ts checks that each frozen schema is migrated to exactly what schema.sql creates.
+ * Until the version is released, repeat the copy after each change.
  */
 export const MIGRATIONS: readonly Migration[] = [
   {

@@ -100,7 +100,7 @@ t.test('every file of src/ is on the map', async (t) => {
     names.some((name) => new RegExp(`^${name.replaceAll('*', '[\\w-]*').replace('.', '\\.')}$`).test(file));
   const files = readdirSync(join(import.meta.dirname, '../../src'), { recursive: true, encoding: 'utf8' })
     .filter((path) => path.endsWith('.ts'))
-    // One for each command, and what these share: main.ts is their table of contents.
+    // One for each command, and what these share: commands.ts is their table of contents.
     .filter((path) => !path.startsWith('cli/'));
   t.strictSame(
     files.filter((path) => !isOnMap(path.slice(path.lastIndexOf('/') + 1))),
