@@ -1,7 +1,11 @@
 import { randomBytes } from 'node:crypto';
 import t from 'tap';
+import type { Page } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
+import type { Parameter } from '../../src/http/openapi-types.ts';
 import { createPages, type Walk } from '../../src/http/pages.ts';
+import { newDeployment } from '../helpers/store.ts';
+import { startWholeService } from '../helpers/whole-service.ts';
 
 const SECRET = randomBytes(32);
 const WALK: Walk = { list: 'deployments', filters: { ref: 'main', statuses: ['failed'] }, keyId: 'key_a' };
@@ -84,3 +88,39 @@ t.test('a cursor does not reveal its position', async (t) => {
 });
 
 const REFUSAL = { code: 'invalid_request', details: [{ in: 'query', field: 'cursor' }] };
+
+t.test('every list binds its cursors to all that may narrow it', async (t) => {
+  const { url, contract, ...service } = await startWholeService(t);
+  const projectId = await service.project({ command: null });
+  const { secret, keyId } = await service.key();
+  await service.project();
+  const ids: Record<string, string> = { project_id: projectId };
+  const webhook = { keyId, url: `${url}/`, events: ['deployment.created' as const], description: null };
+  for (const _ of [1, 2]) {
+    ids['webhook_id'] = (await service.admin.writer.write('webhooks.create', webhook)).id;
+  }
+  for (const _ of [1, 2]) await service.admin.writer.write('deployments.create', newDeployment(projectId));
+
+  const get = (path: string) => fetch(`${url}${path}`, { headers: { Authorization: `Bearer ${secret}` } });
+  const lists = Object.entries(contract.document.paths).flatMap(([path, { get: operation }]) => {
+    const parameters = operation?.parameters?.filter((one) => one.in === 'query') ?? [];
+    return parameters.some(({ name }) => name === 'cursor') ? [{ path, parameters }] : [];
+  });
+  t.ok(lists.length >= 5);
+  for (const { path, parameters } of lists) {
+    const begun = `${path.replace(/\{(\w+)\}/, (_, name: string) => ids[name] ?? '')}?limit=1`;
+    const { next_cursor: cursor } = (await (await get(begun)).json()) as Page<unknown>;
+    t.type(cursor, 'string', begun);
+    for (const parameter of parameters.filter(({ name }) => name !== 'limit' && name !== 'cursor')) {
+      const narrowed = `${begun}&${parameter.name}=${encodeURIComponent(valueFor(parameter))}`;
+      t.equal((await get(narrowed)).status, 200, narrowed);
+      t.equal((await get(`${narrowed}&cursor=${cursor}`)).status, 400, `${parameter.name} of ${path}`);
+    }
+  }
+});
+
+/** One that it may have. */
+function valueFor({ schema, example }: Parameter): string {
+  const { enum: values, examples } = schema.items ?? schema;
+  return String(example ?? values?.[0] ?? examples?.[0]);
+}
