@@ -1,6 +1,7 @@
 import { readdirSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
+import { EVENT_TYPES } from '../../src/domain.ts';
 import type { OpenApiDocument } from '../../src/http/openapi-types.ts';
 import { place, run } from '../helpers/cli.ts';
 import { codesIn, readmeSection, tableRows } from '../helpers/readme.ts';
@@ -15,6 +16,8 @@ interface CommandOption {
   /** Empty: none. */
   defaultText: string;
   variable: string;
+  /** What it is for. */
+  text: string;
 }
 
 /** A row of the README's option tables. */
@@ -70,7 +73,35 @@ t.test('every option stands in the README with its default and its variable', as
     const defaults = new Set(meant.map(({ defaultText }) => defaultText).filter((text) => text !== ''));
     t.strictSame([...defaults], row.defaultText === '' ? [] : [row.defaultText], `${row.flags}: its default`);
     t.strictSame([...new Set(meant.map(({ variable }) => variable))], [row.variable], row.flags);
+    const { text } = (row.text === AS_FOR_SERVE ? rows.find(isOfServe(row)) : undefined) ?? row;
+    t.strictSame(
+      meant.filter((option) => !text.startsWith(option.text)).map(({ command, text }) => [command, text]),
+      [],
+      `${row.flags}: what it is for, as --help says it; more may follow: ${text}`,
+    );
   }
+});
+
+t.test('every type of event and every query parameter is named in the README', async (t) => {
+  const { directory } = place(t);
+  const service = await serve(t, directory);
+  const response = await fetch(`${service.url}/v2/openapi.json`);
+  const { paths } = (await response.json()) as OpenApiDocument;
+  const parameters = Object.values(paths).flatMap(({ get }) => get?.parameters ?? []);
+  const names = new Set(parameters.filter((one) => one.in === 'query').map(({ name }) => name));
+  t.ok(names.size > 8);
+  const api = readmeSection('## The API');
+  t.strictSame(
+    [...names].filter((name) => !new RegExp(`[\`?&]${name}=`).test(api)),
+    [],
+    'query parameters that the README lacks',
+  );
+  const webhooks = readmeSection('## Webhooks');
+  t.strictSame(
+    EVENT_TYPES.filter((type) => !webhooks.includes(`\`${type}\``)),
+    [],
+    'events that the README lacks',
+  );
 });
 
 t.test('every endpoint stands in the README with its scope', async (t) => {
@@ -137,12 +168,13 @@ function sectionOf(help: string, title: string): string {
 }
 
 /** `--limit <n>  show at most this many (default 20, $DAVIT_LIMIT)`, over several lines where it is long. */
-function optionOf(text: string): Omit<CommandOption, 'command'> {
-  const [, flags = '', description = ''] = /^(.*?\S) {2,}(.*)$/s.exec(text) ?? [];
-  const [, defaultText = '', variable = ''] =
-    /\((?:such as [^,]*, )?(?:default (.*?), )?\$(\w+)\)$/.exec(description.replaceAll(/\s+/g, ' ').trim()) ??
-    [];
-  return { flags, defaultText, variable };
+function optionOf(help: string): Omit<CommandOption, 'command'> {
+  const [, flags = '', description = ''] = /^(.*?\S) {2,}(.*)$/s.exec(help) ?? [];
+  const [, text = '', defaultText = '', variable = ''] =
+    /^(.*?) \((?:such as [^,]*, )?(?:default (.*?), )?\$(\w+)\)$/.exec(
+      description.replaceAll(/\s+/g, ' ').trim(),
+    ) ?? [];
+  return { flags, defaultText, variable, text: text.replaceAll('$', '') };
 }
 
 function optionRows(): OptionRow[] {
@@ -157,7 +189,13 @@ function optionRows(): OptionRow[] {
   ];
 }
 
-function optionRow([commands = '', flags = '', defaultText = '', variable = '']: string[]): OptionRow {
+function optionRow([
+  commands = '',
+  flags = '',
+  defaultText = '',
+  variable = '',
+  text = '',
+]: string[]): OptionRow {
   return {
     ...(commands.startsWith('any')
       ? { commands: 'any', but: codesIn(commands) }
@@ -165,7 +203,15 @@ function optionRow([commands = '', flags = '', defaultText = '', variable = '']:
     flags: codesIn(flags).join(),
     defaultText: codesIn(defaultText).join(),
     variable: codesIn(variable).join(),
+    text: text.replaceAll('`', ''),
   };
+}
+
+/** What a row says of an option that another command has from `serve`. */
+const AS_FOR_SERVE = 'as for serve';
+
+function isOfServe({ flags }: OptionRow): (row: OptionRow) => boolean {
+  return (row) => row.flags === flags && row.commands.includes('serve');
 }
 
 function isOfCli(name: string): boolean {
