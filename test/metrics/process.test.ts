@@ -1,0 +1,18 @@
+import { readdirSync } from 'node:fs';
+import t from 'tap';
+import { exposition } from '../../src/metrics/exposition.ts';
+import { processFigures } from '../../src/metrics/process.ts';
+import { openFilesMax } from '../../src/system-limits.ts';
+import { parseMetrics } from '../helpers/metrics.ts';
+
+t.test('what is told of the process is in the units that the names say', async (t) => {
+  const openBefore = readdirSync('/proc/self/fd').length - 1; // but for the one that looks
+  const { user, system } = process.cpuUsage();
+  const { value } = parseMetrics(exposition(processFigures(1_500)));
+  const { user: userAfter, system: systemAfter } = process.cpuUsage();
+  t.equal(value('process_open_fds'), openBefore);
+  t.equal(value('process_max_fds'), openFilesMax());
+  t.equal(value('process_start_time_seconds'), 1.5);
+  const cpuSeconds = value('process_cpu_seconds_total');
+  t.ok(cpuSeconds >= (user + system) / 1e6 && cpuSeconds <= (userAfter + systemAfter) / 1e6, `${cpuSeconds}`);
+});
