@@ -3,6 +3,7 @@ import {
   existsSync,
   readdirSync,
   readFileSync,
+  rmSync,
   statSync,
   symlinkSync,
   utimesSync,
@@ -56,9 +57,14 @@ t.test('publishing replaces no existing file, also on a file system without hard
   const partial = startPartial(directory, MAKER);
   t.throws(() => diskCallsOf(() => partial.publishAs(free), { linkSync: 'ENOSPC' }), { code: 'ENOSPC' });
   t.notOk(existsSync(free));
-  const calls = diskCallsOf(() => partial.publishAs(free), { linkSync: 'EPERM' });
-  t.match(calls.slice(-2), [/^rename \S+ free$/, /^sync /]);
-  t.strictSame(readdirSync(directory), ['free', 'taken']);
+  partial.discard();
+  for (const code of ['EPERM', 'ENOTSUP', 'ENOSYS']) {
+    rmSync(free, { force: true });
+    const linkless = startPartial(directory, MAKER);
+    const calls = diskCallsOf(() => linkless.publishAs(free), { linkSync: code });
+    t.match(calls.slice(-2), [/^rename \S+ free$/, /^sync /], code);
+    t.strictSame(readdirSync(directory), ['free', 'taken']);
+  }
 });
 
 t.test('whatever already has the name of the partial file is left alone', async (t) => {
@@ -99,6 +105,8 @@ t.test(
       [here(3, 1, '4026532001'), DAY_MS + 1, true],
       [elsewhere(1), DAY_MS, false],
       [elsewhere(2), DAY_MS + 1, true],
+      // The first namespace of every machine has the same number.
+      [`${elsewhere(3)}-${MAKER.namespace}`, 0, false],
       [`not${here(2)}`, 2 * DAY_MS, false],
     ];
     for (const [name, ageMs] of rows) {
