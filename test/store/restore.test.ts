@@ -157,6 +157,19 @@ t.test('on a file system without hard links a copy of the old file is kept', asy
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'davit.db-lock', 'davit.db.before']);
 });
 
+t.test('a file is not replaced if the old one cannot be kept', async (t) => {
+  const { directory, path, replacement } = files(t);
+  writeFileSync(`${path}-lock`, '');
+  const before = readFileSync(path);
+  const failing = { linkSync: 'ENOSPC' };
+  t.throws(() => diskCallsOf(() => replaceDatabase(path, replacement, `${path}.before`), failing), {
+    code: 'ENOSPC',
+  });
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'davit.db-lock', 'new']);
+  const afterHeader = (bytes: Buffer) => bytes.subarray(100); // which counts who writes
+  t.strictSame(afterHeader(readFileSync(path)), afterHeader(before));
+});
+
 t.test('root gives the new file to the owner of the old one or the directory', ifMayBeNobody(), async (t) => {
   const { directory, path, replacement } = files(t);
   writeFileSync(`${path}-lock`, '');
