@@ -71,6 +71,10 @@ t.test('an unusable certificate or key is rejected with option and cause', ifHas
       /^--tls-cert: .*cut\.pem holds a certificate that is damaged$/,
     ],
     [
+      { certPath: made('second.pem', `${pem}${pem.replace(/\n.{64}\n/, '\n')}`) },
+      /^--tls-cert: .*second\.pem holds a certificate that is damaged$/,
+    ],
+    [
       { certPath: made('half.pem', pem.slice(0, 300)) },
       /^--tls-cert: .*half\.pem holds no certificate in PEM$/,
     ],
