@@ -381,6 +381,7 @@ t.test('a webhook of which no failure is recorded any more is forgiven, once all
   lanes.recorded(slot, effects.now());
   lanes.replace([pending], effects.now());
   t.equal(turn.lane.failures, 0);
+  t.match(lanes.turns(effects.now(), MANY, MANY), [{ lane: { webhookId: 'a' } }], 'it is no more probed');
 });
 
 t.test('a clock that is set back keeps no failing webhook from being probed', async (t) => {
