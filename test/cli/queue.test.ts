@@ -158,6 +158,21 @@ t.test('deliveries are counted for each webhook, with the next attempt, failures
   t.match(stdout, new RegExp(`^${disabled.id} +https://disabled\\.test/ +3 +held +${disableReason}$`, 'm'));
 });
 
+t.test('a retry that waits is not said to be made now, and one delivery that is held is held', async (t) => {
+  const { store, davit, served } = file(t);
+  const { keyId } = await store.key();
+  const failing = await newWebhook(store, keyId, { url: 'https://failing.test/' });
+  const disabled = await newWebhook(store, keyId, { url: 'https://disabled.test/' });
+  await deploy(store, await store.project(), 'main');
+  await store.writer.write('webhooks.update', { id: disabled.id, status: 'disabled', disableReason: 'x' });
+  served();
+  const queue = async () => (await davit(['admin', 'queue'])).stdout;
+  t.match(await queue(), new RegExp(`^${failing.id} +https://failing\\.test/ +1 +now$`, 'm'));
+  await fail(store, failing.id, 503, realEffects.now() + 600_000);
+  t.match(await queue(), new RegExp(`^${failing.id} +https://failing\\.test/ +1 +20\\S+Z +1× +503$`, 'm'));
+  t.match(await queue(), new RegExp(`^${disabled.id} +https://disabled\\.test/ +1 +held +x$`, 'm'));
+});
+
 t.test('what waits for a webhook that was deleted is nothing that waits', async (t) => {
   const { store, queue } = file(t);
   const { keyId } = await store.key();
