@@ -43,6 +43,22 @@ for (const [what, change] of CHANGES) {
   });
 }
 
+t.test('a secret that is added, changed or removed, by whomever, is known at the next look', async (t) => {
+  const effects = fakeEffects();
+  const { store, webhookId, recipient } = await remembering(t, effects);
+  recipient();
+  for (const sql of [
+    `INSERT INTO webhook_secrets (webhook_id, secret, created_at) VALUES ('${webhookId}', 'added', 1)`,
+    `UPDATE webhook_secrets SET expires_at = ${effects.now() + 1} WHERE secret = 'added'`,
+    `UPDATE webhook_secrets SET expires_at = 1 WHERE secret = 'added'`,
+    `UPDATE webhook_secrets SET expires_at = NULL WHERE secret = 'added'`,
+    "DELETE FROM webhook_secrets WHERE secret = 'added'",
+  ]) {
+    store.execute(sql);
+    t.strictSame(recipient(), lookedUpAnew(t, store, webhookId, effects.now()), sql);
+  }
+});
+
 t.test('a secret whose time is over signs no more', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, recipient } = await remembering(t, effects);
