@@ -219,6 +219,16 @@ t.test('the schema itself holds the rules that code must not break', async (t) =
     'one running deployment per project',
   );
   await store.writer.write('deployments.finish', succeeded(one.id));
+  for (const end of ['succeeded', 'failed', 'canceled']) {
+    t.throws(
+      () =>
+        store.execute(`
+          INSERT INTO events (id, type, deployment_id, project_id, created_at, payload)
+          SELECT 'evt_${end}', 'deployment.${end}', id, project_id, 1, '{}' FROM deployments WHERE id = '${one.id}'`),
+      /UNIQUE constraint failed: events.deployment_id/,
+      'one event tells of the end of a deployment',
+    );
+  }
   t.throws(
     () =>
       store.execute(
