@@ -44,6 +44,12 @@ t.test('with another user and another file', async (t) => {
   const dollar = await run(['admin', 'systemd-unit', '--db', '/srv/$a b/$c.db']);
   t.match(dollar.stdout, /^ExecStart=.* serve --db "\/srv\/\$\$a b\/\$\$c\.db"$/m);
   t.match(dollar.stdout, /^ReadWritePaths="\/srv\/\$a b"$/m, 'variables are only in command lines');
+  const quotes = await run(['admin', 'systemd-unit', '--db', '/srv/a "b" \\c/davit.db']);
+  t.match(
+    quotes.stdout,
+    /^ReadWritePaths="\/srv\/a \\"b\\" \\\\c"$/m,
+    'neither ends it nor changes what follows',
+  );
   const { directory, davit } = place(t);
   const here = new RegExp(` serve --db ${directory}/davit\\.db$`, 'm');
   t.match((await davit(['admin', 'systemd-unit', '--db', './davit.db'])).stdout, here);
