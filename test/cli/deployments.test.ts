@@ -142,10 +142,12 @@ t.test('a deployment that waits is canceled at once', async (t) => {
 t.test('canceling what nobody ends yet says who will', async (t) => {
   const there = place(t);
   const website = await scriptProject(there, 'website', 'true');
+  const beside = await scriptProject(there, 'beside', 'true');
   const { stdout } = await there.davit(['admin', 'project', 'create', '--name', 'elsewhere']);
   const ids = await inFile(there, async ({ writer }) => {
     const interrupted = await writer.write('deployments.create', newDeployment(website));
-    await writer.write('deployments.claim', undefined);
+    await writer.write('deployments.create', newDeployment(beside));
+    for (const _ of [website, beside]) await writer.write('deployments.claim', undefined);
     const remote = await writer.write('deployments.create', newDeployment(stdout.trim() as ProjectId));
     const { id } = remote;
     await writer.write('deployments.report', { id, status: 'running', message: null, outputs: null });
