@@ -306,6 +306,28 @@ t.test('a command is started, and not ended, where no file can be opened to know
   t.strictSame(await started.ended, { kind: 'exited', exitCode: 3 });
 });
 
+t.test('a command that /proc hides is not left running', async (t) => {
+  let processId = 0;
+  const watched: typeof posix = {
+    ...posix,
+    async spawn(program) {
+      const spawned = await posix.spawn(program);
+      if ('processId' in spawned) processId = spawned.processId;
+      refuseToOpen('ENOENT');
+      return spawned;
+    },
+  };
+  t.teardown(openAgain);
+  const spawner = createSpawner(watched, realEffects, false);
+  t.teardown(spawner.close);
+  const result = await spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] });
+  openAgain();
+  t.match(result, { kind: 'notStarted', cause: /hidepid/ });
+  t.ok(processId > 0);
+  t.teardown(() => stateOf(processId) === undefined || process.kill(processId, 'SIGKILL'));
+  await until(() => stateOf(processId) === undefined);
+});
+
 t.test('what is not wanted any more at the last moment is not started', async (t) => {
   const spawner = testSpawner(t);
   const file = join(temporaryDirectory(t), 'started');

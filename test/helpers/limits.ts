@@ -29,7 +29,7 @@ export function useUpFiles(): () => void {
 const { openSync: realOpen, readdirSync: realList } = fs;
 
 /** Whatever is opened from now on fails with this code, as where the machine has no more, until `openAgain` is called. */
-export function refuseToOpen(code: 'ENFILE' | 'ENOMEM'): void {
+export function refuseToOpen(code: 'ENFILE' | 'ENOMEM' | 'ENOENT'): void {
   const refuse = () => {
     throw Object.assign(new Error(code), { code });
   };
