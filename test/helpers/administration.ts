@@ -5,7 +5,7 @@ import { realEffects } from '../../src/effects.ts';
 import { openStore, type Store } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, type Place } from './cli.ts';
 
-/** Changes the file of `davit admin` as a service, or the API, would. */
+/** Runs `action` on the store of this place, as a service would. */
 export async function inFile<Result>(
   { dbPath }: Place,
   action: (store: Store) => Promise<Result>,
@@ -38,14 +38,14 @@ export interface Follower {
   child: ChildProcess;
   output(): string;
   notes(): string;
-  /** Resolves when its output is this. */
+  /** Resolves when its stdout is exactly this. */
   said(text: string): Promise<void>;
-  /** Resolves when this is among its notes. */
+  /** Resolves when its stderr contains this. */
   noted(text: string): Promise<void>;
   exitCode: Promise<number | null>;
 }
 
-/** `davit admin deployment logs -f`, while it goes on. */
+/** A running `davit admin deployment logs -f`. */
 export function follow({ directory }: Place, id: string): Follower {
   const child = spawn(process.execPath, [MAIN, 'admin', 'deployment', 'logs', id, '-f'], {
     cwd: directory,

@@ -5,14 +5,14 @@ import type { Test } from 'tap';
 import { COMPILE_CACHE } from './cli.ts';
 
 export interface BusyWriter {
-  /** The ids of the projects whose making was acknowledged so far. */
+  /** The ids of the projects that were acknowledged so far. */
   acknowledged(): string[];
   stop(): Promise<void>;
-  /** Leaves its WAL behind. */
+  /** SIGKILL, which leaves a WAL behind. */
   kill(): Promise<void>;
 }
 
-/** A process that writes to the file all the time; resolves once it has begun. Killed with the test. */
+/** A process that keeps creating projects in the file; resolves after the first one. Killed with the test. */
 export async function busyWriter(t: Test, dbPath: string): Promise<BusyWriter> {
   const script = join(import.meta.dirname, '../cli/acknowledging-writer.ts');
   const child = spawn(process.execPath, [script, dbPath], {

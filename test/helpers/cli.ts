@@ -13,7 +13,7 @@ import { dumpOf, temporaryDirectory } from './store.ts';
 
 export const MAIN = join(import.meta.dirname, '../../src/main.ts');
 
-/** Node keeps there what it made of the sources: a third of the time of a run that has to read them anew. */
+/** Node's compile cache: a run takes a third of the time with it. */
 export const COMPILE_CACHE = {
   NODE_COMPILE_CACHE: join(import.meta.dirname, '../../node_modules/.cache/compiled'),
 };
@@ -25,7 +25,7 @@ export interface CliResult {
 }
 
 export interface CliOptions {
-  /** With this it is a process of its own: that is whose environment an option is read from. */
+  /** Makes it a process of its own, as options are read from the environment of the process. */
   env?: Record<string, string>;
   stdin?: string | Uint8Array;
   /** Where it runs; `./davit.db` is there. */
@@ -38,7 +38,7 @@ export async function run(words: readonly string[], options: CliOptions = {}): P
 }
 
 export interface HereOptions extends Omit<CliOptions, 'env'> {
-  /** What davit itself reads of it: options are read from that of the process. */
+  /** What davit reads itself; options are read from the environment of the process. */
   environment?: Record<string, string>;
   effects?: Effects;
 }
@@ -73,7 +73,7 @@ export async function runHere(
   }
 }
 
-// No variable of whoever runs the tests sets an option; and what davit starts is started as `runProcess` does it.
+// Variables of whoever runs the tests must not set options, and child processes use the compile cache too.
 for (const name of Object.keys(process.env)) {
   if (/^(?:DAVIT_|NODE_OPTIONS$)/.test(name)) delete process.env[name];
 }
@@ -83,7 +83,7 @@ const HOME = process.cwd();
 let runningCount = 0;
 let left = Promise.withResolvers<void>();
 
-/** A process is in one directory at a time: those that run elsewhere are waited for. */
+/** A process has one working directory: runs in another one are waited for. */
 async function enter(directory: string): Promise<void> {
   while (runningCount > 0 && process.cwd() !== directory) await left.promise;
   if (runningCount === 0) process.chdir(directory);
@@ -145,7 +145,7 @@ export interface Place {
   ): Promise<{ message: string; exitCode: number | null }>;
 }
 
-/** A directory for `./davit.db`, gone when the test has ended. `how`: `runProcess` where the process is the point. */
+/** A temporary directory for `./davit.db`, and davit in it. `how`: `runProcess` where a real process matters. */
 export function place(t: Test, how: typeof run = run): Place {
   const directory = temporaryDirectory(t);
   const dbPath = join(directory, 'davit.db');

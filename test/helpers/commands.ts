@@ -126,7 +126,7 @@ export async function marked(deploymentId: string): Promise<ProcessIdentity[]> {
   return (await findMarked(new Set([deploymentId]))).get(deploymentId) ?? [];
 }
 
-/** Resolves when `condition` holds: for what happens in another process and tells nobody. */
+/** Polls until `condition` holds: for changes in another process that give no event. */
 export async function until(condition: () => boolean): Promise<void> {
   while (!condition()) await nextTurn();
 }

@@ -10,7 +10,7 @@ import { COMPILE_CACHE, MAIN, place, runHere } from './cli.ts';
 import { serve } from './served.ts';
 import { KEY, PROJECT } from './store.ts';
 
-/** What a test deploys is what its command does. */
+/** The ref that a test deploys decides what the command does. */
 const COMMAND = `
   case "$DEPLOY_REF" in
     good) echo one; echo two >&2; printf three ;;
@@ -64,7 +64,7 @@ export async function servedDeployments(t: Test, ...options: string[]) {
       env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...envOf({}) },
       deploy: (words: string[], deployOptions: DeployOptions = {}) =>
         davit(['deploy', deployOptions.project ?? project, ...words], { env: envOf(deployOptions) }),
-      /** The same in this process, 20 times less patient than it says. */
+      /** The same in this process, with timers 20 times as fast. */
       deployHastily: (words: string[], url: string) =>
         runHere(['deploy', project, ...words, '--url', url], {
           environment: { DAVIT_KEY: key },

@@ -16,7 +16,7 @@ export interface Report {
   tables: { name: string; rows: number; bytes: number }[];
 }
 
-/** A place with a project, of which nothing is wrong, and a key. */
+/** A place with a sound project and a key. */
 export async function withProject(t: Test): Promise<Place> {
   const there = place(t);
   await there.davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
@@ -24,7 +24,7 @@ export async function withProject(t: Test): Promise<Place> {
   return there;
 }
 
-/** Changes the file as nobody may, to see what is said of it. */
+/** Corrupts the file past its constraints. */
 export function change(dbPath: string, sql: string): void {
   const database = new Sqlite(dbPath);
   database.unsafeMode();
@@ -33,7 +33,7 @@ export function change(dbPath: string, sql: string): void {
   database.close();
 }
 
-/** Throws if it does not exit with this code, or says something else than that on stderr. */
+/** The report of `davit doctor`; asserts its exit code and the summary on stderr. */
 export async function reportOf(t: Test, { davit }: Place, expectedExitCode: number): Promise<Report> {
   const { stdout, stderr, exitCode } = await davit(['doctor', '--json']);
   t.equal(exitCode, expectedExitCode);
@@ -41,7 +41,7 @@ export async function reportOf(t: Test, { davit }: Place, expectedExitCode: numb
   return JSON.parse(stdout);
 }
 
-/** What there is to say of this, a problem before anything else. */
+/** The finding of this check; a problem if there are several. */
 export function findingOf({ findings }: Report, check: string): Finding | undefined {
   const found = findings.filter((finding) => finding.check === check);
   return found.find(({ level }) => level === 'problem') ?? found[0];

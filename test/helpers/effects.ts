@@ -47,7 +47,7 @@ export function fakeEffects(startMs = Date.parse('2026-11-21T08:00:00.000Z')): F
   };
 }
 
-/** Whoever waits on this clock has waited as soon as all that is under way had its turn. */
+/** A fake clock that advances to each timer on the next turn of the event loop. */
 export function hurried(effects: FakeEffects): Effects {
   return {
     ...effects,
@@ -58,7 +58,7 @@ export function hurried(effects: FakeEffects): Effects {
   };
 }
 
-/** Real timers keep no process alive: for a test that waits for one and for nothing else. */
+/** Keeps the process alive, which timers of effects do not: for a test that waits for nothing else. */
 export function stayAlive(t: Test): void {
   const held = setInterval(() => {}, 60_000);
   t.teardown(() => clearInterval(held));

@@ -10,7 +10,7 @@ const [SCHEMA = '', ROWS = ''] = ['', '-rows'].map((suffix) =>
   readFileSync(join(import.meta.dirname, `../fixtures/schemas/v${SCHEMA_VERSION}${suffix}.sql`), 'utf8'),
 );
 
-/** A file with something in every table, and what `sql` makes of it, whatever refers to what. */
+/** A file with rows in every table, changed by `sql` without checks of foreign keys. */
 export function filledFile(t: Test, sql = ''): string {
   const path = join(temporaryDirectory(t), 'davit.db');
   makeFile(path, SCHEMA, ROWS);
@@ -21,7 +21,7 @@ export function filledFile(t: Test, sql = ''): string {
   return path;
 }
 
-/** Each of two indexes has the entries of the other, which no read notices. */
+/** Swaps the entries of two indexes, which no read notices. */
 export function swapIndexes(path: string, one: string, other: string): void {
   const database = new Sqlite(path);
   database.unsafeMode();

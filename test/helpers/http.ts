@@ -122,7 +122,7 @@ export async function requestJson(
   return { status, headers: response.headers, body: text === '' ? null : JSON.parse(text) };
 }
 
-/** The same for who has a key. */
+/** The same with a key. */
 export async function call(
   port: number,
   method: string,

@@ -2,12 +2,12 @@ import { execFileSync } from 'node:child_process';
 import fs, { closeSync, openSync, readFileSync } from 'node:fs';
 import { syncBuiltinESMExports } from 'node:module';
 
-/** So many files may this process open from now on, at most, until the returned function is called. */
+/** Limits the open files of this process until the returned function is called. */
 export function limitOpenFiles(count: number): () => void {
   return limit('nofile', 'open files', count);
 }
 
-/** So many processes and threads may its user have, at most, unless root lifts that. */
+/** Limits the processes and threads of this user, unless it is root. */
 export function limitProcesses(count: number): () => void {
   return limit('nproc', 'processes', count);
 }
@@ -28,7 +28,7 @@ export function useUpFiles(): () => void {
 
 const { openSync: realOpen, readdirSync: realList } = fs;
 
-/** Whatever is opened from now on fails with this code, as where the machine has no more, until `openAgain` is called. */
+/** Every open fails with this code, as on an exhausted machine, until `openAgain` is called. */
 export function refuseToOpen(code: 'ENFILE' | 'ENOMEM' | 'ENOENT'): void {
   const refuse = () => {
     throw Object.assign(new Error(code), { code });

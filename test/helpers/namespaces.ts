@@ -1,6 +1,6 @@
 import { spawnSync } from 'node:child_process';
 
-/** How `unshare` begins one, which ends with whoever began it. */
+/** Options of unshare(1) for a PID namespace that ends with its parent. */
 export const OWN_PROCESSES = ['--map-root-user', '--pid', '--fork', '--kill-child', '--mount-proc'];
 
 /** For tests that need a PID namespace with a /proc of its own, as a container has it. */

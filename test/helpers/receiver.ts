@@ -22,7 +22,7 @@ export interface Received {
 export type Answer = (response: ServerResponse, received: Received) => void;
 
 export interface Receiver {
-  /** A place for deliveries on it. */
+  /** Where deliveries can be sent to. */
   url: string;
   port: number;
   /** All requests, in the order in which they came. */
@@ -160,7 +160,7 @@ export function redirect(location: string): Answer {
   return status(302, { headers: { Location: location } });
 }
 
-/** Never a word. */
+/** No answer at all. */
 export function silence(): Answer {
   return () => {};
 }
@@ -170,7 +170,7 @@ export function unfinished(code: number, beginning: string): Answer {
   return (response) => response.writeHead(code).write(beginning);
 }
 
-/** As much of this as the reader takes, for ever. */
+/** A body without end. */
 export function endless(code: number, text = 'x'): Answer {
   return (response) => {
     const piece = Buffer.alloc(1024, text);

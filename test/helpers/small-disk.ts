@@ -8,7 +8,7 @@ export const ifMayMount =
     ? {}
     : { skip: 'mounting is not allowed here' };
 
-/** Runs lines of shell where `folder` is a disk of `size`, as mount takes it; `"$0" "$1"` in them is davit. */
+/** Runs shell lines with a tmpfs of `size` mounted on `folder`; `"$0" "$1"` in them is davit. */
 export async function onSmallDisk(
   directory: string,
   folder: string,

@@ -20,7 +20,7 @@ export function temporaryDirectory(t: Test): string {
   return directory;
 }
 
-/** A file whose writer is in its thread, to be closed by the test, which fails if that dies. */
+/** A store with its writer thread, to be closed by the test; the test fails if that thread dies. */
 export function openWithThread(
   t: Test,
   path: string,
@@ -33,7 +33,7 @@ export interface TestStore extends Store {
   path: string;
   /** What the file holds, asked on a connection of its own. */
   query<Row = Record<string, unknown>>(sql: string, ...parameters: unknown[]): Row[];
-  /** Breaks the rules of the code, to see that the schema holds. */
+  /** Runs SQL past the rules of the code. */
   execute(sql: string): void;
   /** Every row of every table, to show that a refusal changed nothing. */
   dump(): Record<string, unknown[]>;
@@ -106,12 +106,12 @@ export function newDeployment(projectId: ProjectId, changes: Partial<NewDeployme
   };
 }
 
-/** Who makes a request with this key. */
+/** The caller of a request with this key. */
 export function caller({ keyId }: { keyId: KeyId }, allProjects = true): Caller {
   return { keyId, scopes: [], allProjects, lastUsedAtMs: null };
 }
 
-/** What tests make a project of, where it does not matter. */
+/** Default settings of a test's project. */
 export const PROJECT: ProjectSettings = {
   name: 'website',
   command: ['/bin/true'],
@@ -123,7 +123,7 @@ export const PROJECT: ProjectSettings = {
   variables: {},
 };
 
-/** A key that may do all. */
+/** A key with all scopes and projects. */
 export const KEY: NewKey = {
   name: 'ci',
   scopes: [...SCOPES],
