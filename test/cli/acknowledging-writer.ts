@@ -4,7 +4,7 @@ import { openStore } from '../../src/store/store.ts';
 import { PROJECT } from '../helpers/store.ts';
 
 /*
- * A process that holds a file open and makes projects, some hundred a second, until its stdin ends. Prints the id
+ * A process that keeps a database open and creates projects, some hundred a second, until its stdin ends. Prints the id
  * of each once it is acknowledged: a line that was printed is a write that must never be lost.
  */
 

@@ -4,7 +4,7 @@ import { createTerminal } from '../../src/cli/terminal.ts';
 import { realEffects } from '../../src/effects.ts';
 import { silence, startReceiver } from '../helpers/receiver.ts';
 
-t.test('what is still asked when the client is closed fails as a service that is away does', async (t) => {
+t.test('a call still under way when the client is closed fails as unavailable', async (t) => {
   const service = await startReceiver(t, { answers: [silence()] });
   const client = createApiClient(
     { baseUrl: new URL(service.url), key: 'key', caPem: null, retryForMs: 60_000, version: '0.0.0' },

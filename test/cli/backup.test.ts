@@ -25,7 +25,7 @@ import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
-t.test('a copy is one whole file for its owner alone, with all that is in the original', async (t) => {
+t.test('a backup is a single file of mode 0600 with every row of the original', async (t) => {
   const { davit, dump, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website', '--env', 'TOKEN=secret']);
   await davit(['admin', 'key', 'create', '--name', 'ci', '--all-scopes', '--all-projects']);
@@ -36,36 +36,33 @@ t.test('a copy is one whole file for its owner alone, with all that is in the or
   t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db']);
 
   const copy = openCopy(t, join(directory, 'copy.db'));
-  t.equal(copy.pragma('journal_mode', { simple: true }), 'delete', 'it needs no file beside it');
+  t.equal(copy.pragma('journal_mode', { simple: true }), 'delete', 'the copy needs no side files');
   t.equal(copy.pragma('application_id', { simple: true }), APPLICATION_ID);
   t.equal(copy.pragma('user_version', { simple: true }), SCHEMA_VERSION);
   t.equal(copy.pragma('auto_vacuum', { simple: true }), 2, 'it can shrink as the original can');
   t.strictSame(dumpOf(copy), dump());
 });
 
-t.test(
-  'of a file that another process writes to all the time, each copy has what was acknowledged',
-  async (t) => {
-    const { davit, directory, dbPath } = place(t);
-    const writer = await busyWriter(t, dbPath);
-    for (const name of ['one.db', 'two.db', 'three.db']) {
-      const before = writer.acknowledged();
-      const { exitCode, stderr } = await davit(['backup', name]);
-      t.strictSame([exitCode, stderr], [0, '']);
-      t.ok(writer.acknowledged().length > before.length + 10, 'nobody waited for it');
-      const copy = openCopy(t, join(directory, name));
-      t.equal(copy.pragma('integrity_check', { simple: true }), 'ok');
-      const ids = new Set(copy.prepare('SELECT id FROM projects').pluck().all());
-      t.strictSame(
-        before.filter((id) => !ids.has(id)),
-        [],
-      );
-    }
-    await writer.stop();
-  },
-);
+t.test('a backup under constant writes holds all that was acknowledged before it began', async (t) => {
+  const { davit, directory, dbPath } = place(t);
+  const writer = await busyWriter(t, dbPath);
+  for (const name of ['one.db', 'two.db', 'three.db']) {
+    const before = writer.acknowledged();
+    const { exitCode, stderr } = await davit(['backup', name]);
+    t.strictSame([exitCode, stderr], [0, '']);
+    t.ok(writer.acknowledged().length > before.length + 10, 'the writer went on meanwhile');
+    const copy = openCopy(t, join(directory, name));
+    t.equal(copy.pragma('integrity_check', { simple: true }), 'ok');
+    const ids = new Set(copy.prepare('SELECT id FROM projects').pluck().all());
+    t.strictSame(
+      before.filter((id) => !ids.has(id)),
+      [],
+    );
+  }
+  await writer.stop();
+});
 
-t.test('--json says what is in it', async (t) => {
+t.test('--json describes the contents of the backup', async (t) => {
   const { json, davit } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website']);
   t.match(await json(['backup', 'copy.db']), {
@@ -95,7 +92,7 @@ t.test('a name that no file can have is refused before anything is copied', asyn
   t.strictSame(readdirSync(directory).sort(), before);
 });
 
-t.test('what is there already is never overwritten, be it a file, a directory or a link', async (t) => {
+t.test('a backup never overwrites an existing file, directory or link', async (t) => {
   const { davit, refused, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website']);
   writeFileSync(join(directory, 'notes.txt'), 'notes');
@@ -114,7 +111,7 @@ t.test('what is there already is never overwritten, be it a file, a directory or
   t.strictSame(readdirSync(directory).sort(), before);
 });
 
-t.test('a file that cannot be copied, or to nowhere, leaves nothing behind', async (t) => {
+t.test('a backup without a valid source or target directory is refused and leaves no file', async (t) => {
   const { davit, refused, directory } = place(t);
   t.match(await refused(['backup', 'copy.db']), { exitCode: 1, message: /there is no file \.\/davit\.db/ });
   writeFileSync(join(directory, 'notes.txt'), 'these are my notes, not a database\n'.repeat(100));
@@ -136,7 +133,7 @@ t.test('a file that cannot be copied, or to nowhere, leaves nothing behind', asy
   t.strictSame(readdirSync(directory).sort(), ['davit.db', 'empty', 'foreign.db', 'notes.txt']);
 });
 
-t.test('a damaged file is not copied, and it says so', async (t) => {
+t.test('a damaged database is not backed up, and the error says that it is damaged', async (t) => {
   const { refused, directory, dbPath } = place(t);
   makeLarge(dbPath, 2);
   breakReference(dbPath);
@@ -146,7 +143,7 @@ t.test('a damaged file is not copied, and it says so', async (t) => {
   t.strictSame(readdirSync(directory), ['davit.db']);
 });
 
-t.test('a signal in the middle ends it at once and removes what was begun', async (t) => {
+t.test('a signal during a backup ends it at once and removes the partial copy', async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   for (const [signal, exitCode] of [
@@ -162,7 +159,7 @@ t.test('a signal in the middle ends it at once and removes what was begun', asyn
   }
 });
 
-t.test('killed in the middle, it leaves no file under the name, and the next one cleans up', async (t) => {
+t.test('a killed backup leaves no copy, and the next one removes the partial file', async (t) => {
   const { davit, directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   const backup = await backupUnderWay(t, directory);
@@ -189,7 +186,7 @@ t.test('killed in the middle, it leaves no file under the name, and the next one
   t.equal(openCopy(t, join(directory, 'copy.db')).pragma('integrity_check', { simple: true }), 'ok');
 });
 
-t.test('when only the one who asked is killed, its helper removes what was begun', async (t) => {
+t.test('when only the backup command is killed, its helper process removes the partial copy', async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   const backup = await backupUnderWay(t, directory);
@@ -199,7 +196,7 @@ t.test('when only the one who asked is killed, its helper removes what was begun
   t.notOk(existsSync(join(directory, 'copy.db')));
 });
 
-t.test('a disk that fills up leaves nothing behind, and it says so', ifMayMount, async (t) => {
+t.test('a backup to a full disk fails and leaves nothing behind', ifMayMount, async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 8);
   mkdirSync(join(directory, 'small'));
@@ -210,7 +207,7 @@ t.test('a disk that fills up leaves nothing behind, and it says so', ifMayMount,
   t.match(stderr, /^error: there is no room .*small.*\n$/);
 });
 
-t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
+t.test('on a terminal, backup shows its progress', needsTerminal, async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   const { shown } = onTerminal({ directory }, ['backup', 'copy.db']);
@@ -219,7 +216,7 @@ t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
   t.match(lines.slice(-3), ['checking the copy', /^copy\.db: /, '']);
 });
 
-t.test('--help says what it is for', async (t) => {
+t.test('backup --help says to keep the copy safe, and --help hides internal commands', async (t) => {
   const { stdout } = await run(['backup', '--help']);
   t.match(stdout, /keep it as safe/);
   t.notMatch((await run(['--help'])).stdout, /__file/);

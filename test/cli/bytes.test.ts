@@ -1,7 +1,7 @@
 import t from 'tap';
 import { formatBytes } from '../../src/cli/bytes.ts';
 
-t.test('bytes in units of a thousand', async (t) => {
+t.test('sizes are shown in decimal units', async (t) => {
   for (const [bytes, text] of [
     [0, '0 B'],
     [1, '1 B'],

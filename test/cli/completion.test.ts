@@ -12,7 +12,7 @@ import { ifHas } from '../helpers/programs.ts';
 import { KEY, newDeployment, PROJECT } from '../helpers/store.ts';
 import { shownBy } from '../helpers/terminal.ts';
 
-t.test('commands are those that --help lists, at every level', async (t) => {
+t.test('completed commands are those that --help lists, at every level', async (t) => {
   const { completed } = completions(t);
   for (const group of ['', 'admin', 'admin key', 'admin project', 'admin deployment', 'admin webhook']) {
     const words = group.split(' ').filter((word) => word !== '');
@@ -25,7 +25,7 @@ t.test('commands are those that --help lists, at every level', async (t) => {
   t.strictSame((await completed(['help', 'admin', ''])).values, (await completed(['admin', ''])).values);
 });
 
-t.test('options are those that --help lists', async (t) => {
+t.test('completed options are those that --help lists', async (t) => {
   const { completed } = completions(t);
   for (const path of ['serve', 'deploy', 'restore', 'admin key create', 'admin project set', 'admin queue']) {
     const words = path.split(' ');
@@ -36,7 +36,7 @@ t.test('options are those that --help lists', async (t) => {
   }
 });
 
-t.test('values of options and arguments are those that davit takes', async (t) => {
+t.test('completed values are those that the option or argument accepts', async (t) => {
   const { completed } = completions(t);
   const cases: [line: string, values: readonly string[]][] = [
     ['ad', ['admin']],
@@ -65,7 +65,7 @@ t.test('values of options and arguments are those that davit takes', async (t) =
   }
 });
 
-t.test('where a path stands, the shell is asked for paths', async (t) => {
+t.test('where a path is expected, the shell completes paths', async (t) => {
   const { completed } = completions(t);
   const cases: [line: string, paths: string][] = [
     ['--db ', 'files'],
@@ -79,7 +79,7 @@ t.test('where a path stands, the shell is asked for paths', async (t) => {
   for (const [line, paths] of cases) t.match(await completed(line.split(' ')), { paths, values: [] }, line);
 });
 
-t.test('names come from the file, ids where a name is not enough', async (t) => {
+t.test('names are completed from the database, ids where a name is ambiguous', async (t) => {
   const { there, completed, described } = completions(t);
   const { project, twins, webhook, deployment } = await fill(there);
   t.strictSame((await completed(['admin', 'project', 'show', ''])).values, [
@@ -99,12 +99,12 @@ t.test('names come from the file, ids where a name is not enough', async (t) => 
   t.strictSame(await described(['admin', 'deployment', 'show', '']), [
     `${deployment}\tmy site main: queued, number 1`,
   ]);
-  t.strictSame((await completed(['deploy', ''])).values, [], 'a client knows nothing of a file');
+  t.strictSame((await completed(['deploy', ''])).values, [], 'deploy is a client without a database');
   const retried = ['deploy', project, 'main', '--idempotency-key', ''];
-  t.strictSame((await completed(retried)).values, [], 'the name of a key is no such key');
+  t.strictSame((await completed(retried)).values, [], 'an idempotency key is not an API key');
 });
 
-t.test('the file is the one of --db, or of DAVIT_DB', async (t) => {
+t.test('completion reads the database that --db or DAVIT_DB names', async (t) => {
   const { there, completed } = completions(t);
   await fill(there);
   mkdirSync(join(there.directory, 'empty'));
@@ -118,7 +118,7 @@ t.test('the file is the one of --db, or of DAVIT_DB', async (t) => {
   t.equal((await run(typed, { ...elsewhere, env: { HOME: there.directory } })).stdout, 'none\nmy\\ site\n');
 });
 
-t.test('nothing is made, changed or said, whatever the file is', async (t) => {
+t.test('completion creates, changes and reports nothing, whatever the database is', async (t) => {
   const { there, completed } = completions(t);
   const names = ['admin', 'project', 'show', ''];
   t.strictSame(await completed(names), { paths: 'none', values: [] });
@@ -147,7 +147,7 @@ t.test('a file that another process has locked is not waited for', async (t) => 
   t.ok(performance.now() - startedAtMs < 3_000, 'elsewhere it is waited for for 5 s');
 });
 
-t.test('no secret is ever offered', async (t) => {
+t.test('completion never offers a secret', async (t) => {
   const { there } = completions(t);
   const { secrets } = await fill(there);
   for (const noun of ['project', 'key', 'webhook', 'deployment']) {
@@ -158,29 +158,26 @@ t.test('no secret is ever offered', async (t) => {
   }
 });
 
-t.test(
-  'quotes of bash are understood, also while they are open, and made where they are needed',
-  async (t) => {
-    const words: [typed: string, meant: string][] = [
-      ['plain', 'plain'],
-      ['my\\ site', 'my site'],
-      ['"my site', 'my site'],
-      [`'it'\\''s`, "it's"],
-      ['"a\\"b\\c$x"', 'a"b\\c$x'],
-      ['$(id)', '$(id)'],
-      ['', ''],
-    ];
-    for (const [typed, meant] of words) t.equal(unquote(typed), meant, typed);
-    const names = ['my site', "it's", 'a"b', '$(id)`id`', 'back\\slash', '日本 語', 'x;y&z|*?[]{}~!#()<>'];
-    for (const quote of ['', "'", '"']) {
-      const line = names.map((name) => quote + quoteForBash(name, quote) + quote).join(' ');
-      const { stdout } = spawnSync('bash', ['-c', `printf '%s\\n' ${line}`], { encoding: 'utf8' });
-      t.strictSame(stdout.split('\n').slice(0, -1), names, line);
-    }
-  },
-);
+t.test('quotes of bash are parsed, also while they are open, and added where needed', async (t) => {
+  const words: [typed: string, meant: string][] = [
+    ['plain', 'plain'],
+    ['my\\ site', 'my site'],
+    ['"my site', 'my site'],
+    [`'it'\\''s`, "it's"],
+    ['"a\\"b\\c$x"', 'a"b\\c$x'],
+    ['$(id)', '$(id)'],
+    ['', ''],
+  ];
+  for (const [typed, meant] of words) t.equal(unquote(typed), meant, typed);
+  const names = ['my site', "it's", 'a"b', '$(id)`id`', 'back\\slash', '日本 語', 'x;y&z|*?[]{}~!#()<>'];
+  for (const quote of ['', "'", '"']) {
+    const line = names.map((name) => quote + quoteForBash(name, quote) + quote).join(' ');
+    const { stdout } = spawnSync('bash', ['-c', `printf '%s\\n' ${line}`], { encoding: 'utf8' });
+    t.strictSame(stdout.split('\n').slice(0, -1), names, line);
+  }
+});
 
-t.test('bash', async (t) => {
+t.test('the bash script completes words cut at : and =, and executes nothing in a name', async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   writeFileSync(join(there.directory, 'completion'), (await run(['completion', 'bash'])).stdout);
@@ -207,11 +204,11 @@ t.test('bash', async (t) => {
   t.strictSame(
     readdirSync(there.directory).sort(),
     ['bin', 'completion', 'davit.db'],
-    'nothing of it was run',
+    'nothing in a name was executed',
   );
 });
 
-t.test('bash, with somebody who types', ifHas('script', 'bash'), async (t) => {
+t.test('Tab completes in an interactive bash', ifHas('script', 'bash'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const typed = await shownBy(t, there.directory, 'bash --norc --noprofile -i', path, [
@@ -222,7 +219,7 @@ t.test('bash, with somebody who types', ifHas('script', 'bash'), async (t) => {
   t.match(typed, /prj_\w{24}|project/);
 });
 
-t.test('zsh, with somebody who types', ifHas('script', 'zsh'), async (t) => {
+t.test('Tab completes in an interactive zsh', ifHas('script', 'zsh'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const typed = await shownBy(t, there.directory, 'zsh -f -i', path, [
@@ -234,7 +231,7 @@ t.test('zsh, with somebody who types', ifHas('script', 'zsh'), async (t) => {
   t.ok(typed);
 });
 
-t.test('fish', ifHas('fish'), async (t) => {
+t.test('the fish script completes commands, values, quoted names and paths', ifHas('fish'), async (t) => {
   const { there, path } = completions(t);
   await fill(there);
   const script = 'davit completion fish | source; for line in $argv; complete -C "$line"; end';
@@ -263,7 +260,7 @@ t.test('fish', ifHas('fish'), async (t) => {
   t.notOk(readdirSync(there.directory).includes('pwned'));
 });
 
-t.test('what is no shell that it knows is refused, and its help says how to begin', async (t) => {
+t.test('completion refuses an unknown shell, and its help says how to install it', async (t) => {
   const { there } = completions(t);
   t.match(await there.refused(['completion', 'tcsh']), { exitCode: 2, message: /bash, zsh, fish/ });
   const { stdout } = await run(['completion', '--help']);

@@ -19,12 +19,12 @@ t.test('a silent log is followed to its end, however often its connection is cut
   });
 });
 
-t.test('a service that only greets is given up', async (t) => {
+t.test('a service that sends only the greeting is given up', async (t) => {
   const greeted = [GREETING];
   await t.rejects(follow([greeted, greeted, greeted, [GREETING, END]]), { code: 'unavailable' });
 });
 
-t.test('over however many connections, every byte is asked for and written once', async (t) => {
+t.test('a log is resumed over several connections, and every byte is written once', async (t) => {
   const asked: unknown[] = [];
   const written: string[] = [];
   const outcome = await follow(
@@ -52,7 +52,7 @@ t.test('over however many connections, every byte is asked for and written once'
   );
 });
 
-t.test('who is read by nobody any more writes no more, and hears of the end', async (t) => {
+t.test('once its output is closed, the client writes no more but still follows to the end', async (t) => {
   let written = 0;
   const write = async () => {
     written += 1;
@@ -63,12 +63,12 @@ t.test('who is read by nobody any more writes no more, and hears of the end', as
   t.equal(written, 1);
 });
 
-t.test('what is no dropped connection is not tried again', async (t) => {
+t.test('an error that is not a dropped connection is not retried', async (t) => {
   const write = () => Promise.reject(new Error('the disk is full'));
   await t.rejects(follow([[GREETING, 'data: x\n\n'], [END]], { write }), { message: 'the disk is full' });
 });
 
-t.test('the end of a deployment is waited for as long as it takes', async (t) => {
+t.test('waiting polls until the deployment has ended or the service refuses', async (t) => {
   const effects = fakeEffects();
   const asked: string[] = [];
   const statuses = ['queued', 'running', 'failed'];
@@ -93,7 +93,7 @@ t.test('the end of a deployment is waited for as long as it takes', async (t) =>
   });
 });
 
-t.test('an end that was told counts, also of a service that is away by then', async (t) => {
+t.test('an end event counts even if the service is unavailable afterwards', async (t) => {
   const away = () => Promise.reject(new AppError('unavailable', 'it cannot be reached'));
   t.strictSame(await follow([[GREETING, END]], {}, away), {
     kind: 'ended',

@@ -4,7 +4,7 @@ import { runHere } from '../helpers/cli.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
 import { type Answer, endless, startReceiver, status } from '../helpers/receiver.ts';
 
-/** What a terminal obeys, in every form that JSON lets through: ESC, BEL, CR, LF, a C1 control, a turn of direction. */
+/** Control characters in every form that JSON allows: ESC, BEL, CR, LF, a C1 control, a bidirectional override. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
 const SHOWN = '\\x1b]0;owned\\x07\\x0d\\x0a\\x9b2J\\u202e';
 
@@ -22,7 +22,7 @@ const QUEUED = {
 const FAILED = { ...QUEUED, status: 'failed', reason: 'exit_code', exit_code: 3, queue_position: null };
 const REFUSED = { error: { code: 'forbidden', message: 'it may not', request_id: 'req_1' } };
 
-t.test('what a service says of a deployment is shown, and not obeyed', async (t) => {
+t.test('control characters in what a service answers are escaped', async (t) => {
   const made = { ...QUEUED, ref: OBEYED, status: OBEYED };
   t.strictSame(await answered(t, [], json(201, made)), {
     stdout: 'dpl_1\n',
@@ -49,7 +49,7 @@ t.test('what a service says of a deployment is shown, and not obeyed', async (t)
   }
 });
 
-t.test('--json prints the same value, in characters that no terminal obeys', async (t) => {
+t.test('--json prints the same value in printable ASCII', async (t) => {
   const made = { ...QUEUED, ref: OBEYED, [OBEYED]: [OBEYED] };
   const { stdout, stderr } = await answered(t, ['--json'], json(201, made));
   t.strictSame(JSON.parse(stdout), made);
@@ -57,7 +57,7 @@ t.test('--json prints the same value, in characters that no terminal obeys', asy
   t.equal(stderr, '');
 });
 
-t.test('an error whose message is no text has none', async (t) => {
+t.test('an error message that is not a string is ignored', async (t) => {
   for (const message of [7, null, { toString: 1 }, ['no']]) {
     const error = { ...REFUSED.error, message };
     t.match(await answered(t, ['--retry-for', '0'], json(503, { error })), {
@@ -71,7 +71,7 @@ t.test('an error whose message is no text has none', async (t) => {
   }
 });
 
-t.test('of an answer that does not end no more is read than davit ever says', async (t) => {
+t.test('an endless answer is read only up to a limit and fails the command', async (t) => {
   for (const code of [201, 400, 503]) {
     t.match(await answered(t, ['--retry-for', '0'], endless(code)), {
       stdout: '',
@@ -87,7 +87,7 @@ t.test('of an answer that does not end no more is read than davit ever says', as
   }
 });
 
-t.test('who answers with more headers than davit ever has is not davit', async (t) => {
+t.test('an answer with oversized headers is taken as not from davit', async (t) => {
   const tooLong = { 'X-Long': 'x'.repeat(40_000) };
   t.match(await answered(t, [], status(201, { headers: tooLong })), {
     stderr: /^error: 127\.0\.0\.1:\d+ does not answer as davit does: is the URL right\?\n$/,
@@ -95,7 +95,7 @@ t.test('who answers with more headers than davit ever has is not davit', async (
   });
 });
 
-t.test('the longest deployment that there is is read whole', async (t) => {
+t.test('a deployment with as many and as long outputs as allowed is read whole', async (t) => {
   const value = '\u0001'.repeat(OUTPUT_VALUE_MAX_BYTES);
   const names = Array.from({ length: OUTPUTS_MAX }, (_, index) =>
     `${index}`.padStart(OUTPUT_NAME_MAX_LENGTH, '_'),
@@ -105,7 +105,7 @@ t.test('the longest deployment that there is is read whole', async (t) => {
   t.strictSame(JSON.parse(stdout), made);
 });
 
-t.test('a service that keeps nobody waiting is asked once a second', async (t) => {
+t.test('a service that ignores ?wait= is polled once a second', async (t) => {
   const early = json(200, { ...QUEUED, status: 'pondering' });
   const { stdout, waitedMs } = await answered(
     t,
@@ -118,7 +118,7 @@ t.test('a service that keeps nobody waiting is asked once a second', async (t) =
   t.equal(waitedMs, 4_000);
 });
 
-t.test('an end that tells of none is no end', async (t) => {
+t.test('an end event without a final status counts as a dropped connection', async (t) => {
   const { stderr, exitCode } = await answered(
     t,
     ['--wait'],
@@ -135,7 +135,7 @@ t.test('an end that tells of none is no end', async (t) => {
   t.equal(exitCode, 1);
 });
 
-t.test('a place that no log of davit has is not gone on from', async (t) => {
+t.test('an event id that is not an offset does not keep the log from being resumed', async (t) => {
   const { stdout, stderr } = await answered(
     t,
     ['--wait'],
@@ -148,7 +148,7 @@ t.test('a place that no log of davit has is not gone on from', async (t) => {
   t.match(stderr, /: failed: exit code 3\n$/);
 });
 
-t.test('a log whose events do not end is not read on and on', async (t) => {
+t.test('an endless line or event in a log stream is refused as not from davit', async (t) => {
   for (const line of ['x', 'data: x\n']) {
     t.match(await answered(t, ['--wait'], json(201, QUEUED), endless(200, line)), {
       stdout: '',
@@ -158,7 +158,7 @@ t.test('a log whose events do not end is not read on and on', async (t) => {
   }
 });
 
-t.test('what is no deployment is none of davit', async (t) => {
+t.test('a deployment with an invalid field is refused as not from davit', async (t) => {
   const changes = [
     { id: '7' },
     { ref: undefined },
@@ -185,7 +185,7 @@ t.test('what is no deployment is none of davit', async (t) => {
   }
 });
 
-/** `davit deploy` of a service that answers with these, one after the other; on a clock of its own. */
+/** `davit deploy` against a service that gives these answers in turn; on a fake clock. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });
   const effects = fakeEffects();

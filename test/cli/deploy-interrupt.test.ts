@@ -9,7 +9,7 @@ import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
-t.test('a signal leaves at once, and the deployment goes on', async (t) => {
+t.test('a signal ends the client at once, and the deployment goes on', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);
   for (const [signal, exitCode] of [
     ['SIGINT', 130],
@@ -26,7 +26,7 @@ t.test('a signal leaves at once, and the deployment goes on', async (t) => {
   }
 });
 
-t.test('with --cancel-on-interrupt it is canceled, and waited for', async (t) => {
+t.test('with --cancel-on-interrupt, a signal cancels the deployment and awaits its end', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);
   const started = untilFile(directory, 'started');
   const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt']);
@@ -42,7 +42,7 @@ t.test('with --cancel-on-interrupt it is canceled, and waited for', async (t) =>
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
-t.test('once the deployment has ended nobody waits for the answer to its cancellation', async (t) => {
+t.test('once the deployment has ended, no answer to its cancellation is awaited', async (t) => {
   const { startDeploy, directory, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
   proxy.fates('once');
@@ -57,7 +57,7 @@ t.test('once the deployment has ended nobody waits for the answer to its cancell
   await said.until(/leaves at once\ndeployment dpl_\w+ of slow: succeeded in \w+\n$/);
 });
 
-t.test('a signal before it is there cancels it as soon as it is, also without --wait', async (t) => {
+t.test('a signal before the deployment exists cancels it once created, also without --wait', async (t) => {
   const { startDeploy, deployments, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
   proxy.fates('hold');
@@ -72,7 +72,7 @@ t.test('a signal before it is there cancels it as soon as it is, also without --
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
-t.test('whoever leaves before it is there is told how to find it again', async (t) => {
+t.test('a client interrupted before the answer says how to find the deployment again', async (t) => {
   const { startDeploy, deploy, deployments, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
   proxy.fates('hold');
@@ -89,7 +89,7 @@ t.test('whoever leaves before it is there is told how to find it again', async (
   t.equal((await deployments()).length, 1);
 });
 
-t.test('on a terminal ^C asks', needsTerminal, async (t) => {
+t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal, async (t) => {
   const { directory, deployments, env, key, project, url } = await runningDeployments(t);
   const deployOnTerminal = async (ref = 'slow') => {
     const started = untilFile(directory, 'started');
@@ -145,7 +145,11 @@ t.test('on a terminal ^C asks', needsTerminal, async (t) => {
   const ended = await deployOnTerminal();
   const [endedOne] = await deployments();
   await cancel(endedOne?.id, directory);
-  t.strictSame(await once(ended.terminal, 'exit'), [1, null], 'whoever is still asked is not waited for');
+  t.strictSame(
+    await once(ended.terminal, 'exit'),
+    [1, null],
+    'an unanswered question does not delay the exit',
+  );
   await ended.shown.until(/of slow: canceled in/);
 
   const red = await deployOnTerminal('red');
@@ -165,7 +169,7 @@ async function untilLogged(url: string, key: string, text: string): Promise<void
   }
 }
 
-/** Cancels a deployment of `slow` and forgets that it began. */
+/** Cancels a deployment of `slow` and removes the file that says that it started. */
 async function cancel(id: string | undefined, directory: string): Promise<void> {
   rmSync(join(directory, 'started'));
   await run(['admin', 'deployment', 'cancel', id ?? ''], { cwd: directory });

@@ -26,7 +26,7 @@ const shared = await servedDeployments(t);
 const TLS = ['--tls-cert', join(FIXTURES, 'localhost.pem'), '--tls-key', join(FIXTURES, 'localhost.key')];
 const sharedByTls = await servedDeployments(t, ...TLS);
 
-t.test('without --wait it says the id and goes', async (t) => {
+t.test('without --wait, deploy prints the id and exits', async (t) => {
   const { deploy, deployments } = await shared.another();
   const { stdout, stderr, exitCode } = await deploy(['good']);
   t.equal(exitCode, 0);
@@ -37,7 +37,7 @@ t.test('without --wait it says the id and goes', async (t) => {
   t.match(deployment, { ref: 'good', trigger: 'api', created_by: { name: 'ci' } });
 });
 
-t.test('--wait gives the log as it was printed, and exits as the deployment ended', async (t) => {
+t.test('--wait prints the log as it is and exits with 0 only on success', async (t) => {
   const { deploy } = await shared.another();
   const [good, bad, long] = await Promise.all(['good', 'bad', 'long'].map((ref) => deploy([ref, '--wait'])));
   t.match(good, {
@@ -49,7 +49,7 @@ t.test('--wait gives the log as it was printed, and exits as the deployment ende
   t.equal(long?.stdout, Array.from({ length: 2000 }, (_, index) => `line ${index}\n`).join(''));
 });
 
-t.test('--json prints the deployment, and with --wait its end, and no log', async (t) => {
+t.test('--json prints the deployment, with --wait as it ended, and no log', async (t) => {
   const { deploy } = await shared.another();
   const [queued, ended] = await Promise.all([
     deploy(['good', '--json']),
@@ -61,7 +61,7 @@ t.test('--json prints the deployment, and with --wait its end, and no log', asyn
   t.strictSame([ended.stderr, ended.exitCode], ['', 1]);
 });
 
-t.test('whatever is lost on the way, one deployment is made, and the log is whole', async (t) => {
+t.test('despite dropped connections, one deployment is created and the log is complete', async (t) => {
   const { deployHastily, deployments } = await shared.another();
   const proxy = await startProxy(t, shared.url);
   proxy.fates(
@@ -81,7 +81,7 @@ t.test('whatever is lost on the way, one deployment is made, and the log is whol
   t.ok(proxy.connections() >= 6);
 });
 
-t.test('a service that is started later, or again, is waited for', async (t) => {
+t.test('deploy waits for a service that starts late or restarts', async (t) => {
   const { url, deployHastily, directory, service, deployments } = await runningDeployments(t);
   const proxy = await startProxy(t, 'http://127.0.0.1:1');
   const started = untilFile(directory, 'started');
@@ -98,7 +98,7 @@ t.test('a service that is started later, or again, is waited for', async (t) => 
   t.equal((await deployments()).length, 1);
 });
 
-t.test('a service that has too much to do is given the time that it asks for', async (t) => {
+t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
   const { deployHastily } = await shared.another();
   const busy = await scripted(t, [
     [429, { 'Retry-After': '1' }],
@@ -125,7 +125,7 @@ t.test('a service that has too much to do is given the time that it asks for', a
   t.equal(busier.count(), 1);
 });
 
-t.test('why a service has no time is said in its words', async (t) => {
+t.test('giving up quotes why the service asked to wait', async (t) => {
   const { deploy } = await runningDeployments(t, '--max-queued', '1');
   for (const ref of ['slow', 'good']) t.match(await deploy([ref]), { exitCode: 0 });
   t.match(await deploy(['good', '--retry-for', '3s']), {
@@ -135,7 +135,7 @@ t.test('why a service has no time is said in its words', async (t) => {
   });
 });
 
-t.test('the last try is made when the time that is given is over', async (t) => {
+t.test('the last attempt is made when --retry-for is over', async (t) => {
   for (const [retryFor, ms] of [
     ['0', 0],
     ['3s', 3_000],
@@ -156,7 +156,7 @@ t.test('the last try is made when the time that is given is over', async (t) => 
   }
 });
 
-t.test('what the service refuses is said in its words, in one line', async (t) => {
+t.test('a refusal is one line with the code and the request id of the service', async (t) => {
   const { davit, dump } = shared;
   const { deploy, project } = await shared.another();
   await deploy(['good', '--idempotency-key', 'once']);
@@ -184,7 +184,7 @@ t.test('what the service refuses is said in its words, in one line', async (t) =
   t.ok(project);
 });
 
-t.test('the same idempotency key is the same deployment', async (t) => {
+t.test('a repeated idempotency key leads to the same deployment', async (t) => {
   const { deploy, deployments } = await shared.another();
   const one = await deploy(['good', '--wait', '--idempotency-key', 'job-7']);
   const two = await deploy(['good', '--wait'], { env: { DAVIT_IDEMPOTENCY_KEY: 'job-7' } });
@@ -192,7 +192,7 @@ t.test('the same idempotency key is the same deployment', async (t) => {
   t.match([one, two], [{ exitCode: 0 }, { exitCode: 0, stdout: one.stdout }]);
 });
 
-t.test('a key that may not read the log waits without it; one that may read nothing says so', async (t) => {
+t.test('without logs:read, deploy waits without the log; without any read scope, it fails', async (t) => {
   const { json } = shared;
   const { deploy } = await shared.another();
   const keyWith = async (...scopes: string[]) => {
@@ -226,7 +226,7 @@ t.test('a key that may not read the log waits without it; one that may read noth
   t.match(await deploy(['good', '--wait'], { key: onlyLogs }), { stdout: 'one\ntwo\nthree', exitCode: 0 });
 });
 
-t.test('wrong usage asks nobody anything', async (t) => {
+t.test('wrong usage is refused before any request', async (t) => {
   const { refused } = place(t);
   const good = { DAVIT_URL: 'http://127.0.0.1:1', DAVIT_KEY: 'davit_key' };
   const cases: [words: string[], env: Record<string, string>, message: RegExp][] = [
@@ -270,7 +270,7 @@ t.test('wrong usage asks nobody anything', async (t) => {
   });
 });
 
-t.test('what no further try mends is said at once', async (t) => {
+t.test('an error that a retry cannot mend fails at once', async (t) => {
   const elsewhere = await scripted(t, [[301, { Location: 'https://deploy.example.com/' }]]);
   const other = await scripted(t, [[200, {}]]);
   const likeDavit = await startReceiver(t, {
@@ -297,7 +297,7 @@ t.test('what no further try mends is said at once', async (t) => {
   }
 });
 
-t.test('the key may come from a file, and is warned of where it goes in clear', async (t) => {
+t.test('the key can come from a file, and sending it in clear text causes a warning', async (t) => {
   const { directory } = shared;
   const { deploy, key } = await shared.another();
   writeFileSync(join(directory, 'key'), `${key}\n`);
@@ -309,7 +309,7 @@ t.test('the key may come from a file, and is warned of where it goes in clear', 
   t.match(stderr, /^warning: the key goes to davit\.invalid in clear text/);
 });
 
-t.test('nobody is warned of a key that goes to this machine, or is sent over TLS', async (t) => {
+t.test('a key sent to this machine or over TLS causes no warning', async (t) => {
   for (const url of ['http://localhost:1', 'http://127.9.9.9:1', 'http://[::1]:1', 'https://davit.invalid']) {
     const { stderr } = await runHere(['deploy', 'prj_1', 'main', '--url', url, '--retry-for', '0'], {
       environment: { DAVIT_KEY: 'davit_key' },
@@ -318,7 +318,7 @@ t.test('nobody is warned of a key that goes to this machine, or is sent over TLS
   }
 });
 
-t.test('a deployment that never began is followed to its end, and why that came is said', async (t) => {
+t.test('waiting for a queued deployment ends when its project is archived, with that reason', async (t) => {
   const { davit } = shared;
   const { startDeploy, project } = await shared.another();
   await davit(['admin', 'project', 'pause', project]);
@@ -333,7 +333,7 @@ t.test('a deployment that never began is followed to its end, and why that came 
   t.match(stderr, /of good: canceled\nits project was archived\n$/);
 });
 
-t.test('a process that only waits for its next try goes on', async (t) => {
+t.test('a process that waits only for its next retry stays alive', async (t) => {
   const { stderr, exitCode } = await run(['deploy', 'prj_1', 'main', '--retry-for', '1s'], {
     env: { DAVIT_KEY: 'davit_key', DAVIT_URL: 'http://127.0.0.1:1' },
   });
@@ -341,7 +341,7 @@ t.test('a process that only waits for its next try goes on', async (t) => {
   t.match(stderr, /trying again[\s\S]*gave up\n$/);
 });
 
-t.test('over TLS, with an authority of its own', async (t) => {
+t.test('a private certificate authority is trusted with --ca-file or NODE_EXTRA_CA_CERTS', async (t) => {
   const { deploy } = await sharedByTls.another();
   const https = sharedByTls.url.replace('127.0.0.1', 'localhost');
   const ca = join(FIXTURES, 'ca.pem');
@@ -359,7 +359,7 @@ t.test('over TLS, with an authority of its own', async (t) => {
   });
 });
 
-t.test('what speaks no TLS, or is no certificate, is said so', async (t) => {
+t.test('a service without TLS and an unusable --ca-file are named as the cause', async (t) => {
   const { deploy } = await shared.another();
   t.match(await deploy(['good'], { url: shared.url.replace('http:', 'https:') }), {
     exitCode: 1,
@@ -373,7 +373,7 @@ t.test('what speaks no TLS, or is no certificate, is said so', async (t) => {
   }
 });
 
-t.test('what is wrong with a certificate is said, where another authority would not mend it', async (t) => {
+t.test('an expired certificate and one for another name are named as the cause', async (t) => {
   const { deploy } = await shared.another();
   for (const [tls, message] of [
     ['expired', /\(CERT_HAS_EXPIRED\): its certificate has expired, and has to be renewed there\n$/],
@@ -388,7 +388,7 @@ t.test('what is wrong with a certificate is said, where another authority would 
   }
 });
 
-t.test('through the proxy that the environment names', async (t) => {
+t.test('deploy goes through https_proxy, except to hosts in no_proxy', async (t) => {
   const { deploy } = await sharedByTls.another();
   const https = sharedByTls.url.replace('127.0.0.1', 'localhost');
   const asked: string[] = [];
@@ -411,7 +411,7 @@ t.test('through the proxy that the environment names', async (t) => {
   t.equal(asked.length, count);
 });
 
-/** Answers with these, one after the other, and then passes everything on. */
+/** Gives these answers in turn, then forwards every request. */
 async function scripted(t: Test, answers: [status: number, headers: Record<string, string>][]) {
   let target = '';
   let count = 0;

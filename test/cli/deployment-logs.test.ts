@@ -10,7 +10,7 @@ import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
 
 const logsOf = (id: string, ...options: string[]) => ['admin', 'deployment', 'logs', id, ...options];
 
-t.test('a program gets the very bytes of a log', async (t) => {
+t.test('a pipe gets the exact bytes of a log', async (t) => {
   const there = place(t);
   const bytes = Buffer.from([0xff, 0x1b, 0x5b, 0x32, 0x4a, 0x00, 0x0d, 0x0a, 0xc3]);
   const id = await withLog(there, bytes);
@@ -21,7 +21,7 @@ t.test('a program gets the very bytes of a log', async (t) => {
   }
 });
 
-t.test('a log of nothing says so', async (t) => {
+t.test('an empty log is reported as nothing printed, or nothing yet', async (t) => {
   const there = place(t);
   const ended = await withLog(there, Buffer.alloc(0));
   await scriptProject(there, 'another', 'true');
@@ -30,7 +30,7 @@ t.test('a log of nothing says so', async (t) => {
   t.match(await there.davit(logsOf(id)), { stdout: '', stderr: 'nothing was printed yet\n' });
 });
 
-t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async (t) => {
+t.test('on a terminal, a log keeps only its colours', needsTerminal, async (t) => {
   const there = place(t);
   const id = await withLog(
     there,
@@ -43,7 +43,7 @@ t.test('a terminal obeys nothing of a log but its colours', needsTerminal, async
   t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
 });
 
-t.test('on a terminal a log looks the same, in whichever pieces it comes', async (t) => {
+t.test('a log on a terminal looks the same however its bytes are split', async (t) => {
   const digits = '1'.repeat(32);
   const rows: [log: string | Buffer, shown: string, withoutColours?: string][] = [
     ['', ''],
@@ -79,7 +79,7 @@ t.test('on a terminal a log looks the same, in whichever pieces it comes', async
   }
 });
 
-t.test('following prints each byte once, and ends when its reader goes away', async (t) => {
+t.test('logs -f prints each byte once and ends when its stdout is closed', async (t) => {
   const there = place(t);
   const id = await runningWithLog(there, Buffer.from('one\n'));
   const follower = follow(there, id);
@@ -107,7 +107,7 @@ t.test(
   },
 );
 
-t.test('what was dropped before a follower came to it leaves a line of its own', async (t) => {
+t.test('bytes dropped before a follower reached them are marked by a line', async (t) => {
   const there = place(t);
   const id = await runningWithLog(there, Buffer.from('one'));
   const follower = follow(there, id);
@@ -121,7 +121,7 @@ t.test('what was dropped before a follower came to it leaves a line of its own',
   await follower.exitCode;
 });
 
-t.test('what ended while it was looked for is no work of another system', async (t) => {
+t.test('a deployment that has ended meanwhile is not said to wait for another system', async (t) => {
   const there = place(t);
   const id = await withLog(there, Buffer.alloc(0));
   await inFile(there, async (store) => {

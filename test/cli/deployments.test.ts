@@ -3,12 +3,12 @@ import type { Deployment, DeploymentId, ProjectId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
-import { newDeployment, ref } from '../helpers/store.ts';
+import { KEY, newDeployment, ref } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const deployment = (...words: string[]) => ['admin', 'deployment', ...words];
 
-t.test('a running service carries out what the administrator deploys', async (t) => {
+t.test('a running service carries out a deployment that admin created', async (t) => {
   const there = place(t);
   await scriptProject(
     there,
@@ -36,7 +36,7 @@ t.test('a running service carries out what the administrator deploys', async (t)
   });
 });
 
-t.test('a running service stops what the administrator cancels', async (t) => {
+t.test('a running service stops a deployment that admin canceled', async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'echo started; exec sleep 30');
   await serve(t, there.directory);
@@ -51,7 +51,7 @@ t.test('a running service stops what the administrator cancels', async (t) => {
   t.match(await there.json<Deployment>(deployment('show', id)), { status: 'canceled', reason: 'user' });
 });
 
-t.test('without a service a deployment waits for one, and says so', async (t) => {
+t.test('without a service, a new deployment stays queued, and a note says so', async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'echo "$DEPLOY_REF"');
   const made = await there.davit(deployment('create', 'website', 'main'));
@@ -66,7 +66,7 @@ t.test('without a service a deployment waits for one, and says so', async (t) =>
   t.equal(follower.output(), 'main\n');
 });
 
-t.test('it says what else a new deployment waits for', async (t) => {
+t.test('a note says that a new deployment waits for a paused project or another system', async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'true');
   await there.davit(['admin', 'project', 'pause', 'website']);
@@ -79,7 +79,7 @@ t.test('it says what else a new deployment waits for', async (t) => {
   t.match(elsewhere, { stderr: /note: another system carries it out/, exitCode: 0 });
 });
 
-t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
+t.test('an invalid deployment command is refused and changes nothing', async (t) => {
   const there = place(t);
   t.match(await there.refused(deployment('create', 'website', 'main')), { exitCode: 1, message: /no file/ });
   await scriptProject(there, 'website', 'true');
@@ -118,7 +118,7 @@ t.test('what cannot be deployed is refused, and nothing is made', async (t) => {
   );
 });
 
-t.test('as many may wait as is said', async (t) => {
+t.test('--max-queued limits how many deployments may wait', async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'true');
   const results = [];
@@ -129,7 +129,7 @@ t.test('as many may wait as is said', async (t) => {
   t.strictSame(results, [0, 0, 1, 0]);
 });
 
-t.test('a deployment that waits is canceled at once', async (t) => {
+t.test('canceling a queued deployment ends it at once', async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'true');
   const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
@@ -139,7 +139,7 @@ t.test('a deployment that waits is canceled at once', async (t) => {
   t.match(there.dump()['events'], [{ type: 'deployment.created' }, { type: 'deployment.canceled' }]);
 });
 
-t.test('canceling what nobody ends yet says who will', async (t) => {
+t.test('canceling a deployment that no service looks after says who will end it', async (t) => {
   const there = place(t);
   const website = await scriptProject(there, 'website', 'true');
   const beside = await scriptProject(there, 'beside', 'true');
@@ -174,7 +174,7 @@ t.test('a redeployment is a new deployment of the same ref', async (t) => {
   });
 });
 
-t.test('the list is newest first, and is narrowed by project and status', async (t) => {
+t.test('the list is newest first and can be filtered by project and status', async (t) => {
   const there = place(t);
   t.match(await there.refused(deployment('list')), { exitCode: 1 });
   const [website, api] = [
@@ -221,7 +221,7 @@ t.test('the list is newest first, and is narrowed by project and status', async 
   t.match(failed.stdout, / failed: exit code 3 +20\S+Z +\d+m?s\n$/);
 });
 
-t.test('one deployment is shown with all that is known of it', async (t) => {
+t.test('show prints all that is known of a deployment', async (t) => {
   const there = place(t);
   const website = await scriptProject(there, 'website', 'true');
   const id = await inFile(there, async ({ writer }) => {
@@ -254,7 +254,7 @@ t.test('one deployment is shown with all that is known of it', async (t) => {
   }
 });
 
-t.test('on a terminal a status has its colour, and a moment is told from now', needsTerminal, async (t) => {
+t.test('on a terminal, a status is coloured and times are relative', needsTerminal, async (t) => {
   const there = place(t);
   await scriptProject(there, 'website', 'true');
   const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
@@ -262,11 +262,3 @@ t.test('on a terminal a status has its colour, and a moment is told from now', n
   t.match(onTerminal(there, deployment('list')).shown, /\p{Cc}\[90mcanceled\p{Cc}\[39m +(?:now|\d+s ago)$/mu);
   t.notMatch(onTerminal(there, deployment('list'), { env: { NO_COLOR: '1' } }).shown, /\[39m/);
 });
-
-const KEY = {
-  name: 'ci',
-  scopes: ['logs:read' as const],
-  allProjects: true,
-  projectIds: [],
-  expiresAtMs: null,
-};

@@ -15,7 +15,7 @@ import { serve } from '../helpers/served.ts';
 const HOUR_MS = 3_600_000;
 const nowMs = realEffects.now();
 
-t.test('each thing that needs attention is said, with what to do about it', async (t) => {
+t.test('doctor names each problem and what to do about it', async (t) => {
   const hourAgo = nowMs - HOUR_MS;
   const deployment = (status: string, at: string) => `
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
@@ -30,14 +30,14 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
     VALUES ('dlv_1', 'evt_1', 'deployment.created', 'whk_1', 'pending', ${hourAgo}, 1, 1, 'schedule')`;
   const cases: [what: string, sql: string, check: string, message: RegExp, advice: RegExp][] = [
     [
-      'a deployment that nobody looks after',
+      'a running deployment without a service',
       deployment('running', '1'),
       'deployments',
       /^dpl_1 is recorded as running, but no service is running$/,
       /^davit serve: it ends what is left/,
     ],
     [
-      'one that waits for a service',
+      'a queued deployment without a service',
       deployment('queued', 'NULL'),
       'deployments',
       /^1 wait, but no service is running$/,
@@ -58,7 +58,7 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
       /davit admin webhook enable whk_1/,
     ],
     [
-      'one that nothing enables again, as its key is revoked',
+      'a disabled webhook of a revoked key',
       `UPDATE keys SET revoked_at = 1;${webhook('status', "'disabled'")}${delivery}`,
       'webhooks',
       /^whk_1 is disabled, with 1 delivery held for it$/,
@@ -129,7 +129,7 @@ t.test('each thing that needs attention is said, with what to do about it', asyn
   }
 });
 
-t.test('what is as it should be is no problem, and what may be meant so is a note', async (t) => {
+t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   const own = processIdentity(process.pid);
   if (own === undefined) throw new Error('this process is not to be seen');
   const living = `${own.processId}, ${own.processStartedAt}, '${own.bootId}'`;
@@ -233,7 +233,7 @@ t.test('what is as it should be is no problem, and what may be meant so is a not
   }
 });
 
-t.test('with a service, what is stuck in it is said', async (t) => {
+t.test('doctor reports a deployment that is stuck in a running service', async (t) => {
   const there = await withProject(t);
   change(
     there.dbPath,
@@ -261,7 +261,7 @@ t.test('with a service, what is stuck in it is said', async (t) => {
 });
 
 t.test(
-  'of a service in another PID namespace nobody says what became of its commands',
+  'doctor makes no claim about the commands of a service in another PID namespace',
   ifMayUnshare,
   async (t) => {
     const there = await withProject(t);
@@ -287,7 +287,7 @@ t.test(
   },
 );
 
-t.test('who may read or replace the file', async (t) => {
+t.test('a database that others can read or replace is a problem', async (t) => {
   const there = await withProject(t);
   for (const mode of ['644', '640', '602', '2610']) {
     chmodSync(there.dbPath, Number.parseInt(mode, 8));
@@ -324,7 +324,7 @@ t.test('who may read or replace the file', async (t) => {
   );
 });
 
-t.test('a WAL that has grown large is said, and what takes it in', async (t) => {
+t.test('a large WAL is a problem, with advice on how to shrink it', async (t) => {
   const there = await withProject(t);
   const grow = (bytes: number) => {
     writeFileSync(`${there.dbPath}-wal`, '', { mode: 0o600 });
@@ -342,13 +342,17 @@ t.test('a WAL that has grown large is said, and what takes it in', async (t) => 
   grow(WAL_LARGE_BYTES + 1);
   t.match(findingOf(await reportOf(t, there, 1), 'wal'), { advice: /^a program that reads for long/ });
   grow(4_096);
-  t.match(findingOf(await reportOf(t, there, 0), 'wal'), { level: 'ok' }, 'no sign of a bad end then');
+  t.match(
+    findingOf(await reportOf(t, there, 0), 'wal'),
+    { level: 'ok' },
+    'with a service, a WAL does not mean an unclean stop',
+  );
   release();
 });
 
 const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
 
-t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async (t) => {
+t.test('a side file that belongs to another user is a problem', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);
   writeFileSync(`${there.dbPath}-lock`, '', { mode: 0o600 });
   chownSync(`${there.dbPath}-lock`, 65_534, 65_534);
@@ -358,7 +362,7 @@ t.test('a file beside it that is not the owner’s', ifMayBeSomebodyElse, async 
   });
 });
 
-t.test('whoever asks is told that the file is somebody else’s', ifMayBeSomebodyElse, async (t) => {
+t.test('a database that belongs to another user is a note', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);
   chownSync(there.dbPath, 65_534, 65_534);
   t.match((await reportOf(t, there, 0)).findings[0], {

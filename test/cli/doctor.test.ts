@@ -26,7 +26,7 @@ import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 
-t.test('a healthy file is fine: exit code 0, and the size of every table', async (t) => {
+t.test('a healthy file gives exit code 0 and the size of every table', async (t) => {
   const { davit, dump } = await withProject(t);
   const before = dump();
   const { stdout, stderr, exitCode } = await davit(['doctor']);
@@ -45,7 +45,7 @@ t.test('a healthy file is fine: exit code 0, and the size of every table', async
   t.strictSame(dump(), before);
 });
 
-t.test('--json says the same to a program', async (t) => {
+t.test('--json prints the whole report', async (t) => {
   const { json } = await withProject(t);
   const report = await json<Report>(['doctor']);
   t.match(report, {
@@ -78,7 +78,7 @@ for (const { call, code, advice } of [
   { call: 'writeFileSync', code: 'EDQUOT', advice: /^usually a quota is used up/ },
   { call: 'fsyncSync', code: 'EIO', advice: /^usually the disk fails: .*dmesg/ },
 ] as const) {
-  t.test(`a disk that has room and takes nothing is said, as ${call} says ${code}`, async (t) => {
+  t.test(`a disk that has room but fails ${call} with ${code} is a problem`, async (t) => {
     const there = await withProject(t);
     const before = readdirSync(there.directory);
     const real = fs[call] as (...words: unknown[]) => void;
@@ -102,12 +102,12 @@ for (const { call, code, advice } of [
       Object.assign(fs, { [call]: real });
       syncBuiltinESMExports();
     }
-    t.equal(tried, 1, 'with a file that has no name');
+    t.equal(tried, 1, 'the trial write goes to an unlinked file');
     t.strictSame(readdirSync(there.directory), before);
   });
 }
 
-t.test('while the service runs it looks all the same', async (t) => {
+t.test('doctor works while the service runs, and names its process', async (t) => {
   const { json, directory } = await withProject(t);
   const service = await serve(t, directory);
   const report = await json<Report>(['doctor']);
@@ -119,7 +119,7 @@ t.test('while the service runs it looks all the same', async (t) => {
   t.equal(await service.stop(), 0);
 });
 
-t.test('of a service whose lock does not tell who it is it is said that it runs', async (t) => {
+t.test('a service whose lock file names no process is reported as running', async (t) => {
   const { davit, dbPath } = await withProject(t);
   const lock = new Sqlite(lockPath(dbPath));
   t.teardown(() => lock.close());
@@ -129,7 +129,7 @@ t.test('of a service whose lock does not tell who it is it is said that it runs'
   t.match(stdout, /^service +ok +running$/m);
 });
 
-t.test('a WAL that a killed process left is worth a note, and what restores left too', async (t) => {
+t.test('a WAL left by a killed process is a note, and so are other leftovers', async (t) => {
   const there = await withProject(t);
   await (await busyWriter(t, there.dbPath)).kill();
   writeFileSync(`${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`, 'old');
@@ -147,18 +147,18 @@ t.test('a WAL that a killed process left is worth a note, and what restores left
 });
 
 for (const damaged of ['webhooks', 'projects']) {
-  t.test(`${damaged} that cannot be read keep nobody from looking at the rest`, async (t) => {
+  t.test(`unreadable ${damaged} do not prevent the other checks`, async (t) => {
     const there = await withProject(t);
     damage(there, damaged);
     const report = await reportOf(t, there, 1);
     t.match(findingOf(report, 'integrity'), { level: 'problem', advice: /restore the last backup/ });
-    t.equal(findingOf(report, damaged), undefined, 'nobody knows');
+    t.equal(findingOf(report, damaged), undefined, 'no claim about what cannot be read');
     const others = ['webhooks', 'projects', 'keys'].filter((check) => check !== damaged);
     for (const check of others) t.match(findingOf(report, check), { level: 'ok' });
   });
 }
 
-t.test('a damaged file is a finding, as far as it can be read', async (t) => {
+t.test('a damaged file is a problem, and what can be read of it is still checked', async (t) => {
   const there = await withProject(t);
   swapIndexes(there.dbPath, 'webhooks_of_key', 'key_secrets_of_key');
   const report = await reportOf(t, there, 1);
@@ -178,7 +178,7 @@ t.test('a damaged file is a finding, as far as it can be read', async (t) => {
   t.match(findingOf(hopeless, 'integrity'), { level: 'problem', message: /malformed database schema/ });
 });
 
-t.test('a disk that is nearly full', ifMayMount, async (t) => {
+t.test('a nearly full disk is a problem', ifMayMount, async (t) => {
   const { directory } = place(t);
   mkdirSync(join(directory, 'small'));
   const { stdout } = await onSmallDisk(directory, 'small', '20m', [
@@ -190,7 +190,7 @@ t.test('a disk that is nearly full', ifMayMount, async (t) => {
   t.match(stdout, /exit 1\n$/);
 });
 
-t.test('a disk that looks well and takes nothing, as one with a quota that is used up', async (t) => {
+t.test('a disk that refuses writes despite free space is a problem', async (t) => {
   const { davit, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'x']);
   // Of 4 KiB at most: SQLite cannot make its -shm.
@@ -222,7 +222,7 @@ t.test('a disk on which no further file can be created, or no copy', ifMayMount,
   t.match(stdout, /^disk +a copy of it needs another disk$/m);
 });
 
-t.test('a disk that keeps it from being opened', ifMayMount, async (t) => {
+t.test('a full disk is named as what keeps the database closed', ifMayMount, async (t) => {
   const { directory } = place(t);
   for (const [size, fill, message, advice] of [
     [
@@ -246,7 +246,7 @@ t.test('a disk that keeps it from being opened', ifMayMount, async (t) => {
   }
 });
 
-t.test('a disk that takes no writes', ifMayMount, async (t) => {
+t.test('a read-only file system is a problem for doctor and refused by serve', ifMayMount, async (t) => {
   const { directory } = place(t);
   for (const name of ['small', 'view']) mkdirSync(join(directory, name));
   const { stdout, stderr } = await onSmallDisk(directory, 'small', '20m', [
@@ -264,7 +264,7 @@ t.test('a disk that takes no writes', ifMayMount, async (t) => {
   t.match(stderr, /^error: cannot open .+davit\.db-lock \(EROFS\): the file system is read-only\n$/);
 });
 
-t.test('what is no davit file is refused', async (t) => {
+t.test('doctor refuses a missing file and one that is not a davit file', async (t) => {
   const { refused, directory } = place(t);
   t.match(await refused(['doctor']), { exitCode: 1, message: /there is no file/ });
   writeFileSync(join(directory, 'notes.txt'), 'these are my notes, not a database\n'.repeat(100));
@@ -277,7 +277,7 @@ t.test('what is no davit file is refused', async (t) => {
 
 const ifMayBeSomebodyElse = ifMayBeNobody(process.execPath, MAIN, `${tmpdir()}/.`);
 
-t.test('a file that this user may only read is no bug, and it says so', ifMayBeSomebodyElse, async (t) => {
+t.test('a database that the user may only read is refused', ifMayBeSomebodyElse, async (t) => {
   const there = await withProject(t);
   chmodSync(there.directory, 0o755);
   chmodSync(there.dbPath, 0o644);
@@ -294,7 +294,7 @@ t.test('a file that this user may only read is no bug, and it says so', ifMayBeS
   t.strictSame(readdirSync(there.directory), ['davit.db']);
 });
 
-t.test('while another program keeps all to itself, that is what is said', async (t) => {
+t.test('an exclusive lock of another program is named in the error', async (t) => {
   const there = await withProject(t);
   const other = new Sqlite(there.dbPath);
   t.teardown(() => other.close());
@@ -324,7 +324,7 @@ t.test('other commands say in one line that the file is damaged', async (t) => {
   }
 });
 
-t.test('who writes to a file that is damaged there is not told to try again', async (t) => {
+t.test('a write to a damaged table fails as damaged, without advice to retry', async (t) => {
   const there = await withProject(t);
   damage(there, 'projects');
   const { stderr, exitCode } = await there.davit(['admin', 'project', 'create', '--name', 'other']);

@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import { readEvents, type ServerEvent } from '../../src/cli/event-stream.ts';
 
-t.test('events as the standard has them', async (t) => {
+t.test('events are parsed as the HTML standard says', async (t) => {
   const cases: [text: string, events: Partial<ServerEvent>[]][] = [
     ['data: one\n\n', [{ type: 'message', data: 'one', lastEventId: '' }]],
     ['data:one\ndata\ndata: two\n\n', [{ data: 'one\n\ntwo' }]],
@@ -29,7 +29,7 @@ t.test('events as the standard has them', async (t) => {
   }
 });
 
-t.test('however the bytes are cut into pieces', async (t) => {
+t.test('events are the same however the bytes are split', async (t) => {
   const bytes = Buffer.from('id: 3\r\ndata: grün 🌊\r\ndata:\r\n\r\n: hm\r\rdata: b\n\n');
   const whole = await eventsOf([bytes]);
   t.equal(whole.length, 2);

@@ -10,7 +10,7 @@ import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 const ALL = ['--all-scopes', '--all-projects'];
 const create = (name: string, ...rest: string[]) => ['admin', 'key', 'create', '--name', name, ...rest];
 
-t.test('a new key prints its secret alone on stdout, and says that this is the only time', async (t) => {
+t.test('a new key prints only its secret on stdout, and says that it is shown once', async (t) => {
   const there = place(t);
   const { stdout, stderr, exitCode } = await there.davit(create('ci', ...ALL));
   t.equal(exitCode, 0);
@@ -23,7 +23,7 @@ t.test('a new key prints its secret alone on stdout, and says that this is the o
   t.notOk(JSON.stringify(there.dump()).includes(stdout.trimEnd()));
 });
 
-t.test('a name has at most 100 characters, of which an emoji is one, as it is for the API', async (t) => {
+t.test('the name of a key has at most 100 characters, and an emoji counts as one', async (t) => {
   const { davit, refused } = place(t);
   t.match(await davit(create('🔑'.repeat(100), ...ALL)), { exitCode: 0 });
   t.match(await refused(create('🔑'.repeat(101), ...ALL)), {
@@ -32,7 +32,7 @@ t.test('a name has at most 100 characters, of which an emoji is one, as it is fo
   });
 });
 
-t.test('a key has exactly the scopes, projects and end that were given', async (t) => {
+t.test('a key has exactly the scopes, projects and expiry that were given', async (t) => {
   const there = place(t);
   const website = await projectOf(there, 'website');
   const api = await projectOf(there, 'api');
@@ -66,7 +66,7 @@ t.test('a key has exactly the scopes, projects and end that were given', async (
   t.match(holderOf(there, key.secret), { keyId: key.id });
 });
 
-t.test('nothing is implied: a key that does not say what it may do and see is refused', async (t) => {
+t.test('a key needs explicit scopes and projects, all of which exist', async (t) => {
   const there = place(t);
   t.match(await there.refused(create('ci', '--all-scopes', '--project', 'website')), {
     exitCode: 1,
@@ -108,7 +108,7 @@ t.test('nothing is implied: a key that does not say what it may do and see is re
   );
 });
 
-t.test('a name that nobody could type or tell apart is refused', async (t) => {
+t.test('a name with control, invisible or misleading characters is refused', async (t) => {
   const there = place(t);
   for (const name of [
     ...['', ' ci', 'ci\n', 'a\u001b[2Jb', '-ci', 'key_1', 'x'.repeat(101)],
@@ -120,7 +120,7 @@ t.test('a name that nobody could type or tell apart is refused', async (t) => {
   }
 });
 
-t.test('what is typed counts before the variables, and a variable that says no is not a yes', async (t) => {
+t.test('options win over variables, and a variable of 0 or false does not switch an option on', async (t) => {
   const there = place(t);
   const website = await projectOf(there, 'website');
   const { stdout } = await there.davit(create('ci', '--project', 'website', '--json'), {
@@ -172,7 +172,7 @@ t.test('keys are listed and shown without their secrets', async (t) => {
   for (const { stdout } of [list, show]) t.notOk(stdout.includes(secret));
 });
 
-t.test('a key is shown with what it may, what it sees, and when it was what', async (t) => {
+t.test('show prints scopes, projects and the times of use, expiry and revocation', async (t) => {
   const there = place(t);
   const shown = async () => (await there.davit(['admin', 'key', 'show', 'ci'])).stdout;
   const { id } = await there.json<Key>(create('ci', ...ALL));
@@ -213,7 +213,7 @@ t.test('a key is shown with what it may, what it sees, and when it was what', as
   );
 });
 
-t.test('a list says when a key ends', async (t) => {
+t.test('the list shows when a key expires', async (t) => {
   const there = place(t);
   const { expires_at } = await there.json<Key>(create('ci', ...ALL, '--expires-in', '90d'));
   t.match(
@@ -224,7 +224,7 @@ t.test('a list says when a key ends', async (t) => {
   t.match((await there.davit(['admin', 'key', 'list'])).stdout, / revoked {2,}never/);
 });
 
-t.test('on a terminal it fits into 80 columns with that', needsTerminal, async (t) => {
+t.test('the list of keys fits a terminal of 80 columns', needsTerminal, async (t) => {
   const there = place(t);
   await there.davit(create('quite a long name', '--expires-in', '365d', ...ALL));
   await there.davit(create('for ever', ...ALL));
@@ -239,7 +239,7 @@ t.test('on a terminal it fits into 80 columns with that', needsTerminal, async (
   t.match(shown, /\n\w+ +reader +\S+ +revoked +never +webs/);
 });
 
-t.test('a rotated key is the same key with another secret', async (t) => {
+t.test('a rotated key keeps its id, and its old secret works for the overlap', async (t) => {
   const there = place(t);
   const first = await there.json<Key & { secret: string }>(create('ci', ...ALL));
   const second = await there.json<Key & { secret: string }>([
@@ -265,7 +265,7 @@ t.test('a rotated key is the same key with another secret', async (t) => {
   t.match(holderOf(there, third.stdout.trim()), { keyId: first.id });
 });
 
-t.test('a revoked key is revoked for ever, and only after a yes', async (t) => {
+t.test('revoking a key needs --yes and is final', async (t) => {
   const there = place(t);
   const { secret } = await there.json<Key & { secret: string }>(create('ci', ...ALL));
   t.match(await there.refused(['admin', 'key', 'revoke', 'ci']), {
@@ -292,7 +292,7 @@ t.test('a revoked key is revoked for ever, and only after a yes', async (t) => {
   });
 });
 
-t.test('a name leads to the key that still lives', async (t) => {
+t.test('a name means the live key of that name', async (t) => {
   const there = place(t);
   await there.davit(create('ci', ...ALL));
   await there.davit(['admin', 'key', 'revoke', 'ci', '--yes']);
@@ -305,7 +305,7 @@ t.test('a name leads to the key that still lives', async (t) => {
   });
 });
 
-t.test('on a terminal it asks, and only a yes revokes', needsTerminal, async (t) => {
+t.test('on a terminal, revoke asks, and only yes revokes', needsTerminal, async (t) => {
   const there = place(t);
   await there.davit(create('ci', ...ALL));
   const before = there.dump();
@@ -317,7 +317,7 @@ t.test('on a terminal it asks, and only a yes revokes', needsTerminal, async (t)
   t.match(onTerminal(there, ['admin', 'key', 'list']), { exitCode: 0, shown: /ci +…\w{4} +revoked +never/ });
 });
 
-/** Whom the file knows by this secret, at this moment. */
+/** The key that this secret authenticates now. */
 function holderOf({ dbPath }: Place, secret: string) {
   const store = openStore(dbPath, realEffects);
   try {

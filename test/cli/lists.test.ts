@@ -4,7 +4,7 @@ import { latestOf } from '../../src/cli/lists.ts';
 /** More than a function takes as arguments. */
 const MANY = 300_000;
 
-t.test('a list is read in as many pages as it takes, and no further', async (t) => {
+t.test('a list reads only as many pages as its limit needs', async (t) => {
   for (const pageMax of [1, 2, 3, 100]) {
     for (let limit = 1; limit <= 7; limit++) {
       const { page, asked } = listOf(6, pageMax);
@@ -20,7 +20,7 @@ t.test('a list is read in as many pages as it takes, and no further', async (t) 
   }
 });
 
-t.test('pages that hold nothing, as their filter goes on looking, are not the end', async (t) => {
+t.test('an empty page of a rare filter does not end the list', async (t) => {
   const pages = [
     { items: [], goOnBefore: 7 },
     { items: ['found'], goOnBefore: 3 },
@@ -35,7 +35,7 @@ t.test('pages that hold nothing, as their filter goes on looking, are not the en
   t.strictSame(asked, [Number.MAX_SAFE_INTEGER, 7, 3]);
 });
 
-t.test('a page may have very many', async (t) => {
+t.test('a page of 300,000 items does not overflow the call stack', async (t) => {
   const page = () => ({ items: new Array<number>(MANY).fill(1), goOnBefore: null });
   const { items, isAll } = await latestOf(MANY, page);
   t.equal(items.length, MANY);

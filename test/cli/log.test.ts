@@ -5,10 +5,10 @@ import { place } from '../helpers/cli.ts';
 import { startReceiver } from '../helpers/receiver.ts';
 import { serveWithLog } from '../helpers/served.ts';
 
-/** In all that nobody should find in a log. */
+/** Part of every value that must not appear in the log. */
 const MARK = 'Zq7secretZq7';
 
-t.test('each request has its line, and no secret and no body is in the log', async (t) => {
+t.test('every request has one line in the log, and no secret and no body is in it', async (t) => {
   const { directory, davit, json } = place(t);
   const receiver = await startReceiver(t, {
     answers: [(response) => response.writeHead(500, { 'x-note': MARK }).end(`${MARK}-of-the-receiver`)],
@@ -129,7 +129,7 @@ t.test('each request has its line, and no secret and no body is in the log', asy
   }
 });
 
-/** What the parser refuses. */
+/** Sends what the HTTP parser refuses. */
 async function notHttp(port: number): Promise<void> {
   const socket = connect(port, '127.0.0.1');
   socket.end(`${MARK} / HTTP/9\r\n${MARK}: ${MARK}\r\n\r\n`);

@@ -27,7 +27,7 @@ import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 const NODE_OPTIONS = KNOWS_OLDER_SCHEMAS;
 const OLDER = SCHEMA_VERSION - 1;
 
-t.test('serve migrates, keeps a copy of what was, says so in its log, and does it once', async (t) => {
+t.test('serve migrates once, keeps a copy of the older file and logs each step', async (t) => {
   const { directory, dbPath, before, dump, present } = await olderFile(t);
   const service = await serveWithLog(t, directory, { env: { NODE_OPTIONS } });
   t.match(service.log().slice(0, 4), [
@@ -58,7 +58,7 @@ t.test('serve migrates, keeps a copy of what was, says so in its log, and does i
   t.strictSame(keptIn(directory), [kept]);
 });
 
-t.test('admin migrate does it without starting anything', async (t) => {
+t.test('admin migrate migrates the file without starting a service', async (t) => {
   const { older, directory, dbPath, present } = await olderFile(t);
   t.match(await older(['admin', 'project', 'list']), {
     exitCode: 1,
@@ -89,7 +89,7 @@ t.test('admin migrate does it without starting anything', async (t) => {
   t.equal(keptIn(directory).length, 1);
 });
 
-t.test('while an older service has the file it is copied and looked at, and nothing else', async (t) => {
+t.test('while an older service has the file, it can be backed up and examined, not migrated', async (t) => {
   const { older, refused, directory, dbPath, before } = await olderFile(t);
   const release = lockForServing(dbPath, process.pid, realEffects);
   for (const words of [
@@ -126,7 +126,7 @@ t.test('while an older service has the file it is copied and looked at, and noth
   });
 });
 
-t.test('while another process has the file open, nothing is done', async (t) => {
+t.test('while another process has the file open, it is not migrated', async (t) => {
   const { refused, directory, dbPath } = await olderFile(t);
   const other = new Sqlite(dbPath);
   other.prepare('SELECT count(*) FROM projects').get();
@@ -139,14 +139,14 @@ t.test('while another process has the file open, nothing is done', async (t) => 
   t.equal(userVersionOf(dbPath), OLDER);
 });
 
-t.test('a copy of then is restored as a file of now', async (t) => {
+t.test('restoring a backup of an older schema migrates it', async (t) => {
   const { older, directory, dbPath, present, before } = await olderFile(t);
   t.match(await older(['backup', 'copy.db']), { exitCode: 0 });
   const copy = readFileSync(join(directory, 'copy.db'));
   const restored = await older(['restore', 'copy.db', '--yes', '--json']);
   t.match(JSON.parse(restored.stdout), { schema_version: SCHEMA_VERSION, migrated_from: OLDER, projects: 1 });
   t.strictSame(schemaOf(dbPath), present);
-  t.strictSame(readFileSync(join(directory, 'copy.db')), copy, 'the copy stays as it is');
+  t.strictSame(readFileSync(join(directory, 'copy.db')), copy, 'the backup is unchanged');
   t.equal(dumpFile(dbPath)['deployments']?.length, before['deployments']?.length);
   const again = await older(['restore', 'copy.db', '--yes']);
   t.match(
@@ -157,7 +157,7 @@ t.test('a copy of then is restored as a file of now', async (t) => {
   t.strictSame(schemaOf(join(directory, 'new.db')), present);
 });
 
-t.test('a migration that would break the file is not committed', async (t) => {
+t.test('a migration that breaks references is rolled back and leaves no copy', async (t) => {
   const { older, directory, dbPath, before } = await olderFile(t);
   for (const words of [
     ['admin', 'migrate'],
@@ -168,12 +168,12 @@ t.test('a migration that would break the file is not committed', async (t) => {
     t.match(stderr, /refer to projects that are not there/);
     t.strictSame(dumpFile(dbPath), before);
     t.equal(userVersionOf(dbPath), OLDER);
-    t.strictSame(keptIn(directory), [], 'no copy is left of what is as it was');
+    t.strictSame(keptIn(directory), [], 'no copy is left');
   }
   t.match(await older(['admin', 'migrate']), { exitCode: 0 });
 });
 
-t.test('a damaged file is not migrated, and the doctor says what is wrong', async (t) => {
+t.test('a damaged file is not migrated, and doctor says what is damaged', async (t) => {
   const { older, refused, directory, dbPath } = await olderFile(t);
   change(dbPath, "PRAGMA foreign_keys = OFF; DELETE FROM keys WHERE id = 'key_1'");
   t.match(await refused(['admin', 'migrate'], { env: { NODE_OPTIONS } }), {
@@ -189,7 +189,7 @@ t.test('a damaged file is not migrated, and the doctor says what is wrong', asyn
 
 const STOPPED = /^stopped while it was migrated: the file as it was is kept as \S+\.before-v\d+-\S+\n$/;
 
-t.test('stopped or killed in the middle, it can be done again', async (t) => {
+t.test('a migration that was stopped or killed leaves the file as it was and can be repeated', async (t) => {
   for (const [signal, ending] of [
     ['SIGTERM', [143, null]],
     ['SIGHUP', [129, null]],
@@ -206,14 +206,14 @@ t.test('stopped or killed in the middle, it can be done again', async (t) => {
     await Promise.all(children.map(untilGone));
     t.strictSame(dumpFile(dbPath), before);
     t.equal(userVersionOf(dbPath), OLDER);
-    t.equal(keptIn(directory).length, 1, 'the copy that was kept is whole');
+    t.equal(keptIn(directory).length, 1, 'one copy is kept');
     t.strictSame(dumpFile(join(directory, keptIn(directory)[0] ?? '')), before);
     t.match(await older(['admin', 'migrate']), { exitCode: 0 });
     t.strictSame(schemaOf(dbPath), present);
   }
 });
 
-t.test('SIGHUP ends no service that is still migrating, SIGTERM does', async (t) => {
+t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM', async (t) => {
   const { older, directory, dbPath } = await olderFile(t);
   const words = ['serve', '--listen', '127.0.0.1:0', '--log-level', 'silent'];
   const { child, stderr } = await migrationUnderWay(t, directory, words);
@@ -227,7 +227,7 @@ t.test('SIGHUP ends no service that is still migrating, SIGTERM does', async (t)
   t.match(await older(['admin', 'migrate']), { exitCode: 0 });
 });
 
-t.test('a disk without room, for the copy or for the migration, changes nothing', ifMayMount, async (t) => {
+t.test('a full disk during the copy or the migration leaves the file unchanged', ifMayMount, async (t) => {
   for (const [size, mode, stays] of [
     ['7m', '', 'a copy of'],
     ['14m', 'grows', 'the migration of'],
@@ -256,7 +256,7 @@ t.test('a disk without room, for the copy or for the migration, changes nothing'
   }
 });
 
-t.test('a newer file, and one of somebody else, are refused as they are', async (t) => {
+t.test('a file of a newer davit or of another program is refused and left unchanged', async (t) => {
   const { directory, davit } = place(t);
   const inDirectory = (name: string) => join(directory, name);
   await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'newer.db']);
@@ -295,10 +295,10 @@ t.test('a newer file, and one of somebody else, are refused as they are', async 
     }
     t.strictSame(readFileSync(inDirectory(name)), bytes, name);
   }
-  t.strictSame(readdirSync(directory).sort(), before, 'and nothing is beside them');
+  t.strictSame(readdirSync(directory).sort(), before, 'no side files are left');
 });
 
-t.test('on a terminal it says how far it is', needsTerminal, async (t) => {
+t.test('on a terminal, migrate shows its progress', needsTerminal, async (t) => {
   const there = await olderFile(t);
   const { shown, exitCode } = onTerminal(there, ['admin', 'migrate'], { env: { NODE_OPTIONS } });
   t.equal(exitCode, 0);
@@ -325,7 +325,7 @@ async function olderFile(t: Test) {
   return { ...there, present: presentSchema(t), before: dumpFile(there.dbPath), older };
 }
 
-/** `davit` with these words, once it is in the middle of the last step, where it stays. */
+/** `davit` with these words, once it hangs in the middle of the last migration. */
 async function migrationUnderWay(t: Test, directory: string, words: readonly string[]) {
   const watcher = watch(directory);
   const isMigrating = new Promise<void>((resolve) => {

@@ -4,7 +4,7 @@ import { timestamp } from '../../src/domain.ts';
 
 const NOW_MS = Date.parse('2026-11-21T08:00:00.000Z');
 
-t.test('a moment is told in its largest unit, rounded towards now', async (t) => {
+t.test('a time is shown relative to now in its largest unit, rounded towards now', async (t) => {
   const cases: [awayMs: number, text: string][] = [
     [0, 'now'],
     [-999, 'now'],

@@ -2,23 +2,20 @@ import { PassThrough } from 'node:stream';
 import t from 'tap';
 import { createTerminal } from '../../src/cli/terminal.ts';
 
-t.test(
-  'progress is a line that the next takes the place of, and that nothing else is mixed with',
-  async (t) => {
-    const { terminal, stderr } = streams({ isTTY: true, columns: 20 });
-    terminal.progress('copying: 1 %');
-    terminal.progress('copying: 99 % of very much');
-    terminal.note('done');
-    terminal.note('really');
-    t.equal(
-      String(stderr.read()),
-      'copying: 1 %\r\u001b[Kcopying: 99 % of ve\r\u001b[Kdone\nreally\n',
-      'none is wider than the terminal',
-    );
-  },
-);
+t.test('progress overwrites its own line, and a note replaces it', async (t) => {
+  const { terminal, stderr } = streams({ isTTY: true, columns: 20 });
+  terminal.progress('copying: 1 %');
+  terminal.progress('copying: 99 % of very much');
+  terminal.note('done');
+  terminal.note('really');
+  t.equal(
+    String(stderr.read()),
+    'copying: 1 %\r\u001b[Kcopying: 99 % of ve\r\u001b[Kdone\nreally\n',
+    'no line is wider than the terminal',
+  );
+});
 
-t.test('where nobody watches there is none', async (t) => {
+t.test('without a terminal there is no progress', async (t) => {
   const { terminal, stderr } = streams({});
   terminal.progress('copying: 1 %');
   terminal.note('done');

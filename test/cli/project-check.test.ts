@@ -14,7 +14,7 @@ interface Checked {
   findings: { check: string; level: string; message: string; advice: string | null }[];
 }
 
-t.test('a project of which nothing is wrong says so', async (t) => {
+t.test('the check of a sound project passes and shows no secrets', async (t) => {
   const there = place(t);
   script(there, 'deploy.sh', '#!/bin/sh\ntouch ran\n');
   await create(there, '--dir', '.', '--env', 'TOKEN=hidden', '--', './deploy.sh', 'argument');
@@ -36,7 +36,7 @@ t.test('a project of which nothing is wrong says so', async (t) => {
   t.match(await check(there), { ok: true, project_name: 'website', checked_as: userName() });
 });
 
-t.test('what a deployment would fail of is found, with what to do', async (t) => {
+t.test('each cause that makes a deployment fail is found, with advice', async (t) => {
   const cases: [claim: string, prepare: (there: Place) => string[], message: RegExp, advice: RegExp][] = [
     [
       'no directory',
@@ -161,7 +161,7 @@ t.test('what a deployment would fail of is found, with what to do', async (t) =>
   );
 });
 
-t.test('of what is wrong of both, directory and command, both is said', async (t) => {
+t.test('problems of the directory and of the command are both reported', async (t) => {
   for (const [command, count] of [
     ['/no/such/command', 2],
     ['no-such-command', 2],
@@ -174,7 +174,7 @@ t.test('of what is wrong of both, directory and command, both is said', async (t
   }
 });
 
-t.test('a variable that a davit before took, and this one does not, is found', async (t) => {
+t.test('a stored variable that is no longer allowed is a problem', async (t) => {
   const there = place(t);
   await create(there, '--env', 'TOKEN=x', '--', 'true');
   const database = new Sqlite(there.dbPath);
@@ -194,7 +194,7 @@ t.test('a variable that a davit before took, and this one does not, is found', a
   t.notMatch(JSON.stringify(findings), /hidden/);
 });
 
-t.test('what is as it should be is not taken for wrong', async (t) => {
+t.test('sound interpreters, permissions and limits are no problem', async (t) => {
   const cases: ((there: Place) => string[])[] = [
     ...['#!/usr/bin/env', '#!/usr/bin/env -S LC_ALL=C sh', '#!/bin/sh no-such-program'].map(
       (line) => (there: Place) => ['--', script(there, 'deploy.sh', `${line}\n`)],
@@ -222,14 +222,14 @@ t.test('what is as it should be is not taken for wrong', async (t) => {
   );
 });
 
-t.test('a link counts as what it leads to', async (t) => {
+t.test('a link to a command counts as its target', async (t) => {
   const there = place(t);
   symlinkSync(script(there, 'real.sh', '#!/bin/sh\n'), join(there.directory, 'deploy.sh'));
   await create(there, '--dir', '.', '--', './deploy.sh');
   t.match(await check(there), { ok: true });
 });
 
-t.test('what may be meant so is a note, and no failure', async (t) => {
+t.test('an unusual but possible setting is a note, and the check passes', async (t) => {
   const cases: [options: string[], check: string, message: RegExp][] = [
     [['--timeout', 'off', '--', 'true'], 'limits', /^none: a command that hangs blocks all/],
     [['--timeout', '2s', '--', 'true'], 'limits', /^timeout 2s, idle timeout off: very short$/],
@@ -254,7 +254,7 @@ t.test('what may be meant so is a note, and no failure', async (t) => {
   );
 });
 
-t.test('a project that another system carries out has no files to check', async (t) => {
+t.test('a project without a command has no files to check', async (t) => {
   const there = place(t);
   await create(there, '--report-timeout', '2h');
   const { findings } = await check(there);
@@ -267,7 +267,7 @@ t.test('a project that another system carries out has no files to check', async 
   ]);
 });
 
-t.test('a project that starts nothing is told apart', async (t) => {
+t.test('a paused or archived project is noted', async (t) => {
   const there = place(t);
   await create(there, '--', 'true');
   for (const [word, message] of [
@@ -279,7 +279,7 @@ t.test('a project that starts nothing is told apart', async (t) => {
   }
 });
 
-t.test('who is not the owner of the file is told to ask as that one', ifMayBeNobody(), async (t) => {
+t.test('a user who does not own the database is told to ask its owner', ifMayBeNobody(), async (t) => {
   const there = place(t);
   await create(there, '--', 'true');
   chownSync(there.dbPath, 65_533, 65_533);
@@ -291,7 +291,7 @@ t.test('who is not the owner of the file is told to ask as that one', ifMayBeNob
   });
 });
 
-t.test('what is refused changes nothing', async (t) => {
+t.test('an unknown or missing project is refused', async (t) => {
   const there = place(t);
   await create(there, '--', 'true');
   t.match(await there.refused(['admin', 'project', 'check', 'webiste']), {

@@ -10,38 +10,30 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { ifMayMount } from '../helpers/small-disk.ts';
 import { PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
-t.test(
-  'a path that does not answer is left alone, and keeps nothing else from being looked at',
-  async (t) => {
-    const effects = fakeEffects();
-    const away = await project(t, '/net/away', ['./deploy.sh']);
-    const here = await project(t, '/', ['/bin/true']);
-    const looked: string[] = [];
-    const found = surroundingsOf(
-      [away, here, here],
-      { dbPath: 'davit.db', service: null },
-      effects,
-      (path) => {
-        looked.push(path);
-        return path === '/net/away' ? new Promise(() => undefined) : Promise.reject(new Error('ENOENT'));
-      },
-    );
-    effects.advance(5_000);
-    const surroundings = await found;
-    t.strictSame(looked, ['/net/away', '/net/away/deploy.sh', '/', '/bin/true']);
-    t.strictSame([...surroundings.unanswered], ['/net/away']);
-    t.match(
-      findingsOf(away, {}, surroundings).filter(({ level }) => level === 'problem'),
-      [{ check: 'directory', message: /^\/net\/away does not answer: / }],
-    );
-    t.strictSame(
-      findingsOf(here, {}, surroundings).filter(({ level }) => level === 'problem'),
-      [],
-    );
-  },
-);
+t.test('a path that does not answer is a problem and does not hold up the other checks', async (t) => {
+  const effects = fakeEffects();
+  const away = await project(t, '/net/away', ['./deploy.sh']);
+  const here = await project(t, '/', ['/bin/true']);
+  const looked: string[] = [];
+  const found = surroundingsOf([away, here, here], { dbPath: 'davit.db', service: null }, effects, (path) => {
+    looked.push(path);
+    return path === '/net/away' ? new Promise(() => undefined) : Promise.reject(new Error('ENOENT'));
+  });
+  effects.advance(5_000);
+  const surroundings = await found;
+  t.strictSame(looked, ['/net/away', '/net/away/deploy.sh', '/', '/bin/true']);
+  t.strictSame([...surroundings.unanswered], ['/net/away']);
+  t.match(
+    findingsOf(away, {}, surroundings).filter(({ level }) => level === 'problem'),
+    [{ check: 'directory', message: /^\/net\/away does not answer: / }],
+  );
+  t.strictSame(
+    findingsOf(here, {}, surroundings).filter(({ level }) => level === 'problem'),
+    [],
+  );
+});
 
-t.test('what is looked at is what the project names', async (t) => {
+t.test('the paths checked are the directory and a command with a slash', async (t) => {
   t.strictSame(pathsOf(await project(t, null, ['tool'])), []);
   t.strictSame(pathsOf(await project(t, '/srv', ['tool'])), ['/srv']);
   t.strictSame(pathsOf(await project(t, '/srv', ['bin/tool'])), ['/srv', '/srv/bin/tool']);
@@ -49,7 +41,7 @@ t.test('what is looked at is what the project names', async (t) => {
   t.strictSame(pathsOf({ ...(await project(t, null, ['tool'])), command: null }), []);
 });
 
-t.test('what is hidden from the service, or may not be written by it, is said', ifMayMount, async (t) => {
+t.test('a path hidden from the service is a problem, a read-only one a note', ifMayMount, async (t) => {
   const directory = temporaryDirectory(t);
   for (const name of ['seen', 'hidden', 'read']) mkdirSync(join(directory, name));
   for (const name of ['seen', 'hidden'])
@@ -63,9 +55,9 @@ t.test('what is hidden from the service, or may not be written by it, is said', 
   t.equal(view('seen'), 'same');
   t.equal(view('hidden'), 'hidden');
   t.equal(view('hidden/tool'), 'hidden');
-  t.equal(view('seen/link'), 'hidden', 'where a link leads to counts');
+  t.equal(view('seen/link'), 'hidden', 'the target of a link counts');
   t.equal(view('read'), 'readOnly');
-  t.equal(viewOf(2 ** 22 + 1, directory), 'same', 'a process that nobody can see tells nothing');
+  t.equal(viewOf(2 ** 22 + 1, directory), 'same', 'an unknown process hides nothing');
 
   const problems = async (folder: string, command: string) =>
     findingsOf(
@@ -101,7 +93,7 @@ async function project(
   return store.reads.projects.resolve(id);
 }
 
-/** A process for which these lines were run before. */
+/** A process in a mount namespace of its own in which these lines were run. */
 async function inMounts(t: Test, directory: string, lines: string[]): Promise<ChildProcess> {
   const script = [...lines, 'echo ready', 'exec sleep 600'].join(' && ');
   const child = spawn('unshare', ['-rm', 'sh', '-c', script], {

@@ -10,7 +10,7 @@ import { newDeployment } from '../helpers/store.ts';
 const create = (name: string, ...rest: string[]) => ['admin', 'project', 'create', '--name', name, ...rest];
 const set = (...words: string[]) => ['admin', 'project', 'set', 'website', ...words];
 
-t.test('a new project prints its id alone on stdout', async (t) => {
+t.test('a new project prints only its id on stdout', async (t) => {
   const { davit, dump } = place(t);
   await davit(create('api'));
   const { stdout, stderr, exitCode } = await davit(create('website', '--', 'true', 'now'));
@@ -20,13 +20,13 @@ t.test('a new project prints its id alone on stdout', async (t) => {
   t.match(dump()['projects'], [{ name: 'api' }, { id: stdout.trim(), name: 'website', status: 'active' }]);
 });
 
-t.test('whoever makes the file is told which, as a forgotten --db makes another one', async (t) => {
+t.test('creating the database file is reported, as a forgotten --db would create another', async (t) => {
   const { davit, dbPath } = place(t);
   const { stdout, stderr } = await davit(create('website'));
   t.equal(stderr, `created the file ${dbPath}\ncreated project website (${stdout.trim()})\n`);
 });
 
-t.test('a project has what was given, and the defaults for the rest', async (t) => {
+t.test('a new project has the given settings, and defaults for the rest', async (t) => {
   const { json, directory } = place(t);
   const [bare, full] = await Promise.all([
     json<ProjectDetails>(create('bare')),
@@ -64,7 +64,7 @@ t.test('a project has what was given, and the defaults for the rest', async (t) 
   });
 });
 
-t.test('the command is every word after --, untouched', async (t) => {
+t.test('the command is every word after --, unchanged', async (t) => {
   const { davit, dump } = place(t);
   const words = ['/bin/sh', '-c', 'echo "$1" --db', '--db', '--json', '', '--', '-h', 'ü\n'];
   const { stdout, exitCode } = await davit(create('website', '--', ...words));
@@ -109,7 +109,7 @@ t.test('values of variables are stored and never shown', async (t) => {
   t.match(shown[0].stdout, /^variables +CI_TOKEN PIPED STAGE TOKEN$/m);
 });
 
-t.test('a value in a file is all that stands behind the =, but for quotes around all of it', async (t) => {
+t.test('a value in an --env-from file is all after the =, without enclosing quotes', async (t) => {
   const { davit, dump } = place(t);
   const values: [line: string, value: string][] = [
     ['abc#def', 'abc#def'],
@@ -134,10 +134,10 @@ t.test('a value in a file is all that stands behind the =, but for quotes around
   );
 
   await davit(create('other', '--env-from', '-'), { stdin: '\ufeffFIRST=\ufeffx\n' });
-  t.match(variablesIn(dump()), { FIRST: '\ufeffx' }, 'a byte order mark is no part of a name');
+  t.match(variablesIn(dump()), { FIRST: '\ufeffx' }, 'a byte order mark is skipped');
 });
 
-t.test('a line of a file that is no name=value is refused by its number, and never shown', async (t) => {
+t.test('an invalid line of an --env-from file is refused by its number and not shown', async (t) => {
   const { refused, davit } = place(t);
   await davit(create('website', '--env', 'A=1'));
   const cases: [line: string | Buffer, message: RegExp][] = [
@@ -162,7 +162,7 @@ t.test('a line of a file that is no name=value is refused by its number, and nev
   }
 });
 
-t.test('what cannot be meant is refused, and nothing is made of it', async (t) => {
+t.test('invalid project options are refused and change nothing', async (t) => {
   const { refused, davit, directory } = place(t);
   await davit(create('website', '--dir', '.', '--env', 'A=1', '--', './deploy.sh'));
   writeFileSync(join(directory, 'empty.env'), '# nothing\n');
@@ -221,7 +221,7 @@ t.test('what cannot be meant is refused, and nothing is made of it', async (t) =
   );
 });
 
-t.test('set changes what is given and nothing else', async (t) => {
+t.test('set changes only what is given', async (t) => {
   const { davit, json, directory } = place(t);
   writeFileSync(join(directory, 'more.env'), 'C=3\n');
   const before = await json<ProjectDetails>(
@@ -257,7 +257,7 @@ t.test('set changes what is given and nothing else', async (t) => {
   );
 });
 
-t.test('variables change a project as options do, and what is typed counts before them', async (t) => {
+t.test('DAVIT_ variables change a project like options, and options win over them', async (t) => {
   const { davit, directory } = place(t);
   await davit(create('website', '--dir', '/', '--', 'make'));
   const steps: [words: string[], env: Record<string, string>, changes: object][] = [
@@ -275,7 +275,7 @@ t.test('variables change a project as options do, and what is typed counts befor
   }
 });
 
-t.test('only a new project is without a command if none is given, and the help says so', async (t) => {
+t.test('the help of create, not that of set, says what a project without a command is', async (t) => {
   const { davit } = place(t);
   const helpOf = async (name: string) =>
     (await davit(['admin', 'project', name, '--help'])).stdout.replaceAll(/\s+/g, ' ');
@@ -283,7 +283,7 @@ t.test('only a new project is without a command if none is given, and the help s
   t.notMatch(await helpOf('set'), /Without/);
 });
 
-t.test('it warns of what is not there yet, and of a second project of that name', async (t) => {
+t.test('create and set warn of missing files and of duplicate names', async (t) => {
   const { davit, directory } = place(t);
   mkdirSync(join(directory, 'site'));
   const script = join(directory, 'site/deploy.sh');
@@ -322,7 +322,7 @@ t.test('it warns of what is not there yet, and of a second project of that name'
   });
 });
 
-t.test('paused, resumed and archived', async (t) => {
+t.test('a project can be paused, resumed and archived; archiving cancels what is queued', async (t) => {
   const there = place(t);
   await there.davit(create('website', '--', '/bin/true'));
   const say = async (...words: string[]) =>
@@ -356,7 +356,7 @@ t.test('paused, resumed and archived', async (t) => {
   });
 });
 
-t.test('a list is readable as it is and as JSON', async (t) => {
+t.test('the list of projects is printed as a table and as JSON', async (t) => {
   const { davit, json } = place(t);
   const first = (await davit(create('website', '--', 'make', "it's", 'a b'))).stdout.trim();
   t.match(await davit(['admin', 'project', 'archive', 'website']), { exitCode: 0 });

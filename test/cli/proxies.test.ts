@@ -7,13 +7,13 @@ import { runHere } from '../helpers/cli.ts';
 
 const NOBODY = 'http://127.0.0.1:1';
 
-/** With this environment, to a host that only a proxy could know; without a second try. */
+/** `davit deploy` without retries, in this environment. */
 const deployTo = (url: string, environment: Record<string, string>) =>
   runHere(['deploy', 'prj_1', 'main', '--retry-for', '0', '--url', url], {
     environment: { DAVIT_KEY: 'davit_key', ...environment },
   });
 
-t.test('a proxy without a scheme is http, small letters count first, and an empty one is none', async (t) => {
+t.test('a proxy without a scheme is http, lower-case names win, and empty means none', async (t) => {
   const [plain, tls] = [new URL('http://davit.corp'), new URL('https://davit.corp')];
   t.strictSame(proxiesOf({}, plain), { httpProxy: '', httpsProxy: '', noProxy: '' });
   t.strictSame(
@@ -26,10 +26,10 @@ t.test('a proxy without a scheme is http, small letters count first, and an empt
   );
   const both = { http_proxy: 'https://one', HTTP_PROXY: 'two', https_proxy: '', HTTPS_PROXY: 'two' };
   t.strictSame(proxiesOf(both, plain), { httpProxy: 'https://one/', httpsProxy: '', noProxy: '' });
-  t.match(proxiesOf(both, tls), { httpProxy: '', httpsProxy: '' }, 'that for http is none for https');
+  t.match(proxiesOf(both, tls), { httpProxy: '', httpsProxy: '' }, 'http_proxy does not apply to https');
 });
 
-t.test('a proxy that cannot be used is refused by its variable, without its value', async (t) => {
+t.test('an unusable proxy is refused with the name of its variable, without its value', async (t) => {
   for (const value of ['ftp://x', 'socks5://x:1080', 'http://user:p%ZZ@h:9', '::bad', 'http://', 'a b']) {
     for (const name of ['http_proxy', 'HTTP_PROXY', 'HTTPS_PROXY']) {
       t.strictSame(await deployTo('http://127.0.0.1:1', { [name]: value }), {
@@ -41,7 +41,7 @@ t.test('a proxy that cannot be used is refused by its variable, without its valu
   }
 });
 
-t.test('a proxy that cannot be reached is what the error names', async (t) => {
+t.test('an unreachable proxy is named in the error', async (t) => {
   for (const url of ['http://davit.invalid', 'https://davit.invalid']) {
     const refused = await deployTo(url, through(url, 'user:secret@127.0.0.1:1'));
     t.equal(refused.exitCode, 1);
@@ -59,11 +59,11 @@ t.test('a proxy that cannot be reached is what the error names', async (t) => {
   t.match(lastLine(direct.stderr), /^error: 127\.0\.0\.1:1 cannot be reached \(ECONNREFUSED\)/);
   for (const environment of [{}, { https_proxy: '' }]) {
     const tls = await deployTo('https://davit.invalid', { HTTP_PROXY: 'http://127.0.0.1:1', ...environment });
-    t.match(lastLine(tls.stderr), /^error: davit\.invalid /, 'that for http is none for https');
+    t.match(lastLine(tls.stderr), /^error: davit\.invalid /, 'http_proxy does not apply to https');
   }
 });
 
-t.test('a proxy that does not let it through is named beside what was asked for', async (t) => {
+t.test('a proxy that refuses is named beside the service', async (t) => {
   const cases: [status: number, message: RegExp][] = [
     [
       407,

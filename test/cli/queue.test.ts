@@ -16,7 +16,7 @@ type Queue = Backlog & {
   service: { process_id: number; since: string; max_concurrent: number | null } | null;
 };
 
-t.test('each deployment that waits says what for, in the order in which they start', async (t) => {
+t.test('each waiting deployment says what it waits for, in the order in which they start', async (t) => {
   const { store, queue, served } = file(t);
   const busy = await store.project({ name: 'busy' });
   const running = await deploy(store, busy, 'a1');
@@ -45,7 +45,7 @@ t.test('each deployment that waits says what for, in the order in which they sta
   ]);
 });
 
-t.test('as many start as the service has places for, in their order', async (t) => {
+t.test('as many deployments are about to start as the service has free places', async (t) => {
   const { store, queue, served, davit } = file(t);
   const projects = [];
   for (const name of ['one', 'two', 'three', 'four']) projects.push(await store.project({ name }));
@@ -68,7 +68,7 @@ t.test('as many start as the service has places for, in their order', async (t) 
   t.match(await reasons(null), { reasons: ['place', 'place', 'place'], stdout: /^running +1$/m });
 });
 
-t.test('who serves the file is said, and that nobody does', async (t) => {
+t.test('queue says which process serves the file, or that none does', async (t) => {
   const { store, queue, served, davit } = file(t);
   await deploy(store, await store.project(), 'main');
   t.match(await queue(), { service: null, waiting: { items: [{ waits_for: 'service' }] } });
@@ -85,7 +85,7 @@ t.test('who serves the file is said, and that nobody does', async (t) => {
   t.match(await queue(), { service: null });
 });
 
-t.test('what a service left running when it died is not said to run', async (t) => {
+t.test('deployments left by a dead service are not said to be running', async (t) => {
   const { store, davit, served } = file(t);
   await deploy(store, await store.project(), 'main');
   await store.writer.write('deployments.claim', undefined);
@@ -94,7 +94,7 @@ t.test('what a service left running when it died is not said to run', async (t) 
   t.notMatch((await davit(['admin', 'queue'])).stdout, /no service is running/);
 });
 
-t.test('what other systems carry out is told apart, with when it fails', async (t) => {
+t.test('reported deployments are listed apart, with the time at which they fail', async (t) => {
   const { store, queue } = file(t);
   const project = { command: null, reportTimeoutMs: 3_600_000, name: 'elsewhere' };
   const id = await deploy(store, await store.project(project), 'main');
@@ -113,7 +113,7 @@ t.test('what other systems carry out is told apart, with when it fails', async (
   t.equal(Date.parse(first?.report_due_at ?? '') - Date.parse(first?.created_at ?? ''), 3_600_000);
 });
 
-t.test('deliveries are counted for each webhook, with the next attempt, failures and why', async (t) => {
+t.test('deliveries are counted per webhook, with the next attempt and the last error', async (t) => {
   const { store, queue, davit } = file(t);
   const { keyId } = await store.key();
   const [failing, disabled, idle] = [
@@ -173,7 +173,7 @@ t.test('a retry that waits is not said to be made now, and one delivery that is 
   t.match(await queue(), new RegExp(`^${disabled.id} +https://disabled\\.test/ +1 +held +x$`, 'm'));
 });
 
-t.test('what waits for a webhook that was deleted is nothing that waits', async (t) => {
+t.test('deliveries of a deleted webhook are not counted', async (t) => {
   const { store, queue } = file(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -183,7 +183,7 @@ t.test('what waits for a webhook that was deleted is nothing that waits', async 
   t.match(await queue(), { deliveries: { pending_count: 0, held_count: 0 }, webhooks: NONE });
 });
 
-t.test('replays that go on are listed', async (t) => {
+t.test('unfinished replays are listed', async (t) => {
   const { store, queue } = file(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
@@ -203,7 +203,7 @@ t.test('replays that go on are listed', async (t) => {
   });
 });
 
-t.test('no more is shown than fits, and how much more there is', async (t) => {
+t.test('each list is cut at --limit and says how many more there are', async (t) => {
   const { store, davit } = file(t);
   const { keyId } = await store.key();
   for (const path of ['one', 'two', 'three'])
@@ -221,7 +221,7 @@ t.test('no more is shown than fits, and how much more there is', async (t) => {
   t.strictSame(await rest('--limit', '25'), []);
 });
 
-t.test('where nothing waits that is all it says', async (t) => {
+t.test('an empty queue prints five lines, and a bad --limit or --db is refused', async (t) => {
   const { queue, davit, refused, dump } = file(t);
   const before = dump();
   t.strictSame(await queue(), {
@@ -239,7 +239,7 @@ t.test('where nothing waits that is all it says', async (t) => {
   t.strictSame(dump(), before);
 });
 
-t.test('it tells of a service that runs as much as it may', async (t) => {
+t.test('with a full service, queue shows who runs and who waits for a place', async (t) => {
   const there = place(t);
   const pipe = namedPipe(t);
   for (const name of ['one', 'two']) {
@@ -266,7 +266,7 @@ t.test('it tells of a service that runs as much as it may', async (t) => {
   t.match(await there.json<Queue>(['admin', 'queue']), { running: NONE, waiting: NONE });
 });
 
-t.test('on a terminal it fits, and moments are told from now', needsTerminal, async (t) => {
+t.test('on a terminal, no line is wider than 80 columns and times are relative', needsTerminal, async (t) => {
   const { store, there } = file(t);
   const { keyId } = await store.key();
   await newWebhook(store, keyId, { url: `https://example.com/${'x'.repeat(200)}` });
@@ -293,7 +293,7 @@ const SUCCEEDED = {
   outputs: {},
 };
 
-/** A file that the test writes itself, and the command line beside it. */
+/** A store that the test writes to, and the command line on its file. */
 function file(t: Test) {
   const store = testStore(t, realEffects);
   const there = place(t);

@@ -17,7 +17,7 @@ const ca = [fixture('ca.pem'), fixture('self-signed.pem')];
 
 const READ_ANEW = 'read anew: the certificate';
 
-t.test('SIGHUP shows a new certificate to new connections, and those that there are go on', async (t) => {
+t.test('after SIGHUP new connections get the new certificate, and open ones go on', async (t) => {
   const { service, use, json, davit, directory, port } = await withCertificate(t);
   const command = ['sh', '-c', 'echo one; while [ ! -e go ]; do sleep 0.02; done; echo two'];
   await davit(['admin', 'project', 'create', '--name', 'slow', '--dir', '.', '--', ...command]);
@@ -48,7 +48,7 @@ t.test('SIGHUP shows a new certificate to new connections, and those that there 
   await service.logged(READ_ANEW);
 
   t.equal(await issuerShown(port), 'CN=localhost');
-  t.equal(await issuerShown(port, oldSession), 'CN=localhost', 'also to who resumes a session');
+  t.equal(await issuerShown(port, oldSession), 'CN=localhost', 'also when a session is resumed');
   const after = await get(port, '/healthz', { agent });
   t.ok(after.socket === socket, 'the connection is the same');
   await text(after);
@@ -58,7 +58,7 @@ t.test('SIGHUP shows a new certificate to new connections, and those that there 
   t.equal(await service.stop(), 0);
 });
 
-t.test('what is broken does not take the place of what works, and does not end the service', async (t) => {
+t.test('a broken certificate or key is reported, and the old one stays in use', async (t) => {
   const { service, use, port, certPath, keyPath } = await withCertificate(t);
   const breaks: [how: () => void, problem: RegExp][] = [
     [
@@ -87,7 +87,7 @@ t.test('what is broken does not take the place of what works, and does not end t
   t.equal(await issuerShown(port), 'CN=localhost');
 });
 
-t.test('no request is lost, however often it is done', async (t) => {
+t.test('no request fails while certificates are reloaded 20 times', async (t) => {
   const { service, use, port } = await withCertificate(t);
   let asked = 0;
   let stop = false;
@@ -112,7 +112,7 @@ t.test('no request is lost, however often it is done', async (t) => {
   t.ok(asked >= 60);
 });
 
-t.test('an expired certificate is served, and warned of, at the start and later', async (t) => {
+t.test('an expired certificate is served with a warning, and can be replaced', async (t) => {
   const { service, use, port } = await withCertificate(t, 'expired');
   const warning = {
     level: 'warn',
@@ -130,7 +130,7 @@ t.test('an expired certificate is served, and warned of, at the start and later'
   t.equal(service.log().filter(({ level }) => level === 'warn').length, 1);
 });
 
-t.test('without certificates SIGHUP is harmless', async (t) => {
+t.test('without certificates, SIGHUP changes nothing', async (t) => {
   const service = await serveWithLog(t, place(t).directory);
   service.signal('SIGHUP');
   t.match(await service.logged('there are no certificates to reload'), { level: 'info' });
@@ -138,7 +138,7 @@ t.test('without certificates SIGHUP is harmless', async (t) => {
   t.equal(await service.stop(), 0);
 });
 
-t.test('authorities of receivers are read anew too', async (t) => {
+t.test('SIGHUP reloads --webhook-ca-file, and a broken one is not used', async (t) => {
   const { directory, davit, json } = place(t);
   const path = join(directory, 'authorities.pem');
   writeFileSync(path, fixture('self-signed.pem'));

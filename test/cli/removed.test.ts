@@ -14,7 +14,7 @@ for (const [side, way] of [
   ['-shm', 'removed'],
   ['-shm', 'moved'],
 ] as const) {
-  t.test(`with the ${side} of its service ${way}, nothing is read or written by its name`, async (t) => {
+  t.test(`while a served file's ${side} is ${way}, every other command refuses the file`, async (t) => {
     const { davit, json, dump, dbPath, directory } = place(t);
     const service = await serve(t, directory);
     await davit(['admin', 'project', 'create', '--name', 'website']);

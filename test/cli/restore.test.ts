@@ -31,7 +31,7 @@ import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
-t.test('what was then is there again, and what was now is kept', async (t) => {
+t.test('restore brings back the backup and keeps the replaced file', async (t) => {
   const { davit, dump, directory, dbPath } = await withCopy(t);
   const then = dump();
   await davit(['admin', 'project', 'create', '--name', 'later']);
@@ -54,7 +54,7 @@ t.test('what was then is there again, and what was now is kept', async (t) => {
   t.strictSame(readdirSync(directory).sort(), ['copy.db', 'davit.db', kept, 'davit.db-lock'].sort());
 });
 
-t.test('into an empty folder there is nothing to ask and nothing to keep', async (t) => {
+t.test('restoring to a path without a file needs no --yes and keeps no old file', async (t) => {
   const { davit, dump, directory } = await withCopy(t);
   mkdirSync(join(directory, 'new'));
   const { stdout, exitCode } = await davit(['restore', 'copy.db', '--db', 'new/davit.db', '--json']);
@@ -71,13 +71,13 @@ t.test('into an empty folder there is nothing to ask and nothing to keep', async
 });
 
 t.test('a WAL of the replaced file is never taken for one of the restored file', async (t) => {
-  t.test('it goes into the file that is kept', async (t) => {
+  t.test('a WAL left by a killed process is merged into the file that is kept', async (t) => {
     const { davit, dump, directory, dbPath } = await withCopy(t);
     const then = dump();
     const writer = await busyWriter(t, dbPath);
     await davit(['admin', 'key', 'create', '--name', 'more', '--all-scopes', '--all-projects']);
     await writer.kill();
-    t.ok(statSync(`${dbPath}-wal`).size > 0, 'there is one');
+    t.ok(statSync(`${dbPath}-wal`).size > 0, 'there is a WAL');
     t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
     t.strictSame(dump(), then);
     const [kept = '', ...more] = keptIn(directory);
@@ -89,7 +89,7 @@ t.test('a WAL of the replaced file is never taken for one of the restored file',
     );
   });
 
-  t.test('of a file that cannot be read any more it is kept beside it', async (t) => {
+  t.test('the WAL of an unreadable file is kept beside it', async (t) => {
     const { davit, dump, directory, dbPath } = await withCopy(t);
     const then = dump();
     await (await busyWriter(t, dbPath)).kill();
@@ -104,7 +104,7 @@ t.test('a WAL of the replaced file is never taken for one of the restored file',
     t.match(readFileSync(join(directory, kept), 'utf8'), /^rubbish/);
   });
 
-  t.test('nor when somebody has removed the file and left the WAL, or a journal', async (t) => {
+  t.test('a WAL or journal left without its file is moved aside', async (t) => {
     const { davit, dump, directory, dbPath } = await withCopy(t);
     const then = dump();
     await (await busyWriter(t, dbPath)).kill();
@@ -116,37 +116,36 @@ t.test('a WAL of the replaced file is never taken for one of the restored file',
   });
 });
 
-t.test(
-  'a copy of file and WAL, made by hand of a service that was killed, is taken as a whole',
-  async (t) => {
-    const { davit, directory, dbPath } = await withCopy(t);
-    const writer = await busyWriter(t, dbPath);
-    await writer.kill();
-    mkdirSync(join(directory, 'by-hand'));
-    for (const side of ['', '-wal']) copyFileSync(dbPath + side, join(directory, `by-hand/davit.db${side}`));
-    const wal = readFileSync(join(directory, 'by-hand/davit.db-wal'));
-    mkdirSync(join(directory, 'new'));
-    t.match(await davit(['restore', 'by-hand/davit.db', '--db', 'new/davit.db']), { exitCode: 0 });
-    const ids = new Set(
-      dumpFile(t, join(directory, 'new/davit.db'))['projects']?.map((row) => Object(row).id),
-    );
-    t.strictSame(
-      writer.acknowledged().filter((id) => !ids.has(id)),
-      [],
-    );
-    t.strictSame(readFileSync(join(directory, 'by-hand/davit.db-wal')), wal, 'what was given stays as it is');
-    t.strictSame(readdirSync(join(directory, 'new')).sort(), ['davit.db', 'davit.db-lock']);
-  },
-);
+t.test('a manual copy of a file with its WAL is restored with all that the WAL holds', async (t) => {
+  const { davit, directory, dbPath } = await withCopy(t);
+  const writer = await busyWriter(t, dbPath);
+  await writer.kill();
+  mkdirSync(join(directory, 'by-hand'));
+  for (const side of ['', '-wal']) copyFileSync(dbPath + side, join(directory, `by-hand/davit.db${side}`));
+  const wal = readFileSync(join(directory, 'by-hand/davit.db-wal'));
+  mkdirSync(join(directory, 'new'));
+  t.match(await davit(['restore', 'by-hand/davit.db', '--db', 'new/davit.db']), { exitCode: 0 });
+  const ids = new Set(dumpFile(t, join(directory, 'new/davit.db'))['projects']?.map((row) => Object(row).id));
+  t.strictSame(
+    writer.acknowledged().filter((id) => !ids.has(id)),
+    [],
+  );
+  t.strictSame(readFileSync(join(directory, 'by-hand/davit.db-wal')), wal, 'the copied WAL is unchanged');
+  t.strictSame(readdirSync(join(directory, 'new')).sort(), ['davit.db', 'davit.db-lock']);
+});
 
-t.test('while a service has the file, it says who, and changes nothing', async (t) => {
+t.test('while a service has the file, restore names its process and changes nothing', async (t) => {
   const { refused, directory } = await withCopy(t);
   const service = await serve(t, directory);
   const isServed = new RegExp(
     `\\./davit\\.db is served by process ${service.processId} since 20.*: stop that service first`,
   );
   t.match(await refused(['restore', 'copy.db', '--yes']), { exitCode: 1, message: isServed });
-  t.match(await refused(['restore', 'copy.db']), { exitCode: 1, message: isServed }, 'before it asks');
+  t.match(
+    await refused(['restore', 'copy.db']),
+    { exitCode: 1, message: isServed },
+    'before asking for --yes',
+  );
   t.match(await refused(['restore', 'davit.db', '--db', 'other.db']), {
     exitCode: 1,
     message: /davit\.db is served itself: give a copy of it that davit backup made/,
@@ -156,7 +155,7 @@ t.test('while a service has the file, it says who, and changes nothing', async (
   t.equal(await service.stop(), 0);
 });
 
-t.test('while another process has the file open, nothing is changed either', async (t) => {
+t.test('while another process has the file open, restore changes nothing', async (t) => {
   const { davit, directory, dbPath } = await withCopy(t);
   const writer = await busyWriter(t, dbPath);
   const { stderr, exitCode } = await davit(['restore', 'copy.db', '--yes']);
@@ -170,7 +169,7 @@ t.test('while another process has the file open, nothing is changed either', asy
   t.strictSame(keptIn(directory), []);
 });
 
-t.test('what is no whole davit file is refused', async (t) => {
+t.test('a missing, damaged, newer or foreign file is not restored', async (t) => {
   const { refused, directory } = await withCopy(t);
   const inDirectory = (name: string) => join(directory, name);
   const variants: [name: string, make: (path: string) => void, message: RegExp][] = [
@@ -251,38 +250,34 @@ t.test('what is no whole davit file is refused', async (t) => {
   t.strictSame(after.sort(), before);
 });
 
-/** Root may read everything: here it may read what its own files let it. */
+/** Without these capabilities, root is bound by file modes like any user. */
 const RIGHTS = '-dac_override,-dac_read_search';
 const WITHOUT_ROOTS_RIGHTS =
   process.getuid?.() === 0 ? ['setpriv', '--bounding-set', RIGHTS, '--inh-caps', RIGHTS] : [];
 const ifMayBeWithout =
   withoutRootsRights('/', ['true']).status === 0 ? {} : { skip: 'setpriv(1) may not take rights away here' };
 
-t.test(
-  'a copy that this user may not read is refused, and what to do about it is said',
-  ifMayBeWithout,
-  async (t) => {
-    const { directory } = await withCopy(t);
-    const closed = join(directory, 'closed');
-    mkdirSync(closed, 0);
-    t.teardown(() => chmodSync(closed, 0o700)); // who is not root could not remove it
-    chmodSync(join(directory, 'copy.db'), 0);
-    for (const name of ['copy.db', 'closed/copy.db']) {
-      const command = [process.execPath, MAIN, 'restore', name, '--db', 'new.db'];
-      const { stdout, stderr, status } = withoutRootsRights(directory, command);
-      t.strictSame([String(stdout), status], ['', 1]);
-      t.match(
-        String(stderr),
-        new RegExp(
-          `^error: ${name} cannot be read \\(EACCES\\): give this user the right, or a copy of its own\\n$`,
-        ),
-      );
-    }
-    t.notOk(existsSync(join(directory, 'new.db')));
-  },
-);
+t.test('a backup that the user may not read is refused with advice', ifMayBeWithout, async (t) => {
+  const { directory } = await withCopy(t);
+  const closed = join(directory, 'closed');
+  mkdirSync(closed, 0);
+  t.teardown(() => chmodSync(closed, 0o700)); // who is not root could not remove it
+  chmodSync(join(directory, 'copy.db'), 0);
+  for (const name of ['copy.db', 'closed/copy.db']) {
+    const command = [process.execPath, MAIN, 'restore', name, '--db', 'new.db'];
+    const { stdout, stderr, status } = withoutRootsRights(directory, command);
+    t.strictSame([String(stdout), status], ['', 1]);
+    t.match(
+      String(stderr),
+      new RegExp(
+        `^error: ${name} cannot be read \\(EACCES\\): give this user the right, or a copy of its own\\n$`,
+      ),
+    );
+  }
+  t.notOk(existsSync(join(directory, 'new.db')));
+});
 
-t.test('what davit serve starts and sends is said without what is paused, held or deleted', async (t) => {
+t.test('restore does not announce what is paused, held or deleted', async (t) => {
   const { davit, json, directory } = await withCopy(t);
   await davit(['admin', 'project', 'create', '--name', 'paused', '--', '/bin/true']);
   await davit(['admin', 'deployment', 'create', 'paused', 'main']);
@@ -301,7 +296,7 @@ t.test('what davit serve starts and sends is said without what is paused, held o
   t.strictSame([stderr, exitCode], ['', 0]);
 });
 
-t.test("somebody else's database is not replaced", async (t) => {
+t.test('a database of another program is not replaced', async (t) => {
   const { refused, directory } = await withCopy(t);
   const path = join(directory, 'songs.db');
   const songs = new Sqlite(path);
@@ -315,7 +310,7 @@ t.test("somebody else's database is not replaced", async (t) => {
   t.strictSame(readFileSync(path), before);
 });
 
-t.test('a link stays, and what it leads to is replaced', async (t) => {
+t.test('restoring through a link replaces the target and keeps the link', async (t) => {
   const { davit, dump, directory, dbPath } = await withCopy(t);
   const then = dump();
   mkdirSync(join(directory, 'data'));
@@ -328,7 +323,7 @@ t.test('a link stays, and what it leads to is replaced', async (t) => {
   t.equal(keptIn(join(directory, 'data')).length, 1);
 });
 
-t.test('a link to a file that is not there yet stays, and leads to the new one', async (t) => {
+t.test('restoring through a dangling link creates its target', async (t) => {
   const { davit, dump, directory, dbPath } = await withCopy(t);
   const then = dump();
   rmSync(dbPath);
@@ -339,13 +334,13 @@ t.test('a link to a file that is not there yet stays, and leads to the new one',
   t.strictSame(dump(), then);
 });
 
-t.test('where nobody can be asked it wants --yes', async (t) => {
+t.test('without a terminal, replacing a file needs --yes', async (t) => {
   const { refused, directory } = await withCopy(t);
   t.match(await refused(['restore', 'copy.db']), { exitCode: 2, message: /give --yes/ });
   t.strictSame(keptIn(directory), []);
 });
 
-t.test('on a terminal it asks, with what is replaced by what', needsTerminal, async (t) => {
+t.test('on a terminal, restore asks and says what is replaced by what', needsTerminal, async (t) => {
   const { davit, dump, directory } = await withCopy(t);
   const then = dump();
   await davit(['admin', 'project', 'create', '--name', 'later']);
@@ -363,7 +358,7 @@ t.test('on a terminal it asks, with what is replaced by what', needsTerminal, as
   t.strictSame(dump(), then);
 });
 
-t.test('a signal, or being killed, in the middle changes nothing', async (t) => {
+t.test('a restore that was interrupted or killed changes nothing', async (t) => {
   const { davit, dump, directory, dbPath } = place(t);
   makeLarge(dbPath, 40);
   await davit(['backup', 'copy.db']);
@@ -391,7 +386,7 @@ t.test('a signal, or being killed, in the middle changes nothing', async (t) => 
   t.strictSame(dump()['projects']?.length, 1);
 });
 
-t.test('a disk without room for it changes nothing', ifMayMount, async (t) => {
+t.test('a restore to a full disk changes nothing', ifMayMount, async (t) => {
   const { directory, dbPath } = place(t);
   makeLarge(dbPath, 8);
   mkdirSync(join(directory, 'small'));
@@ -410,7 +405,7 @@ t.test('a disk without room for it changes nothing', ifMayMount, async (t) => {
   );
 });
 
-t.test('a deployment that still runs after a kill is ended before its record is put away', async (t) => {
+t.test('restore refuses a file with a deployment that still runs after its service was killed', async (t) => {
   const { davit, json, directory, refused } = await withCopy(t);
   const started = join(directory, 'started');
   const command = ['sh', '-c', 'touch started; sleep 600'];
@@ -434,7 +429,7 @@ t.test('a deployment that still runs after a kill is ended before its record is 
   t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
 });
 
-t.test('--help says what comes of running deployments', async (t) => {
+t.test('restore --help says what becomes of running deployments', async (t) => {
   const { stdout } = await run(['restore', '--help']);
   t.match(
     stdout.replaceAll(/\s+/g, ' '),

@@ -16,7 +16,7 @@ const RECEIVERS_ON_LOOPBACK = [
 ];
 
 t.test(
-  'restored into an empty folder, a service goes on with its keys, cursors, queue and deliveries',
+  'a restored service goes on with its keys, cursors, idempotency keys, queue and deliveries',
   async (t) => {
     const { davit, json, directory } = place(t);
     const receiver = await startReceiver(t, { answers: [status(500)] });
@@ -72,7 +72,7 @@ t.test(
     t.strictSame(
       await api(again, 'POST', `/v2/projects/${project}/deployments`, { ref: 'v3' }, 'once'),
       answer,
-      'what was answered once is answered so again',
+      'an idempotent request is replayed',
     );
     t.match(await api(again, 'GET', `/v2/deployments/${waiting.id}?wait=20`), { status: 'succeeded' });
     const refs = new Map<string, string>();
@@ -80,7 +80,7 @@ t.test(
       const event = JSON.parse((await receiver.next()).body.toString()) as DeploymentEvent;
       refs.set(event.id, event.data.ref);
     }
-    t.ok(refs.has(id), 'the event that was not taken comes again');
+    t.ok(refs.has(id), 'the undelivered event is sent again');
     t.strictSame([...refs.values()].sort(), ['slow', 'v1', 'v2', 'v3']);
     t.equal(await again.stop(), 0);
   },

@@ -18,7 +18,7 @@ import { newDeployment } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
-t.test('says where it listens, and stops cleanly on either signal', async (t) => {
+t.test('serve says where it listens, and stops cleanly on SIGTERM and SIGINT', async (t) => {
   for (const signal of ['SIGTERM', 'SIGINT'] as const) {
     const { directory, dbPath } = place(t);
     const service = await serve(t, directory);
@@ -36,7 +36,7 @@ t.test('says where it listens, and stops cleanly on either signal', async (t) =>
   }
 });
 
-t.test('listens at a name, and its parts live with that', async (t) => {
+t.test('serve listens at a host name, also for metrics, and is ready', async (t) => {
   const { directory } = place(t);
   const service = await serve(t, directory, { DAVIT_METRICS_LISTEN: 'localhost:0' }, 'localhost:0');
   t.match(service.url, /^http:\/\/localhost:\d+$/);
@@ -47,7 +47,7 @@ t.test('listens at a name, and its parts live with that', async (t) => {
   t.match(await service.ended, { exitCode: 0, signal: null });
 });
 
-t.test('what admin changes counts from the next request on', async (t) => {
+t.test('keys and projects that admin changes count from the next request on', async (t) => {
   const { directory, json, davit } = place(t);
   const service = await serve(t, directory);
   const key = await json<Key & { secret: string }>([
@@ -73,7 +73,7 @@ t.test('what admin changes counts from the next request on', async (t) => {
   t.equal((await projects(secret)).status, 401);
 });
 
-t.test('options come from the variables too, TLS among them', async (t) => {
+t.test('options can come from variables, TLS among them', async (t) => {
   const { directory } = place(t);
   const service = await serve(t, directory, {
     DAVIT_TLS_CERT: join(FIXTURES, 'localhost.pem'),
@@ -82,7 +82,7 @@ t.test('options come from the variables too, TLS among them', async (t) => {
   t.match(service.url, /^https:\/\/127\.0\.0\.1:\d+$/);
 });
 
-t.test('the log says where metrics are, and the one line on stdout does not', async (t) => {
+t.test('the log says where metrics are served, and stdout only where davit listens', async (t) => {
   const { directory } = place(t);
   const words = ['serve', '--listen', '127.0.0.1:0', '--metrics-listen', '127.0.0.1:0'];
   const child = spawn(process.execPath, [MAIN, ...words], {
@@ -103,7 +103,7 @@ t.test('the log says where metrics are, and the one line on stdout does not', as
   );
 });
 
-t.test('the log says which file it made, as a forgotten --db makes another one', async (t) => {
+t.test('the log says that the file was created, as a forgotten --db would create another', async (t) => {
   const { directory, dbPath } = place(t);
   const message = 'made the file: it has no keys and no projects yet';
   const first = await serveWithLog(t, directory);
@@ -114,7 +114,7 @@ t.test('the log says which file it made, as a forgotten --db makes another one',
   t.notMatch(second.stderr(), message);
 });
 
-t.test('the log says which variable is not read, as its name is wrong', async (t) => {
+t.test('the log warns of a DAVIT_ variable with a misspelt name', async (t) => {
   const { directory } = place(t);
   const service = await serveWithLog(t, directory, {
     env: {
@@ -131,7 +131,7 @@ t.test('the log says which variable is not read, as its name is wrong', async (t
   );
 });
 
-t.test('a second signal ends it at once', async (t) => {
+t.test('a second signal ends serve at once', async (t) => {
   const { directory, dbPath, davit } = place(t);
   const service = await serve(t, directory);
   // A service that is told to stop waits for it; alone, it ends by itself.
@@ -148,7 +148,7 @@ t.test('a second signal ends it at once', async (t) => {
   t.match(await service.ended, { exitCode: 130, signal: null });
 });
 
-t.test('a signal that comes twice, as from timeout(1), is one', async (t) => {
+t.test('two signals in immediate succession count as one', async (t) => {
   const { directory, dbPath } = place(t);
   const service = await serve(t, directory);
   service.kill('SIGTERM');
@@ -157,7 +157,7 @@ t.test('a signal that comes twice, as from timeout(1), is one', async (t) => {
   t.notOk(existsSync(`${dbPath}-wal`));
 });
 
-t.test('SIGUSR1 opens no debugger', async (t) => {
+t.test('SIGUSR1 does not open a debugger', async (t) => {
   const service = await serveWithLog(t, place(t).directory);
   service.signal('SIGUSR1');
   t.equal((await fetch(`${service.url}/healthz`)).status, 200);
@@ -165,7 +165,7 @@ t.test('SIGUSR1 opens no debugger', async (t) => {
   t.notMatch(service.stderr(), /debug/i);
 });
 
-t.test('what keeps it from starting is one line that says what to do', async (t) => {
+t.test('each cause that keeps serve from starting is one line that says what to do', async (t) => {
   const { refused, directory } = place(t, runProcess);
   const other = place(t, runProcess);
   writeFileSync(join(other.directory, 'garbage.pem'), 'garbage');
@@ -216,41 +216,38 @@ t.test('what keeps it from starting is one line that says what to do', async (t)
   ]);
 });
 
-t.test(
-  'a file that is served is opened by none of its other names, hard links, and by its own as ever',
-  async (t) => {
-    const { davit, directory, dbPath } = place(t, runProcess);
-    const service = await serve(t, directory);
-    const another = join(directory, 'another.db');
-    linkSync(dbPath, another);
-    const refusal = {
-      exitCode: 1,
-      stdout: '',
-      stderr: new RegExp(
-        `^error: another\\.db has another name too, a hard link, and process ${service.processId} has the file open: .*\n$`,
-      ),
-    };
-    t.match(await davit(['serve', '--listen', '127.0.0.1:0', '--db', 'another.db']), refusal);
-    t.match(await davit(['admin', 'project', 'create', '--name', 'site', '--db', 'another.db']), refusal);
-    t.match(
-      await davit(['backup', '--db', 'another.db', 'copy.db']),
-      refusal,
-      'it would not have the latest',
-    );
-    t.match(await davit(['admin', 'project', 'create', '--name', 'site']), { exitCode: 0 });
-    t.match(await davit(['backup', 'copy.db']), { exitCode: 0 });
-    service.kill('SIGTERM');
-    await service.ended;
+t.test('a served file is refused under any other hard link, and usable under its own name', async (t) => {
+  const { davit, directory, dbPath } = place(t, runProcess);
+  const service = await serve(t, directory);
+  const another = join(directory, 'another.db');
+  linkSync(dbPath, another);
+  const refusal = {
+    exitCode: 1,
+    stdout: '',
+    stderr: new RegExp(
+      `^error: another\\.db has another name too, a hard link, and process ${service.processId} has the file open: .*\n$`,
+    ),
+  };
+  t.match(await davit(['serve', '--listen', '127.0.0.1:0', '--db', 'another.db']), refusal);
+  t.match(await davit(['admin', 'project', 'create', '--name', 'site', '--db', 'another.db']), refusal);
+  t.match(
+    await davit(['backup', '--db', 'another.db', 'copy.db']),
+    refusal,
+    'a copy would lack the latest writes',
+  );
+  t.match(await davit(['admin', 'project', 'create', '--name', 'site']), { exitCode: 0 });
+  t.match(await davit(['backup', 'copy.db']), { exitCode: 0 });
+  service.kill('SIGTERM');
+  await service.ended;
 
-    t.match(await davit(['admin', 'project', 'show', 'site', '--db', 'another.db']), { exitCode: 0 });
-    const next = await serve(t, directory, { DAVIT_DB: 'another.db' });
-    next.kill('SIGTERM');
-    t.match(await next.ended, { exitCode: 0 }, 'a name more is none too many while nobody else is there');
-    rmSync(another);
-  },
-);
+  t.match(await davit(['admin', 'project', 'show', 'site', '--db', 'another.db']), { exitCode: 0 });
+  const next = await serve(t, directory, { DAVIT_DB: 'another.db' });
+  next.kill('SIGTERM');
+  t.match(await next.ended, { exitCode: 0 }, 'without a service, another name is harmless');
+  rmSync(another);
+});
 
-t.test('a file that is mounted by itself is opened by nobody, and stays as it is', ifMayMount, async (t) => {
+t.test('a file that is a mount point of its own is refused and left unchanged', ifMayMount, async (t) => {
   const { davit, directory, dump } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'site']);
   mkdirSync(join(directory, 'mounted'));
@@ -269,33 +266,29 @@ t.test('a file that is mounted by itself is opened by nobody, and stays as it is
   t.strictSame(dump(), before);
 });
 
-t.test(
-  'a file that another machine serves is opened by nobody, and stays as it is',
-  ifMayUnshare,
-  async (t) => {
-    const { davit, directory, dbPath } = place(t);
-    await davit(['admin', 'project', 'create', '--name', 'site']);
-    lockForServing(dbPath, 4711, realEffects)();
-    const elsewhere = new Sqlite(`${dbPath}-lock`);
-    elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'; BEGIN IMMEDIATE");
-    t.teardown(() => elsewhere.close());
-    const before = [readFileSync(dbPath), readdirSync(directory)];
-    const commands = [
-      ['serve', '--listen', '127.0.0.1:0'],
-      ['admin', 'project', 'create', '--name', 'other'],
-      ['admin', 'queue'],
-      ['backup', join(directory, 'copy.db')],
-      ['doctor'],
-    ];
-    for (const words of commands) {
-      // Of who has locked it nothing is to be seen there.
-      const { status, stdout, stderr } = runInNamespace(process.execPath, MAIN, ...words, '--db', dbPath);
-      t.match({ status, stdout }, { status: 1, stdout: '' }, words.join(' '));
-      t.match(stderr, /^error: \S+ is served by process 4711 since \S+ on another machine: run davit there/);
-    }
-    t.strictSame([readFileSync(dbPath), readdirSync(directory)], before);
-  },
-);
+t.test('a file that another machine serves is refused and left unchanged', ifMayUnshare, async (t) => {
+  const { davit, directory, dbPath } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'site']);
+  lockForServing(dbPath, 4711, realEffects)();
+  const elsewhere = new Sqlite(`${dbPath}-lock`);
+  elsewhere.exec("UPDATE holder SET boot_id = 'b7e3bd5c-0000-4000-8000-000000000000'; BEGIN IMMEDIATE");
+  t.teardown(() => elsewhere.close());
+  const before = [readFileSync(dbPath), readdirSync(directory)];
+  const commands = [
+    ['serve', '--listen', '127.0.0.1:0'],
+    ['admin', 'project', 'create', '--name', 'other'],
+    ['admin', 'queue'],
+    ['backup', join(directory, 'copy.db')],
+    ['doctor'],
+  ];
+  for (const words of commands) {
+    // The process that holds the lock is not visible there.
+    const { status, stdout, stderr } = runInNamespace(process.execPath, MAIN, ...words, '--db', dbPath);
+    t.match({ status, stdout }, { status: 1, stdout: '' }, words.join(' '));
+    t.match(stderr, /^error: \S+ is served by process 4711 since \S+ on another machine: run davit there/);
+  }
+  t.strictSame([readFileSync(dbPath), readdirSync(directory)], before);
+});
 
 /** `davit serve` in this directory, ready. */
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {

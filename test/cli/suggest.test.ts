@@ -2,15 +2,15 @@ import t from 'tap';
 import { nearest } from '../../src/cli/suggest.ts';
 import { SCOPES } from '../../src/domain.ts';
 
-t.test('a slip of the fingers finds what was meant', async (t) => {
+t.test('a typing error suggests the nearest word', async (t) => {
   t.equal(nearest('deployment:write', SCOPES), 'deployments:write');
   t.equal(nearest('Projects:Read', SCOPES), 'projects:read');
   t.equal(nearest('log:read', SCOPES), 'logs:read');
   t.equal(nearest('webstie', ['api', 'website']), 'website');
-  t.equal(nearest('lsit', ['set', 'list']), 'list', 'two letters that changed places');
+  t.equal(nearest('lsit', ['set', 'list']), 'list', 'transposed letters');
 });
 
-t.test('what is far from everything suggests nothing', async (t) => {
+t.test('a word far from all others suggests nothing', async (t) => {
   t.equal(nearest('admin', SCOPES), undefined);
   t.equal(nearest('', SCOPES), undefined);
   t.equal(nearest('x', []), undefined);

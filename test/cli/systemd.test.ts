@@ -9,10 +9,10 @@ import { KNOWS_OLDER_SCHEMAS, makeOlder } from '../helpers/older-schema.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { serveWithLog } from '../helpers/served.ts';
 
-t.test('the unit file runs this very davit, on a file of its own', async (t) => {
+t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => {
   const { stdout, stderr, exitCode } = await run(['admin', 'systemd-unit']);
   t.equal(exitCode, 0);
-  t.notMatch(stderr, /davit\.db/, 'where these sources lie may be hidden from it, where the file is not');
+  t.notMatch(stderr, /davit\.db/, 'the sources may be hidden from the unit, the file is not');
   for (const line of [
     `ExecStart=${process.execPath} ${MAIN} serve --db /var/lib/davit/davit.db`,
     'Type=notify',
@@ -28,7 +28,7 @@ t.test('the unit file runs this very davit, on a file of its own', async (t) => 
   }
 });
 
-t.test('with another user and another file', async (t) => {
+t.test('the unit takes --user and --db, quoted as systemd expects', async (t) => {
   const { stdout } = await run([
     'admin',
     'systemd-unit',
@@ -58,7 +58,7 @@ t.test('with another user and another file', async (t) => {
   t.match(await run(['admin', 'systemd-unit', '--user', 'two words']), { exitCode: 2, stdout: '' });
 });
 
-t.test('what the unit would not see is said, with what to do', async (t) => {
+t.test('paths that the sandbox of the unit hides are warned of, with advice', async (t) => {
   const cases: [dbPath: string, setting: string | null][] = [
     ['/home/me/davit.db', 'ProtectHome=yes'],
     // Others may not look there.
@@ -85,7 +85,7 @@ t.test('what the unit would not see is said, with what to do', async (t) => {
   }
 });
 
-t.test('systemd finds nothing wrong with it', ifHas('systemd-analyze'), async (t) => {
+t.test('systemd-analyze accepts the unit and its exposure', ifHas('systemd-analyze'), async (t) => {
   const { davit, directory } = place(t);
   const { stdout } = await davit(['admin', 'systemd-unit']);
   const path = join(directory, 'davit.service');
@@ -99,7 +99,7 @@ t.test('systemd finds nothing wrong with it', ifHas('systemd-analyze'), async (t
   t.ok(Number(exposure) < 2.5, `an exposure of ${exposure}`);
 });
 
-/** As systemd's end of the socket; Node has none of its kind. */
+/** Systemd's end of the notify socket, in Python, as Node has no datagram Unix sockets. */
 const LISTENER = `
 import os, socket, sys
 s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -113,7 +113,7 @@ while True:
     print(data.decode().strip(), flush=True)
 `;
 
-/** Waits for what systemd is told, in the order in which it is asked for. */
+/** A notify socket; `next` resolves once this message has come. */
 async function startListening(t: Test, directory: string) {
   const NOTIFY_SOCKET = join(directory, 'notify');
   const systemd = spawn('python3', ['-c', LISTENER, NOTIFY_SOCKET], { stdio: ['ignore', 'pipe', 'inherit'] });
@@ -133,7 +133,7 @@ async function startListening(t: Test, directory: string) {
 
 const speaks = ifHas('systemd-notify', 'python3');
 
-t.test('systemd hears when it is ready and when it stops', speaks, async (t) => {
+t.test('systemd is told when serve is ready and when it stops', speaks, async (t) => {
   const { directory } = place(t);
   const { NOTIFY_SOCKET, next } = await startListening(t, directory);
   const service = spawn(
@@ -152,7 +152,7 @@ t.test('systemd hears when it is ready and when it stops', speaks, async (t) => 
   t.strictSame(await once(service, 'exit'), [0, null]);
 });
 
-t.test('systemd gives it the time that a migration takes', speaks, async (t) => {
+t.test('systemd is asked for more time during a migration', speaks, async (t) => {
   const { directory, dbPath } = place(t);
   makeOlder(dbPath);
   const { NOTIFY_SOCKET, next } = await startListening(t, directory);
@@ -162,7 +162,7 @@ t.test('systemd gives it the time that a migration takes', speaks, async (t) => 
   t.equal(await (await service).stop(), 0);
 });
 
-t.test('without systemd’s program it says so, and serves', async (t) => {
+t.test('without systemd-notify, serve warns and goes on', async (t) => {
   const { directory } = place(t);
   const service = spawn(
     process.execPath,

@@ -27,24 +27,24 @@ t.test('columns are aligned under their titles', async (t) => {
   t.equal(table(plain(null), rows, COLUMNS), 'ID   NAME     NOTE\na    website  x\nbcd  api');
 });
 
-t.test('a column with nothing in it is left out', async (t) => {
+t.test('an empty column is left out', async (t) => {
   t.equal(table(plain(80), [{ id: 'a', name: 'website', note: '' }], COLUMNS), 'ID  NAME\na   website');
 });
 
-t.test('there may be very many rows', async (t) => {
+t.test('a table of 300,000 rows does not overflow the call stack', async (t) => {
   const rows = new Array(300_000).fill({ id: 'a', name: '', note: '' });
   t.equal(table(plain(null), rows, COLUMNS).length, 'ID'.length + rows.length * '\na'.length);
 });
 
-t.test('on a narrow terminal the widest that may shrink is cut, ids never', async (t) => {
+t.test('on a narrow terminal the widest column that may shrink is cut, an id never', async (t) => {
   const rows = [{ id: 'x'.repeat(20), name: 'n'.repeat(30), note: 'short one' }];
   const lines = table(plain(50), rows, COLUMNS).split('\n');
   t.equal(lines[1], `${'x'.repeat(20)}  ${'n'.repeat(16)}…  short one`);
   t.ok(lines.every((line) => line.length <= 50));
-  t.ok(table(plain(null), rows, COLUMNS).includes('n'.repeat(30)), 'nothing is cut for a program');
+  t.ok(table(plain(null), rows, COLUMNS).includes('n'.repeat(30)), 'without a terminal nothing is cut');
 });
 
-t.test('where even that is too wide, each row is told in lines of its own', async (t) => {
+t.test('if the table is still too wide, each row is printed as a block of fields', async (t) => {
   const rows = [
     { id: 'x'.repeat(20), name: 'website', note: '' },
     { id: 'y'.repeat(20), name: 'a name of several words', note: 'z' },
@@ -56,7 +56,7 @@ t.test('where even that is too wide, each row is told in lines of its own', asyn
   );
 });
 
-t.test('letters of two columns count as two', async (t) => {
+t.test('wide characters count as two columns', async (t) => {
   const rows = [
     { id: '1', name: '日本語', note: 'x' },
     { id: '2', name: 'abcdef', note: 'y' },
@@ -81,7 +81,7 @@ t.test('letters of two columns count as two', async (t) => {
   );
 });
 
-t.test('what a terminal would obey is shown instead', async (t) => {
+t.test('control, bidirectional and invisible characters are escaped in tables and fields', async (t) => {
   t.equal(printable('a\u001b[2Jb\nc\u009bd\u2028\u2029'), 'a\\x1b[2Jb\\x0ac\\x9bd\\u2028\\u2029');
   t.equal(printable('a\u202etxt.exe \u2066b\u200bc\ufeff'), 'a\\u202etxt.exe \\u2066b\\u200bc\\ufeff');
   t.equal(printable('a\u00adb\u034fc\u2800\u3164\u{e0041}'), 'a\\xadb\\u034fc\u2800\\u3164\\u{e0041}');
@@ -94,7 +94,7 @@ t.test('what a terminal would obey is shown instead', async (t) => {
   t.equal(fields({ columns: 80 }, [['name', '\u0007']]), 'name  \\x07');
 });
 
-t.test('JSON stays the same value, and nothing in it is obeyed', async (t) => {
+t.test('escaped JSON keeps its value and holds no control characters', async (t) => {
   const value = { message: 'a\u009b31m\u202eb\u2028\u007f\u001b\u{e0041}', list: ['é 🚢'] };
   const json = escapedIn(JSON.stringify(value, null, 2));
   t.strictSame(JSON.parse(json), value);
@@ -102,7 +102,7 @@ t.test('JSON stays the same value, and nothing in it is obeyed', async (t) => {
   t.match(json, /\\u009b31m\\u202eb.*\n.*\n +"é 🚢"/);
 });
 
-t.test('fields stand below each other, and long ones go on below themselves', async (t) => {
+t.test('fields are aligned, and long values wrap under themselves', async (t) => {
   const entries = [
     ['id', 'prj_1'],
     ['gone', null],
@@ -116,7 +116,7 @@ t.test('fields stand below each other, and long ones go on below themselves', as
   );
 });
 
-t.test('a cell has its colour where colours are shown, and its width without it', async (t) => {
+t.test('colours do not change the width of a cell, and appear only where they are shown', async (t) => {
   const rows = [
     { id: 'a', name: 'failed', note: 'x' },
     { id: 'b', name: 'fine', note: 'y' },

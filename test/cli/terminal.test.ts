@@ -11,7 +11,7 @@ import { createTerminal } from '../../src/cli/terminal.ts';
 import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
 import { namedPipe } from '../helpers/commands.ts';
 
-t.test('results and notes go their own ways, each line ended once', async (t) => {
+t.test('results go to stdout and notes to stderr, each with one line end', async (t) => {
   const { terminal, written } = streams({});
   terminal.print('result');
   terminal.print('lines\n');
@@ -20,20 +20,20 @@ t.test('results and notes go their own ways, each line ended once', async (t) =>
   t.equal(written.stderr(), 'note\n');
 });
 
-t.test('a file or a pipe has no columns, a terminal always has some', async (t) => {
+t.test('a pipe has no columns, and a terminal has at least a default', async (t) => {
   t.equal(streams({}).terminal.columns, null);
   t.equal(streams({ isTTY: true, columns: 132 }).terminal.columns, 132);
   t.equal(streams({ isTTY: true, columns: 0 }).terminal.columns, 80);
 });
 
-t.test('colours are for a terminal that shows them', async (t) => {
+t.test('colours are used only on a terminal that supports them', async (t) => {
   t.equal(streams({ isTTY: true, hasColors: () => true }).terminal.colours, true);
   t.equal(streams({ isTTY: true, hasColors: () => false }).terminal.colours, false, 'NO_COLOR');
   t.equal(streams({ isTTY: true }).terminal.colours, false);
   t.equal(streams({}).terminal.colours, false);
 });
 
-t.test('bytes are written as they are, and it is told when nobody takes them', async (t) => {
+t.test('bytes are written unchanged, and write gives false once the reader is gone', async (t) => {
   const { terminal, stdout } = streams({});
   const bytes = Buffer.from([0xff, 0x00, 0x1b]);
   t.equal(await terminal.write(bytes), true);
@@ -42,7 +42,7 @@ t.test('bytes are written as they are, and it is told when nobody takes them', a
   t.equal(await terminal.write(bytes), false);
 });
 
-t.test('a refusal that says more than a pipe holds is read to its end', async (t) => {
+t.test('output longer than a pipe buffer is complete when the command fails', async (t) => {
   const { directory, dbPath } = await withFile(t);
   chmodSync(dbPath, 0o644);
   // Each is named in the report.
@@ -66,27 +66,24 @@ t.test('a refusal that says more than a pipe holds is read to its end', async (t
   t.match(JSON.parse(stdout), { ok: false });
 });
 
-t.test(
-  'nothing is left to be taken once the outputs are flushed, also by a reader that went away',
-  async (t) => {
-    const { terminal, stdout, stderr } = streams({});
-    const long = 'x'.repeat(2 * stdout.writableHighWaterMark);
-    terminal.print(long);
-    let flushed = false;
-    const flushing = terminal.flushed().then(() => {
-      flushed = true;
-    });
-    await nextTurn();
-    t.equal(flushed, false);
-    t.equal(String(stdout.read()), `${long}\n`);
-    await flushing;
-    stdout.destroy();
-    stderr.destroy();
-    await terminal.flushed();
-  },
-);
+t.test('flushed resolves once all output was read or its reader is gone', async (t) => {
+  const { terminal, stdout, stderr } = streams({});
+  const long = 'x'.repeat(2 * stdout.writableHighWaterMark);
+  terminal.print(long);
+  let flushed = false;
+  const flushing = terminal.flushed().then(() => {
+    flushed = true;
+  });
+  await nextTurn();
+  t.equal(flushed, false);
+  t.equal(String(stdout.read()), `${long}\n`);
+  await flushing;
+  stdout.destroy();
+  stderr.destroy();
+  await terminal.flushed();
+});
 
-t.test('a question waits for one line', async (t) => {
+t.test('a question is answered by one trimmed line', async (t) => {
   const { terminal, stdin, written } = streams({ isTTY: true });
   const answer = terminal.ask('Sure? ');
   stdin.write(' yes \n');
@@ -95,20 +92,20 @@ t.test('a question waits for one line', async (t) => {
   t.equal(written.stdout(), '');
 });
 
-t.test('an end of input is no answer', async (t) => {
+t.test('the end of input counts as an empty answer', async (t) => {
   const { terminal, stdin } = streams({ isTTY: true });
   stdin.end();
   t.equal(await terminal.ask('Sure? '), '');
 });
 
-t.test('where nobody is there, nothing is asked', async (t) => {
+t.test('without a terminal, no question is asked', async (t) => {
   const { terminal, stdin, written } = streams({});
   stdin.write('yes\n');
   t.equal(await terminal.ask('Sure? '), null);
   t.equal(written.stderr(), '');
 });
 
-t.test('input is taken byte for byte', async (t) => {
+t.test('input is read byte for byte', async (t) => {
   const { terminal, stdin } = streams({});
   const bytes = Buffer.from([0xff, 0x00, 0x0d, 0x0a, 0xc3]);
   stdin.write(bytes.subarray(0, 2));
@@ -116,7 +113,7 @@ t.test('input is taken byte for byte', async (t) => {
   t.strictSame(await terminal.readInput(), bytes);
 });
 
-t.test('a reader that goes away is no failure, a full disk is', async (t) => {
+t.test('EPIPE on stdout and errors of stderr are ignored, and a full disk is reported', async (t) => {
   const { stdout, stderr, lost } = streams({});
   stdout.emit('error', Object.assign(new Error('write EPIPE'), { code: 'EPIPE' }));
   stderr.emit('error', new Error('gone'));

@@ -10,7 +10,7 @@ import { realEffects } from '../../src/effects.ts';
 import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
 import { COMPILE_CACHE, MAIN, place, run, runProcess } from '../helpers/cli.ts';
 
-t.test('--version is the version and nothing else', async (t) => {
+t.test('--version prints only the version', async (t) => {
   t.strictSame(await run(['--version']), { stdout: `${version}\n`, stderr: '', exitCode: 0 });
 });
 
@@ -40,7 +40,7 @@ t.test('--help fits 80 columns at every level, gives examples, and lists every c
   });
 });
 
-t.test('bytes that are no text are refused, as what they were would be lost', async (t) => {
+t.test('arguments and variables that are not UTF-8 are refused', async (t) => {
   const { directory } = place(t);
   const cases: [script: string, exitCode: number, error: RegExp][] = [
     [
@@ -65,7 +65,7 @@ t.test('bytes that are no text are refused, as what they were would be lost', as
   t.strictSame(readdirSync(directory), [], 'nothing was made');
 });
 
-t.test('--help tells of every option its variable', async (t) => {
+t.test('--help names the variable of every option', async (t) => {
   const helps = await Promise.all(
     [
       'serve',
@@ -89,7 +89,7 @@ t.test('--help tells of every option its variable', async (t) => {
   }
 });
 
-t.test('--help tells of every duration how one reads', async (t) => {
+t.test('--help gives an example for every duration', async (t) => {
   for (const path of [
     'serve',
     'deploy',
@@ -171,7 +171,7 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
   t.notOk(existsSync(join(directory, 'davit.db')), 'none of them makes a file');
 });
 
-t.test('what is wrong is not repeated: it may be a secret in the wrong place', async (t) => {
+t.test('an error does not repeat a wrong value that may be a secret', async (t) => {
   const { refused, davit } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website']);
   const key = newKeySecret(realEffects.randomBytes);
@@ -225,7 +225,7 @@ t.test('what is wrong is not repeated: it may be a secret in the wrong place', a
   );
 });
 
-t.test('davit help leads to every command', async (t) => {
+t.test('davit help shows the help of every command', async (t) => {
   for (const path of ['', 'serve', 'admin', 'admin project', 'admin project create']) {
     const words = path.split(' ').filter((word) => word !== '');
     const help = await run([...words, '--help']);
@@ -235,7 +235,7 @@ t.test('davit help leads to every command', async (t) => {
   }
 });
 
-t.test('whatever is typed, an error is one line that no terminal obeys', async (t) => {
+t.test('an error is one line without control characters, whatever was typed', async (t) => {
   const { refused } = place(t);
   for (const text of ['a\nb', '\u001b[2J', '\u009b2J', '\u202e']) {
     for (const words of [
@@ -250,20 +250,20 @@ t.test('whatever is typed, an error is one line that no terminal obeys', async (
   }
 });
 
-t.test('the process ends as the command says', async (t) => {
+t.test('the exit code is 0, 1 for a refusal, or 2 for wrong usage', async (t) => {
   const { davit } = place(t, runProcess);
   t.match(await davit(['admin', 'project', 'create', '--name', 'website']), { exitCode: 0, stdout: /^prj_/ });
   t.match(await davit(['admin', 'project', 'show', 'api']), { exitCode: 1, stdout: '', stderr: /^error: / });
   t.match(await davit(['admin', 'project', 'shwo']), { exitCode: 2, stdout: '', stderr: /^error: / });
 });
 
-t.test('a group without a command shows its help, and that is exit code 2', async (t) => {
+t.test('a group without a command prints its help and exits with 2', async (t) => {
   const { stdout, stderr, exitCode } = await run(['admin', 'key']);
   t.match({ stdout, exitCode }, { stdout: '', exitCode: 2 });
   t.match(stderr, /^Usage: davit admin key/);
 });
 
-t.test('--db counts before and after the command, and its variable when neither says so', async (t) => {
+t.test('--db works before and after the command and wins over DAVIT_DB', async (t) => {
   const { davit, directory } = place(t);
   const made = await davit(['admin', 'project', 'create', '--name', 'website', '--db', 'other.db']);
   t.match(made, { exitCode: 0, stdout: /^prj_\w{24}\n$/ });
@@ -278,7 +278,7 @@ t.test('--db counts before and after the command, and its variable when neither 
   for (const { stdout } of lists) t.match(stdout, /website/);
 });
 
-t.test('a file that is not there, not ours or not for us is refused with what to do', async (t) => {
+t.test('a missing, foreign or unreachable file is refused with advice', async (t) => {
   const { refused, directory } = place(t);
   writeFileSync(join(directory, 'notes.txt'), 'these are my notes, not a database\n'.repeat(100));
   const [missing, foreign, unreachable] = await Promise.all([
@@ -295,7 +295,7 @@ t.test('a file that is not there, not ours or not for us is refused with what to
   t.notOk(existsSync(join(directory, 'davit.db')));
 });
 
-t.test('a path means the file that it names, whatever letters are in it', async (t) => {
+t.test('special characters in --db are part of the file name', async (t) => {
   const { davit, refused, directory } = place(t);
   mkdirSync(join(directory, 'my files'));
   const paths = [
@@ -329,7 +329,7 @@ t.test('a path means the file that it names, whatever letters are in it', async 
   }
 });
 
-t.test('what cannot be a file of ours is left as it is', async (t) => {
+t.test('an unusable or newer file is refused and left as it is', async (t) => {
   const { refused, davit, directory, dbPath } = place(t);
   symlinkSync('loop', join(directory, 'loop'));
   writeFileSync(join(directory, 'empty'), '');
@@ -358,7 +358,7 @@ t.test('what cannot be a file of ours is left as it is', async (t) => {
   );
 });
 
-t.test('a reader that goes away early is no failure', async (t) => {
+t.test('a closed stdout is no failure', async (t) => {
   const child = spawn(process.execPath, [MAIN, 'serve', '--help'], {
     env: COMPILE_CACHE,
     stdio: ['ignore', 'pipe', 'pipe'],

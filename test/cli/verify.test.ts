@@ -6,7 +6,7 @@ import { realEffects } from '../../src/effects.ts';
 import { MAIN, run } from '../helpers/cli.ts';
 
 const SECRET = 'whsec_AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=';
-/** Not UTF-8, and with what text reading would change. */
+/** Not UTF-8, with line ends that reading as text would change. */
 const BODY = Buffer.from([0xff, 0x00, 0x0d, 0x0a, 0x7b, 0x7d, 0xc3, 0x0a]);
 
 const nowSeconds = () => Math.floor(realEffects.now() / 1_000);
@@ -14,7 +14,7 @@ const header = (atSeconds = nowSeconds()) => serviceSignature([SECRET], atSecond
 const verify = (words: string[], env: Record<string, string> = {}, stdin: Uint8Array = BODY) =>
   run(['verify', ...words], { env, stdin });
 
-t.test('a delivery as it was sent is ok', async (t) => {
+t.test('a delivery with a valid signature is ok', async (t) => {
   const results = await Promise.all([
     verify(['--secret', SECRET, '--header', header()]),
     verify(['--secret', SECRET, '--header', `Service-Signature: ${header()}`]),
@@ -23,7 +23,7 @@ t.test('a delivery as it was sent is ok', async (t) => {
   for (const result of results) t.strictSame(result, { stdout: 'ok\n', stderr: '', exitCode: 0 });
 });
 
-t.test('whatever is altered, old or foreign is not', async (t) => {
+t.test('an altered body, a wrong time, a wrong secret or a bad header is rejected', async (t) => {
   const altered = Buffer.concat([BODY, Buffer.from('\n')]);
   const results = await Promise.all([
     verify(['--secret', SECRET, '--header', header()], {}, altered),
@@ -47,7 +47,7 @@ t.test('whatever is altered, old or foreign is not', async (t) => {
   for (const { stdout, exitCode } of results) t.strictSame([stdout, exitCode], ['', 1]);
 });
 
-t.test('a stdin that brings nothing, or cannot be read, is said so', async (t) => {
+t.test('an empty or unreadable stdin is an error, unless an empty body was signed', async (t) => {
   const words = ['verify', '--secret', SECRET, '--header', header()];
   const stderr = 'error: stdin is empty: give the body there, as in < body\n';
   t.strictSame(await run(words, { stdin: '' }), { stdout: '', stderr, exitCode: 1 });
@@ -61,7 +61,7 @@ t.test('a stdin that brings nothing, or cannot be read, is said so', async (t) =
   t.match(await verify(['--secret', SECRET, '--header', signed], {}, Buffer.alloc(0)), { stdout: 'ok\n' });
 });
 
-t.test('the tolerance is in seconds, or a duration', async (t) => {
+t.test('the tolerance is a number of seconds or a duration', async (t) => {
   const old = ['--secret', SECRET, '--header', header(nowSeconds() - 3_000)];
   const results = await Promise.all([
     verify([...old, '--tolerance', '3600']),
@@ -78,7 +78,7 @@ t.test('the tolerance is in seconds, or a duration', async (t) => {
   t.match(results.at(-1)?.stderr, /a number of seconds, or a duration such as 5m, and at most 36500d/);
 });
 
-t.test('--json says the same', async (t) => {
+t.test('--json prints the result', async (t) => {
   const good = await verify(['--secret', SECRET, '--header', header(), '--json']);
   t.strictSame([JSON.parse(good.stdout), good.exitCode], [{ ok: true }, 0]);
   const bad = await verify(['--secret', SECRET, '--header', 'x', '--json']);

@@ -17,10 +17,10 @@ import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const webhook = (...words: string[]) => ['admin', 'webhook', ...words];
 
-/** What a self-hoster says who has receivers on the machine itself. */
+/** Options that allow receivers on this machine. */
 const OPENED = ['--webhook-allow-http', '--webhook-allow-cidr', '127.0.0.0/8'];
 
-t.test('webhooks are listed with how they do, and shown without their secrets', async (t) => {
+t.test('webhooks are listed with their backlog and shown without their secrets', async (t) => {
   const there = await file(t);
   t.match(await there.davit(webhook('list')), { stdout: '', stderr: /there are no webhooks/, exitCode: 0 });
   const first = await register(there, 'https://one.test/');
@@ -64,7 +64,7 @@ t.test('webhooks are listed with how they do, and shown without their secrets', 
 });
 
 t.test(
-  'a running service sends what was held once the webhook is enabled, and again when it is replayed',
+  'a running service sends held deliveries once a webhook is enabled, and again at a replay',
   async (t) => {
     const there = await file(t);
     const receiver = await startReceiver(t);
@@ -91,7 +91,7 @@ t.test(
   },
 );
 
-t.test('enabled and disabled, and what that means for what waits', async (t) => {
+t.test('enable and disable say what becomes of pending deliveries', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
   await deploy(there, 1);
@@ -110,7 +110,7 @@ t.test('enabled and disabled, and what that means for what waits', async (t) => 
   t.match(there.dump()['webhooks'], [{ status: 'enabled', status_reason: null }]);
 });
 
-t.test('what waited for a retry is due when its webhook is enabled, also without a service', async (t) => {
+t.test('a delivery that waits for a retry is due once its webhook is enabled', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
   await deploy(there, 1);
@@ -125,7 +125,7 @@ t.test('what waited for a retry is due when its webhook is enabled, also without
   t.match(await there.json<WebhookBacklog>(webhook('show', id)), { pending_count: 1, due_count: 1 });
 });
 
-t.test('a deleted webhook is gone for ever, and only after a yes', async (t) => {
+t.test('deleting a webhook needs --yes and is final', async (t) => {
   const there = await file(t);
   const { id, signing_secret } = await register(there, 'https://one.test/');
   await deploy(there, 3);
@@ -145,7 +145,7 @@ t.test('a deleted webhook is gone for ever, and only after a yes', async (t) => 
   }
 });
 
-t.test('what cannot be done is refused, and nothing is changed', async (t) => {
+t.test('invalid webhook commands are refused and change nothing', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://twin.test/');
   await register(there, 'https://twin.test/');
@@ -197,7 +197,7 @@ t.test('what cannot be done is refused, and nothing is changed', async (t) => {
   });
 });
 
-t.test('a ping goes out from here, signed, and tells what came of it', async (t) => {
+t.test('ping sends a signed event from the command itself and prints the answer', async (t) => {
   const there = await file(t);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'pong' })] });
   const { id, signing_secret } = await register(there, receiver.url);
@@ -220,12 +220,12 @@ t.test('a ping goes out from here, signed, and tells what came of it', async (t)
     env: { DAVIT_WEBHOOK_ALLOW_CIDR: '127.0.0.0/8', DAVIT_WEBHOOK_ALLOW_HTTP: '1' },
   });
   const attempt: Attempt = JSON.parse(stdout);
-  t.match(attempt, { number: 1, status_code: 200, error: null, trigger: 'ping' }, 'a disabled one too');
+  t.match(attempt, { number: 1, status_code: 200, error: null, trigger: 'ping' }, 'a disabled webhook, too');
   t.equal(receiver.requests.length, 2);
-  t.match(there.dump()['attempts'], before['attempts'], 'nothing of it is stored');
+  t.match(there.dump()['attempts'], before['attempts'], 'a ping is not stored');
 });
 
-t.test('a ping that does not arrive is exit code 1', async (t) => {
+t.test('a ping without a 2xx answer exits with 1 and names the cause', async (t) => {
   const there = await file(t);
   const receiver = await startReceiver(t, { answers: [status(503), silence()] });
   const { id } = await register(there, receiver.url);
@@ -241,7 +241,7 @@ t.test('a ping that does not arrive is exit code 1', async (t) => {
   t.equal(receiver.requests.length, 2, 'the refused ones were never sent');
 });
 
-t.test('certificates of an own authority are trusted if they are given', async (t) => {
+t.test('ping trusts a private certificate authority with --webhook-ca-file', async (t) => {
   const there = await file(t);
   const receiver = await startReceiver(t, { tls: 'localhost' });
   const { id } = await register(there, receiver.url.replace('127.0.0.1', 'localhost'));
@@ -255,7 +255,7 @@ t.test('certificates of an own authority are trusted if they are given', async (
   });
 });
 
-t.test('deliveries are listed newest first, with what came of them', async (t) => {
+t.test('deliveries are listed newest first, with their outcome', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/', {
     events: ['deployment.created', 'deployment.canceled'],
@@ -291,7 +291,7 @@ t.test('deliveries are listed newest first, with what came of them', async (t) =
   t.strictSame(await there.json(webhook('deliveries', id, '--event-type', 'deployment.canceled')), []);
 });
 
-t.test('a replay is told what it is to send', async (t) => {
+t.test('a replay sends the deliveries of the given time and status, and says how many', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
   await deploy(there, 2);
@@ -305,14 +305,14 @@ t.test('a replay is told what it is to send', async (t) => {
   t.match(none, { stdout: /^0 deliveries to webhook/, exitCode: 0 });
   t.equal(none.stderr, '', 'so nothing waits for a service');
   const { until } = await replay('--since', '1h', '--until', '2100-01-01T00:00:00Z', '--status', 'held');
-  t.ok(Date.parse(until) <= realEffects.now(), 'what happens from now on is sent anyway');
-  t.equal(there.dump()['replays']?.length, 2, 'one of nothing is none');
+  t.ok(Date.parse(until) <= realEffects.now(), 'deliveries from now on are sent anyway');
+  t.equal(there.dump()['replays']?.length, 2, 'a replay of no deliveries is not stored');
   t.match(await there.davit(webhook('replay', id, '--since', '1h')), { stderr: /no service is running/ });
   await there.davit(webhook('disable', id));
   t.match(await there.davit(webhook('replay', id, '--since', '1h')), { stderr: /the webhook is disabled/ });
 });
 
-t.test('on a terminal the list fits, and a status has its colour', needsTerminal, async (t) => {
+t.test('on a terminal the list fits 80 columns, and a status is coloured', needsTerminal, async (t) => {
   const there = await file(t);
   await register(there, `https://one.test/${'x'.repeat(100)}`);
   await deploy(there, 1);
