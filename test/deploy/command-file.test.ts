@@ -34,7 +34,7 @@ const ifMayHideDevices =
     ? {}
     : { skip: 'mounting is not allowed here' };
 
-t.test('what the system says is told in words, and names nothing that may be secret', async (t) => {
+t.test('a system error is put into words that name nothing secret', async (t) => {
   const request = requestOf(['true', '--token=secret'], {
     environment: { PATH: '/usr/bin:/bin', SECRET: 's' },
   });
@@ -55,7 +55,7 @@ t.test('what the system says is told in words, and names nothing that may be sec
   }
 });
 
-t.test('a name is the first in PATH that may be executed, else the first that is there', async (t) => {
+t.test('a name means the first executable in PATH, else the first file there', async (t) => {
   const directory = temporaryDirectory(t);
   for (const folder of ['directory', 'closed', 'first', 'second']) mkdirSync(join(directory, folder));
   mkdirSync(join(directory, 'directory/tool'));
@@ -75,11 +75,11 @@ t.test('a name is the first in PATH that may be executed, else the first that is
   t.strictSame(
     commandProblem(requestOf(['tool'], { directory, environment: {} })),
     { kind: 'notFound', word: 'tool', searchPath: '' },
-    'and not in a PATH of ours',
+    'and not in the PATH of davit',
   );
 });
 
-t.test('what is neither a file nor a directory is as little a command as a directory', async (t) => {
+t.test('a socket is neither a command nor a directory', async (t) => {
   const path = join(temporaryDirectory(t), 'socket');
   const server = createServer().listen(path);
   t.teardown(() => server.close());
@@ -89,37 +89,33 @@ t.test('what is neither a file nor a directory is as little a command as a direc
   t.strictSame(directoryProblem(path), { kind: 'notADirectory', path });
 });
 
-t.test(
-  'what this user may not reach or enter is told apart from what is not there',
-  ifHas('setpriv'),
-  async (t) => {
-    const directory = temporaryDirectory(t);
-    mkdirSync(join(directory, 'closed/inner'), { recursive: true });
-    writeFileSync(join(directory, 'closed/inner/tool'), '#!/bin/sh\n', { mode: 0o755 });
-    chmodSync(join(directory, 'closed'), 0o600);
-    t.teardown(() => chmodSync(join(directory, 'closed'), 0o700));
-    chmodSync(directory, 0o755);
-    const look = `
+t.test('a path that the user may not reach is told apart from a missing one', ifHas('setpriv'), async (t) => {
+  const directory = temporaryDirectory(t);
+  mkdirSync(join(directory, 'closed/inner'), { recursive: true });
+  writeFileSync(join(directory, 'closed/inner/tool'), '#!/bin/sh\n', { mode: 0o755 });
+  chmodSync(join(directory, 'closed'), 0o600);
+  t.teardown(() => chmodSync(join(directory, 'closed'), 0o700));
+  chmodSync(directory, 0o755);
+  const look = `
     const { commandProblem, directoryProblem } = await import(${JSON.stringify(COMMAND_FILE)});
     const closed = ${JSON.stringify(join(directory, 'closed'))};
     const request = { command: [closed + '/inner/tool'], directory: '/', environment: {} };
     console.log(JSON.stringify([
       directoryProblem(closed), directoryProblem(closed + '/inner'), commandProblem(request),
     ]));`;
-    const words = [process.execPath, '--input-type=module', '--eval', look];
-    // Nothing is closed to root.
-    const somebody = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', ...words];
-    const [program = '', ...rest] = process.getuid?.() === 0 ? somebody : words;
-    const { stdout } = spawnSync(program, rest, { encoding: 'utf8', env: {} });
-    t.strictSame(JSON.parse(stdout), [
-      { kind: 'directoryClosed', path: join(directory, 'closed') },
-      { kind: 'directoryClosed', path: join(directory, 'closed/inner') },
-      { kind: 'commandHidden', path: join(directory, 'closed/inner/tool') },
-    ]);
-  },
-);
+  const words = [process.execPath, '--input-type=module', '--eval', look];
+  // Nothing is closed to root.
+  const somebody = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', ...words];
+  const [program = '', ...rest] = process.getuid?.() === 0 ? somebody : words;
+  const { stdout } = spawnSync(program, rest, { encoding: 'utf8', env: {} });
+  t.strictSame(JSON.parse(stdout), [
+    { kind: 'directoryClosed', path: join(directory, 'closed') },
+    { kind: 'directoryClosed', path: join(directory, 'closed/inner') },
+    { kind: 'commandHidden', path: join(directory, 'closed/inner/tool') },
+  ]);
+});
 
-t.test('the first line of a script tells by what it is run', async (t) => {
+t.test('the #! line of a script gives its interpreter', async (t) => {
   const path = join(temporaryDirectory(t), 'script');
   const descriptors = readdirSync('/proc/self/fd').length;
   const rows: [text: string, words: string[]][] = [
@@ -145,7 +141,7 @@ t.test('the first line of a script tells by what it is run', async (t) => {
 /** elf(5): a processor that davit is not built for. */
 const RISC_V = 243;
 
-t.test('what the kernel would refuse is no program', ifNoOtherFormats, async (t) => {
+t.test('a file that the kernel would not execute is not a program', ifNoOtherFormats, async (t) => {
   const path = join(temporaryDirectory(t), 'tool');
   const foreign = readFileSync('/bin/true');
   foreign.writeUInt16LE(RISC_V, 18);
@@ -159,7 +155,7 @@ t.test('what the kernel would refuse is no program', ifNoOtherFormats, async (t)
   t.equal(commandProblem(requestOf([process.execPath])), undefined);
 });
 
-t.test('a program whose loader is missing is said to be another system’s', async (t) => {
+t.test('a program with a missing loader is said to be built for another system', async (t) => {
   const path = join(temporaryDirectory(t), 'tool');
   const program = readFileSync('/bin/true');
   const loaderAt = program.indexOf('/ld-linux');
@@ -173,7 +169,7 @@ t.test('a program whose loader is missing is said to be another system’s', asy
   );
 });
 
-t.test('where /dev/null is missing that is said, and no loader is', ifMayHideDevices, async (t) => {
+t.test('a missing /dev/null is named as the cause, not a loader', ifMayHideDevices, async (t) => {
   const look = `
     const { whyNotStarted } = await import(${JSON.stringify(COMMAND_FILE)});
     console.log(whyNotStarted('ENOENT', { command: ['/bin/sh'], directory: '/', environment: {} }));`;
@@ -188,7 +184,7 @@ t.test('where /dev/null is missing that is said, and no loader is', ifMayHideDev
   );
 });
 
-t.test('an interpreter, too, counts from the directory in which the command is run', async (t) => {
+t.test('a relative interpreter counts from the directory of the command', async (t) => {
   const directory = temporaryDirectory(t);
   writeFileSync(join(directory, 'interpreter'), '#!/bin/sh\necho "$1 is run"\n', { mode: 0o755 });
   writeFileSync(join(directory, 'script'), '#!./interpreter\n', { mode: 0o755 });

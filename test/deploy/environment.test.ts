@@ -23,7 +23,7 @@ const DEPLOYMENT_VARIABLES = {
   DEPLOY_OUTPUT: '/tmp/run/output',
 };
 
-t.test('a command gets the base, its own variables and the deployment, and nothing else', async (t) => {
+t.test('a command gets the base environment, its own variables and DEPLOY_ ones, nothing else', async (t) => {
   t.strictSame(commandEnvironment(BASE, { TOKEN: 'abc' }, DEPLOYMENT), {
     ...BASE,
     TOKEN: 'abc',
@@ -31,13 +31,13 @@ t.test('a command gets the base, its own variables and the deployment, and nothi
   });
 });
 
-t.test("a project may set what is the machine's, not what tells of the deployment", async (t) => {
+t.test('a project may set base variables but not DEPLOY_ ones', async (t) => {
   const own = { PATH: '/opt/bin', HOME: '/srv', LANG: 'de_DE.UTF-8', TMPDIR: '/srv/tmp' };
   const variables = { ...own, DEPLOY_ID: 'dpl_other', DEPLOY_REF: 'other' };
   t.strictSame(commandEnvironment(BASE, variables, DEPLOYMENT), { ...own, ...DEPLOYMENT_VARIABLES });
 });
 
-t.test("home is the user's, whatever the service was started with", ifHasEntry(), async (t) => {
+t.test('HOME is that of the user, not of the environment of davit', ifHasEntry(), async (t) => {
   const before = process.env['HOME'];
   t.teardown(() => {
     if (before === undefined) delete process.env['HOME'];
@@ -47,7 +47,7 @@ t.test("home is the user's, whatever the service was started with", ifHasEntry()
   t.equal(homeDirectory(), userInfo().homedir);
 });
 
-t.test('what was deployed before is told', async (t) => {
+t.test('DEPLOY_PREVIOUS_REF is the ref of the previous deployment', async (t) => {
   const environment = commandEnvironment(BASE, {}, { ...DEPLOYMENT, previousRef: 'v1.2.2' });
   t.equal(environment['DEPLOY_PREVIOUS_REF'], 'v1.2.2');
 });
@@ -120,7 +120,7 @@ t.test('variables that change how programs are loaded are refused', async (t) =>
   }
 });
 
-t.test('names that are none, and names that are ours, are refused', async (t) => {
+t.test('invalid and reserved variable names are refused', async (t) => {
   for (const name of ['', '1A', 'A-B', 'A B', 'A=B', 'BASH_FUNC_x%%', 'Ä', 'A\0']) {
     t.match(variableProblem(name, 'x'), 'must be named with letters', name);
   }

@@ -13,7 +13,7 @@ import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
-t.test('a deployment is carried out with the ref in its environment, and its log is kept', async (t) => {
+t.test('a deployment runs with its ref in the environment, and its log is kept', async (t) => {
   const { store, executor } = await service(t);
   const projectId = await store.project({
     command: [
@@ -43,7 +43,7 @@ t.test('a deployment is carried out with the ref in its environment, and its log
   );
 });
 
-t.test('what a variable of the project holds is neither in the log nor in the outputs', async (t) => {
+t.test('values of project variables are masked in the log and the outputs', async (t) => {
   const { store, executor } = await service(t);
   const script = 'echo "the token is $TOKEN"; echo "token=$TOKEN" >>"$DEPLOY_OUTPUT"';
   const projectId = await store.project({
@@ -58,7 +58,7 @@ t.test('what a variable of the project holds is neither in the log nor in the ou
   t.equal(store.reads.deployments.get(id)?.status, 'succeeded');
 });
 
-t.test('what waits in a project begins when the one before has ended, and knows its ref', async (t) => {
+t.test('the next deployment of a project starts after the one before and knows its ref', async (t) => {
   const { store, executor } = await service(t, { maxConcurrent: 1 });
   const projectId = await store.project({ command: ['/bin/sh', '-c', 'echo "after $DEPLOY_PREVIOUS_REF"'] });
   const ids = [];
@@ -77,7 +77,7 @@ t.test('what waits in a project begins when the one before has ended, and knows 
   );
 });
 
-t.test('when nothing more can be claimed, that is told, and what ran is recorded', async (t) => {
+t.test('a failed claim is logged, and what already ran is recorded', async (t) => {
   const { lines, logger } = recordedLog();
   const store = testStore(t, realEffects);
   const executor = await executorOn(t, refusing(store, 'deployments.claim', 1), { logger, maxConcurrent: 1 });
@@ -92,7 +92,7 @@ t.test('when nothing more can be claimed, that is told, and what ran is recorded
   );
 });
 
-t.test('an end that cannot be recorded is told as fatal', async (t) => {
+t.test('an end that cannot be recorded is logged as such, and not as an end', async (t) => {
   const { lines, logger } = recordedLog();
   const store = testStore(t, realEffects);
   const executor = await executorOn(t, refusing(store, 'deployments.finish', 0), { logger });
@@ -106,7 +106,7 @@ t.test('an end that cannot be recorded is told as fatal', async (t) => {
   t.notOk(lines.some(({ msg }) => msg === 'deployment ended'));
 });
 
-t.test('a log that cannot be recorded takes no place from the others', async (t) => {
+t.test('a failed log write does not keep a slot from other deployments', async (t) => {
   const store = testStore(t, realEffects);
   const executor = await executorOn(t, refusing(store, 'logs.append', 0), { maxConcurrent: 1 });
   const talking = await store.project({ command: ['/bin/echo', 'x'] });
@@ -120,7 +120,7 @@ t.test('a log that cannot be recorded takes no place from the others', async (t)
   t.equal(store.reads.deployments.get(id)?.status, 'succeeded');
 });
 
-t.test('what waits for its record has ended before', async (t) => {
+t.test('the end time of a deployment is that of its process, not of a late record', async (t) => {
   const store = testStore(t, realEffects);
   const { id } = await store.writer.write('deployments.create', newDeployment(await store.project()));
   const waited = Promise.withResolvers<number>();
@@ -139,7 +139,7 @@ t.test('what waits for its record has ended before', async (t) => {
   t.ok(Date.parse(finishedAt) <= (await waited.promise) - 50, finishedAt);
 });
 
-t.test('a run whose directory cannot be made has failed and says so', async (t) => {
+t.test('a deployment whose directory cannot be created fails with that message', async (t) => {
   const file = join(temporaryDirectory(t), 'file');
   writeFileSync(file, '');
   const { store, executor } = await service(t, { workspaces: testWorkspaces(t, { parent: file }) });
@@ -153,7 +153,7 @@ t.test('a run whose directory cannot be made has failed and says so', async (t) 
   });
 });
 
-t.test('the files of a run are gone when it is over', async (t) => {
+t.test('the files of a run are removed when it is over', async (t) => {
   const parent = temporaryDirectory(t);
   const { store, executor } = await service(t, { workspaces: testWorkspaces(t, { parent }) });
   const script = 'echo text >"$PWD/file"; echo name=value >>"$DEPLOY_OUTPUT"';
@@ -164,27 +164,24 @@ t.test('the files of a run are gone when it is over', async (t) => {
   await until(() => readdirSync(join(parent, roots[0] ?? '')).length === 0);
 });
 
-t.test(
-  'they go without waiting for the record of the end, which may need the room that they take',
-  async (t) => {
-    const parent = temporaryDirectory(t);
-    const store = testStore(t, realEffects);
-    const files = () => readdirSync(parent).flatMap((root) => readdirSync(join(parent, root)));
-    const write: Writer['write'] = async (name, input) => {
-      if (name === 'deployments.finish') await until(() => files().length === 0);
-      return await store.writer.write(name, input);
-    };
-    const executor = await executorOn(
-      t,
-      { ...store, writer: { ...store.writer, write } },
-      { workspaces: testWorkspaces(t, { parent }) },
-    );
-    const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
-    t.match(store.reads.deployments.get(id), { status: 'succeeded' });
-  },
-);
+t.test('files are removed before the end is recorded, which may need their space', async (t) => {
+  const parent = temporaryDirectory(t);
+  const store = testStore(t, realEffects);
+  const files = () => readdirSync(parent).flatMap((root) => readdirSync(join(parent, root)));
+  const write: Writer['write'] = async (name, input) => {
+    if (name === 'deployments.finish') await until(() => files().length === 0);
+    return await store.writer.write(name, input);
+  };
+  const executor = await executorOn(
+    t,
+    { ...store, writer: { ...store.writer, write } },
+    { workspaces: testWorkspaces(t, { parent }) },
+  );
+  const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
+  t.match(store.reads.deployments.get(id), { status: 'succeeded' });
+});
 
-t.test('the process of a command that goes on is recorded', async (t) => {
+t.test('the process of a running command is recorded', async (t) => {
   const { store, executor } = await service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   await store.writer.write('deployments.create', newDeployment(projectId));
@@ -197,14 +194,14 @@ t.test('the process of a command that goes on is recorded', async (t) => {
   t.notOk(identity !== undefined && isAlive(identity));
 });
 
-t.test('what is wrong with outputs is said in the log, on lines of their own', async (t) => {
+t.test('problems with outputs are noted in the log on lines of their own', async (t) => {
   const { store, executor } = await service(t);
   const script = 'printf "no line end"; echo neither >>"$DEPLOY_OUTPUT"';
   const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', script] });
   t.equal(logOf(store, id), 'no line end\ndavit: DEPLOY_OUTPUT: line 1 is not name=value\n');
 });
 
-t.test('how a command ends is what is recorded', async (t) => {
+t.test('the recorded status follows from how the command ended', async (t) => {
   const { store, executor } = await service(t);
   const cases: [string, string[], Partial<Deployment>][] = [
     ['an exit code', ['/bin/sh', '-c', 'exit 3'], { status: 'failed', reason: 'exit_code', exit_code: 3 }],
@@ -222,19 +219,19 @@ t.test('how a command ends is what is recorded', async (t) => {
   }
 });
 
-t.test('a timeout ends a command that goes on', async (t) => {
+t.test('a timeout stops a running command', async (t) => {
   const { store, executor } = await service(t);
   const id = await carriedOut(store, executor, { command: ['/bin/sleep', '600'], timeoutMs: 50 });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'timeout' });
 });
 
-t.test('silence for too long ends a command', async (t) => {
+t.test('an idle timeout stops a silent command', async (t) => {
   const { store, executor } = await service(t);
   const id = await carriedOut(store, executor, { command: ['/bin/sleep', '600'], idleTimeoutMs: 50 });
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'idle_timeout' });
 });
 
-t.test('a canceled deployment is stopped, and canceled once it is gone', async (t) => {
+t.test('canceling a running deployment stops its command and is recorded once that is gone', async (t) => {
   const { store, executor } = await service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
@@ -246,7 +243,7 @@ t.test('a canceled deployment is stopped, and canceled once it is gone', async (
   await t.rejects(store.writer.write('deployments.cancel', { id }), { code: 'conflict' });
 });
 
-t.test('no more than the limit run at a time, one of each project', async (t) => {
+t.test('at most maxConcurrent deployments run, one of each project', async (t) => {
   const { store, executor } = await service(t, { maxConcurrent: 2 });
   const projects = [await store.project(), await store.project(), await store.project()];
   for (const id of projects) await store.writer.write('projects.set', sleeping(id));
@@ -261,7 +258,7 @@ t.test('no more than the limit run at a time, one of each project', async (t) =>
   await executor.stop(0);
 });
 
-t.test('however many may run, all that wait are begun, and few looks are made for nothing', async (t) => {
+t.test('all waiting deployments are started with few empty claims, whatever the limit', async (t) => {
   const store = testStore(t, realEffects);
   let looks = 0;
   const write: Writer['write'] = (name, input) => {
@@ -282,7 +279,7 @@ t.test('however many may run, all that wait are begun, and few looks are made fo
   t.ok(looks < 100, `${looks} looks`);
 });
 
-t.test('what a full disk keeps from being recorded is told, and recorded when there is room', async (t) => {
+t.test('an end that a full disk kept from being recorded is recorded once there is room', async (t) => {
   const warnings: Record<string, unknown>[] = [];
   const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line)) });
   const { store, executor } = await service(t, { logger });
@@ -297,7 +294,7 @@ t.test('what a full disk keeps from being recorded is told, and recorded when th
   t.match(store.reads.deployments.get(id), { status: 'succeeded', log_bytes: 200_000 });
 });
 
-t.test('a command that ends within the grace of a stop has done its work', async (t) => {
+t.test('a command that ends within the grace of a shutdown counts as it ended', async (t) => {
   const gate = namedPipe(t);
   const { store, executor } = await service(t);
   const projectId = await store.project({ command: ['/bin/cat', gate] });
@@ -311,7 +308,7 @@ t.test('a command that ends within the grace of a stop has done its work', async
   t.equal(logOf(store, id), 'go\n');
 });
 
-t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => {
+t.test('a shutdown ends running deployments as interrupted and starts none', async (t) => {
   const { store, executor } = await service(t);
   const projectId = await store.project({ command: ['/bin/sleep', '600'] });
   const first = await store.writer.write('deployments.create', newDeployment(projectId));
@@ -327,7 +324,7 @@ t.test('a stop ends what runs as interrupted, and starts nothing', async (t) => 
   t.match(store.reads.deployments.get(second.id), { status: 'queued' });
 });
 
-t.test('what is claimed only when the grace of a stop is over is stopped at once', async (t) => {
+t.test('a deployment claimed after the grace of a shutdown is stopped at once', async (t) => {
   const store = testStore(t, realEffects);
   const stalled = Promise.withResolvers<void>();
   const write: Writer['write'] = async (name, input) => {

@@ -8,7 +8,7 @@ import { newDeployment, testStore } from '../helpers/store.ts';
 
 const KIB = 1024;
 
-t.test('small writes are gathered for 200 ms', async (t) => {
+t.test('small writes are batched for 200 ms', async (t) => {
   const { keeper, appends, effects } = keeperFor();
   await keeper.append(Buffer.from('one '));
   effects.advance(150);
@@ -25,7 +25,7 @@ t.test('small writes are gathered for 200 ms', async (t) => {
   t.equal(appends.length, 2);
 });
 
-t.test('a command that prints in dribbles costs five writes a second', async (t) => {
+t.test('a command that prints in small pieces costs five writes a second', async (t) => {
   const { keeper, appends, effects } = keeperFor();
   await keeper.append(Buffer.from('. '));
   effects.advance(150);
@@ -40,7 +40,7 @@ t.test('a command that prints in dribbles costs five writes a second', async (t)
   t.equal(appends.length, 1 + 2 * 5);
 });
 
-t.test('what is printed while a write takes long is written 200 ms after it', async (t) => {
+t.test('output during a slow write is written 200 ms after it', async (t) => {
   const written = Promise.withResolvers<void>();
   const { keeper, appends, effects } = keeperFor({ write: () => written.promise });
   await keeper.append(Buffer.from('one'));
@@ -54,14 +54,14 @@ t.test('what is printed while a write takes long is written 200 ms after it', as
   t.strictSame(texts(appends), [['one'], ['two']]);
 });
 
-t.test('a log that ends like a secret begins is kept to its end', async (t) => {
+t.test('a log that ends with the beginning of a secret is kept to its end', async (t) => {
   const { keeper, appends } = keeperFor({ secrets: ['a secret value'] });
   await keeper.append(Buffer.from('this is a secret'));
   await keeper.end();
   t.equal(texts(appends).flat().join(''), 'this is a secret');
 });
 
-t.test('what davit itself says is on a line of its own, whatever a command printed last', async (t) => {
+t.test('notes of davit stand on their own line, whatever was printed last', async (t) => {
   const logAfter = async (...printed: string[]) => {
     const { keeper, appends } = keeperFor({ secrets: ['a secret value'] });
     for (const text of printed) await keeper.append(Buffer.from(text));
@@ -76,14 +76,14 @@ t.test('what davit itself says is on a line of its own, whatever a command print
   t.equal(await logAfter('a secret'), 'a secret\ndavit: one\ndavit: two\n', 'also behind what was held back');
 });
 
-t.test('a full chunk does not wait', async (t) => {
+t.test('a full chunk is written at once', async (t) => {
   const { keeper, appends } = keeperFor();
   await keeper.append(Buffer.alloc(64 * KIB, 'x'));
   t.strictSame(shapes(appends), [[[0, 64 * KIB]]]);
   await keeper.end();
 });
 
-t.test('a log is cut into chunks, and exactly where the head ends', async (t) => {
+t.test('a log is cut into chunks, one of which ends exactly with the head', async (t) => {
   const { keeper, appends } = keeperFor({ headBytes: 100_000 });
   await keeper.append(Buffer.alloc(200_000, 'x'));
   await keeper.end();
@@ -97,7 +97,7 @@ t.test('a log is cut into chunks, and exactly where the head ends', async (t) =>
   ]);
 });
 
-t.test('no chunk is kept that the tail does not need', async (t) => {
+t.test('chunks that the tail no longer needs are dropped', async (t) => {
   const { keeper, appends, effects } = keeperFor({ headBytes: 10, tailBytes: 20 });
   for (let number = 0; number < 5; number++) {
     await keeper.append(Buffer.alloc(10, 'x'));
@@ -117,7 +117,7 @@ t.test('no chunk is kept that the tail does not need', async (t) => {
   );
 });
 
-t.test('a writer that is slow is waited for, with 1 MiB in hand', async (t) => {
+t.test('a slow writer is waited for once 1 MiB is buffered', async (t) => {
   const written = Promise.withResolvers<void>();
   const { keeper, appends } = keeperFor({ write: () => written.promise });
   const appended: number[] = [];
@@ -140,7 +140,7 @@ t.test('a writer that is slow is waited for, with 1 MiB in hand', async (t) => {
   t.match(appends.at(-1), { logBytes: 40 * 64 * KIB });
 });
 
-t.test('when writing fails, whoever appends hears of it', async (t) => {
+t.test('a failed write rejects the append', async (t) => {
   const failure = new Error('the disk is full');
   const { keeper, appends } = keeperFor({ write: () => Promise.reject(failure) });
   await keeper.append(Buffer.alloc(64 * KIB, 'x'));
@@ -150,7 +150,7 @@ t.test('when writing fails, whoever appends hears of it', async (t) => {
   t.equal(appends.length, 1);
 });
 
-t.test('of any log the head and the tail are kept, and the positions are true', async (t) => {
+t.test('the head and the tail of any log are kept at their true offsets', async (t) => {
   const property = fc.asyncProperty(
     fc.array(fc.record({ size: fc.nat(3000), isGathered: fc.boolean() }), { maxLength: 60 }),
     fc.integer({ min: 1, max: 5000 }),
@@ -184,7 +184,7 @@ t.test('of any log the head and the tail are kept, and the positions are true', 
   await t.resolves(fc.assert(property, { numRuns: 300 }));
 });
 
-t.test('in the file of the service a long log has its first 256 KiB and its last 5 MiB', async (t) => {
+t.test('in the database a long log has its first 256 KiB and its last 5 MiB', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const projectId = await store.project();

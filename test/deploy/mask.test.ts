@@ -3,7 +3,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import { hiderOf, maskFor } from '../../src/deploy/mask.ts';
 
-t.test('a secret is hidden, however the output was cut', async (t) => {
+t.test('a secret is masked however the output was split', async (t) => {
   const mask = maskFor(['hunter2hunter2']);
   const pieces = ['the password is hunt', 'er2hun', 'ter2, and hunter2 is ', 'not, hunter'].map((text) =>
     mask.push(Buffer.from(text)).toString(),
@@ -12,7 +12,7 @@ t.test('a secret is hidden, however the output was cut', async (t) => {
   t.equal(mask.end().toString(), 'hunter');
 });
 
-t.test('only what may be the beginning of a secret is kept back', async (t) => {
+t.test('only a possible beginning of a secret is held back', async (t) => {
   const mask = maskFor(['secret-value']);
   t.equal(mask.push(Buffer.from('a line\n')).toString(), 'a line\n');
   t.equal(mask.push(Buffer.from('a line secret-va')).toString(), 'a line ');
@@ -20,14 +20,14 @@ t.test('only what may be the beginning of a secret is kept back', async (t) => {
   t.equal(mask.push(Buffer.from('a secret-value')).toString(), 'a ***', 'a whole one is none');
 });
 
-t.test('values of less than 8 characters are not hidden', async (t) => {
+t.test('values of less than 8 characters are not masked', async (t) => {
   t.equal(
     hidden('the region is eu-west, true', ['eu-west', 'true', '', 'is']),
     'the region is eu-west, true',
   );
 });
 
-t.test('of secrets that begin alike the longest is hidden', async (t) => {
+t.test('of secrets with a common prefix the longest is masked', async (t) => {
   t.equal(hidden('12345678 123456789 1234567', ['12345678', '123456789']), '*** *** 1234567');
   const brothers = ['12345678', '123456781', '1234567822', '123456783'];
   t.equal(
@@ -42,7 +42,7 @@ t.test('of secrets that begin alike the longest is hidden', async (t) => {
   );
 });
 
-t.test('of secrets that overlap nothing is left to be read, however the output was cut', async (t) => {
+t.test('overlapping secrets are masked entirely, however the output was split', async (t) => {
   const secrets = ['user:pass-word', 'pass-word@host.example', 'example/database'];
   const text = 'at user:pass-word@host.example/database, pass-word@host.example and user:pass-wor';
   t.equal(hidden(text, secrets), 'at ***, *** and user:pass-wor');
@@ -53,13 +53,13 @@ t.test('of secrets that overlap nothing is left to be read, however the output w
   }
 });
 
-t.test('a secret of several lines is hidden as a whole and line by line', async (t) => {
+t.test('a secret of several lines is masked as a whole and line by line', async (t) => {
   const secret = '-----BEGIN KEY-----\nMIIEpAIBAAKC\nshort\n-----END KEY-----\n';
   t.equal(hidden(`key: ${secret}!`, [secret]), 'key: ***\n!', 'but for the line end behind it');
   t.equal(hidden('2: MIIEpAIBAAKC\n3: short\n', [secret]), '2: ***\n3: short\n');
 });
 
-t.test('whichever way lines end, in a secret, around it and where they are printed', async (t) => {
+t.test('multi-line secrets are masked with any line ends', async (t) => {
   for (const end of ['\n', '\r\n']) {
     const secret = ['one', 'two', 'first-line', 'second-line'].join(end);
     t.equal(hidden(`<${secret}>`, [`${end}${end}${secret}${end}${end}`]), '<***>');
@@ -67,17 +67,17 @@ t.test('whichever way lines end, in a secret, around it and where they are print
   }
 });
 
-t.test('a text does not go on where the one before it ended', async (t) => {
+t.test('each text is masked on its own', async (t) => {
   const hide = hiderOf(['secret-value']);
   t.strictSame(['a secret-', 'value', 'secret-value'].map(hide), ['a secret-', 'value', '***']);
 });
 
-t.test('a secret may have as many empty lines as a variable has room for', async (t) => {
+t.test('a secret with tens of thousands of empty lines is masked', async (t) => {
   const secret = `${'\n'.repeat(50_000)}first-line${'\n'.repeat(50_000)}second-line`;
   t.equal(hidden(`<${secret}\n>`, [`${secret}\n`]), `<${'\n'.repeat(50_000)}***\n>`);
 });
 
-t.test('bytes that are no UTF-8 pass', async (t) => {
+t.test('invalid UTF-8 passes unchanged', async (t) => {
   const mask = maskFor(['pässwörd']);
   const bytes = Buffer.concat([Buffer.from([0xff, 0]), Buffer.from('pässwörd'), Buffer.from([0xc3])]);
   t.strictSame(
@@ -86,7 +86,7 @@ t.test('bytes that are no UTF-8 pass', async (t) => {
   );
 });
 
-t.test('what is hidden does not depend on how the output was cut', async (t) => {
+t.test('masking does not depend on how the output was split', async (t) => {
   // Few letters and much repetition, so that secrets overlap, begin alike and begin again inside themselves.
   const text = fc.constantFrom('a', 'b', 'ab', 'aab', 'abababab', 'aabaabaab');
   const secret = fc
@@ -104,7 +104,7 @@ t.test('what is hidden does not depend on how the output was cut', async (t) => 
   t.doesNotThrow(() => fc.assert(property, { numRuns: 2000 }));
 });
 
-t.test('nor is it another than a look at each place finds', async (t) => {
+t.test('masking finds what a naive search at every position finds', async (t) => {
   const letters = fc.constantFrom('ab', 'abc', 'ab\n').chain((alphabet) => {
     const string = (minLength: number, maxLength: number) =>
       fc.string({ unit: fc.constantFrom(...alphabet), minLength, maxLength });
@@ -135,7 +135,7 @@ t.test('nor is it another than a look at each place finds', async (t) => {
   t.doesNotThrow(() => fc.assert(property, { numRuns: 5000 }));
 });
 
-t.test('what is done grows with the text, not with how often it begins like a secret', (t) => {
+t.test('the work grows with the text, not with how often a secret begins in it', (t) => {
   const varied = Array.from({ length: 10_000 }, (_, number) => `${number},`).join('');
   const usualMs = fastestMs([varied], varied.repeat(10));
   const textBytes = varied.length * 10;
@@ -147,7 +147,7 @@ t.test('what is done grows with the text, not with how often it begins like a se
   t.end();
 });
 
-t.test('many secrets are looked for at once: what is done grows with the text, not with both', (t) => {
+t.test('the work grows with the text, not with the number of secrets', (t) => {
   const lines = Array.from({ length: 14_000 }, (_, number) => `line ${number} of a key`);
   const log = lines.map((line) => `> ${line}\n`).join('');
   t.equal(hidden(log, [lines.join('\n')]), '> ***\n'.repeat(lines.length));

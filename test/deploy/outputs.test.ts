@@ -8,7 +8,7 @@ import t from 'tap';
 import { OUTPUT_FILE_MAX_BYTES, type Outputs, parseOutputs, readOutputs } from '../../src/deploy/outputs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('outputs are lines of name=value', async (t) => {
+t.test('outputs are read from lines of name=value', async (t) => {
   t.strictSame(outputsOf('url=https://example.com/?a=b\n\nempty=\r\n_x1= spaces stay \nlast=no newline'), {
     outputs: { url: 'https://example.com/?a=b', empty: '', _x1: ' spaces stay ', last: 'no newline' },
     notes: [],
@@ -18,7 +18,7 @@ t.test('outputs are lines of name=value', async (t) => {
   t.strictSame(Object.entries(outputsOf('__proto__=x').outputs), [['__proto__', 'x']]);
 });
 
-t.test('a line that breaks a rule is left out, and told without its value', async (t) => {
+t.test('an invalid output line is left out and noted without its value', async (t) => {
   const lines = [
     'hello world',
     '=nameless',
@@ -55,7 +55,7 @@ t.test('there are at most 100 outputs, and few notes', async (t) => {
   t.equal(notes[10], 'DEPLOY_OUTPUT: and 890 more');
 });
 
-t.test('a file that is too long counts as far as it was read, without the line that was cut', async (t) => {
+t.test('an output file that is too long is read up to the limit, without the line that is cut', async (t) => {
   const line = `${'x'.repeat(50)}\n`;
   const text = `first=1\n${line.repeat(2000)}`;
   const cutInside = `first=1\nsecond=${'x'.repeat(4000)}\n${'='.repeat(OUTPUT_FILE_MAX_BYTES - 4100)}\nlast=${'y'.repeat(4000)}`;
@@ -66,7 +66,7 @@ t.test('a file that is too long counts as far as it was read, without the line t
   t.strictSame(outputsOf(full), { outputs: { a: '1', z: '26' }, notes: [] }, 'the last byte allowed');
 });
 
-t.test('whatever the text, outputs keep the rules', async (t) => {
+t.test('outputs keep the rules for any text', async (t) => {
   const pieces = ['a', 'B', '_', '=', '\n', '\r\n', '\0', ' ', '-', 'é', '\ud800', 'name=value\n'];
   const property = fc.property(fc.array(fc.constantFrom(...pieces), { maxLength: 60 }), (text) => {
     const { outputs, notes } = outputsOf(text.join(''));
@@ -79,7 +79,7 @@ t.test('whatever the text, outputs keep the rules', async (t) => {
   t.doesNotThrow(() => fc.assert(property));
 });
 
-t.test('a secret is in no value, and no name is made of one', async (t) => {
+t.test('secrets are masked in output values and refused in names', async (t) => {
   const secrets = ['QWxhZGRpbjpvcGVuIHNlc2FtZQ==', 'hunter2hunter2\n', 'TOKEN=12345678', 'production'];
   const lines = [
     'QWxhZGRpbjpvcGVuIHNlc2FtZQ==',
@@ -102,7 +102,7 @@ t.test('a secret is in no value, and no name is made of one', async (t) => {
   );
 });
 
-t.test('bytes that are no UTF-8 count as the bytes that they are', async (t) => {
+t.test('invalid UTF-8 counts by its bytes', async (t) => {
   const { outputs, notes } = parseOutputs(
     Buffer.concat([Buffer.alloc(30_000, 0xff), Buffer.from('\ngood=1\n')]),
   );

@@ -3,7 +3,7 @@ import { createOverdue } from '../../src/deploy/overdue.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
 
-t.test('a report that does not come in time is not waited for any longer', async (t) => {
+t.test('a deployment whose report is overdue fails', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const endOverdue = createOverdue(store, effects);
@@ -33,7 +33,7 @@ t.test('a report that does not come in time is not waited for any longer', async
   t.equal(await endOverdue(), null);
 });
 
-t.test('a clock that is set ahead ends nothing for five minutes, in which it may be set back', async (t) => {
+t.test('after the clock was set ahead, nothing is ended for five minutes', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const endOverdue = createOverdue(store, effects);
@@ -47,7 +47,7 @@ t.test('a clock that is set ahead ends nothing for five minutes, in which it may
   effects.advance(3_000);
   t.equal(await endOverdue(), effects.now() + 297_000);
   effects.jump(-10_800_000);
-  t.equal(await endOverdue(), dueAtMs, 'it was set back');
+  t.equal(await endOverdue(), dueAtMs, 'the clock was set back');
   t.strictSame(store.dump(), untouched);
 
   effects.jump(10_800_000);
@@ -57,7 +57,7 @@ t.test('a clock that is set ahead ends nothing for five minutes, in which it may
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'report_timeout' });
 });
 
-t.test('a clock that is set a little is trusted', async (t) => {
+t.test('a clock set ahead by less than a minute is trusted', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const endOverdue = createOverdue(store, effects);

@@ -7,7 +7,7 @@ import { createTurns, TURN_MAX_MS } from '../../src/turns.ts';
 import { openPipes, posix, until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects, stayAlive } from '../helpers/effects.ts';
 
-t.test('what a command that has ended printed is handed on at once', async (t) => {
+t.test('output of a command that has ended is handed on at once', async (t) => {
   const { reader } = setUp(t);
   const pipe = testPipe(t);
   const { pieces, onBytes } = collecting();
@@ -20,29 +20,26 @@ t.test('what a command that has ended printed is handed on at once', async (t) =
   t.throws(() => closeSync(pipe.descriptor), { code: 'EBADF' });
 });
 
-t.test(
-  'a pipe that others hold for a moment when its command has ended is not watched for that',
-  async (t) => {
-    const { reader, effects } = setUp(t);
-    const pipe = testPipe(t);
-    const { pieces, onBytes } = collecting();
-    const before = watchedPipes();
-    pipe.write('all of it');
-    const reading = reader.read(pipe.descriptor, onBytes);
-    reading.hurry();
-    for (const pauseMs of [1, 2, 4]) {
-      await until(() => pieces.length === 1);
-      t.equal(watchedPipes(), before);
-      if (pauseMs === 4) pipe.end();
-      effects.advance(pauseMs);
-      await nextTurn();
-    }
-    await reading.ended;
-    t.equal(textOf(pieces), 'all of it');
-  },
-);
+t.test('a pipe that is held open briefly after the command ended is polled, not watched', async (t) => {
+  const { reader, effects } = setUp(t);
+  const pipe = testPipe(t);
+  const { pieces, onBytes } = collecting();
+  const before = watchedPipes();
+  pipe.write('all of it');
+  const reading = reader.read(pipe.descriptor, onBytes);
+  reading.hurry();
+  for (const pauseMs of [1, 2, 4]) {
+    await until(() => pieces.length === 1);
+    t.equal(watchedPipes(), before);
+    if (pauseMs === 4) pipe.end();
+    effects.advance(pauseMs);
+    await nextTurn();
+  }
+  await reading.ended;
+  t.equal(textOf(pieces), 'all of it');
+});
 
-t.test('one that they hold for longer is watched, and what they print is handed on', async (t) => {
+t.test('a pipe that is held open for longer is watched, and what comes is handed on', async (t) => {
   const { reader, effects } = setUp(t);
   const pipe = testPipe(t);
   const { pieces, onBytes } = collecting();
@@ -60,7 +57,7 @@ t.test('one that they hold for longer is watched, and what they print is handed 
   t.equal(textOf(pieces), 'later');
 });
 
-t.test('what is in the pipe is handed on, whoever still holds it open', async (t) => {
+t.test('what is in a pipe is handed on, whoever still holds it open', async (t) => {
   const { reader, effects } = setUp(t);
   for (const isWatched of [false, true]) {
     const pipe = testPipe(t);
@@ -78,7 +75,7 @@ t.test('what is in the pipe is handed on, whoever still holds it open', async (t
   }
 });
 
-t.test('who prints on and on does not keep a reading from its end, and is not ended for it', async (t) => {
+t.test('endless output does not keep a reading from its end, and does not break the pipe', async (t) => {
   const { reader } = setUp(t);
   const pipe = testPipe(t);
   pipe.write('x'.repeat(32 * 1024));
@@ -93,30 +90,27 @@ t.test('who prints on and on does not keep a reading from its end, and is not en
   t.notOk(pipe.isBroken());
 });
 
-t.test(
-  'who prints as fast as it is read has its share of a turn of the event loop, and no more',
-  async (t) => {
-    const { reader, effects } = setUp(t);
-    const flooding = [testPipe(t), testPipe(t)];
-    let turn = 0;
-    const turns: number[] = [];
-    const readings = flooding.map((pipe) =>
-      reader.read(pipe.descriptor, async () => {
-        turns.push(turn);
-        effects.advance(TURN_MAX_MS); // what a look through it takes
-        pipe.fill();
-      }),
-    );
-    for (const pipe of flooding) pipe.fill();
-    effects.advance(10);
-    for (; turns.length < 10; turn++) await nextTurn();
-    t.equal(new Set(turns).size, turns.length, 'one piece in each');
-    for (const reading of readings) reading.finish();
-    await Promise.all(readings.map(({ ended }) => ended));
-  },
-);
+t.test('a fast writer gets its share of a turn of the event loop and no more', async (t) => {
+  const { reader, effects } = setUp(t);
+  const flooding = [testPipe(t), testPipe(t)];
+  let turn = 0;
+  const turns: number[] = [];
+  const readings = flooding.map((pipe) =>
+    reader.read(pipe.descriptor, async () => {
+      turns.push(turn);
+      effects.advance(TURN_MAX_MS); // what a look through it takes
+      pipe.fill();
+    }),
+  );
+  for (const pipe of flooding) pipe.fill();
+  effects.advance(10);
+  for (; turns.length < 10; turn++) await nextTurn();
+  t.equal(new Set(turns).size, turns.length, 'one piece in each');
+  for (const reading of readings) reading.finish();
+  await Promise.all(readings.map(({ ended }) => ended));
+});
 
-t.test('pipes that are read at the same time are not mixed up', async (t) => {
+t.test('pipes that are read at the same time do not mix', async (t) => {
   const { reader } = setUp(t);
   const texts = ['one '.repeat(1000), 'two '.repeat(1000), 'three '.repeat(1000)];
   const read = texts.map(async (text) => {
@@ -135,7 +129,7 @@ t.test('pipes that are read at the same time are not mixed up', async (t) => {
   t.strictSame(await Promise.all(read), texts);
 });
 
-t.test('a pipe that is held open is read on, slowly: its writer is neither ended nor stopped', async (t) => {
+t.test('a pipe that stays open is read on slowly, and its writer is not blocked', async (t) => {
   const { reader, effects } = setUp(t);
   for (const isWatched of [false, true]) {
     const pipe = testPipe(t);
@@ -154,7 +148,7 @@ t.test('a pipe that is held open is read on, slowly: its writer is neither ended
   }
 });
 
-t.test('of a hundred pipes that are held open each is read on; of more the oldest is closed', async (t) => {
+t.test('up to a hundred pipes that stay open are read on, and the oldest of more is closed', async (t) => {
   const { reader } = setUp(t);
   const before = openPipes();
   const pipes: TestPipe[] = [];
@@ -174,7 +168,7 @@ t.test('of a hundred pipes that are held open each is read on; of more the oldes
   t.notOk(living.slice(1).some(({ isBroken }) => isBroken()));
 });
 
-t.test('a hundred stay also when several are left open in one turn of the event loop', async (t) => {
+t.test('a hundred stay open also when several are left in one turn of the event loop', async (t) => {
   const { reader } = setUp(t);
   const before = openPipes();
   for (let count = 0; count < 100; count++) await leftOpen(reader, testPipe(t));
@@ -191,7 +185,7 @@ t.test('a hundred stay also when several are left open in one turn of the event 
   t.equal(openPipes(), before + 210);
 });
 
-t.test('who cannot take what was printed is told so, and its writer goes on', async (t) => {
+t.test('an error of the consumer rejects the reading, and the writer is not blocked', async (t) => {
   const { reader, effects } = setUp(t);
   for (const isWatched of [false, true]) {
     const pipe = testPipe(t);
@@ -207,7 +201,7 @@ t.test('who cannot take what was printed is told so, and its writer goes on', as
   }
 });
 
-t.test('whatever is still open is closed with the reader, and its readings end', async (t) => {
+t.test('closing the reader closes every pipe and ends the readings', async (t) => {
   const { reader, effects } = setUp(t);
   const [watched, left] = [testPipe(t), testPipe(t)];
   await leftOpen(reader, left);

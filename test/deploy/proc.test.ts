@@ -15,30 +15,34 @@ import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from '../helpers/namespac
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 
-t.test('all processes are named, and what /proc says of them is read', async (t) => {
+t.test('processIds lists all processes, and readProc reads a file of /proc or gives undefined', async (t) => {
   t.ok(processIds().includes(process.pid));
   t.ok(processIds().every(Number.isInteger));
   t.match(readProc('/proc/self/stat'), new RegExp(`^${process.pid} `));
-  t.equal(readProc('/proc/0/stat'), undefined, 'nobody is there');
+  t.equal(readProc('/proc/0/stat'), undefined, 'there is no such process');
   t.throws(() => readProc('/proc'), { code: 'EISDIR' });
 });
 
-/** In a container it may be whoever runs the tests, who may read it then; root becomes somebody else. */
+/** In a container, process 1 may belong to the user who runs the tests and be readable; root switches to another user. */
 const isRoot = process.getuid?.() === 0;
 const ifFirstIsAnothers =
   statSync('/proc/1', { throwIfNoEntry: false })?.uid !== process.getuid?.()
     ? {}
     : { skip: 'process 1 is of the same user' };
 
-t.test("what is somebody else's says nothing", isRoot ? ifMayBeNobody() : ifFirstIsAnothers, async (t) => {
-  if (isRoot) process.seteuid?.(65_534);
-  t.teardown(() => {
-    if (isRoot) process.seteuid?.(0);
-  });
-  t.equal(readProc('/proc/1/environ'), undefined);
-});
+t.test(
+  'the environment of another user is not readable',
+  isRoot ? ifMayBeNobody() : ifFirstIsAnothers,
+  async (t) => {
+    if (isRoot) process.seteuid?.(65_534);
+    t.teardown(() => {
+      if (isRoot) process.seteuid?.(0);
+    });
+    t.equal(readProc('/proc/1/environ'), undefined);
+  },
+);
 
-t.test('what a process opens and closes all the time hides nothing else that it has open', async (t) => {
+t.test('constant opening and closing of files does not hide other open files', async (t) => {
   const held = t.testdir({ held: '' });
   const churn = `
     const { closeSync, openSync } = require('node:fs');
@@ -53,7 +57,7 @@ t.test('what a process opens and closes all the time hides nothing else that it 
   await once(child.stdout, 'data');
   const looks = Array.from({ length: 500 }, () => openFilesOf(child.pid ?? 0));
   t.ok(looks.every((files) => files.includes(join(held, 'held'))));
-  t.equal(openFilesOf(0).length, 0, 'nobody is there');
+  t.equal(openFilesOf(0).length, 0, 'there is no such process');
 });
 
 const PROC = join(import.meta.dirname, '../../src/deploy/proc.ts');
@@ -67,7 +71,7 @@ const ifMayHide =
     ? ifMayBeNobody(PROC, process.execPath)
     : { skip: '/proc may not be mounted otherwise here' };
 
-t.test('the /proc of another PID namespace is refused', ifMayUnshare, async (t) => {
+t.test('a /proc of another PID namespace is refused', ifMayUnshare, async (t) => {
   requireOwnProc();
   t.match(runInNamespace(process.execPath, '--eval', LOOK), { status: 0, stderr: '' });
   const words = ['--map-root-user', '--pid', '--fork', process.execPath, '--eval', LOOK];
@@ -78,7 +82,7 @@ t.test('the /proc of another PID namespace is refused', ifMayUnshare, async (t) 
   });
 });
 
-t.test('a /proc that hides the processes of others is told to whoever is not root', ifMayHide, async (t) => {
+t.test('a /proc that hides other users is reported to non-root users', ifMayHide, async (t) => {
   t.equal(hiddenProcessesProblem(), undefined);
   const look = `import('${PROC}').then((proc) => console.log(proc.hiddenProcessesProblem()))`;
   const told = (script: string) => {
@@ -93,7 +97,7 @@ t.test('a /proc that hides the processes of others is told to whoever is not roo
   t.equal(told(`${AS_NOBODY} "$0" --eval "$1"`), 'undefined\n');
 });
 
-t.test('a /proc of processes only is refused', ifMayUnshare, async (t) => {
+t.test('a /proc mounted with subset=pid is refused', ifMayUnshare, async (t) => {
   const script = 'mount -t proc -o subset=pid proc /proc && exec "$0" --eval "$1"';
   t.match(runInNamespace('sh', '-c', script, process.execPath, LOOK), {
     status: 1,
@@ -102,7 +106,7 @@ t.test('a /proc of processes only is refused', ifMayUnshare, async (t) => {
   });
 });
 
-t.test('where no more files may be open nobody looks gone', ifHas('prlimit'), async (t) => {
+t.test('without free file descriptors /proc is still read', ifHas('prlimit'), async (t) => {
   t.ok(processIds().includes(process.pid));
   const release = useUpFiles();
   try {

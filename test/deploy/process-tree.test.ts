@@ -22,7 +22,7 @@ const effects: Effects = {
   },
 };
 
-t.test('stopping without a leader ends whatever carries the marker', async (t) => {
+t.test('stopping without a leader ends every process that carries the marker', async (t) => {
   const deploymentId = newDeploymentId();
   const one = await startProcess(t, ['sleep', '1000'], deploymentId);
   const other = await startProcess(t, [fixture('ignores-sigterm')], deploymentId);
@@ -49,14 +49,14 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
   t.notOk(children.some(isAlive));
 });
 
-t.test('a stranger who was given the id of a leader is left alone', async (t) => {
+t.test('another process that reuses the id of the leader is left alone', async (t) => {
   const stranger = await startProcess(t, ['sleep', '1000']);
   const leader = { ...stranger.identity, processStartedAt: stranger.identity.processStartedAt - 1 };
   t.equal(await stopTree({ deploymentId: newDeploymentId(), leader }, { graceMs: () => 0, effects }), 'gone');
   t.ok(isAlive(stranger.identity));
 });
 
-t.test('what ran before the machine was booted again is not looked for', async (t) => {
+t.test('processes of an earlier boot are not looked for', async (t) => {
   const deploymentId = newDeploymentId();
   const { identity } = await startProcess(t, ['sleep', '1000'], deploymentId);
   const leader = { ...identity, bootId: 'b7e3bd5c-0000-4000-8000-000000000000' };
@@ -64,7 +64,7 @@ t.test('what ran before the machine was booted again is not looked for', async (
   t.ok(isAlive(identity));
 });
 
-t.test('what a leader left that exited by itself may be spared', async (t) => {
+t.test('processes left by a leader that exited by itself can be spared', async (t) => {
   const deploymentId = newDeploymentId();
   const { child, identity: leader } = await startProcess(t, ['sleep', '0'], deploymentId);
   const daemon = await startProcess(t, ['sleep', '1000'], deploymentId);
@@ -76,7 +76,7 @@ t.test('what a leader left that exited by itself may be spared', async (t) => {
   t.notOk(isAlive(daemon.identity));
 });
 
-t.test('what a dead leader left in its session is found with whoever is marked there', async (t) => {
+t.test('the session of a dead leader is found through its marked members', async (t) => {
   const deploymentId = newDeploymentId();
   const script = 'env -i sleep 1000 & echo $!; sleep 1000 & echo $!';
   const left = await leftBy(t, ['sh', '-c', script], deploymentId);
@@ -86,7 +86,7 @@ t.test('what a dead leader left in its session is found with whoever is marked t
 });
 
 t.test(
-  'and without anybody marked, as long as no id can be another’s',
+  'the session of a dead leader is found without marked members, unless ids were reused',
   noIdWasReused() ? {} : { skip: 'ids were given out again since the machine was booted' },
   async (t) => {
     const left = await leftBy(t, ['sh', '-c', 'env -i sleep 1000 & echo $!'], newDeploymentId());
@@ -96,7 +96,7 @@ t.test(
   },
 );
 
-t.test('nobody of a PID namespace that is younger than the command is its own', ifMayUnshare, async (t) => {
+t.test('processes in a PID namespace younger than the command are not ended', ifMayUnshare, async (t) => {
   const source = join(import.meta.dirname, '../../src');
   // A session whose leader has ended, with the number that the command had in the namespace before.
   const script = `
@@ -115,7 +115,7 @@ t.test('nobody of a PID namespace that is younger than the command is its own', 
   t.match(runInNamespace(...words), { status: 0, stdout: 'gone\nlives\n', stderr: '' });
 });
 
-t.test('processes that cannot be ended are told once, and waited for', async (t) => {
+t.test('processes that cannot be ended are reported once and waited for', async (t) => {
   const deploymentId = newDeploymentId();
   const { identity } = await startProcess(t, ['sleep', '1000'], deploymentId);
   const { kill } = process;
@@ -155,7 +155,7 @@ t.test('processes that cannot be ended are told once, and waited for', async (t)
 const SHORTAGES = 5;
 
 for (const code of ['ENFILE', 'ENOMEM'] as const) {
-  t.test(`a tree is ended however often the machine has no file or memory for a look: ${code}`, async (t) => {
+  t.test(`a process tree is ended despite repeated ${code} while it is looked for`, async (t) => {
     const deploymentId = newDeploymentId();
     const leader = await startProcess(t, [fixture('ignores-sigterm')], deploymentId);
     await once(leader.output, 'data');
@@ -167,7 +167,7 @@ for (const code of ['ENFILE', 'ENOMEM'] as const) {
       shortages += 1;
       refuseToOpen(code);
     };
-    // It is over when somebody has waited for that, and comes back as soon as somebody was signaled.
+    // The shortage ends when a timer has waited for that, and returns as soon as a process was signaled.
     const { kill } = process;
     t.intercept(process, 'kill', {
       value(target: number, signal: NodeJS.Signals) {
@@ -191,7 +191,7 @@ for (const code of ['ENFILE', 'ENOMEM'] as const) {
   });
 }
 
-t.test('trees that are ended together share what is read of the machine’s processes', async (t) => {
+t.test('trees that are stopped together share one reading of /proc', async (t) => {
   const trees = [];
   for (let number = 0; number < 32; number++) {
     const deploymentId = newDeploymentId();

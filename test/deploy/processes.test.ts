@@ -12,7 +12,7 @@ import { fixture, stateOf, until } from '../helpers/commands.ts';
 import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-t.test('a process is known by its id, its start and the boot', async (t) => {
+t.test('a process is identified by its id, start time and boot id', async (t) => {
   const { child, identity } = await startProcess(t, ['sleep', '1000']);
   t.equal(identity.processId, child.pid);
   t.equal(identity.bootId, bootId());
@@ -28,7 +28,7 @@ t.test('a process is known by its id, its start and the boot', async (t) => {
   t.equal(processIdentity(identity.processId), undefined);
 });
 
-t.test('a process that nobody has waited for has exited', async (t) => {
+t.test('a zombie has exited', async (t) => {
   const parent = spawn('sh', ['-c', 'cat <&3 & echo $!; exec sleep 1000'], {
     stdio: ['ignore', 'pipe', 'inherit', 'pipe'],
   });
@@ -46,7 +46,7 @@ t.test('a process that nobody has waited for has exited', async (t) => {
   t.equal(identity && terminationDisposition(identity), 'gone');
 });
 
-t.test('a program may be called anything', async (t) => {
+t.test('a program may have any name, such as one with parentheses', async (t) => {
   const file = join(temporaryDirectory(t), 'a) R 1 (b c');
   copyFileSync('/bin/sleep', file);
   const { identity } = await startProcess(t, [file, '1000']);
@@ -56,7 +56,7 @@ t.test('a program may be called anything', async (t) => {
   t.ok(isAlive(identity));
 });
 
-t.test('what SIGTERM would do is known', async (t) => {
+t.test('the SIGTERM disposition of a process is read', async (t) => {
   const deploymentId = newDeploymentId();
   const plain = await startProcess(t, ['sleep', '1000'], deploymentId);
   t.equal(terminationDisposition(plain.identity), 'default');
@@ -70,7 +70,7 @@ t.test('what SIGTERM would do is known', async (t) => {
   await stopTree({ deploymentId, leader: undefined }, { graceMs: () => 0, effects: realEffects });
 });
 
-t.test('one pass finds the processes of many deployments, and no others', async (t) => {
+t.test('one pass finds the processes of several deployments and no others', async (t) => {
   const [one, two, three] = [newDeploymentId(), newDeploymentId(), newDeploymentId()];
   const first = await startProcess(t, ['sleep', '1000'], one);
   const second = await startProcess(t, ['sleep', '1000'], two);
@@ -84,7 +84,7 @@ t.test('one pass finds the processes of many deployments, and no others', async 
   t.strictSame(new Set(found.get(two)), new Set([second.identity, again.identity]));
 });
 
-t.test('a marker is found in a large environment', async (t) => {
+t.test('the deployment marker is found in a large environment', async (t) => {
   const deploymentId = newDeploymentId();
   const { identity } = await startProcess(t, ['sleep', '1000'], undefined, {
     LARGE: 'x'.repeat(100_000),

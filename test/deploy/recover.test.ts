@@ -15,7 +15,7 @@ import { fixture, PATH, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
-t.test('what a crash left running is ended and recorded, and what waited goes on', async (t) => {
+t.test('after a crash, running commands are ended and recorded, and queued deployments go on', async (t) => {
   const { store, id, projectId } = await crashed(t);
   const second = await store.writer.write('deployments.create', newDeployment(projectId));
   const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], { DEPLOY_ID: id }));
@@ -31,7 +31,7 @@ t.test('what a crash left running is ended and recorded, and what waited goes on
   await until(() => readdirSync(parent).length === 1); // the lock: nor are its files left
 });
 
-t.test('a deployment whose process was never recorded is found by its marker', async (t) => {
+t.test('a command whose process was never recorded is found by its marker', async (t) => {
   const { store, id } = await crashed(t);
   const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], { DEPLOY_ID: id }));
   await recoverIn(temporaryDirectory(t), store);
@@ -39,7 +39,7 @@ t.test('a deployment whose process was never recorded is found by its marker', a
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('one that has taken another environment is found by what was recorded', async (t) => {
+t.test('a command that cleared its environment is found by its recorded process', async (t) => {
   const { store, id } = await crashed(t);
   const identity = identityOf(leftOver(t, ['/bin/sleep', '600'], {}));
   await store.writer.write('deployments.setProcess', { id, ...identity });
@@ -47,7 +47,7 @@ t.test('one that has taken another environment is found by what was recorded', a
   t.notOk(isAlive(identity));
 });
 
-t.test('what a crash left running has its time to tidy up', async (t) => {
+t.test('commands left by a crash get their grace to clean up', async (t) => {
   const { store, id } = await crashed(t);
   const left = leftOver(t, [fixture('tidies-up')], { DEPLOY_ID: id, PATH });
   const printed: string[] = [];
@@ -59,14 +59,14 @@ t.test('what a crash left running has its time to tidy up', async (t) => {
   t.equal(printed.join(''), 'ready\ntidied up\n');
 });
 
-t.test('what was being canceled is canceled', async (t) => {
+t.test('a deployment that was being canceled is recorded as canceled', async (t) => {
   const { store, id } = await crashed(t);
   await store.writer.write('deployments.cancel', { id });
   await recoverIn(temporaryDirectory(t), store);
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
-t.test('what a killed service was just starting is waited for, and then found', async (t) => {
+t.test('a command that a killed service was just starting is awaited and found', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
   const lock = lockFile(directory);
@@ -91,7 +91,7 @@ t.test('what a killed service was just starting is waited for, and then found', 
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('who has the file of services open for ever holds up no recovery', async (t) => {
+t.test('a process that holds the lock file open for ever does not block recovery', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
   const lock = lockFile(directory);
@@ -109,11 +109,11 @@ t.test('who has the file of services open for ever holds up no recovery', async 
   };
   await recoverIn(directory, store, { effects });
   t.equal(waits, 10);
-  t.ok(isAlive(identity), 'nor is it ended');
+  t.ok(isAlive(identity), 'it is not ended');
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('an end that a full disk keeps from being recorded is recorded when there is room', async (t) => {
+t.test('an end that a full disk kept from being recorded is recorded once there is room', async (t) => {
   const { store, id } = await crashed(t);
   let refusals = 0;
   const write: Writer['write'] = (name, input) => {
@@ -130,7 +130,7 @@ t.test('an end that a full disk keeps from being recorded is recorded when there
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('what is to be removed keeps nothing from going on', async (t) => {
+t.test('removing files of dead runs does not delay recovery', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
   const workspaces = testWorkspaces(t, { parent: directory, lockPath: lockFile(directory) });
@@ -140,7 +140,7 @@ t.test('what is to be removed keeps nothing from going on', async (t) => {
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('files that cannot be removed are told, and keep nothing from going on', async (t) => {
+t.test('files that cannot be removed are reported and do not block recovery', async (t) => {
   const { store, id } = await crashed(t);
   const lines: Record<string, unknown>[] = [];
   const directory = temporaryDirectory(t);
@@ -162,7 +162,7 @@ function lockFile(directory: string): string {
   return path;
 }
 
-/** As it is after a kill: the row says running, and nobody waits for what may live. */
+/** A deployment recorded as running without a service, as after a kill. */
 async function crashed(t: Test): Promise<{ store: TestStore; id: DeploymentId; projectId: ProjectId }> {
   stayAlive(t);
   const store = testStore(t, realEffects);

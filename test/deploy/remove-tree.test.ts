@@ -48,7 +48,7 @@ async function duringCall(number: number, act: () => Promise<void>, change: () =
   return calls;
 }
 
-t.test('a file, a link and a tree go; what a link leads to stays', async (t) => {
+t.test('a file, a link and a tree are removed, and the target of a link stays', async (t) => {
   const { around, tree, kept } = place(t);
   writeFileSync(join(kept, 'file'), '');
   mkdirSync(join(tree, 'in/side'), { recursive: true });
@@ -62,7 +62,7 @@ t.test('a file, a link and a tree go; what a link leads to stays', async (t) => 
   t.strictSame(readdirSync(kept), ['file']);
 });
 
-t.test('who swaps a directory for a link, at whichever moment, leads it nowhere', async (t) => {
+t.test('a directory swapped for a link at any moment is not followed', async (t) => {
   let moments = 1;
   for (let moment = 0; moment <= moments; moment++) {
     const { around, tree, kept } = place(t);
@@ -82,7 +82,7 @@ t.test('who swaps a directory for a link, at whichever moment, leads it nowhere'
   }
 });
 
-t.test('a tree that is deeper than any path is long goes too, closed or not', async (t) => {
+t.test('a tree deeper than any path can be long is removed, also without permissions', async (t) => {
   const { around, tree } = place(t);
   const start = process.cwd();
   process.chdir(tree);
@@ -100,7 +100,7 @@ t.test('a tree that is deeper than any path is long goes too, closed or not', as
   t.strictSame(readdirSync(around), ['kept']);
 });
 
-t.test('what is mounted in a tree stays, and is told', ifMayMount, (t) => {
+t.test('a mount inside a tree stays and is reported', ifMayMount, (t) => {
   const { around, tree, kept } = place(t);
   for (const name of ['there', 'other']) mkdirSync(join(tree, name));
   writeFileSync(join(kept, 'file'), '');

@@ -24,7 +24,7 @@ import { temporaryDirectory } from '../helpers/store.ts';
 
 const spawner = testSpawner(t);
 
-t.test('a command that exits tells its exit code', async (t) => {
+t.test('the outcome of a command that exits has its exit code', async (t) => {
   t.strictSame(await startRun(t, spawner, ['true']).outcome, { kind: 'exited', exitCode: 0 });
   t.strictSame(await startRun(t, spawner, ['sh', '-c', 'exit 143']).outcome, {
     kind: 'exited',
@@ -32,7 +32,7 @@ t.test('a command that exits tells its exit code', async (t) => {
   });
 });
 
-t.test('a command that a signal ends tells the signal', async (t) => {
+t.test('the outcome of a command that a signal ends has the signal', async (t) => {
   t.strictSame(await startRun(t, spawner, ['sh', '-c', 'kill -SEGV $$']).outcome, {
     kind: 'signalled',
     signal: 'SIGSEGV',
@@ -43,7 +43,7 @@ t.test('a command that a signal ends tells the signal', async (t) => {
   });
 });
 
-t.test('stdout and stderr come in their true order', async (t) => {
+t.test('stdout and stderr are logged in their true order', async (t) => {
   const command = startRun(t, spawner, [fixture('alternates')]);
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
   const expected = Array.from({ length: 500 }, (_, number) => `out ${number}\nerr ${number}\n`).join('');
@@ -56,7 +56,7 @@ t.test('/dev/stdout, /dev/stderr and tee work', async (t) => {
   t.equal(command.output(), 'one\ntwo\nthree\nfour\n');
 });
 
-t.test('they work for a command that became another user', ifMayBeNobody(), async (t) => {
+t.test('/dev/stdout and /dev/stderr work for another user', ifMayBeNobody(), async (t) => {
   const script = 'echo one >/dev/stdout; echo two >/dev/stderr';
   const command = startRun(t, spawner, [
     'setpriv',
@@ -71,13 +71,13 @@ t.test('they work for a command that became another user', ifMayBeNobody(), asyn
   t.equal(command.output(), 'one\ntwo\n');
 });
 
-t.test('bytes arrive as they were printed: no newline, no UTF-8', async (t) => {
+t.test('output arrives byte for byte, without a newline or valid UTF-8', async (t) => {
   const command = startRun(t, spawner, ['printf', String.raw`\377\376\000end`]);
   await command.outcome;
   t.strictSame(command.outputBytes(), Buffer.from([0xff, 0xfe, 0, 0x65, 0x6e, 0x64]));
 });
 
-t.test('a command has its own session and group, no input, and the environment it was given', async (t) => {
+t.test('a command has its own session and group, no input, and exactly the given environment', async (t) => {
   const variables = { PATH, GREETING: 'a "b"\n$c' };
   const command = startRun(t, spawner, ['cat', '-', '/proc/self/stat', '/proc/self/environ'], {
     environment: Object.fromEntries([
@@ -96,7 +96,7 @@ t.test('a command has its own session and group, no input, and the environment i
   );
 });
 
-t.test('a command that cannot be started says why', async (t) => {
+t.test('a command that cannot be started gives the cause', async (t) => {
   const outcomes = [];
   const file = fixture('alternates');
   const cases: { command: [string]; directory?: string }[] = [
@@ -129,7 +129,7 @@ t.test('a command that cannot be started says why', async (t) => {
   );
 });
 
-t.test('a command that is too large for the system is not started, and the next one is', async (t) => {
+t.test('arguments too large for the system fail only that command', async (t) => {
   const large = { PATH, LARGE: 'x'.repeat(200_000) };
   t.strictSame(await startRun(t, spawner, ['true'], { environment: large }).outcome, {
     kind: 'notStarted',
@@ -138,14 +138,14 @@ t.test('a command that is too large for the system is not started, and the next 
   t.strictSame(await startRun(t, spawner, ['true']).outcome, { kind: 'exited', exitCode: 0 });
 });
 
-t.test('stopped by a user, a command is canceled', async (t) => {
+t.test('a command that a user stops is canceled', async (t) => {
   const command = startRun(t, spawner, ['sleep', '1000']);
   await command.started;
   command.stop('user');
   t.strictSame(await command.outcome, { kind: 'canceled' });
 });
 
-t.test('the first cause counts', async (t) => {
+t.test('the first reason to stop decides the outcome', async (t) => {
   const command = startRun(t, spawner, [fixture('tidies-up')], { timeoutMs: 60_000 });
   await command.printed('ready');
   command.stop('shutdown');
@@ -153,7 +153,7 @@ t.test('the first cause counts', async (t) => {
   t.strictSame(await command.outcome, { kind: 'interrupted' });
 });
 
-t.test('stopped while it waits for its start, nothing is started', async (t) => {
+t.test('a command stopped while it waits to start is not started', async (t) => {
   const free = Promise.withResolvers<void>();
   const busy: Spawner = {
     ...spawner,
@@ -169,14 +169,14 @@ t.test('stopped while it waits for its start, nothing is started', async (t) => 
   t.equal(command.output(), '');
 });
 
-t.test('stopped, what could not be started is canceled', async (t) => {
+t.test('a command that cannot be started and was stopped meanwhile is canceled', async (t) => {
   const missing = startRun(t, spawner, ['/no/such/command']);
   missing.stop('user');
   missing.stop('shutdown');
-  t.strictSame(await missing.outcome, { kind: 'canceled' }, 'the first cause counts');
+  t.strictSame(await missing.outcome, { kind: 'canceled' }, 'the first reason decides');
 });
 
-t.test('stopped while it is being started, it is stopped', async (t) => {
+t.test('a command stopped while it is being started is stopped once started', async (t) => {
   const asked = Promise.withResolvers<void>();
   const answered = Promise.withResolvers<void>();
   const slow: Spawner = {
@@ -195,12 +195,12 @@ t.test('stopped while it is being started, it is stopped', async (t) => {
   t.strictSame(await command.outcome, { kind: 'canceled' });
 });
 
-t.test('a command that runs too long is stopped', async (t) => {
+t.test('a command that exceeds its timeout is stopped', async (t) => {
   const command = startRun(t, spawner, ['sleep', '1000'], { timeoutMs: 20 });
   t.strictSame(await command.outcome, { kind: 'timedOut' });
 });
 
-t.test('a command that is silent too long is stopped, one that prints is not', async (t) => {
+t.test('a command silent for the idle timeout is stopped, and one that prints is not', async (t) => {
   const silent = startRun(t, spawner, ['sh', '-c', 'echo one; sleep 1000'], { idleTimeoutMs: 50 });
   t.strictSame(await silent.outcome, { kind: 'idleTimedOut' });
   t.equal(silent.output(), 'one\n');
@@ -216,7 +216,7 @@ t.test('a command that is silent too long is stopped, one that prints is not', a
   t.strictSame(await talking.outcome, { kind: 'exited', exitCode: 0 });
 });
 
-t.test('a command that printed while davit itself was held up is not idle', async (t) => {
+t.test('a command that printed while davit itself was delayed is not idle', async (t) => {
   const script = 'for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18; do echo $i; sleep 0.1; done';
   const command = startRun(t, spawner, ['sh', '-c', script], { idleTimeoutMs: 500 });
   // After the first look at how long it was silent.
@@ -226,7 +226,7 @@ t.test('a command that printed while davit itself was held up is not idle', asyn
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
 
-t.test('a command whose output is not taken is not idle', async (t) => {
+t.test('a command blocked on its output is not idle', async (t) => {
   const gate = namedPipe(t);
   const idleTimeoutMs = 200;
   const taken = Promise.withResolvers<void>();
@@ -258,7 +258,7 @@ t.test('a command that ignores SIGTERM gets SIGKILL after the grace', async (t) 
   t.notOk(isAlive(leader));
 });
 
-t.test('a command that ignores SIGTERM and finishes its work has succeeded', async (t) => {
+t.test('a command that ignores SIGTERM and exits with 0 has succeeded', async (t) => {
   const gate = namedPipe(t);
   const command = startRun(t, spawner, [fixture('finishes-anyway')], { environment: { PATH, GATE: gate } });
   await command.printed('ready');
@@ -268,7 +268,7 @@ t.test('a command that ignores SIGTERM and finishes its work has succeeded', asy
   t.equal(command.output(), 'ready\nfinished well\n');
 });
 
-t.test('a command that ignores SIGTERM and fails was canceled', async (t) => {
+t.test('a command that ignores SIGTERM and fails is canceled', async (t) => {
   const gate = namedPipe(t);
   const script = `trap '' TERM; echo ready; read line <"$GATE"; exit 3`;
   const command = startRun(t, spawner, ['sh', '-c', script], { environment: { PATH, GATE: gate } });
@@ -283,7 +283,7 @@ t.test('a command that ignores SIGTERM and fails was canceled', async (t) => {
   t.strictSame(await command.outcome, { kind: 'canceled' });
 });
 
-t.test('a command that does its last work just before SIGTERM comes has succeeded', async (t) => {
+t.test('a command that finishes just before SIGTERM arrives has succeeded', async (t) => {
   const gate = namedPipe(t);
   const command = startRun(t, spawner, ['sh', '-c', 'echo ready; exec cat "$GATE"'], {
     environment: { PATH, GATE: gate },
@@ -334,7 +334,7 @@ async function stopsIn2Seconds(t: Test, before: readonly StopRequest[]): Promise
   t.ok(stoppedForMs >= 2_000 && stoppedForMs < killGraceMs, `${stoppedForMs} ms`);
 }
 
-t.test('a command that catches SIGTERM may tidy up, and is canceled all the same', async (t) => {
+t.test('a command that catches SIGTERM may clean up, and is canceled', async (t) => {
   const command = startRun(t, spawner, [fixture('tidies-up')]);
   await command.printed('ready');
   command.stop('user');
@@ -343,7 +343,7 @@ t.test('a command that catches SIGTERM may tidy up, and is canceled all the same
 });
 
 t.test(
-  'a command that waits for SIGTERM is canceled by it, as one that catches it is',
+  'a command that waits for SIGTERM is canceled by it, like one that traps it',
   ifHas('perl'),
   async (t) => {
     const waits =
@@ -356,12 +356,9 @@ t.test(
   },
 );
 
-t.test(
-  'a process that traces the command and keeps its end to itself is ended',
-  ifHas('python3'),
-  async (t) => {
-    const PTRACE_SEIZE = 0x4206;
-    const traces = `import ctypes, os, time
+t.test('a process that ptraces the command and withholds its exit is ended', ifHas('python3'), async (t) => {
+  const PTRACE_SEIZE = 0x4206;
+  const traces = `import ctypes, os, time
 me, (reader, writer) = os.getpid(), os.pipe()
 if os.fork() == 0:
     os.setsid()
@@ -371,18 +368,17 @@ if os.fork() == 0:
 os.close(writer)
 os.read(reader, 1)
 os._exit(0)`;
-    const command = startRun(t, spawner, ['python3', '-c', traces]);
-    const { processId } = await command.started;
-    await command.printed('\n');
-    if (command.output() === 'refused\n') t.comment('tracing is not allowed here');
-    else await until(() => stateOf(processId) === 'Z');
-    command.stop('user');
-    t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
-    t.strictSame(await marked(command.deploymentId), []);
-  },
-);
+  const command = startRun(t, spawner, ['python3', '-c', traces]);
+  const { processId } = await command.started;
+  await command.printed('\n');
+  if (command.output() === 'refused\n') t.comment('tracing is not allowed here');
+  else await until(() => stateOf(processId) === 'Z');
+  command.stop('user');
+  t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
+  t.strictSame(await marked(command.deploymentId), []);
+});
 
-t.test('stopping ends a process whose first thread has ended', ifHas('python3'), async (t) => {
+t.test('stopping ends a process whose main thread has exited', ifHas('python3'), async (t) => {
   const command = startRun(t, spawner, [
     'sh',
     '-c',
@@ -401,7 +397,7 @@ sleep 1000`,
   t.ok(runaway !== undefined && !isAlive(runaway));
 });
 
-t.test('a command that has ended is not canceled any more', async (t) => {
+t.test('a command that has ended can no longer be canceled', async (t) => {
   const held = Promise.withResolvers<void>();
   const command = startRun(t, spawner, ['sh', '-c', 'echo done'], { onOutput: () => held.promise });
   const { processId } = await command.started;
@@ -411,7 +407,7 @@ t.test('a command that has ended is not canceled any more', async (t) => {
   t.strictSame(await command.outcome, { kind: 'exited', exitCode: 0 });
 });
 
-t.test('a command whose end is not told yet is not canceled either, and its daemon lives on', async (t) => {
+t.test('a stop before the exit is reported changes no outcome and spares the daemon', async (t) => {
   const told = Promise.withResolvers<void>();
   const slow: Spawner = {
     ...spawner,
@@ -433,7 +429,7 @@ t.test('a command whose end is not told yet is not canceled either, and its daem
   await until(() => daemon !== undefined && !isAlive(daemon));
 });
 
-t.test('a stopped command that was suspended takes its SIGTERM', async (t) => {
+t.test('a suspended command gets its SIGTERM when stopped', async (t) => {
   const command = startRun(t, spawner, [
     'sh',
     '-c',
@@ -445,7 +441,7 @@ t.test('a stopped command that was suspended takes its SIGTERM', async (t) => {
   t.equal(command.output(), 'ready\nwoken\n');
 });
 
-t.test('stopping ends what left the group, the session and the environment behind', async (t) => {
+t.test('stopping ends processes that left the group, the session and the environment', async (t) => {
   // How long they sleep is what they are known by.
   const seconds = `1000.${process.pid}`;
   const command = startRun(t, spawner, [fixture('scatters')], {
@@ -458,7 +454,7 @@ t.test('stopping ends what left the group, the session and the environment behin
   t.strictSame(sleepers(seconds), []);
 });
 
-t.test('stopping ends processes that run away from it', async (t) => {
+t.test('stopping ends processes that keep forking to escape it', async (t) => {
   const command = startRun(t, spawner, [fixture('runs-away')], { killGraceMs: 0 });
   await command.printed('ready');
   command.stop('user');
@@ -466,7 +462,7 @@ t.test('stopping ends processes that run away from it', async (t) => {
   t.strictSame(await marked(command.deploymentId), []);
 });
 
-t.test('a daemon that a command leaves lives on, also when it prints', async (t) => {
+t.test('a daemon left by a command lives on, also if it prints', async (t) => {
   const gate = namedPipe(t);
   const report = namedPipe(t);
   const command = startRun(t, spawner, [fixture('leaves-a-daemon')], {
@@ -486,7 +482,7 @@ t.test('a daemon that a command leaves lives on, also when it prints', async (t)
   await until(() => daemon !== undefined && !isAlive(daemon));
 });
 
-t.test('the last words of what a command started still belong to its log', async (t) => {
+t.test('what a child of the command prints at its end is in the log', async (t) => {
   const gate = namedPipe(t);
   const report = namedPipe(t);
   const command = startRun(t, spawner, [fixture('leaves-a-daemon')], {
@@ -501,7 +497,7 @@ t.test('the last words of what a command started still belong to its log', async
   t.match(command.output(), /^daemon \d+\nlate line\nlater line\n$/);
 });
 
-t.test('a command that floods is slowed down, and costs little memory', async (t) => {
+t.test('a command that floods its output is slowed down and costs little memory', async (t) => {
   const bytes = 400_000_000;
   let received = 0;
   let largest = 0;
@@ -520,7 +516,7 @@ t.test('a command that floods is slowed down, and costs little memory', async (t
   t.ok(peak - before < 150_000_000, `grew by ${peak - before}`);
 });
 
-t.test('a command waits while its output is not taken', async (t) => {
+t.test('a command blocks while its output is not taken', async (t) => {
   const taken = Promise.withResolvers<void>();
   let pieces = 0;
   const command = startRun(t, spawner, ['yes'], {
@@ -537,7 +533,7 @@ t.test('a command waits while its output is not taken', async (t) => {
   t.strictSame(await command.outcome, { kind: 'canceled' });
 });
 
-t.test('10,000 outputs are bounded', async (t) => {
+t.test('of 10,000 outputs 100 are kept, with at most 11 notes', async (t) => {
   const file = `${temporaryDirectory(t)}/outputs`;
   const command = startRun(t, spawner, [fixture('writes-outputs')], {
     environment: { PATH, DEPLOY_OUTPUT: file },
@@ -549,7 +545,7 @@ t.test('10,000 outputs are bounded', async (t) => {
   t.ok(notes.length <= 11);
 });
 
-t.test('when what it tells cannot be recorded, the command is stopped and the run fails', async (t) => {
+t.test('a command whose output cannot be recorded is stopped, and the run fails', async (t) => {
   const deploymentId = `dpl_full${process.pid}`;
   const { outcome } = run(
     { ...REQUEST, deploymentId, command: ['yes'] },
@@ -566,7 +562,7 @@ t.test('when what it tells cannot be recorded, the command is stopped and the ru
   t.strictSame(await marked(deploymentId), []);
 });
 
-t.test('no timer of a run that is over goes on', async (t) => {
+t.test('a finished run leaves no timer behind', async (t) => {
   const timers = new Set<object>();
   const effects: Effects = {
     ...realEffects,
@@ -591,7 +587,7 @@ t.test('no timer of a run that is over goes on', async (t) => {
   t.equal(timers.size, 0);
 });
 
-t.test('no pipe stays open', async (t) => {
+t.test('40 runs leave no pipe open', async (t) => {
   const before = openPipes();
   for (let number = 0; number < 40; number++) await startRun(t, spawner, ['true']).outcome;
   // One that was watched is closed a turn of the event loop later.

@@ -26,7 +26,7 @@ const SCORE_FILE = '/proc/self/oom_score_adj';
 /** Before anything was started. */
 const OWN_SCORE = ownScore();
 
-t.test('a hundred commands at once start and end', async (t) => {
+t.test('a hundred commands can be started and end at once', async (t) => {
   const spawner = testSpawner(t);
   // The first opens a file that stays open.
   await (await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }))).ended;
@@ -49,7 +49,7 @@ t.test('a hundred commands at once start and end', async (t) => {
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
-t.test('it tells exactly which process it started, and by which signal that ended', async (t) => {
+t.test('a started command has the exact identity of its process, and its signal is reported', async (t) => {
   const spawner = testSpawner(t);
   for (const signal of ['SIGKILL', 'SIGTERM', 'SIGABRT'] as const) {
     const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
@@ -61,7 +61,7 @@ t.test('it tells exactly which process it started, and by which signal that ende
   }
 });
 
-t.test('a command leads a session and a group of its own', async (t) => {
+t.test('a command leads its own session and process group', async (t) => {
   const spawner = testSpawner(t);
   const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['cat', '/proc/self/stat'] }));
   const { processId } = started.identity;
@@ -70,7 +70,7 @@ t.test('a command leads a session and a group of its own', async (t) => {
   t.strictSame([parentId, groupId, sessionId].map(Number), [process.pid, processId, processId]);
 });
 
-t.test('a command has three files, every signal as by default, and nothing to read', async (t) => {
+t.test('a command has three open files, default signals and an empty stdin', async (t) => {
   const spawner = testSpawner(t);
   const files = await startedOf(spawner.spawn({ ...REQUEST, command: ['ls', '/proc/self/fd'] }));
   // 3 is the directory that ls reads.
@@ -81,7 +81,7 @@ t.test('a command has three files, every signal as by default, and nothing to re
   t.equal(await outputOf(input), '0\n');
 });
 
-t.test('its output is one pipe, which can be opened again by name', async (t) => {
+t.test('the output of a command is one pipe, which can be reopened by name', async (t) => {
   const spawner = testSpawner(t);
   const script = 'echo one; echo two >&2; echo three >/dev/stderr; echo four >/dev/stdout';
   const started = await startedOf(spawner.spawn({ ...REQUEST, command: ['sh', '-c', script] }));
@@ -92,7 +92,7 @@ t.test('its output is one pipe, which can be opened again by name', async (t) =>
   t.equal(await outputOf(mode), '622\n', 'another user may write to it, and not read it');
 });
 
-t.test('when memory runs out, commands are taken before the service', async (t) => {
+t.test('the OOM killer prefers commands to the service', async (t) => {
   const spawner = testSpawner(t);
   const scoresOfCommands = () =>
     Promise.all(
@@ -143,7 +143,7 @@ t.test('a path counts from the directory, a name is looked up in the PATH of the
   );
 });
 
-t.test('what cannot be started says why, and leaves no file open', async (t) => {
+t.test('a command that cannot be started gives the cause and leaves no file open', async (t) => {
   const spawner = testSpawner(t);
   const directory = temporaryDirectory(t);
   writeFileSync(join(directory, 'plain'), 'echo without a first line that says by what\n', { mode: 0o755 });
@@ -171,7 +171,7 @@ t.test('what cannot be started says why, and leaves no file open', async (t) => 
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
-t.test('whoever adopts orphans waits for them, and takes none of them for a command', async (t) => {
+t.test('adopted orphans are reaped and not taken for commands', async (t) => {
   const spawner = adoptingSpawner(t);
   const orphanIds = await Promise.all(
     Array.from({ length: 50 }, async (_, number) => {
@@ -185,7 +185,7 @@ t.test('whoever adopts orphans waits for them, and takes none of them for a comm
   await until(() => orphanIds.every((processId) => stateOf(processId) === undefined));
 });
 
-t.test('an orphan is known as long as it lives, and a command is none', async (t) => {
+t.test('hasOrphans is true while an orphan lives, and a command does not count', async (t) => {
   const spawner = adoptingSpawner(t);
   const pipe = namedPipe(t);
   const running = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
@@ -199,7 +199,7 @@ t.test('an orphan is known as long as it lives, and a command is none', async (t
   await running.ended;
 });
 
-t.test('an orphan that ends while no file can be opened is waited for later', async (t) => {
+t.test('an orphan that ends while no file can be opened is reaped later', async (t) => {
   const spawner = adoptingSpawner(t);
   const command = ['sh', '-c', 'sleep 1000 >/dev/null 2>&1 & echo $!'] as const;
   const orphanId = Number(
@@ -217,7 +217,7 @@ t.test('an orphan that ends while no file can be opened is waited for later', as
   await until(() => stateOf(orphanId) === undefined);
 });
 
-t.test('who adopts orphans leaves to Node whom Node has started', async (t) => {
+t.test('the reaper leaves child processes of Node to Node', async (t) => {
   const spawner = adoptingSpawner(t);
   const child = spawn('sh', ['-c', 'exit 7']);
   while (stateOf(Number(child.pid)) !== 'Z'); // in this turn of the event loop: Node has not heard of it
@@ -227,7 +227,7 @@ t.test('who adopts orphans leaves to Node whom Node has started', async (t) => {
   t.strictSame(await started.ended, { kind: 'exited', exitCode: 0 });
 });
 
-t.test('an orphan that looks like a child of Node is waited for too, and with it all after it', async (t) => {
+t.test('an orphan that looks like a child of Node is reaped, and so are later ones', async (t) => {
   const spawner = adoptingSpawner(t, {
     ...realEffects,
     monotonicMs: () => 20 * realEffects.monotonicMs(),
@@ -242,11 +242,9 @@ t.test('an orphan that looks like a child of Node is waited for too, and with it
   await until(() => stateOf(orphanId) === undefined && stateOf(other) === undefined);
 });
 
-t.test(
-  'whom a script left in the background before it became davit is waited for, and keeps no orphan',
-  async (t) => {
-    const source = join(import.meta.dirname, '../../src');
-    const program = `
+t.test('a background child that existed before davit is reaped and keeps no orphan waiting', async (t) => {
+  const source = join(import.meta.dirname, '../../src');
+  const program = `
     const { loadPosix } = await import('${source}/deploy/posix.ts');
     const { createSpawner } = await import('${source}/deploy/spawner.ts');
     const { childrenOfMainThread } = await import('${source}/deploy/proc.ts');
@@ -258,22 +256,21 @@ t.test(
     process.stdin.once('data', () => console.log('ended')).once('end', () => {
       setInterval(() => childrenOfMainThread().length === 0 && process.exit(0), 1);
     });`;
-    // The one in the background ends, and with it what its end is told by, once davit has begun.
-    const script = 'cat <&3 >/dev/null & exec "$0" --input-type=module --eval "$1" 3<&-';
-    const child = spawn('sh', ['-c', script, process.execPath, program], {
-      stdio: ['pipe', 'pipe', 'inherit', 'pipe'],
-    });
-    t.teardown(() => child.kill('SIGKILL'));
-    const [stdin, stdout, , background] = child.stdio as unknown as [Writable, Readable, null, Writable];
-    stdin.write('x');
-    await once(stdout, 'data');
-    background.end();
-    stdin.end();
-    t.strictSame(await once(child, 'exit'), [0, null]);
-  },
-);
+  // The one in the background ends, and with it what its end is told by, once davit has begun.
+  const script = 'cat <&3 >/dev/null & exec "$0" --input-type=module --eval "$1" 3<&-';
+  const child = spawn('sh', ['-c', script, process.execPath, program], {
+    stdio: ['pipe', 'pipe', 'inherit', 'pipe'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  const [stdin, stdout, , background] = child.stdio as unknown as [Writable, Readable, null, Writable];
+  stdin.write('x');
+  await once(stdout, 'data');
+  background.end();
+  stdin.end();
+  t.strictSame(await once(child, 'exit'), [0, null]);
+});
 
-t.test('where no more files may be open it says so, and ends nothing', ifHas('prlimit'), async (t) => {
+t.test('a spawn without free file descriptors gives EMFILE', ifHas('prlimit'), async (t) => {
   const spawner = testSpawner(t);
   const release = useUpFiles();
   try {
@@ -287,7 +284,7 @@ t.test('where no more files may be open it says so, and ends nothing', ifHas('pr
   await startedOf(spawner.spawn({ ...REQUEST, command: ['true'] }));
 });
 
-t.test('a command is started, and not ended, where no file can be opened to know it by', async (t) => {
+t.test('a command started while no file can be opened is not ended for that', async (t) => {
   stayAlive(t);
   const before = openPipes();
   const effects: Effects = {
@@ -328,7 +325,7 @@ t.test('a command that /proc hides is not left running', async (t) => {
   await until(() => stateOf(processId) === undefined);
 });
 
-t.test('what is not wanted any more at the last moment is not started', async (t) => {
+t.test('a command that is no longer wanted at the last moment is not started', async (t) => {
   const spawner = testSpawner(t);
   const file = join(temporaryDirectory(t), 'started');
   const result = await spawner.spawn({ ...REQUEST, command: ['touch', file] }, () => false);

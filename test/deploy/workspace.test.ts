@@ -34,7 +34,7 @@ import { temporaryDirectory } from '../helpers/store.ts';
 const PROJECT = newId('prj', realEffects);
 const OTHER_PROJECT = newId('prj', realEffects);
 
-t.test('a run has an empty directory and an empty file, for nobody else, and they go with it', async (t) => {
+t.test('a run has a private empty directory and output file, which are removed with it', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
   const [one, two] = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)];
@@ -54,7 +54,7 @@ t.test('a run has an empty directory and an empty file, for nobody else, and the
   t.strictSame(runsIn(parent), []);
 });
 
-t.test('what a run left as it was goes to the next of its project, or after a second', async (t) => {
+t.test('an unused directory goes to the next run of its project, or is removed after a second', async (t) => {
   const parent = temporaryDirectory(t);
   const effects = fakeEffects();
   const workspaces = testWorkspaces(t, { parent, effects });
@@ -67,7 +67,7 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   const second = workspaces.make(PROJECT, null);
   t.equal(second.directory, first.directory);
   t.strictSame(inodesOf(second), inodes);
-  t.not(second.outputFile, first.outputFile, 'who knows the old name writes to it in vain');
+  t.not(second.outputFile, first.outputFile, 'the old name is gone');
   t.throws(() => statSync(first.outputFile), { code: 'ENOENT' });
 
   effects.advance(10_000);
@@ -80,7 +80,7 @@ t.test('what a run left as it was goes to the next of its project, or after a se
   t.not(workspaces.make(PROJECT, null).outputFile, second.outputFile);
 });
 
-t.test('what is of no use goes at once: what is filled, and a second spare', async (t) => {
+t.test('a used directory, and a second spare one, are removed at once', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
   const filled = workspaces.make(PROJECT, null);
@@ -98,26 +98,23 @@ t.test('what is of no use goes at once: what is filled, and a second spare', asy
   await until(() => left(parent).length === 2);
 });
 
-t.test(
-  'the file goes to the next of a project with a directory of its own, wherever that is by then',
-  async (t) => {
-    const [parent, one, two] = [temporaryDirectory(t), temporaryDirectory(t), temporaryDirectory(t)];
-    const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
-    const first = workspaces.make(PROJECT, one);
-    const { ino } = statSync(first.outputFile);
-    first.release();
-    const second = workspaces.make(PROJECT, two);
-    t.match(second, { directory: two });
-    t.equal(statSync(second.outputFile).ino, ino);
-    second.release();
-    const third = workspaces.make(PROJECT, null);
-    t.not(third.directory, two);
-    t.strictSame(readdirSync(third.directory), []);
-    third.release();
-    t.equal(workspaces.make(PROJECT, one).directory, one);
-    await until(() => left(parent).length === 1);
-  },
-);
+t.test('an unused output file is reused by a project with its own directory, wherever that is', async (t) => {
+  const [parent, one, two] = [temporaryDirectory(t), temporaryDirectory(t), temporaryDirectory(t)];
+  const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
+  const first = workspaces.make(PROJECT, one);
+  const { ino } = statSync(first.outputFile);
+  first.release();
+  const second = workspaces.make(PROJECT, two);
+  t.match(second, { directory: two });
+  t.equal(statSync(second.outputFile).ino, ino);
+  second.release();
+  const third = workspaces.make(PROJECT, null);
+  t.not(third.directory, two);
+  t.strictSame(readdirSync(third.directory), []);
+  third.release();
+  t.equal(workspaces.make(PROJECT, one).directory, one);
+  await until(() => left(parent).length === 1);
+});
 
 const changes: Record<string, (files: { directory: string; outputFile: string }) => void> = {
   'a file': ({ directory }) => writeFileSync(join(directory, 'file'), ''),
@@ -155,7 +152,7 @@ const changes: Record<string, (files: { directory: string; outputFile: string })
 
 for (const [what, change] of Object.entries(changes)) {
   for (const when of ['before', 'after'] as const) {
-    t.test(`of a run that left ${what} ${when} its end nothing is used again`, async (t) => {
+    t.test(`nothing of a run that left ${what} ${when} its end is reused`, async (t) => {
       const parent = temporaryDirectory(t);
       const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
       const first = workspaces.make(PROJECT, null);
@@ -173,7 +170,7 @@ for (const [what, change] of Object.entries(changes)) {
   }
 }
 
-t.test('what was filled in the moment in which it was made is not used again either', async (t) => {
+t.test('a directory filled in the clock tick of its creation is not reused', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = testWorkspaces(t, { parent, effects: fakeEffects() });
   const first = workspaces.make(PROJECT, null);
@@ -184,7 +181,7 @@ t.test('what was filled in the moment in which it was made is not used again eit
   await until(() => left(parent).length === 2);
 });
 
-t.test('as long as somebody lives whom a run left, nothing is used again', async (t) => {
+t.test('while an orphan of a run lives, nothing is reused', async (t) => {
   let hasOrphans = true;
   const parent = temporaryDirectory(t);
   const workspaces = testWorkspaces(t, { parent, effects: fakeEffects(), hasOrphans: () => hasOrphans });
@@ -202,7 +199,7 @@ t.test('as long as somebody lives whom a run left, nothing is used again', async
   t.strictSame(inodesOf(third), kept);
 });
 
-t.test('a project with a directory of its own runs there, and keeps it', async (t) => {
+t.test('a project with its own directory runs there and keeps it', async (t) => {
   const [parent, directory] = [temporaryDirectory(t), temporaryDirectory(t)];
   const workspaces = workspacesIn(parent, lockFile(parent));
   const workspace = workspaces.make(PROJECT, directory);
@@ -214,7 +211,7 @@ t.test('a project with a directory of its own runs there, and keeps it', async (
   t.throws(() => statSync(workspace.outputFile), { code: 'ENOENT' });
 });
 
-t.test('whatever a command makes of its files, they go', async (t) => {
+t.test('the files of a run are removed whatever a command made of them', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
   const made = [workspaces.make(PROJECT, null), workspaces.make(PROJECT, null)] as const;
@@ -228,7 +225,7 @@ t.test('whatever a command makes of its files, they go', async (t) => {
   await until(() => left(parent).length === 0);
 });
 
-t.test('who tidies the parent while nothing runs keeps nobody from running', async (t) => {
+t.test('runs go on after somebody has emptied the parent directory', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
   workspaces.make(PROJECT, null).release();
@@ -237,7 +234,7 @@ t.test('who tidies the parent while nothing runs keeps nobody from running', asy
   t.strictSame(readdirSync(directory), []);
 });
 
-t.test('what a killed service left goes, and what is of another service stays', async (t) => {
+t.test('directories left by a killed service are removed, those of other services stay', async (t) => {
   const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
   const [own, other] = [lockFile(place, 'own'), lockFile(place, 'other')];
   const { directory } = workspacesIn(parent, own).make(PROJECT, null);
@@ -248,7 +245,7 @@ t.test('what a killed service left goes, and what is of another service stays', 
   t.ok(statSync(elsewhere.directory).isDirectory());
 });
 
-t.test('a command that takes the place of all runs away keeps nobody else from running', async (t) => {
+t.test('replacing the directory of all runs by a file does not keep others from running', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
   workspaces.make(PROJECT, null);
@@ -258,7 +255,7 @@ t.test('a command that takes the place of all runs away keeps nobody else from r
   t.strictSame(readdirSync(workspaces.make(PROJECT, null).directory), []);
 });
 
-t.test('what a command put where files of a later run come to be is not used', async (t) => {
+t.test('files placed at the paths of a later run are not used', async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
   const victim = join(parent, 'victim');
@@ -275,7 +272,7 @@ t.test('what a command put where files of a later run come to be is not used', a
   t.equal(statSync(workspaces.make(PROJECT, null).directory).mode & 0o777, 0o700);
 });
 
-t.test('what others named like that stays as it is', async (t) => {
+t.test('similarly named files of others stay untouched', async (t) => {
   const [parent, place] = [temporaryDirectory(t), temporaryDirectory(t)];
   const own = lockFile(place);
   workspacesIn(parent, own).make(PROJECT, null);
@@ -300,7 +297,7 @@ t.test('what others named like that stays as it is', async (t) => {
 const ifNobodyComesThere = ifMayBeNobody(`${tmpdir()}/.`);
 
 t.test(
-  'a tree in which nobody may write goes too',
+  'a tree without write permission is removed',
   process.getuid?.() === 0 ? ifNobodyComesThere : {},
   async (t) => {
     const parent = temporaryDirectory(t);
@@ -328,7 +325,7 @@ t.test(
   },
 );
 
-t.test('what takes long to remove keeps no stop waiting, and the next start goes on with it', async (t) => {
+t.test('a slow removal does not delay a shutdown, and the next start resumes it', async (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
   const effects = fakeEffects();
@@ -350,7 +347,7 @@ t.test('what takes long to remove keeps no stop waiting, and the next start goes
   t.equal(runsIn(parent).length, 0);
 });
 
-t.test('what cannot be removed is told, and keeps nothing else from going', ifNobodyComesThere, async (t) => {
+t.test('a directory that cannot be removed is reported, others go', ifNobodyComesThere, async (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
   let beRoot = asNobody(parent);
@@ -368,7 +365,7 @@ t.test('what cannot be removed is told, and keeps nothing else from going', ifNo
 });
 
 t.test(
-  'a file that cannot be removed is told, and keeps its directory from nothing',
+  'a file that cannot be removed is reported, and its directory is removed',
   ifNobodyComesThere,
   async (t) => {
     const parent = temporaryDirectory(t);
@@ -403,7 +400,7 @@ t.test(
   },
 );
 
-t.test('where a directory cannot be made no file is left', ifNobodyComesThere, async (t) => {
+t.test('no file is left if the directory cannot be created', ifNobodyComesThere, async (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
   const beRoot = asNobody(parent);
@@ -421,7 +418,7 @@ t.test('where a directory cannot be made no file is left', ifNobodyComesThere, a
   }
 });
 
-t.test('where nothing can be made, the system says why', (t) => {
+t.test('if nothing can be created, the error is that of the system', (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
   t.throws(() => workspacesIn(join(parent, 'missing'), lock).make(PROJECT, null), { code: 'ENOENT' });
@@ -429,7 +426,7 @@ t.test('where nothing can be made, the system says why', (t) => {
   t.end();
 });
 
-t.test('where no more files may be open it says so, and leaves nothing', ifHas('prlimit'), async (t) => {
+t.test('creating without free file descriptors fails and leaves nothing', ifHas('prlimit'), async (t) => {
   const parent = temporaryDirectory(t);
   const workspaces = workspacesIn(parent, lockFile(parent));
   const release = useUpFiles();
