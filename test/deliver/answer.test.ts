@@ -56,7 +56,7 @@ const answers = [
   ['HTTP/1.0 200 OK\r\nContent-Length: 0\r\nConnection: Keep-Alive\r\n\r\n', { keepsConnection: true }],
 ] as const;
 
-t.test('an answer is read, however it is cut', (t) => {
+t.test('a response is parsed however it is split', (t) => {
   for (const [text, expected] of answers) {
     const name = JSON.stringify(text);
     const whole = read(text);
@@ -73,7 +73,7 @@ t.test('an answer is read, however it is cut', (t) => {
   t.end();
 });
 
-t.test('without a length it lasts until the receiver closes the connection', (t) => {
+t.test('a response without a length lasts until the connection closes', (t) => {
   t.match(read('HTTP/1.1 200 OK\r\n\r\nall of it'), {
     isWhole: true,
     body: 'all of it',
@@ -83,7 +83,7 @@ t.test('without a length it lasts until the receiver closes the connection', (t)
   t.end();
 });
 
-t.test('one that breaks off is not whole, and what came of it is known', (t) => {
+t.test('a response that breaks off is incomplete, and what came of it is known', (t) => {
   t.strictSame(read(''), { isWhole: false });
   t.strictSame(read('HTTP/1.1 200 OK\r\nContent-Le'), { isWhole: false });
   const head = { isWhole: false, statusCode: 200 };
@@ -95,7 +95,7 @@ t.test('one that breaks off is not whole, and what came of it is known', (t) => 
   t.end();
 });
 
-t.test('the connection is not used again after', (t) => {
+t.test('a connection is not reused if the response closes it, has no length or is followed by bytes', (t) => {
   for (const text of [
     'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n',
     'HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: x, CLOSE\r\n\r\n',
@@ -109,7 +109,7 @@ t.test('the connection is not used again after', (t) => {
   t.end();
 });
 
-t.test('what is no answer is refused', (t) => {
+t.test('bytes that are not an HTTP response are rejected', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   for (const text of [
     'SSH-2.0-OpenSSH_9.2\r\n',
@@ -132,7 +132,7 @@ t.test('what is no answer is refused', (t) => {
   t.end();
 });
 
-t.test('of a head that cannot be understood the status counts, and the connection is not used again', (t) => {
+t.test('of a malformed head the status counts, and the connection is not reused', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   for (const text of [
     'HTTP/1.1 200 OK\n\n',
@@ -158,7 +158,7 @@ t.test('of a head that cannot be understood the status counts, and the connectio
   t.end();
 });
 
-t.test('16 KiB that are not body are enough, whatever they are', (t) => {
+t.test('more than 16 KiB that are not body make a response invalid', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   const long = 'x'.repeat(17_000);
   for (const text of [
@@ -174,7 +174,7 @@ t.test('16 KiB that are not body are enough, whatever they are', (t) => {
   t.end();
 });
 
-t.test('of a body 4 KiB are kept and all is counted', (t) => {
+t.test('4 KiB of a body are kept, and all of it is counted', (t) => {
   const text = `HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n${'x'.repeat(100_000)}`;
   t.match(readPieces(cut(Buffer.from(text), [50, 4_000, 5_000])), {
     isWhole: true,
@@ -218,7 +218,7 @@ const anyAnswer = fc
     ]);
   });
 
-t.test("it is understood as Node's own client does", async (t) => {
+t.test('responses are parsed as by the HTTP client of Node', async (t) => {
   await fc.assert(
     fc.asyncProperty(anyAnswer, fc.array(fc.nat(), { maxLength: 6 }), async (bytes, places) => {
       const answer = await nodesAnswer(bytes);
@@ -254,7 +254,7 @@ function nodesAnswer(bytes: Buffer): Promise<IncomingMessage> {
   });
 }
 
-t.test('whatever comes, it is an answer, the beginning of one, or refused', (t) => {
+t.test('any bytes are a response, the beginning of one, or rejected', (t) => {
   const fragment = fc.oneof(
     fc.constantFrom('HTTP/1.1 200 OK', '\r\n', '\r\n\r\n', 'Content-Length: ', 'Transfer-Encoding: chunked'),
     fc.constantFrom('5', '0', ';', ':', ' ', '\n', '\r', '\0', 'Connection: close', 'HTTP/1.1 100 x'),

@@ -13,26 +13,23 @@ const OTHER_PEM = tlsFixture('self-signed.pem');
 const REQUEST = 'GET / HTTP/1.1\r\nHost: receiver\r\n\r\n';
 const UNKNOWN_AUTHORITY = /^tls: certificate is from an unknown authority/;
 
-t.test(
-  'an authority that is trusted no longer vouches for nobody, nor does a session of before',
-  async (t) => {
-    const receiver = await startReceiver(t, { tls: 'localhost' });
-    const url = new URL(receiver.url);
-    const connector = newConnector({ caPem: CA_PEM });
-    t.match(await exchange(connector, url), /^HTTP\/1\.1 200 /);
-    connector.trust(OTHER_PEM);
-    await t.rejects(exchange(connector, url), { message: UNKNOWN_AUTHORITY });
+t.test('an authority that was removed is no longer trusted, nor are sessions made with it', async (t) => {
+  const receiver = await startReceiver(t, { tls: 'localhost' });
+  const url = new URL(receiver.url);
+  const connector = newConnector({ caPem: CA_PEM });
+  t.match(await exchange(connector, url), /^HTTP\/1\.1 200 /);
+  connector.trust(OTHER_PEM);
+  await t.rejects(exchange(connector, url), { message: UNKNOWN_AUTHORITY });
 
-    connector.trust(CA_PEM);
-    // The session of TLS 1.3 comes behind the handshake.
-    const answer = await exchange(connector, url, () => connector.trust(OTHER_PEM));
-    t.match(answer, /^HTTP\/1\.1 200 /);
-    await t.rejects(exchange(connector, url), { message: UNKNOWN_AUTHORITY });
-    t.equal(receiver.requests.length, 2);
-  },
-);
+  connector.trust(CA_PEM);
+  // The session of TLS 1.3 comes behind the handshake.
+  const answer = await exchange(connector, url, () => connector.trust(OTHER_PEM));
+  t.match(answer, /^HTTP\/1\.1 200 /);
+  await t.rejects(exchange(connector, url), { message: UNKNOWN_AUTHORITY });
+  t.equal(receiver.requests.length, 2);
+});
 
-t.test('a receiver that wants a certificate is told apart', async (t) => {
+t.test('a receiver that demands a client certificate fails with that reason', async (t) => {
   const server = createServer(
     {
       cert: tlsFixture('localhost.pem'),
@@ -51,7 +48,7 @@ t.test('a receiver that wants a certificate is told apart', async (t) => {
   });
 });
 
-t.test('no variable of the environment has a certificate go unchecked', async (t) => {
+t.test('NODE_TLS_REJECT_UNAUTHORIZED=0 does not disable certificate checks', async (t) => {
   const receiver = await startReceiver(t, { tls: 'self-signed' });
   t.teardown(() => delete process.env['NODE_TLS_REJECT_UNAUTHORIZED']);
   process.env['NODE_TLS_REJECT_UNAUTHORIZED'] = '0';
@@ -60,7 +57,7 @@ t.test('no variable of the environment has a certificate go unchecked', async (t
   t.equal(receiver.requests.length, 0);
 });
 
-t.test("certificates of one's own are trusted besides the usual ones", async (t) => {
+t.test('certificates of your own are trusted in addition to the usual ones', async (t) => {
   const receiver = await startReceiver(t, { tls: 'localhost' });
   const usual = getCACertificates('default');
   t.teardown(() => setDefaultCACertificates(usual));
@@ -69,7 +66,7 @@ t.test("certificates of one's own are trusted besides the usual ones", async (t)
   t.match(await exchange(connector, new URL(receiver.url)), /^HTTP\/1\.1 200 /);
 });
 
-t.test('a receiver is told its name, but no address and no final dot, and that it is HTTP/1.1', async (t) => {
+t.test('the handshake sends the host name without a final dot, no address, and HTTP/1.1', async (t) => {
   const told: unknown[] = [];
   const server = createServer(
     {
@@ -98,7 +95,7 @@ t.test('a receiver is told its name, but no address and no final dot, and that i
   ]);
 });
 
-t.test('a URL without a port leads to the one of its scheme', async (t) => {
+t.test('a URL without a port uses the default port of its scheme', async (t) => {
   // A public address that a test machine has not: nothing is sent to it, as it is refused.
   const machineAddresses = () => ['93.184.216.34'];
   for (const [url, port] of [
@@ -110,7 +107,7 @@ t.test('a URL without a port leads to the one of its scheme', async (t) => {
   }
 });
 
-t.test('davit listens at one port of an address: what else is there may be sent to', async (t) => {
+t.test('only the port where davit listens is refused, not others of that address', async (t) => {
   const connector = newConnector({
     refusedAddresses: [{ host: '0.0.0.0', port: 8080 }],
     machineAddresses: () => ['93.184.216.34'],
@@ -125,7 +122,7 @@ t.test('davit listens at one port of an address: what else is there may be sent 
   t.strictSame(refused, ['http://93.184.216.34:8080/']);
 });
 
-t.test('the end of a connection is heard once, and not at all of one that was given up', async (t) => {
+t.test('the end of a connection is reported once, and not for one that was destroyed', async (t) => {
   const closing = await startReceiver(t, { answers: [hangUp()] });
   const answering = await startReceiver(t, { answers: [status(200)] });
   const gone = await startReceiver(t);

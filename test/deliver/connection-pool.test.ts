@@ -6,7 +6,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 
 const PLACE = { url: new URL('https://example.com/hook'), origin: 'https://example.com' };
 
-t.test('the connection that was used last is used next, and the others go out of use', (t) => {
+t.test('the connection used last is used next, and the others age out', (t) => {
   const { pool, effects, sockets, acquire } = setup();
   const [one, two] = [acquire(), acquire()];
   for (const connection of [one, two]) pool.release(connection, null);
@@ -23,7 +23,7 @@ t.test('the connection that was used last is used next, and the others go out of
   t.end();
 });
 
-t.test('an idle connection is used up to its time, and closed soon after', (t) => {
+t.test('an idle connection is used up to its timeout and closed soon after', (t) => {
   const rows: [hintedMs: number | null, idleMs: number][] = [
     [null, 4_000],
     [31_000, 30_000],
@@ -55,7 +55,7 @@ t.test('an idle connection is used up to its time, and closed soon after', (t) =
   t.end();
 });
 
-t.test('one that is dropped while it is busy takes no idle one along', (t) => {
+t.test('dropping a busy connection keeps the idle ones', (t) => {
   const { pool, sockets, acquire } = setup();
   const [one, two] = [acquire(), acquire()] as [Connection, Connection];
   for (const connection of [one, two]) pool.release(connection, null);
@@ -72,7 +72,7 @@ t.test('one that is dropped while it is busy takes no idle one along', (t) => {
   t.end();
 });
 
-t.test('one that is busy does not count as idle, however often it was', (t) => {
+t.test('a busy connection does not count as idle, however often it was', (t) => {
   const { pool, sockets, acquire } = setup(2);
   for (let used = 0; used < 10; used++) pool.release(acquire(), null);
   const busy = acquire();
@@ -82,7 +82,7 @@ t.test('one that is busy does not count as idle, however often it was', (t) => {
   t.end();
 });
 
-t.test('nothing is kept of a receiver that has no connection any more', (t) => {
+t.test('nothing is kept of a receiver without connections', (t) => {
   const { pool, effects, sockets } = setup();
   const useAll = (round: number) => {
     for (let index = 0; index < 100; index++) {
@@ -103,7 +103,7 @@ t.test('nothing is kept of a receiver that has no connection any more', (t) => {
   t.end();
 });
 
-t.test('a connection serves for five minutes, however busy', (t) => {
+t.test('a connection is used for five minutes at most, however busy', (t) => {
   const { pool, effects, sockets, acquire } = setup();
   const first = acquire();
   effects.advance(5 * 60_000);
@@ -116,7 +116,7 @@ t.test('a connection serves for five minutes, however busy', (t) => {
   t.end();
 });
 
-t.test('one that stands idle and says something, or is closed, is not used again', (t) => {
+t.test('an idle connection that receives bytes or is closed is not used again', (t) => {
   for (const happen of [
     (hears: SocketEvents) => hears.received(Buffer.from('HTTP/1.1 500 Late')),
     (hears: SocketEvents) => hears.closed(null),
@@ -132,7 +132,7 @@ t.test('one that stands idle and says something, or is closed, is not used again
   t.end();
 });
 
-t.test('a request waits for its connection, one that is connected takes it at once', (t) => {
+t.test('a request waits until its connection is established, and uses an established one at once', (t) => {
   const { pool, sockets, acquire } = setup();
   const connection = acquire();
   const nothing = { received: () => undefined, closed: () => undefined };
@@ -147,7 +147,7 @@ t.test('a request waits for its connection, one that is connected takes it at on
 });
 
 t.test(
-  'so many stand idle, and the one that stood longest makes room; one that is dropped is not used',
+  'idle connections are bounded: the one idle for longest is closed, and a dropped one is not used',
   (t) => {
     const { pool, sockets, acquire } = setup(2);
     const all = [acquire(), acquire(), acquire()];

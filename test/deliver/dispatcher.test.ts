@@ -15,7 +15,7 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const HOUR_MS = 60 * 60_000;
 
-t.test('an event arrives signed, and stripe and standardwebhooks both accept it as it came', async (t) => {
+t.test('a delivery is signed, and the stripe and standardwebhooks packages accept it', async (t) => {
   const atSeconds = Math.floor(Date.now() / 1000);
   const { store, dispatcher } = service(t, fakeEffects(atSeconds * 1000 + 999));
   const receiver = await startReceiver(t);
@@ -64,7 +64,7 @@ t.test('the log names the fields of an attempt as the API does', async (t) => {
   );
 });
 
-t.test('what fails is retried on the schedule, with the same bytes and a fresh signature', async (t) => {
+t.test('a failed delivery is retried on schedule, with the same bytes and a fresh signature', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const receiver = await startReceiver(t, { answers: [status(500), status(503), status(200)] });
@@ -119,7 +119,7 @@ t.test(
   },
 );
 
-t.test('a receiver that asks for more time gets it', async (t) => {
+t.test('Retry-After of a receiver delays the retry', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const receiver = await startReceiver(t, { answers: [status(503, { headers: { 'Retry-After': '120' } })] });
@@ -129,27 +129,24 @@ t.test('a receiver that asks for more time gets it', async (t) => {
   t.equal((nextAtMs ?? 0) - effects.now(), 120_000);
 });
 
-t.test(
-  'a gap is longer by chance, a tenth at most: what failed together does not come back so',
-  async (t) => {
-    for (const [byte, gapMs] of [
-      [0x00, 5_000],
-      [0x80, 5_251],
-      [0xff, 5_500],
-    ] as const) {
-      const effects = fakeEffects();
-      const store = testStore(t, effects);
-      const chance = { ...effects, randomBytes: (size: number) => Buffer.alloc(size, byte) };
-      const dispatcher = testDispatcher(t, store, chance);
-      const receiver = await startReceiver(t, { answers: [status(500)] });
-      await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
-      const nextAtMs = await deliverDue(dispatcher, effects);
-      t.equal((nextAtMs ?? 0) - effects.now(), gapMs);
-    }
-  },
-);
+t.test('gaps are randomly up to a tenth longer, so that failures spread out', async (t) => {
+  for (const [byte, gapMs] of [
+    [0x00, 5_000],
+    [0x80, 5_251],
+    [0xff, 5_500],
+  ] as const) {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const chance = { ...effects, randomBytes: (size: number) => Buffer.alloc(size, byte) };
+    const dispatcher = testDispatcher(t, store, chance);
+    const receiver = await startReceiver(t, { answers: [status(500)] });
+    await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
+    const nextAtMs = await deliverDue(dispatcher, effects);
+    t.equal((nextAtMs ?? 0) - effects.now(), gapMs);
+  }
+});
 
-t.test('what another process wrote is looked for, as soon as it is heard of or after a minute', async (t) => {
+t.test('writes of another process are looked for when it is notified of, or after a minute', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const commits = new Set<Parameters<TestStore['writer']['onCommit']>[0]>();
@@ -174,7 +171,7 @@ t.test('what another process wrote is looked for, as soon as it is heard of or a
   t.equal(receiver.requests.length, 0, 'nothing was heard of it');
 
   for (const listener of commits) listener(new Set(['queue']));
-  t.equal(wakes, 0, 'that is none of its business');
+  t.equal(wakes, 0, 'commits of other kinds do not wake it');
   for (const listener of commits) listener(new Set(['everything']));
   t.equal(wakes, 1);
   await deliverDue(dispatcher, effects);
@@ -221,7 +218,7 @@ for (const [name, answer, failingForMs, reason] of REASONS) {
   });
 }
 
-t.test('410 from a url that its webhook has no more disables nothing', async (t) => {
+t.test('410 from a former url of a webhook does not disable it', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const gone = held(status(410));
@@ -244,7 +241,7 @@ t.test('410 from a url that its webhook has no more disables nothing', async (t)
   ]);
 });
 
-t.test('a redirect is a failure, and the second URL was never visited', async (t) => {
+t.test('a redirect is a failure, and its target is never visited', async (t) => {
   const { store, dispatcher } = service(t, fakeEffects());
   const elsewhere = await startReceiver(t);
   const receiver = await startReceiver(t, { answers: [redirect(elsewhere.url)] });
@@ -258,7 +255,7 @@ t.test('a redirect is a failure, and the second URL was never visited', async (t
   ]);
 });
 
-t.test('what was under way when the service died is sent again after a restart', async (t) => {
+t.test('an attempt under way when the service died is sent again after a restart', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t, { answers: [silence(), status(200)] });
@@ -276,7 +273,7 @@ t.test('what was under way when the service died is sent again after a restart',
   t.match(store.query('SELECT status FROM deliveries'), [{ status: 'delivered' }]);
 });
 
-t.test('an attempt that davit itself gave up was none', async (t) => {
+t.test('an attempt that davit itself aborted is not recorded', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t, { answers: [silence()] });
@@ -311,7 +308,7 @@ t.test('a webhook has one attempt under way until it has answered once, then fou
   t.equal(receiver.requests.length, 1 + LANE_LIMITS.perWebhook);
 });
 
-t.test('any number of black holes leaves a slot for a receiver that answers', async (t) => {
+t.test('any number of hanging receivers leave a slot for one that answers', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const silent = await startReceiver(t, { answers: [silence()] });
@@ -349,7 +346,7 @@ t.test('a webhook that failed before a restart is probed, not flooded', async (t
   t.equal(receiver.requests.length, 2);
 });
 
-t.test('the sender is told what is known of a receiver, by which it asks for its name', async (t) => {
+t.test('the sender gets the reputation of the receiver', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const sender = testSender(t);
@@ -373,7 +370,7 @@ t.test('the sender is told what is known of a receiver, by which it asks for its
   t.strictSame(told, ['unproven', 'proven', 'proven', 'proven', 'failing']);
 });
 
-t.test('a look that fails loses nobody', async (t) => {
+t.test('a failed look at the database loses no webhook', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t);
@@ -410,7 +407,7 @@ t.test('a look that fails loses nobody', async (t) => {
   await receiver.next();
 });
 
-t.test('an event is sent to where its webhook points now, or not at all', async (t) => {
+t.test('an event is sent to the current url of its webhook, or not at all', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const receiver = await startReceiver(t);
@@ -439,7 +436,7 @@ t.test('an event is sent to where its webhook points now, or not at all', async 
   t.equal(receiver.requests.length, 1, 'what was held goes out');
 });
 
-t.test('all that waited for a retry is due once its webhook is enabled, however much it is', async (t) => {
+t.test('all deliveries that waited for a retry are due once their webhook is enabled', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const { id } = await subscribe(store, 'https://example.com/hook');
@@ -456,7 +453,7 @@ t.test('all that waited for a retry is due once its webhook is enabled, however 
   );
 });
 
-t.test('of a webhook that was enabled just before davit ended, too', async (t) => {
+t.test('deliveries of a webhook that was enabled just before a restart are due, too', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t);
@@ -479,7 +476,7 @@ t.test('of a webhook that was enabled just before davit ended, too', async (t) =
   );
 });
 
-t.test('a redelivery that is asked for during an attempt has its whole ladder', async (t) => {
+t.test('a redelivery requested during an attempt has all its retries', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const first = held(status(500));
@@ -558,7 +555,7 @@ for (const { name, begin } of NEW_LADDERS) {
   }
 }
 
-t.test('what was never tried for longer than the window has all its retries', async (t) => {
+t.test('a delivery first tried after the window has all its retries', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const receiver = await startReceiver(t, { answers: [status(500)] });
@@ -573,7 +570,7 @@ t.test('what was never tried for longer than the window has all its retries', as
   t.match(store.query('SELECT status FROM deliveries'), [{ status: 'exhausted' }]);
 });
 
-t.test('a clock that is set back by an hour makes no retry and no event wait for longer', async (t) => {
+t.test('setting the clock back by an hour delays no retry and no event', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const receiver = await startReceiver(t, { answers: [status(500), status(200)] });
@@ -595,7 +592,7 @@ t.test('a clock that is set back by an hour makes no retry and no event wait for
   ]);
 });
 
-t.test('a clock that is set forward by an hour brings each retry once', async (t) => {
+t.test('setting the clock forward by an hour sends each retry once', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
   const receiver = await startReceiver(t, { answers: [status(500)] });
@@ -612,7 +609,7 @@ t.test('a clock that is set forward by an hour brings each retry once', async (t
   t.ok(first >= effects.now() + 9_000, 'and then waits for the 30 s of the schedule');
 });
 
-t.test('time that never passed ends no ladder and disables no webhook', async (t) => {
+t.test('setting the clock ahead exhausts no delivery and disables no webhook', async (t) => {
   const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
   const nextAtMs = await deliverDue(dispatcher, effects);
   t.equal(receiver.requests.length, 2);
@@ -630,11 +627,11 @@ t.test('time that never passed ends no ladder and disables no webhook', async (t
   t.match(
     store.query('SELECT status FROM deliveries'),
     [{ status: 'exhausted' }],
-    'set right, it counts again',
+    'once the clock is right, time counts again',
   );
 });
 
-t.test('nor does it after a restart', async (t) => {
+t.test('after a restart, a clock set ahead still exhausts no delivery and disables no webhook', async (t) => {
   const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
   await deliverDue(dispatcher, effects);
   effects.advance(40_000);
@@ -647,7 +644,7 @@ t.test('nor does it after a restart', async (t) => {
 });
 
 t.test(
-  'a webhook that failed once before davit was off for a week is not disabled by the next failure',
+  'a webhook that failed once before a week of downtime is not disabled by its next failure',
   async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -676,7 +673,7 @@ async function setAheadAfterFailure(t: Test) {
   return { ...rest, effects, receiver, id };
 }
 
-t.test('a retry that a wrong clock planned years ahead comes after a restart', async (t) => {
+t.test('a retry that a wrong clock scheduled years ahead is sent after a restart', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t);
@@ -689,7 +686,7 @@ t.test('a retry that a wrong clock planned years ahead comes after a restart', a
   t.equal(receiver.requests.length, 1);
 });
 
-t.test('what was planned beyond a window that is shorter now is planned anew once and said so', async (t) => {
+t.test('retries beyond a shortened window are rescheduled once, and that is logged', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t, { answers: [status(500)] });
@@ -717,7 +714,7 @@ t.test('what was planned beyond a window that is shorter now is planned anew onc
   );
 });
 
-t.test('a full disk has nothing sent twice, and all recorded when there is room', async (t) => {
+t.test('on a full disk nothing is sent twice, and all is recorded once there is room', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher, wakes } = service(t, effects);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(4096) })] });

@@ -13,7 +13,7 @@ import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const ATTEMPTS = 'davit_delivery_attempts_total';
 
-t.test('attempts are counted by what came of them', async (t) => {
+t.test('attempts are counted by outcome', async (t) => {
   const { attempt, scrape } = await service(t, [
     hangUp(),
     status(302),
@@ -56,7 +56,7 @@ t.test('an attempt is in flight until its answer', async (t) => {
   t.equal(scrape().value('davit_deliveries_in_flight'), 0);
 });
 
-t.test('the wait is that of first attempts, from the event', async (t) => {
+t.test('the wait is measured for first attempts, from the event', async (t) => {
   const { effects, dispatcher, deploy, scrape } = await service(t, [status(500), status(200)]);
   const WAIT = 'davit_delivery_wait_seconds';
   await deploy();
@@ -77,7 +77,7 @@ t.test('the wait is that of first attempts, from the event', async (t) => {
   t.strictSame(movedOf(scrape(), `${WAIT}_count`), [['healthy', 1]], 'a retry is no first attempt');
 });
 
-t.test('who waits behind failures is told apart', async (t) => {
+t.test('waits for failing webhooks are counted apart', async (t) => {
   const { effects, dispatcher, deploy, scrape } = await service(t, [status(500)]);
   await deploy();
   await dispatcher.tick();
@@ -106,7 +106,7 @@ t.test('a delivery that ran out of attempts counts as exhausted', async (t) => {
   t.equal(scrape().value(ATTEMPTS, { outcome: 'failed', error: 'http_5xx' }), 11);
 });
 
-t.test('exhausted is what the file says, not what was planned', async (t) => {
+t.test('exhausted counts what was recorded, not what was planned', async (t) => {
   const { answer, release } = held(status(500));
   const { effects, dispatcher, deploy, receiver, scrape, store } = await service(t, [answer, status(500)]);
   const exhausted = () => scrape().value('davit_deliveries_exhausted_total');
@@ -123,10 +123,10 @@ t.test('exhausted is what the file says, not what was planned', async (t) => {
   effects.advance(60_000);
   await dispatcher.tick();
   await dispatcher.settled();
-  t.equal(exhausted(), 1, 'it has had as many attempts as there are');
+  t.equal(exhausted(), 1, 'it has had all its attempts');
 });
 
-t.test('whatever receivers do, there are no other series than those at the start', async (t) => {
+t.test('the set of series never changes, whatever receivers do', async (t) => {
   const figures = deliveryFigures(figuresMemory());
   const scrape = () => parseMetrics(exposition(figures.all));
   const names = () => scrape().series.map(({ name, labels }) => [name, labels]);
@@ -151,7 +151,7 @@ t.test('whatever receivers do, there are no other series than those at the start
   );
 });
 
-t.test('what an error says of itself is left out, and one that is not known is another', async (t) => {
+t.test('an error is counted by its kind, and an unknown one as other', async (t) => {
   const figures = deliveryFigures(figuresMemory());
   for (const error of [
     'tls: CERT_HAS_EXPIRED',
@@ -173,7 +173,7 @@ t.test('what an error says of itself is left out, and one that is not known is a
   t.equal(scrape.value('davit_deliveries_exhausted_total'), 5);
 });
 
-t.test('a redelivery is no first attempt', async (t) => {
+t.test('a redelivery is not a first attempt', async (t) => {
   const { effects, dispatcher, deploy, scrape, store } = await service(t, [status(200)]);
   await deploy();
   store.execute("UPDATE deliveries SET ladder_trigger = 'redeliver'");

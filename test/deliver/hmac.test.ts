@@ -3,7 +3,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import { hmacKey, hmacSha256 } from '../../src/deliver/hmac.ts';
 
-t.test('digests are those of RFC 4231', (t) => {
+t.test('digests match RFC 4231', (t) => {
   for (const { key, text, digest } of [
     {
       key: Buffer.alloc(20, 0x0b),
@@ -26,7 +26,7 @@ t.test('digests are those of RFC 4231', (t) => {
   t.end();
 });
 
-t.test("they are those of Node's Hmac, whatever the key and the message are", (t) => {
+t.test('digests match those of Hmac in Node for any key and message', (t) => {
   const bytes = fc.uint8Array({ maxLength: 200, size: 'max' });
   const text = fc.string({ unit: 'binary', maxLength: 9_000, size: 'max' });
   fc.assert(
@@ -39,7 +39,7 @@ t.test("they are those of Node's Hmac, whatever the key and the message are", (t
   t.end();
 });
 
-t.test('a key can be used again, and lone halves of characters count as Node counts them', (t) => {
+t.test('a key can be reused, and lone surrogates are encoded as by Node', (t) => {
   const key = hmacKey(Buffer.from('secret'));
   for (const body of ['one', '\ud83d', 'x'.repeat(100_000), Buffer.alloc(50_000, 0xff), 'one']) {
     const expected = createHmac('sha256', 'secret').update('1.').update(body).digest('hex');

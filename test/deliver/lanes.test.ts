@@ -30,7 +30,7 @@ t.test('a new webhook gets one attempt at a time until one succeeds, then four',
   t.equal(model.underWay('a'), LANE_LIMITS.perWebhook);
 });
 
-t.test('all together have 256, and all get one before any gets two', async (t) => {
+t.test('all webhooks together have 256 slots, and each gets one before any gets two', async (t) => {
   const model = outbox();
   const ids = model.proven(300);
   for (const id of ids.slice(0, 200)) model.add(id, 10);
@@ -41,7 +41,7 @@ t.test('all together have 256, and all get one before any gets two', async (t) =
   t.equal(model.total(), LANE_LIMITS.total);
 });
 
-t.test('the last quarter is for those that have nothing under way', async (t) => {
+t.test('the last quarter of the slots is for webhooks with nothing under way', async (t) => {
   const model = outbox();
   const ids = model.proven(60);
   for (const id of ids) model.add(id, 10);
@@ -49,7 +49,7 @@ t.test('the last quarter is for those that have nothing under way', async (t) =>
   t.equal(model.total(), 48 * 4 + 12);
 });
 
-t.test('who is behind takes turns', async (t) => {
+t.test('webhooks with a backlog take turns', async (t) => {
   const model = outbox();
   const ids = model.proven(40);
   for (const id of ids) model.add(id, 100);
@@ -66,7 +66,7 @@ t.test('who is behind takes turns', async (t) => {
   );
 });
 
-t.test('an event of a webhook that had nothing due goes before all backlogs', async (t) => {
+t.test('an event of a webhook without a backlog goes before all backlogs', async (t) => {
   const model = outbox();
   const behind = model.proven(30);
   const [quick = ''] = model.proven(1);
@@ -87,7 +87,7 @@ t.test('any number of new webhooks that hang hold a quarter of the slots', async
   t.equal(model.total(), LANE_LIMITS.share, 'also while they are slow');
 });
 
-t.test('after a restart those that had succeeded do not wait for new ones that hang', async (t) => {
+t.test('after a restart, webhooks that had succeeded do not wait for new ones that hang', async (t) => {
   const proven = { failing_since: null, last_success_at: 1 };
   const failing = { failing_since: 2, last_success_at: 1 };
   const model = outbox({ histories: { proven, failing } });
@@ -127,7 +127,7 @@ t.test('webhooks that answer slowly hold a quarter of the slots', async (t) => {
   t.equal(model.total(), LANE_LIMITS.share);
 });
 
-t.test('an attempt is slow before it ends, and a quick answer ends that', async (t) => {
+t.test('an attempt counts as slow after a second, and a quick answer resets that', async (t) => {
   // One slow attempt fills the share of the slow: a webhook that is has no more beside it.
   const model = outbox({ limits: { perWebhook: 4, total: 16, share: 1 } });
   const [id = ''] = model.proven(1);
@@ -148,7 +148,7 @@ t.test('an attempt is slow before it ends, and a quick answer ends that', async 
   t.equal(model.underWay(id), 4);
 });
 
-t.test('an attempt that ends slow takes nothing from one that began when it had grown slow', async (t) => {
+t.test('the end of a slow attempt does not keep a later one from counting as slow', async (t) => {
   const model = outbox({ limits: { perWebhook: 4, total: 16, share: 1 } });
   const [slow = ''] = model.proven(1);
   const [quick = ''] = model.proven(2);
@@ -162,25 +162,22 @@ t.test('an attempt that ends slow takes nothing from one that began when it had 
   model.effects.advance(1_000);
   model.add(quick, 9);
   model.look();
-  t.equal(model.underWay(quick), 1, 'it is slow as well');
+  t.equal(model.underWay(quick), 1, 'the later attempt is slow, too');
 });
 
-t.test(
-  'a hundred quick receivers that all hang from one moment to the next leave slots for others',
-  async (t) => {
-    const model = outbox();
-    const hanging = model.proven(100);
-    const [quick = ''] = model.proven(1);
-    for (const id of hanging) model.add(id, 1_000);
-    for (let look = 0; look < 10; look++) {
-      model.look();
-      model.effects.advance(50);
-    }
-    model.add(quick, 1);
+t.test('a hundred quick receivers that all begin to hang at once leave slots for others', async (t) => {
+  const model = outbox();
+  const hanging = model.proven(100);
+  const [quick = ''] = model.proven(1);
+  for (const id of hanging) model.add(id, 1_000);
+  for (let look = 0; look < 10; look++) {
     model.look();
-    t.equal(model.underWay(quick), 1);
-  },
-);
+    model.effects.advance(50);
+  }
+  model.add(quick, 1);
+  model.look();
+  t.equal(model.underWay(quick), 1);
+});
 
 t.test('a proven webhook fails three times before it is probed, a new one once', async (t) => {
   const model = outbox();
@@ -222,7 +219,7 @@ t.test('a failing webhook is probed less often the longer it fails, at least eve
   t.equal(begunAfter(20_000), 4);
 });
 
-t.test('one success, and a webhook that failed for days has four slots again', async (t) => {
+t.test('after one success, a webhook that failed for days has four slots again', async (t) => {
   const model = outbox();
   model.replace([{ id: 'dead', count: 1_000, failing_since: 0 }]);
   model.look();
@@ -232,7 +229,7 @@ t.test('one success, and a webhook that failed for days has four slots again', a
   t.equal(model.underWay('dead'), LANE_LIMITS.perWebhook);
 });
 
-t.test('all failing webhooks together begin 500 attempts a second', async (t) => {
+t.test('all failing webhooks together start at most 500 attempts a second', async (t) => {
   const model = outbox();
   const ids = Array.from({ length: 1_000 }, (_, index) => `dead${index}`);
   model.replace(ids.map((id) => ({ id, count: 1_000, failing_since: model.effects.now() })));
@@ -244,10 +241,10 @@ t.test('all failing webhooks together begin 500 attempts a second', async (t) =>
   const begun = ids.map((id) => model.begun(id));
   const total = begun.reduce((sum, count) => sum + count, 0);
   t.ok(total >= 990 && total <= 1_060, `${total}`);
-  t.equal(Math.min(...begun), 1, 'and take turns');
+  t.equal(Math.min(...begun), 1, 'webhooks take turns');
 });
 
-t.test('a webhook whose attempts are not recorded does not go on for ever', async (t) => {
+t.test('a webhook whose attempts are not recorded starts at most 64', async (t) => {
   const model = outbox({ recording: false });
   model.add('a', 1_000);
   for (let look = 0; look < 1_000; look++) {
@@ -271,7 +268,7 @@ t.test('all webhooks together have at most 4,096 attempts unrecorded', async (t)
   );
 });
 
-t.test('it is known when the next webhook is due, also one that was heard of later', async (t) => {
+t.test('the next look is when the next webhook is due, whichever was added first', async (t) => {
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const nowMs = effects.now();
@@ -285,7 +282,7 @@ t.test('it is known when the next webhook is due, also one that was heard of lat
   t.equal(lanes.nextTurnAtMs(nowMs + 1_000), nowMs + 2_000);
 });
 
-t.test('of several that sleep those are woken whose time has come', async (t) => {
+t.test('sleeping webhooks are woken when they are due', async (t) => {
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const nowMs = effects.now();
@@ -299,7 +296,7 @@ t.test('of several that sleep those are woken whose time has come', async (t) =>
   }
 });
 
-t.test('what is recorded is under way no more, in whichever order', async (t) => {
+t.test('recorded attempts are no longer under way, in whichever order they are recorded', async (t) => {
   const effects = fakeEffects();
   const succeeded = { failing_since: null, last_success_at: 1 };
   const lanes = createLanes(effects, () => succeeded);
@@ -315,7 +312,7 @@ t.test('what is recorded is under way no more, in whichever order', async (t) =>
   t.strictSame(left, [[1, 3], [3], []]);
 });
 
-t.test('what was looked up ahead is forgotten when all that is pending is looked at anew', async (t) => {
+t.test('deliveries looked up ahead are forgotten when the pending ones are replaced', async (t) => {
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const pending = pendingOne('a', effects.now());
@@ -328,7 +325,7 @@ t.test('what was looked up ahead is forgotten when all that is pending is looked
   t.strictSame(turn.lane.ahead, []);
 });
 
-t.test('what is pending no more is not looked at, and its webhook forgotten after an hour', async (t) => {
+t.test('a webhook with nothing pending is not looked at, and is forgotten after an hour', async (t) => {
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const id = 'a' as WebhookId;
@@ -354,7 +351,7 @@ t.test('what is pending no more is not looked at, and its webhook forgotten afte
   t.equal(succeed(), 1, 'forgotten');
 });
 
-t.test('a webhook that waits for a retry for longer than an hour is not forgotten', async (t) => {
+t.test('a webhook that waits more than an hour for a retry is not forgotten', async (t) => {
   const model = outbox();
   const [id = ''] = model.proven(1);
   const retryAtMs = model.effects.now() + 2 * 60 * 60_000;
@@ -368,7 +365,7 @@ t.test('a webhook that waits for a retry for longer than an hour is not forgotte
   t.strictSame(turn.lane.underWay, [1]);
 });
 
-t.test('a webhook of which no failure is recorded any more is forgiven, once all of it is', async (t) => {
+t.test('a webhook whose failures were reset is healthy once its last attempt is recorded', async (t) => {
   const effects = fakeEffects();
   const lanes = createLanes(effects, () => NOTHING_HAPPENED);
   const pending = pendingOne('a', effects.now());
@@ -384,7 +381,7 @@ t.test('a webhook of which no failure is recorded any more is forgiven, once all
   t.match(lanes.turns(effects.now(), MANY, MANY), [{ lane: { webhookId: 'a' } }], 'it is no more probed');
 });
 
-t.test('a clock that is set back keeps no failing webhook from being probed', async (t) => {
+t.test('setting the clock back does not keep a failing webhook from being probed', async (t) => {
   const effects = fakeEffects();
   const failing = { failing_since: effects.now(), last_success_at: null };
   const lanes = createLanes(effects, () => failing);
@@ -399,7 +396,7 @@ t.test('a clock that is set back keeps no failing webhook from being probed', as
   t.match(lanes.turns(effects.now(), MANY, MANY), [{ lane: { webhookId: 'a' } }]);
 });
 
-t.test('whatever happens, the limits hold, and all that is due is begun in the end', async () => {
+t.test('in any sequence of events the limits hold, and all that is due is started in the end', async () => {
   const limits = { perWebhook: 4, total: 16, share: 4 };
   const step = fc.oneof(
     fc.record({

@@ -11,7 +11,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { type Answer, hangUp, held, redirect, startReceiver, status } from '../helpers/receiver.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
-t.test('a ping arrives signed in both ways, as every library expects it', async (t) => {
+t.test('a ping is signed in both ways, and both libraries accept it', async (t) => {
   const { pinger, webhook, receiver } = await service(t);
   const result = await pinger.ping(webhook.id);
   const { method, headers, body } = await receiver.next();
@@ -87,16 +87,16 @@ const OUTCOMES: { name: string; answer: Answer; expected: Record<string, unknown
   },
 ];
 for (const { name, answer, expected } of OUTCOMES) {
-  t.test(`${name} is told, and has no consequence for the webhook`, async (t) => {
+  t.test(`${name} is reported by a ping and leaves the webhook unchanged`, async (t) => {
     const { store, pinger, webhook, receiver } = await service(t, answer);
     const before = store.dump();
     t.match(await pinger.ping(webhook.id), { kind: 'attempted', attempt: expected });
-    t.equal(receiver.requests.length, 1, 'and it is not repeated');
+    t.equal(receiver.requests.length, 1, 'a ping is not retried');
     t.strictSame(store.dump(), before);
   });
 }
 
-t.test('a ping goes nowhere that a delivery may not go', async (t) => {
+t.test('a ping is refused every address that a delivery is', async (t) => {
   const { store, webhook, receiver } = await service(t);
   const sender = createSender(
     { version: 'test', timeoutMs: 10_000, allowHttp: true, allowedCidrs: [] },

@@ -11,39 +11,42 @@ import { type TestStore, testStore } from '../helpers/store.ts';
 /** As in src/deliver/replays.ts. */
 const STEP_ROWS = 500;
 
-t.test('what is replayed arrives once more, the same bytes, and its attempts say why', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const receiver = await startReceiver(t, { answers: [status(200)] });
-  const { keyId } = await store.key();
-  const { id } = await newWebhook(store, keyId, { url: receiver.url });
-  await newDeliveries(store, id, 3);
-  const deliver = async () => {
-    await deliverDue(testDispatcher(t, store, effects), effects);
-    const bodies = receiver.requests.slice(sent).map(({ body }) => body.toString());
-    sent = receiver.requests.length;
-    return bodies.sort();
-  };
-  let sent = 0;
-  const before = await deliver();
+t.test(
+  'a replayed delivery arrives again with the same bytes, and its attempts name the replay',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const receiver = await startReceiver(t, { answers: [status(200)] });
+    const { keyId } = await store.key();
+    const { id } = await newWebhook(store, keyId, { url: receiver.url });
+    await newDeliveries(store, id, 3);
+    const deliver = async () => {
+      await deliverDue(testDispatcher(t, store, effects), effects);
+      const bodies = receiver.requests.slice(sent).map(({ body }) => body.toString());
+      sent = receiver.requests.length;
+      return bodies.sort();
+    };
+    let sent = 0;
+    const before = await deliver();
 
-  await replay(store, effects, id);
-  await replayerOn(store, effects).tick();
-  t.strictSame(await deliver(), before);
-  t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
-    { status: 'delivered', attempt_count: 2 },
-    { status: 'delivered', attempt_count: 2 },
-    { status: 'delivered', attempt_count: 2 },
-  ]);
-  t.match(store.query('SELECT trigger FROM attempts WHERE number = 2'), [
-    { trigger: 'replay' },
-    { trigger: 'replay' },
-    { trigger: 'replay' },
-  ]);
-  t.strictSame(store.reads.outbox.pendingWebhooks(), []);
-});
+    await replay(store, effects, id);
+    await replayerOn(store, effects).tick();
+    t.strictSame(await deliver(), before);
+    t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
+      { status: 'delivered', attempt_count: 2 },
+      { status: 'delivered', attempt_count: 2 },
+      { status: 'delivered', attempt_count: 2 },
+    ]);
+    t.match(store.query('SELECT trigger FROM attempts WHERE number = 2'), [
+      { trigger: 'replay' },
+      { trigger: 'replay' },
+      { trigger: 'replay' },
+    ]);
+    t.strictSame(store.reads.outbox.pendingWebhooks(), []);
+  },
+);
 
-t.test('a replay goes on where it was when the service died, and begins nothing twice', async (t) => {
+t.test('a replay resumes after a restart and sends nothing twice', async (t) => {
   const { store, effects, id } = await longPast(t, 2 * STEP_ROWS + 200);
   await replay(store, effects, id, { storedStatus: 'delivered' });
   await replayerOn(store, effects).tick();
@@ -71,7 +74,7 @@ t.test('a replay goes on where it was when the service died, and begins nothing 
   t.equal(await restarted.tick(), null);
 });
 
-t.test('a replay waits for its receiver: no more than a step beyond what is due already', async (t) => {
+t.test('a replay is at most one step ahead of its receiver', async (t) => {
   const { store, effects, id } = await longPast(t, 3 * STEP_ROWS);
   await replay(store, effects, id);
   const replayer = replayerOn(store, effects);
@@ -83,10 +86,10 @@ t.test('a replay waits for its receiver: no more than a step beyond what is due 
     UPDATE deliveries SET next_attempt_at = next_attempt_at + 5000
      WHERE seq = (SELECT min(seq) FROM deliveries WHERE status = 'pending')`);
   await replayer.tick();
-  t.equal(rearmed(store), 2 * STEP_ROWS, 'one that waits for its retry makes room');
+  t.equal(rearmed(store), 2 * STEP_ROWS, 'a delivery that waits for its retry makes room');
 });
 
-t.test('few that fit are found in one step, however far apart they are', async (t) => {
+t.test('rare matches are found in one step, however far apart they are', async (t) => {
   const { store, effects, id } = await longPast(t, 10_000);
   store.execute("UPDATE deliveries SET status = 'exhausted', delivered_at = NULL WHERE seq % 2500 = 0");
   await replay(store, effects, id, { storedStatus: 'exhausted' });
@@ -95,7 +98,7 @@ t.test('few that fit are found in one step, however far apart they are', async (
   t.strictSame(store.reads.replays.open(), []);
 });
 
-t.test('a step takes no more than its rows, however they lie', async (t) => {
+t.test('a step reads no more than its rows, wherever they lie', async (t) => {
   const { store, effects, id } = await longPast(t, 6_000);
   // Some before the end of what is looked at at once, and all behind it.
   store.execute(
@@ -106,7 +109,7 @@ t.test('a step takes no more than its rows, however they lie', async (t) => {
   t.equal(rearmed(store), STEP_ROWS);
 });
 
-t.test('a replay that waits does not keep that of another webhook', async (t) => {
+t.test('a replay that waits does not hold up that of another webhook', async (t) => {
   const { store, effects, id } = await longPast(t, 2 * STEP_ROWS);
   const other = await newWebhook(store, (await store.key()).keyId);
   const deliveries = await newDeliveries(store, other.id, 1);
@@ -122,7 +125,7 @@ t.test('a replay that waits does not keep that of another webhook', async (t) =>
   );
 });
 
-t.test('on a full disk a replay stays where it is, and goes on when there is room', async (t) => {
+t.test('on a full disk a replay stays where it is and resumes once there is room', async (t) => {
   const { store, effects, id } = await longPast(t, 2 * STEP_ROWS);
   await replay(store, effects, id);
   const before = store.dump();

@@ -7,7 +7,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 const ANSWER: LookupAddress[] = [{ address: '93.184.216.34', family: 4 }];
 const PATIENCE_MS = 10_000;
 
-t.test('those who ask for a name at the same time share one look', async (t) => {
+t.test('concurrent requests for a name share one lookup', async (t) => {
   const { resolve, asked, answer } = newResolver();
   const both = Promise.all([resolve('one.example', 'unproven'), resolve('one.example', 'unproven')]);
   await nextTurn();
@@ -21,37 +21,34 @@ t.test('those who ask for a name at the same time share one look', async (t) => 
   await again;
 });
 
-t.test(
-  'dead names hold up neither those that are known nor the new ones of receivers that do not fail',
-  async (t) => {
-    const { resolve, asked, answer } = newResolver();
-    const known = resolve('known.example', 'unproven');
+t.test('dead names delay neither known names nor new ones of receivers that do not fail', async (t) => {
+  const { resolve, asked, answer } = newResolver();
+  const known = resolve('known.example', 'unproven');
+  await nextTurn();
+  answer('known.example');
+  await known;
+  for (const number of Array(40).keys()) void resolve(`dead${number}.example`, 'failing');
+  await nextTurn();
+  t.equal(asked.length, 1 + 8, 'only a few are asked for at a time');
+  for (const name of ['known.example', 'new.example']) {
+    const look = resolve(name, 'unproven');
     await nextTurn();
-    answer('known.example');
-    await known;
-    for (const number of Array(40).keys()) void resolve(`dead${number}.example`, 'failing');
-    await nextTurn();
-    t.equal(asked.length, 1 + 8, 'only a few are asked for at a time');
-    for (const name of ['known.example', 'new.example']) {
-      const look = resolve(name, 'unproven');
-      await nextTurn();
-      t.equal(asked.at(-1), name);
-      answer(name);
-      t.strictSame(await look, ANSWER);
-    }
-    // A receiver may fail for other reasons.
-    const failing = resolve('known.example', 'failing');
-    await nextTurn();
-    t.equal(asked.at(-1), 'known.example');
-    answer('known.example');
-    await failing;
-    for (const number of Array(40).keys()) void resolve(`fresh${number}.example`, 'unproven');
-    await nextTurn();
-    t.equal(asked.length, 12 + 8, 'of new ones few are asked for at a time, too');
-  },
-);
+    t.equal(asked.at(-1), name);
+    answer(name);
+    t.strictSame(await look, ANSWER);
+  }
+  // A receiver may fail for other reasons.
+  const failing = resolve('known.example', 'failing');
+  await nextTurn();
+  t.equal(asked.at(-1), 'known.example');
+  answer('known.example');
+  await failing;
+  for (const number of Array(40).keys()) void resolve(`fresh${number}.example`, 'unproven');
+  await nextTurn();
+  t.equal(asked.length, 12 + 8, 'of new ones few are asked for at a time, too');
+});
 
-t.test('names of receivers that were sent to before have a share of their own', async (t) => {
+t.test('names of proven receivers have lookups reserved', async (t) => {
   const { resolve, asked, answer } = newResolver();
   for (const number of Array(40).keys()) void resolve(`new${number}.example`, 'unproven');
   for (const number of Array(40).keys()) void resolve(`failing${number}.example`, 'failing');
@@ -65,7 +62,7 @@ t.test('names of receivers that were sent to before have a share of their own', 
   t.equal(asked.length, 1 + 3 * 8, 'and no more than that');
 });
 
-t.test('a name that was answered for late is like a new one until it is not', async (t) => {
+t.test('a name that resolves late counts as new until it resolves in time', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   const names = Array.from({ length: 9 }, (_, number) => `slow${number}.example`);
   for (const name of names) {
@@ -92,7 +89,7 @@ t.test('a name that was answered for late is like a new one until it is not', as
   await again;
 });
 
-t.test('a name that nobody waits for any more is not asked for', async (t) => {
+t.test('a name that nobody waits for any more is not looked up', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   const dead = Array.from({ length: 8 }, (_, number) => `dead${number}.example`);
   const first = Promise.all(dead.map((name) => resolve(name, 'unproven')));
@@ -110,7 +107,7 @@ t.test('a name that nobody waits for any more is not asked for', async (t) => {
   t.strictSame(await wanted, ANSWER);
 });
 
-t.test('a known name that is answered for late is like a new one from then on', async (t) => {
+t.test('a known name that resolves late counts as new from then on', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   for (const lateMs of [0, 2_000]) {
     const look = resolve('known.example', 'unproven');
@@ -127,7 +124,7 @@ t.test('a known name that is answered for late is like a new one from then on', 
   t.not(asked.at(-1), 'known.example');
 });
 
-t.test('a name that was answered for stands for the same when nobody answers', async (t) => {
+t.test('the last answer for a name is used while no server answers', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   const first = resolve('one.example', 'proven');
   await nextTurn();
@@ -150,7 +147,7 @@ t.test('a name that was answered for stands for the same when nobody answers', a
   t.equal(await Promise.race([late, nextTurn('none')]), 'none', 'but not for ever');
 });
 
-t.test('the system is asked for all addresses of a name', async (t) => {
+t.test('a lookup asks for all addresses of a name', async (t) => {
   const resolve = createResolver(undefined, PATIENCE_MS, fakeEffects());
   const addresses = await resolve('localhost', 'unproven');
   t.ok(addresses.length > 0);

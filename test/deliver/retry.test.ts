@@ -62,7 +62,7 @@ t.test('the ladder', async (t) => {
     t.same(nextAttempt(failed({ ladderAttempts: 2, nowMs: START_MS + 24 * HOUR_MS })), { kind: 'exhausted' });
   });
 
-  t.test('of other delays ends at the end of its own window', async (t) => {
+  t.test('with other delays ends at the end of its window', async (t) => {
     const schedule = (delaysMs: number[], windowMs: number) => ({ schedule: { delaysMs, windowMs } });
     t.same(ladder(schedule([10, 20], 100)), [0, 10, 30, 100], 'room to spare: one more at the end');
     t.same(ladder(schedule([10, 200, 300], 100)), [0, 10, 100], 'a gap past the window: one last at its end');
@@ -78,7 +78,7 @@ t.test('Retry-After', async (t) => {
     return next.kind === 'retry' ? next.atMs - START_MS : next.kind;
   };
 
-  t.test('lengthens a gap, in seconds or with a date', async (t) => {
+  t.test('lengthens a gap, in seconds or as a date', async (t) => {
     t.equal(after('60'), 60_000);
     t.equal(after('Sat, 21 Nov 2026 08:02:00 GMT'), 120_000);
   });
@@ -131,7 +131,7 @@ t.test('Retry-After', async (t) => {
   });
 });
 
-t.test('whatever the clock and the schedule are', async (t) => {
+t.test('for any clock and schedule', async (t) => {
   const schedule = fc.record({
     delaysMs: fc.array(fc.integer({ min: 1, max: 30 * HOUR_MS }), { maxLength: 12 }),
     windowMs: fc.integer({ min: 0, max: 48 * HOUR_MS }),

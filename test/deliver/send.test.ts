@@ -72,7 +72,7 @@ function named(receiver: Receiver, name = 'receiver.example'): string {
 }
 
 t.test('a delivery', async (t) => {
-  t.test('is one POST of exactly these bytes', async (t) => {
+  t.test('is one POST with exactly the given bytes', async (t) => {
     const receiver = await startReceiver(t);
     const { send } = newSender(t);
     const outcome = await send(`${receiver.url}?a=1&b=%20`, {
@@ -104,7 +104,7 @@ t.test('a delivery', async (t) => {
     t.equal(receiver.requests.length, 1);
   });
 
-  t.test('may be empty, or longer than what is sent at once', async (t) => {
+  t.test('may have an empty body, or one longer than a single write', async (t) => {
     const receiver = await startReceiver(t);
     const { sender } = newSender(t);
     for (const body of ['', 'é🚀'.repeat(200_000)]) {
@@ -125,7 +125,7 @@ t.test('a delivery', async (t) => {
     }
   });
 
-  t.test('tells how long the receiver took', async (t) => {
+  t.test('reports how long the receiver took', async (t) => {
     const later = held(status(200));
     const receiver = await startReceiver(t, { answers: [later.answer] });
     const { send, effects } = newSender(t);
@@ -136,7 +136,7 @@ t.test('a delivery', async (t) => {
     t.match(await outcome, { ok: true, durationMs: 1_234 });
   });
 
-  t.test('tells how long the status took, not the body behind it', async (t) => {
+  t.test('reports the time until the status, not that of the body', async (t) => {
     const finish = Promise.withResolvers<() => void>();
     const receiver = await startReceiver(t, {
       answers: [
@@ -155,7 +155,7 @@ t.test('a delivery', async (t) => {
     t.match(await outcome, { ok: true, durationMs: 0, responseBody: 'ab' });
   });
 
-  t.test('hands back Retry-After as it came', async (t) => {
+  t.test('returns Retry-After unchanged', async (t) => {
     const receiver = await startReceiver(t, {
       answers: [status(429, { headers: { 'Retry-After': ' 120 ' } })],
     });
@@ -184,26 +184,26 @@ t.test('a delivery', async (t) => {
   });
 });
 
-t.test('of an answer', async (t) => {
+t.test('the body of an answer', async (t) => {
   const bodyOf = async (t: Test, body: string | Uint8Array) => {
     const receiver = await startReceiver(t, { answers: [status(200, { body })] });
     return (await newSender(t).send(receiver.url)).responseBody;
   };
 
-  t.test('the first 4 KiB are kept', async (t) => {
+  t.test('is kept up to 4 KiB', async (t) => {
     t.equal(await bodyOf(t, 'thanks'), 'thanks');
     t.equal(await bodyOf(t, 'x'.repeat(4_096)), 'x'.repeat(4_096));
     t.equal(await bodyOf(t, 'x'.repeat(4_097)), 'x'.repeat(4_096));
     t.equal(await bodyOf(t, `${'x'.repeat(4_094)}🚀y`), 'x'.repeat(4_094), 'no half characters');
   });
 
-  t.test('invalid UTF-8 and NUL are replaced', async (t) => {
+  t.test('has invalid UTF-8 and NUL replaced', async (t) => {
     t.equal(await bodyOf(t, Buffer.from([0x61, 0xff, 0x00, 0x62])), 'a\ufffd\ufffdb');
     t.equal(await bodyOf(t, Buffer.from([0x61, 0xf0, 0x9f])), 'a\ufffd');
     t.equal(await bodyOf(t, '\ufeffa'), '\ufeffa', 'and nothing else');
   });
 
-  t.test('16 KiB are read, and the connection serves on', async (t) => {
+  t.test('is read up to 16 KiB, and the connection is reused', async (t) => {
     const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(16_384) })] });
     const { send } = newSender(t);
     t.ok((await send(receiver.url)).ok);
@@ -211,7 +211,7 @@ t.test('of an answer', async (t) => {
     t.equal(receiver.connections(), 1);
   });
 
-  t.test('the first byte more is not waited for', async (t) => {
+  t.test('of more than 16 KiB is not waited for', async (t) => {
     const receiver = await startReceiver(t, { answers: [unfinished(200, 'x'.repeat(16_384))] });
     const { send, effects } = newSender(t);
     const attended = send(receiver.url);
@@ -225,7 +225,7 @@ t.test('of an answer', async (t) => {
     await receiver.deserted();
   });
 
-  t.test('more is cut off, and the status counts', async (t) => {
+  t.test('without end is cut off, and the status counts', async (t) => {
     const receiver = await startReceiver(t, { answers: [endless(200), endless(500), status(200)] });
     const { send } = newSender(t);
     t.match(await send(receiver.url), {
@@ -240,7 +240,7 @@ t.test('of an answer', async (t) => {
     t.equal(receiver.connections(), 3);
   });
 
-  t.test('what has not come by the deadline is not waited for, and the status counts', async (t) => {
+  t.test('is not waited for after the deadline, and the status counts', async (t) => {
     const receiver = await startReceiver(t, { answers: [unfinished(201, 'so far'), status(200)] });
     const { send, effects } = newSender(t);
     const outcome = send(receiver.url);
@@ -252,7 +252,7 @@ t.test('of an answer', async (t) => {
     t.ok((await send(receiver.url)).ok);
   });
 
-  t.test('the end is the end, though the receiver has not read the request', async (t) => {
+  t.test('ends the attempt even if the receiver has not read the request', async (t) => {
     const { port } = await startTcp(t, (socket) => socket.pause().end('HTTP/1.1 413 Too Large\r\n\r\nno'));
     const { sender } = newSender(t);
     // More than the system's buffers hold.
@@ -264,7 +264,7 @@ t.test('of an answer', async (t) => {
     t.match(outcome, { ok: false, statusCode: 413, error: null, responseBody: 'no' });
   });
 
-  t.test('a body that breaks off changes nothing about the status', async (t) => {
+  t.test('that breaks off does not change the status', async (t) => {
     const receiver = await startReceiver(t, {
       answers: [raw('HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nonly this')],
     });
@@ -364,7 +364,7 @@ t.test('an attempt fails', async (t) => {
     });
   });
 
-  t.test('if it cannot be written at all', async (t) => {
+  t.test('if a header is invalid', async (t) => {
     const receiver = await startReceiver(t);
     const { send } = newSender(t);
     const outcome = await send(receiver.url, { 'webhook-id': 'evt_1\r\nX-Injected: yes' });
@@ -372,7 +372,7 @@ t.test('an attempt fails', async (t) => {
     t.equal(receiver.connections(), 0);
   });
 
-  t.test('if the URL is none or of another scheme', async (t) => {
+  t.test('if the URL is invalid or of another scheme', async (t) => {
     const receiver = await startReceiver(t);
     const { send } = newSender(t, { allowHttp: false });
     for (const url of [receiver.url, 'ftp://example.com/', 'receiver.example', '']) {
@@ -403,7 +403,7 @@ t.test('the deadline', async (t) => {
     t.equal(receiver.connections(), 2);
   });
 
-  t.test('ends an attempt that has half a head', async (t) => {
+  t.test('ends an attempt that has received half a head', async (t) => {
     const receiver = await startReceiver(t, {
       answers: [(response) => response.socket?.write('HTTP/1.1 200 OK\r\nX-Slow: ')],
     });
@@ -416,7 +416,7 @@ t.test('the deadline', async (t) => {
     await receiver.deserted();
   });
 
-  t.test('counts while a name is resolved', async (t) => {
+  t.test('includes resolving the name', async (t) => {
     const receiver = await startReceiver(t);
     const answer = Promise.withResolvers<{ address: string; family: number }[]>();
     const { send, effects } = newSender(t, { resolve: () => answer.promise });
@@ -428,7 +428,7 @@ t.test('the deadline', async (t) => {
     t.equal(receiver.connections(), 0, 'an answer that comes later opens nothing');
   });
 
-  t.test('counts during the TLS handshake', async (t) => {
+  t.test('includes the TLS handshake', async (t) => {
     const { port, accepted } = await startTcp(t, () => {});
     const { send, effects } = newSender(t);
     const outcome = send(`https://127.0.0.1:${port}/`);
@@ -470,7 +470,7 @@ t.test('over TLS', async (t) => {
     t.equal(receiver.requests.length, 0);
   });
 
-  t.test('a certificate that is not good is refused by name', async (t) => {
+  t.test('an invalid certificate is refused with the reason', async (t) => {
     for (const [tls, error] of [
       ['wrong-host', 'tls: certificate is for another host'],
       ['expired', 'tls: certificate has expired'],
@@ -491,7 +491,7 @@ t.test('over TLS', async (t) => {
     t.equal(receiver.requests.length, 0);
   });
 
-  t.test('a handshake that fails says why', async (t) => {
+  t.test('a failed handshake is reported with its reason', async (t) => {
     const { send } = newSender(t);
     // Record type alert, TLS 1.2, 2 bytes: fatal, handshake_failure (RFC 8446, section 6).
     const alert = Buffer.from([0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]);
@@ -552,7 +552,7 @@ t.test('an address that is not allowed', async (t) => {
     t.equal(receiver.connections(), 0);
   });
 
-  t.test('spoils a name that also has allowed ones', async (t) => {
+  t.test('makes a name refused that also has allowed ones', async (t) => {
     const receiver = await startReceiver(t);
     for (const answers of [
       ['127.0.0.1', '10.0.0.1'],
@@ -567,7 +567,7 @@ t.test('an address that is not allowed', async (t) => {
     t.equal(receiver.connections(), 0);
   });
 
-  t.test('is refused when the name comes to lead there later', async (t) => {
+  t.test('is refused when a name changes to it later', async (t) => {
     const receiver = await startReceiver(t, { answers: [hangUpAfter()] });
     const { resolve, asked } = scripted(['127.0.0.1'], ['10.0.0.1'], ['127.0.0.1']);
     const { send } = newSender(t, { resolve });
@@ -583,7 +583,7 @@ t.test('an address that is not allowed', async (t) => {
     t.equal(receiver.connections(), 2);
   });
 
-  t.test('has no way in through a connection that is kept', async (t) => {
+  t.test('is not reached over a kept connection of another name', async (t) => {
     const receiver = await startReceiver(t);
     const { resolve, asked } = scripted(['127.0.0.1'], ['10.0.0.1']);
     const { send } = newSender(t, { resolve });
@@ -623,13 +623,13 @@ t.test('an address that is not allowed', async (t) => {
 });
 
 t.test('a name', async (t) => {
-  t.test('may be given all the time that an option takes', async (t) => {
+  t.test('may be resolved under the longest possible timeout', async (t) => {
     const receiver = await startReceiver(t);
     const { send } = newSender(t, { timeoutMs: parseDuration(LONGEST_DURATION) ?? 0 });
     t.match(await send(named(receiver, 'localhost')), { ok: true });
   });
 
-  t.test('of localhost leads to the loopback addresses that are open, without DNS', async (t) => {
+  t.test('under localhost resolves to the allowed loopback addresses, without DNS', async (t) => {
     const receiver = await startReceiver(t);
     const { resolve, asked } = scripted(['10.0.0.1']);
     const { send } = newSender(t, { allowedCidrs: [cidr('127.0.0.0/8')], resolve });
@@ -652,7 +652,7 @@ t.test('a name', async (t) => {
     t.match(await send(named(receiver)), { ok: false, error: 'connection_refused' });
   });
 
-  t.test('that is being resolved is not asked for again', async (t) => {
+  t.test('that is being resolved is not looked up again', async (t) => {
     const receiver = await startReceiver(t);
     const answer = Promise.withResolvers<{ address: string; family: number }[]>();
     let asked = 0;
@@ -705,7 +705,7 @@ t.test('connections', async (t) => {
     t.equal(receiver.connections(), 3);
   });
 
-  t.test('are not kept either if it says so and leaves them open', async (t) => {
+  t.test('are closed if the receiver says so and leaves them open', async (t) => {
     let connections = 0;
     const { port } = await startTcp(t, (socket) => {
       connections += 1;
@@ -716,7 +716,7 @@ t.test('connections', async (t) => {
     t.equal(connections, 2);
   });
 
-  t.test('that the receiver closed meanwhile are replaced within the attempt', async (t) => {
+  t.test('are replaced within the attempt if the receiver closed them meanwhile', async (t) => {
     for (const gone of [reset(), hangUp()]) {
       const receiver = await startReceiver(t, { answers: [status(200), gone, status(202)] });
       const { send } = newSender(t);
@@ -729,7 +729,7 @@ t.test('connections', async (t) => {
     }
   });
 
-  t.test('that the receiver closes while they are idle are forgotten', async (t) => {
+  t.test('are forgotten if the receiver closes them while they are idle', async (t) => {
     const receiver = await startReceiver(t);
     const { send } = newSender(t);
     t.ok((await send(receiver.url)).ok);
@@ -738,7 +738,7 @@ t.test('connections', async (t) => {
     t.match(await send(receiver.url), { ok: false, error: 'connection_refused', remoteAddress: null });
   });
 
-  t.test('that an answer broke off on are not tried again', async (t) => {
+  t.test('are not replaced if an answer had already begun', async (t) => {
     const receiver = await startReceiver(t, { answers: [status(200), raw('HTTP/1.1 2'), status(200)] });
     const { send } = newSender(t);
     t.ok((await send(receiver.url)).ok);
@@ -770,7 +770,7 @@ t.test('connections', async (t) => {
     },
   );
 
-  t.test('on which something comes that nobody asked for are not used again', async (t) => {
+  t.test('are not reused after unsolicited bytes', async (t) => {
     const { port, sockets } = await startTalkative(t);
     const { send } = newSender(t);
     t.ok((await send(`http://127.0.0.1:${port}/`)).ok);
@@ -780,7 +780,7 @@ t.test('connections', async (t) => {
     t.equal(sockets.length, 2);
   });
 
-  t.test('on which a part of the request still waits are not used again', async (t) => {
+  t.test('are not reused while a part of the request is unsent', async (t) => {
     let connections = 0;
     const { port } = await startTcp(t, (socket) => {
       connections += 1;
@@ -793,7 +793,7 @@ t.test('connections', async (t) => {
     t.equal(connections, 2);
   });
 
-  t.test('grow no older than five minutes, so that a receiver may move', async (t) => {
+  t.test('are at most five minutes old, so that a receiver may move', async (t) => {
     const receiver = await startReceiver(t);
     const { send, effects } = newSender(t);
     for (let seconds = 0; seconds < 300; seconds += 3) {
@@ -808,7 +808,7 @@ t.test('connections', async (t) => {
     t.equal(receiver.connections(), 2);
   });
 
-  t.test('that are idle are bounded over all receivers: the one idle for longest goes', async (t) => {
+  t.test('are bounded while idle over all receivers: the one idle for longest goes', async (t) => {
     const [a, b, c] = [await startReceiver(t), await startReceiver(t), await startReceiver(t)];
     const { send } = newSender(t, { idleConnectionsMax: 2 });
     for (const { url } of [a, b, a, c]) t.ok((await send(url)).ok);
@@ -823,7 +823,7 @@ t.test('connections', async (t) => {
   });
 });
 
-t.test('nothing is kept of an attempt that is over', async (t) => {
+t.test('a finished attempt is garbage-collected', async (t) => {
   const receiver = await startReceiver(t);
   const { send } = newSender(t);
   const sent = async () => {
@@ -840,7 +840,7 @@ t.test('nothing is kept of an attempt that is over', async (t) => {
 });
 
 t.test('closing', async (t) => {
-  t.test('ends what is under way, and every connection', async (t) => {
+  t.test('ends attempts under way, and every connection', async (t) => {
     const receiver = await startReceiver(t, { answers: [status(200), silence()] });
     const { port, sockets } = await startTalkative(t);
     const { sender, send } = newSender(t);
@@ -852,7 +852,7 @@ t.test('closing', async (t) => {
     sender.close();
     t.match(await outcome, { ok: false, statusCode: null, error: 'stopped' });
     await receiver.deserted();
-    t.equal((await Promise.all(idleClosed)).length, 1, 'one that is idle, too');
+    t.equal((await Promise.all(idleClosed)).length, 1, 'an idle one, too');
     t.match(await send(receiver.url), { ok: false, error: 'stopped' });
     t.equal(receiver.requests.length, 2);
     sender.close();

@@ -12,7 +12,7 @@ import { startReceiver, status } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
-t.test('pings, deliveries and replays all leave from the thread', async (t) => {
+t.test('pings, deliveries and replays are sent from the thread', async (t) => {
   const { store, dispatcher } = await threads(t);
   const receiver = await startReceiver(t, { answers: [status(200, { body: 'pong' })] });
   const webhook = await subscribe(store, receiver.url);
@@ -41,7 +41,7 @@ t.test('pings, deliveries and replays all leave from the thread', async (t) => {
   t.equal(again.headers['webhook-id'], first.headers['webhook-id']);
 });
 
-t.test('what waited for a retry leaves when its webhook is enabled', async (t) => {
+t.test('a delivery that waits for a retry is sent when its webhook is enabled', async (t) => {
   const { store } = await threads(t, { delaysMs: [3_600_000], windowMs: 86_400_000 });
   const receiver = await startReceiver(t, { answers: [status(500), status(200)] });
   const { id } = await subscribe(store, receiver.url);
@@ -54,7 +54,7 @@ t.test('what waited for a retry leaves when its webhook is enabled', async (t) =
   t.equal(receiver.requests.length, 2);
 });
 
-t.test('a ping of what is not there is told as gone', async (t) => {
+t.test('a ping of an unknown webhook gives gone', async (t) => {
   const { dispatcher } = await threads(t);
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
 });
