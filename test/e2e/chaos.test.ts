@@ -20,7 +20,7 @@ const FAULTS = [
   'slow-clients',
 ];
 
-t.test('killed, frozen and besieged, it loses nothing that it has acknowledged', async (t) => {
+t.test('in a short chaos run davit loses nothing that it has acknowledged', async (t) => {
   executablePath();
   const directory = temporaryDirectory(t);
   const words = ['--minutes', '0.12', '--seed', '1', '--faults', FAULTS.join(','), '--directory', directory];
@@ -46,7 +46,7 @@ t.test('killed, frozen and besieged, it loses nothing that it has acknowledged',
   t.strictSame(readdirSync(directory), ['chaos.json'], 'nothing is kept of a run without losses');
 });
 
-t.test('it says how it is used', async (t) => {
+t.test('wrong options of the chaos script are refused with its usage', async (t) => {
   for (const words of [['--minutes', 'x'], ['--seed', '1.5'], ['--faults', 'flood,fire'], ['--other']]) {
     t.match(await run(words), { exitCode: 2, stdout: '', stderr: /^usage: npm run chaos -- / });
   }

@@ -96,7 +96,7 @@ async function drained(service: RunningService, key: string): Promise<void> {
   }
 }
 
-/** Deploys over and over until `target` deployments are acknowledged; who gets there first kills the service. */
+/** Deploys until `target` deployments are acknowledged; whichever client gets there first kills the service. */
 async function deployUntil(
   service: RunningService,
   projectId: string,

@@ -26,7 +26,7 @@ import { ifHas } from '../helpers/programs.ts';
  * service account that has no home and nothing in its environment.
  */
 
-/** `nobody` where the tests may become somebody else. */
+/** Whether the tests may switch to the user `nobody`. */
 const becomesNobody = ifMayBeNobody(`${tmpdir()}/.`).skip === undefined;
 const user = becomesNobody ? { uid: 65534, gid: 65534 } : {};
 const ifMayMount =
@@ -57,12 +57,12 @@ t.test('--version takes less than 150 ms', async (t) => {
   t.ok(Math.min(...durationsMs) < 150, `${Math.round(Math.min(...durationsMs))} ms`);
 });
 
-t.test('it is smaller than 116 MB', ifHas('strip'), async (t) => {
+t.test('the executable is smaller than 116 MB', ifHas('strip'), async (t) => {
   t.ok(statSync(executablePath()).size < 116_000_000, `${statSync(executablePath()).size} bytes`);
 });
 
 t.test('a served file', async (t) => {
-  t.test('answers, and is alone with the executable after a clean stop', async (t) => {
+  t.test('answers, and leaves no side files after a clean stop', async (t) => {
     const place = emptyPlace(t);
     const service = await serve(t, place);
     const response = await fetch(`${service.url}/healthz`);
@@ -83,14 +83,14 @@ t.test('a served file', async (t) => {
     t.strictSame(filesIn(join(place, 'tmp')), []);
   });
 
-  t.test('leaves nothing for good in temporary directories when it is killed', async (t) => {
+  t.test('leaves no lasting temporary files when its service is killed', async (t) => {
     const place = emptyPlace(t);
     const killed = await serve(t, place);
     t.strictSame(await stop(killed, 'SIGKILL'), [null, 'SIGKILL']);
     t.strictSame(filesIn(join(place, 'tmp')), []);
   });
 
-  t.test('has no thread that waits to open a debugger', async (t) => {
+  t.test('has no debugger thread in its service', async (t) => {
     const place = emptyPlace(t);
     const service = await serve(t, place);
     const tasks = `/proc/${service.process.pid}/task`;
@@ -101,7 +101,7 @@ t.test('a served file', async (t) => {
   });
 });
 
-t.test('the code that was recorded of a davit is what each thread begins with', async (t) => {
+t.test('every thread starts from its recorded code cache', async (t) => {
   const place = emptyPlace(t);
   const preload = join(place, 'preload.cjs');
   const told = join(place, 'tmp/told');
@@ -130,8 +130,8 @@ t.test('the code that was recorded of a davit is what each thread begins with', 
 
 const CREATE_PROJECT = ['admin', 'project', 'create', '--name', 'site'];
 
-t.test('where temporary directories forbid to execute', ifMayMount, async (t) => {
-  t.test('it takes one that does not', async (t) => {
+t.test('where temporary directories are mounted noexec', ifMayMount, async (t) => {
+  t.test('davit takes one that is not', async (t) => {
     const place = emptyPlace(t);
     const { status, stdout } = runWithNoexec(place, [`${place}/tmp`], CREATE_PROJECT);
     t.equal(status, 0);
@@ -139,7 +139,7 @@ t.test('where temporary directories forbid to execute', ifMayMount, async (t) =>
     t.strictSame(filesIn(place), ['davit', 'davit.db']);
   });
 
-  t.test('it says what to do when there is none', async (t) => {
+  t.test('davit says what to do if there is none', async (t) => {
     const place = emptyPlace(t);
     const forbidden = [`${place}/tmp`, ...['/var/tmp', '/dev/shm'].filter((path) => existsSync(path))];
     const { status, stdout, stderr } = runWithNoexec(place, forbidden, CREATE_PROJECT);
@@ -149,7 +149,7 @@ t.test('where temporary directories forbid to execute', ifMayMount, async (t) =>
   });
 });
 
-t.test('a system that is too old for SQLite is named in one line, and no file is made', async (t) => {
+t.test('an unsupported system is named in one line, and no file is created', async (t) => {
   const place = emptyPlace(t);
   const preload = join(place, 'preload.cjs');
   writeFileSync(
@@ -171,7 +171,7 @@ t.test('a system that is too old for SQLite is named in one line, and no file is
   t.strictSame(filesIn(place), ['davit', 'preload.cjs']);
 });
 
-t.test('where /proc is not mounted it says so, and blames no directory', ifMayMount, async (t) => {
+t.test('a missing /proc is named as the cause', ifMayMount, async (t) => {
   const place = emptyPlace(t);
   const { status, stdout, stderr } = runAfter(place, ['mount -t tmpfs none /proc'], CREATE_PROJECT);
   t.match({ status, stdout }, { status: 1, stdout: '' });
@@ -182,17 +182,13 @@ t.test('where /proc is not mounted it says so, and blames no directory', ifMayMo
   t.strictSame(filesIn(place), ['davit']);
 });
 
-t.test(
-  'a umask that closes what one makes to oneself does not keep it from its work',
-  ifMayMount,
-  async (t) => {
+t.test('davit works under umask 177, which denies its owner the execute bit', ifMayMount, async (t) => {
     const place = emptyPlace(t);
     const { status, stdout } = runAfter(place, ['umask 177'], CREATE_PROJECT);
     t.equal(status, 0);
     t.match(stdout, /^prj_\w+\n$/);
     t.strictSame(filesIn(place), ['davit', 'davit.db']);
-  },
-);
+});
 
 /** A directory of the user's own with nothing in it but the executable and an empty `tmp`. */
 function emptyPlace(t: Test): string {

@@ -10,7 +10,7 @@ import { place } from '../helpers/service.ts';
 
 const execute = promisify(execFile);
 
-t.test('deployed by a CI job, copied while it serves, looked at, and restored elsewhere', async (t) => {
+t.test('a service can be deployed to, backed up, examined and restored elsewhere', async (t) => {
   const { davit, directory, serve } = place(t);
   const command = ['sh', '-c', 'echo "deploying $DEPLOY_REF"; test "$DEPLOY_REF" != bad'];
   const project = await davit('admin', 'project', 'create', '--name', 'site', '--', ...command);

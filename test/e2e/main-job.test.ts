@@ -18,7 +18,7 @@ const refs = JSON.parse(readFileSync(join(import.meta.dirname, '../vectors/refs.
 };
 
 t.test(
-  'a tag and a commit of a git repository are deployed, and the signed event says so',
+  'a tag and a commit of a git repository are deployed, and a signed event reports each',
   ifHas('git'),
   async (t) => {
     const davit = place(t);
@@ -90,7 +90,7 @@ t.test('fifty concurrent requests with one key make one deployment and fifty ide
   t.ok(davit);
 });
 
-t.test('what was answered 201 survives a kill, and runs to its event', async (t) => {
+t.test('a deployment answered with 201 survives a kill and runs to its event', async (t) => {
   const { davit, service, projectId, key } = await running(t, '/bin/true');
   const receiver = await startReceiver(t);
   await subscribe(service, key, receiver);
@@ -104,7 +104,7 @@ t.test('what was answered 201 survives a kill, and runs to its event', async (t)
   t.match(event, { data: { deployment_id: created.json()['id'], ref: 'v1' } });
 });
 
-t.test('a deployment that was under way at a kill ends as interrupted, and the next one runs', async (t) => {
+t.test('a deployment running at a kill ends as interrupted, and the next one runs', async (t) => {
   const { davit, service, projectId, key } = await running(
     t,
     '/bin/sh',
@@ -139,7 +139,7 @@ t.test('a deployment that was under way at a kill ends as interrupted, and the n
   t.match(interrupted.json(), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('every valid ref is deployed; every other is a 400 that names it and changes nothing', async (t) => {
+t.test('every valid ref is deployed, and any other gets 400 and changes nothing', async (t) => {
   const { service, projectId, key } = await running(
     t,
     '/bin/sh',
@@ -163,7 +163,7 @@ t.test('every valid ref is deployed; every other is a 400 that names it and chan
   t.equal(receiver.requests.length, refs.valid.length, 'nothing else was deployed');
 });
 
-t.test('who may do what', async (t) => {
+t.test('each key may do only what its scopes and projects allow', async (t) => {
   const { davit, service, projectId, key } = await running(t, '/bin/true');
   const other = await davit.davit('admin', 'project', 'create', '--name', 'other', '--', '/bin/true');
   const reader = await davit.davit(
