@@ -183,11 +183,11 @@ t.test('a missing /proc is named as the cause', ifMayMount, async (t) => {
 });
 
 t.test('davit works under umask 177, which denies its owner the execute bit', ifMayMount, async (t) => {
-    const place = emptyPlace(t);
-    const { status, stdout } = runAfter(place, ['umask 177'], CREATE_PROJECT);
-    t.equal(status, 0);
-    t.match(stdout, /^prj_\w+\n$/);
-    t.strictSame(filesIn(place), ['davit', 'davit.db']);
+  const place = emptyPlace(t);
+  const { status, stdout } = runAfter(place, ['umask 177'], CREATE_PROJECT);
+  t.equal(status, 0);
+  t.match(stdout, /^prj_\w+\n$/);
+  t.strictSame(filesIn(place), ['davit', 'davit.db']);
 });
 
 /** A directory of the user's own with nothing in it but the executable and an empty `tmp`. */

@@ -58,7 +58,7 @@ const PROXIES: Record<string, Proxy> = {
 };
 
 for (const [name, proxy] of Object.entries(PROXIES)) {
-  t.test(`behind ${name}, as the README sets it up`, ifHas(name), async (t) => {
+  t.test(`davit works behind ${name} with the configuration in the README`, ifHas(name), async (t) => {
     const davit = place(t);
     const { id: project } = await davit.davit<{ id: string }>(
       ...['admin', 'project', 'create', '--name', 'site', '--dir', davit.directory],
@@ -105,7 +105,7 @@ for (const [name, proxy] of Object.entries(PROXIES)) {
     );
     const statuses = (await Promise.all(failures)).map((answer) => answer.resume().statusCode);
     t.ok(statuses.filter((status) => status === 401).length >= 60);
-    t.ok(statuses.includes(429), 'one address, whatever it says of itself');
+    t.ok(statuses.includes(429), 'X-Forwarded-For of a client does not change its address');
     const other = await ask('/v2/projects', { headers: { Authorization: 'Bearer wrong' } });
     t.equal(other.resume().statusCode, 401, 'another address');
   });

@@ -28,7 +28,7 @@ interface OptionRow extends Omit<CommandOption, 'command'> {
   but: string[];
 }
 
-t.test('every option stands in the README with its default and its variable', async (t) => {
+t.test('every option is in the README with its default and its variable', async (t) => {
   const options = await optionsBelow([]);
   const rows = optionRows();
   t.ok(options.length > 50 && rows.length > 50, 'there is something to compare');
@@ -104,7 +104,7 @@ t.test('every type of event and every query parameter is named in the README', a
   );
 });
 
-t.test('every endpoint stands in the README with its scope', async (t) => {
+t.test('every endpoint is in the README with its scope', async (t) => {
   const { directory } = place(t);
   const service = await serve(t, directory);
   const response = await fetch(`${service.url}/v2/openapi.json`);
@@ -124,7 +124,7 @@ t.test('every endpoint stands in the README with its scope', async (t) => {
   t.strictSame(listed.toSorted(), described.toSorted());
 });
 
-t.test('every file of src/ is on the map', async (t) => {
+t.test('every file of src/ is on the map in the README', async (t) => {
   const map = readmeSection('### A map');
   const names = [...map.matchAll(/[\w*-]+\.(?:ts|css)\b/g)].map(([name]) => name);
   const isOnMap = (file: string) =>

@@ -215,14 +215,10 @@ puts JSON.generate(JSON.parse($stdin.read).map { |d|
 };
 
 for (const [name, language] of Object.entries(LANGUAGES)) {
-  t.test(
-    `the README's ${name} believes what davit sent, and nothing else`,
-    ifHas(language.program),
-    async (t) => {
-      t.strictSame(verdicts(temporaryDirectory(t), language, ACCEPTED), every(ACCEPTED, true));
-      t.strictSame(verdicts(temporaryDirectory(t), language, REFUSED), every(REFUSED, false));
-    },
-  );
+  t.test(`the README's ${name} accepts only what davit sent`, ifHas(language.program), async (t) => {
+    t.strictSame(verdicts(temporaryDirectory(t), language, ACCEPTED), every(ACCEPTED, true));
+    t.strictSame(verdicts(temporaryDirectory(t), language, REFUSED), every(REFUSED, false));
+  });
 }
 
 /** By the name of each delivery, what this language says of it. */

@@ -19,7 +19,7 @@ import { temporaryDirectory } from '../helpers/store.ts';
 
 const execute = promisify(execFile);
 
-t.test('the first deployment, from an empty directory', ifHas('git', 'curl'), async (t) => {
+t.test('the first deployment works from an empty directory', ifHas('git', 'curl'), async (t) => {
   const there = reader(t);
   await there.shell(readmeBlock('first-deployment.sh'));
   const service = await there.serve();
@@ -44,16 +44,16 @@ t.test('the first deployment, from an empty directory', ifHas('git', 'curl'), as
   t.match(await deploy('v1'), /succeeded/);
   t.equal(index(), 'hello\n', 'a rollback is a deployment of the earlier ref');
   t.match(await deploy('v2'), /there is no v2\n.*failed.*\nexit 1\n$/s);
-  t.equal(index(), 'hello\n', 'what failed changed nothing');
+  t.equal(index(), 'hello\n', 'a failed deployment changes nothing');
   symlinkSync(readlinkSync(join(there.directory, 'current')), join(there.directory, 'next'));
   await deploy('main');
-  t.equal(index(), 'goodbye\n', 'what one left that was stopped before its last step does no harm');
+  t.equal(index(), 'goodbye\n', 'the remains of a deployment stopped before its last step do no harm');
   for (const ref of ['v1', 'main']) await deploy(ref);
   t.equal(readdirSync(join(there.directory, 'releases')).length, 5, 'of six');
   t.equal(index(), 'goodbye\n');
 });
 
-t.test('a worker takes what is queued and reports it', ifHas('curl', 'jq'), async (t) => {
+t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq'), async (t) => {
   const there = reader(t);
   writeFileSync(join(there.directory, 'worker.sh'), readmeBlock('worker.sh'), { mode: 0o755 });
   writeFileSync(
@@ -75,7 +75,7 @@ t.test('a worker takes what is queued and reports it', ifHas('curl', 'jq'), asyn
   t.equal(readFileSync(join(there.directory, 'rolled-out'), 'utf8'), 'v1\nbroken\nv2\n', 'the oldest first');
 });
 
-t.test('a job of a CI with curl and jq exits as the deployment ended', ifHas('curl', 'jq'), async (t) => {
+t.test('the CI job of the README exits as the deployment ended', ifHas('curl', 'jq'), async (t) => {
   const there = reader(t);
   await there.shell(
     `davit admin project create --name site -- /bin/sh -c 'echo "of $DEPLOY_REF"; [ $DEPLOY_REF = good ]'`,
@@ -89,7 +89,7 @@ t.test('a job of a CI with curl and jq exits as the deployment ended', ifHas('cu
   await t.rejects(job('good', 'job-bad'), { code: 1, stdout: '', stderr: /idempotency_key_reused/ });
 });
 
-t.test('the receiver takes a delivery, knows it again, and refuses what is not davit’s', async (t) => {
+t.test('the receiver accepts a delivery, recognizes a repeat, and rejects a forgery', async (t) => {
   const directory = temporaryDirectory(t);
   for (const name of ['verify.mjs', 'receiver.mjs']) writeFileSync(join(directory, name), readmeBlock(name));
   const secret = newSigningSecret(realEffects.randomBytes);
@@ -114,7 +114,11 @@ t.test('the receiver takes a delivery, knows it again, and refuses what is not d
   const half = connect(Number(port), '127.0.0.1');
   half.resume().end('POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{');
   await once(half, 'close');
-  t.equal(await send('evt_0', newSigningSecret(realEffects.randomBytes)), 400, 'who hung up did it no harm');
+  t.equal(
+    await send('evt_0', newSigningSecret(realEffects.randomBytes)),
+    400,
+    'a client that hung up did no harm',
+  );
   t.equal(await send('evt_1', secret), 204);
   t.equal(await send('evt_1', secret), 204);
   t.equal(await send('evt_2', secret), 204);
@@ -122,7 +126,7 @@ t.test('the receiver takes a delivery, knows it again, and refuses what is not d
   t.equal(
     (await lines.next()).value,
     "deployment.succeeded { ref: 'of evt_2' }",
-    'what came twice is handled once',
+    'a repeated delivery is handled once',
   );
 });
 
