@@ -20,14 +20,14 @@ import { ifHas } from '../helpers/programs.ts';
 const execute = promisify(execFile);
 const MAIN = join(import.meta.dirname, '../../scripts/bench/main.ts');
 
-t.test('a median lies in the middle, whatever the order', async (t) => {
+t.test('the median is the middle value in any order', async (t) => {
   t.equal(median([9, 1, 5]), 5);
   t.equal(median([9, 1, 5, 7]), 6);
   t.equal(median([4]), 4);
   t.strictSame(summarize([10, 2, 9]), { median: 9, min: 2, max: 10 });
 });
 
-t.test('a percentile is a value that was measured', async (t) => {
+t.test('a percentile is one of the measured values', async (t) => {
   const hundred = Array.from({ length: 100 }, (_, index) => 100 - index);
   t.equal(percentile(hundred, 99), 99);
   t.equal(percentile(hundred, 50), 50);
@@ -36,7 +36,7 @@ t.test('a percentile is a value that was measured', async (t) => {
   t.equal(percentile([7], 50), 7);
 });
 
-t.test('contenders take turns, and a rehearsal does not count', async (t) => {
+t.test('contenders alternate, and the rehearsal is not counted', async (t) => {
   const order: string[] = [];
   const contender = (name: string) => ({
     name,
@@ -56,7 +56,7 @@ t.test('contenders take turns, and a rehearsal does not count', async (t) => {
   t.throws(() => samplesOf(results, 'c', 'perSecond'));
 });
 
-t.test('a target is reached on its very bound, or falls short', async (t) => {
+t.test('a value exactly on its target reaches it', async (t) => {
   const reached = (row: { target?: { reached: boolean } }) => row.target?.reached;
   t.equal(reached(rowAgainst([60], 'limit', '/s', [100], 0.6)), true);
   t.equal(reached(rowAgainst([59], 'limit', '/s', [100], 0.6)), false);
@@ -97,29 +97,25 @@ const ifMeasurable = [0x01021994, 0x858458f6].includes(statfsSync(BUILD).type)
   ? { skip: 'build/ lies in memory' }
   : ifHas('strip');
 
-t.test(
-  'one command measures, prints the table, and leaves nothing but the figures',
-  ifMeasurable,
-  async (t) => {
-    const directory = mkdtempSync(join(BUILD, 'bench-test-'));
-    t.teardown(() => rmSync(directory, { recursive: true }));
-    const output = join(directory, 'bench.json');
-    const data = join(directory, 'data');
-    const words = ['--quick', '--only', 'executable', '--data-dir', data, '--output', output];
-    const { stdout, stderr } = await execute(process.execPath, [MAIN, ...words]);
-    t.equal(stderr, '');
-    t.match(stdout, /^\d+ cores of .*, Linux .*, data on /m);
-    t.match(stdout, /^ {2}build\/davit +\d+ MB +< 116 MB +reached$/m);
-    t.match(stdout, /^1 reached, 0 fall short, 0 skipped; /m);
-    t.match(JSON.parse(readFileSync(output, 'utf8')), {
-      machine: { cores: Number, node: process.version },
-      measures: [{ name: 'executable', rows: [{ samples: [Number], target: { reached: true } }] }],
-    });
-    t.strictSame(readdirSync(data), []);
-  },
-);
+t.test('a benchmark run prints the table and leaves only the figures', ifMeasurable, async (t) => {
+  const directory = mkdtempSync(join(BUILD, 'bench-test-'));
+  t.teardown(() => rmSync(directory, { recursive: true }));
+  const output = join(directory, 'bench.json');
+  const data = join(directory, 'data');
+  const words = ['--quick', '--only', 'executable', '--data-dir', data, '--output', output];
+  const { stdout, stderr } = await execute(process.execPath, [MAIN, ...words]);
+  t.equal(stderr, '');
+  t.match(stdout, /^\d+ cores of .*, Linux .*, data on /m);
+  t.match(stdout, /^ {2}build\/davit +\d+ MB +< 116 MB +reached$/m);
+  t.match(stdout, /^1 reached, 0 fall short, 0 skipped; /m);
+  t.match(JSON.parse(readFileSync(output, 'utf8')), {
+    machine: { cores: Number, node: process.version },
+    measures: [{ name: 'executable', rows: [{ samples: [Number], target: { reached: true } }] }],
+  });
+  t.strictSame(readdirSync(data), []);
+});
 
-t.test('what nobody measures is refused with what there is', async (t) => {
+t.test('an unknown measure is refused, and --list shows those that exist', async (t) => {
   const refused = await execute(process.execPath, [MAIN, '--only', 'everything']).catch((error) => error);
   t.match(refused, { code: 2, stderr: /there is no measure everything: see --list/ });
   const { stdout } = await execute(process.execPath, [MAIN, '--list']);
