@@ -1,7 +1,7 @@
 import t from 'tap';
 import { COMMON_FAULTS, FAULT_KINDS, makePlan } from '../../scripts/chaos/plan.ts';
 
-t.test('a seed makes the same plan each time, and another seed another', async (t) => {
+t.test('a plan depends only on its seed', async (t) => {
   const plan = makePlan(7, 60_000, FAULT_KINDS);
   t.strictSame(makePlan(7, 60_000, FAULT_KINDS), plan);
   t.not(makePlan(8, 60_000, FAULT_KINDS).hash, plan.hash);
@@ -9,7 +9,7 @@ t.test('a seed makes the same plan each time, and another seed another', async (
   t.equal(plan.hash, 'c2d6c70db1d34e69', 'on every machine');
 });
 
-t.test('steps come in their order and within the time', async (t) => {
+t.test('the steps of a plan are in order and within its time', async (t) => {
   const { steps, durationMs } = makePlan(1, 60_000, FAULT_KINDS);
   const times = steps.map(({ atMs }) => atMs);
   t.strictSame(
@@ -19,7 +19,7 @@ t.test('steps come in their order and within the time', async (t) => {
   t.ok(times.every((atMs) => atMs >= 0 && atMs < durationMs));
 });
 
-t.test('a short run has every kind of fault that it was told to have, and no other', async (t) => {
+t.test('a short plan has every kind of fault that was asked for, and no other', async (t) => {
   for (const kinds of [FAULT_KINDS, COMMON_FAULTS, ['kill'] as const]) {
     const { steps } = makePlan(1, 20_000, kinds);
     const planned = new Set(steps.flatMap((step) => ('fault' in step ? [step.fault.kind] : [])));
@@ -27,7 +27,7 @@ t.test('a short run has every kind of fault that it was told to have, and no oth
   }
 });
 
-t.test('a long run lets davit live for a while', async (t) => {
+t.test('a long plan leaves davit alive for a while', async (t) => {
   const { steps, durationMs } = makePlan(1, 5 * 60_000, FAULT_KINDS);
   const ends = steps.flatMap((step) =>
     'fault' in step && /kill|terminate|fsync|clock/.test(step.fault.kind) ? [step.atMs] : [],

@@ -8,7 +8,7 @@ const SECRET = `whsec_${Buffer.alloc(32, 7).toString('base64')}`;
 const OTHER = `whsec_${Buffer.alloc(32, 8).toString('base64')}`;
 const BODY = '{"id":"evt_1"}';
 
-t.test('signatures are checked by who did not write them', async (t) => {
+t.test('altered, foreign and missing signatures are problems', async (t) => {
   const headers = headersOf(SECRET);
   t.equal(signatureProblem({ headers, body: BODY }, [OTHER, SECRET]), undefined);
   t.match(signatureProblem({ headers, body: BODY }, [OTHER]), /no v1/);
@@ -21,7 +21,7 @@ t.test('signatures are checked by who did not write them', async (t) => {
   t.match(signatureProblem({ headers: forged, body: BODY }, [SECRET]), /webhook-signature/);
 });
 
-t.test('memory, descriptors and connections that grow are found; a short life says nothing', async (t) => {
+t.test('growth of memory, descriptors and connections is found, but not in a short life', async (t) => {
   const life = (length: number, bytesEach: number, descriptorsEach: number, connectionsEach = 0) => ({
     samples: Array.from({ length }, (_, index) => ({
       residentBytes: 100_000_000 + index * bytesEach,

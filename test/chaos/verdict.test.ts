@@ -28,7 +28,7 @@ const EVENTS: EventType[] = [
 
 const truth = await makeTruth(t);
 
-t.test('nothing is found where nothing is lost', async (t) => {
+t.test('a run without losses has no findings', async (t) => {
   const { violations, counts } = judgeFile(truth.copy(t), truth.evidence());
   t.strictSame(violations, []);
   t.match(counts, { events: 5, deliveries: 5, delivered: 5, pending: 0, exhausted: 0 });
@@ -241,7 +241,7 @@ const LOSSES: { what: string; sql?: string; change?: (evidence: Evidence) => voi
 ];
 
 for (const { what, sql, change, rule } of LOSSES) {
-  t.test(`it is found when this is lost: ${what} (${rule.source})`, async (t) => {
+  t.test(`a loss is found: ${what} (${rule.source})`, async (t) => {
     const evidence = truth.evidence();
     change?.(evidence);
     const { violations } = judgeFile(truth.copy(t, sql), evidence);
