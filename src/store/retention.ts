@@ -120,10 +120,10 @@ export function retentionWrites({ database, effects }: WriteContext) {
     DELETE FROM key_secrets WHERE hash IN (SELECT hash FROM key_secrets WHERE expires_at <= +:nowMs LIMIT :limit)`);
 
   const deletedWebhooks = database.prepare<
-    { seq: number; limit: number },
+    { seq: number; nowMs: number; limit: number },
     { seq: number; id: WebhookId; deleted_at: number }
   >(
-    'SELECT seq, id, deleted_at FROM webhooks WHERE deleted_at IS NOT NULL AND seq >= +:seq ORDER BY seq LIMIT :limit',
+    'SELECT seq, id, deleted_at FROM webhooks WHERE deleted_at <= +:nowMs AND seq >= +:seq ORDER BY seq LIMIT :limit',
   );
   const deliveriesOfWebhook = database.prepare<
     { webhookId: WebhookId; limit: number },
@@ -225,7 +225,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
         remove(work, 'secrets', removeKeySecrets.run({ nowMs, limit: work.rows }));
         return work.rows > 0 ? null : START;
       case 'deletedWebhooks':
-        return pruneDeletedWebhooks(from, nowMs - IDEMPOTENCY_MEMORY_MS, work);
+        return pruneDeletedWebhooks(from, nowMs, work);
       case 'deployments':
         return retentionMs === null ? null : pruneDeployments(from, nowMs - retentionMs, work);
       case 'events':
@@ -238,15 +238,15 @@ export function retentionWrites({ database, effects }: WriteContext) {
   }
 
   /** A deleted webhook's row stays while a repeated deletion must find its stored answer. */
-  function pruneDeletedWebhooks(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
+  function pruneDeletedWebhooks(from: PrunePlace, nowMs: number, work: Work): PrunePlace | null {
     const limit = work.scans;
-    const webhooks = deletedWebhooks.all({ seq: from.seq, limit });
+    const webhooks = deletedWebhooks.all({ seq: from.seq, nowMs, limit });
     for (const { seq, id, deleted_at } of webhooks) {
       for (const delivery of deliveriesOfWebhook.all({ webhookId: id, limit: work.rows })) {
         if (!removeWithAttempts(delivery, work)) break;
       }
       if (work.rows <= 0) return { ...START, seq };
-      if (deleted_at < beforeMs) remove(work, 'webhooks', removeWebhook.run({ seq }));
+      if (deleted_at < nowMs - IDEMPOTENCY_MEMORY_MS) remove(work, 'webhooks', removeWebhook.run({ seq }));
     }
     return webhooks.length < limit ? null : { ...START, seq: (webhooks.at(-1)?.seq ?? 0) + 1 };
   }

@@ -154,6 +154,18 @@ t.test(
   },
 );
 
+t.test('a webhook deleted during a pass is left to the next one', async (t) => {
+  const { store, effects, id } = await withWebhook(t);
+  await newDeliveries(store, id, 3);
+  const step = { what: 'deletedWebhooks', from: START, untilMs: effects.now(), retentionMs: null } as const;
+  effects.advance(1);
+  await store.writer.write('webhooks.remove', { id });
+  t.match(await store.writer.write('retention.step', step), { removed: {}, next: null });
+  t.equal(idsOf(store, 'deliveries').length, 3);
+  const nextPass = { ...step, untilMs: effects.now() };
+  t.match(await store.writer.write('retention.step', nextPass), { removed: { deliveries: 3 } });
+});
+
 t.test('deliveries that an open replay is yet to send are kept until they were sent', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   const before = await newDeliveries(store, id, 2);
