@@ -158,7 +158,7 @@ t.test('deliveries are counted per webhook, with the next attempt and the last e
   t.match(stdout, new RegExp(`^${disabled.id} +https://disabled\\.test/ +3 +held +${disableReason}$`, 'm'));
 });
 
-t.test('a retry that waits is not said to be made now, and one delivery that is held is held', async (t) => {
+t.test('admin queue shows when a waiting retry is due, and a single held delivery as held', async (t) => {
   const { store, davit, served } = file(t);
   const { keyId } = await store.key();
   const failing = await newWebhook(store, keyId, { url: 'https://failing.test/' });

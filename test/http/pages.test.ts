@@ -89,7 +89,7 @@ t.test('a cursor does not reveal its position', async (t) => {
 
 const REFUSAL = { code: 'invalid_request', details: [{ in: 'query', field: 'cursor' }] };
 
-t.test('every list binds its cursors to all that may narrow it', async (t) => {
+t.test('every list binds its cursors to all of its filters', async (t) => {
   const { url, contract, ...service } = await startWholeService(t);
   const projectId = await service.project({ command: null });
   const { secret, keyId } = await service.key();

@@ -5,7 +5,7 @@ import { processFigures } from '../../src/metrics/process.ts';
 import { openFilesMax } from '../../src/system-limits.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
 
-t.test('what is told of the process is in the units that the names say', async (t) => {
+t.test('metrics of the process are in the units that their names state', async (t) => {
   const openBefore = readdirSync('/proc/self/fd').length - 1; // but for the one that looks
   const { user, system } = process.cpuUsage();
   const { value } = parseMetrics(exposition(processFigures(1_500)));

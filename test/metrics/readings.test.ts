@@ -8,7 +8,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
 import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
 
-t.test('for how long the first has been due is told in seconds', async (t) => {
+t.test('the age of the oldest due delivery is in seconds', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
   const { keyId } = await store.key();

@@ -85,7 +85,7 @@ t.test('no INSERT makes SQLite build a temporary table to check constraints', (t
   t.end();
 });
 
-t.test('the words that a column may hold are those that domain.ts has for it', (t) => {
+t.test('each column allows exactly the words that domain.ts lists for it', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
   const stored = DELIVERY_STATUSES.filter((status) => status !== 'held');
   const sent = ATTEMPT_TRIGGERS.filter((trigger) => trigger !== 'ping');

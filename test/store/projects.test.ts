@@ -68,7 +68,7 @@ t.test('a project is found by its id, and by its name as long as no other has th
   t.throws(() => store.reads.projects.resolve('nothing'), { code: 'not_found' });
 });
 
-t.test('a new project has every setting that it was given', async (t) => {
+t.test('a new project has every setting that was given', async (t) => {
   const store = testStore(t);
   for (const [settings, shown] of Object.values(OTHERWISE)) {
     const id = await store.project(settings);

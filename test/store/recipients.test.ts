@@ -43,7 +43,7 @@ for (const [what, change] of CHANGES) {
   });
 }
 
-t.test('a secret that is added, changed or removed, by whomever, is known at the next look', async (t) => {
+t.test('a secret added, changed or removed by anybody is known at the next lookup', async (t) => {
   const effects = fakeEffects();
   const { store, webhookId, recipient } = await remembering(t, effects);
   recipient();
