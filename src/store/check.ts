@@ -71,7 +71,7 @@ export function integrityProblems(database: Database, limit: number): string[] {
 
 /**
  * What the file lacks, in at most `limit` sentences: the row of `instance` and, if the schema is this davit's, tables,
- * indexes and triggers. SQLite's own check does not miss them.
+ * indexes and triggers. SQLite's own check finds nothing wrong with a file that lacks them.
  */
 export function completenessProblems(database: Database, limit: number): string[] {
   const present = new Set(database.prepare<[], string>('SELECT name FROM sqlite_schema').pluck().all());
