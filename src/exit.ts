@@ -1,8 +1,8 @@
 import { loadCLibrary } from './libc.ts';
 
 /**
- * Ends this process without waiting for libuv's threads, as `process.exit` does: it waits for DNS lookups, which took
- * 53 s with three servers that do not answer and two search domains. Rejects where no native code can be loaded.
+ * Ends this process at once. `process.exit` waits for libuv's threads, and so for DNS lookups: 53 s with three servers
+ * that do not answer and two search domains. Rejects where no native code can be loaded.
  */
 export async function exitAtOnce(code: number): Promise<void> {
   const { declare } = await loadCLibrary();
