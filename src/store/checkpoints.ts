@@ -15,7 +15,7 @@ interface Checkpoints {
   end(): Promise<void>;
 }
 
-/** Requests a checkpoint: small enough for the page cache, large enough that pages written often are copied once. */
+/** A checkpoint begins at this much uncopied: it fits the page cache, and pages written often are copied once. */
 const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
 /** When more of the WAL is in use, the writer copies the rest itself, so that the next write starts the WAL over. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
