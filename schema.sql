@@ -62,7 +62,7 @@ CREATE TABLE projects (
   status            TEXT    NOT NULL CHECK (status = 'active' OR status = 'paused' OR status = 'archived'),
   created_at        INTEGER NOT NULL,
   command           TEXT    CHECK (json_type(command) = 'array'), -- argument vector; null: another system does the work
-  directory         TEXT    CHECK (directory GLOB '/*'),          -- where the command runs; null: in an empty directory
+  directory         TEXT    CHECK (directory GLOB '/*'),          -- where the command runs; null: in an empty directory each time
   timeout_ms        INTEGER CHECK (timeout_ms > 0),               -- null: no limit
   idle_timeout_ms   INTEGER CHECK (idle_timeout_ms > 0),          -- null: no limit
   report_timeout_ms INTEGER CHECK (report_timeout_ms > 0),        -- null: a reported deployment may stay open for ever
