@@ -81,7 +81,7 @@ function waitsFor(
 function printQueue(queue: Queue, context: CommandContext): void {
   const { service, running, waiting, reported, webhooks, replays } = queue;
   context.terminal.print(summary(queue, context));
-  printStretch(context, 'RUNNING', running, [
+  printExcerpt(context, 'RUNNING', running, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
     { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
@@ -90,7 +90,7 @@ function printQueue(queue: Queue, context: CommandContext): void {
   if (service === null && running.count > 0) {
     context.terminal.print("no service is running: 'davit serve' ends these and records them as interrupted");
   }
-  printStretch(context, 'WAITING', waiting, [
+  printExcerpt(context, 'WAITING', waiting, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
     { title: 'NUMBER', of: ({ queue_position }) => String(queue_position ?? '') },
@@ -143,7 +143,7 @@ function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
 }
 
 function printReported(reported: Excerpt<ReportedDeployment>, context: CommandContext): void {
-  printStretch(context, 'ELSEWHERE', reported, [
+  printExcerpt(context, 'ELSEWHERE', reported, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
     { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
@@ -160,7 +160,7 @@ function printWebhooks(
   service: Serving | null,
   context: CommandContext,
 ): void {
-  printStretch(context, 'WEBHOOK', webhooks, [
+  printExcerpt(context, 'WEBHOOK', webhooks, [
     { title: 'URL', of: ({ url }) => url, shrinks: true },
     { title: 'WAITING', of: ({ pending_count, held_count }) => String(pending_count + held_count) },
     { title: 'NEXT ATTEMPT', of: (webhook) => nextAttemptText(webhook, service !== null, context) },
@@ -193,17 +193,17 @@ function printReplays(replays: Excerpt<ReplayBacklog>, context: CommandContext):
 }
 
 /** Prints a table of the items under a title, and how many more there are; nothing if there are none. */
-function printStretch<Item extends { id: string }>(
+function printExcerpt<Item extends { id: string }>(
   context: CommandContext,
   title: string,
-  stretch: Excerpt<Item>,
+  excerpt: Excerpt<Item>,
   columns: readonly Column<Item>[],
 ): void {
   const { terminal } = context;
-  if (stretch.count === 0) return;
+  if (excerpt.count === 0) return;
   terminal.print('');
-  terminal.print(table(terminal, stretch.items, [{ title, of: ({ id }) => id }, ...columns]));
-  printRest(stretch, context);
+  terminal.print(table(terminal, excerpt.items, [{ title, of: ({ id }) => id }, ...columns]));
+  printRest(excerpt, context);
 }
 
 function printRest({ count, items }: Excerpt<unknown>, { terminal }: CommandContext): void {
