@@ -60,13 +60,13 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   const loop = startLoop(dispatcher.tick, {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects: realEffects,
-    onError: (error) => logger.error({ err: error }, 'the dispatcher stumbled'),
+    onError: (error) => logger.error({ err: error }, 'the dispatcher failed, and tries again'),
   });
   const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
   const replays = startLoop(replayer.tick, {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects: realEffects,
-    onError: (error) => logger.error({ err: error }, 'the replays stumbled'),
+    onError: (error) => logger.error({ err: error }, 'the replays failed, and are tried again'),
   });
   let isReplaysWakeScheduled = false;
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });

@@ -58,7 +58,7 @@ export async function startExecutor(
   const loop = startLoop(executor.tick, {
     idleMs: 500,
     effects: realEffects,
-    onError: (error) => t.fail('the executor stumbled', { error }),
+    onError: (error) => t.fail('the executor failed', { error }),
   });
   const unsubscribe = store.writer.onCommit((commit) => {
     if (commit.has('queue')) loop.wake();
