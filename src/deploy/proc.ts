@@ -19,7 +19,7 @@ export function requireOwnProc(): void {
     throw new AppError(
       'conflict',
       self === undefined
-        ? '/proc does not show this process, and davit finds its commands there: mount it in the PID namespace of davit'
+        ? '/proc does not show this process, and davit finds its commands there: mount /proc in the PID namespace of davit'
         : `/proc is that of another PID namespace, where davit is process ${self} in place of ${process.pid}: mount its own ` +
             'there (unshare has --mount-proc)',
     );

@@ -27,10 +27,10 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
         const renewed = read();
         if (renewed === null) return;
         use(renewed);
-        logger.info(`read anew: ${what}`);
+        logger.info(`reloaded: ${what}`);
       } catch (error) {
         const problem = error instanceof AppError ? { problem: error.message } : { err: error };
-        logger.error(problem, `not read anew, so the old stays in use: ${what}`);
+        logger.error(problem, `not reloaded, the old one stays in use: ${what}`);
       }
     },
   };

@@ -15,7 +15,7 @@ const fixture = (name: string) => readFileSync(join(FIXTURES, name), 'utf8');
 /** Of both certificates for localhost: one signed by the authority, one by itself. */
 const ca = [fixture('ca.pem'), fixture('self-signed.pem')];
 
-const READ_ANEW = 'read anew: the certificate';
+const RELOADED = 'reloaded: the certificate';
 
 t.test('after SIGHUP new connections get the new certificate, and open ones go on', async (t) => {
   const { service, use, json, davit, directory, port } = await withCertificate(t);
@@ -45,7 +45,7 @@ t.test('after SIGHUP new connections get the new certificate, and open ones go o
 
   use('self-signed');
   service.signal('SIGHUP');
-  await service.logged(READ_ANEW);
+  await service.logged(RELOADED);
 
   t.equal(await issuerShown(port), 'CN=localhost');
   t.equal(await issuerShown(port, oldSession), 'CN=localhost', 'also when a session is resumed');
@@ -72,18 +72,18 @@ t.test('a broken certificate or key is reported, and the old one stays in use', 
   for (const [index, [breakIt, problem]] of breaks.entries()) {
     breakIt();
     service.signal('SIGHUP');
-    const failures = () => service.log().filter(({ msg }) => /^not read anew/.test(String(msg)));
+    const failures = () => service.log().filter(({ msg }) => /^not reloaded/.test(String(msg)));
     while (failures().length <= index) await service.more();
     t.match(failures().at(-1), {
       level: 'error',
       problem,
-      msg: 'not read anew, so the old stays in use: the certificate',
+      msg: 'not reloaded, the old one stays in use: the certificate',
     });
     t.equal(await issuerShown(port), 'CN=davit test CA');
   }
   use('self-signed');
   service.signal('SIGHUP');
-  await service.logged(READ_ANEW);
+  await service.logged(RELOADED);
   t.equal(await issuerShown(port), 'CN=localhost');
 });
 
@@ -125,7 +125,7 @@ t.test('an expired certificate is served with a warning, and can be replaced', a
   t.equal(error?.code, 'CERT_HAS_EXPIRED');
   use('localhost');
   service.signal('SIGHUP');
-  await service.logged(READ_ANEW);
+  await service.logged(RELOADED);
   t.equal(await issuerShown(port), 'CN=davit test CA');
   t.equal(service.log().filter(({ level }) => level === 'warn').length, 1);
 });
@@ -165,7 +165,7 @@ t.test('SIGHUP reloads --webhook-ca-file, and a broken one is not used', async (
 
   writeFileSync(path, 'rubbish');
   service.signal('SIGHUP');
-  t.match(await service.logged(/^not read anew/), {
+  t.match(await service.logged(/^not reloaded/), {
     problem: /--webhook-ca-file: .* holds no certificate in PEM/,
     msg: /the certificates of --webhook-ca-file$/,
   });
@@ -173,7 +173,7 @@ t.test('SIGHUP reloads --webhook-ca-file, and a broken one is not used', async (
 
   writeFileSync(path, fixture('ca.pem'));
   service.signal('SIGHUP');
-  await service.logged('read anew: the certificates of --webhook-ca-file');
+  await service.logged('reloaded: the certificates of --webhook-ca-file');
   t.match(await ping(), { status_code: 200, error: null });
 });
 
@@ -192,7 +192,7 @@ async function withCertificate(t: Test, name = 'localhost') {
 }
 
 function renewals(service: ServedWithLog): number {
-  return service.log().filter(({ msg }) => msg === READ_ANEW).length;
+  return service.log().filter(({ msg }) => msg === RELOADED).length;
 }
 
 async function get(port: number, path: string, options: object): Promise<IncomingMessage> {
