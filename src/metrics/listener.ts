@@ -53,7 +53,9 @@ export async function startMetricsListener(
     server.listen(listen.port, listen.host, resolve);
   });
   // For instance, a connection cannot be accepted for want of file descriptors.
-  server.on('error', (error) => logger.warn({ err: error }, 'the listener for metrics had an error'));
+  server.on('error', (error) =>
+    logger.warn({ err: error }, 'the listener for metrics failed, and tries again'),
+  );
   return {
     port: (server.address() as AddressInfo).port,
     close: () =>
