@@ -267,7 +267,7 @@ export function deployments(
               operationId: 'reportDeployment',
               summary: 'Report how a deployment goes',
               description:
-                'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with that status, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing.',
+                'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with the status `canceling`, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing.',
               responses: {
                 200: { description: 'The deployment.', resource: 'Deployment', example: REPORTED_DEPLOYMENT },
               },
