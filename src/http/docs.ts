@@ -242,9 +242,7 @@ function answers(responses: Operation['responses'], document: OpenApiDocument): 
   const list = (shown: typeof entries): Html =>
     html`<dl class="answers">${shown.map((entry) => answer(entry, document))}</dl>`;
   return html`<h4>Answers</h4>${list(own)}${
-    common.length === 0
-      ? ''
-      : html`<details><summary>Errors that any operation may answer with</summary>${list(common)}</details>`
+    common.length === 0 ? '' : html`<details><summary>Common errors</summary>${list(common)}</details>`
   }`;
 }
 

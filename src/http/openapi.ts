@@ -229,8 +229,8 @@ function event(type: string, summary: string): PathItem {
         ...(isPing ? {} : { '410': { description: 'The receiver is gone: davit disables the webhook.' } }),
         default: {
           description: isPing
-            ? 'Not delivered, as with a redirect. The answer to the ping request says so, and it is not sent again.'
-            : 'Not delivered, as with a redirect. It is sent again with growing delays, for 24 hours.',
+            ? 'Not delivered, also if it is a redirect. The answer to the ping request says so, and it is not sent again.'
+            : 'Not delivered, also if it is a redirect. It is sent again with growing delays, for 24 hours.',
         },
       },
     },
