@@ -49,7 +49,7 @@ export function createSendBufferLimit(
       if (bytes <= maxBytes || oldest.response === response) return;
       oldest.release();
       logger.warn(
-        'a response was cut off: its client did not read it, and too much of others waits in memory',
+        'a response was cut off: its client did not read it, and unread responses take too much memory',
       );
       oldest.response.req.socket.destroy();
     }
