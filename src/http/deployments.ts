@@ -384,7 +384,7 @@ interface ReportBody {
 
 const MESSAGE_MAX_LENGTH = 4096;
 
-/** Excludes `__proto__`, which body.ts refuses as a name anywhere, so that the API description tells. */
+/** Excludes `__proto__`, which json.ts refuses as a name anywhere, so that the API description tells. */
 const OUTPUT_NAME = new RegExp(`^(?!__proto__$)[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
 
 const outputValue = Joi.string()

@@ -70,8 +70,8 @@ export function createRateLimiter(
 }
 
 /**
- * Limits failed authentications per address: see `addressGroup`. It is asked only after a key was found to be wrong, so
- * nobody can lock out a valid key: beyond the limit, failures are answered 429 instead of 401.
+ * Limits failed authentications per address: see `addressGroup`. It is asked only after a request failed to
+ * authenticate, so nobody can lock out a valid key: beyond the limit, failures are answered 429 instead of 401.
  */
 export function createFailureLimiter(effects: Effects): RateLimiter {
   return createRateLimiter({ limit: 60, windowMs: 60_000 }, effects, { policy: 'failed-authentication' });
