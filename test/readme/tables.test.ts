@@ -1,4 +1,4 @@
-import { readdirSync } from 'node:fs';
+import { readdirSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { EVENT_TYPES } from '../../src/domain.ts';
@@ -8,6 +8,8 @@ import { codesIn, readmeSection, tableRows } from '../helpers/readme.ts';
 import { serve } from '../helpers/served.ts';
 
 /* What the README lists is what there is: no option, endpoint or file too few, none too many. */
+
+const SOURCES = join(import.meta.dirname, '../../src');
 
 interface CommandOption {
   /** `deploy`, `project create`: as the README names them, `admin` left out. */
@@ -129,8 +131,7 @@ t.test('every file of src/ is on the map in the README', async (t) => {
   const names = [...map.matchAll(/[\w*-]+\.(?:ts|css)\b/g)].map(([name]) => name);
   const isOnMap = (file: string) =>
     names.some((name) => new RegExp(`^${name.replaceAll('*', '[\\w-]*').replace('.', '\\.')}$`).test(file));
-  const files = readdirSync(join(import.meta.dirname, '../../src'), { recursive: true, encoding: 'utf8' })
-    .filter((path) => path.endsWith('.ts'))
+  const files = sourcePaths()
     // One for each command, and what these share: commands.ts is their table of contents.
     .filter((path) => !path.startsWith('cli/'));
   t.strictSame(
@@ -146,6 +147,23 @@ t.test('every file of src/ is on the map in the README', async (t) => {
     'files that only the map has',
   );
 });
+
+t.test('every message by which the README says to recognise a fault is one of davit', async (t) => {
+  const rows = tableRows(readmeSection('#### When something is wrong'));
+  // A message is several words; a status and a reason are one.
+  const messages = rows.flatMap(([seen = '']) => codesIn(seen)).filter((code) => code.includes(' '));
+  t.ok(messages.length >= 3);
+  const sources = sourcePaths().map((path) => readFileSync(join(SOURCES, path), 'utf8'));
+  t.strictSame(
+    messages.filter((message) => !sources.some((text) => text.includes(`'${message.replace(/ …$/, '')}`))),
+    [],
+    'messages that davit does not have',
+  );
+});
+
+function sourcePaths(): string[] {
+  return readdirSync(SOURCES, { recursive: true, encoding: 'utf8' }).filter((path) => path.endsWith('.ts'));
+}
 
 /** What `--help` says of the options of this command and of those below it. */
 async function optionsBelow(path: string[]): Promise<CommandOption[]> {
