@@ -27,8 +27,8 @@ export function defineMigrate(command: Command, context: CommandContext): void {
   explain(
     command,
     'Migrates the file of an older davit, as davit serve does at its start, but starts nothing, so that davit admin can be ' +
-      'used before. The older davit must be stopped. First a checked copy is kept beside the file; then everything is ' +
-      'changed and checked in one transaction, or nothing is.',
+      'used before the service runs. The older davit must be stopped. First a checked copy is kept beside the file; then ' +
+      'everything is changed and checked in one transaction, or nothing is.',
     ['davit admin migrate && davit admin project pause website'],
   )
     .addOption(jsonOption())
