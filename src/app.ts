@@ -208,7 +208,7 @@ export async function startService(
   // Stopped before the server: that answers the requests that wait for a deployment, so they do not delay the stop.
   started.defer(watches.close);
   await http.start();
-  if (isNew) logger.info({ file: resolve(dbPath) }, 'made the file: it has no keys and no projects yet');
+  if (isNew) logger.info({ file: resolve(dbPath) }, 'created the file: it has no keys and no projects yet');
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,

@@ -105,7 +105,7 @@ t.test('the log says where metrics are served, and stdout only where davit liste
 
 t.test('the log says that the file was created, as a forgotten --db would create another', async (t) => {
   const { directory, dbPath } = place(t);
-  const message = 'made the file: it has no keys and no projects yet';
+  const message = 'created the file: it has no keys and no projects yet';
   const first = await serveWithLog(t, directory);
   t.match(await first.logged(message), { level: 'info', file: dbPath });
   await first.stop();
