@@ -2,8 +2,10 @@ import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import fs, {
   chownSync,
+  closeSync,
   copyFileSync,
   existsSync,
+  openSync,
   readdirSync,
   readFileSync,
   readlinkSync,
@@ -130,6 +132,8 @@ t.test('on a file system without hard links a copy of the old file is kept', asy
   writeFileSync(`${path}-lock`, '');
   const old = readFileSync(path);
   const { ino } = statSync(path);
+  const descriptor = openSync(path, 'r'); // while it is open, no file of another test gets its inode number
+  t.teardown(() => closeSync(descriptor));
   const isLocked = () => readFileSync('/proc/locks', 'utf8').includes(`:${ino} `);
   const { renameSync: rename } = fs;
   let wasLocked = false;
