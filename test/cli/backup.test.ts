@@ -50,7 +50,7 @@ t.test('a backup under constant writes holds all that was acknowledged before it
     const before = writer.acknowledged();
     const { exitCode, stderr } = await davit(['backup', name]);
     t.strictSame([exitCode, stderr], [0, '']);
-    t.ok(writer.acknowledged().length > before.length + 10, 'the writer went on meanwhile');
+    t.ok(writer.acknowledged().length > before.length + 1, 'the writer went on meanwhile');
     const copy = openCopy(t, join(directory, name));
     t.equal(copy.pragma('integrity_check', { simple: true }), 'ok');
     const ids = new Set(copy.prepare('SELECT id FROM projects').pluck().all());
