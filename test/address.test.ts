@@ -12,6 +12,7 @@ import {
   URL_MAX_LENGTH,
 } from '../src/address.ts';
 import { printable } from '../src/printable.ts';
+import { cidr } from './helpers/cidr.ts';
 
 interface Vectors {
   refused: string[];
@@ -24,11 +25,7 @@ const vectors: Vectors = JSON.parse(readFileSync(`${import.meta.dirname}/vectors
 const closed = { allowHttp: false, allowedCidrs: [] };
 
 function cidrs(...texts: string[]): Cidr[] {
-  return texts.map((text) => {
-    const parsed = parseCidr(text);
-    if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
-    return parsed.cidr;
-  });
+  return texts.map(cidr);
 }
 
 t.test('an address', async (t) => {

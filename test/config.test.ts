@@ -1,6 +1,5 @@
 import { Command, CommanderError } from 'commander';
 import t from 'tap';
-import { parseCidr } from '../src/address.ts';
 import {
   cannotListen,
   LOG_LEVELS,
@@ -10,6 +9,7 @@ import {
   serveOptions,
   someSettings,
 } from '../src/config.ts';
+import { cidr } from './helpers/cidr.ts';
 
 t.test('without options the configuration has the documented defaults', async (t) => {
   t.strictSame(configOf([]), {
@@ -234,10 +234,4 @@ function refusalOf(words: string[]): string {
     if (error instanceof CommanderError) return error.message;
   }
   throw new Error(`${words.join(' ')} was accepted`);
-}
-
-function cidr(text: string) {
-  const result = parseCidr(text);
-  if (!result.ok) throw new Error(result.reason);
-  return result.cidr;
 }

@@ -3,8 +3,8 @@ import type { AddressInfo } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { createServer, getCACertificates, setDefaultCACertificates } from 'node:tls';
 import t from 'tap';
-import { type Cidr, parseCidr } from '../../src/address.ts';
 import { type Connector, type ConnectorOptions, createConnector } from '../../src/deliver/connect.ts';
+import { cidr } from '../helpers/cidr.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { CA_PEM, hangUp, startReceiver, status } from '../helpers/receiver.ts';
@@ -190,10 +190,4 @@ function exchange(
 
 function tlsFixture(name: string): string {
   return readFileSync(`${import.meta.dirname}/../fixtures/tls/${name}`, 'utf8');
-}
-
-function cidr(text: string): Cidr {
-  const parsed = parseCidr(text);
-  if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
-  return parsed.cidr;
 }

@@ -2,10 +2,10 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
-import { type Cidr, parseCidr } from '../../src/address.ts';
 import { createSender, type SenderOptions } from '../../src/deliver/send.ts';
 import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
 import { collectGarbage } from '../../src/memory.ts';
+import { cidr } from '../helpers/cidr.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import {
   CA_PEM,
@@ -24,12 +24,6 @@ import {
 
 const BODY = '{"id":"evt_1","data":{"ref":"café 🚀"}}';
 const TIMEOUT_MS = 10_000;
-
-function cidr(text: string): Cidr {
-  const parsed = parseCidr(text);
-  if (!parsed.ok) throw new Error(`${text} ${parsed.reason}`);
-  return parsed.cidr;
-}
 
 const LOOPBACK = [cidr('127.0.0.0/8'), cidr('::1/128')];
 

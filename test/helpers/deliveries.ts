@@ -1,13 +1,14 @@
 import type { Test } from 'tap';
-import { parseCidr, type UrlRules } from '../../src/address.ts';
+import type { UrlRules } from '../../src/address.ts';
 import { createSender, type Sender } from '../../src/deliver/send.ts';
 import type { DeliveryId, EventType, KeyId, WebhookId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
+import { cidr } from './cidr.ts';
 import { newDeployment, type TestStore } from './store.ts';
 
 /** Receivers of tests listen on the loopback, over plain HTTP. */
-export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [loopback()] };
+export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [cidr('127.0.0.0/8')] };
 
 /** The real sender; closed when the test has ended. */
 export function testSender(t: Test): Sender {
@@ -80,10 +81,4 @@ export function copyWaiting(store: TestStore, count: number, firstAtMs: number):
     SELECT id || number, event_id, event_type, webhook_id, 'pending', ${firstAtMs} + number, created_at,
            ladder_started_at, 1, ladder_trigger
       FROM numbers, deliveries`);
-}
-
-function loopback() {
-  const result = parseCidr('127.0.0.0/8');
-  if (!result.ok) throw new Error(result.reason);
-  return result.cidr;
 }

@@ -1,7 +1,6 @@
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
-import { parseCidr } from '../../src/address.ts';
 import { startService } from '../../src/app.ts';
 import type { ServeConfig } from '../../src/config.ts';
 import type { KeyId, ProjectId } from '../../src/domain.ts';
@@ -11,6 +10,7 @@ import { openForWriting } from '../../src/store/database.ts';
 import type { NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { type Store, storeOn } from '../../src/store/store.ts';
+import { cidr } from './cidr.ts';
 import { type Contract, createContract } from './contract.ts';
 import { KEY, PROJECT, temporaryDirectory } from './store.ts';
 
@@ -78,7 +78,7 @@ export const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   webhookTimeoutMs: 10_000,
   webhookRetryDelaysMs: [5_000, 30_000],
   webhookRetryWindowMs: 24 * 60 * 60_000,
-  webhookAllowCidrs: [loopback()],
+  webhookAllowCidrs: [cidr('127.0.0.0/8')],
   webhookAllowHttp: true,
   webhookCaFile: null,
   metricsListen: null,
@@ -86,9 +86,3 @@ export const CONFIG: Omit<ServeConfig, 'dbPath'> = {
   logLevel: 'silent',
   shutdownGraceMs: 1_000,
 };
-
-function loopback() {
-  const result = parseCidr('127.0.0.0/8');
-  if (!result.ok) throw new Error(result.reason);
-  return result.cidr;
-}

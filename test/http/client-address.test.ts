@@ -1,6 +1,6 @@
 import t from 'tap';
-import { type Cidr, parseCidr } from '../../src/address.ts';
 import { addressGroup, createClientAddress } from '../../src/http/client-address.ts';
+import { cidr } from '../helpers/cidr.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 
@@ -97,9 +97,3 @@ t.test('behind a trusted proxy, failed authentications are counted by client', a
   t.equal(await statusFrom('2001:db8::ffff'), 429);
   t.equal(await statusFrom('2001:db8:0:1::1'), 401);
 });
-
-function cidr(text: string): Cidr {
-  const result = parseCidr(text);
-  if (!result.ok) throw new Error(result.reason);
-  return result.cidr;
-}
