@@ -1,3 +1,4 @@
+import { writeFileSync } from 'node:fs';
 import type { CommandContext } from './cli/command.ts';
 import { runCommandLine } from './cli/commands.ts';
 import { createTerminal } from './cli/terminal.ts';
@@ -19,7 +20,21 @@ process.env['UV_THREADPOOL_SIZE'] ??= String(poolThreads());
 /** With a umask such as 177, meant to keep files private, davit could not enter the directories that it creates. */
 process.umask(process.umask(0o077) & 0o077);
 
+nameProcess('davit');
+
 void main(process.argv.slice(2));
+
+/**
+ * The name that top(1), pgrep(1), systemctl(1) and the kernel's messages show, by default `MainThread`. To set
+ * process.title would overwrite the arguments.
+ */
+function nameProcess(name: string): void {
+  try {
+    writeFileSync('/proc/self/comm', name);
+  } catch {
+    // Without /proc nobody can see the name.
+  }
+}
 
 async function main(commandLine: string[]): Promise<void> {
   const context = contextOf(process, commandLine);

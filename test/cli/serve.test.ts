@@ -36,6 +36,18 @@ t.test('serve says where it listens, and stops cleanly on SIGTERM and SIGINT', a
   }
 });
 
+t.test('the process is called davit, and keeps its arguments', async (t) => {
+  const { directory } = place(t);
+  const { processId } = await serve(t, directory);
+  t.equal(readFileSync(`/proc/${processId}/comm`, 'utf8'), 'davit\n');
+  t.match(readFileSync(`/proc/${processId}/cmdline`, 'utf8').split('\0'), [
+    process.execPath,
+    MAIN,
+    'serve',
+    '--listen',
+  ]);
+});
+
 t.test('serve listens at a host name, also for metrics, and is ready', async (t) => {
   const { directory } = place(t);
   const service = await serve(t, directory, { DAVIT_METRICS_LISTEN: 'localhost:0' }, 'localhost:0');
