@@ -28,6 +28,9 @@ function withoutValue(message: string): string {
 function withSuggestion(message: string, command: Command): string {
   const [, kind, word = ''] = /^error: unknown (option|command) '(.*)'$/s.exec(message) ?? [];
   if (kind === undefined) return message;
+  if (kind === 'option' && command.commands.some((one) => isTakenBy(one, word))) {
+    return `error: option '${word}' goes after the command that takes it`;
+  }
   const known = kind === 'option' ? optionsOf(command) : commandsOf(command);
   const synonym = kind === 'command' ? commandCalled(word, command, known.keys()) : undefined;
   const meant = known.get(synonym ?? nearest(word, known.keys()) ?? '');
@@ -44,6 +47,13 @@ function optionsOf(command: Command): Map<string, string> {
     options
       .flatMap(({ long, short }) => [long, short].flatMap((flag) => flag ?? []))
       .map((flag) => [flag, flag]),
+  );
+}
+
+function isTakenBy(command: Command, word: string): boolean {
+  return (
+    command.options.some(({ long, short }) => word === long || word === short) ||
+    command.commands.some((one) => isTakenBy(one, word))
   );
 }
 

@@ -118,6 +118,11 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['admin key help', /unknown command 'help': did you mean davit admin key --help\?/],
     ['admin backup x', /unknown command 'backup': did you mean davit backup\?/],
     ['version', /unknown command 'version': did you mean davit --version\?/],
+    [
+      'admin --json key list',
+      /^error: option '--json' goes after the command that takes it \(see 'davit admin --help'\)$/m,
+    ],
+    ['--listen=:80 serve', /^error: option '--listen' goes after the command/m],
     ['-v', /unknown option '-v': did you mean -V\?/],
     ['admin project unpause website', /unknown command 'unpause': did you mean resume\?/],
     ['admin project rm website', /did you mean archive\?/],
