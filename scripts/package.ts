@@ -145,7 +145,11 @@ async function recordCode(executable: string, directory: string): Promise<void> 
     ['serve', '--db', join(directory, 'davit.db'), '--listen', '127.0.0.1:0', '--log-level', 'warn'],
     {
       stdio: ['ignore', 'ignore', 'inherit'],
-      env: { ...process.env, NODE_OPTIONS: `--require=${RECORDER}`, CODE_DIRECTORY: directory },
+      env: {
+        ...process.env,
+        NODE_OPTIONS: `--require=${JSON.stringify(RECORDER)}`,
+        CODE_DIRECTORY: directory,
+      },
     },
   );
   const ended = once(child, 'exit');
