@@ -242,7 +242,8 @@ t.test('the fish script completes commands, values, quoted names and paths', ifH
   ];
   const { stdout, stderr } = spawnSync('fish', ['--no-config', '-c', script, ...lines], {
     cwd: there.directory,
-    env: { PATH: path, HOME: there.directory },
+    // In the locale C, fish finds nothing in a directory with other letters than those of ASCII, as TMPDIR may be one.
+    env: { PATH: path, HOME: there.directory, LANG: 'C.UTF-8' },
     encoding: 'utf8',
   });
   t.equal(stderr, '');
