@@ -119,7 +119,13 @@ function makeRepository(): void {
       'init.defaultBranch=main',
     ];
     try {
-      execFileSync('git', [...identity, ...words], { cwd: work, stdio: ['ignore', 'ignore', 'inherit'] });
+      // No GIT_DIR, as a hook has it, and no configuration of the user, which may sign commits or run hooks.
+      const env = { PATH: process.env['PATH'] };
+      execFileSync('git', [...identity, ...words], {
+        cwd: work,
+        env,
+        stdio: ['ignore', 'ignore', 'inherit'],
+      });
     } catch (error) {
       const missing = error instanceof Error && 'code' in error && error.code === 'ENOENT';
       throw new Error(missing ? 'git is not on the PATH: install it' : 'git failed, see above');
@@ -146,7 +152,7 @@ function makeReleaseScript(): void {
     `#!/bin/sh
 set -eu
 echo "checking out $DEPLOY_REF of $DEPLOY_PROJECT_NAME"
-git clone --quiet --no-checkout '${REPOSITORY}' "$DEPLOY_ID"
+git clone --quiet --no-checkout ../hello.git "$DEPLOY_ID"
 git -C "$DEPLOY_ID" checkout --quiet --detach "$DEPLOY_REF"
 echo "releasing $(git -C "$DEPLOY_ID" rev-parse --short HEAD)"
 ln -sfn "$DEPLOY_ID" current

@@ -244,6 +244,8 @@ function gitRepository({ directory }: Place): { script: string; commit: string }
   const git = (...words: string[]) =>
     execFileSync('git', ['-c', 'user.name=t', '-c', 'user.email=t@example.com', ...words], {
       cwd: work,
+      // No GIT_DIR, as a hook has it: the commits would go there. No configuration, which may ask for signatures.
+      env: { PATH: process.env['PATH'] },
       encoding: 'utf8',
     });
   git('init', '--quiet');
@@ -258,7 +260,7 @@ function gitRepository({ directory }: Place): { script: string; commit: string }
     '#!/bin/sh',
     'set -eu',
     'rm -rf released',
-    `git clone --quiet --no-checkout '${work}' released`,
+    'git clone --quiet --no-checkout repository released',
     'git -C released checkout --quiet --detach "$DEPLOY_REF"',
   ];
   writeFileSync(script, `${lines.join('\n')}\n`, { mode: 0o755 });
