@@ -133,7 +133,8 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   const findings: DoctorFinding[] = [];
   for (const [name, { mode, uid }] of filesBeside(path, file)) {
     const forOwnerAlone = `chmod 600 ${join(dirname(path), name)}`;
-    if ((mode & 0o200) === 0) {
+    // Those beside it get its mode when davit writes.
+    if (name === basename(path) && (mode & 0o200) === 0) {
       findings.push(problem('permissions', `${name} is not writable (mode ${octal(mode)})`, forOwnerAlone));
     }
     if ((mode & 0o077) !== 0) {

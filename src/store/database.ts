@@ -1,4 +1,4 @@
-import { accessSync, closeSync, constants, existsSync, openSync, statSync } from 'node:fs';
+import { accessSync, chmodSync, closeSync, constants, existsSync, openSync, statSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
@@ -160,16 +160,26 @@ function createPrivately(path: string): void {
 
 /**
  * Refuses read-only files. SQLite would open them all the same, and create the -wal and -shm with the same mode, so
- * that no write would succeed later either.
+ * that no write would succeed later either. Those that a reader left so get the mode that the file has now.
  */
 function refuseUnwritable(path: string): void {
-  for (const file of [path, `${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
+  requireWritable(path);
+  for (const side of [`${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
     try {
-      // Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2).
-      accessSync(file, constants.W_OK);
+      requireWritable(side);
     } catch (error) {
-      if (codeOf(error) === 'EACCES') throw unwritable(file, error);
+      if (statusOf(side)?.uid !== process.getuid?.()) throw error;
+      chmodSync(side, statSync(path).mode & 0o777);
     }
+  }
+}
+
+function requireWritable(file: string): void {
+  try {
+    // Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2).
+    accessSync(file, constants.W_OK);
+  } catch (error) {
+    if (codeOf(error) === 'EACCES') throw unwritable(file, error);
   }
 }
 

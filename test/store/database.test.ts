@@ -1,6 +1,7 @@
 import { execFileSync } from 'node:child_process';
 import {
   chmodSync,
+  chownSync,
   existsSync,
   readdirSync,
   readFileSync,
@@ -10,6 +11,7 @@ import {
   writeFileSync,
 } from 'node:fs';
 import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import {
@@ -45,6 +47,7 @@ t.test('the file is made on first use, private and durable', (t) => {
 });
 
 const MODULE = join(import.meta.dirname, '../../src/store/database.ts');
+const NOBODY = 65_534;
 
 t.test(
   'a read-only file is refused, and nothing is created beside it',
@@ -56,15 +59,44 @@ t.test(
     for (const [name, mode] of Object.entries({ '': 0o777, 'davit.db': 0o644 })) {
       chmodSync(join(directory, name), mode);
     }
-    const script = `import('${MODULE}').then(({ openForWriting }) => openForWriting('${path}')).catch(({ message }) => console.log(message))`;
-    const said = execFileSync(process.execPath, ['--no-warnings', '--eval', script], { uid: 65_534 });
     t.equal(
-      String(said),
+      openedByNobody(path),
       `cannot write to ${path}: check that this user may write to it and its directory\n`,
     );
     t.strictSame(readdirSync(directory), ['davit.db']);
   },
 );
+
+t.test(
+  'once a file is writable again, what a reader created beside it meanwhile does no harm',
+  ifMayBeNobody(MODULE, process.execPath),
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const path = join(directory, 'davit.db');
+    openForWriting(path, fakeEffects()).close();
+    for (const [side, mode] of Object.entries({ '': 0o600, '-wal': 0o400, '-shm': 0o400 })) {
+      writeFileSync(path + side, '', { flag: 'a' });
+      chmodSync(path + side, mode);
+      chownSync(path + side, NOBODY, NOBODY);
+    }
+    chownSync(directory, NOBODY, NOBODY);
+    t.equal(openedByNobody(path), '');
+    t.strictSame(readdirSync(directory), ['davit.db']);
+  },
+);
+
+/** The error of the file when the user `nobody` opens and closes it; empty if there is none. */
+function openedByNobody(path: string): string {
+  const script = `
+    const { openForWriting } = await import(process.argv[1]);
+    try {
+      openForWriting(process.argv[2]).close();
+    } catch ({ message }) {
+      console.log(message);
+    }`;
+  const words = ['--no-warnings', '--input-type=module', '--eval', script, pathToFileURL(MODULE).href, path];
+  return execFileSync(process.execPath, words, { uid: NOBODY, encoding: 'utf8' });
+}
 
 t.test('no INSERT makes SQLite build a temporary table to check constraints', (t) => {
   const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
