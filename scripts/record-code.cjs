@@ -1,6 +1,6 @@
 const { renameSync, writeFileSync } = require('node:fs');
 const { join } = require('node:path');
-const { setFlagsFromString } = require('node:v8');
+const v8 = require('node:v8');
 const vm = require('node:vm');
 
 /*
@@ -11,14 +11,15 @@ const vm = require('node:vm');
 /** By then davit has started, and src/memory.ts has not yet given compiled code back. */
 const AFTER_MS = 1_000;
 
+// V8 refuses code that was recorded under other flags than those at the start, and src/memory.ts changes some, for all
+// threads at any moment.
+v8.setFlagsFromString = () => undefined;
+
 vm.Script = class extends vm.Script {
   constructor(source, options) {
     super(source, options);
     const path = join(process.env.CODE_DIRECTORY, `${options.filename}.code`);
     setTimeout(() => {
-      // V8 refuses code that was recorded under other flags than those at the start, and src/memory.ts has changed this
-      // one.
-      setFlagsFromString('--allocation-site-pretenuring');
       writeFileSync(`${path}.new`, this.createCachedData());
       renameSync(`${path}.new`, path);
     }, AFTER_MS).unref();
