@@ -83,16 +83,9 @@ async function carryOut(request: RunRequest, context: RunContext, stopping: Stop
   const marked = { ...environment, [DEPLOYMENT_MARKER]: deploymentId };
   const isWanted = () => stopping.value() === undefined;
   const spawned = await spawner.spawn({ command, directory, environment: marked }, isWanted);
-  switch (spawned.kind) {
-    case 'started':
-      return await supervise(spawned, request, context, stopping);
-    case 'notStarted':
-      return isWanted() ? spawned : stoppedOutcome(stopping.value());
-    case 'unwanted':
-      return stoppedOutcome(stopping.value());
-    default:
-      return spawned satisfies never;
-  }
+  if (spawned.kind === 'started') return await supervise(spawned, request, context, stopping);
+  const cause = stopping.value();
+  return cause === undefined ? spawned : stoppedOutcome(cause);
 }
 
 async function supervise(
@@ -210,7 +203,7 @@ function outcomeOfStopped(
   }
 }
 
-function stoppedOutcome(cause: StopCause | undefined): RunOutcome {
+function stoppedOutcome(cause: StopCause): RunOutcome {
   switch (cause) {
     case 'user':
       return { kind: 'canceled' };
@@ -220,7 +213,6 @@ function stoppedOutcome(cause: StopCause | undefined): RunOutcome {
       return { kind: 'idleTimedOut' };
     case 'shutdown':
     case 'failure':
-    case undefined:
       return { kind: 'interrupted' };
     default:
       return cause satisfies never;

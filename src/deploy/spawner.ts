@@ -10,7 +10,7 @@ import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { childrenOfMainThread, retryOnShortage } from './proc.ts';
 import { processIdentity, sessionOf } from './processes.ts';
 
-export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string } | { kind: 'unwanted' };
+export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string };
 
 export interface StartedProcess {
   kind: 'started';
@@ -23,7 +23,7 @@ export interface StartedProcess {
 export interface Spawner {
   /**
    * Starts a command in a session of its own, with stdin from /dev/null and stdout and stderr to one pipe. `isWanted`
-   * is called just before the start; when it says no, nothing is started and the result is `unwanted`.
+   * is called just before the start; when it says no, nothing is started.
    */
   spawn(request: SpawnRequest, isWanted?: () => boolean): Promise<SpawnResult>;
   /** Starts no more commands. Those that run go on, and how they end is not reported. */
@@ -66,7 +66,8 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       const found = findCommand(request);
       const path = typeof found === 'string' ? found : await found;
       if (closed) return { kind: 'notStarted', cause: 'davit is shutting down' };
-      return isWanted() ? await start(path, request) : { kind: 'unwanted' };
+      if (!isWanted()) return { kind: 'notStarted', cause: 'it is no longer wanted' };
+      return await start(path, request);
     } catch (error) {
       return { kind: 'notStarted', cause: messageOf(error) };
     } finally {

@@ -329,7 +329,7 @@ t.test('a command that is no longer wanted at the last moment is not started', a
   const spawner = testSpawner(t);
   const file = join(temporaryDirectory(t), 'started');
   const result = await spawner.spawn({ ...REQUEST, command: ['touch', file] }, () => false);
-  t.strictSame(result, { kind: 'unwanted' });
+  t.strictSame(result, { kind: 'notStarted', cause: 'it is no longer wanted' });
   t.throws(() => readFileSync(file), { code: 'ENOENT' });
 });
 
