@@ -60,31 +60,18 @@ type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
  * they may be daemons that are meant to stay.
  */
 export function run(request: RunRequest, context: RunContext): Run {
-  const stopping = firstOf<StopCause>();
-  const shutdown = firstOf<number>();
-  return {
-    outcome: carryOut(request, context, { ...stopping, shutdownAtMs: shutdown.value }),
-    stop(cause) {
-      if (cause === 'shutdown') shutdown.settle(context.effects.monotonicMs());
-      stopping.settle(cause);
-    },
-  };
-}
-
-/** Why this run is stopped, and since when the whole service stops. */
-interface Stopping extends First<StopCause> {
-  /** On the monotonic clock. */
-  shutdownAtMs(): number | undefined;
+  const stopping = createStopping(context.effects);
+  return { outcome: carryOut(request, context, stopping), stop: stopping.stop };
 }
 
 async function carryOut(request: RunRequest, context: RunContext, stopping: Stopping): Promise<RunOutcome> {
   const { deploymentId, command, directory, environment } = request;
   const { spawner } = context;
   const marked = { ...environment, [DEPLOYMENT_MARKER]: deploymentId };
-  const isWanted = () => stopping.value() === undefined;
+  const isWanted = () => stopping.cause() === undefined;
   const spawned = await spawner.spawn({ command, directory, environment: marked }, isWanted);
   if (spawned.kind === 'started') return await supervise(spawned, request, context, stopping);
-  const cause = stopping.value();
+  const cause = stopping.cause();
   return cause === undefined ? spawned : stoppedOutcome(cause);
 }
 
@@ -98,7 +85,7 @@ async function supervise(
   const failures: unknown[] = [];
   const fail = (error: unknown) => {
     failures.push(error);
-    stopping.settle('failure');
+    stopping.stop('failure');
   };
   context.onStarted(identity);
   const watch = watchClock(request, context.effects, stopping);
@@ -125,7 +112,7 @@ async function untilEnd(
   context: RunContext,
   stopping: Stopping,
 ): Promise<RunOutcome> {
-  const first = await Promise.race([started.ended, stopping.settled]);
+  const first = await Promise.race([started.ended, stopping.stopped]);
   if (typeof first === 'object') return first;
   // The command may have exited already, its SIGCHLD not handled yet: then the stop comes too late.
   const disposition = await endTree(started.identity, request, context, stopping, true);
@@ -225,21 +212,17 @@ interface Watch {
   end(): void;
 }
 
-function watchClock(
-  { timeoutMs, idleTimeoutMs }: RunRequest,
-  effects: Effects,
-  stopping: First<StopCause>,
-): Watch {
+function watchClock({ timeoutMs, idleTimeoutMs }: RunRequest, effects: Effects, stopping: Stopping): Watch {
   const startedAtMs = effects.monotonicMs();
   let quietSinceMs = startedAtMs;
   let handling = 0;
   const cancelTimeout = whenOver(timeoutMs, effects, {
     passedMs: () => effects.monotonicMs() - startedAtMs,
-    onOver: () => stopping.settle('timeout'),
+    onOver: () => stopping.stop('timeout'),
   });
   const cancelIdleTimeout = whenOver(idleTimeoutMs, effects, {
     passedMs: () => (handling > 0 ? 0 : effects.monotonicMs() - quietSinceMs),
-    onOver: () => stopping.settle('idleTimeout'),
+    onOver: () => stopping.stop('idleTimeout'),
   });
   return {
     async during(handleOutput) {
@@ -284,23 +267,29 @@ function whenOver(
   }
 }
 
-/** A value that is settled once; later values are ignored. */
-interface First<Value> {
-  settle(value: Value): void;
-  settled: Promise<Value>;
-  value(): Value | undefined;
+/** Why a run is stopped, and since when the whole service stops. */
+interface Stopping {
+  /** Only the first cause counts. */
+  stop(cause: StopCause): void;
+  cause(): StopCause | undefined;
+  /** Resolves to the cause. */
+  stopped: Promise<StopCause>;
+  /** On the monotonic clock. */
+  shutdownAtMs(): number | undefined;
 }
 
-function firstOf<Value>(): First<Value> {
-  const { promise, resolve } = Promise.withResolvers<Value>();
-  let first: Value | undefined;
+function createStopping(effects: Effects): Stopping {
+  const { promise: stopped, resolve } = Promise.withResolvers<StopCause>();
+  let first: StopCause | undefined;
+  let shutdownAtMs: number | undefined;
   return {
-    settle(value) {
-      if (first !== undefined) return;
-      first = value;
-      resolve(value);
+    stop(cause) {
+      if (cause === 'shutdown') shutdownAtMs ??= effects.monotonicMs();
+      first ??= cause;
+      resolve(first);
     },
-    settled: promise,
-    value: () => first,
+    cause: () => first,
+    stopped,
+    shutdownAtMs: () => shutdownAtMs,
   };
 }
