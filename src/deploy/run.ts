@@ -81,16 +81,10 @@ async function supervise(
   context: RunContext,
   stopping: Stopping,
 ): Promise<RunOutcome> {
-  const { identity } = started;
-  const failures: unknown[] = [];
-  const fail = (error: unknown) => {
-    failures.push(error);
-    stopping.stop('failure');
-  };
-  context.onStarted(identity);
+  context.onStarted(started.identity);
   const watch = watchClock(request, context.effects, stopping);
   const output = started.readOutput((bytes) => watch.during(() => context.onOutput(bytes)));
-  const outputEnded = output.ended.catch(fail);
+  output.ended.catch(() => stopping.stop('failure'));
 
   const outcome = await untilEnd(started, request, context, stopping);
   watch.end();
@@ -98,9 +92,7 @@ async function supervise(
   // Children may still write their last lines after the command has ended, as `tee` in `exec > >(tee file)` does. A
   // daemon would hold the pipe open for ever, so they have a limited time.
   const cancelFinish = context.effects.after(LAST_OUTPUT_MS, output.finish);
-  await outputEnded;
-  cancelFinish();
-  if (failures.length > 0) throw failures[0];
+  await output.ended.finally(cancelFinish);
   return outcome;
 }
 
