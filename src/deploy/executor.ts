@@ -139,11 +139,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       effects,
       write: (append) => record('logs.append', { id: claimed.id, ...append }),
     });
-    const workspace = makeWorkspace(claimed);
-    const { outcome, outputs } =
-      workspace.kind === 'notStarted'
-        ? { outcome: workspace, outputs: {} }
-        : await runIn(workspace, claimed, log);
+    const { outcome, outputs } = await runInWorkspace(claimed, log);
     const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
     await log.end();
     const recorded = record('deployments.finish', end);
@@ -154,22 +150,17 @@ export function createExecutor(options: ExecutorOptions): Executor {
     logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }
 
-  function makeWorkspace({
-    project_id: projectId,
-    directory,
-  }: ClaimedDeployment): ({ kind: 'made' } & Workspace) | { kind: 'notStarted'; cause: string } {
-    try {
-      return { kind: 'made', ...workspaces.make(projectId, directory) };
-    } catch (error) {
-      return { kind: 'notStarted', cause: `no directory for this run: ${messageOf(error)}` };
-    }
-  }
-
-  async function runIn(
-    workspace: Workspace,
+  async function runInWorkspace(
     claimed: ClaimedDeployment,
     log: LogKeeper,
-  ): Promise<{ outcome: RunOutcome; outputs: Record<string, string> }> {
+  ): Promise<{ outcome: RunOutcome; outputs: Outputs['outputs'] }> {
+    let workspace: Workspace;
+    try {
+      workspace = workspaces.make(claimed.project_id, claimed.directory);
+    } catch (error) {
+      const cause = `no directory for this run: ${messageOf(error)}`;
+      return { outcome: { kind: 'notStarted', cause }, outputs: {} };
+    }
     try {
       const running = start(claimed, workspace, log);
       underWay.set(claimed.id, running.stop);
