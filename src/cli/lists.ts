@@ -22,9 +22,9 @@ export async function latestOf<Item>(
     let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
     beforeSeq !== null && found.length <= limit;
   ) {
-    const { items, goOnBefore }: ListPage<Item> = await page(beforeSeq, limit + 1 - found.length);
+    const { items, goOnAt }: ListPage<Item> = await page(beforeSeq, limit + 1 - found.length);
     for (const item of items) found.push(item); // not push(...items): a page may exceed the limit of arguments
-    beforeSeq = goOnBefore;
+    beforeSeq = goOnAt;
   }
   return { items: found.slice(0, limit), isAll: found.length <= limit };
 }

@@ -85,8 +85,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           // First: a wrong cursor is a wrong value, and those come before visibility.
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
           const webhook = visibleWebhook(reads, request);
-          const { items, goOnBefore } = await reads.deliveries.page(webhook, filter, beforeSeq, limit);
-          return pages.pageUntil(walk, items, goOnBefore);
+          return pages.page(walk, await reads.deliveries.page(webhook, filter, beforeSeq, limit));
         },
       });
 

@@ -331,10 +331,8 @@ export function deployments(
     { filter, walk, beforeSeq }: ReturnType<typeof beginWalk>,
   ): Promise<Page<Deployment>> {
     const { limit } = request.query;
-    const { items, goOnBefore } = await inTurn(() =>
-      reads.deployments.page(callerOf(request), filter, beforeSeq, limit),
-    );
-    return pages.pageUntil(walk, items, goOnBefore);
+    const page = await inTurn(() => reads.deployments.page(callerOf(request), filter, beforeSeq, limit));
+    return pages.page(walk, page);
   }
 
   /**

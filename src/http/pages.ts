@@ -2,6 +2,7 @@ import { createCipheriv, createDecipheriv, createSecretKey } from 'node:crypto';
 import type { Page } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { type AppError, invalid } from '../errors.ts';
+import type { ListPage } from '../store/list-page.ts';
 
 /** What a cursor is bound to: a list, its filters, and the key that pages through it. */
 export interface Walk {
@@ -13,10 +14,8 @@ export interface Walk {
 export interface Pages {
   /** The seq to continue from; `start` without a cursor. Throws `invalid_request` for a cursor of another walk. */
   position(walk: Walk, cursor: string | undefined, start: number): number;
-  /** A page of the first `limit` rows. `rows` has one more than `limit` if there is another page. */
-  page<Item>(walk: Walk, rows: { seq: number; item: Item }[], limit: number): Page<Item>;
-  /** A page of all `items`, which the next page continues at `goOnAt`; null: there is none. */
-  pageUntil<Item>(walk: Walk, items: Item[], goOnAt: number | null): Page<Item>;
+  /** The page as clients see it, with a cursor for the next one. */
+  page<Item>(walk: Walk, page: ListPage<Item>): Page<Item>;
 }
 
 const NONCE_BYTES = 12;
@@ -36,16 +35,7 @@ export function createPages(secret: Buffer, effects: Effects): Pages {
       return cursor === undefined ? start : open(walk, cursor);
     },
 
-    page(walk, rows, limit) {
-      const shown = rows.slice(0, limit);
-      const last = shown.at(-1);
-      return {
-        data: shown.map(({ item }) => item),
-        next_cursor: rows.length > limit && last !== undefined ? seal(walk, last.seq) : null,
-      };
-    },
-
-    pageUntil(walk, items, goOnAt) {
+    page(walk, { items, goOnAt }) {
       return { data: items, next_cursor: goOnAt === null ? null : seal(walk, goOnAt) };
     },
   };

@@ -32,8 +32,8 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
           const caller = callerOf(request);
           const page = listed(JSON.stringify([caller.keyId, limit, cursor]), () => {
             const walk = { list: 'projects', filters: {}, keyId: caller.keyId };
-            const rows = projects.page(caller, pages.position(walk, cursor, 0), limit + 1);
-            return JSON.stringify(pages.page(walk, rows, limit));
+            const afterSeq = pages.position(walk, cursor, 0);
+            return JSON.stringify(pages.page(walk, projects.page(caller, afterSeq, limit)));
           });
           return h.response(page).type('application/json');
         },

@@ -130,7 +130,7 @@ export function webhooks(
           const caller = callerOf(request);
           const walk = { list: 'webhooks', filters: {}, keyId: caller.keyId };
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
-          return pages.page(walk, reads.webhooks.page(caller, beforeSeq, limit + 1), limit);
+          return pages.page(walk, reads.webhooks.page(caller, beforeSeq, limit));
         },
       });
 

@@ -17,7 +17,7 @@ import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
 import type { Caller } from './keys.ts';
-import type { ListPage } from './list-page.ts';
+import { type ListPage, pageOf } from './list-page.ts';
 
 /** A delivery with its payload and all of its attempts. */
 export interface DeliveryDetails extends Delivery {
@@ -154,7 +154,7 @@ export function deliveryReads(
     ): Promise<ListPage<Delivery>> {
       const { statuses, eventTypes, createdAfterMs, createdBeforeMs } = filter;
       const stored = statuses === null ? null : storedStatuses(statuses, webhook.status);
-      if (stored?.length === 0) return { items: [], goOnBefore: null };
+      if (stored?.length === 0) return { items: [], goOnAt: null };
       const parameters = {
         webhookId: webhook.id,
         statuses: stored === null ? null : JSON.stringify(stored),
@@ -174,12 +174,8 @@ export function deliveryReads(
         });
         if (rows.length > limit) break;
       }
-      const shown = rows.slice(0, limit);
-      const goOnAfterShown = rows.length > limit ? (shown.at(-1)?.seq ?? null) : null;
-      return {
-        items: shown.map((row) => toDelivery(row, webhook.status)),
-        goOnBefore: goOnAfterShown ?? before,
-      };
+      const { items, goOnAt } = pageOf(rows, limit, (row) => toDelivery(row, webhook.status));
+      return { items, goOnAt: goOnAt ?? before };
     },
   };
 

@@ -2,6 +2,7 @@ import { type DeploymentStatus, isTerminal } from '../domain.ts';
 import type { Database } from './database.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
+import { type ListPage, pageOf } from './list-page.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
 /** The filters of a list; null: no such filter. */
@@ -12,14 +13,6 @@ export interface DeploymentFilter {
   /** Both bounds are exclusive. */
   createdAfterMs: number | null;
   createdBeforeMs: number | null;
-}
-
-/** A page of matching rows. */
-interface DeploymentRows {
-  /** Newest first. */
-  rows: DeploymentRow[];
-  /** `beforeSeq` of the next page; null: there is none. */
-  goOnBefore: number | null;
 }
 
 /**
@@ -81,7 +74,12 @@ export function deploymentPages(
     )
     .pluck();
 
-  return (caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): DeploymentRows => {
+  return (
+    caller: Caller,
+    filter: DeploymentFilter,
+    beforeSeq: number,
+    limit: number,
+  ): ListPage<DeploymentRow> => {
     const projectIds = separateProjects(caller, filter);
     const parameters = { ...viewer(caller), ...filter, beforeSeq, limit };
     if (filter.statuses?.every((status) => !isTerminal(status))) {
@@ -145,13 +143,12 @@ function prepareScan(database: Database, { from, where, floor }: ScanSource, tex
               ORDER BY d.seq DESC LIMIT :limit + 1)
      ORDER BY d.seq DESC`);
 
-  return ({ statuses, projectIds, ...rest }: ScanParameters): DeploymentRows => {
+  return ({ statuses, projectIds, ...rest }: ScanParameters): ListPage<DeploymentRow> => {
     const parameters = { ...rest, statuses: asJson(statuses), projectIds: asJson(projectIds) };
     const goOnAtFloor = floorSeq.get(parameters) ?? null;
     const found = rows.all({ ...parameters, floorSeq: goOnAtFloor ?? 0 });
-    const shown = found.slice(0, Math.min(rest.limit, fitting(found, textMax)));
-    const goOnAfterShown = found.length > shown.length ? (shown.at(-1)?.seq ?? null) : null;
-    return { rows: shown, goOnBefore: goOnAfterShown ?? goOnAtFloor };
+    const { items, goOnAt } = pageOf(found, Math.min(rest.limit, fitting(found, textMax)), (row) => row);
+    return { items, goOnAt: goOnAt ?? goOnAtFloor };
   };
 }
 

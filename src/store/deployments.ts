@@ -81,8 +81,8 @@ export function deploymentReads(database: Database) {
     /** See `deploymentPages`. */
     page(caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): ListPage<Deployment> {
       return inSnapshot(database, () => {
-        const { rows, goOnBefore } = pages(caller, filter, beforeSeq, limit);
-        return { items: toDeployments(rows), goOnBefore };
+        const { items, goOnAt } = pages(caller, filter, beforeSeq, limit);
+        return { items: toDeployments(items), goOnAt };
       });
     },
 

@@ -10,6 +10,7 @@ import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
+import { type ListPage, pageOf } from './list-page.ts';
 
 /** A project's settings, which only the administrator makes. HTTP shows none of them but the name. */
 export interface ProjectSettings {
@@ -96,12 +97,13 @@ export function projectReads(database: Database) {
       return row === undefined ? undefined : toProject(row);
     },
 
-    /** The caller's projects after `afterSeq` (0: from the first), oldest first, with the seq to go on from. */
-    page(caller: Caller, afterSeq: number, limit: number): { seq: number; item: Project }[] {
+    /** The caller's projects after `afterSeq` (0: from the first), at most `limit`, oldest first. */
+    page(caller: Caller, afterSeq: number, limit: number): ListPage<Project> {
+      const within = { afterSeq, limit: limit + 1 };
       const rows = caller.allProjects
-        ? pageOfAll.all({ afterSeq, limit })
-        : pageOfKey.all({ afterSeq, limit, keyId: caller.keyId });
-      return rows.map((row) => ({ seq: row.seq, item: toProject(row) }));
+        ? pageOfAll.all(within)
+        : pageOfKey.all({ ...within, keyId: caller.keyId });
+      return pageOf(rows, limit, toProject);
     },
 
     /** Finds a project by id, or by a name that only one has. Throws `not_found`, and `conflict` if several have it. */

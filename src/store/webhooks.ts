@@ -13,6 +13,7 @@ import { newSigningSecret } from '../secrets.ts';
 import { enabledChange, type WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import type { Caller } from './keys.ts';
+import { type ListPage, pageOf } from './list-page.ts';
 
 /** How many webhooks a key may have: each adds a row to every event that it subscribes to. */
 export const WEBHOOKS_OF_KEY_MAX = 100;
@@ -118,11 +119,9 @@ export function webhookReads(database: Database) {
     wasRegisteredBy: (caller: Caller, id: string): boolean =>
       everOfKey.get({ id, keyId: caller.keyId }) !== undefined,
 
-    /** The caller's webhooks before `beforeSeq`, newest first, with the seq to go on from. */
-    page: (caller: Caller, beforeSeq: number, limit: number): { seq: number; item: Webhook }[] =>
-      page
-        .all({ keyId: caller.keyId, beforeSeq, limit })
-        .map((row) => ({ seq: row.seq, item: toWebhook(row) })),
+    /** The caller's webhooks before `beforeSeq`, at most `limit`, newest first. */
+    page: ({ keyId }: Caller, beforeSeq: number, limit: number): ListPage<Webhook> =>
+      pageOf(page.all({ keyId, beforeSeq, limit: limit + 1 }), limit, toWebhook),
 
     /** The signing secrets, the newest first; more than one while a rotation overlaps. */
     liveSecrets: (webhookId: WebhookId, nowMs: number): string[] => liveSecrets.all({ webhookId, nowMs }),

@@ -22,21 +22,21 @@ t.test('a list reads only as many pages as its limit needs', async (t) => {
 
 t.test('an empty page of a rare filter does not end the list', async (t) => {
   const pages = [
-    { items: [], goOnBefore: 7 },
-    { items: ['found'], goOnBefore: 3 },
-    { items: [], goOnBefore: null },
+    { items: [], goOnAt: 7 },
+    { items: ['found'], goOnAt: 3 },
+    { items: [], goOnAt: null },
   ];
   const asked: number[] = [];
   const found = await latestOf(1, (beforeSeq) => {
     asked.push(beforeSeq);
-    return pages.shift() ?? { items: ['never'], goOnBefore: null };
+    return pages.shift() ?? { items: ['never'], goOnAt: null };
   });
   t.strictSame(found, { items: ['found'], isAll: true });
   t.strictSame(asked, [Number.MAX_SAFE_INTEGER, 7, 3]);
 });
 
 t.test('a page of 300,000 items does not overflow the call stack', async (t) => {
-  const page = () => ({ items: new Array<number>(MANY).fill(1), goOnBefore: null });
+  const page = () => ({ items: new Array<number>(MANY).fill(1), goOnAt: null });
   const { items, isAll } = await latestOf(MANY, page);
   t.equal(items.length, MANY);
   t.ok(isAll);
@@ -50,7 +50,7 @@ function listOf(count: number, pageMax: number) {
     const newest = Math.min(beforeSeq - 1, count);
     const oldest = Math.max(1, newest + 1 - Math.min(limit, pageMax));
     const items = Array.from({ length: newest + 1 - oldest }, (_, index) => newest - index);
-    return { items, goOnBefore: oldest === 1 ? null : oldest };
+    return { items, goOnAt: oldest === 1 ? null : oldest };
   };
   return { page, asked };
 }

@@ -122,9 +122,9 @@ t.test('a page ends after its maximum of rows looked at, and the next one goes o
   const walk = async (filter: DeliveryFilter, limit: number) => {
     const counts: number[] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
-      const { items, goOnBefore }: ListPage<Delivery> = await page(webhook, filter, before, limit);
+      const { items, goOnAt }: ListPage<Delivery> = await page(webhook, filter, before, limit);
       counts.push(items.length);
-      before = goOnBefore;
+      before = goOnAt;
     }
     return counts;
   };
@@ -149,7 +149,7 @@ t.test('each delivery of a long list is shown once, wherever a page or a slice e
   const webhook = store.reads.webhooks.get(id) as Webhook;
   for (const limit of [1, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, all.length + 1]) {
     const first = await store.reads.deliveries.page(webhook, ALL, Number.MAX_SAFE_INTEGER, limit);
-    const rest = await store.reads.deliveries.page(webhook, ALL, first.goOnBefore ?? 0, all.length);
+    const rest = await store.reads.deliveries.page(webhook, ALL, first.goOnAt ?? 0, all.length);
     t.equal(first.items.length, Math.min(limit, all.length));
     t.strictSame(
       [...first.items, ...rest.items].map(({ id }) => id),

@@ -70,11 +70,11 @@ t.test(
           let before: number | null = Number.MAX_SAFE_INTEGER;
           for (let page = 0; before !== null; page++) {
             if (page > 200) throw new Error('the walk does not end');
-            const { rows, goOnBefore } = pages(caller, filter, before, limit);
-            if (rows.length > limit) throw new Error('more than asked for');
-            if (goOnBefore !== null && goOnBefore >= before) throw new Error('the walk does not go on');
-            walked.push(...rows.map(({ seq }) => seq));
-            before = goOnBefore;
+            const { items, goOnAt } = pages(caller, filter, before, limit);
+            if (items.length > limit) throw new Error('more than asked for');
+            if (goOnAt !== null && goOnAt >= before) throw new Error('the walk does not go on');
+            walked.push(...items.map(({ seq }) => seq));
+            before = goOnAt;
           }
           deepEqual(walked, expected);
         },
@@ -100,10 +100,10 @@ t.test('a page without filters is full as long as there are more', async (t) => 
   ] as const) {
     const first = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 2);
     t.equal(first.items.length, 2);
-    t.not(first.goOnBefore, null);
+    t.not(first.goOnAt, null);
     const all = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, count);
     t.equal(all.items.length, count);
-    t.equal(all.goOnBefore, null, 'and the last page says that it is the last');
+    t.equal(all.goOnAt, null, 'and the last page says that it is the last');
   }
 });
 
@@ -124,8 +124,8 @@ t.test('no page looks at more rows than its maximum, however rare the matches ar
     const found: number[][] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
       const page = pages(who, { ...EVERYTHING, ...filter }, before, 10);
-      found.push(page.rows.map(({ seq }) => seq));
-      before = page.goOnBefore;
+      found.push(page.items.map(({ seq }) => seq));
+      before = page.goOnAt;
     }
     return found;
   };
@@ -160,7 +160,7 @@ t.test('a page of a project that the key does not see does not reveal how much t
   const who = caller(await store.key({ allProjects: false, projectIds: [seen] }), false);
   t.strictSame(
     store.reads.deployments.page(who, { ...EVERYTHING, projectId: hidden }, Number.MAX_SAFE_INTEGER, 2),
-    { items: [], goOnBefore: null },
+    { items: [], goOnAt: null },
   );
 });
 
@@ -199,8 +199,8 @@ t.test('a page over several projects looks at the same share of rows in each', a
     busy,
   );
   t.match(pages(who, { ...EVERYTHING, ref: 'rare' }, Number.MAX_SAFE_INTEGER, 10), {
-    rows: [],
-    goOnBefore: floor?.seq,
+    items: [],
+    goOnAt: floor?.seq,
   });
 });
 
@@ -220,8 +220,8 @@ t.test('a page ends where it has become large, and has one deployment at least',
     const found: number[] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
       const page = pages(who, EVERYTHING, before, 6);
-      found.push(page.rows.length);
-      before = page.goOnBefore;
+      found.push(page.items.length);
+      before = page.goOnAt;
     }
     return found;
   };
@@ -272,7 +272,7 @@ t.test('with any filters, each waiting deployment is listed with its true queue 
             page.items.map(({ queue_position }) => queue_position),
             page.items.map(({ id }) => positions.get(id)),
           );
-          before = page.goOnBefore;
+          before = page.goOnAt;
         }
       },
     ),

@@ -29,7 +29,7 @@ t.test('a key without all projects sees its own, and none that only another key 
     const { keyId } = await store.key({ allProjects: false, projectIds: [...projectIds] });
     const confined = caller({ keyId }, false);
     t.strictSame(
-      store.reads.projects.page(confined, 0, 10).map(({ item }) => item.id),
+      store.reads.projects.page(confined, 0, 10).items.map(({ id }) => id),
       projectIds,
     );
     for (const id of projectIds) t.match(store.reads.projects.visibleTo(confined, id), { id });
@@ -45,9 +45,9 @@ t.test('pages and the list of all projects begin with the oldest', async (t) => 
   for (const allProjects of [false, true]) {
     const asks = caller({ keyId }, allProjects);
     const page = (afterSeq: number) => store.reads.projects.page(asks, afterSeq, 2);
-    const [first, second] = [page(0), page(page(0).at(-1)?.seq ?? 0)];
+    const [first, second] = [page(0), page(page(0).goOnAt ?? 0)];
     t.strictSame(
-      [first, second].map((rows) => rows.map(({ item }) => item.id)),
+      [first, second].map(({ items }) => items.map(({ id }) => id)),
       [ids.slice(0, 2), ids.slice(2)],
     );
   }

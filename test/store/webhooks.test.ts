@@ -45,9 +45,9 @@ t.test('a page begins with the newest and goes on before a seq', async (t) => {
   const ids: WebhookId[] = [];
   for (let count = 0; count < 5; count++) ids.push((await newWebhook(store, keyId)).id);
   const first = store.reads.webhooks.page(caller({ keyId }), Number.MAX_SAFE_INTEGER, 3);
-  const rest = store.reads.webhooks.page(caller({ keyId }), first.at(-1)?.seq ?? 0, 3);
+  const rest = store.reads.webhooks.page(caller({ keyId }), first.goOnAt ?? 0, 3);
   t.strictSame(
-    [...first, ...rest].map(({ item }) => item.id),
+    [...first.items, ...rest.items].map(({ id }) => id),
     ids.toReversed(),
   );
 });
@@ -355,5 +355,6 @@ function rotate(store: TestStore, id: WebhookId, overlapMs: number) {
 }
 
 function idsOf(store: TestStore, keyId: KeyId): WebhookId[] {
-  return store.reads.webhooks.page(caller({ keyId }), Number.MAX_SAFE_INTEGER, 10).map(({ item }) => item.id);
+  const { items } = store.reads.webhooks.page(caller({ keyId }), Number.MAX_SAFE_INTEGER, 10);
+  return items.map(({ id }) => id);
 }
