@@ -186,7 +186,7 @@ export async function startService(
     stopping: stopping.signal,
     effects,
   });
-  const watches = createWatches(store, effects);
+  const watches = createWatches(store.writer, effects);
   const http = await createApi(
     {
       config,

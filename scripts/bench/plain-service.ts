@@ -30,7 +30,7 @@ export async function startPlainService(directory: string): Promise<string> {
       store.reads,
       createAnswers(store.writer),
       pages,
-      createWatches(store, effects),
+      createWatches(store.writer, effects),
       effects,
       null,
     ),

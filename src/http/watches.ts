@@ -2,10 +2,9 @@ import type { Request } from '@hapi/hapi';
 import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { createSlots } from '../slots.ts';
 import type { Change } from '../store/context.ts';
-import type { Store } from '../store/store.ts';
+import type { Writer } from '../store/writer.ts';
 
 /** A request's wait for commits. */
 export interface Watch {
@@ -26,7 +25,7 @@ export interface Watches {
   /** The number of commits noticed so far: what was read remains valid while it stays the same. */
   commits(): number;
   /** Closes all watches, and refuses new ones: the service is stopping. */
-  close(): Promise<void>;
+  close(): void;
 }
 
 /** Each may keep a connection open, and some 100 KiB of a log that its client is slow to read. */
@@ -35,7 +34,7 @@ const WATCHES_OF_KEY_MAX = 500;
 const REFUSED_RETRY_SECONDS = 5;
 
 /** Lets requests wait for commits, also those of other processes, with one subscription to the writer for all. */
-export function createWatches({ reads, writer }: Store, effects: Effects): Watches {
+export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects): Watches {
   const watches = createSlots<OpenWatch>();
   const watchesOf = new Map<Change, Set<OpenWatch>>();
   const countOf = new Map<KeyId, number>();
@@ -46,25 +45,6 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     commits += 1;
     for (const change of changes) wake(change === 'everything' ? watches : watchesOf.get(change));
   });
-  let seenVersion = reads.instance.dataVersion();
-  // This notices this process's own commits as well, and wakes all for nothing, but at most twice a second.
-  const poll = startLoop(
-    async () => {
-      const version = reads.instance.dataVersion();
-      if (version !== seenVersion) {
-        commits += 1;
-        wake(watches);
-      }
-      seenVersion = version;
-      return null;
-    },
-    {
-      idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
-      effects,
-      // Woken requests will fail at their own next read, and log the error as theirs.
-      onError: () => wake(watches),
-    },
-  );
 
   return { open, commits: () => commits, close };
 
@@ -103,12 +83,10 @@ export function createWatches({ reads, writer }: Store, effects: Effects): Watch
     }
   }
 
-  async function close(): Promise<void> {
-    if (closed) return;
+  function close(): void {
     closed = true;
     unsubscribe();
     for (const watch of [...watches]) watch.close();
-    await poll.stop();
   }
 }
 

@@ -25,7 +25,7 @@ export async function startDeploymentsHttp(
 ): Promise<DeploymentsHttp> {
   const { effects = realEffects, maxQueued = 100 } = options;
   const store = options.store ?? testStore(t, effects);
-  const watches = countWatches(createWatches(store, effects));
+  const watches = countWatches(createWatches(store.writer, effects));
   const pages = createPages(store.reads.instance.cursorSecret(), effects);
   const http = await startHttp(t, {
     effects,

@@ -10,7 +10,6 @@ import {
   type Scope,
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { openStore } from '../../src/store/store.ts';
 import { TURN_MAX_MS } from '../../src/turns.ts';
 import { fixture, marked, until } from '../helpers/commands.ts';
 import {
@@ -295,18 +294,6 @@ t.test('GET with ?wait does not miss an end between its first read and the wait'
     return open(...request);
   };
   t.match((await get(http, key, `/v2/deployments/${id}?wait=60`)).body, { status: 'failed' });
-});
-
-t.test('GET with ?wait sees within a second what another process wrote', async (t) => {
-  const effects = fakeEffects();
-  const { http, key, id } = await setUp(t, { effects });
-  const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
-  await until(() => http.watches.size() === 1);
-  const admin = openStore(http.store.path, effects);
-  await admin.writer.write('deployments.cancel', { id });
-  await admin.close();
-  effects.advance(999);
-  t.match((await waiting).body, { status: 'canceled', reason: 'user' });
 });
 
 t.test('GET with ?wait ends when its client leaves, and when the service stops', async (t) => {

@@ -156,7 +156,7 @@ t.test('answers 500 and 503 have the RateLimit headers too', async (t) => {
   const { port, store } = await startHttp(t, {
     rateLimit: { limit: 1_000, windowMs: 60_000 },
     resources: (store) => {
-      const watches = createWatches(store, realEffects);
+      const watches = createWatches(store.writer, realEffects);
       t.teardown(watches.close);
       return [deployments(store.reads, createAnswers(store.writer), pages, watches, realEffects, null)];
     },

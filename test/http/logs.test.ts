@@ -288,7 +288,7 @@ t.test('events carry all that was printed, however split, and can be resumed at 
   const store = testStore(t, effects);
   const projectId = await store.project();
   const { keyId } = await store.key();
-  const watches = countWatches(createWatches(store, effects));
+  const watches = countWatches(createWatches(store.writer, effects));
   t.teardown(watches.close);
   const logEvents = createLogEvents(store.reads, watches);
   const mayFollow = () => true;

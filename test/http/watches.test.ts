@@ -3,7 +3,6 @@ import t, { type Test } from 'tap';
 import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { createWatches } from '../../src/http/watches.ts';
 import { logChange } from '../../src/store/context.ts';
-import { openStore } from '../../src/store/store.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
@@ -65,11 +64,11 @@ t.test('every next() of a closed watch gives closed', async (t) => {
 t.test('when the service stops, all watches are closed and no new one is opened', async (t) => {
   const { watches, ids } = await setUp(t);
   const waiting = [1, 2, 3].map(() => watches.open(ids, KEY).next(60_000));
-  await watches.close();
+  watches.close();
   t.strictSame(await Promise.all(waiting), ['closed', 'closed', 'closed']);
   t.throws(() => watches.open(ids, KEY), { code: 'unavailable' });
   t.equal(watches.size(), 0);
-  await watches.close();
+  watches.close();
 });
 
 t.test('a service that stops ends an event stream properly instead of cutting it off', async (t) => {
@@ -84,46 +83,24 @@ t.test('a service that stops ends an event stream properly instead of cutting it
   t.equal(await log.text(), 'retry: 1000\n\n');
 });
 
-t.test('watches look for commits of other processes twice a second', async (t) => {
-  const { effects, store, watches, ids } = await setUp(t);
-  const admin = openStore(store.path, effects);
-  t.teardown(admin.close);
-  const watch = watches.open([ids[0]], KEY);
-  const before = watches.commits();
-  await admin.writer.write('deployments.cancel', { id: ids[0] });
-  const waiting = watch.next(60_000);
-  effects.advance(499);
-  t.equal(await Promise.race([waiting, nextTurn('still')]), 'still');
-  effects.advance(1);
-  t.equal(await waiting, 'changed');
-  t.ok(watches.commits() > before);
-
-  await nextTurn();
-  const heard = watches.commits();
-  effects.advance(500);
-  // The next look happens in a turn of its own.
-  await nextTurn();
-  await nextTurn();
-  t.equal(watches.commits(), heard, 'each commit is told once');
-  t.equal(await watch.next(0), 'timedOut');
-});
-
-t.test('a failed look for commits wakes all watches, as something may have changed', async (t) => {
-  const { effects, store, ids } = await setUp(t);
-  let isBroken = false;
-  const dataVersion = () => {
-    if (isBroken) throw new Error('the disk is gone');
-    return store.reads.instance.dataVersion();
-  };
-  const reads = { ...store.reads, instance: { ...store.reads.instance, dataVersion } };
-  const watches = createWatches({ ...store, reads }, effects);
-  t.teardown(watches.close);
-  await nextTurn();
-  isBroken = true;
-  const waiting = watches.open([ids[0]], KEY).next(60_000);
-  effects.advance(500);
-  t.equal(await waiting, 'changed');
-});
+t.test(
+  'requests that wait are told of what another process wrote, long before they look again',
+  async (t) => {
+    const service = await startWholeService(t);
+    const { secret } = await service.key();
+    const projectId = await service.project({ command: null });
+    const { id } = await service.admin.writer.write('deployments.create', newDeployment(projectId));
+    const address = `${service.url}/v2/deployments/${id}`;
+    const headers = { authorization: `Bearer ${secret}` };
+    const waiting = fetch(`${address}?wait=60`, { headers });
+    const log = await fetch(`${address}/logs`, { headers: { ...headers, accept: 'text/event-stream' } });
+    const wroteAtMs = performance.now();
+    await service.admin.writer.write('deployments.cancel', { id });
+    t.match(await log.text(), /event: end\ndata: \{"status":"canceled"\}/);
+    t.match(await (await waiting).json(), { status: 'canceled' });
+    t.ok(performance.now() - wroteAtMs < 5_000);
+  },
+);
 
 t.test('a commit of unknown changes wakes all watches', async (t) => {
   const { effects, store, ids } = await setUp(t);
@@ -132,7 +109,7 @@ t.test('a commit of unknown changes wakes all watches', async (t) => {
     tell = listener;
     return () => undefined;
   };
-  const watches = createWatches({ ...store, writer: { ...store.writer, onCommit } }, effects);
+  const watches = createWatches({ onCommit }, effects);
   t.teardown(watches.close);
   const open = ids.map((id) => watches.open([id], KEY));
   tell(new Set(['everything']));
@@ -158,7 +135,7 @@ const KEY = 'key_test' as KeyId;
 async function setUp(t: Test) {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const watches = countWatches(createWatches(store, effects));
+  const watches = countWatches(createWatches(store.writer, effects));
   t.teardown(watches.close);
   await nextTurn();
   const projectId = await store.project();
