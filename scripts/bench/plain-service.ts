@@ -64,7 +64,7 @@ function plainWriter(database: Database): Writer {
   return {
     write: async (name, input) =>
       database.transaction(() => operations[name](input as never)).immediate() as never,
-    onCommit: () => () => undefined,
+    onCommit: () => undefined,
     close: async () => void database.close(),
   };
 }

@@ -41,7 +41,7 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
   let commits = 0;
   let closed = false;
 
-  const unsubscribe = writer.onCommit((changes) => {
+  writer.onCommit((changes) => {
     commits += 1;
     for (const change of changes) wake(change === 'everything' ? watches : watchesOf.get(change));
   });
@@ -85,7 +85,6 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
 
   function close(): void {
     closed = true;
-    unsubscribe();
     for (const watch of [...watches]) watch.close();
   }
 }

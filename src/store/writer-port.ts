@@ -3,7 +3,7 @@ import { AppError, type ErrorCode, type ErrorDetail } from '../errors.ts';
 import { createSlots } from '../slots.ts';
 import type { Change } from './context.ts';
 import type { InputOf, OperationName, OutputOf } from './operations.ts';
-import type { GroupCommit, QueuedWrite, Writer } from './writer.ts';
+import type { CommitListener, GroupCommit, QueuedWrite, Writer } from './writer.ts';
 
 /*
  * The writer's interface across threads. With commits in a thread of their own, requests are read while the disk syncs:
@@ -42,7 +42,7 @@ const LARGEST_MESSAGE = 16;
 /** A writer that sends its writes through `port` to `serveWriter` in another thread. */
 export function connectWriter(port: Port): Writer {
   const waiting = createSlots<PromiseWithResolvers<unknown>>();
-  const listeners = new Set<(changes: ReadonlySet<Change>) => void>();
+  const listeners: CommitListener[] = [];
   let outgoing: { id: number; name: OperationName; input: unknown }[] = [];
   let onClosed: (() => void) | undefined;
 
@@ -72,10 +72,7 @@ export function connectWriter(port: Port): Writer {
       if (outgoing.length === LARGEST_MESSAGE) flush();
       return answer.promise;
     },
-    onCommit(listener) {
-      listeners.add(listener);
-      return () => listeners.delete(listener);
-    },
+    onCommit: (listener) => void listeners.push(listener),
     close: () =>
       new Promise((resolve) => {
         onClosed = resolve;

@@ -13,6 +13,8 @@ import { type InputOf, makeOperations, type OperationName, type OutputOf } from 
 import { MOVED, watchPlace } from './place.ts';
 import type { WriterFigures } from './writer-figures.ts';
 
+export type CommitListener = (changes: ReadonlySet<Change>) => void;
+
 /** All writes go through it. Inputs and outputs are plain values, so that the writer may run in another thread. */
 export interface Writer {
   /**
@@ -21,8 +23,8 @@ export interface Writer {
    * is full.
    */
   write<Name extends OperationName>(name: Name, input: InputOf<Name>): Promise<OutputOf<Name>>;
-  /** Calls `listener` after every commit that announced changes; the returned function removes it. */
-  onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
+  /** Calls `listener` after every commit that announced changes. */
+  onCommit(listener: CommitListener): void;
   /** Commits the writes that were accepted, then closes the connection. */
   close(): Promise<void>;
 }
@@ -67,7 +69,7 @@ export type WriteResult = { ok: true; value: unknown } | { ok: false; error: unk
  */
 export interface GroupCommit {
   enqueue(write: QueuedWrite): void;
-  onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void;
+  onCommit(listener: CommitListener): void;
   /** Announces `everything` if another process has written since the last call. */
   pollOtherProcesses(): void;
   /** Commits what is queued, then closes the connection. */
@@ -133,13 +135,13 @@ export function createGroupCommit(
   };
   /** How many rows this connection has changed, including by triggers. */
   const totalChanges = database.prepare<[], number>('SELECT total_changes()').pluck();
-  const listeners = new Set<(changes: ReadonlySet<Change>) => void>();
+  const listeners: CommitListener[] = [];
   let queue: QueuedWrite[] = [];
   let lowPriority: QueuedWrite[] = [];
   let scheduled = false;
   let closed = false;
 
-  return { enqueue, onCommit, pollOtherProcesses, close };
+  return { enqueue, onCommit: (listener) => void listeners.push(listener), pollOtherProcesses, close };
 
   function enqueue(write: QueuedWrite): void {
     const refusal = closed
@@ -153,11 +155,6 @@ export function createGroupCommit(
     }
     (write.lowPriority ? lowPriority : queue).push(write);
     schedule();
-  }
-
-  function onCommit(listener: (changes: ReadonlySet<Change>) => void): () => void {
-    listeners.add(listener);
-    return () => listeners.delete(listener);
   }
 
   function pollOtherProcesses(): void {

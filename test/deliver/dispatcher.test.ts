@@ -154,10 +154,7 @@ t.test('writes of another process are looked for when it is notified of, or afte
   const dispatcher = testDispatcher(t, store, effects, {
     writer: {
       ...store.writer,
-      onCommit(listener) {
-        commits.add(listener);
-        return () => commits.delete(listener);
-      },
+      onCommit: (listener) => void commits.add(listener),
     },
     wake() {
       wakes += 1;

@@ -60,11 +60,10 @@ export async function startExecutor(
     effects: realEffects,
     onError: (error) => t.fail('the executor failed', { error }),
   });
-  const unsubscribe = store.writer.onCommit((commit) => {
+  store.writer.onCommit((commit) => {
     if (commit.has('queue')) loop.wake();
   });
   t.teardown(async () => {
-    unsubscribe();
     await loop.stop();
     await executor.stop(0);
   });
@@ -78,14 +77,12 @@ export function untilStatus(
   status: DeploymentStatus,
 ): Promise<Deployment> {
   return new Promise((resolve) => {
-    const unsubscribe = writer.onCommit(look);
+    writer.onCommit(look);
     look();
 
     function look(): void {
       const deployment = reads.deployments.get(id);
-      if (deployment?.status !== status) return;
-      unsubscribe();
-      resolve(deployment);
+      if (deployment?.status === status) resolve(deployment);
     }
   });
 }

@@ -107,7 +107,6 @@ t.test('a commit of unknown changes wakes all watches', async (t) => {
   let tell: Parameters<typeof store.writer.onCommit>[0] = () => undefined;
   const onCommit: typeof store.writer.onCommit = (listener) => {
     tell = listener;
-    return () => undefined;
   };
   const watches = createWatches({ onCommit }, effects);
   t.teardown(watches.close);

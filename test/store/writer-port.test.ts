@@ -24,8 +24,6 @@ t.test('a port announces only the changes that concern its listeners, and no emp
   const { writer, queued, commit } = door(t);
   const heard: Change[][] = [];
   writer.onCommit((changes) => heard.push([...changes]));
-  const deaf = writer.onCommit(() => t.fail('it does not listen any more'));
-  deaf();
   for (const changes of [['outbox'], ['outbox', 'queue']] as const) {
     const answer = writer.write('instance.probe', undefined);
     commit(...changes);
@@ -95,10 +93,7 @@ function door(t: Test, onClose: () => Promise<void> = async () => undefined, low
   const listeners: ((changes: ReadonlySet<Change>) => void)[] = [];
   const group: GroupCommit = {
     enqueue: (write) => void writes.push(write),
-    onCommit(listener) {
-      listeners.push(listener);
-      return () => undefined;
-    },
+    onCommit: (listener) => void listeners.push(listener),
     pollOtherProcesses: () => undefined,
     close: () => undefined,
   };
