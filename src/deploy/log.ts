@@ -39,7 +39,6 @@ export function createLogKeeper({
   let pending: Buffer[] = [];
   let pendingBytes = 0;
   let logBytes = 0;
-  let truncated = false;
   let writing: Promise<void> | undefined;
   let failed = false;
   let cancelTimer: (() => void) | undefined;
@@ -97,7 +96,7 @@ export function createLogKeeper({
     const chunks = cut(bytes, logBytes, headBytes);
     logBytes += bytes.length;
     const dropTailBefore = dropOf(chunks);
-    return write({ chunks, logBytes, truncated, dropTailBefore, headBytes });
+    return write({ chunks, logBytes, dropTailBefore, headBytes });
   }
 
   /** The end of the last tail chunk that drops out of the tail once `chunks` are added; null: none does. */
@@ -109,7 +108,6 @@ export function createLogKeeper({
     const last = dropped > 0 ? tailEnds[dropped - 1] : undefined;
     if (last === undefined) return null;
     tailEnds.splice(0, dropped);
-    truncated = true;
     return last;
   }
 }

@@ -13,9 +13,7 @@ export interface LogAppend {
   chunks: LogChunk[];
   /** How many bytes were printed so far. */
   logBytes: number;
-  /** Whether bytes were left out. */
-  truncated: boolean;
-  /** Chunks of the tail that end at or before this offset are deleted; null: none. */
+  /** Chunks of the tail that end at or before this offset are deleted, so that the log is truncated; null: none. */
   dropTailBefore: number | null;
   /** Where the head ends: chunks that start before it are always kept. */
   headBytes: number;
@@ -116,14 +114,14 @@ export function logWrites({ database, changed }: WriteContext) {
      WHERE deployment_id = +:id AND start >= +:headBytes AND start < +:dropTailBefore
        AND start + length(bytes) <= +:dropTailBefore`);
   const count = database.prepare(
-    'UPDATE deployments SET log_bytes = :logBytes, log_truncated = :truncated WHERE id = +:id',
+    'UPDATE deployments SET log_bytes = :logBytes, log_truncated = log_truncated OR :isCut WHERE id = +:id',
   );
 
   return {
-    append({ id, chunks, logBytes, truncated, dropTailBefore, headBytes }: LogAppend): void {
+    append({ id, chunks, logBytes, dropTailBefore, headBytes }: LogAppend): void {
       for (const { start, bytes } of chunks) insert.run({ id, start, bytes });
       if (dropTailBefore !== null) drop.run({ id, headBytes, dropTailBefore });
-      count.run({ id, logBytes, truncated: truncated ? 1 : 0 });
+      count.run({ id, logBytes, isCut: dropTailBefore === null ? 0 : 1 });
       changed(logChange(id));
     },
   };

@@ -112,7 +112,7 @@ t.test('bytes dropped before a follower reached them are marked by a line', asyn
   const id = await runningWithLog(there, Buffer.from('one'));
   const follower = follow(there, id);
   await follower.said('one');
-  const dropped = { truncated: true, dropTailBefore: 9, headBytes: 0 };
+  const dropped = { dropTailBefore: 9, headBytes: 0 };
   await inFile(there, ({ writer }) =>
     writer.write('logs.append', { ...append(id, Buffer.from('three'), 9), ...dropped }),
   );
@@ -162,7 +162,6 @@ function append(id: DeploymentId, bytes: Buffer, start: number) {
     id,
     chunks: [{ start, bytes }],
     logBytes: start + bytes.length,
-    truncated: false,
     dropTailBefore: null,
     headBytes: 1024,
   };

@@ -622,7 +622,6 @@ async function append(
     id,
     chunks,
     logBytes,
-    truncated: false,
     dropTailBefore: null,
     headBytes: 0,
   });

@@ -28,7 +28,6 @@ t.test('a watch is told of changes to its own deployments and logs only', async 
       id,
       chunks: [{ start: 0, bytes: Buffer.from('x') }],
       logBytes: 1,
-      truncated: false,
       dropTailBefore: null,
       headBytes: 1,
     });

@@ -104,7 +104,7 @@ t.test(
     const heard: string[] = [];
     store.writer.onCommit((changes) => heard.push(...changes));
     await append(store, id, Array(4).fill(Buffer.from('0123456789')));
-    const drop = { id, chunks: [], logBytes: 40, truncated: true, headBytes: 10 };
+    const drop = { id, chunks: [], logBytes: 40, headBytes: 10 };
     const rows: [dropTailBefore: number | null, starts: number[]][] = [
       [null, [0, 10, 20, 30]],
       [19, [0, 10, 20, 30]],
@@ -118,8 +118,11 @@ t.test(
         left.map(({ start }) => start),
         starts,
       );
+      t.equal(store.reads.deployments.existing(id).log_truncated, dropTailBefore !== null);
     }
-    t.strictSame(heard, Array(5).fill(`log:${id}`));
+    await store.writer.write('logs.append', { ...drop, dropTailBefore: null });
+    t.equal(store.reads.deployments.existing(id).log_truncated, true, 'for good');
+    t.strictSame(heard, Array(6).fill(`log:${id}`));
   },
 );
 
@@ -178,7 +181,6 @@ async function append(store: TestStore, id: DeploymentId, pieces: Buffer[]): Pro
     id,
     chunks,
     logBytes,
-    truncated: false,
     dropTailBefore: null,
     headBytes: 0,
   });

@@ -54,7 +54,6 @@ const ROWS: Row[] = [
       id: running,
       chunks: [CHUNK],
       logBytes: 13,
-      truncated: true,
       dropTailBefore: 9,
       headBytes: 0,
     }),
@@ -228,7 +227,7 @@ async function newWorld(store: TestStore, effects: FakeEffects, name: string) {
   const { id: running } = await write('deployments.create', deployment);
   if ((await write('deployments.claim', undefined))?.id !== running) throw new Error('another was claimed');
   const log = { chunks: [{ start: 0, bytes: Buffer.from(name.padEnd(9)) }], logBytes: 9 };
-  await write('logs.append', { ...log, id: running, truncated: false, dropTailBefore: null, headBytes: 0 });
+  await write('logs.append', { ...log, id: running, dropTailBefore: null, headBytes: 0 });
   const { id: queued } = await write('deployments.create', deployment);
   const { id: reported } = await write('deployments.create', newDeployment(elsewhereId, { keyId }));
 

@@ -294,7 +294,6 @@ const NOTHING = { message: null, exitCode: null, signal: null, outputs: {} };
 const LOG = {
   chunks: [{ start: 0, bytes: Buffer.from('hello\n') }],
   logBytes: 6,
-  truncated: false,
   dropTailBefore: null,
   headBytes: 100,
 };

@@ -231,7 +231,7 @@ async function happen(
       const logBytes = start + 10;
       const chunks = [{ start, bytes: Buffer.alloc(10) }];
       await write('logs.append', {
-        ...{ id, chunks, logBytes, truncated: false, dropTailBefore: null, headBytes: logBytes },
+        ...{ id, chunks, logBytes, dropTailBefore: null, headBytes: logBytes },
       });
       return;
     }

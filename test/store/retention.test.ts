@@ -470,7 +470,7 @@ async function log(store: TestStore, id: DeploymentId, count: number, chunkBytes
   const chunks = Array.from({ length: count }, (_, index) => ({ start: index * chunkBytes, bytes }));
   const logBytes = count * chunkBytes;
   await store.writer.write('logs.append', {
-    ...{ id, chunks, logBytes, truncated: false, dropTailBefore: null, headBytes: logBytes },
+    ...{ id, chunks, logBytes, dropTailBefore: null, headBytes: logBytes },
   });
 }
 
