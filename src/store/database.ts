@@ -80,7 +80,7 @@ export function openForReading(path: string): Database {
 
 /** Runs `read` in one transaction, so that all of its statements see the same snapshot. */
 export function inSnapshot<Result>(database: Database, read: () => Result): Result {
-  return database.inTransaction ? read() : database.transaction(read).deferred();
+  return database.transaction(read).deferred();
 }
 
 /** A connection with the settings common to all. Throws what `openingProblem` makes of an error. */
