@@ -118,23 +118,12 @@ async function runJob(
 
 /** Why the job failed; `what` was to be made. */
 function jobProblem(message: FileMessage, what: string, path: string): Error {
-  switch (message.kind) {
-    case 'noRoom':
-      return new AppError(
-        'unavailable',
-        `there is no room in ${dirname(path)} for ${what}: make some; nothing was changed`,
-      );
-    case 'failed':
-      return new AppError(message.code, message.message);
-    case 'copying':
-    case 'migrating':
-    case 'checking':
-    case 'migrated':
-    case 'done':
-      return new Error(`the process for ${what} ended while ${message.kind}`);
-    default:
-      return message satisfies never;
-  }
+  if (message.kind === 'failed') return new AppError(message.code, message.message);
+  if (message.kind !== 'noRoom') return new Error(`the process for ${what} ended while ${message.kind}`);
+  return new AppError(
+    'unavailable',
+    `there is no room in ${dirname(path)} for ${what}: make some; nothing was changed`,
+  );
 }
 
 /** Why a file cannot be used; `name` is how the message calls it. */
