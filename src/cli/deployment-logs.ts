@@ -29,7 +29,8 @@ export function defineLogs(command: Command, context: CommandContext): void {
       withStore(command, context, 'refuse', async (store) => {
         const deployment = resolveDeployment(store, text);
         if (!follow) return await showLog(deployment, store, context);
-        await noteWait(deployment, store, command, context);
+        const reason = whyItMayTake(deployment, store, await isServed(command));
+        if (reason !== undefined) context.terminal.note(`note: ${reason}`);
         await followLog(deployment, store, context);
       }),
     );
@@ -48,17 +49,6 @@ async function showLog(
   }
   await output.end();
   if (log_bytes === 0) terminal.note(`nothing was printed${isTerminal(status) ? '' : ' yet'}`);
-}
-
-/** Says why nothing may be shown for a while. */
-async function noteWait(
-  deployment: Deployment,
-  store: Store,
-  command: Command,
-  { terminal }: CommandContext,
-): Promise<void> {
-  const reason = whyItMayTake(deployment, store, await isServed(command));
-  if (reason !== undefined) terminal.note(`note: ${reason}`);
 }
 
 /** Why a deployment may not print anything for a while; undefined: it should. It may have ended since it was read. */
