@@ -75,6 +75,41 @@ t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq
   t.equal(readFileSync(join(there.directory, 'rolled-out'), 'utf8'), 'v1\nbroken\nv2\n', 'the oldest first');
 });
 
+t.test('a release of compose that fails goes back to the tag that succeeded last', async (t) => {
+  const there = reader(t);
+  const bin = join(there.directory, 'bin');
+  mkdirSync(bin);
+  writeFileSync(join(bin, 'docker'), DOCKER, { mode: 0o755 });
+  writeFileSync(join(there.directory, 'release-shop'), readmeBlock('release-shop.sh'), { mode: 0o755 });
+  await there.shell(
+    'davit admin project create --name shop --dir . --env "PATH=$PWD/bin:$PATH" -- ./release-shop',
+  );
+  const service = await there.serve();
+  const variables = await there.variables('shop');
+  for (const ref of ['sick', 'v1', 'sick', 'unknown', 'v2']) {
+    await there.shell(`${variables}\ndavit deploy "$PROJECT" ${ref} --wait || true`, service);
+  }
+  t.strictSame(await there.endings(), [
+    ['sick', 'failed', null],
+    ['v1', 'succeeded', null],
+    ['sick', 'failed', null],
+    ['unknown', 'failed', null],
+    ['v2', 'succeeded', null],
+  ]);
+  const lines = readFileSync(join(there.directory, 'up'), 'utf8').trimEnd().split('\n');
+  t.strictSame(lines, ['sick', 'v1', 'sick', 'v1', 'v2'], 'a tag that is unknown replaces nothing');
+  t.equal(readFileSync(join(there.directory, '.env'), 'utf8'), 'TAG=v2\n');
+});
+
+/** Stands for docker compose, which takes the tag from the environment, and otherwise from .env. */
+const DOCKER = `#!/bin/sh
+[ "\${TAG:-}" ] || . ./.env
+case "$2" in
+  pull) [ "$TAG" != unknown ] ;;
+  up) echo "$TAG" >>up; [ "$TAG" != sick ] ;;
+esac
+`;
+
 t.test('the CI job of the README exits as the deployment ended', ifHas('curl', 'jq'), async (t) => {
   const there = reader(t);
   await there.shell(
