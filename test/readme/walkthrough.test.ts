@@ -110,6 +110,16 @@ case "$2" in
 esac
 `;
 
+t.test("a container's health check is whether davit is ready", ifHas('bash'), async (t) => {
+  const there = reader(t);
+  const [, command = ''] = /test: \[CMD, bash, -c, '([^']*)'\]/.exec(readmeBlock('compose.yaml')) ?? [];
+  const service = await there.serve();
+  const check = () => execute('bash', ['-c', command.replace('/8080', `/${new URL(service.url).port}`)]);
+  await check();
+  await service.stop();
+  await t.rejects(check(), { code: 1 });
+});
+
 t.test('the CI job of the README exits as the deployment ended', ifHas('curl', 'jq'), async (t) => {
   const there = reader(t);
   await there.shell(
