@@ -1,13 +1,12 @@
 import { readFileSync, statSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import type { Command } from 'commander';
-import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type CommandContext, dbPathOf, explain, jsonOption, printJson, withStore } from './command.ts';
 import { findingsText, isProblem, note, ok, refuseProblems } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { type Finding, findingsOf } from './project-findings.ts';
-import { surroundingsOf } from './project-surroundings.ts';
+import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
 import { serviceOf } from './serving.ts';
 
 /** `davit admin project check`. */
@@ -38,7 +37,7 @@ async function checkProject(
     const surroundings = await surroundingsOf([found], { dbPath, service }, context.effects);
     return {
       project: found,
-      findings: [checkUser(found, dbPath, service), ...findingsOf(found, variables, surroundings)],
+      findings: [checkUser(found, dbPath, surroundings), ...findingsOf(found, variables, surroundings)],
     };
   });
   if (options.json === true) {
@@ -58,10 +57,9 @@ async function checkProject(
 }
 
 /** Whether this user is not that of the service, and may have other rights. */
-function checkUser(project: ProjectDetails, dbPath: string, service: Serving | null): Finding {
+function checkUser(project: ProjectDetails, dbPath: string, { serviceProcessId }: Surroundings): Finding {
   const uid = process.getuid?.();
-  const processId = service?.process_id ?? null;
-  const serviceUid = processId === null ? undefined : ownerOf(`/proc/${processId}`);
+  const serviceUid = serviceProcessId === null ? undefined : ownerOf(`/proc/${serviceProcessId}`);
   const otherUid = serviceUid ?? ownerOf(dbPath);
   const message = `checked as ${userName()}`;
   if (uid === undefined || otherUid === undefined || otherUid === uid) {

@@ -3,6 +3,8 @@ import { userInfo } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
+import { lockForServing } from '../../src/store/lock.ts';
 import { type Place, place } from '../helpers/cli.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 
@@ -289,6 +291,14 @@ t.test('a user who does not own the database is told to ask its owner', ifMayBeN
     message: /^checked as root, and the file belongs to '#65533', who may have other rights$/,
     advice: /^sudo -u '#65533' davit admin project check prj_\w+$/,
   });
+});
+
+t.test('a service in a container has the id of another process here', ifMayBeNobody(), async (t) => {
+  const there = place(t);
+  await create(there, '--', 'true');
+  chownSync(there.dbPath, 65_533, 65_533);
+  t.teardown(lockForServing(there.dbPath, 1, realEffects));
+  t.match((await check(there)).findings[0], { check: 'user', message: /the file belongs to '#65533'/ });
 });
 
 t.test('an unknown or missing project is refused', async (t) => {
