@@ -116,7 +116,7 @@ async function releasePages(effects: Effects): Promise<void> {
  * file for each thread, and those addresses are reused when the thread has ended.
  */
 function unchangedMappings(path: string): { start: number; end: number }[] {
-  const mappings = readFileSync('/proc/self/smaps', 'latin1').split(/^(?=[0-9a-f]+-[0-9a-f]+ )/m);
+  const mappings = readFileSync('/proc/self/smaps', 'utf8').split(/^(?=[0-9a-f]+-[0-9a-f]+ )/m);
   const heapAt = mappings.findIndex((text) => text.includes(' [heap]\n'));
   return mappings.slice(0, Math.max(0, heapAt)).flatMap((text) => {
     const [, start, end] = /^([0-9a-f]+)-([0-9a-f]+) r-[x-]p /.exec(text) ?? [];

@@ -41,7 +41,7 @@ function weakReference(): WeakRef<object> {
 
 /** How much of the executable is in memory, all its mappings together. */
 function residentBytes(): number {
-  const mappings = readFileSync('/proc/self/smaps', 'latin1').split(/^(?=[0-9a-f]+-[0-9a-f]+ )/m);
+  const mappings = readFileSync('/proc/self/smaps', 'utf8').split(/^(?=[0-9a-f]+-[0-9a-f]+ )/m);
   return mappings
     .filter((text) => text.includes(` ${process.execPath}\n`))
     .reduce((sum, text) => sum + Number(/^Rss: +(\d+)/m.exec(text)?.[1]) * 1024, 0);
