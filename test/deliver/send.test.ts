@@ -7,6 +7,7 @@ import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { cidr } from '../helpers/cidr.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { NOWHERE } from '../helpers/nowhere.ts';
 import {
   CA_PEM,
   endless,
@@ -351,7 +352,7 @@ t.test('an attempt fails', async (t) => {
     const empty = newSender(t, { resolve: () => Promise.resolve([]) });
     t.match(await empty.send('https://receiver.example/'), { ok: false, error: 'dns', remoteAddress: null });
     const bySystem = newSender(t);
-    t.match(await bySystem.send('https://receiver.invalid/'), {
+    t.match(await bySystem.send(`https://${NOWHERE}/`), {
       ok: false,
       error: 'dns',
       remoteAddress: null,
