@@ -2,6 +2,7 @@ import { execFileSync, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
 import t from 'tap';
 import { startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
@@ -77,7 +78,7 @@ t.test(
       for (const other of others) other.kill();
     });
     await Promise.all(others.map((other) => once(other, 'spawn')));
-    const script = `import('${MODULE}').then(({ processesLeft }) => console.log(processesLeft()))`;
+    const script = `import('${pathToFileURL(MODULE)}').then(({ processesLeft }) => console.log(processesLeft()))`;
     const words = ['--nproc=500:', process.execPath, '--no-warnings', '--eval', script];
     const left = Number(execFileSync('prlimit', words, asNobody));
     t.ok(left > 0 && left < 480, `${left} of 500`);

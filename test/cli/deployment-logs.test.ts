@@ -98,7 +98,7 @@ t.test(
   async (t) => {
     const there = place(t);
     const id = await runningWithLog(there, Buffer.from('\u001b[31mred\n'));
-    const line = [process.execPath, MAIN, ...logsOf(id, '-f')].join(' ');
+    const line = [process.execPath, MAIN, ...logsOf(id, '-f')].map((word) => `'${word}'`).join(' ');
     const shown = await shownBy(t, there.directory, 'bash --norc --noprofile -i', '/usr/bin:/bin', [
       [`bash -c "${line}; echo went' 'on"\n`, /\[31mred/],
       ['\u0003', /\[0m[\s\S]*[#$] $/],

@@ -187,7 +187,7 @@ t.test('a damaged file is not migrated, and doctor says what is damaged', async 
   ]);
 });
 
-const STOPPED = /^stopped while it was migrated: the file as it was is kept as \S+\.before-v\d+-\S+\n$/;
+const STOPPED = /^stopped while it was migrated: the file as it was is kept as \/.*\.before-v\d+-\S+\n$/;
 
 t.test('a migration that was stopped or killed leaves the file as it was and can be repeated', async (t) => {
   for (const [signal, ending] of [

@@ -20,7 +20,7 @@ for (const [side, way] of [
     await davit(['admin', 'project', 'create', '--name', 'website']);
     WAYS[way](dbPath + side);
     const message = new RegExp(
-      `^error: \\S+/davit\\.db${side} was moved, removed or replaced while process ${service.processId} serves .*: stop that one first`,
+      `^error: /.*/davit\\.db${side} was moved, removed or replaced while process ${service.processId} serves .*: stop that one first`,
     );
     const commands = [
       ['admin', 'project', 'create', '--name', 'lost'],

@@ -297,7 +297,10 @@ t.test('a file that another machine serves is refused and left unchanged', ifMay
     // The process that holds the lock is not visible there.
     const { status, stdout, stderr } = runInNamespace(process.execPath, MAIN, ...words, '--db', dbPath);
     t.match({ status, stdout }, { status: 1, stdout: '' }, words.join(' '));
-    t.match(stderr, /^error: \S+ is served by process 4711 since \S+ on another machine: run davit there/);
+    t.match(
+      stderr,
+      /^error: \/.*davit\.db is served by process 4711 since \S+ on another machine: run davit there/,
+    );
   }
   t.strictSame([readFileSync(dbPath), readdirSync(directory)], before);
 });

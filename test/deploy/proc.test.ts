@@ -2,6 +2,7 @@ import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import { openSync, statSync } from 'node:fs';
 import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
 import t from 'tap';
 import {
   hiddenProcessesProblem,
@@ -61,7 +62,7 @@ t.test('constant opening and closing of files does not hide other open files', a
 });
 
 const PROC = join(import.meta.dirname, '../../src/deploy/proc.ts');
-const LOOK = `import('${PROC}').then((proc) => proc.requireOwnProc())`;
+const LOOK = `import('${pathToFileURL(PROC)}').then((proc) => proc.requireOwnProc())`;
 
 const HIDE = 'mount -o remount,hidepid=2 /proc';
 const AS_NOBODY = 'setpriv --reuid=65534 --regid=65534 --clear-groups';
@@ -84,7 +85,7 @@ t.test('a /proc of another PID namespace is refused', ifMayUnshare, async (t) =>
 
 t.test('a /proc that hides other users is reported to non-root users', ifMayHide, async (t) => {
   t.equal(hiddenProcessesProblem(), undefined);
-  const look = `import('${PROC}').then((proc) => console.log(proc.hiddenProcessesProblem()))`;
+  const look = `import('${pathToFileURL(PROC)}').then((proc) => console.log(proc.hiddenProcessesProblem()))`;
   const told = (script: string) => {
     const words = [...OWN_PROCESSES.filter((word) => word !== '--map-root-user'), 'sh', '-c', script];
     return spawnSync('unshare', [...words, process.execPath, look], { encoding: 'utf8' }).stdout;

@@ -1,7 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { readdirSync, readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { noIdWasReused, stopTree } from '../../src/deploy/process-tree.ts';
 import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
@@ -97,7 +96,7 @@ t.test(
 );
 
 t.test('processes in a PID namespace younger than the command are not ended', ifMayUnshare, async (t) => {
-  const source = join(import.meta.dirname, '../../src');
+  const source = import.meta.resolve('../../src');
   // A session whose leader has ended, with the number that the command had in the namespace before.
   const script = `
     set -- $(setsid sh -c 'sleep 600 >/dev/null & echo $$ $!')

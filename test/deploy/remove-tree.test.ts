@@ -104,7 +104,7 @@ t.test('a mount inside a tree stays and is reported', ifMayMount, (t) => {
   const { around, tree, kept } = place(t);
   for (const name of ['there', 'other']) mkdirSync(join(tree, name));
   writeFileSync(join(kept, 'file'), '');
-  const module = join(import.meta.dirname, '../../src/deploy/remove-tree.ts');
+  const module = import.meta.resolve('../../src/deploy/remove-tree.ts');
   const script = `import { removeTree } from ${JSON.stringify(module)};
     await removeTree(${JSON.stringify(tree)}).catch((error) => console.log(error.message));`;
   const said = execFileSync(

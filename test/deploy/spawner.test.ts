@@ -190,7 +190,7 @@ t.test('hasOrphans is true while an orphan lives, and a command does not count',
   const pipe = namedPipe(t);
   const running = await startedOf(spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] }));
   t.equal(hasOrphans(), false);
-  const command = ['sh', '-c', `setsid env -i sh -c 'read line <${pipe}' >/dev/null 2>&1 &`] as const;
+  const command = ['sh', '-c', `setsid env -i sh -c 'read line <"${pipe}"' >/dev/null 2>&1 &`] as const;
   await (await startedOf(spawner.spawn({ ...REQUEST, command: [...command] }))).ended;
   t.equal(hasOrphans(), true);
   writeFileSync(pipe, 'go\n');
@@ -243,7 +243,7 @@ t.test('an orphan that looks like a child of Node is reaped, and so are later on
 });
 
 t.test('a background child that existed before davit is reaped and keeps no orphan waiting', async (t) => {
-  const source = join(import.meta.dirname, '../../src');
+  const source = import.meta.resolve('../../src');
   const program = `
     const { loadPosix } = await import('${source}/deploy/posix.ts');
     const { createSpawner } = await import('${source}/deploy/spawner.ts');

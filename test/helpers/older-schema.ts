@@ -1,5 +1,6 @@
 import { readFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { pathToFileURL } from 'node:url';
 import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
 import { realEffects } from '../../src/effects.ts';
@@ -58,7 +59,7 @@ export const STEPS: readonly Migration[] = [
 ];
 
 /** NODE_OPTIONS of a davit that has these steps. */
-export const KNOWS_OLDER_SCHEMAS = `--import=${join(FIXTURES, 'preload.ts')}`;
+export const KNOWS_OLDER_SCHEMAS = `--import=${pathToFileURL(join(FIXTURES, 'preload.ts'))}`;
 
 /** A file of the schema, with something in every table, as a davit of then leaves it. */
 export function makeOlder(path: string, schema = SCHEMA_VERSION - 1): void {
