@@ -10,9 +10,8 @@ export interface Cidr {
 type CidrResult = { ok: true; cidr: Cidr } | { ok: false; reason: string };
 
 /** Parses `10.0.0.0/8` or `fd00::/8`; an address alone is a block of one. Host bits must be zero. */
-export function parseCidr(value: unknown): CidrResult {
-  if (typeof value !== 'string') return { ok: false, reason: 'must be a string' };
-  const [address = '', prefix, ...rest] = value.split('/');
+export function parseCidr(text: string): CidrResult {
+  const [address = '', prefix, ...rest] = text.split('/');
   const bytes = bytesOf(address);
   if (bytes === undefined || address.includes('%') || rest.length > 0) {
     return { ok: false, reason: 'must be an address or a block such as 10.0.0.0/8 or fd00::/8' };

@@ -120,10 +120,8 @@ t.test('a block', async (t) => {
       'localhost/8',
       ' 10.0.0.0/8',
       'fe80::%lo/64',
-      8,
-      null,
     ]) {
-      t.notOk(parseCidr(text).ok, String(text));
+      t.notOk(parseCidr(text).ok, text);
     }
   });
 
