@@ -167,6 +167,12 @@ export function printMade<Made>(
   context.terminal.print(word);
 }
 
+/** The options of a command that asks before it changes anything. */
+export interface ConfirmedOptions {
+  yes?: boolean;
+  json?: boolean;
+}
+
 /**
  * Returns only after `--yes`, or when the user says yes. Otherwise ends with exit code 1, or 2 if there is no terminal
  * to ask on.

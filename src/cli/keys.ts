@@ -5,6 +5,7 @@ import { appending, durationMsOf, durationMsOrNone, option, repeated } from '../
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
+  type ConfirmedOptions,
   confirm,
   exactMoment,
   exactMomentOf,
@@ -270,11 +271,6 @@ async function rotateKey(
   printSecret(context, options, { ...key, secret }, `${nameOfKey(key)} has a new secret; the old one ${old}`);
 }
 
-interface RevokeOptions {
-  yes?: boolean;
-  json?: boolean;
-}
-
 function defineRevoke(command: Command, context: CommandContext): void {
   explain(
     command.summary('revoke a key for ever'),
@@ -284,13 +280,13 @@ function defineRevoke(command: Command, context: CommandContext): void {
     .argument(...KEY_ARGUMENT)
     .addOption(option('--yes', 'do not ask for confirmation'))
     .addOption(jsonOption())
-    .action((text: string, options: RevokeOptions) => revokeKey(command, text, options, context));
+    .action((text: string, options: ConfirmedOptions) => revokeKey(command, text, options, context));
 }
 
 async function revokeKey(
   command: Command,
   text: string,
-  options: RevokeOptions,
+  options: ConfirmedOptions,
   context: CommandContext,
 ): Promise<void> {
   const before = await withStore(command, context, 'refuse', (store) => resolveKey(store, text));

@@ -4,6 +4,7 @@ import { option } from '../options.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import {
   type CommandContext,
+  type ConfirmedOptions,
   confirm,
   exactMoment,
   explain,
@@ -159,18 +160,13 @@ function defineArchive(command: Command, context: CommandContext): void {
     .argument(...PROJECT_ARGUMENT)
     .addOption(option('--yes', 'do not ask before deployments are canceled'))
     .addOption(jsonOption())
-    .action((text: string, options: ArchiveOptions) => archive(command, text, options, context));
-}
-
-interface ArchiveOptions {
-  yes?: boolean;
-  json?: boolean;
+    .action((text: string, options: ConfirmedOptions) => archive(command, text, options, context));
 }
 
 async function archive(
   command: Command,
   text: string,
-  options: ArchiveOptions,
+  options: ConfirmedOptions,
   context: CommandContext,
 ): Promise<void> {
   const before = await withStore(command, context, 'refuse', (store) => resolveProject(store, text));

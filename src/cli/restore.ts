@@ -10,6 +10,7 @@ import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
 import {
   type CommandContext,
+  type ConfirmedOptions,
   confirm,
   dbPathOf,
   exactMoment,
@@ -20,11 +21,6 @@ import {
 } from './command.ts';
 import { counted } from './counted.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
-
-interface RestoreOptions {
-  yes?: boolean;
-  json?: boolean;
-}
 
 /** `davit restore`. */
 export function defineRestore(command: Command, context: CommandContext): void {
@@ -46,13 +42,13 @@ export function defineRestore(command: Command, context: CommandContext): void {
     .argument('<file>', 'the copy; it stays as it is')
     .addOption(option('--yes', 'do not ask for confirmation'))
     .addOption(jsonOption())
-    .action((file: string, options: RestoreOptions) => restore(command, file, options, context));
+    .action((file: string, options: ConfirmedOptions) => restore(command, file, options, context));
 }
 
 async function restore(
   command: Command,
   file: string,
-  options: RestoreOptions,
+  options: ConfirmedOptions,
   context: CommandContext,
 ): Promise<void> {
   const { terminal, effects } = context;
@@ -145,7 +141,7 @@ function report(
   dbPath: string,
   keptAs: string | null,
   facts: FileFacts & { migrated_from: number | null },
-  { json }: RestoreOptions,
+  { json }: ConfirmedOptions,
   context: CommandContext,
 ): void {
   const { terminal } = context;

@@ -7,6 +7,7 @@ import { inSteps } from '../store/steps.ts';
 import type { Store } from '../store/store.ts';
 import {
   type CommandContext,
+  type ConfirmedOptions,
   confirm,
   exactMomentOf,
   explain,
@@ -204,18 +205,15 @@ function defineDelete(command: Command, context: CommandContext): void {
     .argument(...WEBHOOK_ARGUMENT)
     .addOption(option('--yes', 'do not ask for confirmation'))
     .addOption(jsonOption())
-    .action((idOrUrl: string, options: DeleteOptions) => deleteWebhook(command, idOrUrl, options, context));
-}
-
-interface DeleteOptions {
-  yes?: boolean;
-  json?: boolean;
+    .action((idOrUrl: string, options: ConfirmedOptions) =>
+      deleteWebhook(command, idOrUrl, options, context),
+    );
 }
 
 async function deleteWebhook(
   command: Command,
   idOrUrl: string,
-  options: DeleteOptions,
+  options: ConfirmedOptions,
   context: CommandContext,
 ): Promise<void> {
   const webhook = await withStore(command, context, 'refuse', (store) =>
