@@ -192,11 +192,16 @@ function exchange(
   connection.send(request, {
     received(bytes) {
       reader ??= createAnswerReader();
-      const isWhole = feed(reader, bytes);
+      let isWhole: boolean;
+      try {
+        isWhole = reader.feed(bytes);
+      } catch (error) {
+        end(error as Error);
+        return;
+      }
       const answer = reader.answer();
       if (answer !== undefined) durationMs ??= elapsedMs();
-      if (isWhole instanceof Error) end(isWhole);
-      else if (isWhole) end(null);
+      if (isWhole) end(null);
       else if (answer !== undefined && answer.bodyBytes > BODY_READ_MAX_BYTES) {
         end(new AttemptError('the body is too long'));
       }
@@ -208,15 +213,6 @@ function exchange(
     },
   });
   return end;
-
-  /** Whether the answer is complete, or what is wrong with it. */
-  function feed(reader: AnswerReader, bytes: Buffer): boolean | Error {
-    try {
-      return reader.feed(bytes);
-    } catch (error) {
-      return error as Error;
-    }
-  }
 
   function end(error: Error | null): void {
     if (ended) return;
