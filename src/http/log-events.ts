@@ -1,7 +1,7 @@
 import { type Deployment, type DeploymentId, isTerminal } from '../domain.ts';
 import { leftOutMarker } from '../store/logs.ts';
 import type { Reads } from '../store/store.ts';
-import type { Watch, Watches } from './watches.ts';
+import type { Watch } from './watches.ts';
 
 /** Sent when there is no output: proxies, and davit's own listener, close idle connections. */
 const HEARTBEAT_MS = 15_000;
@@ -26,8 +26,9 @@ type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefin
  * Creates the function that streams a log as server-sent events, until the deployment has ended and everything was sent.
  * The id of an event is the offset after it. The stream ends early if its watch is closed, or if it may not go on.
  */
-export function createLogEvents(reads: Reads, watches: Watches): LogEvents {
-  const readNext = cachedUntilCommit(watches, (id, at, midLine) => nextEvent(reads, id, at, midLine));
+export function createLogEvents(reads: Reads): LogEvents {
+  // Clients that follow a log live are all at the same offset: the first read serves all of them, with the same bytes.
+  const cached = reads.instance.readCache<NextEvent>();
 
   return async function* ({ id, from, watch, mayFollow }) {
     // Sent at once, as the response's head goes out with the first chunk.
@@ -39,7 +40,7 @@ export function createLogEvents(reads: Reads, watches: Watches): LogEvents {
       if (woken === 'closed') return;
       if (!mayFollow()) return;
       if (woken === 'timedOut' && waitMs > 0) yield HEARTBEAT;
-      const next = readNext(id, at, midLine);
+      const next = cached(`${id} ${at} ${midLine}`, () => nextEvent(reads, id, at, midLine));
       if (next.event !== undefined) yield next.event;
       if (next.isOver) return;
       ({ at, midLine } = next);
@@ -62,26 +63,6 @@ interface NextEvent {
   /** This was the last event. */
   isOver: boolean;
 }
-
-type ReadNextEvent = (id: DeploymentId, at: number, midLine: boolean) => NextEvent;
-
-/** Clients that follow a log live are all at the same offset: the first read serves all of them, with the same bytes. */
-function cachedUntilCommit(watches: Watches, readNext: ReadNextEvent): ReadNextEvent {
-  const cached = new Map<string, NextEvent>();
-  let cachedAt = watches.commits();
-
-  return (id, at, midLine) => {
-    if (cachedAt !== watches.commits() || cached.size >= CACHED_MAX) cached.clear();
-    cachedAt = watches.commits();
-    const place = `${id} ${at} ${midLine}`;
-    const next = cached.get(place) ?? readNext(id, at, midLine);
-    cached.set(place, next);
-    return next;
-  };
-}
-
-/** Clients that lag behind are each at an offset of their own. */
-const CACHED_MAX = 32;
 
 function nextEvent({ deployments, logs }: Reads, id: DeploymentId, at: number, midLine: boolean): NextEvent {
   const deployment = deployments.get(id);

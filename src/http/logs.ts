@@ -57,7 +57,7 @@ const LOGS_RESPONSE: ResponseDescription = {
 
 /** Serves the log of a deployment: as it is now, or followed to its end. */
 export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<void> {
-  const logEvents = createLogEvents(reads, watches);
+  const logEvents = createLogEvents(reads);
 
   return {
     name: 'logs',

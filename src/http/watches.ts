@@ -22,8 +22,6 @@ export interface Watches {
    * key has too many watches, `unavailable` if there are too many in all, or if the service is stopping.
    */
   open(changes: readonly Change[], keyId: KeyId): Watch;
-  /** The number of commits noticed so far: what was read remains valid while it stays the same. */
-  commits(): number;
   /** Closes all watches, and refuses new ones: the service is stopping. */
   close(): void;
 }
@@ -38,15 +36,13 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
   const watches = createSlots<OpenWatch>();
   const watchesOf = new Map<Change, Set<OpenWatch>>();
   const countOf = new Map<KeyId, number>();
-  let commits = 0;
   let closed = false;
 
   writer.onCommit((changes) => {
-    commits += 1;
     for (const change of changes) wake(change === 'everything' ? watches : watchesOf.get(change));
   });
 
-  return { open, commits: () => commits, close };
+  return { open, close };
 
   function open(changes: readonly Change[], keyId: KeyId): Watch {
     refuseIfMany(keyId);

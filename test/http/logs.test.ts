@@ -290,7 +290,7 @@ t.test('events carry all that was printed, however split, and can be resumed at 
   const { keyId } = await store.key();
   const watches = countWatches(createWatches(store.writer, effects));
   t.teardown(watches.close);
-  const logEvents = createLogEvents(store.reads, watches);
+  const logEvents = createLogEvents(store.reads);
   const mayFollow = () => true;
 
   // What breaks easily: line ends, characters of each length, parts of them, and bytes that are not UTF-8.
@@ -351,7 +351,7 @@ t.test('a stream has the log of its own deployment only, and nothing if that is 
   await http.store.writer.write('deployments.claim', undefined);
   await print(http.store, id, 'one\n');
   await print(http.store, other.id, 'two\n');
-  const logEvents = createLogEvents(http.store.reads, http.watches);
+  const logEvents = createLogEvents(http.store.reads);
   for (const [one, data] of [
     [id, 'one\n'],
     [other.id, 'two\n'],
@@ -362,6 +362,28 @@ t.test('a stream has the log of its own deployment only, and nothing if that is 
     t.equal(value?.data, data, one);
     watch.close();
   }
+});
+
+t.test('clients that are at the same offset of a log share each read of it', async (t) => {
+  const { http, id, keyId } = await running(t);
+  const { logs } = http.store.reads;
+  let count = 0;
+  const pieceAt: typeof logs.pieceAt = (...place) => {
+    count += 1;
+    return logs.pieceAt(...place);
+  };
+  const logEvents = createLogEvents({ ...http.store.reads, logs: { ...logs, pieceAt } });
+  await print(http.store, id, 'one\n');
+  const watches = [1, 2, 3].map(() => http.watches.open([id, logChange(id)], keyId));
+  const streams = watches.map((watch) =>
+    parseEvents(logEvents({ id, from: 0, watch, mayFollow: () => true })),
+  );
+  for (const stream of streams) t.match(await stream.next(), { value: { data: 'one\n' } });
+  t.equal(count, 1);
+  await print(http.store, id, 'two\n');
+  for (const stream of streams) t.match(await stream.next(), { value: { data: 'two\n' } });
+  t.equal(count, 2, 'which is not used beyond the next commit');
+  for (const watch of watches) watch.close();
 });
 
 t.test('no event ends within a character or a CRLF', async (t) => {
@@ -448,7 +470,7 @@ t.test('a stream that is still catching up ends once its key is revoked', async 
   await print(http.store, id, Buffer.alloc(100_000, 'x'));
   const watch = http.watches.open([id, logChange(id)], keyId);
   let isLive = true;
-  const logEvents = createLogEvents(http.store.reads, http.watches);
+  const logEvents = createLogEvents(http.store.reads);
   const events = parseEvents(logEvents({ id, from: 0, watch, mayFollow: () => isLive }));
   for (const eventId of ['16384', '32768']) t.match(await events.next(), { value: { id: eventId } });
   isLive = false;
