@@ -99,7 +99,7 @@ async function runJob(
   });
   const problems = text(child.stderr);
   const failed = new Promise<never>((_, reject) => child.once('error', reject));
-  using progress = showProgress(terminal.progress, to, effects);
+  using progress = showProgress(terminal.progress, job, to, effects);
   const last = await Promise.race([lastMessage(), failed]);
   const stderr = await Promise.race([problems, failed]);
   if (last === undefined) throw new Error(`the process for ${job} ended early: ${stderr}`);
@@ -140,19 +140,17 @@ export function unusable(file: Unusable, name: string): AppError {
   }
 }
 
-function showProgress(show: (text: string) => void, path: string, effects: Effects) {
+function showProgress(show: (text: string) => void, job: FileJob, path: string, effects: Effects) {
+  /** How large the copy is that is being made; 0: none is. */
   let bytes = 0;
-  let isCopying = true;
-  let isMigrating = false;
   let cancel = effects.after(SHOW_EVERY_MS, showAgain);
 
   return {
     report(message: FileMessage) {
-      isCopying = message.kind === 'copying';
-      if (message.kind === 'copying') bytes = message.bytes;
-      isMigrating ||= message.kind === 'migrating';
+      bytes = message.kind === 'copying' ? message.bytes : 0;
       if (message.kind === 'migrating') show(`migrating to schema ${message.version}`);
-      else if (message.kind === 'checking') show(isMigrating ? 'checking the result' : 'checking the copy');
+      else if (message.kind === 'checking')
+        show(job === 'migrate' ? 'checking the result' : 'checking the copy');
       else showCopied();
     },
     [Symbol.dispose]: () => cancel(),
@@ -164,7 +162,7 @@ function showProgress(show: (text: string) => void, path: string, effects: Effec
   }
 
   function showCopied(): void {
-    if (!isCopying || bytes === 0) return;
+    if (bytes === 0) return;
     const copied = Math.min(1, (statSync(path, { throwIfNoEntry: false })?.size ?? 0) / bytes);
     show(`copying: ${Math.floor(copied * 100)} % of ${formatBytes(bytes)}`);
   }
