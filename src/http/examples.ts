@@ -4,7 +4,7 @@ import { exampleOf } from './resources.ts';
 
 /** A deployment that was canceled shortly after its start. */
 export const CANCELING_DEPLOYMENT = {
-  ...Object(exampleOf('Deployment')),
+  ...exampleOf('Deployment'),
   status: 'canceling',
   finished_at: null,
   duration_ms: null,
@@ -22,14 +22,14 @@ export const QUEUED_DEPLOYMENT = {
 };
 
 /** A deployment that another system carried out. */
-export const REPORTED_DEPLOYMENT = { ...Object(exampleOf('Deployment')), exit_code: null, log_bytes: 0 };
+export const REPORTED_DEPLOYMENT = { ...exampleOf('Deployment'), exit_code: null, log_bytes: 0 };
 
 /** A delivery that will be sent again. */
 export const PENDING_DELIVERY = {
-  ...Object(exampleOf('Delivery')),
+  ...exampleOf('Delivery'),
   status: 'pending',
   next_attempt_at: '2026-11-21T09:30:00.000Z',
   delivered_at: null,
 };
 
-export const PING_ATTEMPT = { ...Object(exampleOf('Attempt')), trigger: 'ping' };
+export const PING_ATTEMPT = { ...exampleOf('Attempt'), trigger: 'ping' };

@@ -220,7 +220,7 @@ function event(type: string, summary: string): PathItem {
         content: {
           'application/json': {
             schema: schemaReference(resource),
-            example: { ...Object(exampleOf(resource)), type },
+            example: { ...exampleOf(resource), type },
           },
         },
       },

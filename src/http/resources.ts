@@ -449,8 +449,8 @@ export function schemaReference(name: string): JsonSchema {
 }
 
 /** The example of a resource. */
-export function exampleOf(name: ResourceName): unknown {
-  return RESOURCES[name].examples?.[0];
+export function exampleOf(name: ResourceName): Record<string, unknown> {
+  return RESOURCES[name].examples[0];
 }
 
 interface Described<Resource> {
@@ -460,7 +460,11 @@ interface Described<Resource> {
 }
 
 /** Every field is always there; what does not apply is null. */
-function objectSchema<Resource>({ description, fields, example }: Described<Resource>): JsonSchema {
+function objectSchema<Resource>({
+  description,
+  fields,
+  example,
+}: Described<Resource>): JsonSchema & { examples: [Described<Resource>['example']] } {
   return {
     type: 'object',
     description,
