@@ -1,4 +1,5 @@
 import { userInfo } from 'node:os';
+import type { ClaimedDeployment } from '../store/queue.ts';
 
 /** The PATH of every command whose project does not set its own; never the service's PATH. */
 export const COMMAND_PATH = '/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin';
@@ -20,39 +21,24 @@ export function homeDirectory(): string {
   }
 }
 
-interface DeploymentVariables {
-  deploymentId: string;
-  ref: string;
-  projectId: string;
-  projectName: string;
-  /** The ref that succeeded last; null: none did. */
-  previousRef: string | null;
-  /** A file that the command may write `name=value` lines to. */
-  outputFile: string;
-}
-
 /**
  * The whole environment of a command: the base, overridden by the project's variables, and these by the deployment's.
- * Nothing comes from the service's own environment.
+ * Nothing comes from the service's own environment. `outputFile`: where the command may write `name=value` lines.
  */
 export function commandEnvironment(
   base: BaseEnvironment,
-  variables: Readonly<Record<string, string>>,
-  deployment: DeploymentVariables,
+  deployment: ClaimedDeployment,
+  outputFile: string,
 ): Record<string, string> {
-  const { PATH, HOME, LANG, TMPDIR } = base;
   return {
-    PATH,
-    HOME,
-    LANG,
-    TMPDIR,
-    ...variables,
-    DEPLOY_ID: deployment.deploymentId,
+    ...base,
+    ...deployment.variables,
+    DEPLOY_ID: deployment.id,
     DEPLOY_REF: deployment.ref,
-    DEPLOY_PROJECT_ID: deployment.projectId,
-    DEPLOY_PROJECT_NAME: deployment.projectName,
-    DEPLOY_PREVIOUS_REF: deployment.previousRef ?? '',
-    DEPLOY_OUTPUT: deployment.outputFile,
+    DEPLOY_PROJECT_ID: deployment.project_id,
+    DEPLOY_PROJECT_NAME: deployment.project_name,
+    DEPLOY_PREVIOUS_REF: deployment.previous_ref ?? '',
+    DEPLOY_OUTPUT: outputFile,
   };
 }
 

@@ -2,17 +2,25 @@ import { execFileSync } from 'node:child_process';
 import { userInfo } from 'node:os';
 import t from 'tap';
 import { commandEnvironment, homeDirectory, variableProblem } from '../../src/deploy/environment.ts';
+import type { DeploymentId, ProjectId, Ref } from '../../src/domain.ts';
+import type { ClaimedDeployment } from '../../src/store/queue.ts';
 
 const BASE = { PATH: '/usr/bin:/bin', HOME: '/var/lib/davit', LANG: 'C.UTF-8', TMPDIR: '/tmp/run' };
 
-const DEPLOYMENT = {
-  deploymentId: 'dpl_1',
-  ref: 'v1.2.3',
-  projectId: 'prj_1',
-  projectName: 'The website',
-  previousRef: null,
-  outputFile: '/tmp/run/output',
+const DEPLOYMENT: ClaimedDeployment = {
+  id: 'dpl_1' as DeploymentId,
+  ref: 'v1.2.3' as Ref,
+  project_id: 'prj_1' as ProjectId,
+  project_name: 'The website',
+  command: ['./release.sh'],
+  directory: null,
+  timeout_ms: null,
+  idle_timeout_ms: null,
+  variables: {},
+  previous_ref: null,
 };
+
+const OUTPUT_FILE = '/tmp/run/output';
 
 const DEPLOYMENT_VARIABLES = {
   DEPLOY_ID: 'dpl_1',
@@ -20,13 +28,14 @@ const DEPLOYMENT_VARIABLES = {
   DEPLOY_PROJECT_ID: 'prj_1',
   DEPLOY_PROJECT_NAME: 'The website',
   DEPLOY_PREVIOUS_REF: '',
-  DEPLOY_OUTPUT: '/tmp/run/output',
+  DEPLOY_OUTPUT: OUTPUT_FILE,
 };
 
 t.test('a command gets the base environment, its own variables and DEPLOY_ ones, nothing else', async (t) => {
-  t.strictSame(commandEnvironment(BASE, { TOKEN: 'abc' }, DEPLOYMENT), {
+  const variables = { TOKEN: 'abc' };
+  t.strictSame(commandEnvironment(BASE, { ...DEPLOYMENT, variables }, OUTPUT_FILE), {
     ...BASE,
-    TOKEN: 'abc',
+    ...variables,
     ...DEPLOYMENT_VARIABLES,
   });
 });
@@ -34,7 +43,8 @@ t.test('a command gets the base environment, its own variables and DEPLOY_ ones,
 t.test('a project may set base variables but not DEPLOY_ ones', async (t) => {
   const own = { PATH: '/opt/bin', HOME: '/srv', LANG: 'de_DE.UTF-8', TMPDIR: '/srv/tmp' };
   const variables = { ...own, DEPLOY_ID: 'dpl_other', DEPLOY_REF: 'other' };
-  t.strictSame(commandEnvironment(BASE, variables, DEPLOYMENT), { ...own, ...DEPLOYMENT_VARIABLES });
+  const environment = commandEnvironment(BASE, { ...DEPLOYMENT, variables }, OUTPUT_FILE);
+  t.strictSame(environment, { ...own, ...DEPLOYMENT_VARIABLES });
 });
 
 t.test('HOME is that of the user, not of the environment of davit', ifHasEntry(), async (t) => {
@@ -48,7 +58,8 @@ t.test('HOME is that of the user, not of the environment of davit', ifHasEntry()
 });
 
 t.test('DEPLOY_PREVIOUS_REF is the ref of the previous deployment', async (t) => {
-  const environment = commandEnvironment(BASE, {}, { ...DEPLOYMENT, previousRef: 'v1.2.2' });
+  const deployment = { ...DEPLOYMENT, previous_ref: 'v1.2.2' as Ref };
+  const environment = commandEnvironment(BASE, deployment, OUTPUT_FILE);
   t.equal(environment['DEPLOY_PREVIOUS_REF'], 'v1.2.2');
 });
 
