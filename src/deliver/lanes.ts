@@ -177,10 +177,10 @@ export function createLanes(
     schedule,
     replace,
     turns,
-    begin,
+    begin: (lane, seq, nowMs) => begin(lane as OwnLane, seq, nowMs),
     end: (slot, how, nowMs) => end(slot as OwnSlot, how, nowMs),
     recorded: (slot, nowMs) => recorded(slot as OwnSlot, nowMs),
-    finishTurn,
+    finishTurn: (lane, nextAtMs, nowMs) => finishTurn(lane as OwnLane, nextAtMs, nowMs),
     nextTurnAtMs,
   };
 
@@ -246,18 +246,17 @@ export function createLanes(
     return turns;
   }
 
-  function begin(lane: Lane, seq: number, nowMs: number): TakenSlot {
-    const own = ownLane(lane);
-    const slot: OwnSlot = { lane: own, seq, beganAtMs: effects.monotonicMs(), isSlow: false, place: 0 };
+  function begin(lane: OwnLane, seq: number, nowMs: number): TakenSlot {
+    const slot: OwnSlot = { lane, seq, beganAtMs: effects.monotonicMs(), isSlow: false, place: 0 };
     slot.place = notYetSlow.put(slot);
-    own.underWay.push(seq);
+    lane.underWay.push(seq);
     totalUnderWay += 1;
-    own.usedAtMs = slot.beganAtMs;
-    own.slots += 1;
-    inUse[own.standing] += 1;
+    lane.usedAtMs = slot.beganAtMs;
+    lane.slots += 1;
+    inUse[lane.standing] += 1;
     totalInUse += 1;
-    own.notBeforeMs = nowMs + probeGapMs(own, nowMs); // has an effect only once it is failing
-    if (own.standing === 'failing') probedUntilMs += PROBES_GAP_MS;
+    lane.notBeforeMs = nowMs + probeGapMs(lane, nowMs); // has an effect only once it is failing
+    if (lane.standing === 'failing') probedUntilMs += PROBES_GAP_MS;
     return slot;
   }
 
@@ -268,10 +267,9 @@ export function createLanes(
     requeue(lane, nowMs, behind);
   }
 
-  function finishTurn(lane: Lane, nextAtMs: number | null, nowMs: number): void {
-    const own = ownLane(lane);
-    own.dueAtMs = nextAtMs ?? Number.POSITIVE_INFINITY;
-    requeue(own, nowMs, behind);
+  function finishTurn(lane: OwnLane, nextAtMs: number | null, nowMs: number): void {
+    lane.dueAtMs = nextAtMs ?? Number.POSITIVE_INFINITY;
+    requeue(lane, nowMs, behind);
   }
 
   function resetFailures(lane: OwnLane): void {
@@ -409,10 +407,6 @@ export function createLanes(
     const lane = newLane(webhookId, history(webhookId), effects.monotonicMs());
     lanes.set(webhookId, lane);
     return lane;
-  }
-
-  function ownLane({ webhookId }: Lane): OwnLane {
-    return laneOf(webhookId);
   }
 }
 
