@@ -38,7 +38,7 @@ export type DoctorFinding = FindingOf<
 >;
 
 /** A file to check, and when. */
-interface Case {
+export interface Case {
   /** Absolute, and no link. */
   path: string;
   service: Serving | null;

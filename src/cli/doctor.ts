@@ -1,12 +1,13 @@
 import { realpathSync, statfsSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
+import type { Effects } from '../effects.ts';
 import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
-import type { DoctorFinding } from './doctor-findings.ts';
+import type { Case, DoctorFinding } from './doctor-findings.ts';
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
 import { surroundingsOf } from './project-surroundings.ts';
 import { serviceOf, serviceText } from './serving.ts';
@@ -59,69 +60,67 @@ async function diagnose(
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
   const path = realpathSync(dbPath);
-  const [{ openForExamination }, doctor, { unusable }, { refuseRemoved }] = await Promise.all([
-    import('../store/doctor.ts'),
-    import('./doctor-findings.ts'),
-    import('./file-work.ts'),
-    import('./removed.ts'),
-  ]);
+  const { refuseRemoved } = await import('./removed.ts');
   refuseRemoved(dbPath, effects);
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);
-  const walBytes = walBytesOf(path);
-  const file = { path, service, nowMs: effects.now(), walBytes };
-  const factsOfPlace = {
+  const file = { path, service, nowMs: effects.now(), walBytes: walBytesOf(path) };
+  const fileBytes = statSync(path).size;
+  const contents = await examineContents(file, dbPath, effects);
+  return {
     file: dbPath,
+    ok: !contents.findings.some(isProblem),
     service,
-    file_bytes: statSync(path).size,
-    wal_bytes: walBytes,
+    file_bytes: fileBytes,
+    wal_bytes: file.walBytes,
     disk_free_bytes: bavail * bsize,
+    ...contents,
   };
+}
+
+type Contents = Pick<Report, 'sqlite_version' | 'schema_version' | 'unused_bytes' | 'findings' | 'tables'>;
+
+const NOTHING_READ = { sqlite_version: null, schema_version: null, unused_bytes: null, tables: [] };
+
+/** What the file holds, as far as it can be read, and all findings. */
+async function examineContents(file: Case, dbPath: string, effects: Effects): Promise<Contents> {
+  const [{ openForExamination }, doctor, { unusable }] = await Promise.all([
+    import('../store/doctor.ts'),
+    import('./doctor-findings.ts'),
+    import('./file-work.ts'),
+  ]);
   const ofPlace = doctor.findingsOfPlace(file);
   let examined: ReturnType<typeof openForExamination>;
   try {
-    examined = openForExamination(path);
+    examined = openForExamination(file.path);
   } catch (error) {
-    return reportOf({
-      ...factsOfPlace,
-      ...NOTHING_READ,
-      findings: doctor.findingsOfUnopened(error, ofPlace),
-    });
+    return { ...NOTHING_READ, findings: doctor.findingsOfUnopened(error, ofPlace) };
   }
   if ('kind' in examined) {
-    if (examined.kind === 'older') {
-      return reportOf({
-        ...factsOfPlace,
-        ...NOTHING_READ,
-        schema_version: examined.schemaVersion,
-        findings: [...ofPlace, ...doctor.findingsOfOlder(file, examined)],
-      });
+    if (examined.kind === 'damaged') {
+      return { ...NOTHING_READ, findings: [doctor.damage(examined), ...ofPlace] };
     }
-    if (examined.kind !== 'damaged') throw unusable(examined, dbPath);
-    return reportOf({ ...factsOfPlace, ...NOTHING_READ, findings: [doctor.damage(examined), ...ofPlace] });
+    if (examined.kind !== 'older') throw unusable(examined, dbPath);
+    const findings = [...ofPlace, ...doctor.findingsOfOlder(file, examined)];
+    return { ...NOTHING_READ, schema_version: examined.schemaVersion, findings };
   }
   try {
     const { examination, reads } = examined;
-    const projects = doctor.projectsIn(file, reads);
-    const surroundings = await surroundingsOf(projects, { dbPath: path, service }, effects);
-    return reportOf({
-      ...factsOfPlace,
+    const surroundings = await surroundingsOf(
+      doctor.projectsIn(file, reads),
+      { dbPath: file.path, service: file.service },
+      effects,
+    );
+    return {
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
       unused_bytes: examination.unusedBytes(),
       findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, surroundings)],
       tables: examination.tableSizes(),
-    });
+    };
   } finally {
     examined.close();
   }
-}
-
-const NOTHING_READ = { sqlite_version: null, schema_version: null, unused_bytes: null, tables: [] };
-
-function reportOf(report: Omit<Report, 'ok'>): Report {
-  const { file, ...rest } = report;
-  return { file, ok: !report.findings.some(isProblem), ...rest };
 }
 
 function printReport(report: Report, context: CommandContext): void {
