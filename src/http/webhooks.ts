@@ -197,8 +197,8 @@ export function webhooks(
         },
         handler(request, h) {
           const id = pathId('whk', request.params.webhook_id);
-          // Also finds deleted ones: a repeat with the same Idempotency-Key is answered as the deletion was.
-          if (!reads.webhooks.wasRegisteredBy(callerOf(request), id)) throw notFound();
+          if (reads.webhooks.visibleTo(callerOf(request), id) === undefined)
+            return answers.repeat(request, h);
           return answers.write(request, h, 'webhooks.remove', { id });
         },
       });

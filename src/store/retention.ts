@@ -121,10 +121,8 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   const deletedWebhooks = database.prepare<
     { seq: number; nowMs: number; limit: number },
-    { seq: number; id: WebhookId; deleted_at: number }
-  >(
-    'SELECT seq, id, deleted_at FROM webhooks WHERE deleted_at <= +:nowMs AND seq >= +:seq ORDER BY seq LIMIT :limit',
-  );
+    { seq: number; id: WebhookId }
+  >('SELECT seq, id FROM webhooks WHERE deleted_at <= +:nowMs AND seq >= +:seq ORDER BY seq LIMIT :limit');
   const deliveriesOfWebhook = database.prepare<
     { webhookId: WebhookId; limit: number },
     { seq: number; id: DeliveryId }
@@ -237,16 +235,15 @@ export function retentionWrites({ database, effects }: WriteContext) {
     }
   }
 
-  /** A deleted webhook's row stays while a repeated deletion must find its stored answer. */
   function pruneDeletedWebhooks(from: PrunePlace, nowMs: number, work: Work): PrunePlace | null {
     const limit = work.scans;
     const webhooks = deletedWebhooks.all({ seq: from.seq, nowMs, limit });
-    for (const { seq, id, deleted_at } of webhooks) {
+    for (const { seq, id } of webhooks) {
       for (const delivery of deliveriesOfWebhook.all({ webhookId: id, limit: work.rows })) {
         if (!removeWithAttempts(delivery, work)) break;
       }
       if (work.rows <= 0) return { ...START, seq };
-      if (deleted_at < nowMs - IDEMPOTENCY_MEMORY_MS) remove(work, 'webhooks', removeWebhook.run({ seq }));
+      remove(work, 'webhooks', removeWebhook.run({ seq }));
     }
     return webhooks.length < limit ? null : { ...START, seq: (webhooks.at(-1)?.seq ?? 0) + 1 };
   }

@@ -78,11 +78,6 @@ export function webhookReads(database: Database) {
     .prepare<[string], number>(`
       SELECT 1 FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +? AND k.revoked_at IS NOT NULL`)
     .pluck();
-  const everOfKey = database
-    .prepare<{ id: string; keyId: string }, number>(
-      'SELECT 1 FROM webhooks WHERE id = +:id AND key_id = +:keyId',
-    )
-    .pluck();
   const page = database.prepare<{ keyId: string; beforeSeq: number; limit: number }, WebhookRow>(`
     SELECT ${WEBHOOK_COLUMNS} FROM webhooks
      WHERE key_id = +:keyId AND deleted_at IS NULL AND seq < +:beforeSeq
@@ -114,10 +109,6 @@ export function webhookReads(database: Database) {
       const row = ofKey.get({ id, keyId: caller.keyId });
       return row === undefined ? undefined : toWebhook(row);
     },
-
-    /** Whether the caller registered it, even if it is deleted, so that a repeated deletion finds its stored answer. */
-    wasRegisteredBy: (caller: Caller, id: string): boolean =>
-      everOfKey.get({ id, keyId: caller.keyId }) !== undefined,
 
     /** The caller's webhooks before `beforeSeq`, at most `limit`, newest first. */
     page: ({ keyId }: Caller, beforeSeq: number, limit: number): ListPage<Webhook> =>

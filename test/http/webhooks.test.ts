@@ -341,6 +341,7 @@ t.test('a deletion answers 204 without a body, also if repeated with its Idempot
   const { id } = await newWebhook(store, keys.owner.keyId);
   const first = await call(http, 'DELETE', one(id), keys.owner.secret, undefined, 'once');
   t.strictSame([first.status, first.body, first.headers.get('content-type')], [204, null, null]);
+  store.execute(`DELETE FROM webhooks WHERE id = '${id}'`); // as retention does
   const repeat = await call(http, 'DELETE', one(id), keys.owner.secret, undefined, 'once');
   t.strictSame([repeat.status, repeat.body, repeat.headers.get('idempotent-replayed')], [204, null, 'true']);
   t.equal((await call(http, 'DELETE', one(id), keys.owner.secret)).status, 404);

@@ -122,7 +122,6 @@ t.test('a read of one key, project, deployment or webhook gives nothing of the o
       t.equal(projects.visibleTo(asks, other.projectId), undefined);
       t.equal(deployments.visibleTo(asks, other.running), undefined);
       t.equal(webhooks.visibleTo(asks, other.webhookId), undefined);
-      t.notOk(webhooks.wasRegisteredBy(asks, other.webhookId));
       t.equal(deliveries.visibleTo(asks, other.failed), undefined);
       t.equal(deliveries.detailsVisibleTo(asks, other.failed), undefined);
     }

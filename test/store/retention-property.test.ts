@@ -135,8 +135,7 @@ function judge(before: Rows, after: Rows, beforeMs: number, nowMs: number, whole
     hold(row, isLeft('events', 'id', row), isOld(row['created_at']) && !isReferred, wholePass);
   }
   for (const row of all('webhooks')) {
-    const isForgotten = row['deleted_at'] !== null && Number(row['deleted_at']) < nowMs - 72 * HOUR_MS;
-    hold(row, isLeft('webhooks', 'id', row), isForgotten, wholePass);
+    hold(row, isLeft('webhooks', 'id', row), row['deleted_at'] !== null, wholePass);
   }
   for (const row of all('replays'))
     hold(row, isLeft('replays', 'seq', row), row['finished_at'] !== null, wholePass);

@@ -129,30 +129,18 @@ t.test('deliveries held for a disabled webhook are kept as long as the webhook i
   t.match(await pruneAll(store), { deliveries: 3, events: 3 });
 });
 
-t.test(
-  'a deleted webhook loses its rows at once, and its own row once the deletion cannot be replayed',
-  async (t) => {
-    const { store, effects, id, keyId } = await withWebhook(t);
-    const other = await newWebhook(store, keyId);
-    const deliveries = await newDeliveries(store, id, 60);
-    endDeliveries(store, deliveries.slice(0, 20), 'delivered');
-    attempts(store, deliveries.slice(0, 20));
-    await replay(store, effects, id);
-    await store.writer.write('webhooks.remove', { id });
-    const caller = { keyId, name: '', scopes: [], allProjects: true, lastUsedAtMs: null };
-
-    t.match(await pruneAll(store, null), { deliveries: 60, attempts: 20, replays: 1 });
-    t.strictSame(idsOf(store, 'webhooks'), [id, other.id]);
-    t.equal(store.query('SELECT 1 FROM deliveries WHERE webhook_id = ?', other.id).length, 60);
-    effects.advance(3 * DAY_MS);
-    t.strictSame(await pruneAll(store, null), {});
-    t.ok(store.reads.webhooks.wasRegisteredBy(caller, id));
-    effects.advance(1);
-    t.match(await pruneAll(store, null), { webhooks: 1 });
-    t.strictSame(idsOf(store, 'webhooks'), [other.id]);
-    t.notOk(store.reads.webhooks.wasRegisteredBy(caller, id));
-  },
-);
+t.test('a deleted webhook goes with its deliveries, pending ones too, and its replays', async (t) => {
+  const { store, effects, id, keyId } = await withWebhook(t);
+  const other = await newWebhook(store, keyId);
+  const deliveries = await newDeliveries(store, id, 60);
+  endDeliveries(store, deliveries.slice(0, 20), 'delivered');
+  attempts(store, deliveries.slice(0, 20));
+  await replay(store, effects, id);
+  await store.writer.write('webhooks.remove', { id });
+  t.match(await pruneAll(store, null), { webhooks: 1, deliveries: 60, attempts: 20, replays: 1 });
+  t.strictSame(idsOf(store, 'webhooks'), [other.id]);
+  t.equal(store.query('SELECT 1 FROM deliveries WHERE webhook_id = ?', other.id).length, 60);
+});
 
 t.test('a webhook deleted during a pass is left to the next one', async (t) => {
   const { store, effects, id } = await withWebhook(t);
@@ -340,6 +328,8 @@ t.test('a row to remove is found behind more rows that stay than one step looks 
     INSERT INTO webhooks (id, key_id, url, events, status, created_at, enabled_at, deleted_at)
     ${counted(300)} SELECT 'whk_' || number, '${keyId}', '', '[]', 'enabled', 1, 1, ${effects.now() + RETENTION_MS}
                       FROM numbers;
+    INSERT INTO replays (webhook_id, since, until, last_seq, created_at, finished_at)
+    ${counted(300)} SELECT 'whk_' || number, 1, 1, 1, 1, 1 FROM numbers;
     UPDATE deliveries SET webhook_id = 'whk_300' WHERE id = '${delivery}'`);
   effects.advance(RETENTION_MS + 1);
   for (const what of ['deployments', 'deletedWebhooks', 'events'] as const) {
