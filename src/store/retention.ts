@@ -173,9 +173,9 @@ export function retentionWrites({ database, effects }: WriteContext) {
       FROM deliveries d
      WHERE d.event_id = +:eventId AND d.seq >= +:fromSeq
      ORDER BY d.seq LIMIT +:limit`);
-  const removeAttempts = database.prepare(`
-    DELETE FROM attempts
-     WHERE rowid IN (SELECT rowid FROM attempts WHERE delivery_id = +:id ORDER BY number LIMIT :limit)`);
+  // Of one delivery all at once: ATTEMPTS_MAX bounds them. A LIMIT needs a subquery, and so a temporary table for each
+  // delivery: removing one with its attempt took 26 µs, like this 14.
+  const removeAttempts = database.prepare('DELETE FROM attempts WHERE delivery_id = +?');
   const removeDelivery = database.prepare('DELETE FROM deliveries WHERE seq = +?');
   const removeEvent = database.prepare(`
     DELETE FROM events
@@ -293,8 +293,8 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   /** Removes a delivery with its attempts; false: the step reached a limit before it had. */
   function removeWithAttempts({ seq, id }: { seq: number; id: DeliveryId }, work: Work): boolean {
-    if (work.rows > 0) remove(work, 'attempts', removeAttempts.run({ id, limit: work.rows }));
     if (work.rows <= 0) return false;
+    remove(work, 'attempts', removeAttempts.run(id));
     remove(work, 'deliveries', removeDelivery.run(seq));
     return true;
   }

@@ -222,33 +222,37 @@ t.test('secrets are removed when they expire, and valid ones stay', async (t) =>
   t.strictSame(await pruneAll(store, null), {});
 });
 
-t.test('a step removes at most 256 KiB of a log, and 16 rows', async (t) => {
-  const { store, effects, id } = await withWebhook(t);
-  const [delivery] = await newDeliveries(store, id, 1);
-  copyDeliveries(store, 200);
-  endDeliveries(store, [delivery as DeliveryId], 'delivered');
-  store.execute(`
+t.test(
+  'a step removes at most 256 KiB of a log, and 16 rows and one delivery with all its attempts',
+  async (t) => {
+    const { store, effects, id } = await withWebhook(t);
+    const [delivery] = await newDeliveries(store, id, 1);
+    copyDeliveries(store, 200);
+    endDeliveries(store, [delivery as DeliveryId], 'delivered');
+    store.execute(`
     WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 100)
     INSERT INTO attempts (delivery_id, number, at, duration_ms, trigger) SELECT '${delivery}', number, 1, 1, 'redeliver' FROM numbers`);
-  const projectId = await store.project({ command: null });
-  const deployment = await created(store, projectId);
-  await log(store, deployment, 80, 64 * 1024);
-  await report(store, deployment, 'failed');
-  effects.advance(RETENTION_MS + 60_000);
+    const projectId = await store.project({ command: null });
+    const deployment = await created(store, projectId);
+    await log(store, deployment, 80, 64 * 1024);
+    await report(store, deployment, 'failed');
+    effects.advance(RETENTION_MS + 60_000);
 
-  const logSteps = await stepsOf(store, 'deployments');
-  t.ok(logSteps.length >= 20);
-  t.ok(logSteps.every(({ removed: { logBytes = 0 } }) => logBytes <= 256 * 1024));
-  t.equal(store.reads.deployments.get(deployment), undefined);
-  const steps = await stepsOf(store, 'events');
-  t.ok(steps.every((step) => rowsOf(step) <= 16));
-  // The delivery of the second deployment was never sent, so it stays.
-  t.equal(
-    steps.reduce((sum, step) => sum + rowsOf(step), 0),
-    201 + 100 + 2,
-  );
-  t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);
-});
+    const logSteps = await stepsOf(store, 'deployments');
+    t.ok(logSteps.length >= 20);
+    t.ok(logSteps.every(({ removed: { logBytes = 0 } }) => logBytes <= 256 * 1024));
+    t.equal(store.reads.deployments.get(deployment), undefined);
+    const steps = await stepsOf(store, 'events');
+    t.ok(steps.every((step) => rowsOf(step) <= 16 + 100));
+    t.match(steps[0], { removed: { deliveries: 1, attempts: 100 } });
+    // The delivery of the second deployment was never sent, so it stays.
+    t.equal(
+      steps.reduce((sum, step) => sum + rowsOf(step), 0),
+      201 + 100 + 2,
+    );
+    t.match(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);
+  },
+);
 
 t.test('rows that stay are skipped in several steps, even if all have the same time', async (t) => {
   const { store, effects, id } = await withWebhook(t);
