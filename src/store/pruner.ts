@@ -37,6 +37,9 @@ const PAUSE_FACTOR = 19;
 const PAUSE_MIN_MS = 20;
 const PAUSE_MAX_MS = 10_000;
 
+/** A step lengthens a commit by no more than this. */
+const WORK_MS = 1;
+
 /** A long read, most often a backup, prevents checkpoints: retention should not make the WAL grow quickly then. */
 const PAUSE_WHILE_WAL_IS_LARGE_MS = 10_000;
 
@@ -115,7 +118,7 @@ export function createPruner(options: PrunerOptions): Pruner {
     const beganAtMs = effects.monotonicMs();
     try {
       const { from, untilMs } = pass;
-      const step = { what, from, untilMs, retentionMs };
+      const step = { what, from, untilMs, retentionMs, workMs: WORK_MS };
       const { removed, next, walBytes } = await writer.write('retention.step', step);
       add(pass.removed, removed);
       continueAt(pass, next);

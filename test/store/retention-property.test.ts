@@ -292,6 +292,7 @@ async function happen(
         from: START,
         untilMs: Number.POSITIVE_INFINITY,
         retentionMs: RETENTION_MS,
+        workMs: 0,
       });
       return;
     }
