@@ -244,9 +244,13 @@ const IDEMPOTENCY_KEY: Parameter = {
   in: 'header',
   description:
     'A value of your own, unique to each write: a repeat with it gets the same answer, and is not carried out again.',
-  // A pair of double quotes around it does not count towards its length.
-  schema: { type: 'string', pattern: '^(?:"[!-~]{1,255}"|(?!"[!-~]*"$)[!-~]{1,255})$' },
-  example: '1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed',
+  schema: {
+    type: 'string',
+    // A pair of double quotes around it does not count towards its length.
+    pattern: '^(?:"[!-~]{1,255}"|(?!"[!-~]*"$)[!-~]{1,255})$',
+    // Not the parameter's `example`: Swagger UI would send that with every write, and the second one would be 422.
+    examples: ['1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed'],
+  },
 };
 
 /** Headers by reference: each is described once, for all answers. */

@@ -126,6 +126,17 @@ t.test('the OpenAPI description', async (t) => {
     }
   });
 
+  t.test('has no example for a parameter that may be left out: Swagger UI would send it', async (t) => {
+    for (const { name, operation } of operations) {
+      const optional = operation.parameters?.filter(({ required }) => required !== true) ?? [];
+      t.strictSame(
+        optional.filter((parameter) => 'example' in parameter).map(({ name }) => name),
+        [],
+        name,
+      );
+    }
+  });
+
   t.test(
     'has the bounds of the outputs of a report, in words too where a schema cannot express them',
     async (t) => {
