@@ -192,8 +192,8 @@ export function timestamp(atMs: number): Timestamp {
 /** The last result: most timestamps of one request are equal, and formatting each was 2 % of the request's time. */
 let latest = { atMs: 0, text: new Date(0).toISOString() };
 
-/** RFC 3339, which requires seconds and an offset. */
-export const TIMESTAMP_FORM = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:\d{2})(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
+/** RFC 3339, which requires seconds and an offset; without its leap seconds, which Date does not know. */
+export const TIMESTAMP_FORM = /^(\d{4}-\d{2}-\d{2}T\d{2}:\d{2}:[0-5]\d)(\.\d{1,9})?(Z|[+-]\d{2}:\d{2})$/;
 
 /** Milliseconds since 1970; undefined if `text` is no valid time. `round` rounds the fraction of a millisecond. */
 export function parseTimestamp(text: string, round: (partMs: number) => number): number | undefined {

@@ -1,9 +1,19 @@
 import { createConfig, lintFromString } from '@redocly/openapi-core';
+import { Ajv2020 } from 'ajv/dist/2020.js';
+import formats from 'ajv-formats';
 import fc from 'fast-check';
 import t from 'tap';
 import { parseWebhookUrl } from '../../src/address.ts';
 import { signedHeaders } from '../../src/deliver/sign.ts';
-import { EVENT_TYPES, type Page, type Project, parseRef, SCOPES } from '../../src/domain.ts';
+import {
+  EVENT_TYPES,
+  type Page,
+  type Project,
+  parseRef,
+  parseTimestamp,
+  SCOPES,
+  TIMESTAMP_FORM,
+} from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { STATUS_OF_CODE } from '../../src/errors.ts';
 import { describeApi } from '../../src/http/openapi.ts';
@@ -355,6 +365,26 @@ t.test('the pattern for refs accepts exactly what parseRef accepts', async (t) =
     }),
     { numRuns: 20_000 },
   );
+});
+
+t.test('the schema for times accepts what parseTimestamp accepts, so no leap seconds', async (t) => {
+  const ajv = new Ajv2020();
+  formats.default(ajv, ['date-time']);
+  const isTime = ajv.compile({ type: 'string', format: 'date-time', pattern: TIMESTAMP_FORM.source });
+  const rows: [text: string, accepted: boolean][] = [
+    ['2026-01-31T12:00:00Z', true],
+    ['2026-12-31T23:59:59.123456789-23:59', true],
+    ['2016-12-31T23:59:60Z', false],
+    ['2017-01-01T00:59:60+01:00', false],
+    ['2026-02-29T12:00:00Z', false],
+    ['2026-01-31T24:00:00Z', false],
+    ['2026-01-31T12:00:00+24:00', false],
+    ['2026-01-31t12:00:00z', false],
+  ];
+  for (const [text, accepted] of rows) {
+    t.equal(isTime(text), accepted, text);
+    t.equal(parseTimestamp(text, Math.floor) !== undefined, accepted, text);
+  }
 });
 
 function operationsOf({ paths }: OpenApiDocument): { name: string; operation: Operation }[] {
