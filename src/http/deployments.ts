@@ -60,6 +60,10 @@ Newest first. If only few of very many deployments match the filters, or if thei
 items than \`limit\`, or none, and still a \`next_cursor\` to go on with.
 `.trim();
 
+/** The pattern in words: generated clients and /docs have no other place for it. */
+const REF_DESCRIPTION =
+  'The branch, tag or commit to deploy: letters, digits and `. _ - / + @ = , #`, beginning with a letter, a digit or `_`. No `..` or `//`, no part between slashes that begins with `.` or ends in `.lock`, no `/` or `.` at the end, and not `HEAD`.';
+
 const QUEUE_FULL =
   'Too many requests, or, if the project has a command and the policy `queue`, too many of its deployments are queued.';
 
@@ -84,7 +88,7 @@ export function deployments(
         path: '/v2/projects/{project_id}/deployments',
         options: {
           auth: { scope: 'deployments:write' },
-          validate: { payload: bodySchema({ ref: refSchema.required() }) },
+          validate: { payload: bodySchema({ ref: refSchema.required().description(REF_DESCRIPTION) }) },
           plugins: {
             openapi: {
               operationId: 'createDeployment',

@@ -189,7 +189,8 @@ const WEBHOOK: Described<Webhook> = {
     id: idJsonSchema('whk'),
     url: {
       ...TEXT,
-      description: 'Where events are sent: a URL of the WHATWG standard, not always a URI of RFC 3986.',
+      description:
+        'Where events are sent: a URL of the WHATWG standard, not always a URI of RFC 3986. It is in the form of that standard: `https://Example.org` becomes `https://example.org/`.',
     },
     events: { type: 'array', items: oneOf(EVENT_TYPES), minItems: 1, uniqueItems: true },
     description: nullable(TEXT),

@@ -161,6 +161,18 @@ t.test('the OpenAPI description', async (t) => {
     },
   );
 
+  t.test('says in words which refs may be deployed, and that URLs come back normalised', async (t) => {
+    const create = document.paths['/v2/projects/{project_id}/deployments']?.post?.requestBody;
+    t.match(create?.content['application/json']?.schema.properties?.['ref'], {
+      description: /letters, digits and `\. _ - \/ \+ @ = , #`.*not `HEAD`/,
+    });
+    t.match(RESOURCES.Webhook.properties?.['url'], {
+      description: /`https:\/\/Example\.org` becomes `https:\/\/example\.org\/`/,
+    });
+    const rules = { allowHttp: false, allowedCidrs: [] };
+    t.match(parseWebhookUrl('https://Example.org', rules), { url: 'https://example.org/' });
+  });
+
   t.test('has an example of 409 with a message that is really sent', async (t) => {
     const conflict = document.components.responses['conflict']?.content?.['application/json'];
     t.match(conflict?.example, { error: { message: endedAlready('succeeded').message } });
