@@ -1,4 +1,5 @@
 import t from 'tap';
+import { assetText } from '../../src/assets.ts';
 import { docs, renderDocs } from '../../src/http/docs.ts';
 import { health } from '../../src/http/health.ts';
 import { METHODS } from '../../src/http/openapi-types.ts';
@@ -35,6 +36,12 @@ t.test('the page /docs', async (t) => {
     const text = await sheet.text();
     t.match(text, /@media/);
     t.notMatch(text, /@import|url\(|@font-face/);
+  });
+
+  t.test('prints examples whole, and in the colour of the text', async (t) => {
+    const [, print = ''] = assetText('docs.css').split('@media print');
+    t.match(print, /figure \{[^}]*color: inherit/);
+    t.match(print, /pre \{[^}]*max-height: none;[^}]*white-space: pre-wrap/);
   });
 
   t.test('describes every operation, event and object exactly once', async (t) => {
