@@ -151,6 +151,7 @@ ${parameterTable('Query', parameters, 'query')}
 ${parameterTable('Headers', parameters, 'header')}
 ${body === undefined ? '' : html`<h4>Body</h4>${fieldTable(body.schema)}`}
 ${answers(responses, document)}
+${answerHeaders(responses)}
 </div>
 <div class="examples">
 ${isEvent ? '' : example('Request', curl(method, path, operation))}
@@ -244,6 +245,16 @@ function answers(responses: Operation['responses'], document: OpenApiDocument): 
   return html`<h4>Answers</h4>${list(own)}${
     common.length === 0 ? '' : html`<details><summary>Common errors</summary>${list(common)}</details>`
   }`;
+}
+
+/** Those that only this operation has. The others are references, as all operations of a kind have them. */
+function answerHeaders(responses: Operation['responses']): Html | '' {
+  const rows = Object.values(responses)
+    .flatMap((response) => ('$ref' in response ? [] : Object.entries(response.headers ?? {})))
+    .flatMap(([name, header]) =>
+      '$ref' in header ? [] : [row(name, false, { ...header.schema, description: header.description ?? '' })],
+    );
+  return rows.length === 0 ? '' : html`<h4>Headers of answers</h4><table><tbody>${rows}</tbody></table>`;
 }
 
 function answer([status, response]: [string, Response | Reference], document: OpenApiDocument): Html {

@@ -59,6 +59,14 @@ t.test('the page /docs', async (t) => {
     }
   });
 
+  t.test('shows the headers that only the answers of one operation have', async (t) => {
+    const [, logs = ''] = page.split('id="getLogs"');
+    const [section = ''] = logs.split('</article>');
+    for (const name of ['Log-Next-Offset', 'X-Accel-Buffering'])
+      t.ok(section.includes(`<code>${name}</code>`), name);
+    t.equal(page.split('Headers of answers').length, 2);
+  });
+
   t.test('links only to places on the page and to the description', async (t) => {
     const ids = new Set([...page.matchAll(/ id="([^"]+)"/g)].map(([, id]) => id));
     const links = [...page.matchAll(/<a [^>]*href="([^"]+)"/g)].map(([, href = '']) => href);
