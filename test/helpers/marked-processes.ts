@@ -3,6 +3,7 @@ import type { Test } from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
 import type { ProcessIdentity } from '../../src/store/deployments.ts';
 import { PATH } from './commands.ts';
+import { stayAlive } from './effects.ts';
 
 let lastDeployment = 0;
 
@@ -25,6 +26,7 @@ export async function startProcess(
   deploymentId?: string,
   variables: Record<string, string> = {},
 ): Promise<Started> {
+  stayAlive(t); // who waits for the end of all of them waits by timers alone
   const child = spawn(file, rest, {
     env: { PATH, ...variables, ...(deploymentId === undefined ? {} : { DEPLOY_ID: deploymentId }) },
     stdio: ['ignore', 'pipe', 'inherit'],
