@@ -16,6 +16,7 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PENDING_DELIVERY } from './examples.ts';
+import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
 import {
   bodySchema,
@@ -45,8 +46,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
       server.route<{ Params: { webhook_id: string }; Query: ListQuery }>({
         method: 'GET',
         path: '/v2/webhooks/{webhook_id}/deliveries',
-        options: {
-          auth: { scope: 'webhooks:read' },
+        options: routeOptions({
+          scope: 'webhooks:read',
           validate: {
             query: querySchema({
               ...pageParameters,
@@ -59,16 +60,12 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
               ...creationParameters,
             }),
           },
-          plugins: {
-            openapi: {
-              operationId: 'listDeliveries',
-              summary: 'List deliveries of a webhook',
-              description:
-                'Newest first. If only few of very many deliveries match the filters, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
-              responses: { 200: { description: 'A page of deliveries.', pageOf: 'Delivery' } },
-            },
-          },
-        },
+          operationId: 'listDeliveries',
+          summary: 'List deliveries of a webhook',
+          description:
+            'Newest first. If only few of very many deliveries match the filters, a page may have fewer items than `limit`, or none, and still a `next_cursor` to go on with.',
+          responses: { 200: { description: 'A page of deliveries.', pageOf: 'Delivery' } },
+        }),
         async handler(request): Promise<Page<Delivery>> {
           const { limit, cursor, status, event_type, created_after, created_before } = request.query;
           const filter = {
@@ -92,18 +89,14 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
       server.route<{ Params: { delivery_id: string } }>({
         method: 'GET',
         path: '/v2/deliveries/{delivery_id}',
-        options: {
-          auth: { scope: 'webhooks:read' },
-          plugins: {
-            openapi: {
-              operationId: 'getDelivery',
-              summary: 'Get a delivery',
-              responses: {
-                200: { description: 'The delivery, with every attempt.', resource: 'DeliveryDetails' },
-              },
-            },
+        options: routeOptions({
+          scope: 'webhooks:read',
+          operationId: 'getDelivery',
+          summary: 'Get a delivery',
+          responses: {
+            200: { description: 'The delivery, with every attempt.', resource: 'DeliveryDetails' },
           },
-        },
+        }),
         handler(request): DeliveryDetails {
           const id = pathId('dlv', request.params.delivery_id);
           const delivery = reads.deliveries.detailsVisibleTo(callerOf(request), id);
@@ -115,25 +108,21 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
       server.route<{ Params: { delivery_id: string } }>({
         method: 'POST',
         path: '/v2/deliveries/{delivery_id}/redeliver',
-        options: {
-          auth: { scope: 'webhooks:write' },
-          plugins: {
-            openapi: {
-              operationId: 'redeliver',
-              summary: 'Send a delivery again',
-              description:
-                'Sends it now, whatever its status, and with all its retries again. It is held while its webhook is disabled.',
-              responses: {
-                202: {
-                  description: 'The delivery, pending or held.',
-                  resource: 'Delivery',
-                  example: PENDING_DELIVERY,
-                },
-              },
-              errors: { conflict: `The delivery has ${ATTEMPTS_MAX} attempts already.` },
+        options: routeOptions({
+          scope: 'webhooks:write',
+          operationId: 'redeliver',
+          summary: 'Send a delivery again',
+          description:
+            'Sends it now, whatever its status, and with all its retries again. It is held while its webhook is disabled.',
+          responses: {
+            202: {
+              description: 'The delivery, pending or held.',
+              resource: 'Delivery',
+              example: PENDING_DELIVERY,
             },
           },
-        },
+          errors: { conflict: `The delivery has ${ATTEMPTS_MAX} attempts already.` },
+        }),
         handler(request, h) {
           const id = pathId('dlv', request.params.delivery_id);
           if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) {
@@ -149,8 +138,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
       }>({
         method: 'POST',
         path: '/v2/webhooks/{webhook_id}/replay',
-        options: {
-          auth: { scope: 'webhooks:write' },
+        options: routeOptions({
+          scope: 'webhooks:write',
           validate: {
             payload: bodySchema({
               since: timestampSchema.required().description('Not in the future.'),
@@ -160,18 +149,14 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
                 .description('Only deliveries that have this status now.'),
             }).example({ since: '2026-11-20T08:00:00Z', status: 'exhausted' }),
           },
-          plugins: {
-            openapi: {
-              operationId: 'replayDeliveries',
-              summary: 'Send past deliveries again',
-              description: `Sends the deliveries again that were created from \`since\` to \`until\`, both included, each with all its retries. Those that have ${ATTEMPTS_MAX} attempts already are skipped. It is done in the background, as fast as the receiver takes them.`,
-              responses: {
-                202: { description: 'The replay, and how many deliveries it sends.', resource: 'Replay' },
-              },
-              errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
-            },
+          operationId: 'replayDeliveries',
+          summary: 'Send past deliveries again',
+          description: `Sends the deliveries again that were created from \`since\` to \`until\`, both included, each with all its retries. Those that have ${ATTEMPTS_MAX} attempts already are skipped. It is done in the background, as fast as the receiver takes them.`,
+          responses: {
+            202: { description: 'The replay, and how many deliveries it sends.', resource: 'Replay' },
           },
-        },
+          errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
+        }),
         async handler(request, h) {
           const { since, until, status = null } = request.payload;
           if (until !== undefined && until < since) {

@@ -24,6 +24,7 @@ import type { Answers } from './answers.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
 import { CANCELING_DEPLOYMENT, QUEUED_DEPLOYMENT, REPORTED_DEPLOYMENT } from './examples.ts';
+import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
 import {
   bodySchema,
@@ -86,29 +87,25 @@ export function deployments(
       server.route<{ Params: { project_id: string }; Payload: { ref: Ref } }>({
         method: 'POST',
         path: '/v2/projects/{project_id}/deployments',
-        options: {
-          auth: { scope: 'deployments:write' },
+        options: routeOptions({
+          scope: 'deployments:write',
           validate: { payload: bodySchema({ ref: refSchema.required().description(REF_DESCRIPTION) }) },
-          plugins: {
-            openapi: {
-              operationId: 'createDeployment',
-              summary: 'Deploy a ref',
-              description:
-                'The deployment is queued behind the earlier ones of its project, and carried out in its turn.',
-              responses: {
-                201: {
-                  description: 'The deployment, queued.',
-                  resource: 'Deployment',
-                  example: QUEUED_DEPLOYMENT,
-                },
-              },
-              errors: {
-                conflict: 'The project is archived.',
-                rate_limited: QUEUE_FULL,
-              },
+          operationId: 'createDeployment',
+          summary: 'Deploy a ref',
+          description:
+            'The deployment is queued behind the earlier ones of its project, and carried out in its turn.',
+          responses: {
+            201: {
+              description: 'The deployment, queued.',
+              resource: 'Deployment',
+              example: QUEUED_DEPLOYMENT,
             },
           },
-        },
+          errors: {
+            conflict: 'The project is archived.',
+            rate_limited: QUEUE_FULL,
+          },
+        }),
         handler(request, h) {
           const caller = callerOf(request);
           return answers.write(request, h, 'deployments.create', {
@@ -125,18 +122,14 @@ export function deployments(
       server.route<{ Params: { project_id: string }; Query: DeploymentListQuery }>({
         method: 'GET',
         path: '/v2/projects/{project_id}/deployments',
-        options: {
-          auth: { scope: 'deployments:read' },
+        options: routeOptions({
+          scope: 'deployments:read',
           validate: { query: querySchema(narrowing) },
-          plugins: {
-            openapi: {
-              operationId: 'listProjectDeployments',
-              summary: 'List deployments of a project',
-              description: LIST_DESCRIPTION,
-              responses: { 200: { description: 'A page of deployments.', pageOf: 'Deployment' } },
-            },
-          },
-        },
+          operationId: 'listProjectDeployments',
+          summary: 'List deployments of a project',
+          description: LIST_DESCRIPTION,
+          responses: { 200: { description: 'A page of deployments.', pageOf: 'Deployment' } },
+        }),
         handler(request) {
           const { project_id } = request.params;
           const walk = beginWalk(request, 'deployments of a project', project_id);
@@ -148,23 +141,19 @@ export function deployments(
       server.route<{ Query: DeploymentListQuery }>({
         method: 'GET',
         path: '/v2/deployments',
-        options: {
-          auth: { scope: 'deployments:read' },
+        options: routeOptions({
+          scope: 'deployments:read',
           validate: {
             query: querySchema({
               ...narrowing,
               project_id: idSchema('prj').description('Only deployments of this project.'),
             }),
           },
-          plugins: {
-            openapi: {
-              operationId: 'listDeployments',
-              summary: 'List deployments of all projects',
-              description: LIST_DESCRIPTION,
-              responses: { 200: { description: 'A page of deployments.', pageOf: 'Deployment' } },
-            },
-          },
-        },
+          operationId: 'listDeployments',
+          summary: 'List deployments of all projects',
+          description: LIST_DESCRIPTION,
+          responses: { 200: { description: 'A page of deployments.', pageOf: 'Deployment' } },
+        }),
         // If the key does not see `project_id`, the page is empty, as for a project that does not exist.
         handler: (request) =>
           page(request, beginWalk(request, 'deployments', request.query.project_id ?? null)),
@@ -173,22 +162,18 @@ export function deployments(
       server.route<DeploymentRefs & { Query: { wait: number } }>({
         method: 'GET',
         path: '/v2/deployments/{deployment_id}',
-        options: {
-          auth: { scope: 'deployments:read' },
+        options: routeOptions({
+          scope: 'deployments:read',
           validate: {
             query: querySchema({ wait: waitSeconds }),
           },
-          plugins: {
-            openapi: {
-              operationId: 'getDeployment',
-              summary: 'Get a deployment',
-              description:
-                'With `wait`, the answer comes once the deployment has ended, or after that many seconds at the latest.',
-              responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
-              errors: { rate_limited: 'Too many requests, or too many requests of this key are waiting.' },
-            },
-          },
-        },
+          operationId: 'getDeployment',
+          summary: 'Get a deployment',
+          description:
+            'With `wait`, the answer comes once the deployment has ended, or after that many seconds at the latest.',
+          responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
+          errors: { rate_limited: 'Too many requests, or too many requests of this key are waiting.' },
+        }),
         handler: (request) =>
           waitUntilFinished(request, request.params.deployment_id, request.query.wait * 1000),
       });
@@ -196,25 +181,21 @@ export function deployments(
       server.route<DeploymentRefs>({
         method: 'POST',
         path: '/v2/deployments/{deployment_id}/cancel',
-        options: {
-          auth: { scope: 'deployments:write' },
-          plugins: {
-            openapi: {
-              operationId: 'cancelDeployment',
-              summary: 'Cancel a deployment',
-              description:
-                'A queued deployment is canceled at once. A running one is `canceling` until its command is gone, or until the system that carries it out reports its end, and may still succeed or fail.',
-              responses: {
-                202: {
-                  description: 'The deployment, `canceled` or `canceling`.',
-                  resource: 'Deployment',
-                  example: CANCELING_DEPLOYMENT,
-                },
-              },
-              errors: { conflict: 'The deployment has ended already.' },
+        options: routeOptions({
+          scope: 'deployments:write',
+          operationId: 'cancelDeployment',
+          summary: 'Cancel a deployment',
+          description:
+            'A queued deployment is canceled at once. A running one is `canceling` until its command is gone, or until the system that carries it out reports its end, and may still succeed or fail.',
+          responses: {
+            202: {
+              description: 'The deployment, `canceled` or `canceling`.',
+              resource: 'Deployment',
+              example: CANCELING_DEPLOYMENT,
             },
           },
-        },
+          errors: { conflict: 'The deployment has ended already.' },
+        }),
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
           if (id === undefined) return answers.repeat(request, h);
@@ -225,30 +206,26 @@ export function deployments(
       server.route<DeploymentRefs>({
         method: 'POST',
         path: '/v2/deployments/{deployment_id}/redeploy',
-        options: {
-          auth: { scope: 'deployments:write' },
-          plugins: {
-            openapi: {
-              operationId: 'redeploy',
-              summary: 'Deploy the same ref again',
-              responses: {
-                201: {
-                  description: 'A new deployment, with `redeploy_of` set.',
-                  resource: 'Deployment',
-                  example: {
-                    ...QUEUED_DEPLOYMENT,
-                    trigger: 'redeploy',
-                    redeploy_of: 'dpl_Vb3kVbNmQwErTyUiOpAsDfGh',
-                  },
-                },
-              },
-              errors: {
-                conflict: 'The project is archived.',
-                rate_limited: QUEUE_FULL,
+        options: routeOptions({
+          scope: 'deployments:write',
+          operationId: 'redeploy',
+          summary: 'Deploy the same ref again',
+          responses: {
+            201: {
+              description: 'A new deployment, with `redeploy_of` set.',
+              resource: 'Deployment',
+              example: {
+                ...QUEUED_DEPLOYMENT,
+                trigger: 'redeploy',
+                redeploy_of: 'dpl_Vb3kVbNmQwErTyUiOpAsDfGh',
               },
             },
           },
-        },
+          errors: {
+            conflict: 'The project is archived.',
+            rate_limited: QUEUE_FULL,
+          },
+        }),
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
           if (id === undefined) return answers.repeat(request, h);
@@ -263,22 +240,18 @@ export function deployments(
       server.route<DeploymentRefs & { Payload: ReportBody }>({
         method: 'POST',
         path: '/v2/deployments/{deployment_id}/report',
-        options: {
-          auth: { scope: 'deployments:report' },
+        options: routeOptions({
+          scope: 'deployments:report',
           validate: { payload: reportBody },
-          plugins: {
-            openapi: {
-              operationId: 'reportDeployment',
-              summary: 'Report how a deployment goes',
-              description:
-                'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with the status `canceling`, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing.',
-              responses: {
-                200: { description: 'The deployment.', resource: 'Deployment', example: REPORTED_DEPLOYMENT },
-              },
-              errors: { conflict: 'The deployment has ended in another way, or its project has a command.' },
-            },
+          operationId: 'reportDeployment',
+          summary: 'Report how a deployment goes',
+          description:
+            'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with the status `canceling`, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing.',
+          responses: {
+            200: { description: 'The deployment.', resource: 'Deployment', example: REPORTED_DEPLOYMENT },
           },
-        },
+          errors: { conflict: 'The deployment has ended in another way, or its project has a command.' },
+        }),
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
           if (id === undefined) return answers.repeat(request, h);

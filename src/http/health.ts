@@ -1,5 +1,6 @@
 import type { Plugin } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
+import { routeOptions } from './openapi-route.ts';
 
 /**
  * `GET /healthz` (the process is alive) and `GET /readyz` (503 if `check` resolves to a problem rather than null), both
@@ -12,33 +13,25 @@ export function health(check: () => Promise<string | null>): Plugin<void> {
       server.route({
         method: 'GET',
         path: '/healthz',
-        options: {
-          auth: false,
-          plugins: {
-            openapi: {
-              operationId: 'getHealth',
-              summary: 'Check that the process is alive',
-              responses: { 200: { description: 'The process is alive.', resource: 'Health' } },
-            },
-          },
-        },
+        options: routeOptions({
+          scope: null,
+          operationId: 'getHealth',
+          summary: 'Check that the process is alive',
+          responses: { 200: { description: 'The process is alive.', resource: 'Health' } },
+        }),
         handler: () => ({ status: 'ok' }),
       });
       server.route({
         method: 'GET',
         path: '/readyz',
-        options: {
-          auth: false,
-          plugins: {
-            openapi: {
-              operationId: 'getReadiness',
-              summary: 'Check that the service is ready',
-              description: 'Ready: the database takes writes, and deployments are started and events sent.',
-              responses: { 200: { description: 'The service is ready.', resource: 'Health' } },
-              errors: { unavailable: 'The service is not ready, or it is stopping.' },
-            },
-          },
-        },
+        options: routeOptions({
+          scope: null,
+          operationId: 'getReadiness',
+          summary: 'Check that the service is ready',
+          description: 'Ready: the database takes writes, and deployments are started and events sent.',
+          responses: { 200: { description: 'The service is ready.', resource: 'Health' } },
+          errors: { unavailable: 'The service is not ready, or it is stopping.' },
+        }),
         async handler() {
           const problem = await check();
           if (problem !== null) throw new AppError('unavailable', problem, { retryAfterSeconds: 1 });

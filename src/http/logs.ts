@@ -8,7 +8,7 @@ import type { Reads } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
 import { createLogEvents } from './log-events.ts';
-import type { ResponseDescription } from './openapi-route.ts';
+import { type ResponseDescription, routeOptions } from './openapi-route.ts';
 import { pathId, querySchema, wholeNumber } from './validation.ts';
 import { closeWithResponse, type Watches } from './watches.ts';
 
@@ -68,33 +68,28 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
       server.route<{ Params: { deployment_id: string }; Query: LogQuery }>({
         method: 'GET',
         path: '/v2/deployments/{deployment_id}/logs',
-        options: {
-          auth: { scope: 'logs:read' },
+        options: routeOptions({
+          scope: 'logs:read',
           validate: {
             query: querySchema({
               offset: byteCount.description('Only the bytes from this one on.'),
               tail: byteCount.description('Only that many bytes at the end; not together with `offset`.'),
             }),
           },
-          plugins: {
-            openapi: {
-              operationId: 'getLogs',
-              summary: 'Read or follow a log',
-              description: LOGS_DESCRIPTION,
-              responses: { 200: LOGS_RESPONSE },
-              errors: {
-                rate_limited: 'Too many requests, or too many requests of this key follow or wait already.',
-              },
-              headers: {
-                'Last-Event-ID': {
-                  description:
-                    'With `Accept: text/event-stream`: the id of the last event that was received.',
-                  schema: { type: 'string', pattern: EVENT_ID.source },
-                },
-              },
+          operationId: 'getLogs',
+          summary: 'Read or follow a log',
+          description: LOGS_DESCRIPTION,
+          responses: { 200: LOGS_RESPONSE },
+          errors: {
+            rate_limited: 'Too many requests, or too many requests of this key follow or wait already.',
+          },
+          headers: {
+            'Last-Event-ID': {
+              description: 'With `Accept: text/event-stream`: the id of the last event that was received.',
+              schema: { type: 'string', pattern: EVENT_ID.source },
             },
           },
-        },
+        }),
         handler(request, h) {
           const follows = wantsEvents(request);
           const lastEventId = follows ? lastEventIdOf(request) : undefined;

@@ -1,4 +1,4 @@
-import type { RequestRoute } from '@hapi/hapi';
+import type { RequestRoute, RouteOptions, RouteOptionsValidate } from '@hapi/hapi';
 import Joi from 'joi';
 import type { IdPrefix, Scope } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
@@ -20,10 +20,12 @@ declare module '@hapi/hapi' {
 }
 
 /**
- * What a route's declaration adds to the API description. Its path, scope and joi schemas are known to hapi, and what all
+ * What a route's declaration adds to the API description. Its path and joi schemas are known to hapi, and what all
  * routes of a kind have in common (errors, paging, idempotency) is added here.
  */
 export interface RouteDescription {
+  /** What a key needs for it; null: it asks for no key. */
+  scope: Scope | null;
   /** The function's name in generated clients. Must not change once it is released. */
   operationId: string;
   summary: string;
@@ -47,13 +49,24 @@ export interface ResponseDescription {
   headers?: Record<string, Header>;
 }
 
+/** A route's options for hapi: its description, and what it validates. */
+export function routeOptions({
+  validate = {},
+  ...openapi
+}: RouteDescription & { validate?: RouteOptionsValidate }): Pick<
+  RouteOptions,
+  'auth' | 'validate' | 'plugins'
+> {
+  const { scope } = openapi;
+  return { auth: scope === null ? false : { scope }, validate, plugins: { openapi } };
+}
+
 /** Describes a route: its own description, what hapi knows of it, and what all routes of its kind have in common. */
 export function operationOf(
   route: RequestRoute,
-  { operationId, summary, description, responses, errors = {}, headers = {} }: RouteDescription,
+  { scope, operationId, summary, description, responses, errors = {}, headers = {} }: RouteDescription,
   tag: string,
 ): Operation {
-  const scopes = scopesOf(route);
   const isWrite = route.method !== 'get';
   const { query, payload } = route.settings.validate ?? {};
   const body = isWrite ? requestBody(payload) : undefined;
@@ -63,11 +76,11 @@ export function operationOf(
     ...(isWrite ? [IDEMPOTENCY_KEY] : []),
     ...Object.entries(headers).map(([name, header]): Parameter => ({ name, in: 'header', ...header })),
   ];
-  const needs = scopes?.map((scope) => `Needs the scope \`${scope}\`.`) ?? [];
-  const text = [description, ...needs].filter(Boolean).join('\n\n');
+  const needs = scope === null ? undefined : `Needs the scope \`${scope}\`.`;
+  const text = [description, needs].filter(Boolean).join('\n\n');
   const codes: RouteError[] = [
     'invalid_request',
-    ...(scopes === undefined ? [] : (['unauthorized', 'forbidden', 'rate_limited'] as const)),
+    ...(scope === null ? [] : (['unauthorized', 'forbidden', 'rate_limited'] as const)),
     ...(route.path.includes('{') ? (['not_found'] as const) : []),
     ...(isWrite ? (['unsupported_media_type', 'idempotency_key_reused'] as const) : []),
     'request_timeout',
@@ -82,13 +95,13 @@ export function operationOf(
     summary,
     ...(text === '' ? {} : { description: text }),
     tags: [tag],
-    security: scopes === undefined ? [] : [{ key: scopes }],
+    security: scope === null ? [] : [{ key: [scope] }],
     ...(parameters.length === 0 ? {} : { parameters }),
     ...(body === undefined ? {} : { requestBody: body }),
     responses: Object.fromEntries([
       ...Object.entries(responses).map(([status, response]) => [
         status,
-        success(response, { isLimited: scopes !== undefined, isWrite, isCreated: status === '201' }),
+        success(response, { isLimited: scope !== null, isWrite, isCreated: status === '201' }),
       ]),
       ...codes.map((code) => [
         STATUS_OF_CODE[code],
@@ -103,17 +116,6 @@ export function operationOf(
 
 function errorCodes(errors: Partial<Record<RouteError, string>>): RouteError[] {
   return Object.keys(errors) as RouteError[];
-}
-
-/** Undefined for a route that asks for no key. */
-function scopesOf({ settings }: RequestRoute): Scope[] | undefined {
-  // hapi's types describe only its input; this is what it makes of `auth: { scope: 'projects:read' }`.
-  const auth = settings.auth as unknown as
-    | false
-    | { access?: { scope?: { selection?: Scope[] } }[] }
-    | undefined;
-  if (auth === false) return undefined;
-  return (auth?.access ?? []).flatMap(({ scope }) => scope?.selection ?? []);
 }
 
 /** What kind of id each path parameter is. */

@@ -1,6 +1,6 @@
 import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
 import type { EventType } from '../domain.ts';
-import { headerReferences, operationOf, type RouteDescription } from './openapi-route.ts';
+import { headerReferences, operationOf, type RouteDescription, routeOptions } from './openapi-route.ts';
 import {
   API_DESCRIPTION,
   EVENT_HEADERS,
@@ -35,22 +35,18 @@ export function openapi(version: string): Plugin<void> {
       server.route({
         method: 'GET',
         path: '/v2/openapi.json',
-        options: {
-          auth: false,
-          plugins: {
-            openapi: {
-              operationId: 'getOpenapi',
-              summary: 'This description',
-              description: 'OpenAPI 3.1. `/docs` shows the same for people.',
-              responses: {
-                200: {
-                  description: 'The description.',
-                  content: { 'application/json': { schema: OPENAPI_SCHEMA } },
-                },
-              },
+        options: routeOptions({
+          scope: null,
+          operationId: 'getOpenapi',
+          summary: 'This description',
+          description: 'OpenAPI 3.1. `/docs` shows the same for people.',
+          responses: {
+            200: {
+              description: 'The description.',
+              content: { 'application/json': { schema: OPENAPI_SCHEMA } },
             },
           },
-        },
+        }),
         handler(_request, h) {
           text ??= JSON.stringify(describeApi(server, version));
           return h.response(text).type('application/json');
@@ -132,7 +128,7 @@ function isOfApi({ path }: RequestRoute): boolean {
 }
 
 /** For API routes without a description: they are listed all the same, and fail a test by their empty summary. */
-const UNDESCRIBED: RouteDescription = { operationId: '', summary: '', responses: {} };
+const UNDESCRIBED: RouteDescription = { scope: null, operationId: '', summary: '', responses: {} };
 
 /** Tag by tag; in each, first what creates a resource, then the lists, then what can be done with one resource. */
 function inReadingOrder(a: DescribedRoute, b: DescribedRoute): number {

@@ -3,6 +3,7 @@ import type { Project } from '../domain.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
+import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
 import { pageParameters, pathId, querySchema } from './validation.ts';
 
@@ -15,18 +16,14 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
       server.route<{ Query: { limit: number; cursor?: string } }>({
         method: 'GET',
         path: '/v2/projects',
-        options: {
-          auth: { scope: 'projects:read' },
+        options: routeOptions({
+          scope: 'projects:read',
           validate: { query: querySchema(pageParameters) },
-          plugins: {
-            openapi: {
-              operationId: 'listProjects',
-              summary: 'List projects',
-              description: 'The projects that the key sees, oldest first.',
-              responses: { 200: { description: 'A page of projects.', pageOf: 'Project' } },
-            },
-          },
-        },
+          operationId: 'listProjects',
+          summary: 'List projects',
+          description: 'The projects that the key sees, oldest first.',
+          responses: { 200: { description: 'A page of projects.', pageOf: 'Project' } },
+        }),
         handler(request, h): ResponseObject {
           const { limit, cursor } = request.query;
           const caller = callerOf(request);
@@ -42,16 +39,12 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
       server.route<{ Params: { project_id: string } }>({
         method: 'GET',
         path: '/v2/projects/{project_id}',
-        options: {
-          auth: { scope: 'projects:read' },
-          plugins: {
-            openapi: {
-              operationId: 'getProject',
-              summary: 'Get a project',
-              responses: { 200: { description: 'The project.', resource: 'Project' } },
-            },
-          },
-        },
+        options: routeOptions({
+          scope: 'projects:read',
+          operationId: 'getProject',
+          summary: 'Get a project',
+          responses: { 200: { description: 'The project.', resource: 'Project' } },
+        }),
         handler(request): Project {
           const project = projects.visibleTo(callerOf(request), pathId('prj', request.params.project_id));
           if (project === undefined) throw notFound();

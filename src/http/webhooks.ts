@@ -18,6 +18,7 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PING_ATTEMPT } from './examples.ts';
+import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
 import type { JsonSchema } from './resources.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
@@ -79,26 +80,22 @@ export function webhooks(
       server.route<{ Payload: { url: string; events: EventType[]; description?: string | null } }>({
         method: 'POST',
         path: '/v2/webhooks',
-        options: {
-          auth: { scope: 'webhooks:write' },
+        options: routeOptions({
+          scope: 'webhooks:write',
           validate: {
             payload: bodySchema({ url: url.required(), events: events.required(), description }).example(
               EXAMPLE,
             ),
           },
-          plugins: {
-            openapi: {
-              operationId: 'createWebhook',
-              summary: 'Register a webhook',
-              description:
-                'The webhook is sent the events of the projects that the key sees. Its address must be `https` and public.',
-              responses: {
-                201: { description: 'The webhook, with its secret.', resource: 'WebhookWithSecret' },
-              },
-              errors: { conflict: `The key has ${WEBHOOKS_OF_KEY_MAX} webhooks already.` },
-            },
+          operationId: 'createWebhook',
+          summary: 'Register a webhook',
+          description:
+            'The webhook is sent the events of the projects that the key sees. Its address must be `https` and public.',
+          responses: {
+            201: { description: 'The webhook, with its secret.', resource: 'WebhookWithSecret' },
           },
-        },
+          errors: { conflict: `The key has ${WEBHOOKS_OF_KEY_MAX} webhooks already.` },
+        }),
         handler(request, h) {
           const { url, events, description = null } = request.payload;
           return answers.write(request, h, 'webhooks.create', {
@@ -113,18 +110,14 @@ export function webhooks(
       server.route<{ Query: { limit: number; cursor?: string } }>({
         method: 'GET',
         path: '/v2/webhooks',
-        options: {
-          auth: { scope: 'webhooks:read' },
+        options: routeOptions({
+          scope: 'webhooks:read',
           validate: { query: querySchema(pageParameters) },
-          plugins: {
-            openapi: {
-              operationId: 'listWebhooks',
-              summary: 'List webhooks',
-              description: 'The webhooks that the key registered, newest first.',
-              responses: { 200: { description: 'A page of webhooks.', pageOf: 'Webhook' } },
-            },
-          },
-        },
+          operationId: 'listWebhooks',
+          summary: 'List webhooks',
+          description: 'The webhooks that the key registered, newest first.',
+          responses: { 200: { description: 'A page of webhooks.', pageOf: 'Webhook' } },
+        }),
         handler(request): Page<Webhook> {
           const { limit, cursor } = request.query;
           const caller = callerOf(request);
@@ -137,16 +130,12 @@ export function webhooks(
       server.route<{ Params: { webhook_id: string } }>({
         method: 'GET',
         path: '/v2/webhooks/{webhook_id}',
-        options: {
-          auth: { scope: 'webhooks:read' },
-          plugins: {
-            openapi: {
-              operationId: 'getWebhook',
-              summary: 'Get a webhook',
-              responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
-            },
-          },
-        },
+        options: routeOptions({
+          scope: 'webhooks:read',
+          operationId: 'getWebhook',
+          summary: 'Get a webhook',
+          responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
+        }),
         handler: (request): Webhook => visibleWebhook(reads, request),
       });
 
@@ -156,21 +145,17 @@ export function webhooks(
       }>({
         method: 'PATCH',
         path: '/v2/webhooks/{webhook_id}',
-        options: {
-          auth: { scope: 'webhooks:write' },
+        options: routeOptions({
+          scope: 'webhooks:write',
           validate: {
             payload: bodySchema({ url, events, description, status }).min(1).example({ status: 'enabled' }),
           },
-          plugins: {
-            openapi: {
-              operationId: 'updateWebhook',
-              summary: 'Change a webhook',
-              description:
-                'Fields that are not in the body stay as they are. `enabled` sends at once what was held and what waits for a retry.',
-              responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
-            },
-          },
-        },
+          operationId: 'updateWebhook',
+          summary: 'Change a webhook',
+          description:
+            'Fields that are not in the body stay as they are. `enabled` sends at once what was held and what waits for a retry.',
+          responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
+        }),
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
           return answers.write(request, h, 'webhooks.update', {
@@ -184,17 +169,13 @@ export function webhooks(
       server.route<{ Params: { webhook_id: string } }>({
         method: 'DELETE',
         path: '/v2/webhooks/{webhook_id}',
-        options: {
-          auth: { scope: 'webhooks:write' },
-          plugins: {
-            openapi: {
-              operationId: 'deleteWebhook',
-              summary: 'Delete a webhook',
-              description: 'Nothing is sent to it any more.',
-              responses: { 204: { description: 'The webhook is deleted.' } },
-            },
-          },
-        },
+        options: routeOptions({
+          scope: 'webhooks:write',
+          operationId: 'deleteWebhook',
+          summary: 'Delete a webhook',
+          description: 'Nothing is sent to it any more.',
+          responses: { 204: { description: 'The webhook is deleted.' } },
+        }),
         handler(request, h) {
           const id = pathId('whk', request.params.webhook_id);
           if (reads.webhooks.visibleTo(callerOf(request), id) === undefined)
@@ -206,20 +187,16 @@ export function webhooks(
       server.route<{ Params: { webhook_id: string }; Payload: { overlap_seconds: number } }>({
         method: 'POST',
         path: '/v2/webhooks/{webhook_id}/rotate',
-        options: {
-          auth: { scope: 'webhooks:write' },
+        options: routeOptions({
+          scope: 'webhooks:write',
           validate: { payload: rotation },
-          plugins: {
-            openapi: {
-              operationId: 'rotateWebhookSecret',
-              summary: 'Replace a signing secret',
-              description: `While the old secret overlaps with the new one, deliveries are signed with both: \`Service-Signature\` has a \`v1\` for each. At most ${LIVE_SECRETS_MAX} secrets are valid at a time: one more ends the oldest at once.`,
-              responses: {
-                200: { description: 'The webhook, with its new secret.', resource: 'WebhookWithSecret' },
-              },
-            },
+          operationId: 'rotateWebhookSecret',
+          summary: 'Replace a signing secret',
+          description: `While the old secret overlaps with the new one, deliveries are signed with both: \`Service-Signature\` has a \`v1\` for each. At most ${LIVE_SECRETS_MAX} secrets are valid at a time: one more ends the oldest at once.`,
+          responses: {
+            200: { description: 'The webhook, with its new secret.', resource: 'WebhookWithSecret' },
           },
-        },
+        }),
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
           return answers.write(request, h, 'webhooks.rotate', {
@@ -232,20 +209,16 @@ export function webhooks(
       server.route<{ Params: { webhook_id: string } }>({
         method: 'POST',
         path: '/v2/webhooks/{webhook_id}/ping',
-        options: {
-          auth: { scope: 'webhooks:write' },
-          plugins: {
-            openapi: {
-              operationId: 'pingWebhook',
-              summary: 'Try a webhook out',
-              description: 'Sends an event of type `ping` now, once, and answers with the result.',
-              responses: {
-                200: { description: 'The attempt.', resource: 'Attempt', example: PING_ATTEMPT },
-              },
-              errors: { rate_limited: 'Too many requests, or too many pings are under way.' },
-            },
+        options: routeOptions({
+          scope: 'webhooks:write',
+          operationId: 'pingWebhook',
+          summary: 'Try a webhook out',
+          description: 'Sends an event of type `ping` now, once, and answers with the result.',
+          responses: {
+            200: { description: 'The attempt.', resource: 'Attempt', example: PING_ATTEMPT },
           },
-        },
+          errors: { rate_limited: 'Too many requests, or too many pings are under way.' },
+        }),
         handler(request, h) {
           const { id } = visibleWebhook(reads, request);
           return answers.attempt(request, h, () => pinged(id));
