@@ -39,7 +39,9 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
   let closed = false;
 
   writer.onCommit((changes) => {
-    for (const change of changes) wake(change === 'everything' ? watches : watchesOf.get(change));
+    for (const change of changes) {
+      for (const watch of change === 'everything' ? watches : (watchesOf.get(change) ?? [])) watch.wake();
+    }
   });
 
   return { open, close };
@@ -89,10 +91,6 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
 export function closeWithResponse(watch: Watch, { raw: { res } }: Pick<Request, 'raw'>): void {
   if (res.closed) watch.close();
   else res.once('close', watch.close);
-}
-
-function wake(watches: Iterable<OpenWatch> = []): void {
-  for (const watch of watches) watch.wake();
 }
 
 interface OpenWatch extends Watch {
