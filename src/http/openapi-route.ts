@@ -88,7 +88,7 @@ export function operationOf(
     'headers_too_large',
     'internal_error',
     'unavailable',
-    ...errorCodes(errors),
+    ...(Object.keys(errors) as RouteError[]),
   ];
   return {
     operationId,
@@ -112,10 +112,6 @@ export function operationOf(
       ]),
     ]),
   };
-}
-
-function errorCodes(errors: Partial<Record<RouteError, string>>): RouteError[] {
-  return Object.keys(errors) as RouteError[];
 }
 
 /** What kind of id each path parameter is. */

@@ -149,14 +149,11 @@ function compare(a: string, b: string): number {
 
 /** All resources, and the pages that an operation refers to. */
 function usedSchemas(operations: Operation[]): Record<string, JsonSchema> {
-  const pages = Object.fromEntries(resourceNames().map((name) => [`${name}Page`, pageSchema(name)]));
+  const names = Object.keys(RESOURCES) as ResourceName[];
+  const pages = Object.fromEntries(names.map((name) => [`${name}Page`, pageSchema(name)]));
   const text = JSON.stringify(operations);
   const used = Object.entries(pages).filter(([name]) => text.includes(`/schemas/${name}"`));
   return { ...RESOURCES, ...Object.fromEntries(used) };
-}
-
-function resourceNames(): ResourceName[] {
-  return Object.keys(RESOURCES) as ResourceName[];
 }
 
 /** The errors of all operations, by code. */
