@@ -54,8 +54,8 @@ t.test(
 
 t.test('files that are left over are for idle connections', ifHas('prlimit'), async (t) => {
   const expected = [
-    [4096, 1573],
-    [1024, 37],
+    [1024, 37], // more may be beyond the hard limit
+    [1000, 25],
     [950, 0],
     [949, 0],
   ] as const;
