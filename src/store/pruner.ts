@@ -56,9 +56,8 @@ const DOUBTED_FOR_MS = DAY_MS;
 interface Pass {
   /** When the pass began: what expires later is left to the next pass. */
   untilMs: number;
-  /** The kinds that are not finished, the current one first. */
-  remaining: Pruned[];
-  from: PrunePlace;
+  /** The kinds that are not finished, and where each continues; the one whose turn it is first. */
+  remaining: { what: Pruned; from: PrunePlace }[];
   removed: Removed;
 }
 
@@ -112,23 +111,24 @@ export function createPruner(options: PrunerOptions): Pruner {
   }
 
   async function stepAndPauseMs(): Promise<number> {
-    pass ??= { untilMs: now(), remaining: [...PRUNED], from: START, removed: {} };
-    const [what] = pass.remaining;
-    if (what === undefined) return endPass();
+    pass ??= { untilMs: now(), remaining: PRUNED.map((what) => ({ what, from: START })), removed: {} };
+    const turn = pass.remaining.shift();
+    if (turn === undefined) return endPass();
     const beganAtMs = effects.monotonicMs();
     try {
-      const { from, untilMs } = pass;
-      const step = { what, from, untilMs, retentionMs, workMs: WORK_MS };
+      const step = { ...turn, untilMs: pass.untilMs, retentionMs, workMs: WORK_MS };
       const { removed, next, walBytes } = await writer.write('retention.step', step);
       add(pass.removed, removed);
-      continueAt(pass, next);
+      if (next !== null) takeTurns(pass, { ...turn, from: next });
       if (pass.remaining.length === 0) return endPass();
       if (walBytes > WAL_LARGE_BYTES) return PAUSE_WHILE_WAL_IS_LARGE_MS;
     } catch (error) {
       // The disk is full, or the writer's queue is.
-      if (isUnavailable(error)) return PAUSE_WHILE_UNAVAILABLE_MS;
+      if (isUnavailable(error)) {
+        pass.remaining.unshift(turn);
+        return PAUSE_WHILE_UNAVAILABLE_MS;
+      }
       // A bug. Skips this kind, so that the others are still removed.
-      continueAt(pass, null);
       dueAtMs = effects.monotonicMs() + PAUSE_MAX_MS;
       throw error;
     }
@@ -150,8 +150,10 @@ function add(sum: Removed, removed: Removed): void {
   }
 }
 
-/** Sets where the next step begins; null: with the next kind. */
-function continueAt(pass: Pass, place: PrunePlace | null): void {
-  pass.from = place ?? START;
-  if (place === null) pass.remaining.shift();
+/**
+ * Lets the other kinds have their turn first, so that none waits for all of another. Only the last kind, unused pages,
+ * stays the last: there are none before rows are removed.
+ */
+function takeTurns(pass: Pass, turn: Pass['remaining'][number]): void {
+  pass.remaining.splice(-1, 0, turn);
 }

@@ -4,7 +4,7 @@ import t, { type Test } from 'tap';
 import { createClockSettings } from '../../src/clock.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { createPruner, type Pruner } from '../../src/store/pruner.ts';
-import { START } from '../../src/store/retention.ts';
+import { type PrunePlace, type PruneStep, START } from '../../src/store/retention.ts';
 import { until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { DAY_MS, RETENTION_MS } from '../helpers/retention.ts';
@@ -154,30 +154,42 @@ for (const [awake, restartedAfter] of NIGHTS) {
   );
 }
 
-t.test('a step goes on where the last one ended, after a pause 19 times as long as that took', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
+t.test('the kinds take turns, each goes on where it stopped, and unused pages come last', async (t) => {
   const place = { atMs: 5, seq: 7, deliverySeq: 0 };
-  const froms: unknown[] = [];
-  let tookMs = 0;
-  const write = async (_: unknown, { from }: { from: unknown }) => {
-    effects.advance(tookMs);
-    froms.push(from);
-    return { removed: {}, next: from === place ? null : place, walBytes: 0 };
-  };
-  const { pruner } = prunerOn({ ...store, writer: { ...store.writer, write: write as never } }, effects);
+  const { effects, pruner, steps } = prunerOnWriter(({ what, from }) =>
+    what.startsWith('de') && from === START ? place : null,
+  );
+  for (let dueAtMs = effects.now(); dueAtMs < effects.now() + HOUR_MS; ) {
+    effects.advance(dueAtMs - effects.now());
+    dueAtMs = await pruner.tick();
+  }
+  t.strictSame(
+    steps.map(({ what, from }) => [what, from]),
+    [
+      ...['idempotencyKeys', 'replays', 'secrets', 'deletedWebhooks', 'deployments', 'events'].map((what) => [
+        what,
+        START,
+      ]),
+      ['deletedWebhooks', place],
+      ['deployments', place],
+      ['unusedPages', START],
+    ],
+  );
+});
+
+t.test('the pause after a step is 19 times as long as that took', async (t) => {
+  const { effects, pruner, take } = prunerOnWriter(() => ({ ...START, seq: 1 }));
   const rows: [tookMs: number, pauseMs: number][] = [
     [0, 20],
     [2, 38],
     [100, 1_900],
     [1_000, 10_000],
   ];
-  for (const [took, pauseMs] of rows) {
-    tookMs = took;
+  for (const [tookMs, pauseMs] of rows) {
+    take(tookMs);
     t.equal((await pruner.tick()) - effects.now(), pauseMs);
     effects.advance(pauseMs);
   }
-  t.strictSame(froms, [START, place, START, place]);
 });
 
 t.test(
@@ -334,6 +346,31 @@ function prunerOn(store: TestStore, effects: FakeEffects, retentionMs: number | 
   return {
     pruner: createPruner({ writer: { write }, effects, logger, clockSettings, retentionMs }),
     logged,
+  };
+}
+
+/** On a writer that takes its time for each step, and then returns where `next` says. */
+function prunerOnWriter(next: (step: PruneStep) => PrunePlace | null, retentionMs = RETENTION_MS) {
+  const effects = fakeEffects();
+  const steps: PruneStep[] = [];
+  let tookMs = 0;
+  const write = async (_: unknown, step: PruneStep) => {
+    steps.push(step);
+    const place = next(step);
+    effects.advance(tookMs);
+    return { removed: {}, next: place, walBytes: 0 };
+  };
+  const clockSettings = createClockSettings([]);
+  const writer = { write: write as never };
+  const logger = pino({ enabled: false });
+  return {
+    effects,
+    steps,
+    pruner: createPruner({ writer, effects, logger, clockSettings, retentionMs }),
+    beganAtMs: effects.now(),
+    take: (durationMs: number) => {
+      tookMs = durationMs;
+    },
   };
 }
 
