@@ -79,12 +79,12 @@ t.test('the day without removals after a clock jump outlasts a restart, but not 
 
   effects.advance(1);
   const { pruner: later, logged } = prunerOn(store, effects);
-  t.equal(await later.tick(), effects.now() + 20, 'it was set a day ago');
+  t.equal(await later.tick(), effects.now() + 1, 'it was set a day ago');
   t.strictSame(logged, []);
   await store.writer.write('instance.clockWasSet', { atMs: effects.now() - 1, byMs: 3 * HOUR_MS });
   await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: -3 * HOUR_MS });
   const { pruner } = prunerOn(store, effects);
-  t.equal(await pruner.tick(), effects.now() + 20, 'ahead and back');
+  t.equal(await pruner.tick(), effects.now() + 1, 'ahead and back');
   t.notSame(store.dump(), before);
 });
 
@@ -97,7 +97,7 @@ t.test('setting the clock ahead hour by hour stops removals, too, until it is se
   }
   t.strictSame(store.dump(), before);
   effects.jump(-HOUR_MS / 2);
-  t.equal(await pruner.tick(), effects.now() + 20, 'it may be ahead by less than an hour');
+  t.equal(await pruner.tick(), effects.now() + 1, 'it may be ahead by less than an hour');
   t.notSame(store.dump(), before);
 });
 
@@ -177,19 +177,68 @@ t.test('the kinds take turns, each goes on where it stopped, and unused pages co
   );
 });
 
-t.test('the pause after a step is 19 times as long as that took', async (t) => {
-  const { effects, pruner, take } = prunerOnWriter(() => ({ ...START, seq: 1 }));
-  const rows: [tookMs: number, pauseMs: number][] = [
-    [0, 20],
-    [2, 38],
-    [100, 1_900],
-    [1_000, 10_000],
+t.test('a step works for an eighth of what the last one took, and took an eighth of the time', async (t) => {
+  const { effects, pruner, steps, take } = prunerOnWriter(() => ({ ...START, seq: 1 }));
+  const rows: [tookMs: number, workMs: number, pauseMs: number][] = [
+    [0, 1, 1],
+    [2, 1, 14],
+    [80, 1, 560],
+    [1_000, 10, 7_000],
+    [2_000, 50, 10_000],
+    [8, 50, 56],
   ];
-  for (const [tookMs, pauseMs] of rows) {
+  for (const [tookMs, workMs, pauseMs] of rows) {
     take(tookMs);
-    t.equal((await pruner.tick()) - effects.now(), pauseMs);
+    const pausedMs = (await pruner.tick()) - effects.now();
+    // The share has risen a little since the pass began.
+    t.ok(Math.abs(pausedMs - pauseMs) <= pauseMs / 100, `${pausedMs}`);
+    t.ok(Math.abs((steps.at(-1)?.workMs ?? 0) - workMs) <= workMs / 100);
     effects.advance(pauseMs);
   }
+});
+
+t.test('the longer a pass lasts, the larger its share; the next pass begins anew', async (t) => {
+  let isDone = false;
+  const { effects, pruner, steps, take } = prunerOnWriter(() => (isDone ? null : { ...START, seq: 1 }));
+  take(16);
+  const shareNow = async () => 16 / ((await pruner.tick()) - effects.now() + 16);
+  t.equal(await shareNow(), 1 / 8);
+  for (const [hours, share] of [
+    [1, 2 / 8],
+    [2, 3 / 8],
+    [4, 5 / 8],
+    [40, 5 / 8],
+  ] as const) {
+    effects.advance(hours * HOUR_MS - effects.monotonicMs());
+    t.equal((await shareNow()).toFixed(3), share.toFixed(3));
+    t.equal(steps.at(-1)?.workMs, share * 16);
+  }
+  isDone = true;
+  while ((await shareNow()) > 0.01) effects.advance(HOUR_MS);
+  effects.advance(HOUR_MS);
+  t.equal(await shareNow(), 1 / 8);
+});
+
+t.test('what expires faster than a pass first removes it does not pile up', async (t) => {
+  const [perMs, removedPerMs, commitMs] = [10, 66, 10];
+  const retentionMs = 24_000;
+  let removed = 0;
+  const { effects, pruner, take, beganAtMs } = prunerOnWriter(({ what, untilMs, workMs }) => {
+    take(commitMs);
+    if (what !== 'events') return null;
+    const left = (untilMs - beganAtMs) * perMs - removed;
+    removed += Math.min(left, workMs * removedPerMs);
+    take(commitMs + workMs);
+    return left <= workMs * removedPerMs ? null : { ...START, seq: 1 };
+  }, retentionMs);
+  const left = () => (effects.now() - beganAtMs) * perMs - removed;
+  let most = 0;
+  while (effects.now() < beganAtMs + 10 * retentionMs) {
+    most = Math.max(most, left());
+    effects.advance(Math.max(1, (await pruner.tick()) - effects.now()));
+  }
+  t.ok(most < (retentionMs / 2) * perMs, `${most} were left`);
+  t.ok(left() < most);
 });
 
 t.test(
@@ -236,7 +285,7 @@ t.test('the pruner slows down while the WAL is long', async (t) => {
   t.equal(await pruner.tick(), effects.now() + 10_000);
   truncateSync(`${store.path}-wal`, 1024 * 1024);
   effects.advance(10_000);
-  t.equal(await pruner.tick(), effects.now() + 20);
+  t.equal(await pruner.tick(), effects.now() + 1);
 });
 
 t.test('the pruner waits while nothing can be written, and then removes everything', async (t) => {
