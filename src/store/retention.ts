@@ -21,7 +21,7 @@ import { walBytesOf } from './wal.ts';
  *   finished replays and expired secrets, which nothing reads any more
  */
 
-/** In the order in which they are pruned: referring rows before those that they refer to. */
+/** In the order of their first turns: referring rows before those that they refer to. */
 export const PRUNED = [
   'idempotencyKeys',
   'replays',
