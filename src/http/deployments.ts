@@ -359,8 +359,7 @@ interface ReportBody {
 
 const MESSAGE_MAX_LENGTH = 4096;
 
-/** Excludes `__proto__`, which json.ts refuses as a name anywhere, so that the API description tells. */
-const OUTPUT_NAME = new RegExp(`^(?!__proto__$)[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
+const OUTPUT_NAME = new RegExp(`^[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
 
 const outputValue = Joi.string()
   .allow('')
@@ -385,7 +384,8 @@ const reportBody = bodySchema({
     .meta({
       jsonSchema: {
         type: 'object',
-        propertyNames: { pattern: OUTPUT_NAME.source },
+        // json.ts refuses `__proto__` as a name anywhere.
+        propertyNames: { pattern: OUTPUT_NAME.source, not: { const: '__proto__' } },
         additionalProperties: { type: 'string', maxLength: OUTPUT_VALUE_MAX_BYTES },
         maxProperties: OUTPUTS_MAX,
       },

@@ -245,7 +245,8 @@ const IDEMPOTENCY_KEY: Parameter = {
   schema: {
     type: 'string',
     // A pair of double quotes around it does not count towards its length.
-    pattern: '^(?:"[!-~]{1,255}"|(?!"[!-~]*"$)[!-~]{1,255})$',
+    pattern: '^(?:[!-~]{1,255}|"[!-~]{1,255}")$',
+    not: { const: '""' },
     // Not the parameter's `example`: Swagger UI would send that with every write, and the second one would be 422.
     examples: ['1b9d6bcd-bbfd-4b2d-9b5d-ab8dfbbd4bed'],
   },
