@@ -34,6 +34,14 @@ t.test('a run without losses has no findings', async (t) => {
   t.match(counts, { events: 5, deliveries: 5, delivered: 5, pending: 0, exhausted: 0 });
 });
 
+t.test('a deleted webhook may be gone from the file with all its rows', async (t) => {
+  const evidence = truth.evidence();
+  for (const known of evidence.ledger.webhooks.values()) known.deleted = true;
+  const tables = ['attempts', 'deliveries', 'webhook_subscriptions', 'webhook_secrets', 'webhooks'];
+  const file = truth.copy(t, tables.map((table) => `DELETE FROM ${table};`).join(''));
+  t.strictSame(judgeFile(file, evidence).violations, []);
+});
+
 const LOSSES: { what: string; sql?: string; change?: (evidence: Evidence) => void; rule: RegExp }[] = [
   {
     what: 'a deployment',
