@@ -292,6 +292,33 @@ t.test('rows that stay are skipped in several steps, even if all have the same t
 });
 
 t.test('many rows of each kind are removed, each statement removing at most 16', async (t) => {
+  const { store, rows } = await withManyRows(t);
+  for (const [what, count] of rows) {
+    const steps = (await stepsOf(store, what)).map(rowsOf);
+    const statements = what === 'secrets' ? 2 : 1;
+    t.ok(
+      steps.every((removed) => removed <= 16 * statements),
+      what,
+    );
+    t.equal(
+      steps.reduce((sum, removed) => sum + removed, 0),
+      count,
+      what,
+    );
+  }
+});
+
+t.test('a step that has time for it removes all of a kind, more than are read at once', async (t) => {
+  const { store, rows } = await withManyRows(t);
+  const forEver = { from: START, untilMs: Number.POSITIVE_INFINITY, retentionMs: RETENTION_MS, workMs: 1 };
+  for (const [what, count] of rows) {
+    const step = await store.writer.write('retention.step', { ...forEver, what });
+    t.strictSame([rowsOf(step), step.next], [count, null], what);
+  }
+});
+
+/** More rows of each kind than are read at once, and how many of them a whole pass removes. */
+async function withManyRows(t: Test) {
   const { store, effects, id, keyId } = await withWebhook(t);
   const projectId = await store.project({ command: null });
   const deployment = await created(store, projectId);
@@ -309,35 +336,16 @@ t.test('many rows of each kind are removed, each statement removing at most 16',
     INSERT INTO key_secrets (hash, key_id, last4, created_at, expires_at)
     ${counted(40)} SELECT randomblob(32), '${keyId}', 'last', 1, 1 FROM numbers`);
   effects.advance(RETENTION_MS + 1);
-  const rows = {
-    idempotencyKeys: 40,
-    replays: 40,
-    secrets: 80,
-    deletedWebhooks: 22,
-    deployments: 1,
-    events: 22,
-  };
-  for (const what of [
-    'idempotencyKeys',
-    'replays',
-    'secrets',
-    'deletedWebhooks',
-    'deployments',
-    'events',
-  ] as const) {
-    const steps = (await stepsOf(store, what)).map(rowsOf);
-    const statements = what === 'secrets' ? 2 : 1;
-    t.ok(
-      steps.every((count) => count <= 16 * statements),
-      what,
-    );
-    t.equal(
-      steps.reduce((sum, count) => sum + count, 0),
-      rows[what],
-      what,
-    );
-  }
-});
+  const rows = [
+    ['idempotencyKeys', 40],
+    ['replays', 40],
+    ['secrets', 80],
+    ['deletedWebhooks', 22],
+    ['deployments', 1],
+    ['events', 22],
+  ] as const;
+  return { store, rows };
+}
 
 t.test('a row to remove is found behind many rows that stay', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
