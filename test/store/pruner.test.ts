@@ -3,6 +3,7 @@ import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createClockSettings } from '../../src/clock.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
+import { AppError } from '../../src/errors.ts';
 import { createPruner, type Pruner } from '../../src/store/pruner.ts';
 import { type PrunePlace, type PruneStep, START } from '../../src/store/retention.ts';
 import { until } from '../helpers/commands.ts';
@@ -302,6 +303,32 @@ t.test('the pruner waits while nothing can be written, and then removes everythi
   taken = true;
   for (let step = 0; step < 20; step++) effects.advance((await pruner.tick()) - effects.now());
   t.strictSame(counts(store), { deployments: 0, events: 0 });
+});
+
+t.test('a step that could not be written is repeated, before the other kinds have their turns', async (t) => {
+  const place = { ...START, seq: 7 };
+  let isFull = false;
+  const { effects, pruner, steps } = prunerOnWriter(({ what, from }) => {
+    if (isFull) throw new AppError('unavailable', 'the disk is full');
+    return what === 'deployments' && from === START ? place : null;
+  });
+  const tickAndPause = async () => {
+    const pauseMs = (await pruner.tick()) - effects.now();
+    effects.advance(pauseMs);
+    return pauseMs;
+  };
+  while (steps.at(-1)?.what !== 'events') await tickAndPause();
+  isFull = true;
+  t.equal(await tickAndPause(), 60_000);
+  isFull = false;
+  await tickAndPause();
+  t.strictSame(
+    steps.slice(-2).map(({ what, from }) => [what, from]),
+    [
+      ['deployments', place],
+      ['deployments', place],
+    ],
+  );
 });
 
 t.test('a bug in one kind of step throws once a pass, and the other kinds are still removed', async (t) => {
