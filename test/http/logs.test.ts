@@ -430,10 +430,17 @@ t.test('a stream says how many bytes were dropped before it could send them', as
   t.match(await stream.next(), { data: 'tail', id: '112' });
   const resumed = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key, { 'last-event-id': '8' });
   t.match(await resumed.next(), { data: '\n[davit: 100 bytes left out]\n', id: '108' });
+  const other = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key, { 'last-event-id': '112' });
   http.store.execute('DELETE FROM log_chunks WHERE start > 0');
   await append(http.store, id, 200, Buffer.from('end\n'), 204);
   t.match(await stream.next(), { data: '\n[davit: 88 bytes left out]\n', id: '200' });
   t.match(await stream.next(), { data: 'end\n', id: '204' });
+  const { data } = (await other.next()) ?? {};
+  t.equal(
+    data,
+    '[davit: 88 bytes left out]\n',
+    'a line of its own already, as it was sent nothing of the last one',
+  );
 });
 
 t.test('an idle stream sends keep-alive comments, and ends once its key is revoked', async (t) => {
