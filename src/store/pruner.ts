@@ -67,8 +67,8 @@ interface Pass {
 }
 
 /**
- * Removes what has expired, in periodic passes of small steps that leave the writer to others. Its progress is kept in
- * memory only: after a restart the first pass finds the rest.
+ * Removes what has expired, in periodic passes of small steps, between which the writer is free for others. Its progress
+ * is kept in memory only: after a restart the first pass finds the rest.
  */
 export function createPruner(options: PrunerOptions): Pruner {
   const { writer, effects, logger, clockSettings, retentionMs } = options;

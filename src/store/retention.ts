@@ -101,7 +101,7 @@ interface Work {
   untilMs: number;
 }
 
-/** Removes what has expired, in steps that delay nobody noticeably. */
+/** Removes what has expired, in steps that last as long as they are told to. */
 export function retentionWrites({ database, effects }: WriteContext) {
   const forgetAnswers = database.prepare(`
     DELETE FROM idempotency_keys
