@@ -91,10 +91,11 @@ export function createPruner(options: PrunerOptions): Pruner {
 
   return {
     async tick() {
-      now();
+      // Read once: a clock that is set between two readings would begin a pass with its new time.
+      const nowMs = now();
       if (effects.monotonicMs() >= dueAtMs) {
         doubtedMs = 0;
-        const pauseMs = await stepAndPauseMs();
+        const pauseMs = await stepAndPauseMs(nowMs);
         dueAtMs = effects.monotonicMs() + pauseMs;
       }
       return now() + dueAtMs - effects.monotonicMs();
@@ -117,9 +118,9 @@ export function createPruner(options: PrunerOptions): Pruner {
     }
   }
 
-  async function stepAndPauseMs(): Promise<number> {
+  async function stepAndPauseMs(nowMs: number): Promise<number> {
     const beganAtMs = effects.monotonicMs();
-    pass ??= beginPass(now(), beganAtMs);
+    pass ??= beginPass(nowMs, beganAtMs);
     const turn = pass.remaining.shift();
     if (turn === undefined) return endPass();
     const share = Math.min(SHARE_MAX, SHARE_AT_FIRST * (1 + (beganAtMs - pass.beganAtMs) / passEveryMs));

@@ -66,6 +66,24 @@ t.test('after the clock was set far ahead nothing is removed for a day', async (
   t.equal(await pruner.tick(), effects.now() + DAY_MS, 'again for a day when it is set ahead later');
 });
 
+t.test('a clock that is set ahead just as a pass begins stops it, too', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  await endedDeployment(store, await store.project({ command: null }));
+  const before = store.dump();
+  let isSet = true;
+  const now = () => {
+    const nowMs = effects.now();
+    if (!isSet) effects.jump(3 * RETENTION_MS);
+    isSet = true;
+    return nowMs;
+  };
+  const { pruner } = prunerOn(store, { ...effects, now });
+  isSet = false;
+  t.equal(await pruner.tick(), effects.now() + DAY_MS);
+  t.strictSame(store.dump(), before);
+});
+
 t.test('the day without removals after a clock jump outlasts a restart, but not a jump back', async (t) => {
   const { store, effects } = await withOldDeployments(t, 3);
   const atMs = effects.now() - 20 * HOUR_MS;
