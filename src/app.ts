@@ -33,7 +33,14 @@ import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
-import { openFilesProblem, ownFilesProblem, processesProblem, spareFiles } from './system-limits.ts';
+import {
+  addressSpaceProblem,
+  fileSizeProblem,
+  openFilesProblem,
+  ownFilesProblem,
+  processesProblem,
+  spareFiles,
+} from './system-limits.ts';
 
 export interface Service {
   /** The address that it listens on, with the port that it got. */
@@ -69,7 +76,7 @@ export async function startService(
   onFatal: (error: unknown) => void,
   toldToStop: AbortSignal = new AbortController().signal,
 ): Promise<Service> {
-  const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent);
+  const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent) ?? addressSpaceProblem();
   if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
   await using started = new AsyncDisposableStack();
   // First, as loading the thread takes as long as everything that is done before it is needed.
@@ -90,10 +97,12 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
-  const filesProblem = openFilesProblem(config.maxConcurrent);
-  if (filesProblem !== undefined) logger.warn(filesProblem);
-  const hiddenProcesses = hiddenProcessesProblem();
-  if (hiddenProcesses !== undefined) logger.warn(hiddenProcesses);
+  const warnings = [
+    openFilesProblem(config.maxConcurrent),
+    fileSizeProblem(),
+    hiddenProcessesProblem(),
+  ];
+  for (const warning of warnings) if (warning !== undefined) logger.warn(warning);
 
   const dispatcherToWriter = new MessageChannel();
   const figures =

@@ -45,6 +45,30 @@ function tooFewFiles(effect: string, maxConcurrent: number): string {
   return `only ${openFilesMax()} files may be open: ${effect}; allow ${needed} (ulimit -n, LimitNOFILE= of systemd)`;
 }
 
+/** V8 and the threads reserve far more than they use: 2.7 GB when idle, 3.3 GB under load. */
+const ADDRESS_SPACE_NEEDED = 4_000_000_000;
+
+/** Says that V8 would abort davit for want of address space, and what to do; undefined: there is enough. */
+export function addressSpaceProblem(): string | undefined {
+  const bytes = limitOf('address space');
+  if (bytes >= ADDRESS_SPACE_NEEDED) return undefined;
+  return (
+    `only ${bytes} bytes of address space are allowed, and davit reserves more, most of which it never uses: allow ` +
+    `${ADDRESS_SPACE_NEEDED} (ulimit -v, LimitAS= of systemd), and limit its memory otherwise (MemoryMax= of systemd, ` +
+    '--memory of a container)'
+  );
+}
+
+/** Says that writes will fail once a file has reached the limit for files; undefined: there is none. */
+export function fileSizeProblem(): string | undefined {
+  const bytes = limitOf('file size');
+  if (bytes === Number.POSITIVE_INFINITY) return undefined;
+  return (
+    `files may have only ${bytes} bytes: writes fail once the database or its -wal needs more; allow any size (ulimit -f, ` +
+    'LimitFSIZE= of systemd)'
+  );
+}
+
 const POOL_THREADS_MAX = 64;
 const POOL_THREADS_MIN = 4;
 /** The largest share of the processes and threads that may still be started; the rest is for commands. */

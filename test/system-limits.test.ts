@@ -7,6 +7,8 @@ import t from 'tap';
 import { startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import {
+  addressSpaceProblem,
+  fileSizeProblem,
   openFilesMax,
   openFilesProblem,
   poolThreads,
@@ -14,7 +16,7 @@ import {
   spareFiles,
 } from '../src/system-limits.ts';
 import { COMPILE_CACHE, MAIN, place } from './helpers/cli.ts';
-import { limitOpenFiles, limitProcesses } from './helpers/limits.ts';
+import { limitFileSize, limitOpenFiles, limitProcesses } from './helpers/limits.ts';
 import { ifMayBeNobody } from './helpers/nobody.ts';
 import { ifHas } from './helpers/programs.ts';
 import { CONFIG } from './helpers/whole-service.ts';
@@ -51,6 +53,29 @@ t.test(
     t.notOk(existsSync(dbPath));
   },
 );
+
+t.test(
+  'davit does not start with so little address space that V8 would abort it',
+  ifHas('prlimit'),
+  async (t) => {
+    const { dbPath } = place(t);
+    const words = ['--as=3900000000', process.execPath, MAIN, 'serve', '--db', dbPath];
+    const { status, stderr } = spawnSync('prlimit', words, { env: COMPILE_CACHE, encoding: 'utf8' });
+    t.equal(status, 1);
+    t.match(
+      stderr,
+      /^error: only 3900000000 bytes of address space are allowed, .*: allow 4000000000 \(.*\n$/,
+    );
+    t.notOk(existsSync(dbPath));
+    t.equal(addressSpaceProblem(), undefined, 'normally there is no such limit');
+  },
+);
+
+t.test('a limit for the size of files is reported', ifHas('prlimit'), async (t) => {
+  t.equal(fileSizeProblem(), undefined);
+  t.teardown(limitFileSize(50_000_000));
+  t.match(fileSizeProblem(), /^files may have only 50000000 bytes: .* allow any size \(ulimit -f, /);
+});
 
 t.test('files that are left over are for idle connections', ifHas('prlimit'), async (t) => {
   const expected = [

@@ -12,6 +12,11 @@ export function limitProcesses(count: number): () => void {
   return limit('nproc', 'processes', count);
 }
 
+/** Limits how large this process may make a file, in bytes. */
+export function limitFileSize(bytes: number): () => void {
+  return limit('fsize', 'file size', bytes);
+}
+
 /** No file can be opened from now on, until the returned function is called. */
 export function useUpFiles(): () => void {
   const lift = limitOpenFiles(256);
