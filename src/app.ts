@@ -28,6 +28,7 @@ import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath, refuseOtherMachine } from './store/lock.ts';
+import { networkProblem } from './store/mounts.ts';
 import { refuseOtherNames } from './store/other-names.ts';
 import { realPath, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
@@ -97,9 +98,11 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
+  const network = networkProblem(dbPath);
   const warnings = [
     openFilesProblem(config.maxConcurrent),
     fileSizeProblem(),
+    network && `${network.message}: ${network.advice}`,
     hiddenProcessesProblem(),
   ];
   for (const warning of warnings) if (warning !== undefined) logger.warn(warning);

@@ -2,6 +2,7 @@ import { closeSync, constants, fsyncSync, openSync, statfsSync, statSync, writeF
 import { dirname } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { lockPath } from '../store/lock.ts';
+import { networkProblem } from '../store/mounts.ts';
 import { formatBytes } from './bytes.ts';
 import { counted } from './counted.ts';
 import { type FindingOf, note, ok, problem } from './findings.ts';
@@ -11,8 +12,13 @@ const DISK_LOW_BYTES = 256_000_000;
 /** The -wal, -shm and -lock of a service that starts. */
 const FILES_BESIDE = 3;
 
-/** Whether there is room for the file `path`, and it can be written. */
-export function checkDisk(path: string): FindingOf<'disk'> {
+/** Whether there is room for the file `path`, and it can be written; and whether other machines may use it too. */
+export function checkDisk(path: string): FindingOf<'disk'>[] {
+  const network = networkProblem(path);
+  return [checkRoom(path), ...(network === undefined ? [] : [note('disk', network.message, network.advice)])];
+}
+
+function checkRoom(path: string): FindingOf<'disk'> {
   const { bavail, bsize, files, ffree } = statfsSync(dirname(path));
   const freeBytes = bavail * bsize;
   const fileBytes = statSync(path).size;

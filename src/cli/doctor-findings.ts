@@ -57,7 +57,7 @@ const KEY_EXPIRES_SOON_MS = 14 * DAY_MS;
 
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
 export function findingsOfPlace(file: Case): DoctorFinding[] {
-  return [...checkPermissions(file), checkDisk(file.path), checkWal(file), ...checkLeftovers(file)];
+  return [...checkPermissions(file), ...checkDisk(file.path), checkWal(file), ...checkLeftovers(file)];
 }
 
 /** Checks a file that can be opened. Reads all of it. */

@@ -1,8 +1,9 @@
-import { existsSync, readFileSync, type Stats, statSync } from 'node:fs';
+import { type Stats, statSync } from 'node:fs';
 import { AppError } from '../errors.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { LOCK_PROBE_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
+import { isMountPoint } from './mounts.ts';
 import { realPath } from './place.ts';
 
 /**
@@ -37,21 +38,6 @@ export function refuseOtherNames(path: string): void {
     database.close();
   }
 }
-
-/**
- * Whether the fifth field of a line in mountinfo is the path. Spaces and the like are octal there,
- * proc_pid_mountinfo(5). False without /proc, which admin commands do not need.
- */
-function isMountPoint(path: string): boolean {
-  if (!existsSync(MOUNTS)) return false;
-  const lines = readFileSync(MOUNTS, 'utf8').matchAll(/^\S+ \S+ \S+ \S+ (\S+) /gm);
-  return [...lines].some(
-    ([, place = '']) =>
-      place.replace(/\\(\d{3})/g, (_, digits) => String.fromCharCode(Number.parseInt(digits, 8))) === path,
-  );
-}
-
-const MOUNTS = '/proc/self/mountinfo';
 
 /** Which process has the database open: SQLite holds a lock on a part of the file then. */
 function openerOf(stats: Stats): string {

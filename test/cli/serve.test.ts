@@ -1,6 +1,15 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, linkSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  existsSync,
+  linkSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  statSync,
+  writeFileSync,
+} from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
@@ -277,6 +286,49 @@ t.test('a file that is a mount point of its own is refused and left unchanged', 
   t.match(stderr, new RegExp(`^(?:${refusal}){3}$`));
   t.strictSame(dump(), before);
 });
+
+t.test(
+  'a file on a network file system is served with a warning, and doctor notes it',
+  ifMayMount,
+  async (t) => {
+    const { davit, directory } = place(t);
+    await davit(['admin', 'project', 'create', '--name', 'site']);
+    const { dev } = statSync(directory);
+    const device = `${(dev >> 8) & 0xfff}:${(dev & 0xff) | ((dev >> 12) & 0xfff00)}`;
+    const ofType = (type: string) =>
+      writeFileSync(
+        join(directory, type),
+        `36 35 ${device} / /srv rw,relatime shared:1 - ${type} host:/srv rw\n`,
+      );
+    for (const type of ['nfs4', 'fuse.sshfs', 'ext4', 'fuse.mergerfs']) ofType(type);
+    const claimingToBe = (type: string, words: string) =>
+      `sh -c 'mount --bind ${type} /proc/$$/mountinfo && exec "$0" "$@"' "$0" "$1" ${words}`;
+    // It starts, and fails once it has warned, as there is no such address.
+    const start = 'serve --listen 192.0.2.1:1';
+    const { stdout, stderr } = await onSmallDisk(directory, '/mnt', '4m', [
+      claimingToBe('nfs4', start),
+      claimingToBe('fuse.sshfs', 'doctor --json'),
+      claimingToBe('ext4', start),
+      claimingToBe('fuse.mergerfs', 'doctor --json'),
+    ]);
+    const warnings = stderr.split('\n').filter((line) => line.includes('"warn"'));
+    t.match(
+      warnings.map((line) => JSON.parse(line).msg),
+      [/^the file is on a network file system \(nfs4\): .*: keep it on a local disk, /],
+    );
+    t.equal(warnings.length, 1);
+    const [shared, local] = stdout
+      .split(/^(?=\{)/m)
+      .map((report) =>
+        JSON.parse(report).findings.filter(({ check }: { check: string }) => check === 'disk'),
+      );
+    t.match(shared, [
+      {},
+      { level: 'note', message: /network file system \(fuse\.sshfs\)/, advice: /^keep it on a / },
+    ]);
+    t.equal(local.length, 1);
+  },
+);
 
 t.test('a file that another machine serves is refused and left unchanged', ifMayUnshare, async (t) => {
   const { davit, directory, dbPath } = place(t);
