@@ -3,6 +3,7 @@ import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf, messageOf } from '../errors.ts';
+import { networkFileSystemOf } from './mounts.ts';
 import { type NewerFile, newer } from './newer.ts';
 import { realPath, statusOf } from './place.ts';
 
@@ -135,6 +136,16 @@ export function openingProblem(path: string, error: unknown): unknown {
     );
   }
   if (code === 'SQLITE_NOTADB') return notOurs(path);
+  if (code?.startsWith('SQLITE_BUSY') === true || isFailureOfDisk(error)) {
+    const type = networkFileSystemOf(path);
+    if (type === undefined) return error;
+    return new AppError(
+      'conflict',
+      `cannot use ${path} (${messageOf(error)}): it is on a network file system (${type}), which may lack the locks or ` +
+        'the shared memory that SQLite needs: keep it on a local disk',
+      { cause: error },
+    );
+  }
   if (code === 'SQLITE_READONLY_DBMOVED') {
     return new AppError('conflict', `${path} was replaced while it was opened: try again`, { cause: error });
   }

@@ -1,5 +1,5 @@
 import { execFileSync } from 'node:child_process';
-import {
+import fs, {
   chmodSync,
   chownSync,
   existsSync,
@@ -10,6 +10,7 @@ import {
   symlinkSync,
   writeFileSync,
 } from 'node:fs';
+import { syncBuiltinESMExports } from 'node:module';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import Sqlite from 'better-sqlite3';
@@ -25,7 +26,13 @@ import {
   TRIGGERS,
   WEBHOOK_STATUSES,
 } from '../../src/domain.ts';
-import { APPLICATION_ID, openForReading, openForWriting, SCHEMA_VERSION } from '../../src/store/database.ts';
+import {
+  APPLICATION_ID,
+  openForReading,
+  openForWriting,
+  openingProblem,
+  SCHEMA_VERSION,
+} from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -236,3 +243,31 @@ t.test('a second server of the same file is refused with the process id of the f
   lockForServing(path, 4713, fakeEffects())();
   t.end();
 });
+
+t.test('where a network file system lacks what SQLite needs, the error says so', async (t) => {
+  const path = join(t.testdir(), 'davit.db');
+  const { dev } = statSync(t.testdirName);
+  const real = fs.readFileSync;
+  t.teardown(() => replaceRead(real));
+  for (const [type, code] of [
+    ['cifs', 'SQLITE_BUSY'],
+    ['9p', 'SQLITE_IOERR_SHMMAP'],
+  ] as const) {
+    const device = `${(dev >> 8) & 0xfff}:${(dev & 0xff) | ((dev >> 12) & 0xfff00)}`;
+    replaceRead(() => `36 35 ${device} / /srv rw shared:1 - ${type} host:/srv rw\n`);
+    t.match(openingProblem(path, new Sqlite.SqliteError('it failed', code)), {
+      code: 'conflict',
+      message: new RegExp(
+        `^cannot use ${path} \\(it failed\\): .* \\(${type}\\), .*: keep it on a local disk$`,
+      ),
+    });
+  }
+  replaceRead(real);
+  const busy = new Sqlite.SqliteError('database is locked', 'SQLITE_BUSY');
+  t.equal(openingProblem(path, busy), busy, 'on a local disk another process has locked it');
+});
+
+function replaceRead(readFileSync: (...words: never[]) => unknown): void {
+  Object.assign(fs, { readFileSync });
+  syncBuiltinESMExports();
+}
