@@ -50,7 +50,8 @@ const NODE_ARGUMENTS = [
 ];
 
 const RECORDER = join(import.meta.dirname, 'record-code.cjs');
-const RECORD_MAX_MS = 30_000;
+/** An emulated processor needs longer than half a minute. */
+const RECORD_MAX_MS = 120_000;
 /** What the executable's main script is. */
 const BOOT = 'boot.cjs';
 /** Starts after src/memory.ts has changed V8's flags, so V8 would refuse the code recorded in this thread. */

@@ -8,12 +8,14 @@ const vm = require('node:vm');
  * has compiled of the thread's bundle to a file.
  */
 
-/** By then davit has started, and src/memory.ts has not yet given compiled code back. */
+/** By then davit has started. */
 const AFTER_MS = 1_000;
 
 // V8 refuses code that was recorded under other flags than those at the start, and src/memory.ts changes some, for all
 // threads at any moment.
 v8.setFlagsFromString = () => undefined;
+// Without such a flag there is no gc() for it either. A slow machine calls it before all threads have written their code.
+vm.runInNewContext = () => () => undefined;
 
 vm.Script = class extends vm.Script {
   constructor(source, options) {

@@ -1,0 +1,16 @@
+import { execFileSync } from 'node:child_process';
+import { join } from 'node:path';
+import t from 'tap';
+
+const ROOT = join(import.meta.dirname, '../..');
+
+t.test('a davit that is slow to start may collect garbage before its code is recorded', async (t) => {
+  const collects =
+    "import { collectGarbage } from './src/memory.ts'; collectGarbage(); console.log('goes on');";
+  const recorder = '--require=./scripts/record-code.cjs';
+  const output = execFileSync(process.execPath, [recorder, '--input-type=module', '--eval', collects], {
+    cwd: ROOT,
+    encoding: 'utf8',
+  });
+  t.equal(output, 'goes on\n');
+});
