@@ -41,6 +41,7 @@ import {
   ownFilesProblem,
   processesProblem,
   spareFiles,
+  startPool,
 } from './system-limits.ts';
 
 export interface Service {
@@ -79,6 +80,7 @@ export async function startService(
 ): Promise<Service> {
   const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent) ?? addressSpaceProblem();
   if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
+  await startPool();
   await using started = new AsyncDisposableStack();
   // First, as loading the thread takes as long as everything that is done before it is needed.
   const storeThread = startStoreThread(onFatal);

@@ -1,4 +1,5 @@
 import { readdirSync, readFileSync } from 'node:fs';
+import { access } from 'node:fs/promises';
 
 /** How many file descriptors this process may have; Infinity: no limit, or it cannot be read. */
 export function openFilesMax(): number {
@@ -45,8 +46,8 @@ function tooFewFiles(effect: string, maxConcurrent: number): string {
   return `only ${openFilesMax()} files may be open: ${effect}; allow ${needed} (ulimit -n, LimitNOFILE= of systemd)`;
 }
 
-/** V8 and the threads reserve far more than they use: 2.7 GB when idle, 3.3 GB under load. */
-const ADDRESS_SPACE_NEEDED = 4_000_000_000;
+/** V8 and the threads reserve far more than they use: 3.9 GB when idle, about 4.5 GB under load. */
+const ADDRESS_SPACE_NEEDED = 5_000_000_000;
 
 /** Says that V8 would abort davit for want of address space, and what to do; undefined: there is enough. */
 export function addressSpaceProblem(): string | undefined {
@@ -80,6 +81,14 @@ const POOL_SHARE = 1 / 4;
  */
 export function poolThreads(): number {
   return Math.max(POOL_THREADS_MIN, Math.min(POOL_THREADS_MAX, Math.floor(processesLeft() * POOL_SHARE)));
+}
+
+/**
+ * Starts libuv's thread pool, to be called once `processesProblem` has found none: later, when commands may have used up
+ * what is allowed, its first use would abort davit.
+ */
+export async function startPool(): Promise<void> {
+  await access('/');
 }
 
 /** davit's three worker threads, libuv's pool, and a command. */

@@ -64,7 +64,7 @@ t.test(
     t.equal(status, 1);
     t.match(
       stderr,
-      /^error: only 3900000000 bytes of address space are allowed, .*: allow 4000000000 \(.*\n$/,
+      /^error: only 3900000000 bytes of address space are allowed, .*: allow 5000000000 \(.*\n$/,
     );
     t.notOk(existsSync(dbPath));
     t.equal(addressSpaceProblem(), undefined, 'normally there is no such limit');
