@@ -50,7 +50,7 @@ const NODE_ARGUMENTS = [
 ];
 
 const RECORDER = join(import.meta.dirname, 'record-code.cjs');
-/** An emulated processor needs longer than half a minute. */
+/** Long enough for an emulated processor, which is some twenty times slower. */
 const RECORD_MAX_MS = 120_000;
 /** What the executable's main script is. */
 const BOOT = 'boot.cjs';
