@@ -15,6 +15,8 @@ export interface AdmissionOptions {
 export interface Admission {
   /** Throws `unavailable` if there are too many connections, or too many pipelined requests. */
   admit(request: Request): void;
+  /** Closes the connection after this response, unless a further request has come; those that still come are ignored. */
+  closeAfter(request: Request): void;
   /** The response to the latest request of a connection, until both are complete. */
   latestResponse(socket: Duplex): ServerResponse | undefined;
 }
@@ -25,7 +27,7 @@ const UNANSWERED_MAX = 100;
 const PIPELINED_MAX = 1_000;
 
 interface UnderWay {
-  /** Infinity: a request was refused, and all further ones of this connection are ignored. */
+  /** Infinity: the connection is to be closed, and all further requests on it are ignored. */
   unanswered: number;
   latestResponse: ServerResponse | undefined;
 }
@@ -56,7 +58,7 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
       for (const listen of listeners) listen.call(listener, request, response);
     });
   }
-  return { admit, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
+  return { admit, closeAfter, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
 
   /** Counts the request. False: ignore it. */
   function count(request: IncomingMessage, response: ServerResponse): boolean {
@@ -100,6 +102,14 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
   function admit({ raw: { req, res } }: Request): void {
     if (connections > maxConnections) refuse(res, 'there are too many connections: try again');
     if (refused.has(req)) refuse(res, 'too many requests at once on this connection: wait for their answers');
+  }
+
+  function closeAfter({ raw: { req, res } }: Request): void {
+    const state = underWayOn(req.socket);
+    // Node sends nothing behind a response with this header, although the requests there are carried out.
+    if (state.latestResponse !== res) return;
+    res.setHeader('Connection', 'close');
+    state.unanswered = Infinity;
   }
 }
 

@@ -139,8 +139,7 @@ function addSteps(
   server.ext('onRequest', async (request, h) => {
     beginRequest(request, effects); // request id and common response headers
     // Node discards what arrived in one read behind a request with Upgrade: no client may wait for its response.
-    const isLast = stopping?.aborted === true || request.headers['upgrade'] !== undefined;
-    if (isLast) request.raw.res.setHeader('Connection', 'close');
+    if (request.headers['upgrade'] !== undefined) request.raw.res.setHeader('Connection', 'close');
     if (joinBatch !== undefined) await joinBatch();
     admission.admit(request); // 503
     checkHead(request); // repeated headers, path, query syntax: 400
@@ -164,6 +163,7 @@ function addSteps(
   server.ext('onPreResponse', (request, h) => {
     const answer = finishResponse(request, h, effects, logger); // serialises, and gives every error the same body
     limitSendBuffer(request);
+    if (stopping?.aborted === true) admission.closeAfter(request);
     return answer;
   });
   server.events.on('response', (request) => noteAnswered(request, effects, logger, onAnswer));

@@ -54,6 +54,28 @@ function resource(): { reached: string[]; plugin: Plugin<void> } {
   return { reached, plugin };
 }
 
+/** A route, `GET /slow`, that answers once told to carry on. */
+function held(): { slow: Plugin<void>; isReached: Promise<void>; carryOn: () => void } {
+  const reached = Promise.withResolvers<void>();
+  const answered = Promise.withResolvers<void>();
+  const slow: Plugin<void> = {
+    name: 'slow',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/slow',
+        options: { auth: false },
+        async handler() {
+          reached.resolve();
+          await answered.promise;
+          return { slow: true };
+        },
+      });
+    },
+  };
+  return { slow, isReached: reached.promise, carryOn: answered.resolve };
+}
+
 t.test('checks run in the documented order: the first that fails is answered', async (t) => {
   const effects = fakeEffects();
   const { reached, plugin } = resource();
@@ -253,6 +275,74 @@ t.test('while davit stops, a kept-alive connection is closed after its next answ
   t.match(parseResponses(await connection.closed), [{ status: 404 }, { status: 404 }]);
 });
 
+t.test(
+  'while davit stops, pipelined requests are all answered before their connection is closed',
+  async (t) => {
+    const stopping = new AbortController();
+    const { reached, plugin } = resource();
+    const { port, store } = await startHttp(t, { resources: () => [plugin], stopping: stopping.signal });
+    const { secret } = await store.key();
+    const post =
+      `POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${secret}\r\n` +
+      'Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{"ref":"main"}';
+    stopping.abort();
+    const connection = await connectRaw(port);
+    connection.send(post.repeat(3));
+    const answers = parseResponses(await connection.closed);
+    t.strictSame(reached, ['seen', 'seen', 'seen']);
+    t.match(answers, [{ status: 201 }, { status: 201 }, { status: 201, headers: { connection: 'close' } }]);
+  },
+);
+
+t.test('a request under way when davit begins to stop is the last one on its connection', async (t) => {
+  const stopping = new AbortController();
+  const { slow, isReached, carryOn } = held();
+  const { port } = await startHttp(t, { resources: () => [slow], stopping: stopping.signal });
+  const connection = await connectRaw(port);
+  connection.send('GET /slow HTTP/1.1\r\nHost: d\r\n\r\n');
+  await isReached;
+  stopping.abort();
+  carryOn();
+  t.match(parseResponses(await connection.closed), [{ status: 200, headers: { connection: 'close' } }]);
+});
+
+t.test('a request that comes behind the last answer of its connection is not carried out', async (t) => {
+  const stopping = new AbortController();
+  const { slow, isReached, carryOn } = held();
+  const { reached, plugin } = resource();
+  const decided = Promise.withResolvers<void>();
+  const observer: Plugin<void> = {
+    name: 'observer',
+    register: (server) =>
+      server.ext('onPreResponse', ({ method }, h) => {
+        if (method === 'post') decided.resolve();
+        return h.continue;
+      }),
+  };
+  const { port, store } = await startHttp(t, {
+    resources: () => [slow, plugin, observer],
+    stopping: stopping.signal,
+  });
+  const { secret } = await store.key();
+  const post =
+    `POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${secret}\r\n` +
+    'Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{"ref":"main"}';
+  const connection = await connectRaw(port);
+  connection.send('GET /slow HTTP/1.1\r\nHost: d\r\n\r\n');
+  await isReached;
+  stopping.abort();
+  connection.send(post);
+  await decided.promise;
+  connection.send(post);
+  const other = await connectRaw(port);
+  other.send(post);
+  await other.closed; // by then the one before would have been carried out, too
+  carryOn();
+  const answers = parseResponses(await connection.closed);
+  t.match(answers, [{ status: 200 }, { status: 201, headers: { connection: 'close' } }]);
+  t.strictSame(reached, ['seen', 'seen']);
+});
+
 t.test('a client that resets its connection within a request disturbs no other', async (t) => {
   const { reached, plugin } = resource();
   const { port, store } = await startHttp(t, { resources: () => [plugin] });
@@ -276,33 +366,14 @@ t.test('a client that resets its connection within a request disturbs no other',
 t.test(
   'a stop waits until the requests under way are answered, and closes connections that are idle',
   async (t) => {
-    let carryOn: () => void = () => {};
-    const slow: Plugin<void> = {
-      name: 'slow',
-      register(server) {
-        server.route({
-          method: 'GET',
-          path: '/slow',
-          options: { auth: false },
-          async handler() {
-            await new Promise<void>((resolve) => {
-              carryOn = resolve;
-              server.events.emit('reached');
-            });
-            return { slow: true };
-          },
-        });
-      },
-    };
+    const { slow, isReached, carryOn } = held();
     const { server, port } = await startHttp(t, { resources: () => [slow, resource().plugin] });
-    server.event('reached');
     const idle = await connectRaw(port);
     idle.send('GET /open HTTP/1.1\r\nHost: d\r\n\r\n');
     await idle.received('open');
     const busy = await connectRaw(port);
-    const reached = server.events.once('reached');
     busy.send('GET /slow HTTP/1.1\r\nHost: d\r\n\r\n');
-    await reached;
+    await isReached;
 
     const stopped = server.stop({ timeout: 10_000 });
     await idle.closed;
