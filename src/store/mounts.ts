@@ -1,6 +1,6 @@
-import { existsSync, readFileSync, statSync } from 'node:fs';
+import { existsSync, readFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { realPath } from './place.ts';
+import { realPath, statusOf } from './place.ts';
 
 /** Whether a path is itself a mount point. False without /proc, which admin commands do not need. */
 export function isMountPoint(path: string): boolean {
@@ -12,7 +12,7 @@ export function isMountPoint(path: string): boolean {
  * mounted that too; undefined: not known to be one of those.
  */
 export function networkFileSystemOf(path: string): string | undefined {
-  const { dev } = statSync(dirname(realPath(path)));
+  const dev = statusOf(dirname(realPath(path)))?.dev;
   const type = mounts().find(({ device }) => device === dev)?.type;
   return type !== undefined && NETWORK_TYPES.test(type) ? type : undefined;
 }
