@@ -46,8 +46,7 @@ t.test(
   ifHas('prlimit'),
   async (t) => {
     const { dbPath } = place(t);
-    const words = ['--nofile=66:66', process.execPath, MAIN, 'serve', '--db', dbPath];
-    const { status, stderr } = spawnSync('prlimit', words, { env: COMPILE_CACHE, encoding: 'utf8' });
+    const { status, stderr } = serveUnder('--nofile=66:66', dbPath);
     t.equal(status, 1);
     t.match(stderr, /^error: only 66 files may be open: davit has 67 open itself; allow 950 \(.*\n$/);
     t.notOk(existsSync(dbPath));
@@ -59,8 +58,7 @@ t.test(
   ifHas('prlimit'),
   async (t) => {
     const { dbPath } = place(t);
-    const words = ['--as=3900000000', process.execPath, MAIN, 'serve', '--db', dbPath];
-    const { status, stderr } = spawnSync('prlimit', words, { env: COMPILE_CACHE, encoding: 'utf8' });
+    const { status, stderr } = serveUnder('--as=3900000000', dbPath);
     t.equal(status, 1);
     t.match(
       stderr,
@@ -145,3 +143,9 @@ t.test('davit does not start if too few threads are allowed, and says so', ifRoo
   t.equal(processesProblem(), undefined);
   lift();
 });
+
+/** `davit serve` under a limit, an option of prlimit. */
+function serveUnder(limit: string, dbPath: string) {
+  const words = [limit, process.execPath, MAIN, 'serve', '--db', dbPath];
+  return spawnSync('prlimit', words, { env: COMPILE_CACHE, encoding: 'utf8' });
+}

@@ -1,15 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import {
-  existsSync,
-  linkSync,
-  mkdirSync,
-  readdirSync,
-  readFileSync,
-  rmSync,
-  statSync,
-  writeFileSync,
-} from 'node:fs';
+import { existsSync, linkSync, mkdirSync, readdirSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
@@ -20,6 +11,7 @@ import { realEffects } from '../../src/effects.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
+import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { serveWithLog } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
@@ -293,14 +285,8 @@ t.test(
   async (t) => {
     const { davit, directory } = place(t);
     await davit(['admin', 'project', 'create', '--name', 'site']);
-    const { dev } = statSync(directory);
-    const device = `${(dev >> 8) & 0xfff}:${(dev & 0xff) | ((dev >> 12) & 0xfff00)}`;
-    const ofType = (type: string) =>
-      writeFileSync(
-        join(directory, type),
-        `36 35 ${device} / /srv rw,relatime shared:1 - ${type} host:/srv rw\n`,
-      );
-    for (const type of ['nfs4', 'fuse.sshfs', 'ext4', 'fuse.mergerfs']) ofType(type);
+    for (const type of ['nfs4', 'fuse.sshfs', 'ext4', 'fuse.mergerfs'])
+      writeFileSync(join(directory, type), mountinfoLine(directory, type));
     const claimingToBe = (type: string, words: string) =>
       `sh -c 'mount --bind ${type} /proc/$$/mountinfo && exec "$0" "$@"' "$0" "$1" ${words}`;
     // It starts, and fails once it has warned, as there is no such address.

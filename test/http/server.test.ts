@@ -10,7 +10,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
 import { limitOpenFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
-import { testStore } from '../helpers/store.ts';
+import { type TestStore, testStore } from '../helpers/store.ts';
 
 /** One route that is subject to every check, and records what reached it. */
 function resource(): { reached: string[]; plugin: Plugin<void> } {
@@ -52,6 +52,15 @@ function resource(): { reached: string[]; plugin: Plugin<void> } {
     },
   };
   return { reached, plugin };
+}
+
+/** The bytes of a request to that route, with a new key. */
+async function partFor(store: TestStore): Promise<string> {
+  const { secret } = await store.key();
+  return (
+    `POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${secret}\r\n` +
+    'Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{"ref":"main"}'
+  );
 }
 
 /** A route, `GET /slow`, that answers once told to carry on. */
@@ -281,10 +290,7 @@ t.test(
     const stopping = new AbortController();
     const { reached, plugin } = resource();
     const { port, store } = await startHttp(t, { resources: () => [plugin], stopping: stopping.signal });
-    const { secret } = await store.key();
-    const post =
-      `POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${secret}\r\n` +
-      'Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{"ref":"main"}';
+    const post = await partFor(store);
     stopping.abort();
     const connection = await connectRaw(port);
     connection.send(post.repeat(3));
@@ -323,10 +329,7 @@ t.test('a request that comes behind the last answer of its connection is not car
     resources: () => [slow, plugin, observer],
     stopping: stopping.signal,
   });
-  const { secret } = await store.key();
-  const post =
-    `POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${secret}\r\n` +
-    'Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{"ref":"main"}';
+  const post = await partFor(store);
   const connection = await connectRaw(port);
   connection.send('GET /slow HTTP/1.1\r\nHost: d\r\n\r\n');
   await isReached;

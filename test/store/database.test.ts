@@ -35,6 +35,7 @@ import {
 } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -246,15 +247,13 @@ t.test('a second server of the same file is refused with the process id of the f
 
 t.test('where a network file system lacks what SQLite needs, the error says so', async (t) => {
   const path = join(t.testdir(), 'davit.db');
-  const { dev } = statSync(t.testdirName);
   const real = fs.readFileSync;
   t.teardown(() => replaceRead(real));
   for (const [type, code] of [
     ['cifs', 'SQLITE_BUSY'],
     ['9p', 'SQLITE_IOERR_SHMMAP'],
   ] as const) {
-    const device = `${(dev >> 8) & 0xfff}:${(dev & 0xff) | ((dev >> 12) & 0xfff00)}`;
-    replaceRead(() => `36 35 ${device} / /srv rw shared:1 - ${type} host:/srv rw\n`);
+    replaceRead(() => mountinfoLine(t.testdirName, type));
     t.match(openingProblem(path, new Sqlite.SqliteError('it failed', code)), {
       code: 'conflict',
       message: new RegExp(
