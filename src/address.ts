@@ -111,12 +111,21 @@ function urlProblem(url: URL, { allowHttp, allowedCidrs }: UrlRules): string | u
   if (url.protocol !== 'https:' && !allowHttp) return 'must begin with https://';
   if (url.port === '0') return 'must not use port 0';
   const hostname = hostnameOf(url);
+  if (isIP(hostname) === 0 && !isDnsName(hostname)) {
+    return 'must have a host name that DNS can hold: 1 to 63 characters between dots, and 253 in all';
+  }
   const loopback = loopbackOf(hostname, allowedCidrs);
   const refused = isIP(hostname) !== 0 && judgeAddress(hostname, allowedCidrs) === 'refused';
   if (refused || loopback?.length === 0) {
     return 'must lead to a public address, not to a private, local or reserved one';
   }
   return undefined;
+}
+
+/** RFC 1035, section 2.3.4; one dot at the end is the root. */
+function isDnsName(hostname: string): boolean {
+  const name = hostname.replace(/\.$/, '');
+  return name.length <= 253 && name.split('.').every((label) => label.length >= 1 && label.length <= 63);
 }
 
 /** The host name or address of a URL, an IPv6 address without its brackets. */

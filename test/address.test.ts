@@ -213,6 +213,28 @@ t.test('a webhook URL', async (t) => {
     }
   });
 
+  t.test('is refused if DNS cannot hold its host name', async (t) => {
+    const label = 'a'.repeat(63);
+    const longest = `${`${label}.`.repeat(3)}${'a'.repeat(61)}`;
+    for (const name of [`${label}.example`, longest, `${longest}.`, '_dmarc.xn--bcher-kva.example']) {
+      t.ok(parseWebhookUrl(`https://${name}/`, closed).ok, name);
+    }
+    const impossible = [
+      'a..b',
+      '.example.com',
+      'example.com..',
+      '.',
+      `a${label}.example`,
+      `a${longest}`,
+      `a${longest}.`,
+    ];
+    for (const name of impossible) {
+      const reason =
+        'must have a host name that DNS can hold: 1 to 63 characters between dots, and 253 in all';
+      t.same(parseWebhookUrl(`https://${name}/`, closed), { ok: false, reason }, name);
+    }
+  });
+
   t.test('has 2048 characters at most, before and after normalisation', async (t) => {
     const start = 'https://example.com/';
     const longest = start + 'a'.repeat(URL_MAX_LENGTH - start.length);
