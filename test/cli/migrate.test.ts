@@ -30,6 +30,7 @@ const OLDER = SCHEMA_VERSION - 1;
 t.test('serve migrates once, keeps a copy of the older file and logs each step', async (t) => {
   const { directory, dbPath, before, dump, present } = await olderFile(t);
   const service = await serveWithLog(t, directory, { env: { NODE_OPTIONS } });
+  await service.logged(/^migrated: /);
   t.match(service.log().slice(0, 4), [
     { level: 'info', file: './davit.db', to_schema: SCHEMA_VERSION, msg: /copying it first/ },
     { level: 'info', kept_as: String, msg: 'the file as it was is kept' },

@@ -114,12 +114,10 @@ t.test('no request fails while certificates are reloaded 20 times', async (t) =>
 
 t.test('an expired certificate is served with a warning, and can be replaced', async (t) => {
   const { service, use, port } = await withCertificate(t, 'expired');
-  const warning = {
-    level: 'warn',
-    valid_to: '2021-01-01T00:00:00.000Z',
-    msg: 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP',
-  };
-  t.match(service.log(), [warning]);
+  const warning = await service.logged(
+    'the certificate has expired, and clients refuse it: renew it, then send SIGHUP',
+  );
+  t.match(warning, { level: 'warn', valid_to: '2021-01-01T00:00:00.000Z' });
   const refused = connect({ port, host: '127.0.0.1', servername: 'localhost', ca });
   const [error] = await once(refused, 'error').then(([thrown]) => [thrown as NodeJS.ErrnoException]);
   t.equal(error?.code, 'CERT_HAS_EXPIRED');
