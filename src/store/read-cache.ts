@@ -36,7 +36,7 @@ export function createMoments(database: Database): () => Moment {
 /** Returns the cached result for `key`, or that of `read` if there was a commit since. */
 type ReadCache<Value> = (key: string, read: () => Value) => Value;
 
-/** An entry may have some 20 KB. */
+/** A page of projects has some 20 KB, a piece of a log up to 115: at most 23 MB. */
 const ENTRIES_MAX = 200;
 
 /**
