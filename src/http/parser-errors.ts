@@ -1,9 +1,10 @@
+import { writeSync } from 'node:fs';
 import { type IncomingMessage, type Server as Listener, type ServerResponse, STATUS_CODES } from 'node:http';
 import type { Duplex } from 'node:stream';
 import { methodNotAllowed } from '@hapi/boom';
 import { newId, type RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
+import { AppError, codeOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { interruptBody } from './body.ts';
 import { commonHeaders, type ErrorResponse, toErrorResponse } from './errors.ts';
@@ -28,6 +29,7 @@ export function answerParserErrors(
     const problem = parserProblem(error);
     const response = latestResponse(socket);
     if (problem === undefined) socket.destroy();
+    else if (codeOf(error) === PLAIN_HTTP) refuseUnencrypted(socket, problem);
     else if (response !== undefined && !response.req.complete) interruptRequest(response, problem);
     // After an error, the parser reports one for each further chunk of that connection.
     else if (!refused.has(socket)) refuseAfter(response, socket, problem);
@@ -51,20 +53,37 @@ export function answerParserErrors(
       socket.destroy();
       return;
     }
-    const requestId = newId('req', effects);
-    const response = toErrorResponse(problem, requestId);
-    logger.info(
-      { request_id: requestId, status: response.statusCode, error: response.code },
-      'not a request',
-    );
-    socket.end(bareResponse(response, requestId, effects.now()));
+    socket.end(refusal(problem));
     // Closing it at once would reset the connection of a client that is still sending, which then loses the response.
     socket.once(
       'close',
       effects.after(BARE_RESPONSE_LINGER_MS, () => socket.destroy()),
     );
   }
+
+  /** By the descriptor, which is open until the next turn of the event loop: Node has destroyed `socket` already. */
+  function refuseUnencrypted(socket: Duplex, problem: AppError): void {
+    const { _handle: handle } = socket as unknown as { _handle?: { _parent?: { fd: number } } };
+    try {
+      writeSync(handle?._parent?.fd ?? -1, refusal(problem));
+    } catch {
+      // The client has closed the connection, or Node has.
+    }
+  }
+
+  function refusal(problem: Error): string {
+    const requestId = newId('req', effects);
+    const response = toErrorResponse(problem, requestId);
+    logger.info(
+      { request_id: requestId, status: response.statusCode, error: response.code },
+      'not a request',
+    );
+    return bareResponse(response, requestId, effects.now());
+  }
 }
+
+/** Node's code for a TLS handshake that begins with `GET `, `HEAD `, `POST ` or `PUT `. */
+const PLAIN_HTTP = 'ERR_SSL_HTTP_REQUEST';
 
 /** The body of a request fails: that request's own response says so, if it was not sent yet. */
 function interruptRequest(response: ServerResponse, problem: AppError): void {
@@ -73,8 +92,8 @@ function interruptRequest(response: ServerResponse, problem: AppError): void {
 }
 
 /** What the parser's error means to the client; undefined if the connection itself has failed. */
-function parserProblem(error: Error & { code?: string }): AppError | undefined {
-  const code = error.code ?? '';
+function parserProblem(error: Error): AppError | undefined {
+  const code = codeOf(error) ?? '';
   switch (code) {
     case 'ERR_HTTP_REQUEST_TIMEOUT':
       return new AppError('request_timeout', 'the request did not arrive in time: send it again');
@@ -85,6 +104,8 @@ function parserProblem(error: Error & { code?: string }): AppError | undefined {
       );
     case 'HPE_CHUNK_EXTENSIONS_OVERFLOW':
       return new AppError('payload_too_large', 'the chunk extensions are too large');
+    case PLAIN_HTTP:
+      return new AppError('invalid_request', 'this port speaks HTTPS: use https:// in the URL, not http://');
     default:
       return code.startsWith('HPE_')
         ? new AppError('invalid_request', 'this is not a valid HTTP/1.1 request')

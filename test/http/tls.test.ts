@@ -146,6 +146,20 @@ t.test('a connection that never begins a handshake is closed', async (t) => {
   t.equal(await rawRequest(port, ''), '');
 });
 
+t.test('a request without encryption is told that the port speaks HTTPS', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port, log } = await startHttp(t, { tls: pair });
+  const methods = ['GET', 'HEAD', 'POST', 'PUT'];
+  for (const method of methods) {
+    const answer = await rawRequest(port, `${method} /v2/projects HTTP/1.1\r\nHost: localhost\r\n\r\n`);
+    const [head = '', body = ''] = answer.split('\r\n\r\n');
+    t.match(head, /^HTTP\/1\.1 400 Bad Request\r\n/, method);
+    const { error } = JSON.parse(body) as { error: Record<string, unknown> };
+    t.match(error, { code: 'invalid_request', message: /speaks HTTPS: use https:\/\/ in the URL/ });
+  }
+  t.equal(log.filter(({ msg, status }) => msg === 'not a request' && status === 400).length, methods.length);
+});
+
 t.test('a TLS client that ends its side right behind its request is answered', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port } = await startHttp(t, { tls: pair });
