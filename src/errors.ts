@@ -34,13 +34,31 @@ interface AppErrorOptions {
 
 /** The message of whatever was thrown. */
 export function messageOf(error: unknown): string {
-  return error instanceof Error ? error.message : String(error);
+  if (!(error instanceof Error)) return String(error);
+  const unnamed = unnamedByNode(error);
+  return unnamed === undefined
+    ? error.message
+    : error.message.replaceAll(`${unnamed.code}: ${unnamed.code}`, `${unnamed.name}: ${unnamed.text}`);
 }
 
 /** The error's code, `ENOENT` for instance; its text if it has none. */
 export function codeOf(error: unknown): string {
-  return error instanceof Error && 'code' in error ? String(error.code) : String(error);
+  if (!(error instanceof Error && 'code' in error)) return String(error);
+  return unnamedByNode(error)?.name ?? String(error.code);
 }
+
+/** Errors of the system that libuv has no names for: Node's code for them is `Unknown system error -122`. */
+function unnamedByNode(error: Error): { code: string; name: string; text: string } | undefined {
+  const code = 'code' in error ? String(error.code) : '';
+  const known = UNNAMED[code.replace(/^Unknown system error /, '')];
+  return known && { code, ...known };
+}
+
+const UNNAMED: Record<string, { name: string; text: string }> = {
+  '-116': { name: 'ESTALE', text: 'stale file handle' },
+  '-117': { name: 'EUCLEAN', text: 'structure needs cleaning' },
+  '-122': { name: 'EDQUOT', text: 'disk quota exceeded' },
+};
 
 /** Whether the same operation may succeed later: most often the disk is full or cannot be read. */
 export function isUnavailable(error: unknown): boolean {

@@ -3,7 +3,7 @@ import { resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import type { Timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { AppError, codeOf, isStorageProblem } from '../errors.ts';
+import { AppError, codeOf, isStorageProblem, messageOf } from '../errors.ts';
 import { option, withVariable } from '../options.ts';
 import { escapedIn, printable } from '../printable.ts';
 import type { Store } from '../store/store.ts';
@@ -229,7 +229,7 @@ export function problemText(error: unknown): string {
   if (error instanceof AppError) return printable(withoutSecrets(error.message));
   if (!(error instanceof Error)) return String(error);
   // A system call failed, for a port or a file: the message says enough.
-  if ('syscall' in error) return printable(withoutSecrets(error.message));
+  if ('syscall' in error) return printable(withoutSecrets(messageOf(error)));
   if (isStorageProblem(error)) return storageText(error);
   return `davit failed, which is a bug: ${error.stack ?? error.message}`;
 }

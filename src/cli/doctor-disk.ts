@@ -1,7 +1,7 @@
 import { closeSync, constants, fsyncSync, openSync, statfsSync, statSync, writeFileSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { codeOf } from '../errors.ts';
-import { lockPath } from '../store/lock.ts';
+import { isOnReadOnlyFileSystem } from '../store/lock.ts';
 import { networkProblem } from '../store/mounts.ts';
 import { formatBytes } from './bytes.ts';
 import { counted } from './counted.ts';
@@ -23,7 +23,7 @@ function checkRoom(path: string): FindingOf<'disk'> {
   const freeBytes = bavail * bsize;
   const fileBytes = statSync(path).size;
   const message = `${formatBytes(freeBytes)} are free on the disk of the file, which has ${formatBytes(fileBytes)}`;
-  if (isReadOnly(path)) {
+  if (isOnReadOnlyFileSystem(path)) {
     return problem(
       'disk',
       'the file system is read-only: it was mounted so, or an error has made it so',
@@ -79,18 +79,5 @@ function refusalToWrite(path: string): (typeof REFUSALS)[number] | undefined {
     return undefined;
   } catch (error) {
     return REFUSALS.find((code) => code === codeOf(error)); // others, such as a file system without O_TMPFILE, say nothing
-  }
-}
-
-/**
- * Tested by opening the lock file. access(2) does not notice that the kernel has made a file system read-only after an
- * error, and closing the database file itself would release the locks that SQLite has on it, fcntl(2).
- */
-function isReadOnly(path: string): boolean {
-  try {
-    closeSync(openSync(lockPath(path), 'r+'));
-    return false;
-  } catch (error) {
-    return codeOf(error) === 'EROFS';
   }
 }

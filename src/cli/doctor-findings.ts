@@ -251,7 +251,8 @@ function checkService({ service }: Case): DoctorFinding {
     return note('service', 'no service is running', 'davit serve');
   }
   const { process_id, since } = service;
-  return ok('service', process_id === null ? 'running' : `running as process ${process_id} since ${since}`);
+  const process = process_id === null ? '' : ` as process ${process_id}`;
+  return ok('service', `running${process}${since === null ? '' : ` since ${since}`}`);
 }
 
 function checkDeployments(file: Case, reads: Reads, surroundings: Surroundings): DoctorFinding[] {

@@ -207,10 +207,12 @@ function holderOf(path: string): Holder | null {
   const lock = connect(file, { timeoutMs: LOCK_PROBE_TIMEOUT_MS / 10 });
   try {
     lock.exec('BEGIN IMMEDIATE');
-    return null;
+    // Where SQLite can open the file for reading only, that locks nothing, and is never refused.
+    const holder = isOnReadOnlyFileSystem(path) ? holderByLocks(file) : null;
+    return holder && { ...holder, ...readHolder(lock) };
   } catch (error) {
     // A service repairs the file before it locks it: if one holds the lock, the file was overwritten after that.
-    if (isDamaged(error)) return holderOfOverwritten(file);
+    if (isDamaged(error)) return holderByLocks(file);
     if (sqliteCode(error) !== 'SQLITE_BUSY') throw openingProblem(file, error);
     return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null, boot_id: null };
   } finally {
@@ -218,8 +220,8 @@ function holderOf(path: string): Holder | null {
   }
 }
 
-/** The holder by the kernel's list of locks, as SQLite cannot read an overwritten lock file. */
-function holderOfOverwritten(file: string): Holder | null {
+/** The holder by the kernel's list of locks, where SQLite cannot tell. */
+function holderByLocks(file: string): Holder | null {
   const holder = locksOn(statSync(file)).find(
     ({ kind, start }) => kind === 'WRITE' && start === RESERVED_BYTE,
   );
@@ -245,6 +247,20 @@ export function locksOn({ ino }: Stats): { kind: string; processId: number; star
     }));
 }
 
+/**
+ * Whether the file system of the database takes no writes. Tested by opening the lock file. access(2) does not notice
+ * that the kernel has made a file system read-only after an error, and closing the database file itself would release
+ * the locks that SQLite has on it, fcntl(2); so this is not for the process that serves the file.
+ */
+export function isOnReadOnlyFileSystem(path: string): boolean {
+  try {
+    closeSync(openSync(lockPath(path), 'r+'));
+    return false;
+  } catch (error) {
+    return codeOf(error) === 'EROFS';
+  }
+}
+
 /** The lock file of a database, which its service has open all the time. */
 export function lockPath(path: string): string {
   return `${realPath(path)}-lock`;
@@ -260,9 +276,8 @@ function readHolder(lock: Database): Holder | undefined {
   }
 }
 
-/** ` by process 12 since …`, or an empty text if the process is not known. */
+/** ` by process 12 since …`, as far as it is known. */
 export function holderText(holder: Serving | null): string {
-  return holder === null || holder.process_id === null
-    ? ''
-    : ` by process ${holder.process_id} since ${holder.since}`;
+  if (holder === null || holder.process_id === null) return '';
+  return ` by process ${holder.process_id}${holder.since === null ? '' : ` since ${holder.since}`}`;
 }

@@ -74,9 +74,14 @@ t.test('--json prints the whole report', async (t) => {
   t.ok(report.tables.every(({ bytes }) => bytes >= 4096));
 });
 
-for (const { call, code, advice } of [
-  { call: 'writeFileSync', code: 'EDQUOT', advice: /^usually a quota is used up/ },
-  { call: 'fsyncSync', code: 'EIO', advice: /^usually the disk fails: .*dmesg/ },
+for (const { call, code, nodesCode, advice } of [
+  {
+    call: 'writeFileSync',
+    code: 'EDQUOT',
+    nodesCode: 'Unknown system error -122',
+    advice: /^usually a quota is used up/,
+  },
+  { call: 'fsyncSync', code: 'EIO', nodesCode: 'EIO', advice: /^usually the disk fails: .*dmesg/ },
 ] as const) {
   t.test(`a disk that has room but fails ${call} with ${code} is a problem`, async (t) => {
     const there = await withProject(t);
@@ -86,7 +91,7 @@ for (const { call, code, advice } of [
     const failing = (file: unknown, ...rest: unknown[]) => {
       if (typeof file !== 'number') return real(file, ...rest);
       tried = fs.fstatSync(file).nlink === 0 ? tried + 1 : Number.NaN;
-      throw Object.assign(new Error(code), { code });
+      throw Object.assign(new Error(nodesCode), { code: nodesCode });
     };
     Object.assign(fs, { [call]: failing });
     syncBuiltinESMExports();
@@ -260,6 +265,11 @@ t.test('a read-only file system is a problem for doctor and refused by serve', i
   ]);
   t.match(stdout, /^disk +problem +the file system is read-only: it was mounted so/m);
   t.match(stdout, /^disk +see what the kernel says of it \(dmesg\)/m);
+  t.match(
+    stdout,
+    /^service +ok +running as process \d+ since 20\S+$/m,
+    'though its lock file cannot be locked here',
+  );
   t.match(stdout, /exit 1\n$/);
   t.match(stderr, /^error: cannot open .+davit\.db-lock \(EROFS\): the file system is read-only\n$/);
 });
