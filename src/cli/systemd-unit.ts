@@ -70,6 +70,8 @@ function unitText(user: string, program: readonly string[], dbPath: string): str
 Description=davit, a deployment service
 Wants=network-online.target
 After=network-online.target
+# On a full disk each start fails: davit is to be back when there is room again, however long that takes.
+StartLimitIntervalSec=0
 
 [Service]
 Type=notify

@@ -1,4 +1,14 @@
-import { accessSync, chmodSync, closeSync, constants, existsSync, openSync, statSync } from 'node:fs';
+import {
+  accessSync,
+  chmodSync,
+  closeSync,
+  constants,
+  existsSync,
+  openSync,
+  statfsSync,
+  statSync,
+} from 'node:fs';
+import { dirname } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
@@ -126,6 +136,11 @@ export function openingProblem(path: string, error: unknown): unknown {
     );
   }
   const code = sqliteCode(error);
+  const isFailing = code === 'SQLITE_FULL' || isFailureOfDisk(error);
+  const shortage = isFailing || code === 'SQLITE_CANTOPEN' ? shortageBeside(path) : undefined;
+  if (shortage !== undefined) {
+    return new AppError('conflict', `cannot use ${path}: ${shortage}`, { cause: error });
+  }
   if (code === 'SQLITE_CANTOPEN') {
     return new AppError(
       'conflict',
@@ -151,6 +166,24 @@ export function openingProblem(path: string, error: unknown): unknown {
   }
   if (code?.startsWith('SQLITE_READONLY') === true) return unwritable(path, error);
   return error;
+}
+
+/** SQLite creates two files beside the database, and its -shm has this much at least. */
+const BESIDE_FILES = 2;
+const BESIDE_BYTES = 32 * 1024;
+
+/** Why SQLite cannot create its files beside the database, as far as statfs(2) tells, which knows of no quota. */
+function shortageBeside(path: string): string | undefined {
+  try {
+    const { bavail, bfree, bsize, files, ffree } = statfsSync(dirname(realPath(path)));
+    if (files > 0 && ffree < BESIDE_FILES) {
+      return 'its disk has no room for further files (inodes), however small: remove some that nobody needs';
+    }
+    const freeBlocks = process.geteuid?.() === 0 ? bfree : bavail;
+    return freeBlocks * bsize < BESIDE_BYTES ? 'its disk is full: make room' : undefined;
+  } catch {
+    return undefined;
+  }
 }
 
 /** The file holds secrets, and SQLite would create it with the mode that the umask allows. */

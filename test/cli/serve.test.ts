@@ -279,6 +279,25 @@ t.test('a file that is a mount point of its own is refused and left unchanged', 
   t.strictSame(dump(), before);
 });
 
+t.test('a start on a disk without room, or without room for more files, says so', ifMayMount, async (t) => {
+  const { directory } = place(t);
+  mkdirSync(join(directory, 'small'));
+  const start = '"$0" "$1" serve --listen 127.0.0.1:0 --log-level silent --db small/davit.db; echo "exit $?"';
+  const { stdout, stderr } = await onSmallDisk(directory, 'small', '8m,nr_inodes=20', [
+    '"$0" "$1" admin project create --name website --db small/davit.db >/dev/null 2>&1',
+    'touch small/davit.db-lock; touch $(seq -f small/%g 20) 2>/dev/null',
+    start,
+    'rm small/?; cat /dev/zero 2>/dev/null >small/0',
+    start,
+    'rm small/0; "$0" "$1" admin project list --db small/davit.db | tail -n 1',
+  ]);
+  t.match(stdout, /^exit 1\nexit 1\nprj_\w+ +website /);
+  const [noFiles = '', full = '', ...more] = stderr.split('\n');
+  t.match(noFiles, /^error: cannot use .+: its disk has no room for further files \(inodes\), /);
+  t.match(full, /^error: cannot use .+: its disk is full: make room$/);
+  t.strictSame(more, ['']);
+});
+
 t.test(
   'a file on a network file system is served with a warning, and doctor notes it',
   ifMayMount,
