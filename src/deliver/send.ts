@@ -109,7 +109,10 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
           resolve(outcomeOf(end, connection.remoteAddress()));
         });
       let abort = exchangeOver(pool.acquire(target, reputation));
-      const cancelDeadline = effects.after(timeoutMs, () => abort(new AttemptError('timeout')));
+      // One turn of the event loop later: if davit itself was held up, an answer may wait that it has not read.
+      let cancelDeadline = effects.after(timeoutMs, () => {
+        cancelDeadline = effects.after(0, () => abort(new AttemptError('timeout')));
+      });
       const place = underWay.put((error) => abort(error));
     });
   }

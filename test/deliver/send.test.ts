@@ -4,6 +4,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import { createSender, type SenderOptions } from '../../src/deliver/send.ts';
 import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { cidr } from '../helpers/cidr.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -29,8 +30,7 @@ const TIMEOUT_MS = 10_000;
 const LOOPBACK = [cidr('127.0.0.0/8'), cidr('::1/128')];
 
 /** A sender on a clock that stands, which may reach this machine; closed with the test. */
-function newSender(t: Test, options: Partial<SenderOptions> = {}) {
-  const effects = fakeEffects();
+function newSender(t: Test, options: Partial<SenderOptions> = {}, effects = fakeEffects()) {
   const sender = createSender(
     {
       version: '1.2.3',
@@ -431,6 +431,19 @@ t.test('the deadline', async (t) => {
     await quiet();
     effects.advance(TIMEOUT_MS);
     t.match(await outcome, { error: 'timeout', remoteAddress: '127.0.0.1' });
+  });
+
+  t.test('does not hide an answer that davit, held up, has not read yet', async (t) => {
+    const receiver = await startReceiver(t, { answers: [status(204)] });
+    const fake = fakeEffects();
+    // The event loop turns before a timer that is set by another one.
+    const after: Effects['after'] = (delayMs, action) =>
+      delayMs === 0 ? realEffects.after(0, action) : fake.after(delayMs, action);
+    const { send } = newSender(t, {}, { ...fake, after });
+    const outcome = send(receiver.url);
+    await receiver.next();
+    fake.advance(2 * TIMEOUT_MS);
+    t.match(await outcome, { ok: true, statusCode: 204, error: null, durationMs: 2 * TIMEOUT_MS });
   });
 
   t.test('is not prolonged by an attempt on a second connection', async (t) => {
