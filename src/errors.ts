@@ -47,18 +47,18 @@ export function codeOf(error: unknown): string {
   return unnamedByNode(error)?.name ?? String(error.code);
 }
 
-/** Errors of the system that libuv has no names for: Node's code for them is `Unknown system error -122`. */
+/** What libuv has no name for: Node's code for it is `Unknown system error -122`. */
 function unnamedByNode(error: Error): { code: string; name: string; text: string } | undefined {
   const code = 'code' in error ? String(error.code) : '';
-  const known = UNNAMED[code.replace(/^Unknown system error /, '')];
+  const known = UNNAMED.get(code);
   return known && { code, ...known };
 }
 
-const UNNAMED: Record<string, { name: string; text: string }> = {
-  '-116': { name: 'ESTALE', text: 'stale file handle' },
-  '-117': { name: 'EUCLEAN', text: 'structure needs cleaning' },
-  '-122': { name: 'EDQUOT', text: 'disk quota exceeded' },
-};
+const UNNAMED = new Map([
+  ['Unknown system error -116', { name: 'ESTALE', text: 'stale file handle' }],
+  ['Unknown system error -117', { name: 'EUCLEAN', text: 'structure needs cleaning' }],
+  ['Unknown system error -122', { name: 'EDQUOT', text: 'disk quota exceeded' }],
+]);
 
 /** Whether the same operation may succeed later: most often the disk is full or cannot be read. */
 export function isUnavailable(error: unknown): boolean {

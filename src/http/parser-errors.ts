@@ -93,7 +93,7 @@ function interruptRequest(response: ServerResponse, problem: AppError): void {
 
 /** What the parser's error means to the client; undefined if the connection itself has failed. */
 function parserProblem(error: Error): AppError | undefined {
-  const code = codeOf(error) ?? '';
+  const code = codeOf(error);
   switch (code) {
     case 'ERR_HTTP_REQUEST_TIMEOUT':
       return new AppError('request_timeout', 'the request did not arrive in time: send it again');
