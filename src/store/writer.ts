@@ -85,6 +85,12 @@ const LARGEST_GROUP = 256;
  */
 const LOW_PRIORITY_SHARE = 64;
 
+/**
+ * How long a group waits for a transaction of another process that the group before has waited for in vain: with
+ * `BUSY_TIMEOUT_MS` for each, 1,500 writes were refused only after 60 s.
+ */
+const STILL_BUSY_TIMEOUT_MS = 250;
+
 /** More writes than a small server can commit before clients give up. */
 const LONGEST_QUEUE = 20_000;
 
@@ -140,6 +146,8 @@ export function createGroupCommit(
   let lowPriority: QueuedWrite[] = [];
   let scheduled = false;
   let closed = false;
+  /** Whether the last transaction could not begin, as another process had one. */
+  let wasBusy = false;
 
   return { enqueue, onCommit: (listener) => void listeners.push(listener), pollOtherProcesses, close };
 
@@ -215,7 +223,8 @@ export function createGroupCommit(
   function runInOneTransaction(group: QueuedWrite[]): WriteResult[] {
     const startedAtMs = effects.monotonicMs();
     try {
-      beginWithRetries(statements.begin, effects);
+      beginWithRetries(statements.begin, effects, wasBusy ? STILL_BUSY_TIMEOUT_MS : BUSY_TIMEOUT_MS);
+      wasBusy = false;
       const results = runWithoutSavepoints(group) ?? runWithSavepoints(group);
       if (!isInPlace()) throw new AppError('unavailable', MOVED, { retryAfterSeconds: 5 });
       statements.commit.run();
@@ -223,6 +232,7 @@ export function createGroupCommit(
       return results;
     } catch (error) {
       figures?.commitFailed();
+      wasBusy = sqliteCode(error) === 'SQLITE_BUSY';
       changes.clear();
       if (database.inTransaction) statements.rollback.run();
       if (isFailureOfDisk(error) && isInPlace()) overwriteFailedCommit();
@@ -258,7 +268,7 @@ export function createGroupCommit(
       if (!result.ok && totalChanges.get() !== changesBefore) {
         statements.rollback.run();
         changes.clear();
-        beginWithRetries(statements.begin, effects);
+        beginWithRetries(statements.begin, effects, BUSY_TIMEOUT_MS);
         return undefined;
       }
       results.push(result);
@@ -297,8 +307,8 @@ export function createGroupCommit(
  * pause leaves the file unlocked for microseconds only: with SQLite's busy timeout, which sleeps up to 100 ms between
  * attempts, 2 of 8 admin commands gave up after 5 s; like this none waits for half a second.
  */
-function beginWithRetries(begin: Statement<[]>, effects: Effects): void {
-  const untilMs = effects.monotonicMs() + BUSY_TIMEOUT_MS;
+function beginWithRetries(begin: Statement<[]>, effects: Effects, timeoutMs: number): void {
+  const untilMs = effects.monotonicMs() + timeoutMs;
   for (;;) {
     try {
       begin.run();

@@ -445,7 +445,7 @@ t.test('a close commits all waiting writes, and later ones are rejected', async 
   t.equal(results.length, 301, 'nothing is committed any more');
 });
 
-t.test('a write waits until another process has written, for 5 s at most', async (t) => {
+t.test('a write waits until another process has written, for 5 s at most, and later ones less', async (t) => {
   const store = testStore(t);
   const other = new Sqlite(store.path);
   t.teardown(() => other.close());
@@ -467,7 +467,12 @@ t.test('a write waits until another process has written, for 5 s at most', async
     message: 'the database takes no writes at the moment: nothing was written; try again shortly',
   });
   t.equal(effects.monotonicMs(), 5_000);
+  await t.rejects(writer.write('projects.create', PROJECT), { code: 'unavailable' });
+  t.equal(effects.monotonicMs(), 5_250);
+  other.exec('ROLLBACK');
+  await t.resolves(writer.write('projects.create', PROJECT));
 
+  other.exec('BEGIN IMMEDIATE');
   releasedAtMs = effects.monotonicMs() + 4_900;
   await t.resolves(writer.write('projects.create', PROJECT));
 });
