@@ -90,14 +90,24 @@ function readChildren(): string | undefined {
 }
 
 /**
- * The paths of what a process has open, proc_pid_fd(5); none when it is gone or another user's. Throws the system's
- * error if it cannot tell.
+ * The paths of what a process has open, proc_pid_fd(5), but for those that are too long to be used; none when it is gone
+ * or another user's. Throws the system's error if it cannot tell.
  */
 export function openFilesOf(processId: number): string[] {
   const folder = `/proc/${processId}/fd`;
   const names = unlessGone(() => readdirSync(folder)) ?? [];
   // A file that was closed meanwhile is left out.
-  return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
+  return names.flatMap((name) => unlessGone(() => readlinkUnlessLong(`${folder}/${name}`)) ?? []);
+}
+
+/** Anybody may have a file open below more directories than a path can name. */
+function readlinkUnlessLong(path: string): string | undefined {
+  try {
+    return readlinkSync(path);
+  } catch (error) {
+    if (codeOf(error) === 'ENAMETOOLONG') return undefined;
+    throw error;
+  }
 }
 
 /**

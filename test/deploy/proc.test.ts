@@ -1,6 +1,6 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { openSync, statSync } from 'node:fs';
+import { openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import t from 'tap';
@@ -15,6 +15,7 @@ import { useUpFiles } from '../helpers/limits.ts';
 import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 t.test('processIds lists all processes, and readProc reads a file of /proc or gives undefined', async (t) => {
   t.ok(processIds().includes(process.pid));
@@ -59,6 +60,32 @@ t.test('constant opening and closing of files does not hide other open files', a
   const looks = Array.from({ length: 500 }, () => openFilesOf(child.pid ?? 0));
   t.ok(looks.every((files) => files.includes(join(held, 'held'))));
   t.equal(openFilesOf(0).length, 0, 'there is no such process');
+});
+
+t.test('a file with a path that is too long to be read hides no other open files', async (t) => {
+  const directory = temporaryDirectory(t);
+  writeFileSync(join(directory, 'held'), '');
+  const deep = `
+    const { mkdirSync, openSync } = require('node:fs');
+    openSync('held');
+    for (let depth = 0; depth < 30; depth++) {
+      mkdirSync('d'.repeat(200));
+      process.chdir('d'.repeat(200));
+    }
+    openSync('.');
+    process.stdout.write('has it');
+    setInterval(() => {}, 1_000);`;
+  const child = spawn(process.execPath, ['--eval', deep], {
+    cwd: directory,
+    stdio: ['ignore', 'pipe', 'inherit'],
+  });
+  t.teardown(() => child.kill('SIGKILL'));
+  await once(child.stdout, 'data');
+  try {
+    t.ok(openFilesOf(child.pid ?? 0).includes(join(directory, 'held')));
+  } finally {
+    spawnSync('rm', ['-r', join(directory, 'd'.repeat(200))]); // Node cannot remove it
+  }
 });
 
 const PROC = join(import.meta.dirname, '../../src/deploy/proc.ts');
