@@ -97,17 +97,7 @@ export function openFilesOf(processId: number): string[] {
   const folder = `/proc/${processId}/fd`;
   const names = unlessGone(() => readdirSync(folder)) ?? [];
   // A file that was closed meanwhile is left out.
-  return names.flatMap((name) => unlessGone(() => readlinkUnlessLong(`${folder}/${name}`)) ?? []);
-}
-
-/** Anybody may have a file open below more directories than a path can name. */
-function readlinkUnlessLong(path: string): string | undefined {
-  try {
-    return readlinkSync(path);
-  } catch (error) {
-    if (codeOf(error) === 'ENAMETOOLONG') return undefined;
-    throw error;
-  }
+  return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
 }
 
 /**
@@ -140,7 +130,8 @@ function unlessGone<Result>(read: () => Result): Result | undefined {
   }
 }
 
-const GONE_OR_HIDDEN = new Set(['ENOENT', 'ESRCH', 'EACCES', 'EPERM']);
+/** The last is for a file below more directories than a path can name: anybody may have one open. */
+const GONE_OR_HIDDEN = new Set(['ENOENT', 'ESRCH', 'EACCES', 'EPERM', 'ENAMETOOLONG']);
 
 const scratch = Buffer.allocUnsafe(64 * 1024);
 

@@ -11,6 +11,7 @@ import {
   readProc,
   requireOwnProc,
 } from '../../src/deploy/proc.ts';
+import { removeTree } from '../../src/deploy/remove-tree.ts';
 import { useUpFiles } from '../helpers/limits.ts';
 import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -84,7 +85,7 @@ t.test('a file with a path that is too long to be read hides no other open files
   try {
     t.ok(openFilesOf(child.pid ?? 0).includes(join(directory, 'held')));
   } finally {
-    spawnSync('rm', ['-r', join(directory, 'd'.repeat(200))]); // Node cannot remove it
+    await removeTree(join(directory, 'd'.repeat(200))); // Node cannot remove it
   }
 });
 
