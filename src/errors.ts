@@ -35,25 +35,21 @@ interface AppErrorOptions {
 /** The message of whatever was thrown. */
 export function messageOf(error: unknown): string {
   if (!(error instanceof Error)) return String(error);
-  const unnamed = unnamedByNode(error);
-  return unnamed === undefined
+  const code = 'code' in error ? String(error.code) : '';
+  const known = UNNAMED.get(code);
+  return known === undefined
     ? error.message
-    : error.message.replaceAll(`${unnamed.code}: ${unnamed.code}`, `${unnamed.name}: ${unnamed.text}`);
+    : error.message.replaceAll(`${code}: ${code}`, `${known.name}: ${known.text}`);
 }
 
 /** The error's code, `ENOENT` for instance; its text if it has none. */
 export function codeOf(error: unknown): string {
   if (!(error instanceof Error && 'code' in error)) return String(error);
-  return unnamedByNode(error)?.name ?? String(error.code);
+  const code = String(error.code);
+  return UNNAMED.get(code)?.name ?? code;
 }
 
-/** What libuv has no name for: Node's code for it is `Unknown system error -122`. */
-function unnamedByNode(error: Error): { code: string; name: string; text: string } | undefined {
-  const code = 'code' in error ? String(error.code) : '';
-  const known = UNNAMED.get(code);
-  return known && { code, ...known };
-}
-
+/** By Node's codes for what libuv has no name for. */
 const UNNAMED = new Map([
   ['Unknown system error -116', { name: 'ESTALE', text: 'stale file handle' }],
   ['Unknown system error -117', { name: 'EUCLEAN', text: 'structure needs cleaning' }],
