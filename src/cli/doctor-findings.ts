@@ -251,8 +251,8 @@ function checkService({ service }: Case): DoctorFinding {
     return note('service', 'no service is running', 'davit serve');
   }
   const { process_id, since } = service;
-  const process = process_id === null ? '' : ` as process ${process_id}`;
-  return ok('service', `running${process}${since === null ? '' : ` since ${since}`}`);
+  const holder = process_id === null ? '' : ` as process ${process_id}`;
+  return ok('service', `running${holder}${since === null ? '' : ` since ${since}`}`);
 }
 
 function checkDeployments(file: Case, reads: Reads, surroundings: Surroundings): DoctorFinding[] {

@@ -5,8 +5,8 @@ import type { Logger } from '../logger.ts';
 import { createSlots } from '../slots.ts';
 
 /**
- * At most more than one page of 50 items on each of the 4,096 connections. Less where V8 has less memory: what waits
- * takes three times its length, and 170 MB of it ended a davit that was limited to 512 MB.
+ * The larger one is more than one page of 50 items on each of the 4,096 connections. It is less where V8 has less memory:
+ * what waits takes three times its length, and 170 MB of it ended a davit that was limited to 512 MB.
  */
 const SEND_BUFFER_MAX_BYTES = Math.min(256 * 1024 * 1024, getHeapStatistics().heap_size_limit / 6);
 
