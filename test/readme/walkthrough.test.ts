@@ -55,7 +55,11 @@ t.test('the first deployment works from an empty directory', ifHas('git', 'curl'
 
 t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq'), async (t) => {
   const there = reader(t);
-  writeFileSync(join(there.directory, 'worker.sh'), readmeBlock('worker.sh'), { mode: 0o755 });
+  const worker = readmeBlock('worker.sh');
+  writeFileSync(join(there.directory, 'worker.sh'), worker, { mode: 0o755 });
+  writeFileSync(join(there.directory, 'small-pages.sh'), worker.replace('limit=200', 'limit=2'), {
+    mode: 0o755,
+  });
   writeFileSync(
     join(there.directory, 'roll-out'),
     '#!/bin/sh\necho "$1" >>rolled-out\n[ "$1" != broken ]\n',
@@ -72,7 +76,11 @@ t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq
     ['broken', 'failed', 'the rollout did not become healthy'],
     ['v2', 'succeeded', null],
   ]);
-  t.equal(readFileSync(join(there.directory, 'rolled-out'), 'utf8'), 'v1\nbroken\nv2\n', 'the oldest first');
+  const rolledOut = () => readFileSync(join(there.directory, 'rolled-out'), 'utf8');
+  t.equal(rolledOut(), 'v1\nbroken\nv2\n', 'the oldest first');
+  await there.shell('for ref in v3 v4 v5; do davit admin deployment create fleet $ref; done');
+  await there.shell(`${variables}\n./small-pages.sh`, service);
+  t.equal(rolledOut(), 'v1\nbroken\nv2\nv3\nv4\nv5\n', 'from all pages');
 });
 
 t.test('a release of compose that fails goes back to the tag that succeeded last', async (t) => {
