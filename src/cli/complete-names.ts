@@ -27,13 +27,18 @@ export async function namesIn(
   const examined = openForExamination(dbPath, LOCK_TIMEOUT_MS);
   if ('kind' in examined) return [];
   try {
-    return candidatesOf(noun, start, examined.reads, effects.now());
+    return await candidatesOf(noun, start, examined.reads, effects.now());
   } finally {
     examined.close();
   }
 }
 
-function candidatesOf(noun: NamedNoun, start: string, reads: Reads, nowMs: number): Candidate[] {
+async function candidatesOf(
+  noun: NamedNoun,
+  start: string,
+  reads: Reads,
+  nowMs: number,
+): Promise<Candidate[]> {
   switch (noun) {
     case 'project':
       return named(
@@ -76,10 +81,10 @@ function named(all: readonly Named[], start: string): Candidate[] {
   });
 }
 
-function latestDeployments(reads: Reads): Candidate[] {
+async function latestDeployments(reads: Reads): Promise<Candidate[]> {
   const names = projectNames(reads);
   const filter = { projectId: null, statuses: null, ref: null, createdAfterMs: null, createdBeforeMs: null };
-  const { items } = reads.deployments.page(ADMINISTRATOR, filter, Number.MAX_SAFE_INTEGER, NEWEST);
+  const { items } = await reads.deployments.page(ADMINISTRATOR, filter, Number.MAX_SAFE_INTEGER, NEWEST);
   return items.map((deployment) => ({
     value: deployment.id,
     description: `${names.get(deployment.project_id) ?? ''} ${deployment.ref}: ${statusText(deployment)}`,

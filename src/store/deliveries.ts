@@ -13,11 +13,10 @@ import {
   type WebhookStatus,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
 import type { Caller } from './keys.ts';
-import { type ListPage, pageOf } from './list-page.ts';
+import { type ListPage, pageOf, type Searching, SLICE_ROWS, search } from './list-page.ts';
 
 /** A delivery with its payload and all of its attempts. */
 export interface DeliveryDetails extends Delivery {
@@ -51,16 +50,6 @@ export function storedStatuses(
   });
 }
 
-/** A scan of a long list yields to other tasks after this many rows, which take about 1 ms. */
-export const SLICE_ROWS = 2_000;
-
-/**
- * How many deliveries one page scans, slice by slice. A filter that skips more gives pages that have fewer items than
- * requested, or none, and a cursor to continue. Without the limit, of 540 requests that scanned 300,000 rows each none
- * was answered within a minute, and all others waited for 2.5 s.
- */
-const SCANNED_MAX = 50_000;
-
 /**
  * After this many attempts a delivery is not sent again. A key could cause 36,000 within an hour, and each read of such
  * a delivery delayed all other requests by 0.4 s.
@@ -93,10 +82,7 @@ const DELIVERY_COLUMNS = `
   d.created_at, d.delivered_at`;
 
 /** Deliveries, as the key that registered their webhook sees them. */
-export function deliveryReads(
-  database: Database,
-  { scannedMax = SCANNED_MAX, inTurn = inTurnOfThread } = {},
-) {
+export function deliveryReads(database: Database, searching: Searching = {}) {
   const one = `
     SELECT ${DELIVERY_COLUMNS}, w.status AS webhook_status
       FROM deliveries d
@@ -123,7 +109,7 @@ export function deliveryReads(
        AND (:eventTypes IS NULL OR d.event_type IN (SELECT value FROM json_each(:eventTypes)))
        AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
        AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
-     ORDER BY d.seq DESC LIMIT :limit`);
+     ORDER BY d.seq DESC LIMIT :limit + 1`);
 
   return {
     get(id: string): Delivery | undefined {
@@ -162,20 +148,18 @@ export function deliveryReads(
         createdAfterMs,
         createdBeforeMs,
       };
-      const rows: DeliveryRow[] = [];
-      let before: number | null = beforeSeq;
-      for (let scanned = 0; before !== null && scanned < scannedMax; scanned += SLICE_ROWS) {
-        const from: number = before;
-        before = await inTurn(() => {
-          const endSeq = sliceEnd.get({ webhookId: webhook.id, beforeSeq: from }) ?? null;
-          const within = { beforeSeq: from, endSeq: endSeq ?? 0, limit: limit + 1 - rows.length };
-          rows.push(...slice.all({ ...parameters, ...within }));
-          return endSeq;
-        });
-        if (rows.length > limit) break;
-      }
-      const { items, goOnAt } = pageOf(rows, limit, (row) => toDelivery(row, webhook.status));
-      return { items, goOnAt: goOnAt ?? before };
+      const found = await search(
+        (before, wanted) => {
+          const endSeq = sliceEnd.get({ webhookId: webhook.id, beforeSeq: before }) ?? null;
+          const within = { beforeSeq: before, endSeq: endSeq ?? 0, limit: wanted };
+          return { rows: slice.all({ ...parameters, ...within }), endSeq };
+        },
+        beforeSeq,
+        limit,
+        searching,
+      );
+      const { items, goOnAt } = pageOf(found.rows, limit, (row) => toDelivery(row, webhook.status));
+      return { items, goOnAt: goOnAt ?? found.endSeq };
     },
   };
 

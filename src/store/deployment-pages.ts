@@ -1,8 +1,10 @@
 import { type DeploymentStatus, isTerminal } from '../domain.ts';
-import type { Database } from './database.ts';
+import { realEffects } from '../effects.ts';
+import { inTurn as inTurnOfThread } from '../turns.ts';
+import { type Database, inSnapshot } from './database.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
-import { type ListPage, pageOf } from './list-page.ts';
+import { type Found, type ListPage, pageOf, SLICE_ROWS, search } from './list-page.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
 /** The filters of a list; null: no such filter. */
@@ -16,12 +18,6 @@ export interface DeploymentFilter {
 }
 
 /**
- * How many deployments one page scans, which takes 15 ms and blocks the thread. A filter that skips more gives pages
- * that have fewer items than requested, or none, and a cursor to continue.
- */
-const SCANNED_MAX = 50_000;
-
-/**
  * How many characters the messages and outputs of a page may have in total; those of one deployment may have 68,000. A
  * page of 200 such deployments took 150 ms, and 33 MB until its client had read it; a page of 15 takes 12 ms.
  */
@@ -31,19 +27,27 @@ const TEXT_MAX = 1024 * 1024;
 const SEPARATE_PROJECTS_MAX = 50;
 
 /**
- * Returns a function that reads the caller's deployments before `beforeSeq`, at most `limit`, newest first. Among a
- * million deployments it finds those of a small project in 0.2 ms; filtering all of them took 300 ms.
+ * Returns a function that finds the caller's deployments before `beforeSeq`, at most `limit`, newest first, and turns
+ * their rows into items; `toItems` is called in the snapshot in which they were read. Among a million deployments it
+ * finds those of a small project in 0.2 ms; filtering all of them took 300 ms.
  */
-export function deploymentPages(
+export function deploymentPages<Item>(
   database: Database,
-  { scannedMax = SCANNED_MAX, separateProjectsMax = SEPARATE_PROJECTS_MAX, textMax = TEXT_MAX } = {},
+  toItems: (rows: readonly DeploymentRow[]) => Item[],
+  {
+    sliceRows = SLICE_ROWS,
+    separateProjectsMax = SEPARATE_PROJECTS_MAX,
+    textMax = TEXT_MAX,
+    inTurn = inTurnOfThread,
+    monotonicMs = realEffects.monotonicMs,
+  } = {},
 ) {
-  const scanOf = (source: ScanSource) => prepareScan(database, source, textMax);
+  const scanOf = (source: ScanSource) => prepareScan(database, source);
   const ofAll = scanOf({
     from: 'deployments d',
     where: '1',
     floor: `
-      SELECT f.seq FROM (SELECT min(:beforeSeq, (SELECT max(seq) FROM deployments) + 1) - :depth AS seq) f
+      SELECT f.seq FROM (SELECT min(:beforeSeq, (SELECT max(seq) FROM deployments) + 1) - :sliceRows AS seq) f
        WHERE f.seq > (SELECT min(seq) FROM deployments)`,
   });
   const unfinished = scanOf({
@@ -51,18 +55,23 @@ export function deploymentPages(
     where: 'd.finished_at IS NULL',
     floor: `
       SELECT seq FROM deployments INDEXED BY deployments_unfinished
-       WHERE finished_at IS NULL AND seq < +:beforeSeq ORDER BY seq DESC LIMIT 1 OFFSET :depth - 1`,
+       WHERE finished_at IS NULL AND seq < +:beforeSeq ORDER BY seq DESC LIMIT 1 OFFSET :sliceRows - 1`,
   });
-  // The floor is the highest seq at which one of the projects reaches its share of the depth.
+  // The floor is the highest seq at which one of the projects reaches its share of the slice.
   const ofProjects = scanOf({
     from: 'json_each(:projectIds) p CROSS JOIN deployments d',
     where: 'd.project_id = p.value',
     floor: `
       SELECT max((SELECT n.seq FROM deployments n
                    WHERE n.project_id = p.value AND n.seq < +:beforeSeq
-                   ORDER BY n.seq DESC LIMIT 1 OFFSET :depth - 1))
+                   ORDER BY n.seq DESC LIMIT 1 OFFSET :share - 1))
         FROM json_each(:projectIds) p`,
   });
+  const rowsOf = database.prepare<{ seqs: string; statuses: string | null }, DeploymentRow>(`
+    SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
+     WHERE d.seq IN (SELECT value FROM json_each(:seqs))
+       AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
+     ORDER BY d.seq DESC`);
   const projectsOfKey = database
     .prepare<{ keyId: string; limit: number }, string>(
       'SELECT project_id FROM key_projects WHERE key_id = +:keyId LIMIT :limit',
@@ -74,21 +83,48 @@ export function deploymentPages(
     )
     .pluck();
 
-  return (
+  return async (
     caller: Caller,
     filter: DeploymentFilter,
     beforeSeq: number,
     limit: number,
-  ): ListPage<DeploymentRow> => {
+  ): Promise<ListPage<Item>> => {
     const projectIds = separateProjects(caller, filter);
-    const parameters = { ...viewer(caller), ...filter, beforeSeq, limit };
-    if (filter.statuses?.every((status) => !isTerminal(status))) {
-      return unfinished({ ...parameters, projectIds: null, depth: scannedMax });
-    }
-    if (projectIds === null) return ofAll({ ...parameters, projectIds, depth: scannedMax });
-    const ofEach = Math.max(1, Math.floor(scannedMax / Math.max(1, projectIds.length)));
-    return ofProjects({ ...parameters, projectIds, depth: mayExclude(filter) ? ofEach : limit + 1 });
+    const statuses = asJson(filter.statuses);
+    const scans = scansFor(filter, projectIds);
+    const ofEach = Math.max(1, Math.floor(sliceRows / Math.max(1, projectIds?.length ?? 0)));
+    const parameters = {
+      ...viewer(caller),
+      ...filter,
+      statuses,
+      projectIds: asJson(projectIds),
+      sliceRows,
+      share: mayExclude(filter) ? ofEach : limit + 1,
+    };
+    const found = await search(
+      (before, wanted) => furthestSlice(scans, { ...parameters, beforeSeq: before, limit: wanted }),
+      beforeSeq,
+      limit,
+      { inTurn, monotonicMs },
+    );
+    const { items: seqs, goOnAt } = pageOf(found.rows, limit, ({ seq }) => seq);
+    return inTurn(() => inSnapshot(database, () => pageOfSeqs(seqs, statuses, goOnAt ?? found.endSeq)));
   };
+
+  /** The scans that find what is requested, and the one first that usually gets furthest. */
+  function scansFor(filter: DeploymentFilter, projectIds: string[] | null): [Scan, ...Scan[]] {
+    const isUnfinished = filter.statuses?.every((status) => !isTerminal(status)) ?? false;
+    if (projectIds === null) return [isUnfinished ? unfinished : ofAll];
+    if (isUnfinished) return [unfinished, ofProjects];
+    return mayExclude(filter) ? [ofProjects, ofAll] : [ofProjects];
+  }
+
+  /** Some have another status by now, or are gone: the page has only those that are still as requested. */
+  function pageOfSeqs(seqs: number[], statuses: string | null, endSeq: number | null): ListPage<Item> {
+    const rows = rowsOf.all({ seqs: JSON.stringify(seqs), statuses });
+    const { items, goOnAt } = pageOf(rows, fitting(rows, textMax), (row) => row);
+    return { items: toItems(items), goOnAt: goOnAt ?? endSeq };
+  }
 
   /** The projects whose deployments are read separately; null: read all deployments and filter. */
   function separateProjects(caller: Caller, { projectId }: DeploymentFilter): string[] | null {
@@ -106,50 +142,66 @@ function mayExclude({ projectId, ...narrowing }: DeploymentFilter): boolean {
   return Object.values(narrowing).some((value) => value !== null);
 }
 
-interface ScanParameters extends DeploymentFilter {
+interface ScanParameters extends Omit<DeploymentFilter, 'statuses'> {
   allProjects: number;
   keyId: string;
-  projectIds: string[] | null;
+  /** As JSON, like `projectIds`. */
+  statuses: string | null;
+  projectIds: string | null;
   beforeSeq: number;
   limit: number;
-  /** How many rows are scanned; by `ofProjects`, of each project. */
-  depth: number;
+  /** How many rows are scanned at most, and how many of each project. */
+  sliceRows: number;
+  share: number;
 }
 
 /** Which deployments a scan reads. */
 interface ScanSource {
   from: string;
   where: string;
-  /** Selects the seq of the last row that `depth` allows to scan; null: there are fewer rows. */
+  /** Selects the seq of the last row that a slice may have; null: there are fewer rows. */
   floor: string;
 }
 
-function prepareScan(database: Database, { from, where, floor }: ScanSource, textMax: number) {
-  const floorSeq = database.prepare<Record<string, unknown>, number | null>(floor).pluck();
-  // The inner query sorts only seqs, the outer one reads the columns. Sorting ten thousand rows of 50 projects with all
-  // columns, long outputs among them, took 1.5 s.
-  const rows = database.prepare<Record<string, unknown>, DeploymentRow>(`
-    SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
-     WHERE d.seq IN (
-             SELECT d.seq FROM ${from}
-              WHERE ${where}
-                AND d.seq < +:beforeSeq AND d.seq >= +:floorSeq
-                AND ${VISIBLE_PROJECT('d.project_id')}
-                AND (:projectId IS NULL OR d.project_id = +:projectId)
-                AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
-                AND (:ref IS NULL OR d.ref = +:ref)
-                AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
-                AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
-              ORDER BY d.seq DESC LIMIT :limit + 1)
-     ORDER BY d.seq DESC`);
+interface Scan {
+  floorOf(parameters: ScanParameters): number | null;
+  /** At most `limit + 1`. */
+  rowsFrom(floorSeq: number, parameters: ScanParameters): { seq: number }[];
+}
 
-  return ({ statuses, projectIds, ...rest }: ScanParameters): ListPage<DeploymentRow> => {
-    const parameters = { ...rest, statuses: asJson(statuses), projectIds: asJson(projectIds) };
-    const goOnAtFloor = floorSeq.get(parameters) ?? null;
-    const found = rows.all({ ...parameters, floorSeq: goOnAtFloor ?? 0 });
-    const { items, goOnAt } = pageOf(found, Math.min(rest.limit, fitting(found, textMax)), (row) => row);
-    return { items, goOnAt: goOnAt ?? goOnAtFloor };
+function prepareScan(database: Database, { from, where, floor }: ScanSource): Scan {
+  const floorSeq = database.prepare<ScanParameters, number | null>(floor).pluck();
+  // Only seqs: sorting ten thousand rows of 50 projects with all columns, long outputs among them, took 1.5 s.
+  const rows = database.prepare<ScanParameters & { floorSeq: number }, { seq: number }>(`
+    SELECT d.seq FROM ${from}
+     WHERE ${where}
+       AND d.seq < +:beforeSeq AND d.seq >= +:floorSeq
+       AND ${VISIBLE_PROJECT('d.project_id')}
+       AND (:projectId IS NULL OR d.project_id = +:projectId)
+       AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
+       AND (:ref IS NULL OR d.ref = +:ref)
+       AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
+       AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
+     ORDER BY d.seq DESC LIMIT :limit + 1`);
+  return {
+    floorOf: (parameters) => floorSeq.get(parameters) ?? null,
+    rowsFrom: (floorSeq, parameters) => rows.all({ ...parameters, floorSeq }),
   };
+}
+
+/** A slice of the scan that gets furthest: each of them finds the same deployments. */
+function furthestSlice(
+  scans: readonly [Scan, ...Scan[]],
+  parameters: ScanParameters,
+): Found<{ seq: number }> {
+  const [first, ...others] = scans;
+  let furthest = { scan: first, endSeq: first.floorOf(parameters) };
+  for (const scan of others) {
+    const endSeq = furthest.endSeq === null ? null : scan.floorOf(parameters);
+    if ((endSeq ?? 0) < (furthest.endSeq ?? 0)) furthest = { scan, endSeq };
+  }
+  const { scan, endSeq } = furthest;
+  return { rows: scan.rowsFrom(endSeq ?? 0, parameters), endSeq };
 }
 
 /** How many rows, from the first on, fit into a page: at least one. */

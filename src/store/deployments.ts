@@ -1,10 +1,9 @@
 import type { Deployment, DeploymentId, ProjectId } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import { type Database, inSnapshot } from './database.ts';
-import { type DeploymentFilter, deploymentPages } from './deployment-pages.ts';
+import type { Database } from './database.ts';
+import { deploymentPages } from './deployment-pages.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow, toDeployment } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
-import type { ListPage } from './list-page.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
 /** Identifies a process for good, as process ids are reused. */
@@ -33,7 +32,6 @@ export function deploymentReads(database: Database) {
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
      WHERE d.id = +:id AND ${VISIBLE_PROJECT('d.project_id')}`);
-  const pages = deploymentPages(database);
   const queuedBetween = database
     .prepare<{ projectId: ProjectId; fromSeq: number; beforeSeq: number }, number>(`
       SELECT count(*) FROM deployments
@@ -79,12 +77,7 @@ export function deploymentReads(database: Database) {
     },
 
     /** See `deploymentPages`. */
-    page(caller: Caller, filter: DeploymentFilter, beforeSeq: number, limit: number): ListPage<Deployment> {
-      return inSnapshot(database, () => {
-        const { items, goOnAt } = pages(caller, filter, beforeSeq, limit);
-        return { items: toDeployments(items), goOnAt };
-      });
-    },
+    page: deploymentPages(database, toDeployments),
 
     /** When the next report is overdue; null: no report with a time limit is expected. */
     nextReportDueAt: (): number | null => nextReportDueAt.get() ?? null,

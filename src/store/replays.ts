@@ -3,7 +3,8 @@ import { AppError } from '../errors.ts';
 import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
-import { ATTEMPTS_MAX, REARM, SLICE_ROWS, type StoredStatus, storedStatuses } from './deliveries.ts';
+import { ATTEMPTS_MAX, REARM, type StoredStatus, storedStatuses } from './deliveries.ts';
+import { SLICE_ROWS } from './list-page.ts';
 import { webhookReads } from './webhooks.ts';
 
 /** Which deliveries of a webhook a replay sends again: those created from `sinceMs` to `untilMs`, both inclusive. */

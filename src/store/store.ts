@@ -18,7 +18,7 @@ import { createWriter, type Writer } from './writer.ts';
 import { connectWriter } from './writer-port.ts';
 import type { WriterThreadData } from './writer-thread.ts';
 
-/** All reads. They are synchronous and see the latest commit. */
+/** All reads. They see the latest commit and are synchronous, except those that may scan many rows. */
 export type Reads = ReturnType<typeof readsOn>;
 
 /** The open file: reads use a connection of this thread, all writes go through the writer. */

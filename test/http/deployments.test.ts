@@ -10,7 +10,6 @@ import {
   type Scope,
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import { TURN_MAX_MS } from '../../src/turns.ts';
 import { fixture, marked, until } from '../helpers/commands.ts';
 import {
   type DeploymentsHttp,
@@ -572,33 +571,6 @@ t.test('a report repeated with its Idempotency-Key is replayed', async (t) => {
   const other = await requestJson(http.port, 'POST', path, { key, headers, body: { status: 'failed' } });
   t.equal(other.status, 422);
 });
-
-t.test(
-  'pipelined lists that take long to read are read one by one, each in a turn of the event loop',
-  async (t) => {
-    const { http, key } = await setUp(t);
-    const { deployments } = http.store.reads;
-    const { page } = deployments;
-    let turn = 0;
-    const counting = setImmediate(function count() {
-      turn += 1;
-      setImmediate(count).unref();
-    });
-    t.teardown(() => clearImmediate(counting));
-    const readIn: number[] = [];
-    deployments.page = (...asked: Parameters<typeof page>) => {
-      readIn.push(turn);
-      realEffects.block(TURN_MAX_MS);
-      return page(...asked);
-    };
-    const connection = await connectRaw(http.port);
-    const list = `GET /v2/deployments HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${key}\r\n`;
-    connection.send(`${`${list}\r\n`.repeat(20)}${list}Connection: close\r\n\r\n`);
-    await connection.closed;
-    t.equal(readIn.length, 21);
-    t.equal(new Set(readIn).size, 21);
-  },
-);
 
 interface SetUp {
   http: DeploymentsHttp;

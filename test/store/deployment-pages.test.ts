@@ -1,10 +1,14 @@
 import { deepEqual } from 'node:assert/strict';
 import fc from 'fast-check';
 import t from 'tap';
-import { DEPLOYMENT_STATUSES, type DeploymentStatus } from '../../src/domain.ts';
+import { DEPLOYMENT_STATUSES, type Deployment, type DeploymentStatus } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { type DeploymentFilter, deploymentPages } from '../../src/store/deployment-pages.ts';
+import type { DeploymentRow } from '../../src/store/deployment-rows.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
+import type { ListPage } from '../../src/store/list-page.ts';
+import { TURN_MAX_MS } from '../../src/turns.ts';
 import { caller, newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
 
 const EVERYTHING: DeploymentFilter = {
@@ -42,16 +46,17 @@ t.test(
       createdAfterMs: fc.option(fc.nat({ max: 9 }), { freq: 1 }),
       createdBeforeMs: fc.option(fc.nat({ max: 9 }), { freq: 1 }),
     });
-    fc.assert(
-      fc.property(
+    await fc.assert(
+      fc.asyncProperty(
         fc.array(row, { maxLength: 40 }),
         fc.oneof(filter, fc.constant(EVERYTHING)),
         fc.nat({ max: 2 }),
         fc.integer({ min: 1, max: 7 }), // limit
-        fc.integer({ min: 1, max: 12 }), // looked at
+        fc.integer({ min: 1, max: 12 }), // rows of a slice
+        fc.constantFrom(impatient, patient),
         fc.nat({ max: 3 }), // projects that are read one by one
         fc.constantFrom(1, 5, 1_000), // characters of outputs, which are {} here
-        (rows, filter, viewer, limit, scannedMax, separateProjectsMax, textMax) => {
+        async (rows, filter, viewer, limit, sliceRows, searching, separateProjectsMax, textMax) => {
           const caller = callers[viewer];
           if (caller === undefined) throw new Error('no such caller');
           store.execute('DELETE FROM deployments');
@@ -65,12 +70,13 @@ t.test(
             .map(({ seq }) => seq)
             .reverse();
 
-          const pages = deploymentPages(database, { scannedMax, separateProjectsMax, textMax });
+          const options = { sliceRows, separateProjectsMax, textMax, ...searching() };
+          const page = deploymentPages(database, asTheyAre, options);
           const walked: number[] = [];
           let before: number | null = Number.MAX_SAFE_INTEGER;
-          for (let page = 0; before !== null; page++) {
-            if (page > 200) throw new Error('the walk does not end');
-            const { items, goOnAt } = pages(caller, filter, before, limit);
+          for (let pages = 0; before !== null; pages++) {
+            if (pages > 200) throw new Error('the walk does not end');
+            const { items, goOnAt }: ListPage<DeploymentRow> = await page(caller, filter, before, limit);
             if (items.length > limit) throw new Error('more than asked for');
             if (goOnAt !== null && goOnAt >= before) throw new Error('the walk does not go on');
             walked.push(...items.map(({ seq }) => seq));
@@ -98,16 +104,16 @@ t.test('a page without filters is full as long as there are more', async (t) => 
     [wide, { ...EVERYTHING, projectId: busy }, 57],
     [narrow, EVERYTHING, 3],
   ] as const) {
-    const first = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 2);
+    const first = await store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 2);
     t.equal(first.items.length, 2);
     t.not(first.goOnAt, null);
-    const all = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, count);
+    const all = await store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, count);
     t.equal(all.items.length, count);
     t.equal(all.goOnAt, null, 'and the last page says that it is the last');
   }
 });
 
-t.test('no page looks at more rows than its maximum, however rare the matches are', async (t) => {
+t.test('rare deployments are found slice by slice, with turns for others in between', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
   const who = caller(await store.key());
@@ -119,35 +125,170 @@ t.test('no page looks at more rows than its maximum, however rare the matches ar
   const [first] = insert(store, [{ ...row(projectId, 'failed'), ref: 'rare', createdAt: 0 }]);
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  const pages = deploymentPages(database, { scannedMax: 30 });
-  const found = (filter: Partial<DeploymentFilter>) => {
-    const found: number[][] = [];
-    for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
-      const page = pages(who, { ...EVERYTHING, ...filter }, before, 10);
-      found.push(page.items.map(({ seq }) => seq));
-      before = page.goOnAt;
-    }
-    return found;
+  let turns = 0;
+  const page = deploymentPages(database, asTheyAre, {
+    sliceRows: 30,
+    inTurn: async (task) => {
+      turns += 1;
+      return task();
+    },
+  });
+  const search = async (filter: Partial<DeploymentFilter>) => {
+    turns = 0;
+    const { items, goOnAt } = await page(who, { ...EVERYTHING, ...filter }, Number.MAX_SAFE_INTEGER, 10);
+    t.equal(goOnAt, null);
+    return { found: items.map(({ seq }) => seq), turns };
   };
   const unfinished: DeploymentFilter['statuses'] = ['queued', 'running', 'canceling'];
+  const found = [first?.seq];
 
   others(89);
-  t.strictSame(found({ ref: 'rare' }), [[], [], [first?.seq]]);
+  t.strictSame(await search({ ref: 'rare' }), { found, turns: 3 + 1 }, 'and one to read what was found');
   others(1);
   for (const filter of [{ ref: 'rare' }, { statuses: ['failed'] }, { createdBeforeMs: 1 }] as const) {
-    t.strictSame(found(filter), [[], [], [], [first?.seq]]);
-    t.strictSame(found({ ...filter, projectId }), [[], [], [], [first?.seq]]);
+    t.strictSame(await search(filter), { found, turns: 4 + 1 });
+    t.strictSame(await search({ ...filter, projectId }), { found, turns: 4 + 1 });
   }
-  t.strictSame(found({ createdAfterMs: 1 }), [[], [], [], []]);
+  t.strictSame(await search({ createdAfterMs: 1 }), { found: [], turns: 4 + 1 });
   t.strictSame(
-    found({ statuses: unfinished }),
-    [[]],
+    await search({ statuses: unfinished }),
+    { found: [], turns: 1 + 1 },
     'unfinished deployments are found without a look at finished ones',
   );
 
   const [waiting] = insert(store, [{ ...row(projectId, 'queued'), ref: 'rare' }]);
   others(90, 'queued');
-  t.strictSame(found({ statuses: unfinished, ref: 'rare' }), [[], [], [], [waiting?.seq]]);
+  t.strictSame(await search({ statuses: unfinished, ref: 'rare' }), {
+    found: [waiting?.seq],
+    turns: 4 + 1,
+  });
+});
+
+t.test('pages that take long to read are read one by one, each in a turn of the event loop', async (t) => {
+  const store = testStore(t);
+  insert(store, [row(await store.project())]);
+  const who = caller(await store.key());
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  let turn = 0;
+  const counting = setImmediate(function count() {
+    turn += 1;
+    setImmediate(count).unref();
+  });
+  t.teardown(() => clearImmediate(counting));
+  const readIn: number[] = [];
+  const page = deploymentPages(database, (rows) => {
+    readIn.push(turn);
+    realEffects.block(TURN_MAX_MS);
+    return asTheyAre(rows);
+  });
+  await Promise.all(Array.from({ length: 21 }, () => page(who, EVERYTHING, Number.MAX_SAFE_INTEGER, 10)));
+  t.equal(readIn.length, 21);
+  t.equal(new Set(readIn).size, 21);
+});
+
+t.test('a page that was searched for too long ends, and the next one goes on there', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const who = caller(await store.key());
+  const [first] = insert(store, [{ ...row(projectId), ref: 'rare' }]);
+  insert(
+    store,
+    Array.from({ length: 90 }, () => row(projectId)),
+  );
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const page = deploymentPages(database, asTheyAre, { sliceRows: 30, ...impatient() });
+  const found: number[][] = [];
+  for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
+    const { items, goOnAt }: ListPage<DeploymentRow> = await page(
+      who,
+      { ...EVERYTHING, ref: 'rare' },
+      before,
+      10,
+    );
+    found.push(items.map(({ seq }) => seq));
+    before = goOnAt;
+  }
+  t.strictSame(found, [[], [], [], [first?.seq]]);
+});
+
+t.test('what changed or went while a page was searched is not in it', async (t) => {
+  const store = testStore(t);
+  const projectId = await store.project();
+  const who = caller(await store.key());
+  const stored = insert(
+    store,
+    Array.from({ length: 6 }, () => row(projectId, 'queued')),
+  );
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  let turns = 0;
+  const page = deploymentPages(database, asTheyAre, {
+    sliceRows: 3,
+    inTurn: async (task) => {
+      turns += 1;
+      if (turns === 2) {
+        store.execute(
+          `UPDATE deployments SET status = 'running', started_at = 1 WHERE seq = ${stored[5]?.seq}`,
+        );
+        store.execute(`DELETE FROM deployments WHERE seq = ${stored[4]?.seq}`);
+      }
+      return task();
+    },
+  });
+  const { items, goOnAt } = await page(
+    who,
+    { ...EVERYTHING, statuses: ['queued'] },
+    Number.MAX_SAFE_INTEGER,
+    10,
+  );
+  t.equal(goOnAt, null);
+  t.strictSame(
+    items.map(({ seq }) => seq),
+    [3, 2, 1, 0].map((index) => stored[index]?.seq),
+  );
+});
+
+t.test('each slice is read in the way that gets furthest', async (t) => {
+  const store = testStore(t);
+  const [quiet, busy, elsewhere] = [await store.project(), await store.project(), await store.project()];
+  const who = caller(await store.key({ allProjects: false, projectIds: [quiet, busy] }), false);
+  const rows = (count: number, projectId: string, status?: DeploymentStatus) =>
+    insert(
+      store,
+      Array.from({ length: count }, () => row(projectId, status)),
+    );
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const page = deploymentPages(database, asTheyAre, { sliceRows: 20, ...impatient() });
+  const first = async (filter: Partial<DeploymentFilter>) => {
+    const { items, goOnAt } = await page(who, { ...EVERYTHING, ...filter }, Number.MAX_SAFE_INTEGER, 10);
+    return { found: items.map(({ seq }) => seq), goOnAt };
+  };
+
+  const [waiting] = rows(1, quiet, 'queued');
+  rows(40, elsewhere, 'queued');
+  t.strictSame(
+    await first({ statuses: ['queued'], projectId: quiet }),
+    { found: [waiting?.seq], goOnAt: null },
+    'many that wait elsewhere are not in the way',
+  );
+  store.execute(
+    `UPDATE deployments SET status = 'succeeded', finished_at = 1 WHERE project_id = '${elsewhere}'`,
+  );
+  rows(40, quiet);
+  t.strictSame(
+    await first({ statuses: ['queued'], projectId: quiet }),
+    { found: [waiting?.seq], goOnAt: null },
+    'nor many that ended in the project',
+  );
+  const end = rows(40, busy).at(-20);
+  t.strictSame(
+    await first({ ref: 'rare' }),
+    { found: [], goOnAt: end?.seq },
+    'where one project has them all, a slice is not cut to its share',
+  );
 });
 
 t.test('a page of a project that the key does not see does not reveal how much there is', async (t) => {
@@ -159,7 +300,7 @@ t.test('a page of a project that the key does not see does not reveal how much t
   );
   const who = caller(await store.key({ allProjects: false, projectIds: [seen] }), false);
   t.strictSame(
-    store.reads.deployments.page(who, { ...EVERYTHING, projectId: hidden }, Number.MAX_SAFE_INTEGER, 2),
+    await store.reads.deployments.page(who, { ...EVERYTHING, projectId: hidden }, Number.MAX_SAFE_INTEGER, 2),
     { items: [], goOnAt: null },
   );
 });
@@ -173,7 +314,7 @@ t.test('the queued deployments of one project are listed without those of others
   }
   for (const { id, project_id: projectId } of waiting) {
     const filter: DeploymentFilter = { ...EVERYTHING, projectId, statuses: ['queued'] };
-    const { items } = store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 10);
+    const { items } = await store.reads.deployments.page(who, filter, Number.MAX_SAFE_INTEGER, 10);
     t.strictSame(
       items.map((item) => item.id),
       [id],
@@ -189,16 +330,16 @@ t.test('a page over several projects looks at the same share of rows in each', a
   await store.key({ allProjects: false, projectIds: [await store.project()] }); // another's share is its own
   insert(
     store,
-    Array.from({ length: 50 }, (_, index) => row(index % 5 === 0 ? quiet : busy)),
+    Array.from({ length: 50 }, (_, index) => ({ ...row(index % 5 === 0 ? quiet : busy), gap: 3 })),
   );
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  const pages = deploymentPages(database, { scannedMax: 8 });
+  const page = deploymentPages(database, asTheyAre, { sliceRows: 8, ...impatient() });
   const [floor] = store.query<{ seq: number }>(
     'SELECT seq FROM deployments WHERE project_id = ? ORDER BY seq DESC LIMIT 1 OFFSET 3',
     busy,
   );
-  t.match(pages(who, { ...EVERYTHING, ref: 'rare' }, Number.MAX_SAFE_INTEGER, 10), {
+  t.match(await page(who, { ...EVERYTHING, ref: 'rare' }, Number.MAX_SAFE_INTEGER, 10), {
     items: [],
     goOnAt: floor?.seq,
   });
@@ -215,21 +356,21 @@ t.test('a page ends where it has become large, and has one deployment at least',
   const database = openForReading(store.path);
   t.teardown(() => database.close());
   const who = caller(await store.key());
-  const sizes = (textMax: number) => {
-    const pages = deploymentPages(database, { textMax });
+  const sizes = async (textMax: number) => {
+    const page = deploymentPages(database, asTheyAre, { textMax });
     const found: number[] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
-      const page = pages(who, EVERYTHING, before, 6);
-      found.push(page.items.length);
-      before = page.goOnAt;
+      const { items, goOnAt }: ListPage<DeploymentRow> = await page(who, EVERYTHING, before, 6);
+      found.push(items.length);
+      before = goOnAt;
     }
     return found;
   };
-  t.strictSame(sizes(2 * 1_011), [2, 2, 3], 'small ones fill up what is left');
-  t.strictSame(sizes(10), [1, 1, 1, 1, 1, 2]);
-  t.strictSame(sizes(1_000_000), [6, 1]);
+  t.strictSame(await sizes(2 * 1_011), [2, 2, 3], 'small ones fill up what is left');
+  t.strictSame(await sizes(10), [1, 1, 1, 1, 1, 2]);
+  t.strictSame(await sizes(1_000_000), [6, 1]);
   store.execute(`UPDATE deployments SET outputs = '{}', message = '${'x'.repeat(1_009)}' WHERE seq > 2`);
-  t.strictSame(sizes(2 * 1_011), [2, 2, 3], 'messages count as outputs do');
+  t.strictSame(await sizes(2 * 1_011), [2, 2, 3], 'messages count as outputs do');
 });
 
 t.test('with any filters, each waiting deployment is listed with its true queue position', async (t) => {
@@ -248,12 +389,12 @@ t.test('with any filters, each waiting deployment is listed with its true queue 
     statuses: fc.option(fc.constant<DeploymentStatus[]>(['queued'])),
     ref: fc.option(fc.constantFrom('main', 'v1')),
   });
-  fc.assert(
-    fc.property(
+  await fc.assert(
+    fc.asyncProperty(
       fc.array(row, { maxLength: 40 }),
       filter,
       fc.integer({ min: 1, max: 20 }),
-      (rows, filter, limit) => {
+      async (rows, filter, limit) => {
         store.execute('DELETE FROM deployments');
         const stored = insert(
           store,
@@ -267,12 +408,17 @@ t.test('with any filters, each waiting deployment is listed with its true queue 
           positions.set(`dpl_${seq}`, waits ? (queued.get(projectId) ?? 0) : null);
         }
         for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
-          const page = store.reads.deployments.page(who, { ...EVERYTHING, ...filter }, before, limit);
-          deepEqual(
-            page.items.map(({ queue_position }) => queue_position),
-            page.items.map(({ id }) => positions.get(id)),
+          const { items, goOnAt }: ListPage<Deployment> = await store.reads.deployments.page(
+            who,
+            { ...EVERYTHING, ...filter },
+            before,
+            limit,
           );
-          before = page.goOnAt;
+          deepEqual(
+            items.map(({ queue_position }) => queue_position),
+            items.map(({ id }) => positions.get(id)),
+          );
+          before = goOnAt;
         }
       },
     ),
@@ -304,7 +450,7 @@ t.test('a page counts each waiting deployment at most once for queue positions',
     return { pluck: () => ({ get }) };
   });
   const who = caller(await store.key());
-  const { items } = deploymentReads(counting).page(who, EVERYTHING, Number.MAX_SAFE_INTEGER, 200);
+  const { items } = await deploymentReads(counting).page(who, EVERYTHING, Number.MAX_SAFE_INTEGER, 200);
   t.strictSame([items.length, items[0]?.queue_position, items.at(-1)?.queue_position], [200, 100, 1]);
   t.ok(counted > 0 && counted <= 200, `${counted} were counted`);
 });
@@ -336,6 +482,22 @@ t.test('no list query scans the whole table of deployments', async (t) => {
   t.ok(plans.some((step) => step.includes('deployments_unfinished (seq>? AND seq<?)')));
   t.ok(plans.some((step) => step.includes('deployments_of_project (project_id=? AND seq>? AND seq<?)')));
 });
+
+/** As a page reads them. */
+function asTheyAre(rows: readonly DeploymentRow[]): DeploymentRow[] {
+  return [...rows];
+}
+
+/** Searches only one slice for a page: its time is over then. */
+function impatient() {
+  let ms = 0;
+  return { monotonicMs: () => (ms += 1_000_000) };
+}
+
+/** Searches until a page is full or the list ends. */
+function patient() {
+  return { monotonicMs: () => 0 };
+}
 
 interface StoredDeployment {
   seq: number;

@@ -1,7 +1,7 @@
 import t from 'tap';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import { openForReading } from '../../src/store/database.ts';
-import { SLICE_ROWS } from '../../src/store/deliveries.ts';
+import { SLICE_ROWS } from '../../src/store/list-page.ts';
 import {
   type NewReplay,
   type OpenReplay,
