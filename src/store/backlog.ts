@@ -179,7 +179,7 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
       },
       waiting: {
         count: countWaiting.get() ?? 0,
-        items: waiting.all({ limit }).map((id) => waitingDeployment(deployments.existing(id))),
+        items: deployments.existingOf(waiting.all({ limit })).map(waitingDeployment),
       },
       reported: {
         count: countReported.get() ?? 0,

@@ -138,3 +138,19 @@ export function preparedBy(database: Database, prepare: (sql: string) => unknown
     get: (target, name) => (name === 'prepare' ? prepare : Reflect.get(target, name)),
   });
 }
+
+/** The same connection, and how many rows its statements with `count(*)` have counted. */
+export function countingRows(database: Database): { database: Database; counted(): number } {
+  let counted = 0;
+  const counting = preparedBy(database, (sql) => {
+    const statement = database.prepare(sql);
+    if (!sql.includes('count(*)')) return statement;
+    const get = (...parameters: unknown[]) => {
+      const count = Number(statement.pluck().get(...parameters));
+      counted += count;
+      return count;
+    };
+    return { pluck: () => ({ get }) };
+  });
+  return { database: counting, counted: () => counted };
+}

@@ -1,8 +1,12 @@
 import t from 'tap';
 import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import { backlogReads } from '../../src/store/backlog.ts';
+import { openForReading } from '../../src/store/database.ts';
+import { deploymentReads } from '../../src/store/deployments.ts';
+import { webhookReads } from '../../src/store/webhooks.ts';
 import { endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { countingRows, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const NOW_MS = Date.parse('2026-11-21T08:00:00.000Z');
 
@@ -55,6 +59,25 @@ t.test('the backlog lists the first waiting and reported deployments, and counts
     [1, 2],
   );
   t.equal(reported.items.length, 2);
+});
+
+t.test('the backlog counts each waiting deployment at most once for queue positions', async (t) => {
+  const store = testStore(t);
+  const projects = [await store.project(), await store.project()];
+  for (let made = 0; made < 100; made++) await deploy(store, projects[made % 2]);
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const counting = countingRows(database);
+  const { items } = backlogReads(database, deploymentReads(counting.database), webhookReads(database)).all(
+    NOW_MS,
+    100,
+  ).waiting;
+  t.strictSame(
+    items.map(({ queue_position }) => queue_position),
+    Array.from({ length: 100 }, (_, index) => 1 + Math.floor(index / 2)),
+  );
+  const counted = counting.counted();
+  t.ok(counted > 0 && counted <= 100, `${counted} were counted`);
 });
 
 t.test(

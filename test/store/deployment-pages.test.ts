@@ -9,7 +9,14 @@ import type { DeploymentRow } from '../../src/store/deployment-rows.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
 import type { ListPage } from '../../src/store/list-page.ts';
 import { TURN_MAX_MS } from '../../src/turns.ts';
-import { caller, newDeployment, preparedBy, type TestStore, testStore } from '../helpers/store.ts';
+import {
+  caller,
+  countingRows,
+  newDeployment,
+  preparedBy,
+  type TestStore,
+  testStore,
+} from '../helpers/store.ts';
 
 const EVERYTHING: DeploymentFilter = {
   projectId: null,
@@ -438,20 +445,16 @@ t.test('a page counts each waiting deployment at most once for queue positions',
   );
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  let counted = 0;
-  const counting = preparedBy(database, (sql) => {
-    const statement = database.prepare(sql);
-    if (!sql.includes('count(*)')) return statement;
-    const get = (parameters: object) => {
-      const count = Number(statement.pluck().get(parameters));
-      counted += count;
-      return count;
-    };
-    return { pluck: () => ({ get }) };
-  });
+  const counting = countingRows(database);
   const who = caller(await store.key());
-  const { items } = await deploymentReads(counting).page(who, EVERYTHING, Number.MAX_SAFE_INTEGER, 200);
+  const { items } = await deploymentReads(counting.database).page(
+    who,
+    EVERYTHING,
+    Number.MAX_SAFE_INTEGER,
+    200,
+  );
   t.strictSame([items.length, items[0]?.queue_position, items.at(-1)?.queue_position], [200, 100, 1]);
+  const counted = counting.counted();
   t.ok(counted > 0 && counted <= 200, `${counted} were counted`);
 });
 
