@@ -18,14 +18,17 @@ t.test(
     const projectId = await store.project();
     const elsewhere = await store.project();
     const inAYear = effects.now() + 365 * 86_400_000;
-    const sees = await webhookOf(store, { allProjects: false, projectIds: [projectId] });
+    const narrow = { allProjects: false, projectIds: [projectId] };
+    const sees = await webhookOf(store, narrow);
     const seesAll = await webhookOf(store, { expiresAtMs: inAYear });
     await webhookOf(store, { allProjects: false, projectIds: [elsewhere] });
     await webhookOf(store, { expiresAtMs: effects.now() });
+    await webhookOf(store, { ...narrow, expiresAtMs: effects.now() });
     await webhookOf(store, {}, ['deployment.failed']);
-    const revoked = await store.key();
-    await store.writer.write('webhooks.create', { ...WEBHOOK, keyId: revoked.keyId });
-    await store.writer.write('keys.revoke', { id: revoked.keyId });
+    for (const { keyId } of [await store.key(), await store.key(narrow)]) {
+      await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+      await store.writer.write('keys.revoke', { id: keyId });
+    }
 
     await store.writer.write('deployments.create', newDeployment(projectId));
     t.strictSame(
