@@ -16,6 +16,10 @@ t.test('looks that take little share a turn of the event loop until its time is 
   t.strictSame(await turnsOfLooks([most, most, 0, most, 1, 0]), [0, 0, 1, 1, 1, 2]);
 });
 
+t.test('looks that may use less of each turn of the event loop take more turns', async (t) => {
+  t.strictSame(await turnsOfLooks([1, 0.5, 0.5, 1], 1), [0, 1, 1, 2]);
+});
+
 t.test('a single look does not wait', async (t) => {
   const inTurn = createTurns(realEffects);
   let turned = false;
@@ -40,9 +44,9 @@ t.test('a look that fails does not keep the next one from running', async (t) =>
 });
 
 /** In which turn of the event loop each look ran; all were requested together, and take so long. */
-async function turnsOfLooks(durationsMs: number[]): Promise<number[]> {
+async function turnsOfLooks(durationsMs: number[], turnMaxMs?: number): Promise<number[]> {
   const effects = fakeEffects();
-  const inTurn = createTurns(effects);
+  const inTurn = createTurns(effects, turnMaxMs);
   let turn = 0;
   // Asked for first, so that it counts before the looks go on.
   const counting = setImmediate(function count() {

@@ -1,10 +1,9 @@
 import { type DeploymentStatus, isTerminal } from '../domain.ts';
-import { realEffects } from '../effects.ts';
 import { inTurn as inTurnOfThread } from '../turns.ts';
 import { type Database, inSnapshot } from './database.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
-import { type Found, type ListPage, pageOf, SLICE_ROWS, search } from './list-page.ts';
+import { type Found, type ListPage, pageOf, type Searching, SLICE_ROWS, search } from './list-page.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
 
 /** The filters of a list; null: no such filter. */
@@ -38,10 +37,10 @@ export function deploymentPages<Item>(
     sliceRows = SLICE_ROWS,
     separateProjectsMax = SEPARATE_PROJECTS_MAX,
     textMax = TEXT_MAX,
-    inTurn = inTurnOfThread,
-    monotonicMs = realEffects.monotonicMs,
-  } = {},
+    ...searching
+  }: Searching & { sliceRows?: number; separateProjectsMax?: number; textMax?: number } = {},
 ) {
+  const { inTurn = inTurnOfThread } = searching;
   const scanOf = (source: ScanSource) => prepareScan(database, source);
   const ofAll = scanOf({
     from: 'deployments d',
@@ -105,7 +104,7 @@ export function deploymentPages<Item>(
       (before, wanted) => furthestSlice(scans, { ...parameters, beforeSeq: before, limit: wanted }),
       beforeSeq,
       limit,
-      { inTurn, monotonicMs },
+      searching,
     );
     const { items: seqs, goOnAt } = pageOf(found.rows, limit, ({ seq }) => seq);
     return inTurn(() => inSnapshot(database, () => pageOfSeqs(seqs, statuses, goOnAt ?? found.endSeq)));

@@ -1,6 +1,5 @@
-import { setImmediate as nextTurn } from 'node:timers/promises';
 import { realEffects } from '../effects.ts';
-import { inTurn as inTurnOfThread } from '../turns.ts';
+import { inSpareTurn as inSpareTurnOfThread, inTurn as inTurnOfThread } from '../turns.ts';
 
 /** A page of a list. */
 export interface ListPage<Item> {
@@ -38,30 +37,36 @@ export interface Found<Row> {
   endSeq: number | null;
 }
 
-/** In whose turns a search reads, and by which clock. */
+/** In which turns a search reads, and by which clock. */
 export interface Searching {
+  /** For the first slice, in which most pages find all. */
   inTurn?: typeof inTurnOfThread;
+  /** For the others. */
+  inSpareTurn?: typeof inSpareTurnOfThread;
   monotonicMs?: () => number;
 }
 
 /**
  * Reads a list from `beforeSeq` down until `limit` rows are found, it ends or the time is over: slice by slice, at least
- * one, each in a turn of the event loop of its own. `slice` finds at most `limit + 1` of the rows in a slice.
+ * one. `slice` finds at most `limit + 1` of the rows in a slice.
  */
 export async function search<Row>(
   slice: (beforeSeq: number, limit: number) => Found<Row>,
   beforeSeq: number,
   limit: number,
-  { inTurn = inTurnOfThread, monotonicMs = realEffects.monotonicMs }: Searching = {},
+  {
+    inTurn = inTurnOfThread,
+    inSpareTurn = inSpareTurnOfThread,
+    monotonicMs = realEffects.monotonicMs,
+  }: Searching = {},
 ): Promise<Found<Row>> {
   const untilMs = monotonicMs() + SEARCH_MAX_MS;
   const rows: Row[] = [];
-  for (let before = beforeSeq; ; ) {
-    const found = await inTurn(() => slice(before, limit - rows.length));
+  let found = await inTurn(() => slice(beforeSeq, limit));
+  for (;;) {
     rows.push(...found.rows);
     const { endSeq } = found;
     if (endSeq === null || rows.length >= limit || monotonicMs() >= untilMs) return { rows, endSeq };
-    before = endSeq;
-    await nextTurn();
+    found = await inSpareTurn(() => slice(endSeq, limit - rows.length));
   }
 }

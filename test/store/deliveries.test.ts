@@ -91,12 +91,11 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
   let looks = 0;
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  const { page } = deliveryReads(database, {
-    inTurn: async (look) => {
-      looks += 1;
-      return look();
-    },
-  });
+  const counting = async <Result>(look: () => Result) => {
+    looks += 1;
+    return look();
+  };
+  const { page } = deliveryReads(database, { inTurn: counting, inSpareTurn: counting });
   const webhook = store.reads.webhooks.get(id) as Webhook;
   await page(webhook, { ...ALL, eventTypes: ['deployment.failed'] }, Number.MAX_SAFE_INTEGER, 10);
   t.equal(looks, 3, 'others had their turn in between');

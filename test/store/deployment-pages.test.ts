@@ -133,13 +133,12 @@ t.test('rare deployments are found slice by slice, with turns for others in betw
   const database = openForReading(store.path);
   t.teardown(() => database.close());
   let turns = 0;
-  const page = deploymentPages(database, asTheyAre, {
-    sliceRows: 30,
-    inTurn: async (task) => {
-      turns += 1;
-      return task();
-    },
-  });
+  const counting = async <Result>(task: () => Result) => {
+    turns += 1;
+    return task();
+  };
+  const options = { sliceRows: 30, inTurn: counting, inSpareTurn: counting };
+  const page = deploymentPages(database, asTheyAre, options);
   const search = async (filter: Partial<DeploymentFilter>) => {
     turns = 0;
     const { items, goOnAt } = await page(who, { ...EVERYTHING, ...filter }, Number.MAX_SAFE_INTEGER, 10);
@@ -230,17 +229,12 @@ t.test('what changed or went while a page was searched is not in it', async (t) 
   );
   const database = openForReading(store.path);
   t.teardown(() => database.close());
-  let turns = 0;
   const page = deploymentPages(database, asTheyAre, {
     sliceRows: 3,
-    inTurn: async (task) => {
-      turns += 1;
-      if (turns === 2) {
-        store.execute(
-          `UPDATE deployments SET status = 'running', started_at = 1 WHERE seq = ${stored[5]?.seq}`,
-        );
-        store.execute(`DELETE FROM deployments WHERE seq = ${stored[4]?.seq}`);
-      }
+    inSpareTurn: async (task) => {
+      store.execute(`
+        UPDATE deployments SET status = 'running', started_at = 1 WHERE seq = ${stored[5]?.seq};
+        DELETE FROM deployments WHERE seq = ${stored[4]?.seq}`);
       return task();
     },
   });
