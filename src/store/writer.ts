@@ -19,8 +19,8 @@ export type CommitListener = (changes: ReadonlySet<Change>) => void;
 export interface Writer {
   /**
    * Resolves once the operation's transaction is on the disk. Rejects with the operation's AppError, in which case only
-   * this operation is rolled back; with `unavailable` when the disk is full, the file is not in its place, or the queue
-   * is full.
+   * this operation is rolled back; with `unavailable` when the disk is full, the file is not in its place, or too many
+   * writes wait for another thread.
    */
   write<Name extends OperationName>(name: Name, input: InputOf<Name>): Promise<OutputOf<Name>>;
   /** Calls `listener` after every commit that announced changes. */
@@ -91,9 +91,6 @@ const LOW_PRIORITY_SHARE = 64;
  */
 const STILL_BUSY_TIMEOUT_MS = 250;
 
-/** More writes than a small server can commit before clients give up. */
-const LONGEST_QUEUE = 20_000;
-
 /** Group commit in this thread. */
 export function createWriter(database: Database, effects: Effects): Writer {
   const group = createGroupCommit(database, effects);
@@ -152,12 +149,8 @@ export function createGroupCommit(
   return { enqueue, onCommit: (listener) => void listeners.push(listener), pollOtherProcesses, close };
 
   function enqueue(write: QueuedWrite): void {
-    const refusal = closed
-      ? new AppError('unavailable', 'the service is stopping', { retryAfterSeconds: 5 })
-      : waiting() >= LONGEST_QUEUE
-        ? new AppError('unavailable', 'too many writes wait: try again shortly', { retryAfterSeconds: 1 })
-        : undefined;
-    if (refusal !== undefined) {
+    if (closed) {
+      const refusal = new AppError('unavailable', 'the service is stopping', { retryAfterSeconds: 5 });
       write.settle(failure(refusal));
       return;
     }

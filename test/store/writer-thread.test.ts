@@ -7,10 +7,11 @@ import t, { type Test } from 'tap';
 import type { Attempt, KeyId } from '../../src/domain.ts';
 import type { Change } from '../../src/store/context.ts';
 import { startStoreThread } from '../../src/store/store.ts';
-import type { Writer } from '../../src/store/writer.ts';
+import { type Writer, writePersistently } from '../../src/store/writer.ts';
 import { connectWriter } from '../../src/store/writer-port.ts';
 import { until } from '../helpers/commands.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { KEY, newDeployment, openWithThread, PROJECT, temporaryDirectory } from '../helpers/store.ts';
 
 t.test('each port announces the changes that concern it, and that another process wrote', async (t) => {
@@ -65,6 +66,41 @@ t.test('a close rejects with the cause when the writer dies in the middle of it'
   port2.postMessage({ kind: 'writes', writes: null }); // a bug
   await t.rejects(store.close(), { message: /iterable/ });
 });
+
+t.test(
+  'while the thread takes no messages, 10,000 writes wait, and later ones are refused at once',
+  async (t) => {
+    const { store, door, other, probes } = await open(t);
+    other.exec('BEGIN IMMEDIATE'); // the thread blocks while it waits for the end of this transaction
+    const order: number[] = [];
+    const writes = Array.from({ length: 10_000 }, (_, number) =>
+      store.writer.write('instance.probe', undefined).then(() => order.push(number)),
+    );
+    const refusal = {
+      code: 'unavailable',
+      message: 'too many writes wait: try again shortly',
+      retryAfterSeconds: 1,
+    };
+    await t.rejects(store.writer.write('instance.probe', undefined), refusal);
+    const ofDispatcher = door.write('instance.probe', undefined);
+    t.strictSame([order, probes()], [[], 0], 'none of them is done or answered yet');
+
+    const effects = fakeEffects();
+    const refused = Promise.withResolvers<unknown>();
+    const record = writePersistently(store.writer, 'instance.probe', undefined, effects, refused.resolve);
+    t.match(await refused.promise, refusal);
+    other.exec('ROLLBACK');
+    await Promise.all([...writes, ofDispatcher]);
+    t.strictSame(
+      order,
+      writes.map((_, number) => number),
+    );
+    t.equal(probes(), 10_001);
+    effects.advance(1_000);
+    await record;
+    t.equal(probes(), 10_002, 'what has happened is recorded in the end');
+  },
+);
 
 t.test('no commit copies the WAL, however long it has become', async (t) => {
   const { store, walUse, makeLonger } = await open(t);
@@ -121,7 +157,8 @@ async function open(t: Test) {
     return store.close();
   });
   const wal = other.prepare<[], { log: number; checkpointed: number }>('PRAGMA wal_checkpoint(NOOP)');
-  return { store, door: connectWriter(port2), other, walUse, makeLonger };
+  const probes = other.prepare<[], number>('SELECT probes FROM instance').pluck();
+  return { store, door: connectWriter(port2), other, probes: () => probes.get(), walUse, makeLonger };
 
   /** Both in pages. */
   function walUse() {

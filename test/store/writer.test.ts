@@ -406,21 +406,6 @@ t.test('writePersistently does not retry a write that was rejected for another r
   t.equal(writes, 1);
 });
 
-t.test(
-  'beyond 20,000 waiting writes another one is rejected at once and never done; the others are done',
-  async (t) => {
-    const store = testStore(t);
-    const writes = Array.from({ length: 20_000 }, () => store.writer.write('instance.probe', undefined));
-    await t.rejects(store.writer.write('instance.probe', undefined), {
-      code: 'unavailable',
-      retryAfterSeconds: 1,
-    });
-    await Promise.all(writes);
-    await t.resolves(store.writer.write('instance.probe', undefined));
-    t.strictSame(store.query('SELECT probes FROM instance'), [{ probes: 20_001 }]);
-  },
-);
-
 t.test('a close commits all waiting writes, and later ones are rejected', async (t) => {
   const store = testStore(t);
   const database = openForWriting(store.path, realEffects);
