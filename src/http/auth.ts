@@ -1,4 +1,5 @@
 import type { Plugin, Request } from '@hapi/hapi';
+import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, wrongKey } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -23,6 +24,9 @@ export function authentication(
   effects: Effects,
   logger: Logger,
 ): Plugin<void> {
+  /** While the disk does not answer, reads are answered all the same, and each one would add a write that waits. */
+  const beingNoted = new Set<KeyId>();
+
   return {
     name: 'authentication',
     register(server) {
@@ -49,10 +53,13 @@ export function authentication(
   function noteUse({ keyId, lastUsedAtMs }: Caller): void {
     const atMs = effects.now();
     if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USE_NOTED_EVERY_MS) return;
-    writer.write('keys.touch', { keyId, atMs }).catch((error) => {
+    if (beingNoted.has(keyId)) return;
+    beingNoted.add(keyId);
+    writer
+      .write('keys.touch', { keyId, atMs })
       // Not a reason to fail the request; the next one tries again.
-      logger.warn({ err: error }, 'the use of a key could not be recorded');
-    });
+      .catch((error) => logger.warn({ err: error }, 'the use of a key could not be recorded'))
+      .finally(() => beingNoted.delete(keyId));
   }
 }
 

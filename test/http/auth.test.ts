@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
 import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
@@ -71,3 +72,38 @@ t.test('a request is answered even if the last use of its key cannot be written'
   const { secret } = await store.key();
   t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
 });
+
+t.test(
+  'while the last use of a key is not written yet, further requests do not write it again',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const disk = Promise.withResolvers<void>();
+    let notes = 0;
+    const write: Writer['write'] = async (name, input) => {
+      if (name === 'keys.touch') {
+        notes += 1;
+        await disk.promise;
+      }
+      return store.writer.write(name, input);
+    };
+    const { port } = await startHttp(t, {
+      effects,
+      store: { ...store, writer: { ...store.writer, write } },
+      resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
+    });
+    const [one, other] = [await store.key(), await store.key()];
+    const use = async ({ secret }: { secret: string }) =>
+      t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
+
+    for (const key of [one, one, other, one]) await use(key);
+    t.equal(notes, 2);
+    disk.resolve();
+    await nextTurn();
+    await store.writer.write('instance.probe', undefined);
+    for (const { keyId } of [one, other]) t.ok(store.reads.keys.get(keyId)?.last_used_at);
+    effects.jump(60_000);
+    await use(one);
+    t.equal(notes, 3);
+  },
+);
