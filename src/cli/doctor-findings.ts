@@ -1,14 +1,17 @@
 import { readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
+import { readProc } from '../deploy/proc.ts';
 import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
+import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
+import { printable } from '../printable.ts';
 import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk } from '../store/database.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
-import type { ExaminedFile, OlderFile } from '../store/doctor.ts';
+import type { ExaminedFile, KeptTransaction, OlderFile } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
@@ -28,6 +31,7 @@ export type DoctorFinding = FindingOf<
   | 'schema'
   | 'references'
   | 'wal'
+  | 'writes'
   | 'clock'
   | 'service'
   | 'deployments'
@@ -65,9 +69,11 @@ export function findingsOfFile(
   file: Case,
   examined: ExaminedFile,
   surroundings: Surroundings,
+  effects: Effects,
 ): DoctorFinding[] {
   const { reads, examination } = examined;
   const checks = [
+    () => [checkWrites(file, examination.keptTransaction(effects), surroundings)],
     () => checkIntegrity(examination),
     () => checkReferences(examination),
     () => [checkClock(file, examination)],
@@ -217,6 +223,35 @@ function checkLeftovers({ path }: Case): DoctorFinding[] {
       'remove them once nobody needs them: they hold secrets, too',
     ),
   ];
+}
+
+function checkWrites(
+  { path }: Case,
+  kept: KeptTransaction | undefined,
+  { serviceProcessId }: Surroundings,
+): DoctorFinding {
+  if (kept === undefined) return ok('writes', 'no process keeps a write transaction');
+  const { processId } = kept;
+  if (processId !== null && processId === serviceProcessId) {
+    return problem(
+      'writes',
+      `the service, process ${processId}, does not come to the end of a commit: its disk hardly answers, or not at all`,
+      'see what the kernel says of the disk (dmesg)',
+    );
+  }
+  return problem(
+    'writes',
+    `${processText(processId)} keeps a write transaction: until it ends, davit answers 503 and starts nothing`,
+    processId === null
+      ? `end its transaction, or the process: 'fuser -v ${path}-shm' shows which ones have the file open`
+      : 'end its transaction, or the process',
+  );
+}
+
+function processText(processId: number | null): string {
+  if (processId === null) return 'another process';
+  const name = readProc(`/proc/${processId}/comm`)?.trim();
+  return `process ${processId}${name === undefined ? '' : ` (${printable(name)})`}`;
 }
 
 function checkIntegrity(examination: ExaminedFile['examination']): DoctorFinding[] {

@@ -115,7 +115,7 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
       unused_bytes: examination.unusedBytes(),
-      findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, surroundings)],
+      findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, surroundings, effects)],
       tables: examination.tableSizes(),
     };
   } finally {

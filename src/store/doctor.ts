@@ -1,3 +1,4 @@
+import type { Effects } from '../effects.ts';
 import {
   completenessProblems,
   firstProblem,
@@ -14,8 +15,10 @@ import {
   pragmaNumber,
   SCHEMA_VERSION,
   schemaVersionOf,
+  sqliteCode,
 } from './database.ts';
-import { refuseOtherMachine } from './lock.ts';
+import { locksOn, refuseOtherMachine } from './lock.ts';
+import { statusOf } from './place.ts';
 import { type Reads, readsOn } from './store.ts';
 
 /** A file that was opened for examination. Nothing can be written to it. */
@@ -38,6 +41,12 @@ export interface OlderFile {
   schemaVersion: number;
   /** The first problem found in it. */
   damage: Unusable | undefined;
+}
+
+/** A write transaction of another process that does not end. */
+export interface KeptTransaction {
+  /** Null: it cannot be told, usually as the process is in another PID namespace. */
+  processId: number | null;
 }
 
 type Examination = ReturnType<typeof examine>;
@@ -103,6 +112,9 @@ function examine(database: Database) {
     /** Projects whose `queued_count`, which triggers maintain, differs from the deployments that wait. */
     miscountedProjects: (): { id: string; counted: number; waiting: number }[] => miscounted.all(),
 
+    keptTransaction: (effects: Pick<Effects, 'monotonicMs' | 'block'>) =>
+      keptTransaction(database.name, effects),
+
     /** The latest time in any row, milliseconds since 1970. */
     newestMs: (): number =>
       number(`
@@ -136,6 +148,55 @@ function examine(database: Database) {
       .map((name) => ({ name, rows: number(`SELECT count(*) FROM "${name}"`), bytes: bytes.get(name) ?? 0 }))
       .sort((one, other) => other.bytes - one.bytes);
   }
+}
+
+/** Those of davit take milliseconds, more only on a very slow disk; and its writer waits 5 s for those of others. */
+const TRANSACTION_MAX_MS = 2_000;
+
+/**
+ * The write transaction that has kept all others waiting for 2 s; undefined: there is none. That is known as soon as
+ * this process can begin one, which it ends at once, or anybody commits: a busy service hardly leaves a gap. Blocks the
+ * thread.
+ */
+function keptTransaction(
+  path: string,
+  { monotonicMs, block }: Pick<Effects, 'monotonicMs' | 'block'>,
+): KeptTransaction | undefined {
+  const database = connect(path, { timeoutMs: 0 });
+  try {
+    const version = database.prepare('PRAGMA data_version').pluck();
+    const versionBefore = version.get();
+    const untilMs = monotonicMs() + TRANSACTION_MAX_MS;
+    while (!canBegin(database)) {
+      if (version.get() !== versionBefore) return undefined;
+      if (monotonicMs() >= untilMs) return { processId: writerOf(path) };
+      block(1);
+    }
+    return undefined;
+  } finally {
+    database.close();
+  }
+}
+
+function canBegin(database: Database): boolean {
+  try {
+    database.exec('BEGIN IMMEDIATE; ROLLBACK');
+    return true;
+  } catch (error) {
+    if (sqliteCode(error)?.startsWith('SQLITE_BUSY') === true) return false;
+    throw error;
+  }
+}
+
+/** The byte of the -shm that a write transaction locks, sqlite.org/walformat.html, section 2.3. */
+const WRITE_LOCK_BYTE = 120;
+
+/** The process that has a write transaction on the file, by the kernel's list of locks. */
+function writerOf(path: string): number | null {
+  const shm = statusOf(`${path}-shm`); // none while the file is not in WAL mode, as a restored one at first
+  const locks = shm === undefined ? [] : locksOn(shm);
+  const lock = locks.find(({ kind, start }) => kind === 'WRITE' && start === WRITE_LOCK_BYTE);
+  return lock !== undefined && lock.processId > 0 ? lock.processId : null;
 }
 
 /** The bytes of each table, including its indexes. */

@@ -1,6 +1,7 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { chmodSync, chownSync, truncateSync, writeFileSync } from 'node:fs';
+import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
 import { realEffects } from '../../src/effects.ts';
@@ -347,6 +348,49 @@ t.test('a large WAL is a problem, with advice on how to shrink it', async (t) =>
     { level: 'ok' },
     'with a service, a WAL does not mean an unclean stop',
   );
+  release();
+});
+
+t.test('a process that keeps a write transaction is named, and one that commits is none', async (t) => {
+  const there = await withProject(t);
+  const writer = await busyWriter(t, there.dbPath);
+  const writes = async (exitCode: number) => findingOf(await reportOf(t, there, exitCode), 'writes');
+  t.match(await writes(0), { level: 'ok', message: 'no process keeps a write transaction' });
+  await writer.stop();
+
+  const script = `
+    const database = new (require('better-sqlite3'))(process.argv[1]);
+    database.exec('BEGIN IMMEDIATE');
+    console.log('begun');
+    process.stdin.resume();`;
+  const other = spawn(process.execPath, ['-e', script, there.dbPath], { stdio: ['pipe', 'pipe', 'inherit'] });
+  t.teardown(() => other.kill('SIGKILL'));
+  await once(other.stdout, 'data');
+  const before = there.dump();
+  t.match(await writes(1), {
+    level: 'problem',
+    message: new RegExp(
+      `^process ${other.pid} \\(\\S+\\) keeps a write transaction: until it ends, davit answers 503 and starts nothing$`,
+    ),
+    advice: 'end its transaction, or the process',
+  });
+  t.strictSame(there.dump(), before);
+  other.stdin.end();
+  await once(other, 'close');
+  t.match(await writes(0), { level: 'ok' });
+});
+
+t.test('a service that does not come to the end of a commit is told from another process', async (t) => {
+  const there = await withProject(t);
+  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  const writer = new Sqlite(there.dbPath);
+  writer.exec('BEGIN IMMEDIATE');
+  t.match(findingOf(await reportOf(t, there, 1), 'writes'), {
+    level: 'problem',
+    message: `the service, process ${process.pid}, does not come to the end of a commit: its disk hardly answers, or not at all`,
+    advice: /dmesg/,
+  });
+  writer.close();
   release();
 });
 

@@ -60,8 +60,8 @@ t.test('--json prints the whole report', async (t) => {
     disk_free_bytes: Number,
   });
   const names = [
-    ...['permissions', 'disk', 'wal', 'integrity', 'references', 'clock', 'service', 'deployments'],
-    ...['webhooks', 'projects', 'keys'],
+    ...['permissions', 'disk', 'wal', 'writes', 'integrity', 'references', 'clock', 'service'],
+    ...['deployments', 'webhooks', 'projects', 'keys'],
   ];
   t.strictSame(
     report.findings.map(({ check }) => check),

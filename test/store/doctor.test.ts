@@ -4,6 +4,7 @@ import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { type ExaminedFile, openForExamination } from '../../src/store/doctor.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { filledFile, swapIndexes } from '../helpers/filled.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -145,6 +146,49 @@ t.test('a file with an unreadable page gives no table sizes', async (t) => {
   t.strictSame(examined.examination.tableSizes(), []);
   examined.close();
   t.throws(() => examined.examination.tableSizes(), /not open/, 'no fault of the file');
+});
+
+t.test('a write transaction that is kept for 2 s is reported with its process', async (t) => {
+  const path = filledFile(t);
+  const { examination } = examinedFile(t, path);
+  const effects = fakeEffects();
+  const other = new Sqlite(path);
+  t.teardown(() => other.close());
+  t.equal(examination.keptTransaction(effects), undefined);
+  other.exec('BEGIN IMMEDIATE');
+  t.strictSame(examination.keptTransaction(effects), { processId: process.pid });
+  t.equal(effects.monotonicMs(), 2_000);
+  other.exec('COMMIT');
+  t.equal(examination.keptTransaction(effects), undefined);
+  t.equal(effects.monotonicMs(), 2_000, 'no wait where there is no transaction');
+
+  const locked = filledFile(t, 'PRAGMA journal_mode = DELETE');
+  const withoutWal = new Sqlite(locked);
+  t.teardown(() => withoutWal.close());
+  const examined = examinedFile(t, locked);
+  withoutWal.exec('BEGIN IMMEDIATE');
+  t.strictSame(examined.examination.keptTransaction(effects), { processId: null });
+});
+
+t.test('transactions that end are none that is kept, however little time is between them', async (t) => {
+  const path = filledFile(t);
+  const { examination } = examinedFile(t, path);
+  const effects = fakeEffects();
+  const busy = new Sqlite(path);
+  t.teardown(() => busy.close());
+  const begin = () => busy.exec('BEGIN IMMEDIATE; UPDATE instance SET probes = probes + 1');
+  begin();
+  let commits = 0;
+  const block = (durationMs: number) => {
+    effects.block(durationMs);
+    if (effects.monotonicMs() % 100 !== 0) return;
+    busy.exec('COMMIT');
+    begin();
+    commits += 1;
+  };
+  t.equal(examination.keptTransaction({ ...effects, block }), undefined);
+  t.equal(commits, 1, 'the first commit tells');
+  t.ok(busy.inTransaction, 'the other process was not disturbed');
 });
 
 function examine(t: Test, sql = '') {
