@@ -119,10 +119,10 @@ export async function startService(
   ]);
   started.defer(store.close);
   const temporaryDirectory = resolve(tmpdir());
-  const workspaceProblem = parentProblem(temporaryDirectory);
+  const noFiles = parentProblem(temporaryDirectory);
   // Without projects that have a command, davit needs no temporary directory: the file may be all it can write to.
-  if (workspaceProblem !== undefined && store.reads.projects.list().some(({ command }) => command !== null))
-    throw new AppError('conflict', workspaceProblem);
+  if (noFiles?.mayPass === false && store.reads.projects.list().some(({ command }) => command !== null))
+    throw new AppError('conflict', `${noFiles.message}: ${noFiles.advice}`);
   // The first process of a PID namespace inherits orphans even without being a subreaper.
   const adopts = posix.becomeSubreaper() || process.pid === 1;
   const spawner = createSpawner(posix, effects, adopts);

@@ -73,7 +73,7 @@ t.test('without a usable TMPDIR davit does not start if a project has a command'
   await t.rejects(start(), {
     code: 'conflict',
     message:
-      /^no directory can be created in \/.*\/missing \(ENOENT\) for the files of commands: set TMPDIR to one/,
+      /^no files for commands can be made in \/.*\/missing \(ENOENT\): set TMPDIR to a directory where this user can write$/,
   });
 });
 

@@ -20,7 +20,7 @@ import { formatBytes } from './bytes.ts';
 import { checkDisk } from './doctor-disk.ts';
 import { type FindingOf, isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
-import { findingsOf } from './project-findings.ts';
+import { checkTemporaryDirectory, findingsOf } from './project-findings.ts';
 import type { Surroundings } from './project-surroundings.ts';
 import { countText } from './webhook-text.ts';
 
@@ -432,16 +432,13 @@ function projectsToCheck(reads: Reads): ProjectDetails[] {
 
 function checkProjects(reads: Reads, surroundings: Surroundings): DoctorFinding[] {
   const projects = projectsToCheck(reads);
-  const findings = projects.flatMap((project) =>
+  const ofAll = checkTemporaryDirectory(projects, surroundings);
+  const ofEach = projects.flatMap((project) =>
     findingsOf(project, reads.projects.variables(project.id), surroundings)
       .filter(isProblem)
-      .map(({ level, message, advice }) => ({
-        check: 'projects' as const,
-        level,
-        message: `${nameOfProject(project)}: ${message}`,
-        advice,
-      })),
+      .map((finding) => ({ ...finding, message: `${nameOfProject(project)}: ${finding.message}` })),
   );
+  const findings = [...ofAll, ...ofEach].map((finding) => ({ ...finding, check: 'projects' as const }));
   return orOk(findings, 'projects', `${projects.length} of them, each command can be started`);
 }
 

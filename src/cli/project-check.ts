@@ -5,7 +5,7 @@ import type { ProjectDetails } from '../store/projects.ts';
 import { type CommandContext, dbPathOf, explain, jsonOption, printJson, withStore } from './command.ts';
 import { findingsText, isProblem, note, ok, refuseProblems } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
-import { type Finding, findingsOf } from './project-findings.ts';
+import { checkTemporaryDirectory, type Finding, findingsOf } from './project-findings.ts';
 import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
 import { serviceOf } from './serving.ts';
 
@@ -13,9 +13,9 @@ import { serviceOf } from './serving.ts';
 export function defineCheckProject(command: Command, context: CommandContext): void {
   explain(
     command.summary('check that its command can be started and its settings make sense'),
-    'Looks for what would make a deployment fail: the directory, the command and the interpreter in its first line, the ' +
-      'variables and the limits, as they are now, with the rights of the current user: run it as the user of the ' +
-      'service. Does not run the command. Exit code 1 if something needs attention.',
+    'Looks for what would make a deployment fail: the directory, the command and the interpreter in its first line, a ' +
+      'temporary directory without room, the variables and the limits, as they are now, with the rights of the current ' +
+      'user: run it as the user of the service. Does not run the command. Exit code 1 if something needs attention.',
     ['davit admin project check website', 'sudo -u davit davit admin project check website'],
   )
     .argument(...PROJECT_ARGUMENT)
@@ -37,7 +37,11 @@ async function checkProject(
     const surroundings = await surroundingsOf([found], { dbPath, service }, context.effects);
     return {
       project: found,
-      findings: [checkUser(found, dbPath, surroundings), ...findingsOf(found, variables, surroundings)],
+      findings: [
+        checkUser(found, dbPath, surroundings),
+        ...checkTemporaryDirectory([found], surroundings),
+        ...findingsOf(found, variables, surroundings),
+      ],
     };
   });
   if (options.json === true) {

@@ -11,6 +11,7 @@ import {
   type StartProblem,
 } from '../deploy/command-file.ts';
 import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environment.ts';
+import { parentProblem } from '../deploy/workspace.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
@@ -34,6 +35,16 @@ export function findingsOf(
     ...checkVariables(project, variables),
     ...(command === null ? checkReportTimeout(project) : checkTimeouts(project)),
   ];
+}
+
+/** Whether the files that each run of a command needs can be made; empty if they can, or no project has a command. */
+export function checkTemporaryDirectory(
+  projects: readonly ProjectDetails[],
+  { temporaryDirectory }: Surroundings,
+): FindingOf<'directory'>[] {
+  if (projects.every(({ command }) => command === null)) return [];
+  const found = parentProblem(temporaryDirectory);
+  return found === undefined ? [] : [problem('directory', found.message, found.advice)];
 }
 
 /** Why the project's command could not be started, as `findingsOf` finds it; undefined: it could. */

@@ -1,5 +1,7 @@
 import { accessSync, constants, realpathSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
+import { tmpdir } from 'node:os';
+import { isAbsolute, resolve } from 'node:path';
 import { givenPath } from '../deploy/command-file.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
@@ -11,6 +13,8 @@ import type { ProjectDetails } from '../store/projects.ts';
 export interface Surroundings {
   /** The process of the service that would start it; null: there is none, or it cannot be identified from here. */
   serviceProcessId: number | null;
+  /** Where the files of commands are made: as the service has it, as far as that can be seen, else as this process. */
+  temporaryDirectory: string;
   /** The paths of `pathsOf` whose file system did not answer. */
   unanswered: ReadonlySet<string>;
 }
@@ -41,8 +45,11 @@ export async function surroundingsOf(
   const silent = await Promise.all(
     paths.map(async (path) => ((await Promise.race([answered(path), late()])) ? [] : [path])),
   );
+  const serviceProcessId = service === null ? null : await visibleProcess(service, dbPath);
+  const ofService = serviceProcessId === null ? undefined : await temporaryDirectoryOf(serviceProcessId);
   return {
-    serviceProcessId: service === null ? null : await visibleProcess(service, dbPath),
+    serviceProcessId,
+    temporaryDirectory: ofService ?? resolve(tmpdir()),
     unanswered: new Set(silent.flat()),
   };
 }
@@ -60,6 +67,16 @@ async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<
     import('../store/lock.ts'),
   ]);
   return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
+}
+
+/** As `tmpdir` of node:os finds it; undefined if it is relative, or the process is another user's. */
+async function temporaryDirectoryOf(processId: number): Promise<string | undefined> {
+  const { readProc } = await import('../deploy/proc.ts');
+  const environment = readProc(`/proc/${processId}/environ`);
+  if (environment === undefined) return undefined;
+  const variable = (name: string) => new RegExp(`(?:^|\\0)${name}=([^\\0]+)`).exec(environment)?.[1];
+  const path = variable('TMPDIR') ?? variable('TMP') ?? variable('TEMP') ?? '/tmp';
+  return isAbsolute(path) ? Buffer.from(path, 'latin1').toString() : undefined;
 }
 
 /** What another process sees at a path: the same as this one, the same but read-only, or not the same. */

@@ -8,6 +8,7 @@ import {
   renameSync,
   rmdir,
   rmdirSync,
+  rmSync,
   type Stats,
   statSync,
   unlinkSync,
@@ -46,20 +47,41 @@ export interface Workspaces {
   close(): Promise<void>;
 }
 
-/** What an administrator must fix; a full disk may have room again. */
-const NO_PARENT = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
+/** Why no command can have its files. */
+interface ParentProblem {
+  message: string;
+  advice: string;
+  /** Whether it may be over without an administrator: a full disk may have room again. */
+  mayPass: boolean;
+}
 
-/** Why no directory can be created in `parent`, so that every command would fail, and what to do; undefined: one can. */
-export function parentProblem(parent: string): string | undefined {
+const LASTING = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
+
+/** Why the files of a command cannot be made in `parent`, so that each one would fail; undefined: they can. */
+export function parentProblem(parent: string): ParentProblem | undefined {
   try {
-    rmdirSync(mkdtempSync(join(parent, 'davit-runs-')));
+    tryFiles(parent);
     return undefined;
   } catch (error) {
     const code = codeOf(error);
-    return NO_PARENT.has(code)
-      ? `no directory can be created in ${parent} (${code}) for the files of commands: set TMPDIR to one where this user ` +
-          'can write'
-      : undefined;
+    const mayPass = !LASTING.has(code);
+    return {
+      message: `no files for commands can be made in ${parent} (${code})`,
+      advice: mayPass
+        ? 'make room there, and for further files (df -i), or set TMPDIR to another directory'
+        : 'set TMPDIR to a directory where this user can write',
+      mayPass,
+    };
+  }
+}
+
+/** A directory and a file, as for a run; and a few bytes, as some full disks take a file only while it is empty. */
+function tryFiles(parent: string): void {
+  const directory = mkdtempSync(join(parent, 'davit-runs-'));
+  try {
+    writeFileSync(join(directory, 'output'), 'tried\n');
+  } finally {
+    rmSync(directory, { recursive: true, force: true });
   }
 }
 

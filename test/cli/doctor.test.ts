@@ -227,6 +227,41 @@ t.test('a disk on which no further file can be created, or no copy', ifMayMount,
   t.match(stdout, /^disk +a copy of it needs another disk$/m);
 });
 
+t.test('a full temporary directory of the service is a problem of its commands', ifMayMount, async (t) => {
+  const { directory } = place(t);
+  mkdirSync(join(directory, 'small'));
+  for (const [size, fill, code] of [
+    ['1m', 'cat /dev/zero >small/fill', 'ENOSPC'],
+    ['1m,nr_inodes=9', 'touch $(seq -f small/%g 9)', 'ENOSPC'],
+    ['1m', 'mount -o remount,ro small', 'EROFS'],
+  ] as const) {
+    const { stdout } = await onSmallDisk(directory, 'small', size, [
+      'create="admin project create --name"; rm -f davit.db*; mkfifo ready',
+      '"$0" "$1" $create reported >/dev/null 2>&1',
+      'TMPDIR=$PWD/small "$0" "$1" serve --listen 127.0.0.1:0 --log-level silent >ready & service=$!',
+      'head -n 1 ready >/dev/null; rm ready',
+      `${fill} 2>/dev/null`,
+      'doctor() { "$0" "$1" doctor 2>/dev/null | grep "^projects  *[a-z]"; }',
+      'doctor "$1"; "$0" "$1" admin project check reported | grep small',
+      'for name in one other; do "$0" "$1" $create $name -- true >/dev/null 2>&1; done',
+      'doctor "$1"; "$0" "$1" admin project check one 2>/dev/null | grep ^directory',
+      'kill $service; wait $service; ls -A small | grep davit',
+    ]);
+    const [message, advice] = [
+      `no files for commands can be made in ${directory}/small \\(${code}\\)`,
+      code === 'ENOSPC' ? 'make room there, and for further files' : 'set TMPDIR to a directory',
+    ];
+    t.match(
+      stdout,
+      new RegExp(
+        `^projects +ok +1 of them.*\nprojects +problem +${message}\nprojects +${advice}.*\n` +
+          `directory +problem +${message}\ndirectory +ok .*\ndirectory +${advice}.*\n$`,
+      ),
+      fill,
+    );
+  }
+});
+
 t.test('a full disk is named as what keeps the database closed', ifMayMount, async (t) => {
   const { directory } = place(t);
   for (const [size, fill, message, advice] of [

@@ -65,6 +65,7 @@ t.test('a path hidden from the service is a problem, a read-only one a note', if
       {},
       {
         serviceProcessId: service.pid ?? 0,
+        temporaryDirectory: directory,
         unanswered: new Set(),
       },
     )
