@@ -35,26 +35,28 @@ interface AppErrorOptions {
 /** The message of whatever was thrown. */
 export function messageOf(error: unknown): string {
   if (!(error instanceof Error)) return String(error);
-  const code = 'code' in error ? String(error.code) : '';
-  const known = UNNAMED.get(code);
+  const known = 'errno' in error ? UNNAMED.get(error.errno) : undefined;
   return known === undefined
     ? error.message
-    : error.message.replaceAll(`${code}: ${code}`, `${known.name}: ${known.text}`);
+    : error.message.replace(UNNAMED_MESSAGE, `${known.name}: ${known.text}`);
 }
 
 /** The error's code, `ENOENT` for instance; its text if it has none. */
 export function codeOf(error: unknown): string {
   if (!(error instanceof Error && 'code' in error)) return String(error);
-  const code = String(error.code);
-  return UNNAMED.get(code)?.name ?? code;
+  const known = 'errno' in error ? UNNAMED.get(error.errno) : undefined;
+  return known?.name ?? String(error.code);
 }
 
-/** By Node's codes for what libuv has no name for. */
-const UNNAMED = new Map([
-  ['Unknown system error -116', { name: 'ESTALE', text: 'stale file handle' }],
-  ['Unknown system error -117', { name: 'EUCLEAN', text: 'structure needs cleaning' }],
-  ['Unknown system error -122', { name: 'EDQUOT', text: 'disk quota exceeded' }],
+/** What libuv has no name for, by its numbers: errno(3), negative. */
+const UNNAMED = new Map<unknown, { name: string; text: string }>([
+  [-116, { name: 'ESTALE', text: 'stale file handle' }],
+  [-117, { name: 'EUCLEAN', text: 'structure needs cleaning' }],
+  [-122, { name: 'EDQUOT', text: 'disk quota exceeded' }],
 ]);
+
+/** How Node's messages begin for them: some of its synchronous calls, such as `writeSync`, do not even tell the number. */
+const UNNAMED_MESSAGE = /^(?:UNKNOWN: unknown error|(Unknown system error -\d+): \1)/;
 
 /** Whether the same operation may succeed later: most often the disk is full or cannot be read. */
 export function isUnavailable(error: unknown): boolean {

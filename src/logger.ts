@@ -2,6 +2,7 @@ import { type Logger, pino } from 'pino';
 import type { LogLevel } from './config.ts';
 import { timestamp } from './domain.ts';
 import type { Effects } from './effects.ts';
+import { codeOf, messageOf } from './errors.ts';
 import { logText } from './log-text.ts';
 
 export type { Logger };
@@ -127,9 +128,11 @@ export function logFormOf(stderr: { isTTY?: boolean; hasColors?(): boolean }): L
 
 /** Only these fields. pino's serializer logs every property, and an error of a library may carry a whole request. */
 function errorFields(error: unknown, depth = 0): unknown {
-  if (!(error instanceof Error)) return { message: String(error) };
-  const code = 'code' in error && typeof error.code === 'string' ? { code: error.code } : {};
+  const message = messageOf(error);
+  if (!(error instanceof Error)) return { message };
+  const code = 'code' in error && typeof error.code === 'string' ? { code: codeOf(error) } : {};
   const cause =
     error.cause === undefined || depth === CAUSES_MAX ? {} : { cause: errorFields(error.cause, depth + 1) };
-  return { type: error.name, ...code, message: error.message, stack: error.stack, ...cause };
+  const stack = error.stack?.replace(error.message, () => message);
+  return { type: error.name, ...code, message, stack, ...cause };
 }

@@ -1,6 +1,7 @@
 import { mkdirSync } from 'node:fs';
 import t from 'tap';
 import { codeOf, messageOf } from '../src/errors.ts';
+import { unnamedErrors } from './helpers/unnamed-errors.ts';
 
 t.test('an error is told by its code and its message', async (t) => {
   const missing = thrownBy(() => mkdirSync('/nowhere/below'));
@@ -12,20 +13,19 @@ t.test('an error is told by its code and its message', async (t) => {
 });
 
 t.test('an error that Node cannot name is named as errno(3) does', async (t) => {
-  for (const [number, name, text] of [
+  for (const [errno, name, text] of [
     [-122, 'EDQUOT', 'disk quota exceeded'],
     [-117, 'EUCLEAN', 'structure needs cleaning'],
     [-116, 'ESTALE', 'stale file handle'],
-  ]) {
-    // As Node makes them: there is no quota here to be used up.
-    const code = `Unknown system error ${number}`;
-    const error = Object.assign(new Error(`${code}: ${code}, mkdtemp '/tmp/x'`), { code, errno: number });
-    t.equal(codeOf(error), name);
-    t.equal(messageOf(error), `${name}: ${text}, mkdtemp '/tmp/x'`);
+  ] as const) {
+    const { made, written } = unnamedErrors(errno);
+    t.strictSame([codeOf(made), codeOf(written)], [name, name]);
+    t.equal(messageOf(made), `${name}: ${text}, mkdtemp '/tmp/x'`);
+    t.equal(messageOf(written), `${name}: ${text}, write`);
   }
-  const other = Object.assign(new Error('Unknown system error -999'), { code: 'Unknown system error -999' });
-  t.equal(codeOf(other), 'Unknown system error -999');
-  t.equal(messageOf(other), 'Unknown system error -999');
+  const { made, written } = unnamedErrors(-999);
+  t.strictSame([codeOf(made), messageOf(made)], [made.code, made.message]);
+  t.strictSame([codeOf(written), messageOf(written)], ['UNKNOWN', written.message]);
 });
 
 function thrownBy(action: () => void): unknown {

@@ -21,7 +21,7 @@ t.test('the log is JSON, but text on a terminal, with colours if it has them', a
 
 t.test('a pipe gets one line of JSON per entry, without further properties of errors', async (t) => {
   const { stderr } = spawnSync(process.execPath, [PROGRAM], { env: COMPILE_CACHE, encoding: 'utf8' });
-  const [request, bug, thrown, circle, ...more] = stderr
+  const [request, bug, thrown, circle, quota, ...more] = stderr
     .trimEnd()
     .split('\n')
     .map((line) => JSON.parse(line));
@@ -46,6 +46,8 @@ t.test('a pipe gets one line of JSON per entry, without further properties of er
   t.match(thrown, { err: { message: 'the text \u001b[2J' } });
   t.strictSame(Object.keys(circle.err), ['type', 'message', 'stack', 'cause']);
   t.equal(JSON.stringify(circle.err).split('"message":"round"').length - 1, 6, 'it and five causes');
+  const message = "EDQUOT: disk quota exceeded, mkdtemp '/tmp/x'";
+  t.match(quota.err, { type: 'Error', code: 'EDQUOT', message, stack: `Error: ${message}\n    at ` });
   t.notMatch(stderr, /secret/);
 });
 
@@ -58,9 +60,9 @@ t.test('a line is written soon, not only when the next comes or the process ends
   let stderr = '';
   for await (const piece of child.stderr.setEncoding('utf8')) {
     stderr += piece;
-    if (stderr.includes('"msg":"circle"}\n')) child.stdin.end();
+    if (stderr.includes('"msg":"quota"}\n')) child.stdin.end();
   }
-  t.equal(stderr.split('\n').length, 5);
+  t.equal(stderr.split('\n').length, 6);
 });
 
 t.test('on a terminal the log is text, with colours unless NO_COLOR is set', needsTerminal, async (t) => {

@@ -25,6 +25,7 @@ import { swapIndexes } from '../helpers/filled.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+import { unnamedErrors } from '../helpers/unnamed-errors.ts';
 
 t.test('a healthy file gives exit code 0 and the size of every table', async (t) => {
   const { davit, dump } = await withProject(t);
@@ -74,14 +75,19 @@ t.test('--json prints the whole report', async (t) => {
   t.ok(report.tables.every(({ bytes }) => bytes >= 4096));
 });
 
-for (const { call, code, nodesCode, advice } of [
+for (const { call, code, error, advice } of [
   {
     call: 'writeFileSync',
     code: 'EDQUOT',
-    nodesCode: 'Unknown system error -122',
+    error: unnamedErrors(-122).written,
     advice: /^usually a quota is used up/,
   },
-  { call: 'fsyncSync', code: 'EIO', nodesCode: 'EIO', advice: /^usually the disk fails: .*dmesg/ },
+  {
+    call: 'fsyncSync',
+    code: 'EIO',
+    error: Object.assign(new Error('EIO: i/o error, fsync'), { code: 'EIO' }),
+    advice: /^usually the disk fails: .*dmesg/,
+  },
 ] as const) {
   t.test(`a disk that has room but fails ${call} with ${code} is a problem`, async (t) => {
     const there = await withProject(t);
@@ -91,7 +97,7 @@ for (const { call, code, nodesCode, advice } of [
     const failing = (file: unknown, ...rest: unknown[]) => {
       if (typeof file !== 'number') return real(file, ...rest);
       tried = fs.fstatSync(file).nlink === 0 ? tried + 1 : Number.NaN;
-      throw Object.assign(new Error(nodesCode), { code: nodesCode });
+      throw error;
     };
     Object.assign(fs, { [call]: failing });
     syncBuiltinESMExports();
