@@ -15,7 +15,8 @@ export type FileMessage =
   | { kind: 'checking' }
   | { kind: 'done'; check: FileCheck }
   | { kind: 'migrated' }
-  | { kind: 'noRoom' }
+  /** `code`: the system's or SQLite's. */
+  | { kind: 'noRoom'; code: string }
   | { kind: 'failed'; code: ErrorCode; message: string };
 
 /** How davit calls itself for this: see file-work.ts. Not for users. */
@@ -79,9 +80,11 @@ async function perform(
   }
 }
 
+const NO_ROOM = new Set(['SQLITE_FULL', 'ENOSPC', 'EDQUOT', 'EFBIG']);
+
 function failureOf(error: unknown): FileMessage {
   const code = codeOf(error);
-  if (code === 'SQLITE_FULL' || code === 'ENOSPC' || code === 'EDQUOT') return { kind: 'noRoom' };
+  if (NO_ROOM.has(code)) return { kind: 'noRoom', code };
   if (error instanceof AppError) return { kind: 'failed', code: error.code, message: error.message };
   return { kind: 'failed', code: 'internal_error', message: problemText(error) };
 }

@@ -120,11 +120,18 @@ async function runJob(
 function jobProblem(message: FileMessage, what: string, path: string): Error {
   if (message.kind === 'failed') return new AppError(message.code, message.message);
   if (message.kind !== 'noRoom') return new Error(`the process for ${what} ended while ${message.kind}`);
+  const limit = LIMITS[message.code];
   return new AppError(
     'unavailable',
-    `there is no room in ${dirname(path)} for ${what}: make some; nothing was changed`,
+    `there is no room in ${dirname(path)} for ${what}${limit === undefined ? '' : ` (${limit})`}: make some; nothing was changed`,
   );
 }
+
+/** What leaves no room although the disk has some, by the error that tells it. */
+const LIMITS: Record<string, string> = {
+  EDQUOT: 'a quota is used up',
+  EFBIG: 'the size of files is limited, by ulimit -f perhaps',
+};
 
 /** Why a file cannot be used; `name` is how the message calls it. */
 export function unusable(file: Unusable, name: string): AppError {

@@ -1,10 +1,12 @@
+import { closeSync, fstatSync, fsyncSync, openSync, writeSync } from 'node:fs';
 import { checkDatabase, type FileCheck, identify, withDatabase } from './check.ts';
-import { type Database, pragmaNumber } from './database.ts';
+import { type Database, isFailureOfDisk, pragmaNumber } from './database.ts';
 
 /**
  * Copies what is committed at this moment into the empty file `to`, compacted and without a WAL; then checks the copy.
  * Neither delays writers nor is disturbed by them: SQLite's backup API, which is why it is not used, starts over whenever
- * another process commits, and at 500 commits a second it never ends. Blocks the thread.
+ * another process commits, and at 500 commits a second it never ends. Blocks the thread. Throws the system's error if
+ * the disk of `to` takes no copy.
  */
 export function copyDatabase(
   from: string,
@@ -14,8 +16,9 @@ export function copyDatabase(
   const problem = withDatabase(from, (database) => {
     const found = identify(database);
     if (found !== undefined) return found;
-    onBegin(compactBytes(database));
-    database.prepare('VACUUM INTO ?').run(to);
+    const bytes = compactBytes(database);
+    onBegin(bytes);
+    copyInto(database, to, bytes);
     return undefined;
   });
   if (problem !== undefined) return problem;
@@ -27,4 +30,31 @@ export function copyDatabase(
 function compactBytes(database: Database): number {
   const pages = pragmaNumber(database, 'page_count') - pragmaNumber(database, 'freelist_count');
   return pages * pragmaNumber(database, 'page_size');
+}
+
+function copyInto(database: Database, to: string, bytes: number): void {
+  try {
+    database.prepare('VACUUM INTO ?').run(to);
+  } catch (error) {
+    if (isFailureOfDisk(error)) fill(to, bytes);
+    throw error;
+  }
+}
+
+const PIECE = Buffer.alloc(64 * 1024);
+
+/**
+ * Writes on to a failed copy until it has its size: SQLite tells neither a quota from other failures nor which of the
+ * two files failed, and the system does both.
+ */
+function fill(path: string, bytes: number): void {
+  const descriptor = openSync(path, 'r+');
+  try {
+    for (let at = fstatSync(descriptor).size; at < bytes; ) {
+      at += writeSync(descriptor, PIECE, 0, PIECE.length, at);
+    }
+    fsyncSync(descriptor);
+  } finally {
+    closeSync(descriptor);
+  }
 }

@@ -56,9 +56,11 @@ export function startPartial(directory: string, maker: Maker): PartialFile {
     removeAbandoned(directory, maker);
     closeSync(openSync(path, 'wx', 0o600));
   } catch (error) {
+    const code = codeOf(error);
+    const advice = ['ENOSPC', 'EDQUOT'].includes(code) ? 'make room in that one' : 'make that one writable';
     throw new AppError(
       'conflict',
-      `cannot write in ${directory} (${codeOf(error)}): choose another directory, or make that one writable`,
+      `cannot write in ${directory} (${code}): choose another directory, or ${advice}`,
       { cause: error },
     );
   }

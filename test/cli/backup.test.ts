@@ -1,4 +1,4 @@
-import { type ChildProcess, spawn } from 'node:child_process';
+import { type ChildProcess, spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
 import {
   existsSync,
@@ -205,6 +205,35 @@ t.test('a backup to a full disk fails and leaves nothing behind', ifMayMount, as
   ]);
   t.equal(stdout, 'exit 1\n');
   t.match(stderr, /^error: there is no room .*small.*\n$/);
+  const withoutFiles = await onSmallDisk(directory, 'small', '2m,nr_inodes=1', [
+    '"$0" "$1" backup small/copy.db; echo "exit $?"; ls -A small',
+  ]);
+  t.equal(withoutFiles.stdout, 'exit 1\n');
+  t.match(
+    withoutFiles.stderr,
+    /^error: cannot write in .*small \(ENOSPC\): choose another directory, or make room in that one\n$/,
+  );
+});
+
+t.test('what limits a copy on a disk with room is named', async (t) => {
+  const { directory, dbPath, dump } = place(t);
+  makeLarge(dbPath, 8);
+  const before = dump();
+  // Of 2 MiB at most. A quota, which needs a file system that has them, reaches SQLite as the same error.
+  const words = ['-c', 'ulimit -f 4096; exec "$0" "$1" backup copy.db', process.execPath, MAIN];
+  const { status, stdout, stderr } = spawnSync('sh', words, {
+    cwd: directory,
+    env: COMPILE_CACHE,
+    encoding: 'utf8',
+  });
+  t.strictSame([status, stdout], [1, '']);
+  t.equal(
+    stderr,
+    `error: there is no room in ${directory} for a copy of ./davit.db (the size of files is limited, by ulimit -f perhaps): ` +
+      'make some; nothing was changed\n',
+  );
+  t.strictSame(readdirSync(directory).filter(isNoSideFile), ['davit.db']);
+  t.strictSame(dump(), before);
 });
 
 t.test('on a terminal, backup shows its progress', needsTerminal, async (t) => {
