@@ -1,11 +1,12 @@
 import { type Stats, statSync } from 'node:fs';
-import { resolve } from 'node:path';
+import { basename, resolve } from 'node:path';
 import { type Command, Option } from 'commander';
 import type { Timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf, isStorageProblem, messageOf } from '../errors.ts';
 import { option, withVariable } from '../options.ts';
 import { escapedIn, printable } from '../printable.ts';
+import { realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
 import type { Terminal } from './terminal.ts';
@@ -100,6 +101,13 @@ export async function withStore<Result>(
 }
 
 /**
+ * A name may have 255 bytes, and SQLite takes paths of 512. This leaves room for the longest ones beside the file: those
+ * of what a restore keeps, and of a copy that is being made.
+ */
+const NAME_MAX_BYTES = 200;
+const PATH_MAX_BYTES = 400;
+
+/**
  * The path of `--db` or DAVIT_DB. An empty one and `:memory:` would be temporary databases of SQLite: they are misuse.
  */
 export function dbPathOf(command: Command): string {
@@ -107,6 +115,14 @@ export function dbPathOf(command: Command): string {
   if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
   // better-sqlite3 trims the path, and would open another file.
   if (path.trim() !== path) misused(command, '--db must not begin or end with white space');
+  const real = realPath(path);
+  if (Buffer.byteLength(basename(real)) > NAME_MAX_BYTES || Buffer.byteLength(real) > PATH_MAX_BYTES) {
+    misused(
+      command,
+      `--db must be a path of at most ${PATH_MAX_BYTES} bytes, the name at its end of at most ${NAME_MAX_BYTES}: files with ` +
+        'longer names lie beside it',
+    );
+  }
   if (statusOfFile(path)?.isDirectory() === true) {
     throw new AppError('conflict', `${path} is a directory: give the path of a file with --db or DAVIT_DB`);
   }

@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, mkdirSync, readdirSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
+import { existsSync, mkdirSync, readdirSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
@@ -332,6 +332,33 @@ t.test('special characters in --db are part of the file name', async (t) => {
       message: /--db must not begin or end with white space/,
     });
   }
+});
+
+t.test('--db may be as long as all files beside it allow, and no longer', async (t) => {
+  const { davit, refused, directory } = place(t);
+  // Characters of two bytes each.
+  const longest = 'ü'.repeat(100);
+  const folder = join(directory, 'd'.repeat(250));
+  mkdirSync(folder);
+  const longestPath = join(folder, 'x'.repeat(400 - folder.length - 1));
+  for (const db of [longest, longestPath]) {
+    t.match(await davit(['admin', 'project', 'create', '--name', 'website', `--db=${db}`]), { exitCode: 0 });
+    t.match(await davit(['backup', 'copy.db', `--db=${db}`]), { exitCode: 0 });
+    t.match(await davit(['restore', 'copy.db', '--yes', `--db=${db}`]), { exitCode: 0 });
+    rmSync(join(directory, 'copy.db'));
+  }
+  symlinkSync(`${longest}x`, join(directory, 'link'));
+  const before = readdirSync(directory, { recursive: true });
+  for (const db of [`${longest}x`, 'x'.repeat(300), `${longestPath}x`, 'link']) {
+    for (const words of [['admin', 'project', 'create', '--name', 'x'], ['doctor'], ['serve']]) {
+      t.match(await refused([...words, `--db=${db}`]), {
+        exitCode: 2,
+        message:
+          /^error: --db must be a path of at most 400 bytes, the name at its end of at most 200: files/,
+      });
+    }
+  }
+  t.strictSame(readdirSync(directory, { recursive: true }), before);
 });
 
 t.test('an unusable or newer file is refused and left as it is', async (t) => {
