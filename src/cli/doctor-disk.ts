@@ -1,5 +1,7 @@
-import { closeSync, constants, fsyncSync, openSync, statfsSync, statSync, writeFileSync } from 'node:fs';
+import { constants, statfsSync, statSync } from 'node:fs';
+import { open } from 'node:fs/promises';
 import { dirname } from 'node:path';
+import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { isOnReadOnlyFileSystem } from '../store/lock.ts';
 import { networkProblem } from '../store/mounts.ts';
@@ -12,13 +14,26 @@ const DISK_LOW_BYTES = 256_000_000;
 /** The -wal, -shm and -lock of a service that starts. */
 const FILES_BESIDE = 3;
 
+/** How a trial write ended: with the system's refusal, or with no answer; undefined: well, or its error says nothing. */
+export type DiskTrial = (typeof REFUSALS)[number] | 'noAnswer' | undefined;
+
 /** Whether there is room for the file `path`, and it can be written; and whether other machines may use it too. */
-export function checkDisk(path: string): FindingOf<'disk'>[] {
+export function checkDisk(path: string, trial: DiskTrial): FindingOf<'disk'>[] {
   const network = networkProblem(path);
-  return [checkRoom(path), ...(network === undefined ? [] : [note('disk', network.message, network.advice)])];
+  return [
+    checkRoom(path, trial),
+    ...(network === undefined ? [] : [note('disk', network.message, network.advice)]),
+  ];
 }
 
-function checkRoom(path: string): FindingOf<'disk'> {
+function checkRoom(path: string, trial: DiskTrial): FindingOf<'disk'> {
+  if (trial === 'noAnswer') {
+    return problem(
+      'disk',
+      `the disk of the file has not ended a write within ${ANSWER_TIMEOUT_MS / 1000} s: nothing in the file was checked`,
+      'see what the kernel says of the disk (dmesg): until it answers, writes wait, and then get 503',
+    );
+  }
   const { bavail, bsize, files, ffree } = statfsSync(dirname(path));
   const freeBytes = bavail * bsize;
   const fileBytes = statSync(path).size;
@@ -42,12 +57,11 @@ function checkRoom(path: string): FindingOf<'disk'> {
   if (freeBytes < DISK_LOW_BYTES) {
     return problem('disk', message, 'make room: when it is full davit answers 503 and starts nothing');
   }
-  const refusal = refusalToWrite(path);
-  if (refusal !== undefined) {
+  if (trial !== undefined) {
     return problem(
       'disk',
-      `nothing can be written to the disk of the file (${refusal}), though ${formatBytes(freeBytes)} are free there`,
-      refusal === 'EIO'
+      `nothing can be written to the disk of the file (${trial}), though ${formatBytes(freeBytes)} are free there`,
+      trial === 'EIO'
         ? 'usually the disk fails: see what the kernel says of it (dmesg), and copy the file to another one (davit backup)'
         : 'usually a quota is used up: see quota and repquota; until there is room davit answers 503 and starts nothing',
     );
@@ -60,24 +74,32 @@ function checkRoom(path: string): FindingOf<'disk'> {
 const TRIED_BYTES = 64 * 1024;
 /** A flag of open(2) that Node does not name: a file without a name. */
 const O_TMPFILE = 0o20000000 | constants.O_DIRECTORY;
+/** A sleeping disk needs some seconds to spin up, and a busy one may take as many for a write. */
+const ANSWER_TIMEOUT_MS = 10_000;
 
 const REFUSALS = ['EDQUOT', 'ENOSPC', 'EIO'] as const;
 
 /**
- * The error of a trial write. Tried only as the owner of the file, as other users have other quotas, and root has none.
+ * Tries a write to the disk of the file `path`; does not reject, and resolves in time. Only as the owner of the file, as
+ * other users have other quotas, and root has none.
  */
-function refusalToWrite(path: string): (typeof REFUSALS)[number] | undefined {
+export async function tryDisk(
+  path: string,
+  effects: Effects,
+  write: (directory: string) => Promise<void> = writeUnnamed,
+): Promise<DiskTrial> {
   if (statSync(path).uid !== process.geteuid?.()) return undefined;
-  try {
-    const descriptor = openSync(dirname(path), O_TMPFILE | constants.O_RDWR, 0o600);
-    try {
-      writeFileSync(descriptor, Buffer.alloc(TRIED_BYTES));
-      fsyncSync(descriptor);
-    } finally {
-      closeSync(descriptor);
-    }
-    return undefined;
-  } catch (error) {
-    return REFUSALS.find((code) => code === codeOf(error)); // others, such as a file system without O_TMPFILE, say nothing
-  }
+  const written = write(dirname(path)).then(
+    () => undefined,
+    // Others, such as that of a file system without O_TMPFILE, say nothing.
+    (error) => REFUSALS.find((code) => code === codeOf(error)),
+  );
+  return Promise.race([written, delay(ANSWER_TIMEOUT_MS, effects).then(() => 'noAnswer' as const)]);
+}
+
+/** In libuv's threads: a call that hangs would hold up all of davit. */
+async function writeUnnamed(directory: string): Promise<void> {
+  await using file = await open(directory, O_TMPFILE | constants.O_RDWR, 0o600);
+  await file.writeFile(Buffer.alloc(TRIED_BYTES));
+  await file.sync();
 }

@@ -17,7 +17,7 @@ import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
-import { checkDisk } from './doctor-disk.ts';
+import { checkDisk, type DiskTrial } from './doctor-disk.ts';
 import { type FindingOf, isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { checkTemporaryDirectory, findingsOf } from './project-findings.ts';
@@ -49,6 +49,7 @@ export interface Case {
   nowMs: number;
   /** Taken before the file was opened, as opening and closing it empties the WAL. */
   walBytes: number;
+  diskTrial: DiskTrial;
 }
 
 /** Clocks that NTP synchronises differ by less. */
@@ -61,7 +62,12 @@ const KEY_EXPIRES_SOON_MS = 14 * DAY_MS;
 
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
 export function findingsOfPlace(file: Case): DoctorFinding[] {
-  return [...checkPermissions(file), ...checkDisk(file.path), checkWal(file), ...checkLeftovers(file)];
+  return [
+    ...checkPermissions(file),
+    ...checkDisk(file.path, file.diskTrial),
+    checkWal(file),
+    ...checkLeftovers(file),
+  ];
 }
 
 /** Checks a file that can be opened. Reads all of it. */

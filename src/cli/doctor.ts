@@ -60,11 +60,15 @@ async function diagnose(
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
   const path = realpathSync(dbPath);
-  const { refuseRemoved } = await import('./removed.ts');
+  const [{ refuseRemoved }, { tryDisk }] = await Promise.all([
+    import('./removed.ts'),
+    import('./doctor-disk.ts'),
+  ]);
   refuseRemoved(dbPath, effects);
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);
-  const file = { path, service, nowMs: effects.now(), walBytes: walBytesOf(path) };
+  const diskTrial = await tryDisk(path, effects);
+  const file = { path, service, nowMs: effects.now(), walBytes: walBytesOf(path), diskTrial };
   const fileBytes = statSync(path).size;
   const contents = await examineContents(file, dbPath, effects);
   return {
@@ -90,6 +94,8 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
     import('./file-work.ts'),
   ]);
   const ofPlace = doctor.findingsOfPlace(file);
+  // To read from it could take for ever.
+  if (file.diskTrial === 'noAnswer') return { ...NOTHING_READ, findings: ofPlace };
   let examined: ReturnType<typeof openForExamination>;
   try {
     examined = openForExamination(file.path);

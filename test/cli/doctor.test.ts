@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import fs, {
+import {
   chmodSync,
   closeSync,
   mkdirSync,
@@ -11,7 +11,6 @@ import fs, {
   writeFileSync,
   writeSync,
 } from 'node:fs';
-import { syncBuiltinESMExports } from 'node:module';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
@@ -25,7 +24,6 @@ import { swapIndexes } from '../helpers/filled.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { serve } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
-import { unnamedErrors } from '../helpers/unnamed-errors.ts';
 
 t.test('a healthy file gives exit code 0 and the size of every table', async (t) => {
   const { davit, dump } = await withProject(t);
@@ -74,49 +72,6 @@ t.test('--json prints the whole report', async (t) => {
   );
   t.ok(report.tables.every(({ bytes }) => bytes >= 4096));
 });
-
-for (const { call, code, error, advice } of [
-  {
-    call: 'writeFileSync',
-    code: 'EDQUOT',
-    error: unnamedErrors(-122).written,
-    advice: /^usually a quota is used up/,
-  },
-  {
-    call: 'fsyncSync',
-    code: 'EIO',
-    error: Object.assign(new Error('EIO: i/o error, fsync'), { code: 'EIO' }),
-    advice: /^usually the disk fails: .*dmesg/,
-  },
-] as const) {
-  t.test(`a disk that has room but fails ${call} with ${code} is a problem`, async (t) => {
-    const there = await withProject(t);
-    const before = readdirSync(there.directory);
-    const real = fs[call] as (...words: unknown[]) => void;
-    let tried = 0;
-    const failing = (file: unknown, ...rest: unknown[]) => {
-      if (typeof file !== 'number') return real(file, ...rest);
-      tried = fs.fstatSync(file).nlink === 0 ? tried + 1 : Number.NaN;
-      throw error;
-    };
-    Object.assign(fs, { [call]: failing });
-    syncBuiltinESMExports();
-    try {
-      t.match(findingOf(await reportOf(t, there, 1), 'disk'), {
-        level: 'problem',
-        message: new RegExp(
-          `^nothing can be written to the disk of the file \\(${code}\\), though .* are free there$`,
-        ),
-        advice,
-      });
-    } finally {
-      Object.assign(fs, { [call]: real });
-      syncBuiltinESMExports();
-    }
-    t.equal(tried, 1, 'the trial write goes to an unlinked file');
-    t.strictSame(readdirSync(there.directory), before);
-  });
-}
 
 t.test('doctor works while the service runs, and names its process', async (t) => {
   const { json, directory } = await withProject(t);
