@@ -48,7 +48,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         path: '/v2/webhooks/{webhook_id}/deliveries',
         options: routeOptions({
           scope: 'webhooks:read',
-          validate: {
+          input: {
             query: querySchema({
               ...pageParameters,
               status: oneOrMoreOf(DELIVERY_STATUSES).description(
@@ -140,7 +140,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         path: '/v2/webhooks/{webhook_id}/replay',
         options: routeOptions({
           scope: 'webhooks:write',
-          validate: {
+          input: {
             payload: bodySchema({
               since: timestampSchema.required().description('Not in the future.'),
               until: timestampSchema.description('Taken as now if it is left out or in the future.'),

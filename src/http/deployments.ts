@@ -88,7 +88,7 @@ export function deployments(
         path: '/v2/projects/{project_id}/deployments',
         options: routeOptions({
           scope: 'deployments:write',
-          validate: { payload: bodySchema({ ref: refSchema.required().description(REF_DESCRIPTION) }) },
+          input: { payload: bodySchema({ ref: refSchema.required().description(REF_DESCRIPTION) }) },
           operationId: 'createDeployment',
           summary: 'Deploy a ref',
           description:
@@ -123,7 +123,7 @@ export function deployments(
         path: '/v2/projects/{project_id}/deployments',
         options: routeOptions({
           scope: 'deployments:read',
-          validate: { query: querySchema(narrowing) },
+          input: { query: querySchema(narrowing) },
           operationId: 'listProjectDeployments',
           summary: 'List deployments of a project',
           description: LIST_DESCRIPTION,
@@ -142,7 +142,7 @@ export function deployments(
         path: '/v2/deployments',
         options: routeOptions({
           scope: 'deployments:read',
-          validate: {
+          input: {
             query: querySchema({
               ...narrowing,
               project_id: idSchema('prj').description('Only deployments of this project.'),
@@ -163,7 +163,7 @@ export function deployments(
         path: '/v2/deployments/{deployment_id}',
         options: routeOptions({
           scope: 'deployments:read',
-          validate: {
+          input: {
             query: querySchema({ wait: waitSeconds }),
           },
           operationId: 'getDeployment',
@@ -241,7 +241,7 @@ export function deployments(
         path: '/v2/deployments/{deployment_id}/report',
         options: routeOptions({
           scope: 'deployments:report',
-          validate: { payload: reportBody },
+          input: { payload: reportBody },
           operationId: 'reportDeployment',
           summary: 'Report how a deployment goes',
           description:

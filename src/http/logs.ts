@@ -70,7 +70,7 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
         path: '/v2/deployments/{deployment_id}/logs',
         options: routeOptions({
           scope: 'logs:read',
-          validate: {
+          input: {
             query: querySchema({
               offset: byteCount.description('Only the bytes from this one on.'),
               tail: byteCount.description('Only that many bytes at the end; not together with `offset`.'),

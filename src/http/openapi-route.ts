@@ -1,4 +1,4 @@
-import type { RequestRoute, RouteOptions, RouteOptionsValidate } from '@hapi/hapi';
+import type { RequestRoute, RouteOptions } from '@hapi/hapi';
 import Joi from 'joi';
 import type { IdPrefix, Scope } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
@@ -12,6 +12,7 @@ import {
   type ResourceName,
   schemaReference,
 } from './resources.ts';
+import type { RouteInput } from './validation.ts';
 
 declare module '@hapi/hapi' {
   interface PluginSpecificConfiguration {
@@ -49,16 +50,13 @@ export interface ResponseDescription {
   headers?: Record<string, Header>;
 }
 
-/** A route's options for hapi: its description, and what it validates. */
+/** A route's options for hapi: its description, and what it accepts. */
 export function routeOptions({
-  validate = {},
+  input = {},
   ...openapi
-}: RouteDescription & { validate?: RouteOptionsValidate }): Pick<
-  RouteOptions,
-  'auth' | 'validate' | 'plugins'
-> {
+}: RouteDescription & { input?: RouteInput }): Pick<RouteOptions, 'auth' | 'plugins'> {
   const { scope } = openapi;
-  return { auth: scope === null ? false : { scope }, validate, plugins: { openapi } };
+  return { auth: scope === null ? false : { scope }, plugins: { openapi, input } };
 }
 
 /** Describes a route: its own description, what hapi knows of it, and what all routes of its kind have in common. */
@@ -68,7 +66,7 @@ export function operationOf(
   tag: string,
 ): Operation {
   const isWrite = route.method !== 'get';
-  const { query, payload } = route.settings.validate ?? {};
+  const { query, payload } = route.settings.plugins?.input ?? {};
   const body = isWrite ? requestBody(payload) : undefined;
   const parameters = [
     ...pathParameters(route.path),

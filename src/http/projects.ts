@@ -18,7 +18,7 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
         path: '/v2/projects',
         options: routeOptions({
           scope: 'projects:read',
-          validate: { query: querySchema(pageParameters) },
+          input: { query: querySchema(pageParameters) },
           operationId: 'listProjects',
           summary: 'List projects',
           description: 'The projects that the key sees, oldest first.',

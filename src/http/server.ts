@@ -22,7 +22,7 @@ import { answerParserErrors } from './parser-errors.ts';
 import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
-import { checkIdempotencyKey, routeValidation } from './validation.ts';
+import { checkIdempotencyKey, validateInput } from './validation.ts';
 
 declare module '@hapi/hapi' {
   /** `request.app`: set as soon as a request arrives. */
@@ -155,8 +155,9 @@ function addSteps(
     applyRateDecision(rateLimiter.take(callerOf(request).keyId), request); // 429
     return h.continue;
   });
-  // Then hapi itself: the route's scope, 403, and what it validates, 400.
+  // Then hapi itself: the route's scope, 403.
   server.ext('onPreHandler', (request, h) => {
+    validateInput(request); // 400
     checkIdempotencyKey(request); // 400
     return h.continue;
   });
@@ -211,7 +212,6 @@ function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Serve
       security: false,
       response: { ranges: false },
       state: { parse: false, failAction: 'ignore' },
-      validate: routeValidation,
     },
   });
 }

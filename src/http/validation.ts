@@ -1,12 +1,29 @@
-import type { Lifecycle, Request, RouteOptionsValidate } from '@hapi/hapi';
+import type { Request } from '@hapi/hapi';
 import Joi from 'joi';
 import { type IdPrefix, parseId, parseRef, parseTimestamp, TIMESTAMP_FORM } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
 import { notFound } from './errors.ts';
 import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
 
+declare module '@hapi/hapi' {
+  interface PluginSpecificConfiguration {
+    input?: RouteInput;
+  }
+}
+
+/** What a route accepts: no query parameters and no body, unless there are schemas for them. */
+export interface RouteInput {
+  query?: Joi.Schema;
+  payload?: Joi.Schema;
+}
+
+const noQuery = Joi.object({});
+
 /** For a write whose path says everything: no body, or an empty object. */
 const noBody = Joi.object({}).empty(null).default({});
+
+/** No coercion, and all errors of the query, or of the body, reported together. */
+const STRICT: Joi.ValidationOptions = { abortEarly: false, convert: false };
 
 /** A JSON object with these fields and no others. */
 export function bodySchema(fields: Joi.SchemaMap): Joi.ObjectSchema {
@@ -19,15 +36,18 @@ export function querySchema(fields: Joi.SchemaMap): Joi.ObjectSchema {
 }
 
 /**
- * The defaults for every route: no query parameters, no body, no coercion, and all errors of the body, or of the query,
- * reported together.
+ * Validates the query and the body of a request by its route's schemas, and sets both to the result. hapi would do so in
+ * steps of its own, which take 4 µs more for each of the two, of 75 that creating a deployment takes in this thread.
  */
-export const routeValidation: RouteOptionsValidate = {
-  options: { abortEarly: false, convert: false },
-  failAction: refuseInvalid,
-  query: querySchema({}),
-  payload: noBody,
-};
+export function validateInput(request: Request): void {
+  const { query, payload = noBody } = request.route.settings.plugins?.input ?? {};
+  if (query !== undefined || Object.keys(request.query).length > 0) {
+    Object.assign(request, { query: validated(request.query, query ?? noQuery, 'query') });
+  }
+  if (request.route.method !== 'get') {
+    Object.assign(request, { payload: validated(request.payload, payload, 'body') });
+  }
+}
 
 /** See `parseRef`. */
 export const refSchema = Joi.string()
@@ -162,14 +182,13 @@ export function checkIdempotencyKey(request: Request): void {
   if (request.route.method !== 'get') idempotencyKey(request);
 }
 
-/** hapi's failAction: called with joi's error, or with whatever a schema threw. */
-function refuseInvalid(request: Request, _h: unknown, error: Error | undefined): Lifecycle.ReturnValue {
-  if (!isValidationFailure(error)) throw error ?? new Error('a validation failed without a reason');
+function validated(input: unknown, schema: Joi.Schema, place: 'query' | 'body'): unknown {
+  const { value, error } = schema.validate(input, STRICT);
+  if (error === undefined) return value;
   // joi also reports exceptions of custom rules, which are bugs and not invalid requests.
   const bug = error.details.find(({ type }) => type === 'any.custom');
   if (bug !== undefined) throw new Error('a validation rule threw', { cause: bug.context?.['error'] });
-  const place = PLACES[error.output.payload.validation.source];
-  const details = error.details.slice(0, MAX_DETAILS).map((item) => toDetail(item, place, request));
+  const details = error.details.slice(0, MAX_DETAILS).map((item) => toDetail(item, place, input));
   const message = details.map(({ field, reason }) => `${field}: ${reason}`).join('; ');
   throw new AppError('invalid_request', message, { details });
 }
@@ -177,19 +196,9 @@ function refuseInvalid(request: Request, _h: unknown, error: Error | undefined):
 /** One request can have thousands of errors; nobody reads more than a few. */
 const MAX_DETAILS = 10;
 
-const PLACES = { payload: 'body', query: 'query', params: 'path', headers: 'header' } as const;
-
-interface ValidationFailure extends Joi.ValidationError {
-  output: { payload: { validation: { source: keyof typeof PLACES } } };
-}
-
-function isValidationFailure(error: Error | undefined): error is ValidationFailure {
-  return Joi.isError(error);
-}
-
-function toDetail(item: Joi.ValidationErrorItem, place: ErrorDetail['in'], request: Request): ErrorDetail {
+function toDetail(item: Joi.ValidationErrorItem, place: ErrorDetail['in'], input: unknown): ErrorDetail {
   if (item.path.length > 0) return { in: place, field: fieldName(item.path), reason: reasonOf(item, place) };
-  return { in: place, field: place, reason: request.payload === null ? 'required' : reasonOf(item, place) };
+  return { in: place, field: place, reason: input === null ? 'required' : reasonOf(item, place) };
 }
 
 const FIELD_NAME_MAX_LENGTH = 64;

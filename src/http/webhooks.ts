@@ -82,7 +82,7 @@ export function webhooks(
         path: '/v2/webhooks',
         options: routeOptions({
           scope: 'webhooks:write',
-          validate: {
+          input: {
             payload: bodySchema({ url: url.required(), events: events.required(), description }).example(
               EXAMPLE,
             ),
@@ -112,7 +112,7 @@ export function webhooks(
         path: '/v2/webhooks',
         options: routeOptions({
           scope: 'webhooks:read',
-          validate: { query: querySchema(pageParameters) },
+          input: { query: querySchema(pageParameters) },
           operationId: 'listWebhooks',
           summary: 'List webhooks',
           description: 'The webhooks that the key registered, newest first.',
@@ -147,7 +147,7 @@ export function webhooks(
         path: '/v2/webhooks/{webhook_id}',
         options: routeOptions({
           scope: 'webhooks:write',
-          validate: {
+          input: {
             payload: bodySchema({ url, events, description, status }).min(1).example({ status: 'enabled' }),
           },
           operationId: 'updateWebhook',
@@ -189,7 +189,7 @@ export function webhooks(
         path: '/v2/webhooks/{webhook_id}/rotate',
         options: routeOptions({
           scope: 'webhooks:write',
-          validate: { payload: rotation },
+          input: { payload: rotation },
           operationId: 'rotateWebhookSecret',
           summary: 'Replace a signing secret',
           description: `While the old secret overlaps with the new one, deliveries are signed with both: \`Service-Signature\` has a \`v1\` for each. At most ${LIVE_SECRETS_MAX} secrets are valid at a time: one more ends the oldest at once.`,

@@ -22,7 +22,7 @@ function taker(): { taken: unknown[]; plugin: Plugin<void> } {
         server.route({
           method: 'POST',
           path: '/v2/taker',
-          options: { auth: false, validate: { payload: Joi.any() } },
+          options: { auth: false, plugins: { input: { payload: Joi.any() } } },
           handler(request) {
             taken.push(request.payload);
             return { taken: true };

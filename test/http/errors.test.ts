@@ -224,12 +224,14 @@ const broken: Plugin<void> = {
       path: '/v2/rule-throws',
       options: {
         auth: false,
-        validate: {
-          payload: Joi.object({
-            name: Joi.any().custom(() => {
-              throw new TypeError('a rule is wrong');
+        plugins: {
+          input: {
+            payload: Joi.object({
+              name: Joi.any().custom(() => {
+                throw new TypeError('a rule is wrong');
+              }),
             }),
-          }),
+          },
         },
       },
       handler: () => ({}),

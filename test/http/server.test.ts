@@ -23,7 +23,7 @@ function resource(): { reached: string[]; plugin: Plugin<void> } {
         path: '/v2/things/{id}/parts',
         options: {
           auth: { scope: 'deployments:write' },
-          validate: { query: querySchema({}), payload: bodySchema({ ref: refSchema.required() }) },
+          plugins: { input: { query: querySchema({}), payload: bodySchema({ ref: refSchema.required() }) } },
         },
         handler(request, h) {
           if (request.params.id !== 'seen') throw notFound();

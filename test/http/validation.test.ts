@@ -41,17 +41,19 @@ function routes(): { taken: Taken[]; plugin: Plugin<void> } {
         path: '/v2/write',
         options: {
           auth: false,
-          validate: {
-            payload: bodySchema({
-              ref: refSchema.required(),
-              count: Joi.number().integer().min(0).max(9),
-              events: Joi.array().items(Joi.string().valid('a', 'b')).min(1).max(2).unique(),
-              project_id: idSchema('prj'),
-              note: Joi.string().min(2).max(5),
-              on: Joi.boolean(),
-              since: timestampSchema,
-              outputs: Joi.object().pattern(Joi.string().max(3), Joi.string()).max(2),
-            }),
+          plugins: {
+            input: {
+              payload: bodySchema({
+                ref: refSchema.required(),
+                count: Joi.number().integer().min(0).max(9),
+                events: Joi.array().items(Joi.string().valid('a', 'b')).min(1).max(2).unique(),
+                project_id: idSchema('prj'),
+                note: Joi.string().min(2).max(5),
+                on: Joi.boolean(),
+                since: timestampSchema,
+                outputs: Joi.object().pattern(Joi.string().max(3), Joi.string()).max(2),
+              }),
+            },
           },
         },
         handler: take,
@@ -62,14 +64,16 @@ function routes(): { taken: Taken[]; plugin: Plugin<void> } {
         path: '/v2/list',
         options: {
           auth: false,
-          validate: {
-            query: querySchema({
-              ...pageParameters,
-              status: oneOrMoreOf(['queued', 'running']),
-              ref: refSchema,
-              wait: wholeNumber({ min: 0, max: 60 }),
-              ...creationParameters,
-            }),
+          plugins: {
+            input: {
+              query: querySchema({
+                ...pageParameters,
+                status: oneOrMoreOf(['queued', 'running']),
+                ref: refSchema,
+                wait: wholeNumber({ min: 0, max: 60 }),
+                ...creationParameters,
+              }),
+            },
           },
         },
         handler: take,
