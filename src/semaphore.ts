@@ -1,5 +1,5 @@
 /** Limits how much work runs concurrently. */
-export interface Semaphore {
+interface Semaphore {
   /** Resolves when a permit is free; permits are given in the order of the calls. */
   acquire(): Promise<void>;
   /** Takes a permit if one is free, and returns whether it did. */

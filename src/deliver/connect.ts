@@ -6,7 +6,8 @@ import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbac
 import type { ListenAddress } from '../config.ts';
 import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
-import { createResolver, type LookUp, type Reputation } from './resolver.ts';
+import type { Owner } from './key-shares.ts';
+import { type AskDns, createResolver, type LookUp } from './resolver.ts';
 
 export interface ConnectorOptions {
   /** How long establishing a connection may take at most; the caller may give up earlier. */
@@ -21,6 +22,8 @@ export interface ConnectorOptions {
   caPem?: string | null;
   /** Resolves names, by default with the system's resolver; tests bring their own. */
   resolve?: LookUp;
+  /** Tells whether DNS answers for a name, by default that of the system; tests bring their own. */
+  askDns?: AskDns;
   /** The addresses of this machine, by default read from the system; tests bring their own. */
   machineAddresses?: () => readonly string[];
 }
@@ -36,8 +39,8 @@ export interface Connector {
   trust(caPem: string): void;
 }
 
-/** Opens a connection to the host of a URL, over TLS for `https:`. */
-export type Connect = (url: URL, events: SocketEvents, reputation: Reputation) => OpenSocket;
+/** Opens a connection to the host of a URL, over TLS for `https:`, for a webhook of `key`. */
+export type Connect = (url: URL, events: SocketEvents, key: Owner) => OpenSocket;
 
 interface OpenSocket {
   /** Null until it is connected. */
@@ -72,7 +75,7 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;
   const { machineAddresses = interfaceAddresses } = options;
-  const resolve = createResolver(options.resolve, timeoutMs, effects);
+  const resolve = createResolver({ timeoutMs, lookUp: options.resolve, askDns: options.askDns }, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
   let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, Buffer>();
@@ -86,7 +89,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     },
   };
 
-  function connect(url: URL, events: SocketEvents, reputation: Reputation): OpenSocket {
+  function connect(url: URL, events: SocketEvents, key: Owner): OpenSocket {
     const { protocol } = url;
     const hostname = hostnameOf(url);
     const port = Number(url.port || (protocol === 'https:' ? 443 : 80));
@@ -108,7 +111,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     const socketOptions = {
       host: hostname,
       port,
-      lookup: guardedLookup(port, reputation),
+      lookup: guardedLookup(port, key),
       noDelay: true,
       autoSelectFamily: true,
       // The default of 250 ms gives up on addresses that are merely far away. The last address gets all remaining time.
@@ -168,10 +171,10 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
   }
 
-  function guardedLookup(port: number, reputation: Reputation): LookupFunction {
+  function guardedLookup(port: number, key: Owner): LookupFunction {
     return (hostname, _options, callback) => {
       // `autoSelectFamily` expects a list.
-      judgedAddresses(hostname, port, reputation).then(
+      judgedAddresses(hostname, port, key).then(
         (addresses) => callback(null, addresses),
         (error: AttemptError) => callback(error, []),
       );
@@ -179,23 +182,19 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   }
 
   /** All addresses of the name. Rejects with an AttemptError if there are none, or if any is not allowed. */
-  async function judgedAddresses(
-    hostname: string,
-    port: number,
-    reputation: Reputation,
-  ): Promise<LookupAddress[]> {
-    const addresses = await addressesOf(hostname, reputation);
+  async function judgedAddresses(hostname: string, port: number, key: Owner): Promise<LookupAddress[]> {
+    const addresses = await addressesOf(hostname, key);
     if (addresses.length === 0) throw new AttemptError('dns');
     if (!addresses.every(({ address }) => isAllowed(address, port)))
       throw new AttemptError('address_refused');
     return [...addresses];
   }
 
-  async function addressesOf(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
+  async function addressesOf(hostname: string, key: Owner): Promise<readonly LookupAddress[]> {
     const loopback = loopbackOf(hostname, allowedCidrs);
     if (loopback?.length === 0) throw new AttemptError('address_refused');
     if (loopback !== undefined) return loopback.map((address) => ({ address, family: isIP(address) }));
-    return resolve(hostname, reputation).catch((error: unknown) => {
+    return resolve(hostname, key).catch((error: unknown) => {
       throw new AttemptError('dns', { cause: error });
     });
   }

@@ -1,7 +1,7 @@
 import type { Effects } from '../effects.ts';
 import { createSlots } from '../slots.ts';
 import type { Connect, SocketEvents } from './connect.ts';
-import type { Reputation } from './resolver.ts';
+import type { Owner } from './key-shares.ts';
 
 export interface Destination {
   url: URL;
@@ -29,9 +29,9 @@ export interface Exchange {
 
 interface ConnectionPool {
   /** An idle connection, or else a new one. */
-  acquire(destination: Destination, reputation: Reputation): Connection;
+  acquire(destination: Destination, key: Owner): Connection;
   /** A new connection. */
-  open(destination: Destination, reputation: Reputation): Connection;
+  open(destination: Destination, key: Owner): Connection;
   /** Call after a whole answer: the connection may be reused, within `idleMs` if the receiver announced a timeout. */
   release(connection: Connection, idleMs: number | null): void;
   /** Closes a connection, whatever its state. */
@@ -86,19 +86,19 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
     },
   };
 
-  function acquire(destination: Destination, reputation: Reputation): Connection {
+  function acquire(destination: Destination, key: Owner): Connection {
     // The one that was used last, so that surplus ones become idle for long and are closed.
     const connection = idleOfOrigin.get(destination.origin)?.at(-1);
-    if (connection === undefined) return open(destination, reputation);
+    if (connection === undefined) return open(destination, key);
     if (connection.idleUntilMs <= effects.monotonicMs()) {
       drop(connection);
-      return acquire(destination, reputation);
+      return acquire(destination, key);
     }
     leaveIdle(connection);
     return connection;
   }
 
-  function open({ url, origin }: Destination, reputation: Reputation): Connection {
+  function open({ url, origin }: Destination, key: Owner): Connection {
     let waiting: string | undefined;
     let isConnected = false;
     const events: SocketEvents = {
@@ -117,7 +117,7 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
         else connection.exchange.closed(error);
       },
     };
-    const socket = connect(url, events, reputation);
+    const socket = connect(url, events, key);
     const connection: OwnConnection = {
       origin,
       openedAtMs: effects.monotonicMs(),

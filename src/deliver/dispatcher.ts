@@ -18,8 +18,7 @@ import { inSteps } from '../store/steps.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
 import type { DeliveryFigures } from './figures.ts';
-import { createLanes, FAILING_AFTER, type Lane, type Turn } from './lanes.ts';
-import type { Reputation } from './resolver.ts';
+import { createLanes, type Lane, type Turn } from './lanes.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
 import type { Sender, SendOutcome } from './send.ts';
 import { signedHeaders } from './sign.ts';
@@ -234,7 +233,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       body: delivery.payload,
     });
     const { url, payload: body } = delivery;
-    const outcome = await sender.send({ url, headers, body, reputation: reputationOf(lane) });
+    const outcome = await sender.send({ url, headers, body, key: lane.key });
     const stopped = outcome.error === 'stopped';
     lanes.end(slot, stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
     figures?.ended();
@@ -320,11 +319,6 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');
   }
-}
-
-function reputationOf({ failures, hasSucceeded }: Lane): Reputation {
-  if (failures >= FAILING_AFTER) return 'failing';
-  return hasSucceeded ? 'proven' : 'unproven';
 }
 
 function randomFraction(effects: Effects): number {

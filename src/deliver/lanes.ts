@@ -2,11 +2,12 @@ import type { WebhookId } from '../domain.ts';
 import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { createSlots, type Slots } from '../slots.ts';
-import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
+import type { PendingWebhook, WebhookHistory } from '../store/outbox.ts';
+import { createKeyedSlots, createSharedPlaces, type Owner, type SharedPlaces } from './key-shares.ts';
 
 /*
  * Decides which webhook may send now: fair queuing, bulkheads and a circuit breaker in one. A receiver's standing
- * follows from its behaviour, and each standing but `proven` has at most a quarter of the slots:
+ * follows from its behaviour, and each standing but `proven` has at most a part of the slots:
  *
  *   new      no attempt has succeeded yet: one attempt at a time
  *   proven   answers with success, and quickly: up to four at a time, from all free slots
@@ -14,8 +15,12 @@ import type { AttemptHistory, PendingWebhook } from '../store/outbox.ts';
  *   failing  one attempt at a time, as a probe, and not too often, until one succeeds
  *
  * So the quick receivers find free slots, however many others hang, drip or fail, and however suddenly. A hundred black
- * holes that join at once with a thousand events each hold 64 slots while they are new, and 64 from then on: see
+ * holes that join at once with a thousand events each hold 100 slots while they are new, and 51 from then on: see
  * test/deliver/lanes.test.ts.
+ *
+ * Of each part, and of all slots, a key may have only its share, see key-shares.ts, and keys take turns. When webhooks
+ * waited in one queue, whoever registered them, the first event of a new one came 75 s late beside the hundred black
+ * holes of another key.
  */
 
 type Standing = 'proven' | 'new' | 'slow' | 'failing';
@@ -26,17 +31,21 @@ interface LaneLimits {
   perWebhook: number;
   /** Concurrent attempts in all. */
   total: number;
-  /** Concurrent attempts to all new webhooks together, to all slow ones, and to all failing ones. */
+  /** Concurrent attempts to all slow webhooks together, and to all failing ones. */
   share: number;
+  /** To all new ones: the share of a key in it does for all webhooks that a key may have. */
+  new: number;
+  /** To new and failing ones together, so that new ones that hang leave slots to failing ones. */
+  unproven: number;
 }
 
-export const LANE_LIMITS: LaneLimits = { perWebhook: 4, total: 256, share: 64 };
+export const LANE_LIMITS: LaneLimits = { perWebhook: 4, total: 256, share: 64, new: 128, unproven: 144 };
 
 /** An attempt is slow after this: a hundred times what a common receiver takes. */
 const SLOW_AFTER_MS = 1_000;
 
 /** After so many consecutive failures a webhook is failing; one that has never succeeded is after the first. */
-export const FAILING_AFTER = 3;
+const FAILING_AFTER = 3;
 
 /**
  * The gap between two attempts (probes) to a failing webhook is a thousandth of the time for which it has been failing,
@@ -69,6 +78,7 @@ const FORGOTTEN_AFTER_MS = HOUR_MS;
 /** The state of one webhook. */
 export interface Lane {
   readonly webhookId: WebhookId;
+  readonly key: Owner;
   /** The seqs of deliveries whose attempt has begun and is not recorded yet: the outbox still has them as pending. */
   readonly underWay: readonly number[];
   /** Deliveries that were read ahead of the last claim: see ClaimRequest. */
@@ -100,17 +110,17 @@ export interface Lanes {
   /**
    * Which webhooks may begin how many attempts now, round robin: all get one before any gets two. First come webhooks
    * that had nothing due until now, up to `freshMax` attempts, then those with a backlog, up to `behindMax`: as with the
-   * new flows of fq_codel (RFC 8290, section 4.2), a single event does not wait for the backlogs of others. End each
-   * turn with `finishTurn`.
+   * new flows of fq_codel (RFC 8290, section 4.2), a single event does not wait for the backlogs of others. The slots are
+   * theirs until `finishTurn`, with which each turn is to be ended.
    */
   turns(nowMs: number, freshMax: number, behindMax: number): Turn[];
-  /** Takes a slot for a delivery. */
+  /** Uses a slot of the lane's turn for a delivery. */
   begin(lane: Lane, seq: number, nowMs: number): TakenSlot;
   /** The attempt has ended: its slot is free again. */
   end(slot: TakenSlot, how: SlotEnd, nowMs: number): void;
   /** Call after `end`, once the result is in the outbox. */
   recorded(slot: TakenSlot, nowMs: number): void;
-  /** Ends the turn of a lane. `nextAtMs`: when its next delivery is due; null: none is pending. */
+  /** Ends the turn of a lane, and frees the slots that it did not use. `nextAtMs`: when its next delivery is due; null: none is pending. */
   finishTurn(lane: Lane, nextAtMs: number | null, nowMs: number): void;
   /** When `turns` may return more by itself, so not when a slot becomes free; null: no time is known. */
   nextTurnAtMs(nowMs: number): number | null;
@@ -119,8 +129,10 @@ export interface Lanes {
 interface OwnLane extends Lane {
   readonly underWay: number[];
   standing: Standing;
-  /** Attempts that hold a slot. */
+  /** Its slots, for attempts under way and those of its turn. */
   slots: number;
+  /** Those of its turn that no attempt uses yet. */
+  unusedSlots: number;
   /** Those of them that have taken longer than SLOW_AFTER_MS. */
   slowSlots: number;
   lastWasSlow: boolean;
@@ -154,19 +166,27 @@ interface OwnSlot extends TakenSlot {
  */
 export function createLanes(
   effects: Pick<Effects, 'monotonicMs'>,
-  historyOf: (webhookId: WebhookId) => AttemptHistory,
+  historyOf: (webhookId: WebhookId) => WebhookHistory,
   limits: LaneLimits = LANE_LIMITS,
 ): Lanes {
   const lanes = new Map<WebhookId, OwnLane>();
   /** The lanes that have something due: those that had nothing due before, and those with a backlog. See `turns`. */
-  const fresh = perStanding(() => createSlots<OwnLane>());
-  const behind = perStanding(() => createSlots<OwnLane>());
+  const fresh = perStanding(() => createKeyedSlots<OwnLane>(({ key }) => key));
+  const behind = perStanding(() => createKeyedSlots<OwnLane>(({ key }) => key));
+  const all = createSharedPlaces(limits.total);
+  const unproven = createSharedPlaces(limits.unproven, all);
+  /** The slots that lanes of each standing share. */
+  const slotsOf: Record<Standing, SharedPlaces> = {
+    proven: all,
+    new: createSharedPlaces(limits.new, unproven),
+    slow: createSharedPlaces(limits.share, all),
+    failing: createSharedPlaces(limits.share, unproven),
+  };
   /** The lanes whose next attempt lies in the future. */
   const sleeping = createSlots<OwnLane>();
   /** When the first of them may have to be woken. */
   let earliestMs = Number.POSITIVE_INFINITY;
-  const inUse = perStanding(() => 0);
-  let totalInUse = 0;
+  /** With the slots of turns that no attempt uses yet. */
   let totalUnderWay = 0;
   /** The token bucket of probes, as the monotonic time up to which its tokens are used, one per PROBES_GAP_MS. */
   let probedUntilMs = Number.NEGATIVE_INFINITY;
@@ -196,6 +216,8 @@ export function createLanes(
     for (const lane of lanes.values()) {
       lane.dueAtMs = Number.POSITIVE_INFINITY;
       lane.ahead.length = 0;
+      // Of a turn that was lost as its claim failed.
+      giveBack(lane);
     }
     for (const webhook of pending) {
       const lane = laneOf(webhook.webhook_id, () => webhook);
@@ -216,30 +238,30 @@ export function createLanes(
     wakeSleeping(nowMs);
     noticeSlow();
     const turns: Turn[] = [];
-    const granted = perStanding(() => 0);
-    let totalGranted = 0;
     for (const { ready, slotsMax } of [
       { ready: fresh, slotsMax: freshMax },
       { ready: behind, slotsMax: behindMax },
     ]) {
-      let left = Math.min(
-        slotsMax,
-        limits.total - totalInUse - totalGranted,
-        UNRECORDED_TOTAL_MAX - totalUnderWay - totalGranted,
-      );
+      let left = Math.min(slotsMax, all.free(), UNRECORDED_TOTAL_MAX - totalUnderWay);
       for (const standing of STANDINGS) {
-        let free = Math.min(left, freeSlotsFor(standing) - granted[standing]);
+        let free = Math.min(left, freeSlotsFor(standing));
         const each = Math.max(1, Math.floor(free / ready[standing].size));
         for (const lane of ready[standing]) {
           if (free <= 0) break;
-          const slots = Math.min(free, each, slotsFor(lane, totalInUse + totalGranted));
+          const slots = Math.min(
+            free,
+            each,
+            slotsFor(lane, limits.total - all.free()),
+            slotsOf[standing].freeTo(lane.key),
+          );
           if (slots <= 0) continue;
           leaveQueue(lane);
           turns.push({ lane, slots });
           free -= slots;
           left -= slots;
-          granted[standing] += slots;
-          totalGranted += slots;
+          hold(lane, slots);
+          lane.unusedSlots += slots;
+          totalUnderWay += slots;
         }
       }
     }
@@ -250,11 +272,8 @@ export function createLanes(
     const slot: OwnSlot = { lane, seq, beganAtMs: effects.monotonicMs(), isSlow: false, place: 0 };
     slot.place = notYetSlow.put(slot);
     lane.underWay.push(seq);
-    totalUnderWay += 1;
     lane.usedAtMs = slot.beganAtMs;
-    lane.slots += 1;
-    inUse[lane.standing] += 1;
-    totalInUse += 1;
+    lane.unusedSlots -= 1;
     lane.notBeforeMs = nowMs + probeGapMs(lane, nowMs); // has an effect only once it is failing
     if (lane.standing === 'failing') probedUntilMs += PROBES_GAP_MS;
     return slot;
@@ -268,6 +287,7 @@ export function createLanes(
   }
 
   function finishTurn(lane: OwnLane, nextAtMs: number | null, nowMs: number): void {
+    giveBack(lane);
     lane.dueAtMs = nextAtMs ?? Number.POSITIVE_INFINITY;
     requeue(lane, nowMs, behind);
   }
@@ -282,9 +302,7 @@ export function createLanes(
     noticeSlow();
     if (slot.isSlow) lane.slowSlots -= 1;
     else notYetSlow.take(slot.place);
-    lane.slots -= 1;
-    inUse[lane.standing] -= 1;
-    totalInUse -= 1;
+    hold(lane, -1);
     switch (how) {
       case 'succeeded':
         lane.hasSucceeded = true;
@@ -306,19 +324,35 @@ export function createLanes(
   }
 
   function nextTurnAtMs(nowMs: number): number | null {
-    const probesWait = fresh.failing.size + behind.failing.size > 0 && inUse.failing < limits.share;
-    const atMs = probesWait ? Math.min(earliestMs, nowMs + PROBES_GAP_MS) : earliestMs;
+    const atMs = isProbeReady() ? Math.min(earliestMs, nowMs + PROBES_GAP_MS) : earliestMs;
     return atMs === Number.POSITIVE_INFINITY ? null : atMs;
+  }
+
+  /** Whether a failing lane waits for nothing but the token bucket. */
+  function isProbeReady(): boolean {
+    if (slotsOf.failing.free() <= 0) return false;
+    for (const lane of behind.failing) if (slotsOf.failing.freeTo(lane.key) > 0) return true;
+    return false;
   }
 
   /** How many more attempts all lanes of this standing may begin. */
   function freeSlotsFor(standing: Standing): number {
-    if (standing === 'proven') return limits.total - totalInUse;
-    const free = limits.share - inUse[standing];
+    const free = slotsOf[standing].free();
     if (standing !== 'failing') return free;
     const elapsedMs = effects.monotonicMs();
     probedUntilMs = Math.max(probedUntilMs, elapsedMs - PROBES_BURST_MS);
     return Math.min(free, Math.floor((elapsedMs - probedUntilMs) / PROBES_GAP_MS));
+  }
+
+  function hold(lane: OwnLane, slots: number): void {
+    lane.slots += slots;
+    slotsOf[lane.standing].take(lane.key, slots);
+  }
+
+  function giveBack(lane: OwnLane): void {
+    hold(lane, -lane.unusedSlots);
+    totalUnderWay -= lane.unusedSlots;
+    lane.unusedSlots = 0;
   }
 
   /** Counts the attempts that have become slow, each of which makes its webhook slow before it ends. */
@@ -336,10 +370,11 @@ export function createLanes(
   function updateStanding(lane: OwnLane): void {
     const standing = standingOf(lane);
     if (standing === lane.standing) return;
-    inUse[lane.standing] -= lane.slots;
-    inUse[standing] += lane.slots;
+    const { slots } = lane;
+    hold(lane, -slots);
     const wasReady = lane.queue === fresh[lane.standing] || lane.queue === behind[lane.standing];
     lane.standing = standing;
+    hold(lane, slots);
     if (wasReady) enterQueue(lane, behind[standing]);
   }
 
@@ -419,15 +454,17 @@ function standingOf(lane: OwnLane): Standing {
 
 function newLane(
   webhookId: WebhookId,
-  { failing_since, last_success_at }: AttemptHistory,
+  { key_id, failing_since, last_success_at }: WebhookHistory,
   usedAtMs: number,
 ): OwnLane {
   const lane: OwnLane = {
     webhookId,
+    key: key_id,
     underWay: [],
     ahead: [],
     standing: 'new',
     slots: 0,
+    unusedSlots: 0,
     slowSlots: 0,
     lastWasSlow: false,
     hasSucceeded: last_success_at !== null,

@@ -12,6 +12,11 @@ export interface Pinger {
   ping(webhookId: WebhookId): Promise<PingResult>;
 }
 
+interface OwnPing {
+  webhookId: WebhookId;
+  keyId: KeyId;
+}
+
 /** Concurrent pings to one webhook, which use none of the slots of deliveries. Each may take as long as an attempt. */
 const PER_WEBHOOK = 2;
 /** So that one key whose receivers hang leaves most pings to others. */
@@ -31,7 +36,7 @@ export function createPinger({
   sender: Sender;
   effects: Effects;
 }): Pinger {
-  const underWay = new Set<{ webhookId: WebhookId; keyId: KeyId }>();
+  const underWay = new Set<OwnPing>();
 
   return {
     async ping(webhookId) {
@@ -45,14 +50,14 @@ export function createPinger({
       const ping = { webhookId, keyId };
       underWay.add(ping);
       try {
-        return await attempt(webhookId);
+        return await attempt(ping);
       } finally {
         underWay.delete(ping);
       }
     },
   };
 
-  async function attempt(webhookId: WebhookId): Promise<PingResult> {
+  async function attempt({ webhookId, keyId }: OwnPing): Promise<PingResult> {
     const atMs = effects.now();
     const webhook = reads.webhooks.get(webhookId);
     const secrets = reads.webhooks.liveSecrets(webhookId, atMs);
@@ -65,7 +70,7 @@ export function createPinger({
       data: { webhook_id: webhookId },
     });
     const headers = signedHeaders({ eventId, secrets, atSeconds: Math.floor(atMs / 1000), body });
-    const outcome = await sender.send({ url: webhook.url, headers, body });
+    const outcome = await sender.send({ url: webhook.url, headers, body, key: keyId });
     return {
       kind: 'attempted',
       attempt: {

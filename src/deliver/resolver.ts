@@ -1,26 +1,38 @@
 import type { LookupAddress } from 'node:dns';
-import { lookup } from 'node:dns/promises';
+import { CANCELLED, lookup, Resolver, TIMEOUT } from 'node:dns/promises';
 import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
-import { createSemaphore, type Semaphore } from '../semaphore.ts';
+import { createSharedSemaphore, type Owner, type SharedSemaphore } from './key-shares.ts';
 
 /** Resolves a name to all its addresses; rejects as the system's resolver does. */
 export type LookUp = (hostname: string) => Promise<readonly LookupAddress[]>;
 
-/** How attempts to a receiver went: at least one succeeded, none did yet, or the latest ones failed. */
-export type Reputation = 'proven' | 'unproven' | 'failing';
+/**
+ * Asks DNS about a name without occupying a thread. Resolves to whether it answered, whatever it says; false also if
+ * `signal` is aborted before.
+ */
+export type AskDns = (hostname: string, signal: AbortSignal) => Promise<boolean>;
 
-/** Resolves a name for a receiver of this reputation. */
-type Resolve = (hostname: string, reputation: Reputation) => Promise<readonly LookupAddress[]>;
+/** Resolves a name for a webhook of this key. */
+type Resolve = (hostname: string, key: Owner) => Promise<readonly LookupAddress[]>;
+
+interface ResolverOptions {
+  /** How long callers wait at most. */
+  timeoutMs: number;
+  /** By default the system's; tests bring their own, and the next one. */
+  lookUp?: LookUp | undefined;
+  askDns?: AskDns | undefined;
+}
 
 /**
  * libuv looks up names in at most half of its threads, 32, and a name whose servers do not answer occupies one for 10 s
- * and more, even after the attempt was given up. So lookups of names that are not known to answer quickly are limited,
- * separately for each reputation of their receivers: a hundred new dead names do not hold up the names of receivers that
- * worked before a restart. All other names are looked up at once.
+ * and more, even after the attempt was given up. So lookups are limited, separately of names for which DNS is known to
+ * answer and of all others, and shared between keys: whatever answers one key's names get, those of another find a
+ * thread.
  */
-const LOOKUPS_PER_SHARE = 8;
+const ANSWERED_LOOKUPS = 24;
+const OTHER_LOOKUPS = 8;
 const SLOW_MS = 2_000;
 const REMEMBERED_MAX = 1_000;
 
@@ -44,43 +56,44 @@ interface LastAnswer {
 }
 
 /**
- * Looks up names so that dead ones do not hold up the others. Concurrent requests for a name share one lookup, so a dead
- * name takes at most one thread of its share. A lookup that was last asked for more than `timeoutMs` ago when its turn
- * comes is not started, as its callers have given up.
+ * Looks up names so that dead ones do not hold up the others. Concurrent requests of a key for a name share one lookup,
+ * so a dead name takes at most one thread. A lookup that was last asked for more than `timeoutMs` ago when its turn comes
+ * is not started, as its callers have given up.
  */
 export function createResolver(
-  lookUp: LookUp = lookUpInSystem,
-  timeoutMs: number,
+  { timeoutMs, lookUp = lookUpInSystem, askDns = askSystemsDns }: ResolverOptions,
   effects: Pick<Effects, 'monotonicMs' | 'after'>,
 ): Resolve {
   /** Names that were answered quickly the last time. */
   const quick = new Map<string, true>();
   const lastAnswers = new Map<string, LastAnswer>();
-  const shares = { proven: createShare(), unproven: createShare(), failing: createShare() };
-  const unlimited = { pending: new Map<string, PendingLookup>(), places: undefined };
+  const pendingLookups = new Map<string, PendingLookup>();
+  const answered = createSharedSemaphore(ANSWERED_LOOKUPS);
+  const others = createSharedSemaphore(OTHER_LOOKUPS);
 
-  return (hostname, reputation) => withStaleFallback(hostname, sharedLookup(hostname, reputation));
+  return (hostname, key) => withStaleFallback(hostname, sharedLookup(hostname, key));
 
-  function sharedLookup(hostname: string, reputation: Reputation): Promise<readonly LookupAddress[]> {
-    const share = quick.has(hostname) ? unlimited : shares[reputation];
+  /** Not shared between keys: one could then wait among another's dead names. */
+  function sharedLookup(hostname: string, key: Owner): Promise<readonly LookupAddress[]> {
+    const name = `${key} ${hostname}`;
     const nowMs = effects.monotonicMs();
-    const shared = share.pending.get(hostname);
+    const shared = pendingLookups.get(name);
     if (shared !== undefined) {
       shared.lastWantedAtMs = nowMs;
       return shared.answer;
     }
     const pending: PendingLookup = { lastWantedAtMs: nowMs, answer: Promise.resolve([]) };
-    pending.answer = resolve(hostname, pending, share.places).finally(() => share.pending.delete(hostname));
-    share.pending.set(hostname, pending);
+    pending.answer = resolve(hostname, key, pending).finally(() => pendingLookups.delete(name));
+    pendingLookups.set(name, pending);
     return pending.answer;
   }
 
   async function resolve(
     hostname: string,
+    key: Owner,
     pending: PendingLookup,
-    places: Semaphore | undefined,
   ): Promise<readonly LookupAddress[]> {
-    await places?.acquire();
+    const lookups = await placeFor(hostname, key);
     try {
       const startedAtMs = effects.monotonicMs();
       if (startedAtMs - pending.lastWantedAtMs > timeoutMs) throw new Error('its callers have given up');
@@ -93,8 +106,33 @@ export function createResolver(
         else putLatest(quick, hostname, true, REMEMBERED_MAX);
       }
     } finally {
-      places?.release();
+      lookups.release(key);
     }
+  }
+
+  /** Takes a permit for a lookup of the name, and resolves to the semaphore to which it is to be returned. */
+  async function placeFor(hostname: string, key: Owner): Promise<SharedSemaphore> {
+    if (!quick.has(hostname) && (await isFreeFirst(hostname, key))) return others;
+    await answered.acquire(key);
+    return answered;
+  }
+
+  /**
+   * Whether the key may have one of the other lookups, which it then has, before DNS answers for the name. The answer
+   * decides only that: a name is always looked up in the system, which also has /etc/hosts and whatever nsswitch.conf(5)
+   * names.
+   */
+  async function isFreeFirst(hostname: string, key: Owner): Promise<boolean> {
+    if (others.tryAcquire(key)) return true;
+    const asking = new AbortController();
+    const cancelDeadline = effects.after(timeoutMs, () => asking.abort());
+    const free = others.acquire(key).then(() => true);
+    const answer = askDns(hostname, asking.signal).then((isAnswered) => !isAnswered && free);
+    const isFree = await Promise.race([free, answer]);
+    cancelDeadline();
+    asking.abort();
+    if (!isFree) void free.then(() => others.release(key));
+    return isFree;
   }
 
   function withStaleFallback(
@@ -112,10 +150,20 @@ export function createResolver(
   }
 }
 
-function createShare() {
-  return { pending: new Map<string, PendingLookup>(), places: createSemaphore(LOOKUPS_PER_SHARE) };
-}
-
 function lookUpInSystem(hostname: string): Promise<LookupAddress[]> {
   return lookup(hostname, { all: true });
 }
+
+/**
+ * Reads resolv.conf(5) each time, as that changes, and waits for a server as long as glibc does: with 1 s, an answer that
+ * took 3 s was heard only at the third try.
+ */
+async function askSystemsDns(hostname: string, signal: AbortSignal): Promise<boolean> {
+  const resolver = new Resolver({ timeout: 5_000, tries: 2 });
+  signal.addEventListener('abort', () => resolver.cancel());
+  // Both, as a lookup asks for both: its servers then have the answers.
+  const answers = await Promise.allSettled([resolver.resolve4(hostname), resolver.resolve6(hostname)]);
+  return answers.every((one) => one.status === 'fulfilled' || !SILENCE.has(one.reason.code));
+}
+
+const SILENCE = new Set([TIMEOUT, CANCELLED]);

@@ -4,7 +4,7 @@ import { createSlots } from '../slots.ts';
 import { type Answer, type AnswerReader, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
 import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
 import { type Connection, createConnectionPool, type Destination } from './connection-pool.ts';
-import type { Reputation } from './resolver.ts';
+import type { Owner } from './key-shares.ts';
 
 export interface SenderOptions extends ConnectorOptions {
   /** For the User-Agent. */
@@ -23,8 +23,8 @@ interface SendRequest {
   /** In addition to those of every delivery. */
   headers: Readonly<Record<string, string>>;
   body: string;
-  /** The receiver's; `unproven` by default. */
-  reputation?: Reputation;
+  /** That of the webhook; null by default. */
+  key?: Owner;
 }
 
 /** The result of one attempt, in the fields in which it is recorded. */
@@ -81,7 +81,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
 
   return { send, trust, close };
 
-  function send({ url, headers, body, reputation = 'unproven' }: SendRequest): Promise<SendOutcome> {
+  function send({ url, headers, body, key = null }: SendRequest): Promise<SendOutcome> {
     const startedAtMs = effects.monotonicMs();
     const target = targetOf(url);
     if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
@@ -101,14 +101,14 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
             pool.drop(connection);
           }
           if (wasStale(end, connection)) {
-            abort = exchangeOver(pool.open(target, reputation));
+            abort = exchangeOver(pool.open(target, key));
             return;
           }
           cancelDeadline();
           underWay.take(place);
           resolve(outcomeOf(end, connection.remoteAddress()));
         });
-      let abort = exchangeOver(pool.acquire(target, reputation));
+      let abort = exchangeOver(pool.acquire(target, key));
       // One turn of the event loop later: if davit itself was held up, an answer may wait that it has not read.
       let cancelDeadline = effects.after(timeoutMs, () => {
         cancelDeadline = effects.after(0, () => abort(new AttemptError('timeout')));

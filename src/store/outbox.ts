@@ -1,4 +1,4 @@
-import type { AttemptTrigger, DeliveryId, EventId, WebhookId } from '../domain.ts';
+import type { AttemptTrigger, DeliveryId, EventId, KeyId, WebhookId } from '../domain.ts';
 import { DAY_MS } from '../durations.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
@@ -36,8 +36,10 @@ export interface DueDelivery {
   ladder_trigger: Exclude<AttemptTrigger, 'ping'>;
 }
 
-/** The recorded results of a webhook's attempts. */
-export interface AttemptHistory {
+/** Whose webhook it is, and the recorded results of its attempts. */
+export interface WebhookHistory {
+  /** The key that registered it; null: the webhook is gone. */
+  key_id: KeyId | null;
   /**
    * The first of the current series of failures, see FAILING_RESTARTS_AFTER_MS; null: the last attempt did not fail.
    */
@@ -47,7 +49,7 @@ export interface AttemptHistory {
 }
 
 /** A webhook with pending deliveries, and when the first of them is due. */
-export interface PendingWebhook extends AttemptHistory {
+export interface PendingWebhook extends WebhookHistory {
   webhook_id: WebhookId;
   next_attempt_at: number;
 }
@@ -160,7 +162,7 @@ export function outboxReads(database: Database) {
     )
     SELECT w.id AS webhook_id,
            (SELECT min(next_attempt_at) FROM deliveries WHERE status = 'pending' AND webhook_id = w.id) AS next_attempt_at,
-           w.failing_since, w.last_success_at
+           w.key_id, w.failing_since, w.last_success_at
       FROM pending JOIN webhooks w ON w.id = pending.webhook_id
      WHERE w.status = 'enabled' AND w.deleted_at IS NULL
      ORDER BY next_attempt_at`);
@@ -190,8 +192,8 @@ export function outboxReads(database: Database) {
        LIMIT 1`)
     .pluck();
   const { recipients } = recipientReads(database);
-  const history = database.prepare<[WebhookId], AttemptHistory>(
-    'SELECT failing_since, last_success_at FROM webhooks WHERE id = +?',
+  const history = database.prepare<[WebhookId], WebhookHistory>(
+    'SELECT key_id, failing_since, last_success_at FROM webhooks WHERE id = +?',
   );
 
   return {
@@ -202,9 +204,9 @@ export function outboxReads(database: Database) {
     isUnhurried: (webhookId: WebhookId, nowMs: number): boolean =>
       unhurried.get({ webhookId, nowMs }) !== undefined,
 
-    /** The results of a webhook's attempts; of an unknown webhook, none. */
-    history: (webhookId: WebhookId): AttemptHistory =>
-      history.get(webhookId) ?? { failing_since: null, last_success_at: null },
+    /** What is recorded of a webhook; of an unknown one, nothing. */
+    history: (webhookId: WebhookId): WebhookHistory =>
+      history.get(webhookId) ?? { key_id: null, failing_since: null, last_success_at: null },
 
     /**
      * The deliveries that are due at `nowMs`, for each request. Costs 2 to 3 µs for a delivery, with a thousand pending

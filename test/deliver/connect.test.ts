@@ -115,7 +115,7 @@ t.test('only the port where davit listens is refused, not others of that address
   const refused: string[] = [];
   for (const url of ['http://93.184.216.34:8080/', 'http://93.184.216.34:8081/']) {
     const closed = () => refused.push(url);
-    const socket = connector.connect(new URL(url), { connected() {}, received() {}, closed }, 'unproven');
+    const socket = connector.connect(new URL(url), { connected() {}, received() {}, closed }, null);
     await null; // a refusal is told by now, and nothing is sent yet
     socket.destroy();
   }
@@ -137,7 +137,7 @@ t.test('the end of a connection is reported once, and not for one that was destr
         received() {},
         closed: (error) => ends.push(error?.message ?? 'in order'),
       },
-      'unproven',
+      null,
     );
     return socket;
   };
@@ -183,7 +183,7 @@ function exchange(
         },
         closed: (error) => reject(error ?? new Error('closed in order')),
       },
-      'unproven',
+      null,
     );
   });
 }

@@ -9,14 +9,15 @@ import {
   type TakenSlot,
   type Turn,
 } from '../../src/deliver/lanes.ts';
-import type { WebhookId } from '../../src/domain.ts';
-import type { AttemptHistory, PendingWebhook } from '../../src/store/outbox.ts';
+import type { KeyId, WebhookId } from '../../src/domain.ts';
+import type { PendingWebhook, WebhookHistory } from '../../src/store/outbox.ts';
+import { WEBHOOKS_OF_KEY_MAX } from '../../src/store/webhooks.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 
 /** More than any look begins. */
 const MANY = 10_000;
 
-const NOTHING_HAPPENED: AttemptHistory = { failing_since: null, last_success_at: null };
+const NOTHING_HAPPENED: WebhookHistory = { key_id: null, failing_since: null, last_success_at: null };
 
 t.test('a new webhook gets one attempt at a time until one succeeds, then four', async (t) => {
   const model = outbox();
@@ -77,14 +78,14 @@ t.test('an event of a webhook without a backlog goes before all backlogs', async
   t.equal(model.underWay(quick), 1);
 });
 
-t.test('any number of new webhooks that hang hold a quarter of the slots', async (t) => {
+t.test('any number of new webhooks that hang hold half of the slots', async (t) => {
   const model = outbox();
   for (let count = 0; count < 500; count++) model.add(`new${count}`, 1_000);
   model.look();
-  t.equal(model.total(), LANE_LIMITS.share);
+  t.equal(model.total(), LANE_LIMITS.new);
   model.effects.advance(9_000);
   model.look();
-  t.equal(model.total(), LANE_LIMITS.share, 'also while they are slow');
+  t.equal(model.total(), LANE_LIMITS.new, 'also while they are slow');
 });
 
 t.test('after a restart, webhooks that had succeeded do not wait for new ones that hang', async (t) => {
@@ -95,7 +96,7 @@ t.test('after a restart, webhooks that had succeeded do not wait for new ones th
   model.replace([...hanging, { id: 'waiting', count: 10, ...proven }]);
   model.look();
   t.equal(model.underWay('waiting'), LANE_LIMITS.perWebhook);
-  t.equal(model.total(), LANE_LIMITS.perWebhook + LANE_LIMITS.share);
+  t.equal(model.total(), LANE_LIMITS.perWebhook + LANE_LIMITS.new);
   // Nor do those that had nothing to be sent when davit was started.
   for (const id of ['proven', 'failing']) model.add(id, 10);
   model.look();
@@ -129,7 +130,7 @@ t.test('webhooks that answer slowly hold a quarter of the slots', async (t) => {
 
 t.test('an attempt counts as slow after a second, and a quick answer resets that', async (t) => {
   // One slow attempt fills the share of the slow: a webhook that is has no more beside it.
-  const model = outbox({ limits: { perWebhook: 4, total: 16, share: 1 } });
+  const model = outbox({ limits: { ...LANE_LIMITS, total: 16, share: 1 } });
   const [id = ''] = model.proven(1);
   model.add(id, 10);
   model.look(1);
@@ -149,7 +150,7 @@ t.test('an attempt counts as slow after a second, and a quick answer resets that
 });
 
 t.test('the end of a slow attempt does not keep a later one from counting as slow', async (t) => {
-  const model = outbox({ limits: { perWebhook: 4, total: 16, share: 1 } });
+  const model = outbox({ limits: { ...LANE_LIMITS, total: 16, share: 1 } });
   const [slow = ''] = model.proven(1);
   const [quick = ''] = model.proven(2);
   model.add(slow, 1);
@@ -177,6 +178,84 @@ t.test('a hundred quick receivers that all begin to hang at once leave slots for
   model.add(quick, 1);
   model.look();
   t.equal(model.underWay(quick), 1);
+});
+
+/** How many keys have a hundred webhooks each whose receivers hang, and what these did before. */
+const HANGING = {
+  'of five keys that are new': [5, () => {}],
+  'of five keys that failed before': [
+    5,
+    (model, ids) => {
+      const failing_since = model.effects.now();
+      model.replace(ids.map((id) => ({ id, count: 1_000, failing_since })));
+    },
+  ],
+  'of five keys that answered slowly': [5, (model, ids) => model.succeedAll(ids, 2_000)],
+  'of a key that answered quickly': [1, (model, ids) => model.succeedAll(ids)],
+} satisfies Record<string, [keys: number, before: (model: Outbox, ids: readonly string[]) => void]>;
+
+for (const [name, [keys, before]] of Object.entries(HANGING)) {
+  t.test(`webhooks ${name} and hang leave slots to those of another`, async (t) => {
+    const model = outbox();
+    const hanging = Array.from(
+      { length: keys * WEBHOOKS_OF_KEY_MAX },
+      (_, index) => `key${Math.floor(index / WEBHOOKS_OF_KEY_MAX)}/${index}`,
+    );
+    before(model, hanging);
+    model.succeed('other/proven');
+    model.succeed('other/slow', 2_000);
+    model.replace([{ id: 'other/failing', count: 0, failing_since: model.effects.now() }]);
+    for (const id of hanging) model.add(id, 1_000);
+    for (let look = 0; look < 20; look++) {
+      model.look();
+      model.effects.advance(100);
+    }
+    t.ok(model.total() > 0);
+    for (const standing of ['new', 'proven', 'slow', 'failing']) {
+      model.add(`other/${standing}`, 1);
+      model.look();
+      t.equal(model.underWay(`other/${standing}`), 1, standing);
+    }
+  });
+}
+
+t.test('all new webhooks of a key are tried at once, however many of them hang', async (t) => {
+  const model = outbox();
+  const ids = Array.from({ length: WEBHOOKS_OF_KEY_MAX }, (_, index) => `key/${index}`);
+  for (const id of ids) model.add(id, 1);
+  model.look();
+  t.strictSame(
+    ids.filter((id) => model.underWay(id) === 0),
+    [],
+  );
+});
+
+t.test('keys take turns, and within a key its webhooks', async (t) => {
+  const model = outbox();
+  const ids = ['one/a', 'one/b', 'one/c', 'two/a', 'two/b', 'three/a'];
+  for (const id of ids) model.add(id, 1);
+  const begun: string[][] = [];
+  for (let look = 0; look < 3; look++) {
+    const before = ids.filter((id) => model.underWay(id) > 0);
+    model.look(2, 0);
+    begun.push(ids.filter((id) => model.underWay(id) > 0 && !before.includes(id)));
+  }
+  t.strictSame(begun, [
+    ['one/a', 'two/a'],
+    ['one/b', 'three/a'],
+    ['one/c', 'two/b'],
+  ]);
+});
+
+t.test('the slots of a turn that came to nothing are free again', async (t) => {
+  const model = outbox();
+  const ids = model.proven(300);
+  for (const id of ids) model.add(id, 1);
+  model.lanes.turns(model.effects.now(), MANY, MANY); // and its claim fails
+  t.strictSame(model.lanes.turns(model.effects.now(), MANY, MANY), []);
+  model.lookAtAll();
+  while (model.look() > 0);
+  t.equal(model.total(), LANE_LIMITS.total);
 });
 
 t.test('a proven webhook fails three times before it is probed, a new one once', async (t) => {
@@ -298,7 +377,7 @@ t.test('sleeping webhooks are woken when they are due', async (t) => {
 
 t.test('recorded attempts are no longer under way, in whichever order they are recorded', async (t) => {
   const effects = fakeEffects();
-  const succeeded = { failing_since: null, last_success_at: 1 };
+  const succeeded = { ...NOTHING_HAPPENED, last_success_at: 1 };
   const lanes = createLanes(effects, () => succeeded);
   lanes.schedule('a' as WebhookId, effects.now(), effects.now());
   const { lane } = firstTurn(lanes, effects.now());
@@ -383,7 +462,7 @@ t.test('a webhook whose failures were reset is healthy once its last attempt is 
 
 t.test('setting the clock back does not keep a failing webhook from being probed', async (t) => {
   const effects = fakeEffects();
-  const failing = { failing_since: effects.now(), last_success_at: null };
+  const failing = { ...NOTHING_HAPPENED, failing_since: effects.now() };
   const lanes = createLanes(effects, () => failing);
   lanes.replace([pendingOne('a', effects.now(), failing)], effects.now());
   const turn = firstTurn(lanes, effects.now());
@@ -397,17 +476,18 @@ t.test('setting the clock back does not keep a failing webhook from being probed
 });
 
 t.test('in any sequence of events the limits hold, and all that is due is started in the end', async () => {
-  const limits = { perWebhook: 4, total: 16, share: 4 };
+  const limits = { perWebhook: 4, total: 16, share: 4, new: 8, unproven: 9 };
+  const ids = Array.from({ length: 12 }, (_, index) => `key${index % 3}/${index}`);
   const step = fc.oneof(
     fc.record({
       kind: fc.constant('add' as const),
-      id: fc.integer({ min: 0, max: 11 }),
+      id: fc.constantFrom(...ids),
       count: fc.integer({ min: 1, max: 6 }),
     }),
     fc.record({ kind: fc.constant('look' as const), freshMax: fc.nat(20), behindMax: fc.nat(20) }),
     fc.record({
       kind: fc.constant('end' as const),
-      id: fc.integer({ min: 0, max: 11 }),
+      id: fc.constantFrom(...ids),
       how: fc.constantFrom<SlotEnd>('succeeded', 'failed'),
     }),
     fc.record({ kind: fc.constant('advance' as const), byMs: fc.constantFrom(1, 60, 1_100) }),
@@ -419,13 +499,13 @@ t.test('in any sequence of events the limits hold, and all that is due is starte
       for (const step of steps) {
         switch (step.kind) {
           case 'add':
-            model.add(`w${step.id}`, step.count);
+            model.add(step.id, step.count);
             break;
           case 'look':
             model.look(step.freshMax, step.behindMax);
             break;
           case 'end':
-            if (model.underWay(`w${step.id}`) > 0) model.end(`w${step.id}`, step.how);
+            if (model.underWay(step.id) > 0) model.end(step.id, step.how);
             break;
           case 'advance':
             model.effects.advance(step.byMs);
@@ -455,18 +535,25 @@ function firstTurn(lanes: Lanes, nowMs: number): Turn {
   return turn;
 }
 
-function pendingOne(id: string, atMs: number, history?: Partial<AttemptHistory>): PendingWebhook {
-  return { webhook_id: id as WebhookId, next_attempt_at: atMs, ...NOTHING_HAPPENED, ...history };
+function pendingOne(id: string, atMs: number, history?: Partial<WebhookHistory>): PendingWebhook {
+  return { webhook_id: id as WebhookId, next_attempt_at: atMs, ...newOf(id), ...history };
 }
+
+/** Of a new webhook. Those of one key have ids that begin alike, `key/webhook`; any other has a key of its own. */
+function newOf(id: string): WebhookHistory {
+  return { ...NOTHING_HAPPENED, key_id: id.replace(/\/.*/, '') as KeyId };
+}
+
+type Outbox = ReturnType<typeof outbox>;
 
 /** Lanes over an outbox that is a number for each webhook, all of it due. */
 function outbox({
   limits = LANE_LIMITS,
   recording = true,
-  histories = {} as Record<string, AttemptHistory>,
+  histories = {} as Record<string, Partial<WebhookHistory>>,
 } = {}) {
   const effects: FakeEffects = fakeEffects();
-  const lanes: Lanes = createLanes(effects, (id) => histories[id] ?? NOTHING_HAPPENED, limits);
+  const lanes: Lanes = createLanes(effects, (id) => ({ ...newOf(id), ...histories[id] }), limits);
   const pendingOf = new Map<string, number>();
   const begunOf = new Map<string, number>();
   const slotsOf = new Map<string, TakenSlot[]>();
@@ -486,7 +573,7 @@ function outbox({
     add,
     look,
     lookAtAll,
-    replace(rows: ({ id: string; count: number } & Partial<AttemptHistory>)[]) {
+    replace(rows: ({ id: string; count: number } & Partial<WebhookHistory>)[]) {
       for (const { id, count } of rows) pendingOf.set(id, count);
       lanes.replace(
         rows.map(({ id, count: _, ...history }) => pendingOne(id, effects.now(), history)),
@@ -494,26 +581,39 @@ function outbox({
       );
     },
     end,
+    succeed,
+    succeedAll,
     /** Webhooks that have just answered well. */
     proven(count: number): string[] {
       const ids = Array.from({ length: count }, (_, index) => `proven${count}-${index}`);
-      for (const id of ids) {
-        add(id, 1);
-        look();
-        end(id, 'succeeded');
-      }
+      succeedAll(ids);
       begunOf.clear();
       return ids;
     },
   };
+
+  function succeedAll(ids: readonly string[], afterMs = 0): void {
+    for (const id of ids) succeed(id, afterMs);
+  }
+
+  /** The webhook answers one attempt well. */
+  function succeed(id: string, afterMs = 0): void {
+    add(id, 1);
+    look();
+    effects.advance(afterMs);
+    end(id, 'succeeded');
+  }
 
   function add(id: string, count: number): void {
     pendingOf.set(id, pending(id) + count);
     lanes.schedule(id as WebhookId, effects.now(), effects.now());
   }
 
-  function look(freshMax = MANY, behindMax = MANY): void {
-    for (const { lane, slots } of lanes.turns(effects.now(), freshMax, behindMax)) claim(lane, slots);
+  /** Returns how many turns there were. */
+  function look(freshMax = MANY, behindMax = MANY): number {
+    const turns = lanes.turns(effects.now(), freshMax, behindMax);
+    for (const { lane, slots } of turns) claim(lane, slots);
+    return turns.length;
   }
 
   /** As the dispatcher does. */

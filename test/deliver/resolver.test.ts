@@ -1,108 +1,158 @@
 import type { LookupAddress } from 'node:dns';
+import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t from 'tap';
 import { createResolver } from '../../src/deliver/resolver.ts';
+import type { KeyId } from '../../src/domain.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { ifMayServeDns, runWithOwnDns } from '../helpers/namespaces.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 const ANSWER: LookupAddress[] = [{ address: '93.184.216.34', family: 4 }];
 const PATIENCE_MS = 10_000;
+const KEY = 'one' as KeyId;
+const OTHER_KEY = 'other' as KeyId;
 
 t.test('concurrent requests for a name share one lookup', async (t) => {
   const { resolve, asked, answer } = newResolver();
-  const both = Promise.all([resolve('one.example', 'unproven'), resolve('one.example', 'unproven')]);
+  const both = Promise.all([resolve('one.example', KEY), resolve('one.example', KEY)]);
   await nextTurn();
   t.strictSame(asked, ['one.example']);
   answer('one.example');
   t.strictSame(await both, [ANSWER, ANSWER]);
-  const again = resolve('one.example', 'unproven');
+  const again = resolve('one.example', KEY);
   await nextTurn();
   t.strictSame(asked, ['one.example', 'one.example'], 'nothing is kept: names change');
   answer('one.example');
   await again;
 });
 
-t.test('dead names delay neither known names nor new ones of receivers that do not fail', async (t) => {
+t.test('names for which DNS does not answer are looked up a few at a time', async (t) => {
   const { resolve, asked, answer } = newResolver();
-  const known = resolve('known.example', 'unproven');
+  const known = resolve('known.example', KEY);
   await nextTurn();
   answer('known.example');
   await known;
-  for (const number of Array(40).keys()) void resolve(`dead${number}.example`, 'failing');
+  asked.length = 0;
+  for (const number of Array(100).keys()) void resolve(`dead${number}.example`, KEY);
   await nextTurn();
-  t.equal(asked.length, 1 + 8, 'only a few are asked for at a time');
-  for (const name of ['known.example', 'new.example']) {
-    const look = resolve(name, 'unproven');
-    await nextTurn();
-    t.equal(asked.at(-1), name);
-    answer(name);
-    t.strictSame(await look, ANSWER);
-  }
-  // A receiver may fail for other reasons.
-  const failing = resolve('known.example', 'failing');
+  t.equal(asked.length, 6);
+  for (const number of Array(100).keys()) void resolve(`dead${number}.example`, OTHER_KEY);
   await nextTurn();
-  t.equal(asked.at(-1), 'known.example');
+  t.equal(asked.length, 7);
+  const look = resolve('known.example', KEY);
+  await nextTurn();
+  t.equal(asked.at(-1), 'known.example', 'but one that was answered quickly at once');
   answer('known.example');
-  await failing;
-  for (const number of Array(40).keys()) void resolve(`fresh${number}.example`, 'unproven');
-  await nextTurn();
-  t.equal(asked.length, 12 + 8, 'of new ones few are asked for at a time, too');
+  t.strictSame(await look, ANSWER);
 });
 
-t.test('names of proven receivers have lookups reserved', async (t) => {
-  const { resolve, asked, answer } = newResolver();
-  for (const number of Array(40).keys()) void resolve(`new${number}.example`, 'unproven');
-  for (const number of Array(40).keys()) void resolve(`failing${number}.example`, 'failing');
-  const look = resolve('proven.example', 'proven');
+t.test('a name for which DNS answers does not wait for those for which it does not', async (t) => {
+  const { resolve, asked, answer, answerByDns } = newResolver();
+  for (const number of Array(100).keys()) void resolve(`dead${number}.example`, KEY);
+  const look = resolve('new.example', KEY);
   await nextTurn();
-  t.ok(asked.includes('proven.example'));
-  answer('proven.example');
+  t.notOk(asked.includes('new.example'));
+  answerByDns('new.example');
+  await nextTurn();
+  t.equal(asked.at(-1), 'new.example', 'as the system may know more than DNS');
+  answer('new.example');
   t.strictSame(await look, ANSWER);
-  for (const number of Array(40).keys()) void resolve(`proven${number}.example`, 'proven');
+});
+
+t.test('names of one key leave lookups to those of others, whatever DNS says of them', async (t) => {
+  const { resolve, asked, answerByDns } = newResolver();
+  const names = Array.from({ length: 100 }, (_, number) => `lying${number}.example`);
+  for (const name of names) void resolve(name, KEY);
   await nextTurn();
-  t.equal(asked.length, 1 + 3 * 8, 'and no more than that');
+  for (const name of names) answerByDns(name);
+  await nextTurn();
+  t.equal(asked.length, 6 + 19);
+  for (const name of ['silent.example', 'new.example']) void resolve(name, OTHER_KEY);
+  await nextTurn();
+  answerByDns('new.example');
+  await nextTurn();
+  t.strictSame(asked.slice(6 + 19), ['silent.example', 'new.example']);
+  void resolve(names.at(-1) ?? '', OTHER_KEY);
+  await nextTurn();
+  answerByDns(names.at(-1) ?? '');
+  await nextTurn();
+  t.equal(asked.at(-1), names.at(-1), 'even for a name that also the first one waits for');
+});
+
+t.test('a name that DNS is silent about is looked up in its turn', async (t) => {
+  const { resolve, asked, answer, beSilent } = newResolver();
+  const names = Array.from({ length: 7 }, (_, number) => `hosts${number}.example`);
+  const looks = names.map((name) => resolve(name, KEY));
+  await nextTurn();
+  beSilent('hosts6.example');
+  await nextTurn();
+  t.equal(asked.length, 6);
+  for (const [index, name] of names.entries()) {
+    answer(name);
+    t.strictSame(await looks[index], ANSWER);
+  }
+});
+
+t.test('DNS is asked no longer than somebody waits', async (t) => {
+  const { resolve, effects, answer, asksDns } = newResolver();
+  for (const number of Array(7).keys()) void resolve(`dead${number}.example`, KEY).catch(() => {});
+  await nextTurn();
+  t.ok(asksDns('dead6.example'));
+  t.notOk(asksDns('dead0.example'), 'nor if the name is looked up at once');
+  effects.advance(PATIENCE_MS);
+  t.notOk(asksDns('dead6.example'));
+  const next = resolve('next.example', KEY);
+  await nextTurn();
+  t.ok(asksDns('next.example'));
+  for (const number of Array(6).keys()) answer(`dead${number}.example`);
+  await nextTurn();
+  t.notOk(asksDns('next.example'), 'nor once it is looked up');
+  answer('next.example');
+  t.strictSame(await next, ANSWER);
 });
 
 t.test('a name that resolves late counts as new until it resolves in time', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
-  const names = Array.from({ length: 9 }, (_, number) => `slow${number}.example`);
+  const names = Array.from({ length: 7 }, (_, number) => `slow${number}.example`);
   for (const name of names) {
-    const look = resolve(name, 'unproven');
+    const look = resolve(name, KEY);
     await nextTurn();
     effects.advance(2_000);
     answer(name);
     await look;
   }
   asked.length = 0;
-  const looks = Promise.all(names.map((name) => resolve(name, 'unproven')));
+  const looks = Promise.all(names.map((name) => resolve(name, KEY)));
   await nextTurn();
-  t.equal(asked.length, 8);
+  t.equal(asked.length, 6);
   for (const name of names) {
     answer(name);
     await nextTurn();
   }
   await looks;
   asked.length = 0;
-  const again = Promise.all(names.map((name) => resolve(name, 'unproven')));
+  const again = Promise.all(names.map((name) => resolve(name, KEY)));
   await nextTurn();
-  t.equal(asked.length, 9);
+  t.equal(asked.length, 7);
   for (const name of names) answer(name);
   await again;
 });
 
 t.test('a name that nobody waits for any more is not looked up', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
-  const dead = Array.from({ length: 8 }, (_, number) => `dead${number}.example`);
-  const first = Promise.all(dead.map((name) => resolve(name, 'unproven')));
-  const left = resolve('left.example', 'unproven');
-  const wanted = resolve('wanted.example', 'unproven');
+  const dead = Array.from({ length: 6 }, (_, number) => `dead${number}.example`);
+  const first = Promise.all(dead.map((name) => resolve(name, KEY)));
+  const left = resolve('left.example', KEY);
+  const wanted = resolve('wanted.example', KEY);
   await nextTurn();
   effects.advance(PATIENCE_MS);
-  void resolve('wanted.example', 'unproven');
+  void resolve('wanted.example', KEY);
   effects.advance(1);
   for (const name of dead) answer(name);
   await first;
   await t.rejects(left, { message: 'its callers have given up' });
-  t.strictSame(asked.slice(8), ['wanted.example']);
+  t.strictSame(asked.slice(6), ['wanted.example']);
   answer('wanted.example');
   t.strictSame(await wanted, ANSWER);
 });
@@ -110,64 +160,96 @@ t.test('a name that nobody waits for any more is not looked up', async (t) => {
 t.test('a known name that resolves late counts as new from then on', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
   for (const lateMs of [0, 2_000]) {
-    const look = resolve('known.example', 'unproven');
+    const look = resolve('known.example', KEY);
     await nextTurn();
     effects.advance(lateMs);
     answer('known.example');
     await look;
     await nextTurn(); // the late one has what the name stood for before its own answer is looked at
   }
-  for (const number of Array(8).keys()) void resolve(`dead${number}.example`, 'unproven');
-  void resolve('known.example', 'unproven');
+  for (const number of Array(6).keys()) void resolve(`dead${number}.example`, KEY);
+  void resolve('known.example', KEY);
   await nextTurn();
-  t.equal(asked.length, 2 + 8);
+  t.equal(asked.length, 2 + 6);
   t.not(asked.at(-1), 'known.example');
 });
 
 t.test('the last answer for a name is used while no server answers', async (t) => {
   const { resolve, asked, answer, effects } = newResolver();
-  const first = resolve('one.example', 'proven');
+  const first = resolve('one.example', KEY);
   await nextTurn();
   answer('one.example');
   await first;
-  const silent = resolve('one.example', 'proven');
-  const fresh = resolve('two.example', 'proven');
+  const silent = resolve('one.example', KEY);
+  const fresh = resolve('two.example', KEY);
   effects.advance(1_799);
   t.equal(await Promise.race([silent, nextTurn('none yet')]), 'none yet');
   effects.advance(1);
   t.strictSame(await silent, ANSWER);
   t.equal(await Promise.race([fresh, nextTurn('none')]), 'none', 'of another nothing is known');
-  const again = resolve('one.example', 'proven');
+  const again = resolve('one.example', KEY);
   t.equal(asked.length, 3, 'the look that is under way is shared');
   effects.advance(1_800);
   t.strictSame(await again, ANSWER);
   effects.advance(60 * 60_000);
-  const late = resolve('one.example', 'proven');
+  const late = resolve('one.example', KEY);
   effects.advance(1_800);
   t.equal(await Promise.race([late, nextTurn('none')]), 'none', 'but not for ever');
 });
 
 t.test('a lookup asks for all addresses of a name', async (t) => {
-  const resolve = createResolver(undefined, PATIENCE_MS, fakeEffects());
-  const addresses = await resolve('localhost', 'unproven');
+  const resolve = createResolver({ timeoutMs: PATIENCE_MS }, fakeEffects());
+  const addresses = await resolve('localhost', KEY);
   t.ok(addresses.length > 0);
   for (const { address } of addresses) t.match(address, /^(127\.|::1$)/);
 });
 
-/** A resolver on one that answers when a test says so. */
+t.test(
+  'beside a hundred names that no server answers for, others get what the system says',
+  ifMayServeDns,
+  async (t) => {
+    const { stdout, stderr } = runWithOwnDns(
+      temporaryDirectory(t),
+      '192.0.2.7 in-hosts.example\n',
+      process.execPath,
+      join(import.meta.dirname, '../fixtures/looks-up.ts'),
+      ...['in-hosts.example', 'nowhere.example'],
+    );
+    t.match(JSON.parse(stdout || 'null'), [[{ address: '192.0.2.7', family: 4 }], 'ENOTFOUND'], stderr);
+  },
+);
+
+/** A resolver on a system and a DNS that answer when a test says so. */
 function newResolver() {
   const effects = fakeEffects();
   const asked: string[] = [];
   const waiting = new Map<string, PromiseWithResolvers<LookupAddress[]>>();
+  const askedDns = new Map<string, { signal: AbortSignal; settle: (isAnswered: boolean) => void }>();
   const resolve = createResolver(
-    (hostname) => {
-      asked.push(hostname);
-      const look = Promise.withResolvers<LookupAddress[]>();
-      waiting.set(hostname, look);
-      return look.promise;
+    {
+      timeoutMs: PATIENCE_MS,
+      lookUp(hostname) {
+        asked.push(hostname);
+        const look = Promise.withResolvers<LookupAddress[]>();
+        waiting.set(hostname, look);
+        return look.promise;
+      },
+      askDns(hostname, signal) {
+        const { promise, resolve } = Promise.withResolvers<boolean>();
+        signal.addEventListener('abort', () => resolve(false));
+        askedDns.set(hostname, { signal, settle: resolve });
+        return promise;
+      },
     },
-    PATIENCE_MS,
     effects,
   );
-  return { effects, resolve, asked, answer: (hostname: string) => waiting.get(hostname)?.resolve(ANSWER) };
+  return {
+    effects,
+    resolve,
+    asked,
+    answer: (hostname: string) => waiting.get(hostname)?.resolve(ANSWER),
+    answerByDns: (hostname: string) => askedDns.get(hostname)?.settle(true),
+    beSilent: (hostname: string) => askedDns.get(hostname)?.settle(false),
+    asksDns: (hostname: string) => askedDns.get(hostname)?.signal.aborted === false,
+  };
 }

@@ -74,7 +74,11 @@ t.test(
     const expected = [];
     for (const type of ['deployment.created', 'deployment.started'] as const) {
       const { id } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId, events: [type] });
-      expected.push({ webhook_id: id, next_attempt_at: effects.now() + 1_000 * expected.length });
+      expected.push({
+        webhook_id: id,
+        key_id: keyId,
+        next_attempt_at: effects.now() + 1_000 * expected.length,
+      });
     }
     await store.writer.write('deployments.create', newDeployment(projectId));
     effects.advance(1_000);

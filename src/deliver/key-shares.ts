@@ -1,0 +1,143 @@
+import type { KeyId } from '../domain.ts';
+import { createSlots, type Slots } from '../slots.ts';
+
+/** The key that registered a webhook; null: the webhook is gone. */
+export type Owner = KeyId | null;
+
+/** Places that keys share. */
+export interface SharedPlaces {
+  /** How many are free; below 0 if more were taken. */
+  free(): number;
+  /** How many more the key may have now. */
+  freeTo(key: Owner): number;
+  /** The key has `count` more, or fewer. */
+  take(key: Owner, count: number): void;
+}
+
+/**
+ * Of `total` places each key may have its share. They may be a part of others, `whole`. A key may then come to have more
+ * than its share, as its receivers that were quick hang: what is beyond it takes places of the whole only, so that other
+ * keys still get some of the part.
+ */
+export function createSharedPlaces(total: number, whole?: SharedPlaces): SharedPlaces {
+  const mostOfKey = whole === undefined ? total : shareOfKey(total, 0);
+  /** One number for each key there ever was. */
+  const takenBy = new Map<Owner, number>();
+  let taken = 0;
+
+  return {
+    free: () => Math.min(total - taken, whole?.free() ?? total),
+    freeTo(key) {
+      const own = takenBy.get(key) ?? 0;
+      const share = shareOfKey(total, taken - Math.min(own, mostOfKey));
+      return Math.min(total - taken, share - own, whole?.freeTo(key) ?? total);
+    },
+    take(key, count) {
+      const before = takenBy.get(key) ?? 0;
+      const after = before + count;
+      takenBy.set(key, after);
+      taken += Math.min(after, mostOfKey) - Math.min(before, mostOfKey);
+      whole?.take(key, count);
+    },
+  };
+}
+
+/**
+ * How many of `total` places the webhooks of one key may hold together while those of other keys hold `ofOthers`: four
+ * fifths of what these leave, and one in any case (the dynamic threshold of Choudhury and Hahne, 1998). A key alone is
+ * hardly limited, the next one finds places at once, however the first one's receivers hang, and as places become free
+ * all come to equal shares. A fixed limit that leaves places beside five such keys would leave one alone a sixth.
+ */
+function shareOfKey(total: number, ofOthers: number): number {
+  return Math.max(1, Math.floor((total - ofOthers) * 0.8));
+}
+
+/** A semaphore whose permits keys share. */
+export interface SharedSemaphore {
+  /**
+   * Resolves when this key has one more permit. The next one goes to the key that has had none for longest, and those of
+   * one key are given in the order of the calls.
+   */
+  acquire(key: Owner): Promise<void>;
+  /** Takes a permit if the key may have one at once, and returns whether it did. */
+  tryAcquire(key: Owner): boolean;
+  /** Returns a permit of this key. */
+  release(key: Owner): void;
+}
+
+/** A semaphore with `total` permits. */
+export function createSharedSemaphore(total: number): SharedSemaphore {
+  const places = createSharedPlaces(total);
+  const waiting = createKeyedSlots<{ key: Owner; slot: number; grant: () => void }>(({ key }) => key);
+
+  return {
+    async acquire(key) {
+      if (tryAcquire(key)) return;
+      const { promise, resolve } = Promise.withResolvers<void>();
+      const waiter = { key, slot: 0, grant: resolve };
+      waiter.slot = waiting.put(waiter);
+      await promise;
+    },
+    tryAcquire,
+    release(key) {
+      places.take(key, -1);
+      for (const { key, slot, grant } of waiting) {
+        if (places.free() <= 0) return;
+        if (places.freeTo(key) <= 0) continue;
+        waiting.take(slot);
+        places.take(key, 1);
+        grant();
+      }
+    },
+  };
+
+  /** A key that may have a permit waits for none: each that is returned is given to whoever may have it. */
+  function tryAcquire(key: Owner): boolean {
+    if (places.freeTo(key) <= 0) return false;
+    places.take(key, 1);
+    return true;
+  }
+}
+
+/**
+ * Slots in which keys take turns: an iteration yields the oldest value of one key after the other, and comes back to a
+ * key when the value that was yielded is taken out. If it is not, the others of that key follow.
+ */
+export function createKeyedSlots<Value>(keyOf: (value: Value) => Owner): Slots<Value> {
+  const slots = createSlots<Value>();
+  /** The values of each key by their slots, the oldest first. The key that had one taken out last is the last. */
+  const valuesOfKey = new Map<Owner, Map<number, Value>>();
+
+  return {
+    get size() {
+      return slots.size;
+    },
+    put(value) {
+      const slot = slots.put(value);
+      const key = keyOf(value);
+      const values = valuesOfKey.get(key);
+      if (values === undefined) valuesOfKey.set(key, new Map([[slot, value]]));
+      else values.set(slot, value);
+      return slot;
+    },
+    take(slot) {
+      const value = slots.take(slot);
+      if (value === undefined) return undefined;
+      const key = keyOf(value);
+      const values = valuesOfKey.get(key);
+      values?.delete(slot);
+      valuesOfKey.delete(key);
+      if (values !== undefined && values.size > 0) valuesOfKey.set(key, values);
+      return value;
+    },
+    *[Symbol.iterator]() {
+      // A Map's iteration also visits what is set during it, and so a key that was moved to the end.
+      for (const values of valuesOfKey.values()) {
+        for (const [slot, value] of values) {
+          yield value;
+          if (!values.has(slot)) break;
+        }
+      }
+    },
+  };
+}
