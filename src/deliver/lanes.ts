@@ -24,7 +24,14 @@ import { createKeyedSlots, createSharedPlaces, type Owner, type SharedPlaces } f
  */
 
 type Standing = 'proven' | 'new' | 'slow' | 'failing';
-const STANDINGS: readonly Standing[] = ['proven', 'new', 'slow', 'failing'];
+
+/** Each standing comes first in turn: quick receivers with a backlog would use up every batch, and nobody else get any. */
+const ORDERS: readonly (readonly Standing[])[] = [
+  ['proven', 'new', 'slow', 'failing'],
+  ['new', 'slow', 'failing', 'proven'],
+  ['slow', 'failing', 'proven', 'new'],
+  ['failing', 'proven', 'new', 'slow'],
+];
 
 interface LaneLimits {
   /** Concurrent attempts to one webhook. */
@@ -188,6 +195,8 @@ export function createLanes(
   let earliestMs = Number.POSITIVE_INFINITY;
   /** With the slots of turns that no attempt uses yet. */
   let totalUnderWay = 0;
+  /** How often there were turns. */
+  let turnsTaken = 0;
   /** The token bucket of probes, as the monotonic time up to which its tokens are used, one per PROBES_GAP_MS. */
   let probedUntilMs = Number.NEGATIVE_INFINITY;
   /** Slots whose attempts have not taken SLOW_AFTER_MS yet, the oldest first. */
@@ -238,12 +247,14 @@ export function createLanes(
     wakeSleeping(nowMs);
     noticeSlow();
     const turns: Turn[] = [];
+    const order = ORDERS[turnsTaken % ORDERS.length] ?? [];
+    turnsTaken += 1;
     for (const { ready, slotsMax } of [
       { ready: fresh, slotsMax: freshMax },
       { ready: behind, slotsMax: behindMax },
     ]) {
       let left = Math.min(slotsMax, all.free(), UNRECORDED_TOTAL_MAX - totalUnderWay);
-      for (const standing of STANDINGS) {
+      for (const standing of order) {
         let free = Math.min(left, freeSlotsFor(standing));
         const each = Math.max(1, Math.floor(free / ready[standing].size));
         for (const lane of ready[standing]) {

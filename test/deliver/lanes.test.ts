@@ -247,6 +247,24 @@ t.test('keys take turns, and within a key its webhooks', async (t) => {
   ]);
 });
 
+t.test('an endless backlog of quick receivers leaves turns to slow and failing ones', async (t) => {
+  const model = outbox();
+  const quick = Array.from({ length: WEBHOOKS_OF_KEY_MAX }, (_, index) => `key/${index}`);
+  model.succeedAll(quick);
+  model.succeed('other/slow', 2_000);
+  model.replace([{ id: 'other/failing', count: 0, failing_since: model.effects.now() }]);
+  for (const id of [...quick, 'other/slow', 'other/failing']) model.add(id, 100_000);
+  for (let look = 0; look < 1_000; look++) {
+    model.look(64, 2);
+    for (const id of quick) while (model.underWay(id) > 0) model.end(id, 'succeeded');
+    if (model.underWay('other/failing') > 0) model.end('other/failing', 'failed');
+    if (look % 100 === 99 && model.underWay('other/slow') > 0) model.end('other/slow', 'succeeded');
+    model.effects.advance(10);
+  }
+  t.ok(model.begun('other/failing') > 400, `${model.begun('other/failing')} probes in 10 s`);
+  t.ok(model.begun('other/slow') > 10, `${model.begun('other/slow')} slow attempts`);
+});
+
 t.test('the slots of a turn that came to nothing are free again', async (t) => {
   const model = outbox();
   const ids = model.proven(300);
