@@ -37,6 +37,7 @@ import { writerFigures } from './store/writer-figures.ts';
 import {
   addressSpaceProblem,
   fileSizeProblem,
+  lookupThreads,
   openFilesProblem,
   ownFilesProblem,
   processesProblem,
@@ -80,6 +81,7 @@ export async function startService(
 ): Promise<Service> {
   const limitProblem = processesProblem() ?? ownFilesProblem(config.maxConcurrent) ?? addressSpaceProblem();
   if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
+  const lookupsMax = lookupThreads();
   await startPool();
   await using started = new AsyncDisposableStack();
   // First, as loading the thread takes as long as everything that is done before it is needed.
@@ -176,6 +178,7 @@ export async function startService(
       refusedAddresses: [config.listen, ...(metrics === undefined ? [] : [metrics.listen])],
       caPem,
       idleConnectionsMax: spareFiles(config.maxConcurrent),
+      lookupsMax,
     },
     schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
     log,

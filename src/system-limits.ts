@@ -83,6 +83,11 @@ export function poolThreads(): number {
   return Math.max(POOL_THREADS_MIN, Math.min(POOL_THREADS_MAX, Math.floor(processesLeft() * POOL_SHARE)));
 }
 
+/** How many names libuv looks up at a time: these use half of the pool at most. Call it before the pool is started. */
+export function lookupThreads(): number {
+  return Math.ceil(poolThreads() / 2);
+}
+
 /**
  * Starts libuv's thread pool, to be called once `processesProblem` has found none: later, when commands may have used up
  * what is allowed, its first use would abort davit.

@@ -9,6 +9,7 @@ import { realEffects } from '../src/effects.ts';
 import {
   addressSpaceProblem,
   fileSizeProblem,
+  lookupThreads,
   openFilesMax,
   openFilesProblem,
   poolThreads,
@@ -126,6 +127,7 @@ t.test(
     for (const [processes, threads] of expected) {
       const lift = limitProcesses(processes);
       t.equal(poolThreads(), threads, `of ${processes}`);
+      t.equal(lookupThreads(), Math.ceil(threads / 2));
       lift();
     }
   },

@@ -20,6 +20,8 @@ export interface ConnectorOptions {
   refusedAddresses?: readonly ListenAddress[];
   /** Certificates in PEM that are trusted besides the default ones. */
   caPem?: string | null;
+  /** How many names may be looked up at a time; 32 by default. */
+  lookupsMax?: number;
   /** Resolves names, by default with the system's resolver; tests bring their own. */
   resolve?: LookUp;
   /** Tells whether DNS answers for a name, by default that of the system; tests bring their own. */
@@ -75,7 +77,7 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;
   const { machineAddresses = interfaceAddresses } = options;
-  const resolve = createResolver({ timeoutMs, lookUp: options.resolve, askDns: options.askDns }, effects);
+  const resolve = createResolver({ ...options, lookUp: options.resolve }, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
   let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, Buffer>();

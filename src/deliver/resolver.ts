@@ -20,19 +20,20 @@ type Resolve = (hostname: string, key: Owner) => Promise<readonly LookupAddress[
 interface ResolverOptions {
   /** How long callers wait at most. */
   timeoutMs: number;
+  /** How many names may be looked up at a time; 32 by default. */
+  lookupsMax?: number | undefined;
   /** By default the system's; tests bring their own, and the next one. */
   lookUp?: LookUp | undefined;
   askDns?: AskDns | undefined;
 }
 
 /**
- * libuv looks up names in at most half of its threads, 32, and a name whose servers do not answer occupies one for 10 s
- * and more, even after the attempt was given up. So lookups are limited, separately of names for which DNS is known to
- * answer and of all others, and shared between keys: whatever answers one key's names get, those of another find a
- * thread.
+ * libuv looks up names in at most half of its threads, and a name whose servers do not answer occupies one for 10 s and
+ * more, even after the attempt was given up. So lookups of names for which DNS is not known to answer get a quarter, and
+ * the others the rest, both shared by keys: whatever answers one key's names get, those of another find a thread.
  */
-const ANSWERED_LOOKUPS = 24;
-const OTHER_LOOKUPS = 8;
+const LOOKUPS_MAX = 32;
+const NOT_ANSWERED_PART = 1 / 4;
 const SLOW_MS = 2_000;
 const REMEMBERED_MAX = 1_000;
 
@@ -61,15 +62,16 @@ interface LastAnswer {
  * is not started, as its callers have given up.
  */
 export function createResolver(
-  { timeoutMs, lookUp = lookUpInSystem, askDns = askSystemsDns }: ResolverOptions,
+  { timeoutMs, lookupsMax = LOOKUPS_MAX, lookUp = lookUpInSystem, askDns = askSystemsDns }: ResolverOptions,
   effects: Pick<Effects, 'monotonicMs' | 'after'>,
 ): Resolve {
   /** Names that were answered quickly the last time. */
   const quick = new Map<string, true>();
   const lastAnswers = new Map<string, LastAnswer>();
   const pendingLookups = new Map<string, PendingLookup>();
-  const answered = createSharedSemaphore(ANSWERED_LOOKUPS);
-  const others = createSharedSemaphore(OTHER_LOOKUPS);
+  const othersMax = Math.max(1, Math.floor(lookupsMax * NOT_ANSWERED_PART));
+  const answered = createSharedSemaphore(lookupsMax - othersMax);
+  const others = createSharedSemaphore(othersMax);
 
   return (hostname, key) => withStaleFallback(hostname, sharedLookup(hostname, key));
 

@@ -80,6 +80,17 @@ t.test('names of one key leave lookups to those of others, whatever DNS says of 
   t.equal(asked.at(-1), names.at(-1), 'even for a name that also the first one waits for');
 });
 
+t.test('where few threads are allowed, names without an answer leave one to the others', async (t) => {
+  const { resolve, asked, answerByDns } = newResolver({ lookupsMax: 2 });
+  for (const key of [KEY, OTHER_KEY])
+    for (const number of Array(9).keys()) void resolve(`dead${number}.example`, key);
+  void resolve('new.example', KEY);
+  await nextTurn();
+  answerByDns('new.example');
+  await nextTurn();
+  t.strictSame(asked, ['dead0.example', 'new.example']);
+});
+
 t.test('a name that DNS is silent about is looked up in its turn', async (t) => {
   const { resolve, asked, answer, beSilent } = newResolver();
   const names = Array.from({ length: 7 }, (_, number) => `hosts${number}.example`);
@@ -220,7 +231,7 @@ t.test(
 );
 
 /** A resolver on a system and a DNS that answer when a test says so. */
-function newResolver() {
+function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
   const effects = fakeEffects();
   const asked: string[] = [];
   const waiting = new Map<string, PromiseWithResolvers<LookupAddress[]>>();
@@ -228,6 +239,7 @@ function newResolver() {
   const resolve = createResolver(
     {
       timeoutMs: PATIENCE_MS,
+      lookupsMax,
       lookUp(hostname) {
         asked.push(hostname);
         const look = Promise.withResolvers<LookupAddress[]>();
