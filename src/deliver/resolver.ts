@@ -1,5 +1,5 @@
 import type { LookupAddress } from 'node:dns';
-import { CANCELLED, lookup, Resolver, TIMEOUT } from 'node:dns/promises';
+import { CANCELLED, lookup, Resolver, SERVFAIL, TIMEOUT } from 'node:dns/promises';
 import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
@@ -168,4 +168,5 @@ async function askSystemsDns(hostname: string, signal: AbortSignal): Promise<boo
   return answers.every((one) => one.status === 'fulfilled' || !SILENCE.has(one.reason.code));
 }
 
-const SILENCE = new Set([TIMEOUT, CANCELLED]);
+/** SERVFAIL is what a recursive server says, after some seconds, if the servers of the name do not answer it. */
+const SILENCE = new Set([TIMEOUT, CANCELLED, SERVFAIL]);
