@@ -101,7 +101,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       handlers = undefined;
     };
     // Checked here, as the socket does not call `lookup` for an address literal.
-    if (isIP(hostname) !== 0 && !isAllowed(hostname, port)) {
+    if (isIP(hostname) !== 0 && !allowedAt(port)(hostname)) {
       queueMicrotask(() => close(new AttemptError('address_refused')));
       return {
         remoteAddress: () => null,
@@ -183,12 +183,12 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
   }
 
-  /** All addresses of the name. Rejects with an AttemptError if there are none, or if any is not allowed. */
+  /** The addresses of the name. Rejects with an AttemptError if there are none, or if any is not allowed. */
   async function judgedAddresses(hostname: string, port: number, key: Owner): Promise<LookupAddress[]> {
     const addresses = await addressesOf(hostname, key);
     if (addresses.length === 0) throw new AttemptError('dns');
-    if (!addresses.every(({ address }) => isAllowed(address, port)))
-      throw new AttemptError('address_refused');
+    const isAllowed = allowedAt(port);
+    if (!addresses.every(({ address }) => isAllowed(address))) throw new AttemptError('address_refused');
     return [...addresses];
   }
 
@@ -201,10 +201,13 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     });
   }
 
-  function isAllowed(address: string, port: number): boolean {
-    if (isInside(address, allowedCidrs)) return true;
-    const isOwn = listeners.some((isAt) => isAt(address, port));
-    return !isOwn && judgeAddress(address, []) === 'allowed';
+  /** Returns a function that tells whether davit may connect to an address at this port. */
+  function allowedAt(port: number): (address: string) => boolean {
+    const own = listeners.map((listensAt) => listensAt(port));
+    return (address) => {
+      if (isInside(address, allowedCidrs)) return true;
+      return !own.some((isAt) => isAt(address)) && judgeAddress(address, []) === 'allowed';
+    };
   }
 }
 
@@ -217,14 +220,19 @@ function interfaceAddresses(): string[] {
   return Object.values(networkInterfaces()).flatMap((list) => list?.map(({ address }) => address) ?? []);
 }
 
-/** Whether a connection to this address and port may end at the listener. */
-type Listener = (ip: string, port: number) => boolean;
+/** Gives a function that tells whether a connection to an address, at this port, may end at the listener. */
+type Listener = (port: number) => (ip: string) => boolean;
 
 function listenerOf(listen: ListenAddress, machineAddresses: () => readonly string[]): Listener {
   const own = listenedAddress(listen.host);
-  // Read each time, as a machine's addresses change. A host name counts as all of them: it is not resolved.
-  const isAt = (ip: string) => (own === null ? machineAddresses().includes(ip) : isInside(ip, [own]));
-  return (ip, port) => (listen.port === port || listen.port === 0) && isAt(ip);
+  return (port) => {
+    if (listen.port !== port && listen.port !== 0) return () => false;
+    if (own !== null) return (ip) => isInside(ip, [own]);
+    // Read for each connection, as a machine's addresses change, but not for each address: it takes 0.1 ms. A host name
+    // counts as all of them: it is not resolved.
+    const addresses = machineAddresses();
+    return (ip) => addresses.includes(ip);
+  };
 }
 
 /** Readable texts for the errors met in practice, the same for every version of OpenSSL and Node. */

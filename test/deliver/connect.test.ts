@@ -122,6 +122,22 @@ t.test('only the port where davit listens is refused, not others of that address
   t.strictSame(refused, ['http://93.184.216.34:8080/']);
 });
 
+t.test('the addresses of this machine are read once for all addresses of a name', async (t) => {
+  let reads = 0;
+  const connector = newConnector({
+    refusedAddresses: [{ host: '0.0.0.0', port: 443 }],
+    machineAddresses: () => {
+      reads += 1;
+      return ['93.184.216.34'];
+    },
+    resolve: async () =>
+      ['93.184.216.35', '93.184.216.36', '93.184.216.34'].map((address) => ({ address, family: 4 })),
+  });
+  const url = new URL('https://receiver.example/');
+  await t.rejects(exchange(connector, url), { message: 'address_refused' });
+  t.equal(reads, 1);
+});
+
 t.test('the end of a connection is reported once, and not for one that was destroyed', async (t) => {
   const closing = await startReceiver(t, { answers: [hangUp()] });
   const answering = await startReceiver(t, { answers: [status(200)] });

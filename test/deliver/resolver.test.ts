@@ -208,6 +208,17 @@ t.test('the last answer for a name is used while no server answers', async (t) =
   t.equal(await Promise.race([late, nextTurn('none')]), 'none', 'but not for ever');
 });
 
+t.test('of a name with thousands of addresses the first 32 are used', async (t) => {
+  const { resolve, answer } = newResolver();
+  const look = resolve('many.example', KEY);
+  await nextTurn();
+  answer(
+    'many.example',
+    Array.from({ length: 4_000 }, () => ({ address: '93.184.216.34', family: 4 })),
+  );
+  t.equal((await look).length, 32);
+});
+
 t.test('a lookup asks for all addresses of a name', async (t) => {
   const resolve = createResolver({ timeoutMs: PATIENCE_MS }, fakeEffects());
   const addresses = await resolve('localhost', KEY);
@@ -262,7 +273,7 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
     effects,
     resolve,
     asked,
-    answer: (hostname: string) => waiting.get(hostname)?.resolve(ANSWER),
+    answer: (hostname: string, answer = ANSWER) => waiting.get(hostname)?.resolve(answer),
     answerByDns: (hostname: string) => askedDns.get(hostname)?.settle(true),
     beSilent: (hostname: string) => askedDns.get(hostname)?.settle(false),
     asksDns: (hostname: string) => askedDns.get(hostname)?.signal.aborted === false,
