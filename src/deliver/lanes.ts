@@ -127,7 +127,10 @@ export interface Lanes {
   end(slot: TakenSlot, how: SlotEnd, nowMs: number): void;
   /** Call after `end`, once the result is in the outbox. */
   recorded(slot: TakenSlot, nowMs: number): void;
-  /** Ends the turn of a lane, and frees the slots that it did not use. `nextAtMs`: when its next delivery is due; null: none is pending. */
+  /**
+   * Ends the turn of a lane: slots that it did not use are free again. `nextAtMs`: when its next delivery is due; null:
+   * none is pending.
+   */
   finishTurn(lane: Lane, nextAtMs: number | null, nowMs: number): void;
   /** When `turns` may return more by itself, so not when a slot becomes free; null: no time is known. */
   nextTurnAtMs(nowMs: number): number | null;
@@ -136,11 +139,11 @@ export interface Lanes {
 interface OwnLane extends Lane {
   readonly underWay: number[];
   standing: Standing;
-  /** Its slots, for attempts under way and those of its turn. */
+  /** Its slots, with those of its turn. */
   slots: number;
-  /** Those of its turn that no attempt uses yet. */
+  /** Those of them that no attempt uses yet. */
   unusedSlots: number;
-  /** Those of them that have taken longer than SLOW_AFTER_MS. */
+  /** Those of them whose attempts have taken longer than SLOW_AFTER_MS. */
   slowSlots: number;
   lastWasSlow: boolean;
   hasSucceeded: boolean;
