@@ -434,7 +434,8 @@ t.test('the deadline', async (t) => {
   });
 
   t.test('does not hide an answer that davit, held up, has not read yet', async (t) => {
-    const receiver = await startReceiver(t, { answers: [status(204)] });
+    const { answer, release } = held(status(204));
+    const receiver = await startReceiver(t, { answers: [answer] });
     const fake = fakeEffects();
     // The event loop turns before a timer that is set by another one.
     const after: Effects['after'] = (delayMs, action) =>
@@ -442,7 +443,10 @@ t.test('the deadline', async (t) => {
     const { send } = newSender(t, {}, { ...fake, after });
     const outcome = send(receiver.url);
     await receiver.next();
-    fake.advance(2 * TIMEOUT_MS);
+    realEffects.after(0, () => {
+      release();
+      fake.advance(2 * TIMEOUT_MS);
+    });
     t.match(await outcome, { ok: true, statusCode: 204, error: null, durationMs: 2 * TIMEOUT_MS });
   });
 
