@@ -105,8 +105,10 @@ export function createSharedSemaphore(total: number): SharedSemaphore {
  */
 export function createKeyedSlots<Value>(keyOf: (value: Value) => Owner): Slots<Value> {
   const slots = createSlots<Value>();
-  /** The values of each key by their slots, the oldest first. The key that had one taken out last is the last. */
-  const valuesOfKey = new Map<Owner, Map<number, Value>>();
+  /** One for each key there ever was. */
+  const queues = new Map<Owner, KeyQueue<Value>>();
+  /** Those that are not empty. The key that had a value taken out last is the last. */
+  const waiting = createSlots<KeyQueue<Value>>();
 
   return {
     get size() {
@@ -114,30 +116,45 @@ export function createKeyedSlots<Value>(keyOf: (value: Value) => Owner): Slots<V
     },
     put(value) {
       const slot = slots.put(value);
-      const key = keyOf(value);
-      const values = valuesOfKey.get(key);
-      if (values === undefined) valuesOfKey.set(key, new Map([[slot, value]]));
-      else values.set(slot, value);
+      const queue = queueOf(keyOf(value));
+      if (queue.values.size === 0) queue.place = waiting.put(queue);
+      queue.values.set(slot, value);
       return slot;
     },
     take(slot) {
       const value = slots.take(slot);
       if (value === undefined) return undefined;
-      const key = keyOf(value);
-      const values = valuesOfKey.get(key);
-      values?.delete(slot);
-      valuesOfKey.delete(key);
-      if (values !== undefined && values.size > 0) valuesOfKey.set(key, values);
+      const queue = queueOf(keyOf(value));
+      queue.values.delete(slot);
+      waiting.take(queue.place);
+      if (queue.values.size > 0) queue.place = waiting.put(queue);
       return value;
     },
     *[Symbol.iterator]() {
-      // A Map's iteration also visits what is set during it, and so a key that was moved to the end.
-      for (const values of valuesOfKey.values()) {
-        for (const [slot, value] of values) {
+      const inTurn = [...waiting];
+      for (const queue of inTurn) {
+        for (const [slot, value] of queue.values) {
           yield value;
-          if (!values.has(slot)) break;
+          if (queue.values.has(slot)) continue;
+          inTurn.push(queue);
+          break;
         }
       }
     },
   };
+
+  function queueOf(key: Owner): KeyQueue<Value> {
+    const known = queues.get(key);
+    if (known !== undefined) return known;
+    const queue = { values: new Map<number, Value>(), place: 0 };
+    queues.set(key, queue);
+    return queue;
+  }
+}
+
+interface KeyQueue<Value> {
+  /** By their slots, the oldest first. */
+  values: Map<number, Value>;
+  /** Its slot among those that are waiting. */
+  place: number;
 }
