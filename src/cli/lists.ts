@@ -6,6 +6,8 @@ import { type CommandContext, misused } from './command.ts';
 import { nearest } from './suggest.ts';
 
 const SHOWN = 20;
+/** Of a larger page the store would find all items before it leaves out those that are too long for one. */
+const PAGE_MAX = 1_000;
 
 /** How many items a list shows. */
 export function limitOption(): Option {
@@ -22,8 +24,9 @@ export async function latestOf<Item>(
     let beforeSeq: number | null = Number.MAX_SAFE_INTEGER;
     beforeSeq !== null && found.length <= limit;
   ) {
-    const { items, goOnAt }: ListPage<Item> = await page(beforeSeq, limit + 1 - found.length);
-    for (const item of items) found.push(item); // not push(...items): a page may exceed the limit of arguments
+    const wanted = Math.min(limit + 1 - found.length, PAGE_MAX);
+    const { items, goOnAt }: ListPage<Item> = await page(beforeSeq, wanted);
+    found.push(...items);
     beforeSeq = goOnAt;
   }
   return { items: found.slice(0, limit), isAll: found.length <= limit };

@@ -66,7 +66,11 @@ export async function search<Row>(
   for (;;) {
     rows.push(...found.rows);
     const { endSeq } = found;
-    if (endSeq === null || rows.length >= limit || monotonicMs() >= untilMs) return { rows, endSeq };
-    found = await inSpareTurn(() => slice(endSeq, limit - rows.length));
+    if (endSeq === null || rows.length >= limit) return { rows, endSeq };
+    // Seen when the turn has come, for which many searches may wait long.
+    const isOver = () => monotonicMs() >= untilMs;
+    const next = await inSpareTurn(() => (isOver() ? null : slice(endSeq, limit - rows.length)));
+    if (next === null) return { rows, endSeq };
+    found = next;
   }
 }

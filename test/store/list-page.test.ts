@@ -47,3 +47,13 @@ t.test('a search ends when its time is over, but not before it has read a slice'
   t.strictSame(await found(400), { rows: [], endSeq: 6 });
   t.strictSame(await found(5_000), { rows: [], endSeq: 8 });
 });
+
+t.test('a search whose time is over when its turn comes reads nothing more', async (t) => {
+  let ms = 0;
+  const slice = (beforeSeq: number) => ({ rows: [beforeSeq], endSeq: beforeSeq - 1 });
+  const inSpareTurn = async <Result>(task: () => Result) => {
+    ms += 1_000; // others had their turns
+    return task();
+  };
+  t.strictSame(await search(slice, 9, 3, { inSpareTurn, monotonicMs: () => ms }), { rows: [9], endSeq: 8 });
+});
