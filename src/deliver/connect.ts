@@ -72,7 +72,7 @@ const received = Buffer.allocUnsafeSlow(64 * 1024);
 
 /**
  * Connects only to allowed addresses. The addresses that are checked are the ones that the socket uses, against DNS
- * rebinding: a name is resolved once for each connection, and refused if any of its addresses is not allowed.
+ * rebinding: a name is resolved once for each connection, and refused if any of what the resolver returns is not allowed.
  */
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;

@@ -52,6 +52,17 @@ interface PendingLookup {
   answer: Promise<readonly LookupAddress[]>;
   /** When it was last asked for, on the monotonic clock. */
   lastWantedAtMs: number;
+  /** Asks DNS about the name while it waits for one of the other lookups. */
+  question: Question | undefined;
+}
+
+/** Whether DNS answers for a name. */
+interface Question {
+  /** Resolves once it does. */
+  answered: Promise<void>;
+  /** Asks, unless that is being done. */
+  ask(): void;
+  stop(): void;
 }
 
 interface LastAnswer {
@@ -85,9 +96,15 @@ export function createResolver(
     const shared = pendingLookups.get(name);
     if (shared !== undefined) {
       shared.lastWantedAtMs = nowMs;
+      // Its silence may be over: a name that was asked about once stayed behind its key's dead ones for minutes.
+      shared.question?.ask();
       return shared.answer;
     }
-    const pending: PendingLookup = { lastWantedAtMs: nowMs, answer: Promise.resolve([]) };
+    const pending: PendingLookup = {
+      lastWantedAtMs: nowMs,
+      answer: Promise.resolve([]),
+      question: undefined,
+    };
     pending.answer = resolve(hostname, key, pending).finally(() => pendingLookups.delete(name));
     pendingLookups.set(name, pending);
     return pending.answer;
@@ -98,7 +115,7 @@ export function createResolver(
     key: Owner,
     pending: PendingLookup,
   ): Promise<readonly LookupAddress[]> {
-    const lookups = await placeFor(hostname, key);
+    const lookups = await placeFor(hostname, key, pending);
     try {
       const startedAtMs = effects.monotonicMs();
       if (startedAtMs - pending.lastWantedAtMs > timeoutMs) throw new Error('its callers have given up');
@@ -116,8 +133,8 @@ export function createResolver(
   }
 
   /** Takes a permit for a lookup of the name, and resolves to the semaphore to which it is to be returned. */
-  async function placeFor(hostname: string, key: Owner): Promise<SharedSemaphore> {
-    if (!quick.has(hostname) && (await isFreeFirst(hostname, key))) return others;
+  async function placeFor(hostname: string, key: Owner, pending: PendingLookup): Promise<SharedSemaphore> {
+    if (!quick.has(hostname) && (await isFreeFirst(hostname, key, pending))) return others;
     await answered.acquire(key);
     return answered;
   }
@@ -127,17 +144,37 @@ export function createResolver(
    * decides only that: a name is always looked up in the system, which also has /etc/hosts and whatever nsswitch.conf(5)
    * names.
    */
-  async function isFreeFirst(hostname: string, key: Owner): Promise<boolean> {
+  async function isFreeFirst(hostname: string, key: Owner, pending: PendingLookup): Promise<boolean> {
     if (others.tryAcquire(key)) return true;
-    const asking = new AbortController();
-    const cancelDeadline = effects.after(timeoutMs, () => asking.abort());
+    const question = questionAbout(hostname);
+    pending.question = question;
+    question.ask();
     const free = others.acquire(key).then(() => true);
-    const answer = askDns(hostname, asking.signal).then((isAnswered) => !isAnswered && free);
-    const isFree = await Promise.race([free, answer]);
-    cancelDeadline();
-    asking.abort();
+    const isFree = await Promise.race([free, question.answered.then(() => false)]);
+    pending.question = undefined;
+    question.stop();
     if (!isFree) void free.then(() => others.release(key));
     return isFree;
+  }
+
+  function questionAbout(hostname: string): Question {
+    const { promise, resolve } = Promise.withResolvers<void>();
+    let asking: AbortController | undefined;
+    return { answered: promise, ask, stop: () => asking?.abort() };
+
+    function ask(): void {
+      if (asking !== undefined) return;
+      const own = new AbortController();
+      asking = own;
+      const cancelDeadline = effects.after(timeoutMs, () => own.abort());
+      void askDns(hostname, own.signal)
+        .catch(() => false) // as silence: the name waits for its turn
+        .then((isAnswered) => {
+          cancelDeadline();
+          asking = undefined;
+          if (isAnswered) resolve();
+        });
+    }
   }
 
   function withStaleFallback(

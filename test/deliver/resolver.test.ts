@@ -105,6 +105,34 @@ t.test('a name that DNS is silent about is looked up in its turn', async (t) => 
   }
 });
 
+t.test('a name that DNS was silent about is asked about again when it is wanted again', async (t) => {
+  const { resolve, asked, answerByDns, beSilent } = newResolver();
+  for (const number of Array(6).keys()) void resolve(`dead${number}.example`, KEY);
+  void resolve('live.example', KEY);
+  await nextTurn();
+  beSilent('live.example');
+  await nextTurn();
+  void resolve('live.example', KEY);
+  answerByDns('live.example');
+  await nextTurn();
+  t.equal(asked.at(-1), 'live.example');
+});
+
+t.test('DNS that cannot be asked counts as silent', async (t) => {
+  const { resolve, asked, answer, failToAskDns } = newResolver();
+  const names = Array.from({ length: 8 }, (_, number) => `hosts${number}.example`);
+  const looks = names.map((name) => resolve(name, KEY));
+  await nextTurn();
+  failToAskDns('hosts6.example');
+  failToAskDns('hosts7.example');
+  await nextTurn();
+  t.equal(asked.length, 6);
+  for (const [index, name] of names.entries()) {
+    answer(name);
+    t.strictSame(await looks[index], ANSWER, name);
+  }
+});
+
 t.test('DNS is asked no longer than somebody waits', async (t) => {
   const { resolve, effects, answer, asksDns } = newResolver();
   for (const number of Array(7).keys()) void resolve(`dead${number}.example`, KEY).catch(() => {});
@@ -249,7 +277,7 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
   const effects = fakeEffects();
   const asked: string[] = [];
   const waiting = new Map<string, PromiseWithResolvers<LookupAddress[]>>();
-  const askedDns = new Map<string, { signal: AbortSignal; settle: (isAnswered: boolean) => void }>();
+  const askedDns = new Map<string, PromiseWithResolvers<boolean> & { signal: AbortSignal }>();
   const resolve = createResolver(
     {
       timeoutMs: PATIENCE_MS,
@@ -261,10 +289,10 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
         return look.promise;
       },
       askDns(hostname, signal) {
-        const { promise, resolve } = Promise.withResolvers<boolean>();
-        signal.addEventListener('abort', () => resolve(false));
-        askedDns.set(hostname, { signal, settle: resolve });
-        return promise;
+        const question = Promise.withResolvers<boolean>();
+        signal.addEventListener('abort', () => question.resolve(false));
+        askedDns.set(hostname, { ...question, signal });
+        return question.promise;
       },
     },
     effects,
@@ -274,8 +302,9 @@ function newResolver({ lookupsMax = undefined as number | undefined } = {}) {
     resolve,
     asked,
     answer: (hostname: string, answer = ANSWER) => waiting.get(hostname)?.resolve(answer),
-    answerByDns: (hostname: string) => askedDns.get(hostname)?.settle(true),
-    beSilent: (hostname: string) => askedDns.get(hostname)?.settle(false),
+    answerByDns: (hostname: string) => askedDns.get(hostname)?.resolve(true),
+    beSilent: (hostname: string) => askedDns.get(hostname)?.resolve(false),
+    failToAskDns: (hostname: string) => askedDns.get(hostname)?.reject(new Error('no resolver')),
     asksDns: (hostname: string) => askedDns.get(hostname)?.signal.aborted === false,
   };
 }
