@@ -13,9 +13,10 @@ import { poolThreads } from './system-limits.ts';
 
 /**
  * DNS lookups run in libuv's thread pool, by default in no more than two threads at a time: two names whose servers do
- * not answer would block every delivery. Must be set before the pool starts.
+ * not answer would block every delivery. Must be set before the pool starts. Replaces what the environment says, as the
+ * dispatcher looks up so many names at a time as this allows.
  */
-process.env['UV_THREADPOOL_SIZE'] ??= String(poolThreads());
+process.env['UV_THREADPOOL_SIZE'] = String(poolThreads());
 
 /** With a umask such as 177, meant to keep files private, davit could not enter the directories that it creates. */
 process.umask(process.umask(0o077) & 0o077);
