@@ -251,7 +251,6 @@ export function createLanes(
     noticeSlow();
     const turns: Turn[] = [];
     const order = ORDERS[turnsTaken % ORDERS.length] ?? [];
-    turnsTaken += 1;
     for (const { ready, slotsMax } of [
       { ready: fresh, slotsMax: freshMax },
       { ready: behind, slotsMax: behindMax },
@@ -279,6 +278,7 @@ export function createLanes(
         }
       }
     }
+    if (turns.length > 0) turnsTaken += 1;
     return turns;
   }
 
