@@ -1,6 +1,6 @@
 import { closeSync, fstatSync, fsyncSync, openSync, writeSync } from 'node:fs';
 import { checkDatabase, type FileCheck, identify, withDatabase } from './check.ts';
-import { type Database, isFailureOfDisk, pragmaNumber } from './database.ts';
+import { type Database, pragmaNumber, sqliteCode } from './database.ts';
 
 /**
  * Copies what is committed at this moment into the empty file `to`, compacted and without a WAL; then checks the copy.
@@ -36,16 +36,18 @@ function copyInto(database: Database, to: string, bytes: number): void {
   try {
     database.prepare('VACUUM INTO ?').run(to);
   } catch (error) {
-    if (isFailureOfDisk(error)) fill(to, bytes);
+    if (WRITE_FAILURES.has(sqliteCode(error) ?? '')) fill(to, bytes);
     throw error;
   }
 }
 
+const WRITE_FAILURES = new Set(['SQLITE_IOERR_WRITE', 'SQLITE_IOERR_FSYNC']);
+
 const PIECE = Buffer.alloc(64 * 1024);
 
 /**
- * Writes on to a failed copy until it has its size: SQLite tells neither a quota from other failures nor which of the
- * two files failed, and the system does both.
+ * Writes on to a failed copy until it has its size: SQLite does not tell a quota from other failures, and the system
+ * does.
  */
 function fill(path: string, bytes: number): void {
   const descriptor = openSync(path, 'r+');
