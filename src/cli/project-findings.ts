@@ -40,9 +40,12 @@ export function findingsOf(
 /** Whether the files that each run of a command needs can be made; empty if they can, or no project has a command. */
 export function checkTemporaryDirectory(
   projects: readonly ProjectDetails[],
-  { temporaryDirectory }: Surroundings,
-): FindingOf<'directory'>[] {
+  { temporaryDirectory, serviceProcessId, unanswered }: Surroundings,
+): Finding[] {
   if (projects.every(({ command }) => command === null)) return [];
+  if (unanswered.has(temporaryDirectory)) return [noAnswer('directory', temporaryDirectory)];
+  // The service has its own one there (PrivateTmp= of systemd): what this process finds says nothing about it.
+  if (serviceProcessId !== null && viewOf(serviceProcessId, temporaryDirectory) === 'hidden') return [];
   const found = parentProblem(temporaryDirectory);
   return found === undefined ? [] : [problem('directory', found.message, found.advice)];
 }

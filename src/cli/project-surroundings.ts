@@ -15,7 +15,7 @@ export interface Surroundings {
   serviceProcessId: number | null;
   /** Where the files of commands are made: as the service has it, as far as that can be seen, else as this process. */
   temporaryDirectory: string;
-  /** The paths of `pathsOf` whose file system did not answer. */
+  /** The paths of `pathsOf`, and the temporary directory, as far as their file systems did not answer. */
   unanswered: ReadonlySet<string>;
 }
 
@@ -32,7 +32,10 @@ export async function surroundingsOf(
   effects: Effects,
   statPath: (path: string) => Promise<unknown> = stat,
 ): Promise<Surroundings> {
-  const paths = [...new Set(projects.flatMap(pathsOf))];
+  const serviceProcessId = service === null ? null : await visibleProcess(service, dbPath);
+  const ofService = serviceProcessId === null ? undefined : await temporaryDirectoryOf(serviceProcessId);
+  const temporaryDirectory = ofService ?? resolve(tmpdir());
+  const paths = [...new Set([...projects.flatMap(pathsOf), temporaryDirectory])];
   const answered = (path: string) =>
     statPath(path).then(
       () => true,
@@ -45,13 +48,7 @@ export async function surroundingsOf(
   const silent = await Promise.all(
     paths.map(async (path) => ((await Promise.race([answered(path), late()])) ? [] : [path])),
   );
-  const serviceProcessId = service === null ? null : await visibleProcess(service, dbPath);
-  const ofService = serviceProcessId === null ? undefined : await temporaryDirectoryOf(serviceProcessId);
-  return {
-    serviceProcessId,
-    temporaryDirectory: ofService ?? resolve(tmpdir()),
-    unanswered: new Set(silent.flat()),
-  };
+  return { serviceProcessId, temporaryDirectory, unanswered: new Set(silent.flat()) };
 }
 
 /** The paths in a project's settings: its directory, and its command unless that is a bare name. */

@@ -1,9 +1,10 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
-import { join } from 'node:path';
+import { tmpdir } from 'node:os';
+import { join, resolve } from 'node:path';
 import t, { type Test } from 'tap';
-import { findingsOf } from '../../src/cli/project-findings.ts';
+import { checkTemporaryDirectory, findingsOf } from '../../src/cli/project-findings.ts';
 import { pathsOf, surroundingsOf, viewOf } from '../../src/cli/project-surroundings.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -21,7 +22,7 @@ t.test('a path that does not answer is a problem and does not hold up the other 
   });
   effects.advance(5_000);
   const surroundings = await found;
-  t.strictSame(looked, ['/net/away', '/net/away/deploy.sh', '/', '/bin/true']);
+  t.strictSame(looked, ['/net/away', '/net/away/deploy.sh', '/', '/bin/true', resolve(tmpdir())]);
   t.strictSame([...surroundings.unanswered], ['/net/away']);
   t.match(
     findingsOf(away, {}, surroundings).filter(({ level }) => level === 'problem'),
@@ -31,6 +32,18 @@ t.test('a path that does not answer is a problem and does not hold up the other 
     findingsOf(here, {}, surroundings).filter(({ level }) => level === 'problem'),
     [],
   );
+});
+
+t.test('a temporary directory that does not answer is a problem, and not tried', async (t) => {
+  const effects = fakeEffects();
+  const projects = [await project(t, null, ['/bin/true'])];
+  const found = surroundingsOf(projects, { dbPath: 'davit.db', service: null }, effects, (path) =>
+    path === resolve(tmpdir()) ? new Promise(() => undefined) : Promise.resolve(),
+  );
+  effects.advance(5_000);
+  t.match(checkTemporaryDirectory(projects, await found), [
+    { check: 'directory', level: 'problem', message: /does not answer: / },
+  ]);
 });
 
 t.test('the paths checked are the directory and a command with a slash', async (t) => {
@@ -77,6 +90,16 @@ t.test('a path hidden from the service is a problem, a read-only one a note', if
     ['directory', 'problem', 'the service does not see '],
   ]);
   t.strictSame(await problems('read', '/bin/true'), [['directory', 'note', 'the service may only read ']]);
+
+  const commands = [await project(t, null, ['/bin/true'])];
+  const tried = (serviceProcessId: number | null) =>
+    checkTemporaryDirectory(commands, {
+      serviceProcessId,
+      temporaryDirectory: join(directory, 'hidden/tool'),
+      unanswered: new Set(),
+    });
+  t.match(tried(null), [{ level: 'problem', message: /ENOTDIR/ }]);
+  t.strictSame(tried(service.pid ?? 0), [], 'the service has its own temporary directory there');
 });
 
 async function project(
