@@ -17,7 +17,7 @@ import {
   schemaVersionOf,
   sqliteCode,
 } from './database.ts';
-import { locksOn, refuseOtherMachine } from './lock.ts';
+import { lockersOf, refuseOtherMachine } from './lock.ts';
 import { statusOf } from './place.ts';
 import { type Reads, readsOn } from './store.ts';
 
@@ -194,9 +194,8 @@ const WRITE_LOCK_BYTE = 120;
 /** The process that has a write transaction on the file, by the kernel's list of locks. */
 function writerOf(path: string): number | null {
   const shm = statusOf(`${path}-shm`); // none while the file is not in WAL mode, as a restored one at first
-  const locks = shm === undefined ? [] : locksOn(shm);
-  const lock = locks.find(({ kind, start }) => kind === 'WRITE' && start === WRITE_LOCK_BYTE);
-  return lock !== undefined && lock.processId > 0 ? lock.processId : null;
+  const [processId = 0] = shm === undefined ? [] : lockersOf(shm, WRITE_LOCK_BYTE);
+  return processId > 0 ? processId : null;
 }
 
 /** The bytes of each table, including its indexes. */

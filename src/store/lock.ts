@@ -183,9 +183,7 @@ export function refuseOtherMachine(path: string): void {
  * other machines on a network file system belong to kernel threads.
  */
 function isLockedHere(file: string): boolean {
-  return locksOn(statSync(file)).some(
-    ({ kind, start, processId }) => kind === 'WRITE' && start === RESERVED_BYTE && isProgram(processId),
-  );
+  return lockersOf(statSync(file), RESERVED_BYTE).some(isProgram);
 }
 
 function isProgram(processId: number): boolean {
@@ -222,16 +220,20 @@ function holderOf(path: string): Holder | null {
 
 /** The holder by the kernel's list of locks, where SQLite cannot tell. */
 function holderByLocks(file: string): Holder | null {
-  const holder = locksOn(statSync(file)).find(
-    ({ kind, start }) => kind === 'WRITE' && start === RESERVED_BYTE,
-  );
-  if (holder === undefined) return null;
-  const processId = holder.processId > 0 ? holder.processId : null;
-  return { process_id: processId, since: null, max_concurrent: null, boot_id: null };
+  const [processId] = lockersOf(statSync(file), RESERVED_BYTE);
+  if (processId === undefined) return null;
+  return { process_id: processId > 0 ? processId : null, since: null, max_concurrent: null, boot_id: null };
 }
 
 /** The byte that a write transaction of SQLite locks, sqlite.org/fileformat2.html, section 1.3.1. */
 const RESERVED_BYTE = 0x40000001;
+
+/** The processes that have locked this byte of a file for writing. */
+export function lockersOf(file: Stats, byte: number): number[] {
+  return locksOn(file)
+    .filter(({ kind, start }) => kind === 'WRITE' && start === byte)
+    .map(({ processId }) => processId);
+}
 
 /** Which process has locked which byte of a file, proc_locks(5). Ids of other PID namespaces are not positive. */
 export function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
