@@ -67,10 +67,11 @@ export async function search<Row>(
     rows.push(...found.rows);
     const { endSeq } = found;
     if (endSeq === null || rows.length >= limit) return { rows, endSeq };
-    // Seen when the turn has come, for which many searches may wait long.
-    const isOver = () => monotonicMs() >= untilMs;
-    const next = await inSpareTurn(() => (isOver() ? null : slice(endSeq, limit - rows.length)));
-    if (next === null) return { rows, endSeq };
+    // The time is looked at when the turn has come, for which one of many searches may wait long.
+    const next = await inSpareTurn(() =>
+      monotonicMs() < untilMs ? slice(endSeq, limit - rows.length) : undefined,
+    );
+    if (next === undefined) return { rows, endSeq };
     found = next;
   }
 }
