@@ -90,7 +90,6 @@ export interface Lane {
   readonly underWay: readonly number[];
   /** Deliveries that were read ahead of the last claim: see ClaimRequest. */
   readonly ahead: number[];
-  readonly hasSucceeded: boolean;
   /** Consecutive failures; those before this process started count as FAILING_AFTER at most. */
   readonly failures: number;
 }
