@@ -15,7 +15,7 @@ import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { serveWithLog } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
-import { newDeployment } from '../helpers/store.ts';
+import { newDeployment, temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
@@ -366,7 +366,7 @@ t.test('a file that another machine serves is refused and left unchanged', ifMay
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {
   const child = spawn(process.execPath, [MAIN, 'serve', '--listen', listen, '--log-level', 'silent'], {
     cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...env },
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TMPDIR: temporaryDirectory(t), ...env },
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   t.teardown(() => child.kill('SIGKILL'));

@@ -2,6 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import type { Test } from 'tap';
 import { COMPILE_CACHE, MAIN } from './cli.ts';
+import { temporaryDirectory } from './store.ts';
 
 export interface Served {
   url: string;
@@ -26,7 +27,7 @@ export interface ServedWithLog extends Served {
 
 /** `davit serve` on `./davit.db` of this directory, ready; killed with the test, if it has not ended before. */
 export async function serve(t: Test, directory: string, ...options: string[]): Promise<Served> {
-  return started(t, spawnServe(directory, 'inherit', {}, ['--log-level', 'error', ...options]));
+  return started(t, spawnServe(t, directory, 'inherit', {}, ['--log-level', 'error', ...options]));
 }
 
 /** The same, with its log and with more in its environment. */
@@ -35,7 +36,7 @@ export async function serveWithLog(
   directory: string,
   { options = [], env = {} }: { options?: readonly string[]; env?: Record<string, string> } = {},
 ): Promise<ServedWithLog> {
-  const child = spawnServe(directory, 'pipe', env, options);
+  const child = spawnServe(t, directory, 'pipe', env, options);
   const ended = once(child, 'exit');
   let stderr = '';
   child.stderr?.setEncoding('utf8').on('data', (text: string) => {
@@ -70,6 +71,7 @@ export async function serveWithLog(
 }
 
 function spawnServe(
+  t: Test,
   directory: string,
   stderr: 'pipe' | 'inherit',
   env: Record<string, string>,
@@ -77,7 +79,8 @@ function spawnServe(
 ): ChildProcess {
   return spawn(process.execPath, [MAIN, 'serve', '--listen', '127.0.0.1:0', ...options], {
     cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', ...env },
+    // One that is killed leaves the files of its commands in it.
+    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TMPDIR: temporaryDirectory(t), ...env },
     stdio: ['ignore', 'pipe', stderr],
   });
 }

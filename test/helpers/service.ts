@@ -48,6 +48,8 @@ export interface ServiceResponse {
 export function place(t: Test): Place {
   const directory = temporaryDirectory(t);
   const databasePath = join(directory, 'davit.db');
+  // One that is killed leaves the files of its commands in it.
+  const env = { ...process.env, TMPDIR: temporaryDirectory(t) };
 
   return {
     directory,
@@ -69,7 +71,7 @@ export function place(t: Test): Place {
         'warn',
         ...options,
       ];
-      const child = spawn(executablePath(), words, { stdio: ['ignore', 'pipe', 'inherit'] });
+      const child = spawn(executablePath(), words, { env, stdio: ['ignore', 'pipe', 'inherit'] });
       const ended = once(child, 'exit');
       t.teardown(async () => {
         child.kill('SIGKILL');
