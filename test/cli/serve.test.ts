@@ -13,9 +13,9 @@ import { openStore } from '../../src/store/store.ts';
 import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
-import { serveWithLog } from '../helpers/served.ts';
+import { serveWithLog, spawnServe } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
-import { newDeployment, temporaryDirectory } from '../helpers/store.ts';
+import { newDeployment } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
@@ -364,11 +364,8 @@ t.test('a file that another machine serves is refused and left unchanged', ifMay
 
 /** `davit serve` in this directory, ready. */
 async function serve(t: Test, directory: string, env: Record<string, string> = {}, listen = '127.0.0.1:0') {
-  const child = spawn(process.execPath, [MAIN, 'serve', '--listen', listen, '--log-level', 'silent'], {
-    cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', TMPDIR: temporaryDirectory(t), ...env },
-    stdio: ['ignore', 'pipe', 'inherit'],
-  });
+  const child = spawnServe(t, directory, 'inherit', env, ['--listen', listen, '--log-level', 'silent']);
+  if (child.stdout === null) throw new Error('its stdout is piped');
   t.teardown(() => child.kill('SIGKILL'));
   let stdout = '';
   child.stdout.setEncoding('utf8').on('data', (text: string) => {

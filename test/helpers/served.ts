@@ -70,7 +70,8 @@ export async function serveWithLog(
   }
 }
 
-function spawnServe(
+/** `davit serve` in this directory, on a free port unless `options` say another, just started. */
+export function spawnServe(
   t: Test,
   directory: string,
   stderr: 'pipe' | 'inherit',
