@@ -1,6 +1,5 @@
 import { existsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { resolve } from 'node:path';
 import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
@@ -71,7 +70,7 @@ const RECOVERY_PROBLEM =
  * Wires davit together and starts it: the file and its lock, the writer, crash recovery, the dispatcher, the executor,
  * HTTP. What was started is stopped in reverse order. Throws AppError for problems that the user can solve. `onFatal`
  * is called when a part dies that davit cannot work without. If `toldToStop` is aborted before davit serves, everything
- * is stopped and the signal's reason is thrown.
+ * is stopped after the recovery and the signal's reason is thrown.
  */
 export async function startService(
   config: ServeConfig,
@@ -120,7 +119,7 @@ export async function startService(
     loadPosix(),
   ]);
   started.defer(store.close);
-  const temporaryDirectory = resolve(tmpdir());
+  const temporaryDirectory = tmpdir();
   const noFiles = parentProblem(temporaryDirectory);
   // Without projects that have a command, davit needs no temporary directory: the file may be all it can write to.
   if (noFiles?.mayPass === false && store.reads.projects.list().some(({ command }) => command !== null))
@@ -162,9 +161,9 @@ export async function startService(
     effects,
     logger,
   });
-  let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, toldToStop, effects);
-  toldToStop.throwIfAborted();
+  let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, effects);
   if (!recovered) logger.error(RECOVERY_PROBLEM);
+  toldToStop.throwIfAborted();
 
   // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
@@ -225,7 +224,7 @@ export async function startService(
   // Stopped before the server: that answers the requests that wait for a deployment, so they do not delay the stop.
   started.defer(watches.close);
   await http.start();
-  if (isNew) logger.info({ file: resolve(dbPath) }, 'created the file: it has no keys and no projects yet');
+  if (isNew) logger.info({ file: dbPath }, 'created the file: it has no keys and no projects yet');
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
@@ -312,16 +311,7 @@ function tickErrorLogger(logger: Logger, message: string): (error: unknown) => v
   };
 }
 
-/** Whether `work` resolves within `limitMs`, and before `signal` is aborted. Rejects if `work` does. */
-function isWithin(
-  work: Promise<void>,
-  limitMs: number,
-  signal: AbortSignal,
-  effects: Effects,
-): Promise<boolean> {
-  const aborted = new Promise<false>((resolve) => {
-    if (signal.aborted) resolve(false);
-    signal.addEventListener('abort', () => resolve(false), { once: true });
-  });
-  return Promise.race([work.then(() => true), delay(limitMs, effects).then(() => false), aborted]);
+/** Whether `work` resolves within `limitMs`. Rejects if `work` does. */
+function isWithin(work: Promise<void>, limitMs: number, effects: Effects): Promise<boolean> {
+  return Promise.race([work.then(() => true), delay(limitMs, effects).then(() => false)]);
 }

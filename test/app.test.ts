@@ -9,7 +9,7 @@ import { openForWriting } from '../src/store/database.ts';
 import { lockPath } from '../src/store/lock.ts';
 import { storeOn } from '../src/store/store.ts';
 import { place } from './helpers/cli.ts';
-import { fixture, PATH, until } from './helpers/commands.ts';
+import { PATH, until } from './helpers/commands.ts';
 import { connectRaw, parseResponses } from './helpers/http.ts';
 import { limitOpenFiles } from './helpers/limits.ts';
 import { ifHas } from './helpers/programs.ts';
@@ -126,20 +126,24 @@ async function fileWith(t: Test, command: [string, ...string[]]) {
   return { dbPath, store: { ...store, projectId: id } };
 }
 
-t.test('davit does not begin to serve if it is told to stop while it cleans up after a crash', async (t) => {
-  const { dbPath, store } = await fileWith(t, ['/bin/true']);
-  const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
-  await store.writer.write('deployments.claim', undefined);
-  const left = spawn(fixture('ignores-sigterm'), [], { env: { PATH, DEPLOY_ID: id }, stdio: 'pipe' });
-  t.teardown(() => left.kill('SIGKILL'));
-  await once(left.stdout, 'data');
+t.test(
+  'davit that is told to stop while it cleans up after a crash does that, and does not begin to serve',
+  async (t) => {
+    const { dbPath, store } = await fileWith(t, ['/bin/true']);
+    const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
+    await store.writer.write('deployments.claim', undefined);
+    const left = spawn('sleep', ['600'], { env: { PATH, DEPLOY_ID: id }, stdio: 'ignore' });
+    t.teardown(() => left.kill('SIGKILL'));
+    await once(left, 'spawn');
 
-  const start = new AbortController();
-  const serving = startService({ ...CONFIG, dbPath }, realEffects, () => undefined, start.signal);
-  setImmediate(() => start.abort(new Error('told to stop')));
-  await t.rejects(serving, { message: 'told to stop' });
-  t.equal(store.reads.deployments.get(id)?.status, 'running', 'that is left to the next start');
-});
+    const start = new AbortController();
+    const serving = startService({ ...CONFIG, dbPath }, realEffects, () => undefined, start.signal);
+    setImmediate(() => start.abort(new Error('told to stop')));
+    await t.rejects(serving, { message: 'told to stop' });
+    t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+    t.throws(() => process.kill(left.pid ?? 0, 0), { code: 'ESRCH' }, 'and nothing of it is alive');
+  },
+);
 
 t.test(
   'with few open files allowed, connections to receivers are not kept open',
