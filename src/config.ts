@@ -1,11 +1,12 @@
 import { isIP } from 'node:net';
+import { resolve } from 'node:path';
 import { InvalidArgumentError, type Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
 import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
 import { appending, durationMsOf, nullIfOff, option, orOff, parseCount } from './options.ts';
 
-/** The checked options of `davit serve`, with units in the names. */
+/** The checked options of `davit serve`, with units in the names. All paths are absolute. */
 export type ServeConfig = Readonly<
   Omit<Settings, 'tlsCertPath' | 'tlsKeyPath'> & {
     dbPath: string;
@@ -121,8 +122,8 @@ export function serveOptions(): Option[] {
 
 type ServeConfigResult = { ok: true; config: ServeConfig } | { ok: false; reason: string };
 
-/** `values`: what commander parsed for `serveOptions`, defaults included. */
-export function serveConfig(dbPath: string, values: Readonly<Record<string, unknown>>): ServeConfigResult {
+/** `path`: of `--db`; `values`: what commander parsed for `serveOptions`, defaults included. */
+export function serveConfig(path: string, values: Readonly<Record<string, unknown>>): ServeConfigResult {
   const { tlsCertPath, tlsKeyPath, ...settings } = allSettings().valuesFrom(values);
   if ((tlsCertPath === null) !== (tlsKeyPath === null)) {
     return { ok: false, reason: '--tls-cert and --tls-key go together: give both or neither' };
@@ -136,7 +137,12 @@ export function serveConfig(dbPath: string, values: Readonly<Record<string, unkn
       reason: '--listen and --metrics-listen are the same place: choose another port for one of them',
     };
   }
-  const config = Object.freeze({ dbPath, tls, shutdownGraceMs: SHUTDOWN_GRACE_MS, ...settings });
+  const config = Object.freeze({
+    dbPath: resolve(path),
+    tls,
+    shutdownGraceMs: SHUTDOWN_GRACE_MS,
+    ...settings,
+  });
   return { ok: true, config };
 }
 
@@ -278,5 +284,5 @@ function parseLogLevel(text: string): LogLevel {
 
 function parsePath(text: string): string {
   if (text === '') throw new InvalidArgumentError('It must be the path of a file.');
-  return text;
+  return resolve(text);
 }

@@ -1,4 +1,6 @@
 import { writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
+import { resolve } from 'node:path';
 import type { CommandContext } from './cli/command.ts';
 import { runCommandLine } from './cli/commands.ts';
 import { createTerminal } from './cli/terminal.ts';
@@ -68,6 +70,10 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
       else self.exit(code);
     },
     exitWithThreads: (code) => void leave(code),
+    leaveDirectory() {
+      self.env['TMPDIR'] = resolve(tmpdir());
+      self.chdir('/');
+    },
   };
 }
 

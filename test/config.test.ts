@@ -1,3 +1,4 @@
+import { resolve } from 'node:path';
 import { Command, CommanderError } from 'commander';
 import t from 'tap';
 import {
@@ -13,7 +14,7 @@ import { cidr } from './helpers/cidr.ts';
 
 t.test('without options the configuration has the documented defaults', async (t) => {
   t.strictSame(configOf([]), {
-    dbPath: 'davit.db',
+    dbPath: resolve('davit.db'),
     tls: null,
     shutdownGraceMs: 25_000,
     listen: { host: '127.0.0.1', port: 8080 },
@@ -64,8 +65,8 @@ t.test('every option is in the configuration', async (t) => {
     ...['--metrics-listen', '127.0.0.1:9464', '--retention', '12h', '--log-level', 'silent'],
   ]);
   t.strictSame(config, {
-    dbPath: 'davit.db',
-    tls: { certPath: 'c.pem', keyPath: 'k.pem' },
+    dbPath: resolve('davit.db'),
+    tls: { certPath: resolve('c.pem'), keyPath: resolve('k.pem') },
     shutdownGraceMs: 25_000,
     listen: { host: '::1', port: 0 },
     trustProxyCidrs: ['10.0.0.0/8', 'fd00::/8', '192.168.1.1'].map(cidr),
@@ -77,7 +78,7 @@ t.test('every option is in the configuration', async (t) => {
     webhookRetryWindowMs: 5_400_000,
     webhookAllowCidrs: [cidr('127.0.0.0/8')],
     webhookAllowHttp: true,
-    webhookCaFile: 'ca.pem',
+    webhookCaFile: resolve('ca.pem'),
     metricsListen: { host: '127.0.0.1', port: 9464 },
     retentionMs: 43_200_000,
     logLevel: 'silent',
@@ -90,7 +91,11 @@ t.test('an option that is off is null', async (t) => {
     maxQueued: null,
     retentionMs: null,
   });
-  t.match(configOf(['--webhook-ca-file', 'off']), { webhookCaFile: 'off' }, 'a file may have that name');
+  t.match(
+    configOf(['--webhook-ca-file', 'off']),
+    { webhookCaFile: resolve('off') },
+    'a file may have that name',
+  );
 });
 
 t.test('none, the default, empties a list of blocks, but is no block within a list', async (t) => {

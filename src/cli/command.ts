@@ -27,6 +27,11 @@ export interface CommandContext {
   exit(code: number): void;
   /** The same where other threads may be resolving names. */
   exitWithThreads(code: number): void;
+  /**
+   * Goes to `/`, as the directory where davit was started may be removed, and threads cannot start then. Paths that are
+   * relative to it must have been resolved before.
+   */
+  leaveDirectory(): void;
 }
 
 /** 128 and the signal's number, as shells do. SIGHUP is sent when a terminal is closed. */
@@ -244,6 +249,9 @@ export function errorText(error: unknown): string {
 export function problemText(error: unknown): string {
   if (error instanceof AppError) return printable(withoutSecrets(error.message));
   if (!(error instanceof Error)) return String(error);
+  if ('syscall' in error && error.syscall === 'uv_cwd') {
+    return 'the current directory was removed: change to another one, or give paths that begin with /';
+  }
   // A system call failed, for a port or a file: the message says enough.
   if ('syscall' in error) return printable(withoutSecrets(messageOf(error)));
   if (isStorageProblem(error)) return storageText(error);

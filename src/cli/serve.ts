@@ -46,6 +46,7 @@ export function defineServe(command: Command, context: CommandContext): void {
   command.action(async (values: Record<string, unknown>) => {
     const result = serveConfig(dbPathOf(command), values);
     if (!result.ok) misused(command, result.reason);
+    context.leaveDirectory();
     await warnOfVariables(command, result.config, context);
     return serve(result.config, context);
   });

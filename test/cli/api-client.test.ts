@@ -16,6 +16,7 @@ t.test('a call still under way when the client is closed fails as unavailable', 
       onSignal: () => () => undefined,
       exit: () => undefined,
       exitWithThreads: () => undefined,
+      leaveDirectory: () => undefined,
     },
   );
   const called = client.call({ method: 'GET', path: '/v2/deployments' });

@@ -101,6 +101,34 @@ t.test('a served file', async (t) => {
   });
 });
 
+t.test('in a directory that was removed', async (t) => {
+  t.test('davit serves a file elsewhere', async (t) => {
+    const place = emptyPlace(t);
+    const service = await serve(t, place, {}, [
+      'sh',
+      ...IN_REMOVED,
+      join(place, 'davit'),
+      `--db=${place}/davit.db`,
+    ]);
+    t.equal((await fetch(`${service.url}/readyz`)).status, 200);
+    t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
+  });
+
+  t.test('davit says what to do about relative paths', async (t) => {
+    const place = emptyPlace(t);
+    const message =
+      'error: the current directory was removed: change to another one, or give paths that begin with /\n';
+    for (const words of [
+      ['serve', '--listen', '127.0.0.1:0'],
+      ['admin', 'project', 'list', '--db', 'davit.db'],
+      ['admin', 'project', 'create', `--db=${place}/davit.db`, '--name', 'site', '--dir', 'sub'],
+    ]) {
+      const { status, stderr } = run(place, words, {}, ['sh', ...IN_REMOVED, join(place, 'davit')]);
+      t.strictSame({ status, stderr }, { status: 1, stderr: message }, words.join(' '));
+    }
+  });
+});
+
 t.test('every thread starts from its recorded code cache', async (t) => {
   const place = emptyPlace(t);
   const preload = join(place, 'preload.cjs');
@@ -206,14 +234,18 @@ function filesIn(directory: string): string[] {
   return readdirSync(directory).filter((name) => name !== 'tmp');
 }
 
+/** What runs the rest of the command line in a directory that is removed already. */
+const IN_REMOVED = ['-c', 'mkdir gone && cd gone && rmdir "$PWD" && exec "$@"', 'sh'];
+
 function run(
   place: string,
-  commandLine: string[],
+  words: string[],
   environment: Record<string, string> = {},
+  [program, ...before]: [string, ...string[]] = [join(place, 'davit')],
 ): SpawnSyncReturns<string> {
-  return spawnSync(join(place, 'davit'), commandLine, {
+  return spawnSync(program, [...before, ...words], {
     cwd: place,
-    env: { TMPDIR: join(place, 'tmp'), ...environment },
+    env: { TMPDIR: join(place, 'tmp'), PATH: '/usr/bin:/bin', ...environment },
     encoding: 'utf8',
     ...user,
   });
@@ -260,10 +292,11 @@ async function serve(
   t: Test,
   place: string,
   environment: Record<string, string> = {},
+  [program, ...before]: [string, ...string[]] = [join(place, 'davit')],
 ): Promise<RunningService> {
-  const service = spawn(join(place, 'davit'), ['serve', '--listen', '127.0.0.1:0'], {
+  const service = spawn(program, [...before, 'serve', '--listen', '127.0.0.1:0'], {
     cwd: place,
-    env: { TMPDIR: join(place, 'tmp'), ...environment },
+    env: { TMPDIR: join(place, 'tmp'), PATH: '/usr/bin:/bin', ...environment },
     stdio: ['ignore', 'pipe', 'inherit'],
     ...user,
   });

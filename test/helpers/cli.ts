@@ -65,6 +65,7 @@ export async function runHere(
       onSignal: () => () => undefined,
       exit: exited.resolve,
       exitWithThreads: exited.resolve,
+      leaveDirectory: () => undefined, // other runs may need it
     });
     const exitCode = await Promise.race([running, exited.promise]);
     return { stdout: stdout.text(), stderr: stderr.text(), exitCode };
