@@ -10,7 +10,7 @@ import {
   watch,
   writeFileSync,
 } from 'node:fs';
-import { join } from 'node:path';
+import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
@@ -32,7 +32,7 @@ t.test('serve migrates once, keeps a copy of the older file and logs each step',
   const service = await serveWithLog(t, directory, { env: { NODE_OPTIONS } });
   await service.logged(/^migrated: /);
   t.match(service.log().slice(0, 4), [
-    { level: 'info', file: './davit.db', to_schema: SCHEMA_VERSION, msg: /copying it first/ },
+    { level: 'info', file: dbPath, to_schema: SCHEMA_VERSION, msg: /copying it first/ },
     { level: 'info', kept_as: String, msg: 'the file as it was is kept' },
     { level: 'info', to_schema: SCHEMA_VERSION, msg: 'migrating' },
     { level: 'info', from_schema: OLDER, to_schema: SCHEMA_VERSION, kept_as: String, msg: /^migrated: / },
@@ -329,12 +329,13 @@ async function olderFile(t: Test) {
 /** `davit` with these words, once it hangs in the middle of the last migration. */
 async function migrationUnderWay(t: Test, directory: string, words: readonly string[]) {
   const watcher = watch(directory);
+  const underWay = join(directory, 'migrating');
   const isMigrating = new Promise<void>((resolve) => {
-    watcher.on('change', (_, name) => name === 'migrating' && resolve());
+    watcher.on('change', (_, name) => name === basename(underWay) && resolve());
   });
   const child = spawn(process.execPath, [MAIN, ...words], {
     cwd: directory,
-    env: { ...COMPILE_CACHE, NODE_OPTIONS, TEST_MIGRATION: 'hangs' },
+    env: { ...COMPILE_CACHE, NODE_OPTIONS, TEST_MIGRATION: 'hangs', TEST_MIGRATION_UNDER_WAY: underWay },
     stdio: ['ignore', 'ignore', 'pipe'],
   });
   t.teardown(() => child.kill('SIGKILL'));

@@ -178,7 +178,7 @@ t.test('invalid webhook commands are refused and change nothing', async (t) => {
     [
       ['ping', id, '--webhook-ca-file', 'missing.pem'],
       1,
-      /--webhook-ca-file: missing\.pem cannot be read \(ENOENT\)/,
+      /--webhook-ca-file: \/.*\/missing\.pem cannot be read \(ENOENT\)/,
     ],
   ];
   await Promise.all(
