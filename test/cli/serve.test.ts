@@ -1,4 +1,3 @@
-import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
   copyFileSync,
@@ -20,7 +19,7 @@ import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
-import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
+import { MAIN, place, runProcess } from '../helpers/cli.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { serveWithLog, spawnServe } from '../helpers/served.ts';
@@ -130,19 +129,15 @@ t.test('options can come from variables, TLS among them', async (t) => {
 
 t.test('the log says where metrics are served, and stdout only where davit listens', async (t) => {
   const { directory } = place(t);
-  const words = ['serve', '--listen', '127.0.0.1:0', '--metrics-listen', '127.0.0.1:0'];
-  const child = spawn(process.execPath, [MAIN, ...words], {
-    cwd: directory,
-    env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin' },
-    stdio: ['ignore', 'pipe', 'pipe'],
-  });
+  const child = spawnServe(t, directory, 'pipe', {}, ['--metrics-listen', '127.0.0.1:0']);
   t.teardown(() => child.kill('SIGKILL'));
-  const stdout = text(child.stdout);
-  const stderr = text(child.stderr);
-  await once(child.stdout, 'readable');
+  const [stdout, stderr] = [child.stdout, child.stderr].map((stream) => stream && text(stream));
+  if (child.stdout !== null) await once(child.stdout, 'readable');
   child.kill('SIGTERM');
   t.match(await stdout, /^davit listening on \S+\n$/);
-  const lines = (await stderr).split('\n').filter((line) => line.includes('metrics are served'));
+  const lines = String(await stderr)
+    .split('\n')
+    .filter((line) => line.includes('metrics are served'));
   t.match(
     lines.map((line) => JSON.parse(line)),
     [{ url: /^http:\/\/127\.0\.0\.1:[1-9]\d*\/metrics$/ }],
