@@ -51,7 +51,7 @@ export interface Service {
   metricsUrl: string | null;
   /** Reads the certificates and keys again. If they are invalid, that is logged, and the current ones stay in use. */
   reload(): void;
-  /** Lets running commands and attempts end, within their limits, and closes the file. */
+  /** Lets the recovery, running commands and attempts end, the latter two within their limits, and closes the file. */
   stop(): Promise<void>;
 }
 
@@ -69,8 +69,8 @@ const RECOVERY_PROBLEM =
 /**
  * Wires davit together and starts it: the file and its lock, the writer, crash recovery, the dispatcher, the executor,
  * HTTP. What was started is stopped in reverse order. Throws AppError for problems that the user can solve. `onFatal`
- * is called when a part dies that davit cannot work without. If `toldToStop` is aborted before davit serves, everything
- * is stopped after the recovery and the signal's reason is thrown.
+ * is called when a part dies that davit cannot work without. If `toldToStop` is aborted before the first deployment can
+ * start, everything is stopped after the recovery and the signal's reason is thrown.
  */
 export async function startService(
   config: ServeConfig,
@@ -163,7 +163,7 @@ export async function startService(
   });
   let recovered = await isWithin(recovery, RECOVERY_WAIT_MS, effects);
   if (!recovered) logger.error(RECOVERY_PROBLEM);
-  toldToStop.throwIfAborted();
+  await stopIfTold();
 
   // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
@@ -224,6 +224,7 @@ export async function startService(
   // Stopped before the server: that answers the requests that wait for a deployment, so they do not delay the stop.
   started.defer(watches.close);
   await http.start();
+  await stopIfTold();
   if (isNew) logger.info({ file: dbPath }, 'created the file: it has no keys and no projects yet');
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {
@@ -263,6 +264,7 @@ export async function startService(
     // The executor's loop still runs: it has deployments stopped that are canceled meanwhile.
     await executor.stop(config.shutdownGraceMs);
     await loop.stop();
+    await recovery;
   });
 
   const running = started.move();
@@ -278,6 +280,12 @@ export async function startService(
     },
     stop: () => running.disposeAsync(),
   };
+
+  async function stopIfTold(): Promise<void> {
+    if (!toldToStop.aborted) return;
+    await recovery;
+    toldToStop.throwIfAborted();
+  }
 }
 
 /**

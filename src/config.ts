@@ -1,10 +1,10 @@
 import { isIP } from 'node:net';
-import { resolve } from 'node:path';
 import { InvalidArgumentError, type Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
 import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
 import { appending, durationMsOf, nullIfOff, option, orOff, parseCount } from './options.ts';
+import { absolutePath } from './store/place.ts';
 
 /** The checked options of `davit serve`, with units in the names. All paths are absolute. */
 export type ServeConfig = Readonly<
@@ -138,7 +138,7 @@ export function serveConfig(path: string, values: Readonly<Record<string, unknow
     };
   }
   const config = Object.freeze({
-    dbPath: resolve(path),
+    dbPath: absolutePath(path),
     tls,
     shutdownGraceMs: SHUTDOWN_GRACE_MS,
     ...settings,
@@ -284,5 +284,5 @@ function parseLogLevel(text: string): LogLevel {
 
 function parsePath(text: string): string {
   if (text === '') throw new InvalidArgumentError('It must be the path of a file.');
-  return resolve(text);
+  return absolutePath(text);
 }

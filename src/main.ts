@@ -1,11 +1,11 @@
 import { writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { resolve } from 'node:path';
 import type { CommandContext } from './cli/command.ts';
 import { runCommandLine } from './cli/commands.ts';
 import { createTerminal } from './cli/terminal.ts';
 import { realEffects } from './effects.ts';
 import { exitAtOnce } from './exit.ts';
+import { absolutePath } from './store/place.ts';
 import { poolThreads } from './system-limits.ts';
 
 /*
@@ -71,7 +71,7 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
     },
     exitWithThreads: (code) => void leave(code),
     leaveDirectory() {
-      self.env['TMPDIR'] = resolve(tmpdir());
+      self.env['TMPDIR'] = absolutePath(tmpdir());
       self.chdir('/');
     },
   };

@@ -8,6 +8,7 @@ import { realEffects } from '../src/effects.ts';
 import { openForWriting } from '../src/store/database.ts';
 import { lockPath } from '../src/store/lock.ts';
 import { storeOn } from '../src/store/store.ts';
+import { RETRY_AFTER_MS } from '../src/store/writer.ts';
 import { place } from './helpers/cli.ts';
 import { PATH, until } from './helpers/commands.ts';
 import { connectRaw, parseResponses } from './helpers/http.ts';
@@ -35,11 +36,7 @@ t.test(
     });
 
     busy.exec('BEGIN IMMEDIATE');
-    const impatient: typeof realEffects = {
-      ...realEffects,
-      after: (delayMs, action) => realEffects.after(delayMs === RECOVERY_WAIT_MS ? 0 : delayMs, action),
-    };
-    const service = await startService({ ...CONFIG, dbPath }, impatient, (error) =>
+    const service = await startService({ ...CONFIG, dbPath }, impatientEffects().effects, (error) =>
       t.fail('the service died', { error }),
     );
     t.teardown(service.stop);
@@ -145,6 +142,47 @@ t.test(
   },
 );
 
+t.test('davit that is told to stop does not end before a recovery that takes long', async (t) => {
+  for (const isStarting of [true, false]) {
+    const { dbPath, store } = await fileWith(t, ['/bin/true']);
+    const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
+    await store.writer.write('deployments.claim', undefined);
+    const busy = openForWriting(dbPath, realEffects);
+    busy.exec('BEGIN IMMEDIATE');
+
+    const start = new AbortController();
+    const { effects, refusals } = impatientEffects();
+    const serving = startService({ ...CONFIG, dbPath }, effects, () => undefined, start.signal);
+    if (isStarting) start.abort(new Error('told to stop'));
+    const ended = isStarting
+      ? t.rejects(serving, { message: 'told to stop' })
+      : serving.then(({ stop }) => stop());
+    const atEnd = ended.then(() => store.reads.deployments.get(id));
+    await until(() => refusals.count === 1);
+    busy.exec('ROLLBACK');
+    busy.close();
+    t.match(await atEnd, { status: 'failed', reason: 'interrupted' });
+  }
+});
+
+t.test('davit that is told to stop late in its start begins no deployment', async (t) => {
+  const { dbPath, store } = await fileWith(t, ['/bin/true']);
+  const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
+  const start = new AbortController();
+  const config = {
+    ...CONFIG,
+    dbPath,
+    // Read when the recovery is over, and the dispatcher begins.
+    get webhookTimeoutMs() {
+      start.abort(new Error('told to stop'));
+      return CONFIG.webhookTimeoutMs;
+    },
+  };
+  const serving = startService(config, realEffects, () => undefined, start.signal);
+  await t.rejects(serving, { message: 'told to stop' });
+  t.match(store.reads.deployments.get(id), { status: 'queued' });
+});
+
 t.test(
   'with few open files allowed, connections to receivers are not kept open',
   ifHas('prlimit'),
@@ -201,3 +239,16 @@ t.test(
     await t.resolves(second());
   },
 );
+
+/** As if the recovery had been waited for long enough at once; `refusals`: of its writes, which are retried at once. */
+function impatientEffects() {
+  const refusals = { count: 0 };
+  const effects: typeof realEffects = {
+    ...realEffects,
+    after(delayMs, action) {
+      if (delayMs === RETRY_AFTER_MS) refusals.count += 1;
+      return realEffects.after([RECOVERY_WAIT_MS, RETRY_AFTER_MS].includes(delayMs) ? 0 : delayMs, action);
+    },
+  };
+  return { effects, refusals };
+}

@@ -1,8 +1,9 @@
-import { dirname, resolve } from 'node:path';
+import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
+import { absolutePath } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, misused, printJson } from './command.ts';
 import { counted } from './counted.ts';
@@ -34,7 +35,7 @@ async function backup(
   if (file === '') misused(command, 'the name of the copy must not be empty');
   const dbPath = existingDbPathOf(command);
   // Absolute, as SQLite takes a name that begins with `file:` for a URI.
-  const path = resolve(file);
+  const path = absolutePath(file);
   const [{ refuseName }, { refuseToOpen }] = await Promise.all([
     import('../store/partial-file.ts'),
     import('./removed.ts'),
@@ -43,7 +44,7 @@ async function backup(
   refuseToOpen(dbPath, context.effects);
   const at = timestamp(context.effects.now());
   await withPartial(dirname(path), context, async (partial, signal) => {
-    const from = { path: resolve(dbPath), name: dbPath };
+    const from = { path: absolutePath(dbPath), name: dbPath };
     const facts = await fillPartial('copy', from, partial, signal, context);
     partial.publishAs(path);
     if (options.json === true) printJson(context, { file, at, ...facts });

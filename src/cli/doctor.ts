@@ -1,9 +1,10 @@
-import { realpathSync, statfsSync, statSync } from 'node:fs';
+import { statfsSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import type { Effects } from '../effects.ts';
 import type { TableSize } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
+import { realPath } from '../store/place.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
@@ -59,7 +60,7 @@ async function diagnose(
 
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
-  const path = realpathSync(dbPath);
+  const path = realPath(dbPath);
   const [{ refuseRemoved }, { tryDisk }] = await Promise.all([
     import('./removed.ts'),
     import('./doctor-disk.ts'),

@@ -1,8 +1,9 @@
-import { realpathSync, rmSync, statSync } from 'node:fs';
+import { rmSync, statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { printable } from '../printable.ts';
+import { realPath } from '../store/place.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
 
@@ -73,7 +74,7 @@ export async function migrateOlder(
     import('../store/partial-file.ts'),
   ]);
   // The file itself, if this is a link to it.
-  const path = realpathSync(dbPath);
+  const path = realPath(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
     listener?.onBegin();

@@ -1,11 +1,12 @@
 import { existsSync, statSync } from 'node:fs';
-import { dirname, resolve } from 'node:path';
+import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
+import { absolutePath, realPath } from '../store/place.ts';
 import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
 import {
@@ -54,13 +55,11 @@ async function restore(
   const { terminal, effects } = context;
   if (file === '') misused(command, 'the name of the copy must not be empty');
   const dbPath = dbPathOf(command);
-  const [{ adoptedBytes, replaceDatabase }, { lockForServing }, { realPath }, { SCHEMA_VERSION }] =
-    await Promise.all([
-      import('../store/restore.ts'),
-      import('../store/lock.ts'),
-      import('../store/place.ts'),
-      import('../store/database.ts'),
-    ]);
+  const [{ adoptedBytes, replaceDatabase }, { lockForServing }, { SCHEMA_VERSION }] = await Promise.all([
+    import('../store/restore.ts'),
+    import('../store/lock.ts'),
+    import('../store/database.ts'),
+  ]);
   // Links are resolved, as SQLite and the lock do: the file itself is replaced, not a link to it.
   const path = realPath(dbPath);
   const replaces = existsSync(path);
@@ -72,7 +71,7 @@ async function restore(
     const unlock = lockForServing(path, process.pid, effects);
     try {
       await refuseWhileRunning(dbPath, path);
-      const from = { path: resolve(file), name: file };
+      const from = { path: absolutePath(file), name: file };
       const facts = await fillPartial('adopt', from, partial, signal, context);
       const migratedFrom = facts.schema_version < SCHEMA_VERSION ? facts.schema_version : null;
       if (migratedFrom !== null) {

@@ -1,10 +1,10 @@
-import { type Stats, statSync } from 'node:fs';
+import type { Stats } from 'node:fs';
 import { AppError } from '../errors.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { LOCK_PROBE_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
 import { isMountPoint } from './mounts.ts';
-import { realPath } from './place.ts';
+import { realPath, statusOf } from './place.ts';
 
 /**
  * A file that is opened by two names has two locks and two WALs, and writes by both damage it. Throws AppError
@@ -19,7 +19,7 @@ export function refuseOtherNames(path: string): void {
         'file: mount the directory that it is in',
     );
   }
-  const stats = statSync(path, { throwIfNoEntry: false });
+  const stats = statusOf(path);
   if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
   const database = connect(path, { timeoutMs: LOCK_PROBE_TIMEOUT_MS });
   try {

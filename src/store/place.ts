@@ -1,16 +1,40 @@
 import { readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
-import { dirname, resolve } from 'node:path';
+import { basename, dirname, isAbsolute, join, resolve } from 'node:path';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
+
+/** An absolute path to the same file. To `resolve`, `link/..` is where the link is, not above where it leads. */
+export function absolutePath(path: string): string {
+  const parts = path.split('/');
+  const firstName = parts.findIndex((part) => !['', '.', '..'].includes(part));
+  const goesUp = firstName !== -1 && parts.lastIndexOf('..') > firstName;
+  if (!goesUp) return resolve(path);
+  return isAbsolute(path) ? path : `${process.cwd()}/${path}`;
+}
 
 /** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
 export function realPath(path: string): string {
   try {
-    return realpathSync(path);
+    return realOf(path);
   } catch (error) {
-    const target = codeOf(error) === 'ENOENT' ? linkTarget(path) : undefined;
-    return target === undefined ? resolve(path) : realPath(resolve(realpathSync(dirname(path)), target));
+    return (codeOf(error) === 'ENOENT' ? realPathOfMissing(path) : undefined) ?? absolutePath(path);
   }
+}
+
+/** Not `realpathSync` itself, which resolves `link/..` as `resolve` does. */
+const realOf = realpathSync.native;
+
+/** Undefined: its directory is missing too. */
+function realPathOfMissing(path: string): string | undefined {
+  let directory: string;
+  try {
+    directory = realOf(dirname(path));
+  } catch {
+    return undefined;
+  }
+  const target = linkTarget(path);
+  if (target === undefined) return join(directory, basename(path));
+  return realPath(isAbsolute(target) ? target : `${directory}/${target}`);
 }
 
 function linkTarget(path: string): string | undefined {

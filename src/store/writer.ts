@@ -51,7 +51,7 @@ export async function writePersistently<Name extends OperationName>(
   }
 }
 
-const RETRY_AFTER_MS = 1_000;
+export const RETRY_AFTER_MS = 1_000;
 
 export interface QueuedWrite {
   name: OperationName;
