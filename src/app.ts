@@ -1,5 +1,6 @@
 import { existsSync } from 'node:fs';
 import { tmpdir } from 'node:os';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { Server as TlsListener } from 'node:tls';
 import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
@@ -282,6 +283,9 @@ export async function startService(
   };
 
   async function stopIfTold(): Promise<void> {
+    // The steps before may have left the event loop no turn, in which a signal is seen; the first one may be half over.
+    await nextTurn();
+    await nextTurn();
     if (!toldToStop.aborted) return;
     await recovery;
     toldToStop.throwIfAborted();

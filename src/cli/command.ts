@@ -1,12 +1,12 @@
 import { type Stats, statSync } from 'node:fs';
-import { basename, resolve } from 'node:path';
+import { basename } from 'node:path';
 import { type Command, Option } from 'commander';
 import type { Timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf, isStorageProblem, messageOf } from '../errors.ts';
 import { option, withVariable } from '../options.ts';
 import { escapedIn, printable } from '../printable.ts';
-import { realPath } from '../store/place.ts';
+import { absolutePath, realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
 import { fromNow } from './moments.ts';
 import type { Terminal } from './terminal.ts';
@@ -97,7 +97,7 @@ export async function withStore<Result>(
   refuseToOpen(path, effects);
   const isNew = statusOfFile(path) === undefined;
   const store = openStore(path, effects);
-  if (isNew) terminal.note(`created the file ${printable(resolve(path))}`);
+  if (isNew) terminal.note(`created the file ${printable(absolutePath(path))}`);
   try {
     return await action(store);
   } finally {
