@@ -4,7 +4,7 @@ import { type Cidr, parseCidr } from './address.ts';
 import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
 import { appending, durationMsOf, nullIfOff, option, orOff, parseCount } from './options.ts';
-import { absolutePath } from './store/place.ts';
+import { absolutePath } from './paths.ts';
 
 /** The checked options of `davit serve`, with units in the names. All paths are absolute. */
 export type ServeConfig = Readonly<

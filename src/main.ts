@@ -5,7 +5,7 @@ import { runCommandLine } from './cli/commands.ts';
 import { createTerminal } from './cli/terminal.ts';
 import { realEffects } from './effects.ts';
 import { exitAtOnce } from './exit.ts';
-import { absolutePath } from './store/place.ts';
+import { absolutePath } from './paths.ts';
 import { poolThreads } from './system-limits.ts';
 
 /*

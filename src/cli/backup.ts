@@ -1,9 +1,9 @@
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
+import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
-import { absolutePath } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, existingDbPathOf, explain, jsonOption, misused, printJson } from './command.ts';
 import { counted } from './counted.ts';

@@ -4,9 +4,10 @@ import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
+import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
-import { absolutePath, realPath } from '../store/place.ts';
+import { realPath } from '../store/place.ts';
 import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
 import {

@@ -1,16 +1,8 @@
 import { readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
-import { basename, dirname, isAbsolute, join, resolve } from 'node:path';
+import { basename, dirname, isAbsolute, join } from 'node:path';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
-
-/** An absolute path to the same file. To `resolve`, `link/..` is where the link is, not above where it leads. */
-export function absolutePath(path: string): string {
-  const parts = path.split('/');
-  const firstName = parts.findIndex((part) => !['', '.', '..'].includes(part));
-  const goesUp = firstName !== -1 && parts.lastIndexOf('..') > firstName;
-  if (!goesUp) return resolve(path);
-  return isAbsolute(path) ? path : `${process.cwd()}/${path}`;
-}
+import { absolutePath } from '../paths.ts';
 
 /** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
 export function realPath(path: string): string {

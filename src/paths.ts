@@ -1,0 +1,10 @@
+import { isAbsolute, resolve } from 'node:path';
+
+/** An absolute path to the same file. To `resolve`, `link/..` is where the link is, not above where it leads. */
+export function absolutePath(path: string): string {
+  const parts = path.split('/');
+  const firstName = parts.findIndex((part) => !['', '.', '..'].includes(part));
+  const goesUp = firstName !== -1 && parts.lastIndexOf('..') > firstName;
+  if (!goesUp) return resolve(path);
+  return isAbsolute(path) ? path : `${process.cwd()}/${path}`;
+}
