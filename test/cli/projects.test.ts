@@ -194,6 +194,11 @@ t.test('invalid project options are refused and change nothing', async (t) => {
       1,
       /--env-from: none\.env cannot be read \(ENOENT\): check that it is there/,
     ],
+    [
+      create('x', '--env-from', '/dev/zero'),
+      1,
+      /--env-from: \/dev\/zero holds more than 16 MiB: check that it is the right file/,
+    ],
     [create('x', '--env-from', 'empty.env'), 1, /empty\.env holds no name=value lines/],
     [set(), 2, /nothing to change/],
     [['admin', 'project', 'set', '--', 'false'], 2, /missing required argument 'project'/],
@@ -291,6 +296,11 @@ t.test('create and set warn of missing files and of duplicate names', async (t) 
     stderr: /warning: the directory .*\/missing does not exist: deployments fail until that is fixed\n/,
     exitCode: 0,
   });
+  t.notMatch(
+    await davit(create('reported', '--dir', 'missing')),
+    { stderr: /warning/ },
+    'nothing is run there',
+  );
   symlinkSync('circle', join(directory, 'circle'));
   for (const dir of ['circle', 'x'.repeat(256)]) {
     t.match(await davit(create(dir.slice(0, 9), '--dir', dir, '--', './x')), {
