@@ -5,12 +5,12 @@ import {
   commandPath,
   commandProblem,
   directoryProblem,
-  interpreterOf,
   problemText,
   type SpawnRequest,
   type StartProblem,
 } from '../deploy/command-file.ts';
 import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environment.ts';
+import { firstLineOf } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -56,9 +56,9 @@ export function startProblemOf(
   variables: Readonly<Record<string, string>>,
 ): StartProblem | undefined {
   const { command, directory } = project;
+  if (command === null) return undefined;
   const problem = directory === null ? undefined : directoryProblem(directory);
-  if (problem !== undefined || command === null) return problem;
-  return commandProblem(requestOf(command, directory, variables));
+  return problem ?? commandProblem(requestOf(command, directory, variables));
 }
 
 const NO_COMMAND = ok('command', 'none: another system does the work and reports it');
@@ -176,19 +176,27 @@ function checkView(
 
 /** `#!/usr/bin/env node` is started in any case, and then looks for node in the command's own PATH. */
 function checkProgramOfEnv(project: ProjectDetails, path: string, request: SpawnRequest): Finding[] {
-  const [interpreter, ...words] = interpreterOf(path);
-  if (interpreter === undefined || basename(interpreter) !== 'env') return [];
-  const program = words.find((word) => !word.startsWith('-') && !word.includes('='));
+  const program = programOfEnv(path);
   if (program === undefined) return [];
   const found = commandProblem({ ...request, command: [program] });
   if (found === undefined) return [];
+  const advice = program.includes(' ')
+    ? 'begin it with #!/usr/bin/env -S, as env takes all that follows for one name otherwise'
+    : adviceFor(found, project.id);
   return [
-    problem(
-      'command',
-      `${path} is run by ${program}, as its first line says: ${problemText(found)}`,
-      adviceFor(found, project.id),
-    ),
+    problem('command', `${path} is run by ${program}, as its first line says: ${problemText(found)}`, advice),
   ];
+}
+
+/** What env(1) is told to run; undefined: that is not env, or its options and quotes leave it open. */
+function programOfEnv(path: string): string | undefined {
+  const { interpreter = '', argument = '' } = firstLineOf(path) ?? {};
+  if (basename(interpreter) !== 'env' || argument === '') return undefined;
+  const [, split] = /^-S[ \t]*(.*)$/.exec(argument) ?? [];
+  if (split === undefined) return /^-|=/.test(argument) ? undefined : argument;
+  const [, settings = '', program = ''] = /^((?:[^ \t=]+=[^ \t]*[ \t]+)*)([^ \t=]+)/.exec(split) ?? [];
+  const isOpen = program === '' || /["'\\$]|^-|\bPATH=/.test(settings + program);
+  return isOpen ? undefined : program;
 }
 
 /** In a directory with this bit only the owner of a file may replace it, inode(7). */
@@ -204,12 +212,13 @@ function checkWritable(check: 'directory' | 'command', path: string): Finding[] 
 
 /** git, npm and ssh need HOME, and that of a system user often does not exist. */
 function checkHome(project: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {
-  const home = variables['HOME'] ?? homeDirectory();
+  const own = variables['HOME'];
+  const home = own ?? homeDirectory();
   if (directoryProblem(home) === undefined) return [];
   return [
     note(
       'directory',
-      `HOME is ${home}, where this user cannot work`,
+      `HOME is ${own === undefined ? home : "the project's own"}, where this user cannot work`,
       `if the command needs one: davit admin project set ${project.id} --env HOME=…`,
     ),
   ];
@@ -251,6 +260,8 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return problem.interpreter.endsWith('\r')
         ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${problem.path}`
         : 'install it, or change the first line';
+    case 'noLoader':
+      return 'build it for this system, or statically';
     default:
       return problem satisfies never;
   }

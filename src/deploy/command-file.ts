@@ -1,17 +1,9 @@
-import {
-  accessSync,
-  closeSync,
-  constants,
-  openSync,
-  readdirSync,
-  readSync,
-  type Stats,
-  statSync,
-} from 'node:fs';
+import { accessSync, constants, type Stats, statSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
 import { delimiter, resolve } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { COMMAND_PATH } from './environment.ts';
+import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
 
 /** A command to start. */
 export interface SpawnRequest {
@@ -36,7 +28,8 @@ export type StartProblem =
       path: string;
     }
   | { kind: 'linkLoop' | 'nameTooLong'; path: string }
-  | { kind: 'noInterpreter'; path: string; interpreter: string };
+  | { kind: 'noInterpreter'; path: string; interpreter: string }
+  | { kind: 'noLoader'; path: string; loader: string };
 
 /**
  * Why a command could not be started, for the person who configured it. `code` is the system's error code, execve(2),
@@ -65,7 +58,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       if (!may('/dev/null', constants.R_OK))
         return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): create it again, or mount /dev`;
       return code === 'ENOENT'
-        ? `the command ${word} exists but could not be started (ENOENT): usually its dynamic loader is missing, as for a program built with musl`
+        ? `the command ${word} exists but could not be started (ENOENT): usually what its interpreter needs is missing`
         : `the command ${word} could not be started: ${code}`;
     }
   }
@@ -99,6 +92,8 @@ export function problemText(problem: StartProblem): string {
       return `${problem.path} cannot be reached: the name is too long`;
     case 'noInterpreter':
       return `the command ${problem.path} begins with #!${problem.interpreter}, which does not exist or is not executable`;
+    case 'noLoader':
+      return `the command ${problem.path} needs the dynamic loader ${problem.loader}, which is missing here: it was built for another system`;
     default:
       return problem satisfies never;
   }
@@ -127,12 +122,16 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
   const beginning = beginningOf(path);
+  if (beginning === undefined) return undefined;
   if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
-  const [interpreter] = interpreterIn(beginning);
+  const interpreter = firstLineIn(beginning)?.interpreter;
   // The kernel resolves a relative path against the working directory.
-  return interpreter === undefined || mayExecute(resolve(request.directory, interpreter))
-    ? undefined
-    : { kind: 'noInterpreter', path, interpreter };
+  if (interpreter !== undefined && !isExecutableFile(resolve(request.directory, interpreter)))
+    return { kind: 'noInterpreter', path, interpreter };
+  const loader = loaderIn(beginning);
+  if (loader !== undefined && !isExecutableFile(resolve(request.directory, loader)))
+    return { kind: 'noLoader', path, loader };
+  return undefined;
 }
 
 /** The file that is run: a path is relative to the directory, a bare name is searched in PATH; undefined: not found. */
@@ -214,6 +213,11 @@ function statOf(path: string): Stats | 'hidden' | 'linkLoop' | 'nameTooLong' | u
   }
 }
 
+function isExecutableFile(path: string): boolean {
+  const stat = statOf(path);
+  return typeof stat === 'object' && stat.isFile() && mayExecute(path);
+}
+
 function mayExecute(path: string): boolean {
   return may(path, constants.X_OK);
 }
@@ -225,65 +229,4 @@ function may(path: string, mode: number): boolean {
   } catch {
     return false;
   }
-}
-
-/** The kernel reads no more of a script's first line: BINPRM_BUF_SIZE, execve(2). */
-const FIRST_LINE_MAX_BYTES = 256;
-
-/**
- * The words of the `#!` line of a script, the interpreter first; none for any other file, or one that this user
- * may not read. A carriage return belongs to its word, as it does for the kernel.
- */
-export function interpreterOf(path: string): string[] {
-  return interpreterIn(beginningOf(path));
-}
-
-function interpreterIn(beginning?: Buffer): string[] {
-  const line = /^#!([^\n\0]*)/.exec(beginning?.toString() ?? '')?.[1] ?? '';
-  return line.split(/[ \t]+/).filter((word) => word !== '');
-}
-
-/** Whether the kernel refuses to execute a file that begins so. */
-function isNoProgram(beginning: Buffer | undefined): boolean {
-  return beginning !== undefined && !isScript(beginning) && !isOfThisMachine(beginning) && !hasOtherFormats();
-}
-
-function isScript(beginning: Buffer): boolean {
-  return beginning.toString('latin1', 0, 2) === '#!';
-}
-
-/**
- * The values of e_machine, elf(5), that run here: the processor's own, and its 32-bit mode, which most kernels run too.
- */
-const MACHINES: Partial<Record<NodeJS.Architecture, readonly number[]>> = { x64: [62, 3], arm64: [183, 40] };
-
-function isOfThisMachine(beginning: Buffer): boolean {
-  const machines = MACHINES[process.arch];
-  const isElf = beginning.toString('latin1', 0, 4) === '\x7fELF';
-  return isElf && (machines === undefined || machines.includes(beginning.readUInt16LE(18)));
-}
-
-/** Whether more formats are registered than those of the kernel itself, binfmt_misc. */
-function hasOtherFormats(): boolean {
-  try {
-    return readdirSync('/proc/sys/fs/binfmt_misc').some((name) => name !== 'register' && name !== 'status');
-  } catch {
-    return false;
-  }
-}
-
-/** The first bytes of a file, padded with NULs; undefined: this user may not read it. */
-function beginningOf(path: string): Buffer | undefined {
-  const bytes = Buffer.alloc(FIRST_LINE_MAX_BYTES);
-  try {
-    const descriptor = openSync(path, 'r');
-    try {
-      readSync(descriptor, bytes);
-    } finally {
-      closeSync(descriptor);
-    }
-  } catch {
-    return undefined;
-  }
-  return bytes;
 }

@@ -122,6 +122,12 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
       /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
     ],
     [
+      'words that env(1) takes for one',
+      (there) => ['--', script(there, 'deploy', '#!/usr/bin/env sh -e\n')],
+      /\/deploy is run by sh -e, as its first line says: the command sh -e was not found in PATH/,
+      /env -S/,
+    ],
+    [
       'a program that env(1) does not find',
       (there) => ['--', script(there, 'deploy', '#!/usr/bin/env -S no-such-node --flag\n')],
       /\/deploy is run by no-such-node, as its first line says: the command no-such-node was not found in PATH/,
@@ -198,9 +204,14 @@ t.test('a stored variable that is no longer allowed is a problem', async (t) => 
 
 t.test('sound interpreters, permissions and limits are no problem', async (t) => {
   const cases: ((there: Place) => string[])[] = [
-    ...['#!/usr/bin/env', '#!/usr/bin/env -S LC_ALL=C sh', '#!/bin/sh no-such-program'].map(
-      (line) => (there: Place) => ['--', script(there, 'deploy.sh', `${line}\n`)],
-    ),
+    ...[
+      '#!/usr/bin/env',
+      '#!/usr/bin/env -S LC_ALL=C sh -e',
+      '#!/usr/bin/env -S -u FOO sh',
+      '#!/usr/bin/env -S "sh" -e',
+      '#!/usr/bin/env -S PATH=/usr/local/own:/bin own-program',
+      '#!/bin/sh no-such-program',
+    ].map((line) => (there: Place) => ['--', script(there, 'deploy.sh', `${line}\n`)]),
     (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o775)],
     ({ directory }) => {
       mkdirSync(join(directory, 'shared'));
@@ -239,7 +250,7 @@ t.test('an unusual but possible setting is a note, and the check passes', async 
     [
       ['--env', 'HOME=/nonexistent', '--', 'true'],
       'directory',
-      /^HOME is \/nonexistent, where this user cannot/,
+      /^HOME is the project's own, where this user cannot work$/,
     ],
     [[], 'limits', /^none: a deployment whose end is never reported stays open for ever$/],
   ];
