@@ -1,6 +1,7 @@
 import {
   chmodSync,
   constants,
+  existsSync,
   lstatSync,
   mkdirSync,
   mkdtempSync,
@@ -216,6 +217,7 @@ export function createWorkspaces({
   }
 
   async function removeLeft(): Promise<void> {
+    if (!existsSync(parent)) return;
     const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
     const places = left.map((name) => join(parent, name)).filter(isPrivate);
     for (const place of places) chmodSync(place, 0o700); // a command may have changed its mode

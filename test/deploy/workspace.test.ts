@@ -243,6 +243,10 @@ t.test('directories left by a killed service are removed, those of other service
   await workspacesIn(parent, own).removeLeft();
   t.throws(() => statSync(directory), { code: 'ENOENT' });
   t.ok(statSync(elsewhere.directory).isDirectory());
+  await t.resolves(
+    workspacesIn(join(place, 'missing'), own).removeLeft(),
+    'without a directory, nothing is left',
+  );
 });
 
 t.test('replacing the directory of all runs by a file does not keep others from running', async (t) => {
