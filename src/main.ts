@@ -1,7 +1,8 @@
-import { writeFileSync } from 'node:fs';
+import { readFileSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import type { CommandContext } from './cli/command.ts';
 import { runCommandLine } from './cli/commands.ts';
+import { withEnvFrom } from './cli/env-file.ts';
 import { createTerminal } from './cli/terminal.ts';
 import { realEffects } from './effects.ts';
 import { exitAtOnce } from './exit.ts';
@@ -12,6 +13,10 @@ import { poolThreads } from './system-limits.ts';
  * The entry point. Nothing else in src/ reads the arguments or the environment of the process, handles the signals that
  * end or reload it, or exits. The commands are in cli/commands.ts.
  */
+
+const commandLine = withEnvFrom(process.argv.slice(2), process.env, () =>
+  readFileSync('/proc/self/environ', 'utf8'),
+);
 
 /**
  * DNS lookups run in libuv's thread pool, by default in no more than two threads at a time: two names whose servers do
@@ -25,7 +30,7 @@ process.umask(process.umask(0o077) & 0o077);
 
 nameProcess('davit');
 
-void main(process.argv.slice(2));
+void main(commandLine);
 
 /**
  * The name that top(1), pgrep(1), systemctl(1) and the kernel's messages show, by default `MainThread`. To set

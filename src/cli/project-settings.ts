@@ -116,7 +116,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
         'a variable for the command; a name alone takes its value from the current environment; may be repeated',
       ).argParser(repeated),
     )
-    // Not --env-file: Node takes that option for its own, and loads the file into davit's environment.
+    // Also --env-file: see env-file.ts.
     .addOption(
       option(
         '--env-from <file>',

@@ -1,10 +1,10 @@
-import { chmodSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { openStore } from '../../src/store/store.ts';
-import { type Place, place } from '../helpers/cli.ts';
+import { type Place, place, runProcess } from '../helpers/cli.ts';
 import { newDeployment } from '../helpers/store.ts';
 
 const create = (name: string, ...rest: string[]) => ['admin', 'project', 'create', '--name', name, ...rest];
@@ -107,6 +107,23 @@ t.test('values of variables are stored and never shown', async (t) => {
   ]);
   for (const { stdout, stderr } of [made, changed, ...shown]) t.notMatch(stdout + stderr, /from |really/);
   t.match(shown[0].stdout, /^variables +CI_TOKEN PIPED STAGE TOKEN$/m);
+});
+
+t.test('--env-file is --env-from, and sets nothing for davit itself', async (t) => {
+  const { davit, dump, directory } = place(t, runProcess);
+  writeFileSync(join(directory, 'site.env'), "TOKEN=a # b\nDAVIT_DB=other.db\nDAVIT_TIMEOUT='5s'\n");
+  const words = ['admin', 'project', 'create', '--name', 'website'];
+  const made = await davit([...words, '--env-file', 'site.env', '--env', 'TOKEN', '--', 'x', '--env-file'], {
+    env: { TOKEN: 'from here' },
+  });
+  t.match(made, { exitCode: 0 });
+  t.match(await davit(set('--env-file=site.env', '--env', 'OWN=1')), { exitCode: 0 });
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'site.env']);
+  t.match(dump()['projects'], [{ command: '["x","--env-file"]', timeout_ms: 30 * 60_000 }]);
+  t.strictSame(variablesIn(dump()), { DAVIT_DB: 'other.db', DAVIT_TIMEOUT: '5s', OWN: '1', TOKEN: 'a # b' });
+  const { exitCode, stderr } = await davit(['admin', 'project', 'list', '--env-file', 'site.env']);
+  t.match({ exitCode, stderr }, { exitCode: 2, stderr: /unknown option '--env-file'/ });
+  t.match(await davit(set('--env-file', 'missing.env')), { exitCode: 9, stderr: /missing\.env: not found/ });
 });
 
 t.test('a value in an --env-from file is all after the =, without enclosing quotes', async (t) => {
