@@ -1,6 +1,7 @@
-import { closeSync, constants, fstatSync, openSync, readSync } from 'node:fs';
+import { closeSync, constants, fstatSync, openSync } from 'node:fs';
 import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../domain.ts';
 import { codeOf } from '../errors.ts';
+import { readBounded } from '../read-bounded.ts';
 import { NAME_FORM } from './environment.ts';
 import { HIDDEN, hiderOf } from './mask.ts';
 
@@ -57,21 +58,10 @@ function outputsIn(path: string, secrets: readonly string[]): Outputs {
     const stat = fstatSync(descriptor);
     if (!stat.isFile()) return { outputs: {}, notes: notesOf(['it is not a plain file']) };
     if (stat.size === 0) return { outputs: {}, notes: [] };
-    const bytes = Buffer.alloc(OUTPUT_FILE_MAX_BYTES + 1);
-    return parseOutputs(bytes.subarray(0, readFully(descriptor, bytes)), secrets);
+    return parseOutputs(readBounded(descriptor, OUTPUT_FILE_MAX_BYTES), secrets);
   } finally {
     closeSync(descriptor);
   }
-}
-
-function readFully(descriptor: number, bytes: Buffer): number {
-  let length = 0;
-  while (length < bytes.length) {
-    const read = readSync(descriptor, bytes, length, bytes.length - length, null);
-    if (read === 0) break;
-    length += read;
-  }
-  return length;
 }
 
 function completeLines(bytes: Buffer, problems: string[]): string[] {
