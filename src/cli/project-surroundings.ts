@@ -1,10 +1,11 @@
 import { accessSync, constants, realpathSync } from 'node:fs';
 import { stat } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
-import { isAbsolute, resolve } from 'node:path';
+import { isAbsolute } from 'node:path';
 import { givenPath } from '../deploy/command-file.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
+import { absolutePath } from '../paths.ts';
 import type { Serving } from '../store/lock.ts';
 import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -34,7 +35,7 @@ export async function surroundingsOf(
 ): Promise<Surroundings> {
   const serviceProcessId = service === null ? null : await visibleProcess(service, dbPath);
   const ofService = serviceProcessId === null ? undefined : await temporaryDirectoryOf(serviceProcessId);
-  const temporaryDirectory = ofService ?? resolve(tmpdir());
+  const temporaryDirectory = ofService ?? absolutePath(tmpdir());
   const paths = [...new Set([...projects.flatMap(pathsOf), temporaryDirectory])];
   const answered = (path: string) =>
     statPath(path).then(
