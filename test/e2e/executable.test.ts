@@ -105,7 +105,6 @@ t.test('in a directory that was removed', async (t) => {
   t.test('davit serves a file elsewhere', async (t) => {
     const place = emptyPlace(t);
     const service = await serve(t, place, {}, [
-      'sh',
       ...IN_REMOVED,
       join(place, 'davit'),
       `--db=${place}/davit.db`,
@@ -123,7 +122,7 @@ t.test('in a directory that was removed', async (t) => {
       ['admin', 'project', 'list', '--db', 'davit.db'],
       ['admin', 'project', 'create', `--db=${place}/davit.db`, '--name', 'site', '--dir', 'sub'],
     ]) {
-      const { status, stderr } = run(place, words, {}, ['sh', ...IN_REMOVED, join(place, 'davit')]);
+      const { status, stderr } = run(place, words, {}, [...IN_REMOVED, join(place, 'davit')]);
       t.strictSame({ status, stderr }, { status: 1, stderr: message }, words.join(' '));
     }
   });
@@ -235,7 +234,12 @@ function filesIn(directory: string): string[] {
 }
 
 /** What runs the rest of the command line in a directory that is removed already. */
-const IN_REMOVED = ['-c', 'mkdir gone && cd gone && rmdir "$PWD" && exec "$@"', 'sh'];
+const IN_REMOVED: [string, ...string[]] = [
+  'sh',
+  '-c',
+  'mkdir gone && cd gone && rmdir "$PWD" && exec "$@"',
+  'sh',
+];
 
 function run(
   place: string,
