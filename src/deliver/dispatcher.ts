@@ -300,7 +300,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
           }),
       ladderAttempts,
       ladderStartedAtMs,
-      neverPassedMs: Math.max(0, clockSettings.since(atMs - DISABLE_AFTER_FAILING_MS)),
+      neverPassedMs: skippedMs(clockSettings.recent(DISABLE_AFTER_FAILING_MS, atMs)),
       disableReason: statusCode === 410 ? 'the receiver answered 410 Gone' : null,
     };
   }
@@ -319,6 +319,13 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');
   }
+}
+
+function skippedMs(settings: readonly { byMs: number }[]): number {
+  return Math.max(
+    0,
+    settings.reduce((sumMs, { byMs }) => sumMs + byMs, 0),
+  );
 }
 
 function randomFraction(effects: Effects): number {

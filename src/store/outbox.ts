@@ -101,7 +101,7 @@ export interface Settlement {
   next: { kind: 'delivered' } | { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
   ladderAttempts: number;
   ladderStartedAtMs: number;
-  /** How much of the last five days the clock skipped, as it was set ahead. */
+  /** How much the clock skipped, as it was set ahead, in the last five days that really passed. */
   neverPassedMs: number;
   /** Why the webhook is to be disabled now; null: it is not. */
   disableReason: string | null;

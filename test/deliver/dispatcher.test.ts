@@ -628,6 +628,18 @@ t.test('setting the clock ahead exhausts no delivery and disables no webhook', a
   );
 });
 
+t.test('setting the clock ahead again and again disables no webhook', async (t) => {
+  const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
+  await deliverDue(dispatcher, effects);
+  for (const days of [6, 3, 3, 3, 3]) {
+    effects.advance(1_000);
+    effects.jump(days * 24 * HOUR_MS);
+    await deliverDue(dispatcher, effects);
+  }
+  t.equal(receiver.requests.length, 7);
+  t.match(store.reads.webhooks.get(id), { status: 'enabled', consecutive_failures: 7 });
+});
+
 t.test('after a restart, a clock set ahead still exhausts no delivery and disables no webhook', async (t) => {
   const { effects, store, dispatcher, receiver, id } = await setAheadAfterFailure(t);
   await deliverDue(dispatcher, effects);
