@@ -67,7 +67,7 @@ export function createAnswerReader(): AnswerReader {
     return true;
   }
 
-  /** If a head cannot be parsed, its status line counts all the same: it alone decides whether this is a success. */
+  /** If a complete head cannot be parsed, its status line counts all the same: it decides whether this is a success. */
   function acceptStatusAlone(error: unknown): void {
     const statusCode = part === 'head' ? FINAL_STATUS.exec(partial)?.[1] : undefined;
     if (statusCode === undefined) throw error;

@@ -245,7 +245,7 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
     case 'array.base':
       return 'must be a list';
     case 'array.min':
-      return `must have at least ${context['limit']} items`;
+      return `must have at least ${context['limit']} ${context['limit'] === 1 ? 'item' : 'items'}`;
     case 'array.max':
       return `must have at most ${context['limit']} items`;
     case 'array.unique':
