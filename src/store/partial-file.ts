@@ -42,7 +42,8 @@ const ABANDONED_AFTER_MS = DAY_MS;
 
 const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})(?:-(\d+))?/;
 
-const SIDES = ['', '-wal', '-shm', '-journal'] as const;
+/** What SQLite may create beside a file. */
+const SIDES = ['-wal', '-shm', '-journal'] as const;
 
 /**
  * Creates an empty file of mode 0600 in the directory, and removes the partial files that killed processes left there.
@@ -77,7 +78,7 @@ export function startPartial(directory: string, maker: Maker): PartialFile {
 
 /** Removes a file and what SQLite may have created beside it. */
 export function removePartial(path: string): void {
-  for (const side of SIDES) rmSync(path + side, { force: true });
+  for (const side of ['', ...SIDES]) rmSync(path + side, { force: true });
 }
 
 /** Makes links, renames and removals in a directory durable. */
@@ -117,10 +118,17 @@ export function isLinkless(error: unknown): boolean {
 }
 
 /**
- * Checks a name before the work begins. Throws AppError `conflict` if it is taken or too long; `shown`: as it was
- * given.
+ * Checks a name before the work begins. Throws AppError `conflict` if it is taken or too long, or if SQLite or davit
+ * would take a file of that name for a part of the one beside it; `shown`: as it was given.
  */
 export function refuseName(path: string, shown: string): void {
+  const side = [...SIDES, '-lock'].find((ending) => path.endsWith(ending));
+  if (side !== undefined && existsSync(path.slice(0, -side.length))) {
+    throw new AppError(
+      'conflict',
+      `${shown} would be taken for a part of ${shown.slice(0, -side.length)}, and be lost: choose another name`,
+    );
+  }
   try {
     if (lstatSync(path, { throwIfNoEntry: false }) === undefined) return;
   } catch (error) {

@@ -111,6 +111,24 @@ t.test('a backup never overwrites an existing file, directory or link', async (t
   t.strictSame(readdirSync(directory).sort(), before);
 });
 
+t.test('a backup never gets a name that stands for a part of a database', async (t) => {
+  const { davit, refused, directory } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  symlinkSync('.', join(directory, 'here'));
+  const before = readdirSync(directory).sort();
+  for (const side of ['-wal', '-shm', '-journal', '-lock']) {
+    for (const name of [`davit.db${side}`, `here/davit.db${side}`]) {
+      t.match(await refused(['backup', name]), {
+        exitCode: 1,
+        message:
+          /^error: \S+ would be taken for a part of (?:here\/)?davit\.db, and be lost: choose another name$/,
+      });
+    }
+  }
+  t.strictSame(readdirSync(directory).sort(), before);
+  t.match(await davit(['backup', 'copy-lock']), { exitCode: 0 });
+});
+
 t.test('a backup without a valid source or target directory is refused and leaves no file', async (t) => {
   const { davit, refused, directory } = place(t);
   t.match(await refused(['backup', 'copy.db']), { exitCode: 1, message: /there is no file \.\/davit\.db/ });
