@@ -129,8 +129,10 @@ export function dbPathOf(command: Command): string {
         'longer names lie beside it',
     );
   }
-  if (statusOfFile(path)?.isDirectory() === true) {
-    throw new AppError('conflict', `${path} is a directory: give the path of a file with --db or DAVIT_DB`);
+  const status = statusOfFile(path);
+  if (status !== undefined && !status.isFile()) {
+    const kind = status.isDirectory() ? 'a directory' : 'not a regular file';
+    throw new AppError('conflict', `${path} is ${kind}: give the path of a file with --db or DAVIT_DB`);
   }
   return path;
 }
@@ -142,7 +144,7 @@ export function existingDbPathOf(command: Command): string {
   if (status === undefined) {
     throw new AppError('not_found', `there is no file ${path}: give its path with --db or DAVIT_DB`);
   }
-  if (status.isFile() && status.size === 0) {
+  if (status.size === 0) {
     throw new AppError(
       'not_found',
       `${path} is not a davit file, as it is empty: choose another one with --db`,

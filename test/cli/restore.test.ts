@@ -310,6 +310,18 @@ t.test('a database of another program is not replaced', async (t) => {
   t.strictSame(readFileSync(path), before);
 });
 
+t.test('what is no regular file is not replaced', async (t) => {
+  const { refused, directory } = await withCopy(t);
+  execFileSync('mkfifo', [join(directory, 'pipe')]);
+  const before = readdirSync(directory).sort();
+  t.match(await refused(['restore', 'copy.db', '--db', 'pipe', '--yes']), {
+    exitCode: 1,
+    message: /pipe is not a regular file/,
+  });
+  t.strictSame(readdirSync(directory).sort(), before);
+  t.ok(lstatSync(join(directory, 'pipe')).isFIFO());
+});
+
 t.test('restoring through a link replaces the target and keeps the link', async (t) => {
   const { davit, dump, directory, dbPath } = await withCopy(t);
   const then = dump();

@@ -1,4 +1,4 @@
-import { spawn } from 'node:child_process';
+import { execFileSync, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { existsSync, mkdirSync, readdirSync, rmSync, statSync, symlinkSync, writeFileSync } from 'node:fs';
 import { basename, join } from 'node:path';
@@ -365,8 +365,10 @@ t.test('an unusable or newer file is refused and left as it is', async (t) => {
   const { refused, davit, directory, dbPath } = place(t);
   symlinkSync('loop', join(directory, 'loop'));
   writeFileSync(join(directory, 'empty'), '');
+  execFileSync('mkfifo', [join(directory, 'pipe')]);
   const cases: [path: string, message: RegExp][] = [
     ['.', /^error: \. is a directory: give the path of a file with --db or DAVIT_DB$/],
+    ['pipe', /^error: pipe is not a regular file: give the path of a file with --db or DAVIT_DB$/],
     ['loop', /^error: cannot access loop \(ELOOP\): run this as a user who can/],
     ['empty', /^error: empty is not a davit file, as it is empty/],
     ['empty/davit.db', /^error: there is no file empty\/davit\.db/],
@@ -386,7 +388,7 @@ t.test('an unusable or newer file is refused and left as it is', async (t) => {
   }
   t.strictSame(
     readdirSync(directory).filter((name) => !name.endsWith('-lock')),
-    ['davit.db', 'empty', 'loop'],
+    ['davit.db', 'empty', 'loop', 'pipe'],
   );
 });
 
