@@ -1,4 +1,4 @@
-import { readdirSync, type Stats, statSync } from 'node:fs';
+import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { readProc } from '../deploy/proc.ts';
 import { isAlive } from '../deploy/processes.ts';
@@ -9,7 +9,7 @@ import { codeOf, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
-import { isFailureOfDisk } from '../store/database.ts';
+import { isFailureOfDisk, isLocked } from '../store/database.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { ExaminedFile, KeptTransaction, OlderFile } from '../store/doctor.ts';
 import type { Serving } from '../store/lock.ts';
@@ -106,10 +106,22 @@ export function damage(file: Unusable): DoctorFinding {
 }
 
 /**
- * For a file that could not be opened because of its disk: even to read, SQLite has to create -wal and -shm. Adds a
- * finding of the disk, if `ofPlace` has no problem of it. Throws any other error.
+ * For a file that could not be opened, as another process has it locked, or because of its disk: even to read, SQLite
+ * has to create -wal and -shm. Adds a finding of the disk, if `ofPlace` has no problem of it. Throws any other error.
  */
-export function findingsOfUnopened(error: unknown, ofPlace: DoctorFinding[]): DoctorFinding[] {
+export function findingsOfUnopened(
+  { path }: Case,
+  error: unknown,
+  ofPlace: DoctorFinding[],
+): DoctorFinding[] {
+  if (isLocked(error)) {
+    const locked = problem(
+      'writes',
+      'another process keeps the file locked, for reading too: davit can do nothing with it',
+      `end that process: 'fuser -v ${path}' shows which ones have the file open`,
+    );
+    return [locked, ...ofPlace];
+  }
   if (ofPlace.some((finding) => finding.check === 'disk' && isProblem(finding))) return ofPlace;
   if (!isFailureOfDisk(error)) throw error;
   const disk = problem(
@@ -143,15 +155,32 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   const file = statSync(path);
   const directory = statSync(dirname(path));
   const findings: DoctorFinding[] = [];
-  for (const [name, { mode, uid }] of filesBeside(path, file)) {
-    const forOwnerAlone = `chmod 600 ${join(dirname(path), name)}`;
-    // Those beside it get its mode when davit writes.
-    if (name === basename(path) && (mode & 0o200) === 0) {
-      findings.push(problem('permissions', `${name} is not writable (mode ${octal(mode)})`, forOwnerAlone));
-    }
+  // Those beside it get its mode when davit writes.
+  if ((file.mode & 0o200) === 0) {
+    findings.push(
+      problem(
+        'permissions',
+        `${basename(path)} is not writable (mode ${octal(file.mode)})`,
+        `chmod 600 ${path}`,
+      ),
+    );
+  }
+  const inUse = filesBeside(
+    path,
+    ['', '-wal', '-shm', '-lock'].map((side) => basename(path) + side),
+  );
+  for (const [name, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path))]) {
     if ((mode & 0o077) !== 0) {
-      findings.push(problem('permissions', `others can read ${name} (mode ${octal(mode)})`, forOwnerAlone));
+      findings.push(
+        problem(
+          'permissions',
+          `others can read ${name} (mode ${octal(mode)})`,
+          `chmod 600 ${join(dirname(path), name)}`,
+        ),
+      );
     }
+  }
+  for (const [name, { uid }] of inUse) {
     if (uid !== file.uid) {
       findings.push(
         problem(
@@ -162,6 +191,16 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
       );
     }
   }
+  const uid = process.getuid?.();
+  if (uid === file.uid && !mayCreateIn(dirname(path))) {
+    findings.push(
+      problem(
+        'permissions',
+        `this user cannot create files in ${dirname(path)} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
+        `chown --reference=${path} ${dirname(path)}`,
+      ),
+    );
+  }
   if ((directory.mode & 0o022) !== 0 && (directory.mode & 0o1000) === 0) {
     findings.push(
       problem(
@@ -171,7 +210,6 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
       ),
     );
   }
-  const uid = process.getuid?.();
   if (uid !== file.uid) {
     findings.push(
       note(
@@ -184,14 +222,21 @@ function checkPermissions({ path }: Case): DoctorFinding[] {
   return orOk(findings, 'permissions', 'only the owner of the file has access to it');
 }
 
-/** The file and what SQLite and davit keep beside it. */
-function filesBeside(path: string, file: Stats): [name: string, stats: Stats][] {
-  const found: [string, Stats][] = [[basename(path), file]];
-  for (const side of ['-wal', '-shm', '-lock']) {
-    const stats = statSync(path + side, { throwIfNoEntry: false });
-    if (stats !== undefined) found.push([basename(path) + side, stats]);
+/** Those of `names` that exist in the directory of `path`. */
+function filesBeside(path: string, names: readonly string[]): [name: string, stats: Stats][] {
+  return names.flatMap((name): [string, Stats][] => {
+    const stats = statSync(join(dirname(path), name), { throwIfNoEntry: false });
+    return stats === undefined ? [] : [[name, stats]];
+  });
+}
+
+function mayCreateIn(directory: string): boolean {
+  try {
+    accessSync(directory, constants.W_OK | constants.X_OK);
+    return true;
+  } catch {
+    return false;
   }
-  return found;
 }
 
 function checkWal({ service, walBytes }: Case): DoctorFinding {
@@ -212,16 +257,16 @@ function checkWal({ service, walBytes }: Case): DoctorFinding {
 }
 
 /** Restores and migrations keep the file as it was, and processes that were killed leave partial files. */
-function checkLeftovers({ path }: Case): DoctorFinding[] {
-  const directory = dirname(path);
-  const kept = readdirSync(directory).filter(
+function earlierCopies(path: string): string[] {
+  return readdirSync(dirname(path)).filter(
     (name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'),
   );
+}
+
+function checkLeftovers({ path }: Case): DoctorFinding[] {
+  const kept = earlierCopies(path);
   if (kept.length === 0) return [];
-  const bytes = kept.reduce(
-    (sum, name) => sum + (statSync(join(directory, name), { throwIfNoEntry: false })?.size ?? 0),
-    0,
-  );
+  const bytes = filesBeside(path, kept).reduce((sum, [, { size }]) => sum + size, 0);
   return [
     note(
       'leftovers',

@@ -101,7 +101,7 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
   try {
     examined = openForExamination(file.path);
   } catch (error) {
-    return { ...NOTHING_READ, findings: doctor.findingsOfUnopened(error, ofPlace) };
+    return { ...NOTHING_READ, findings: doctor.findingsOfUnopened(file, error, ofPlace) };
   }
   if ('kind' in examined) {
     if (examined.kind === 'damaged') {

@@ -151,7 +151,7 @@ export function openingProblem(path: string, error: unknown): unknown {
     );
   }
   if (code === 'SQLITE_NOTADB') return notOurs(path);
-  if (code?.startsWith('SQLITE_BUSY') === true || isFailureOfDisk(error)) {
+  if (isLocked(error) || isFailureOfDisk(error)) {
     const type = networkFileSystemOf(path);
     if (type === undefined) return error;
     return new AppError(
@@ -351,6 +351,11 @@ export function sqliteCode(error: unknown): string | undefined {
 export function isDamaged(error: unknown): boolean {
   const code = sqliteCode(error);
   return code === 'SQLITE_NOTADB' || code?.startsWith('SQLITE_CORRUPT') === true;
+}
+
+/** Whether another process keeps a lock on the file. */
+export function isLocked(error: unknown): boolean {
+  return sqliteCode(error)?.startsWith('SQLITE_BUSY') === true;
 }
 
 /** Whether the disk failed, or refused a write because of a quota. */

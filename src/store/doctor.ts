@@ -12,10 +12,10 @@ import {
   BUSY_TIMEOUT_MS,
   connect,
   type Database,
+  isLocked,
   pragmaNumber,
   SCHEMA_VERSION,
   schemaVersionOf,
-  sqliteCode,
 } from './database.ts';
 import { lockersOf, refuseOtherMachine } from './lock.ts';
 import { statusOf } from './place.ts';
@@ -183,7 +183,7 @@ function canBegin(database: Database): boolean {
     database.exec('BEGIN IMMEDIATE; ROLLBACK');
     return true;
   } catch (error) {
-    if (sqliteCode(error)?.startsWith('SQLITE_BUSY') === true) return false;
+    if (isLocked(error)) return false;
     throw error;
   }
 }

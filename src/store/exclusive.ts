@@ -1,5 +1,5 @@
 import { AppError } from '../errors.ts';
-import { type Database, sqliteCode } from './database.ts';
+import { type Database, isLocked } from './database.ts';
 
 /**
  * Checkpoints the WAL, leaves WAL mode, and begins an exclusive transaction: until it or the connection ends, nobody
@@ -17,7 +17,7 @@ export function beginExclusive(database: Database, path: string): void {
       // A process that opened the file in between has switched it back to WAL, in which this transaction admits readers.
     } while (database.pragma('journal_mode', { simple: true }) !== 'delete');
   } catch (error) {
-    if (sqliteCode(error)?.startsWith('SQLITE_BUSY') !== true) throw error;
+    if (!isLocked(error)) throw error;
     throw new AppError(
       'conflict',
       `another process has ${path} open, perhaps a davit admin command or a backup: try again when it has ended`,

@@ -315,6 +315,14 @@ t.test('a database that others can read or replace is a problem', async (t) => {
   }
   chmodSync(there.directory, 0o1777);
   await reportOf(t, there, 0);
+  const kept = `${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`;
+  writeFileSync(kept, '', { mode: 0o644 });
+  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
+    level: 'problem',
+    message: /^others can read davit\.db\.before-restore-\S+ \(mode 644\)$/,
+    advice: `chmod 600 ${kept}`,
+  });
+  chmodSync(kept, 0o600);
 
   await (await busyWriter(t, there.dbPath)).kill();
   for (const side of ['-wal', '-shm']) chmodSync(there.dbPath + side, 0o644);

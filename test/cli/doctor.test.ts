@@ -1,6 +1,7 @@
 import { spawnSync } from 'node:child_process';
 import {
   chmodSync,
+  chownSync,
   closeSync,
   mkdirSync,
   openSync,
@@ -98,8 +99,8 @@ t.test('a service whose lock file names no process is reported as running', asyn
 t.test('a WAL left by a killed process is a note, and so are other leftovers', async (t) => {
   const there = await withProject(t);
   await (await busyWriter(t, there.dbPath)).kill();
-  writeFileSync(`${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`, 'old');
-  writeFileSync(join(there.directory, '.davit-partial-1'), 'half');
+  writeFileSync(`${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`, 'old', { mode: 0o600 });
+  writeFileSync(join(there.directory, '.davit-partial-1'), 'half', { mode: 0o600 });
   writeFileSync(join(there.directory, 'other.db.before-restore'), 'not ours');
   const report = await reportOf(t, there, 0);
   t.match(findingOf(report, 'wal'), {
@@ -300,19 +301,47 @@ t.test('a database that the user may only read is refused', ifMayBeSomebodyElse,
   t.strictSame(readdirSync(there.directory), ['davit.db']);
 });
 
-t.test('an exclusive lock of another program is named in the error', async (t) => {
+t.test(
+  'a directory in which the owner of the file may create nothing is a problem',
+  ifMayBeSomebodyElse,
+  async (t) => {
+    const there = await withProject(t);
+    const database = new Sqlite(there.dbPath);
+    database.pragma('journal_mode = DELETE'); // as a backup has it: to read it takes no other file
+    database.close();
+    chmodSync(there.directory, 0o755);
+    chownSync(there.dbPath, 65_534, 65_534);
+    const somebody = ['--reuid=65534', '--regid=65534', '--clear-groups', process.execPath, MAIN];
+    const { stdout } = spawnSync('setpriv', [...somebody, 'doctor', '--json', '--db', there.dbPath], {
+      env: {},
+      encoding: 'utf8',
+    });
+    t.match(findingOf(JSON.parse(stdout), 'permissions'), {
+      level: 'problem',
+      message: /^this user cannot create files in \/\S+ \(mode 755\), where -wal and -lock belong$/,
+      advice: /^chown --reference=/,
+    });
+  },
+);
+
+t.test('an exclusive lock of another program is told by every command', async (t) => {
   const there = await withProject(t);
   const other = new Sqlite(there.dbPath);
   t.teardown(() => other.close());
   other.pragma('locking_mode = EXCLUSIVE');
   other.exec('BEGIN EXCLUSIVE; CREATE TABLE noted (at); DROP TABLE noted; COMMIT');
-  for (const words of [['doctor'], ['admin', 'key', 'list']]) {
-    t.match(await there.davit(words), {
-      stdout: '',
-      stderr: 'error: another process keeps the database locked: try again when it has ended\n',
-      exitCode: 1,
-    });
-  }
+  t.match(await there.davit(['admin', 'key', 'list']), {
+    stdout: '',
+    stderr: 'error: another process keeps the database locked: try again when it has ended\n',
+    exitCode: 1,
+  });
+  const report = await reportOf(t, there, 1);
+  t.match(findingOf(report, 'writes'), {
+    level: 'problem',
+    message: 'another process keeps the file locked, for reading too: davit can do nothing with it',
+    advice: /^end that process: 'fuser -v \/\S+davit\.db' shows/,
+  });
+  t.ok(findingOf(report, 'permissions'), 'what needs no lock is checked all the same');
 });
 
 t.test('other commands say in one line that the file is damaged', async (t) => {
