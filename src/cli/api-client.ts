@@ -105,11 +105,12 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     },
 
     async stream(asked) {
-      return await persistently(asked, async (response) =>
-        isSuccess(response)
-          ? { ok: true, body: response.body }
-          : refusalOf(response, await beginningOf(response), asked),
-      );
+      return await persistently(asked, async (response) => {
+        const isStream = String(response.headers['content-type']).startsWith('text/event-stream');
+        if (isSuccess(response) && isStream) return { ok: true, body: response.body };
+        const text = await beginningOf(response);
+        return isSuccess(response) ? notDavit(response, asked) : refusalOf(response, text, asked);
+      });
     },
 
     async close() {

@@ -20,6 +20,7 @@ const QUEUED = {
   queue_position: 1,
 };
 const FAILED = { ...QUEUED, status: 'failed', reason: 'exit_code', exit_code: 3, queue_position: null };
+const EVENT_STREAM = { 'Content-Type': 'text/event-stream' };
 const REFUSED = { error: { code: 'forbidden', message: 'it may not', request_id: 'req_1' } };
 
 t.test('control characters in what a service answers are escaped', async (t) => {
@@ -150,12 +151,23 @@ t.test('an event id that is not an offset does not keep the log from being resum
 
 t.test('an endless line or event in a log stream is refused as not from davit', async (t) => {
   for (const line of ['x', 'data: x\n']) {
-    t.match(await answered(t, ['--wait'], json(201, QUEUED), endless(200, line)), {
+    t.match(await answered(t, ['--wait'], json(201, QUEUED), endless(200, line, EVENT_STREAM)), {
       stdout: '',
       stderr: /\nerror: what comes in place of the log is not from davit: is the URL right\?\n$/,
       exitCode: 1,
     });
   }
+});
+
+t.test('a page that comes in place of the log is refused as not from davit', async (t) => {
+  const page = status(200, { headers: { 'Content-Type': 'text/html' }, body: '<h1>Log in</h1>' });
+  t.match(await answered(t, ['--wait'], json(201, QUEUED), page), {
+    stdout: '',
+    stderr:
+      /\nerror: dpl_1 goes on, and cannot be followed: \S+ was answered with 200, and not by davit: is the/,
+    exitCode: 1,
+    waitedMs: 0,
+  });
 });
 
 t.test('a deployment with an invalid field is refused as not from davit', async (t) => {
@@ -201,5 +213,5 @@ function json(code: number, body: unknown): Answer {
 }
 
 function events(body: string): Answer {
-  return status(200, { headers: { 'Content-Type': 'text/event-stream' }, body });
+  return status(200, { headers: EVENT_STREAM, body });
 }

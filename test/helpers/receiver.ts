@@ -1,5 +1,11 @@
 import { readFileSync } from 'node:fs';
-import { createServer, type IncomingHttpHeaders, type IncomingMessage, type ServerResponse } from 'node:http';
+import {
+  createServer,
+  type IncomingHttpHeaders,
+  type IncomingMessage,
+  type OutgoingHttpHeaders,
+  type ServerResponse,
+} from 'node:http';
 import { createServer as createTlsServer } from 'node:https';
 import type { AddressInfo, Socket } from 'node:net';
 import { TLSSocket } from 'node:tls';
@@ -171,13 +177,13 @@ export function unfinished(code: number, beginning: string): Answer {
 }
 
 /** A body without end. */
-export function endless(code: number, text = 'x'): Answer {
+export function endless(code: number, text = 'x', headers: OutgoingHttpHeaders = {}): Answer {
   return (response) => {
     const piece = Buffer.alloc(1024, text);
     const pour = () => {
       while (!response.destroyed && response.write(piece));
     };
-    response.writeHead(code).on('drain', pour);
+    response.writeHead(code, headers).on('drain', pour);
     pour();
   };
 }
