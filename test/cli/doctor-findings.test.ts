@@ -1,6 +1,6 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, chownSync, truncateSync, writeFileSync } from 'node:fs';
+import { truncateSync, writeFileSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { processIdentity } from '../../src/deploy/processes.ts';
@@ -288,51 +288,6 @@ t.test(
   },
 );
 
-t.test('a database that others can read or replace is a problem', async (t) => {
-  const there = await withProject(t);
-  for (const mode of ['644', '640', '602', '2610']) {
-    chmodSync(there.dbPath, Number.parseInt(mode, 8));
-    t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-      level: 'problem',
-      message: `others can read davit.db (mode ${mode})`,
-      advice: /^chmod 600 \/.*\/davit\.db$/,
-    });
-  }
-  chmodSync(there.dbPath, 0o400);
-  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-    level: 'problem',
-    message: 'davit.db is not writable (mode 400)',
-    advice: /^chmod 600 \/.*\/davit\.db$/,
-  });
-  chmodSync(there.dbPath, 0o600);
-  for (const mode of ['777', '770', '702']) {
-    chmodSync(there.directory, Number.parseInt(mode, 8));
-    t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-      level: 'problem',
-      message: new RegExp(`^others can replace the file, as they can write to /.* \\(mode ${mode}\\)$`),
-      advice: /^chmod go-w \//,
-    });
-  }
-  chmodSync(there.directory, 0o1777);
-  await reportOf(t, there, 0);
-  const kept = `${there.dbPath}.before-restore-2026-11-20T10-00-00.000Z`;
-  writeFileSync(kept, '', { mode: 0o644 });
-  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-    level: 'problem',
-    message: /^others can read davit\.db\.before-restore-\S+ \(mode 644\)$/,
-    advice: `chmod 600 ${kept}`,
-  });
-  chmodSync(kept, 0o600);
-
-  await (await busyWriter(t, there.dbPath)).kill();
-  for (const side of ['-wal', '-shm']) chmodSync(there.dbPath + side, 0o644);
-  const { findings } = await reportOf(t, there, 1);
-  t.strictSame(
-    findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
-    ['others can read davit.db-wal (mode 644)', 'others can read davit.db-shm (mode 644)'],
-  );
-});
-
 t.test('a large WAL is a problem, with advice on how to shrink it', async (t) => {
   const there = await withProject(t);
   const grow = (bytes: number) => {
@@ -400,27 +355,4 @@ t.test('a service that does not come to the end of a commit is told from another
   });
   writer.close();
   release();
-});
-
-const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
-
-t.test('a side file that belongs to another user is a problem', ifMayBeSomebodyElse, async (t) => {
-  const there = await withProject(t);
-  writeFileSync(`${there.dbPath}-lock`, '', { mode: 0o600 });
-  chownSync(`${there.dbPath}-lock`, 65_534, 65_534);
-  t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
-    message: 'davit.db-lock belongs to another user than davit.db: the service may not be able to write',
-    advice: /^chown --reference=/,
-  });
-});
-
-t.test('a database that belongs to another user is a note', ifMayBeSomebodyElse, async (t) => {
-  const there = await withProject(t);
-  chownSync(there.dbPath, 65_534, 65_534);
-  t.match((await reportOf(t, there, 0)).findings[0], {
-    check: 'permissions',
-    level: 'note',
-    message: /^the file belongs to another user/,
-    advice: /^run it as that user: sudo -u/,
-  });
 });

@@ -1,7 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import {
   chmodSync,
-  chownSync,
   closeSync,
   mkdirSync,
   openSync,
@@ -300,29 +299,6 @@ t.test('a database that the user may only read is refused', ifMayBeSomebodyElse,
   }
   t.strictSame(readdirSync(there.directory), ['davit.db']);
 });
-
-t.test(
-  'a directory in which the owner of the file may create nothing is a problem',
-  ifMayBeSomebodyElse,
-  async (t) => {
-    const there = await withProject(t);
-    const database = new Sqlite(there.dbPath);
-    database.pragma('journal_mode = DELETE'); // as a backup has it: to read it takes no other file
-    database.close();
-    chmodSync(there.directory, 0o755);
-    chownSync(there.dbPath, 65_534, 65_534);
-    const somebody = ['--reuid=65534', '--regid=65534', '--clear-groups', process.execPath, MAIN];
-    const { stdout } = spawnSync('setpriv', [...somebody, 'doctor', '--json', '--db', there.dbPath], {
-      env: {},
-      encoding: 'utf8',
-    });
-    t.match(findingOf(JSON.parse(stdout), 'permissions'), {
-      level: 'problem',
-      message: /^this user cannot create files in \/\S+ \(mode 755\), where -wal and -lock belong$/,
-      advice: /^chown --reference=/,
-    });
-  },
-);
 
 t.test('an exclusive lock of another program is told by every command', async (t) => {
   const there = await withProject(t);

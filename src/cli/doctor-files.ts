@@ -1,0 +1,118 @@
+import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
+import { basename, dirname, join } from 'node:path';
+import { formatBytes } from './bytes.ts';
+import { type FindingOf, note, orOk, problem } from './findings.ts';
+
+/** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
+export function checkPermissions(path: string): FindingOf<'permissions'>[] {
+  const file = statSync(path);
+  const directory = statSync(dirname(path));
+  const findings: FindingOf<'permissions'>[] = [];
+  // Those beside it get its mode when davit writes.
+  if ((file.mode & 0o200) === 0) {
+    findings.push(
+      problem(
+        'permissions',
+        `${basename(path)} is not writable (mode ${octal(file.mode)})`,
+        `chmod 600 ${path}`,
+      ),
+    );
+  }
+  const inUse = filesBeside(
+    path,
+    ['', '-wal', '-shm', '-lock'].map((side) => basename(path) + side),
+  );
+  for (const [name, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path))]) {
+    if ((mode & 0o077) !== 0) {
+      findings.push(
+        problem(
+          'permissions',
+          `others can read ${name} (mode ${octal(mode)})`,
+          `chmod 600 ${join(dirname(path), name)}`,
+        ),
+      );
+    }
+  }
+  for (const [name, { uid }] of inUse) {
+    if (uid !== file.uid) {
+      findings.push(
+        problem(
+          'permissions',
+          `${name} belongs to another user than ${basename(path)}: the service may not be able to write`,
+          `chown --reference=${path} ${join(dirname(path), name)}`,
+        ),
+      );
+    }
+  }
+  const uid = process.getuid?.();
+  if (uid === file.uid && !mayCreateIn(dirname(path))) {
+    findings.push(
+      problem(
+        'permissions',
+        `this user cannot create files in ${dirname(path)} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
+        `chown --reference=${path} ${dirname(path)}`,
+      ),
+    );
+  }
+  if ((directory.mode & 0o022) !== 0 && (directory.mode & 0o1000) === 0) {
+    findings.push(
+      problem(
+        'permissions',
+        `others can replace the file, as they can write to ${dirname(path)} (mode ${octal(directory.mode)})`,
+        `chmod go-w ${dirname(path)}`,
+      ),
+    );
+  }
+  if (uid !== file.uid) {
+    findings.push(
+      note(
+        'permissions',
+        'the file belongs to another user, and commands were checked with your rights',
+        'run it as that user: sudo -u <user> davit doctor',
+      ),
+    );
+  }
+  return orOk(findings, 'permissions', 'only the owner of the file has access to it');
+}
+
+/** Those of `names` that exist in the directory of `path`. */
+function filesBeside(path: string, names: readonly string[]): [name: string, stats: Stats][] {
+  return names.flatMap((name): [string, Stats][] => {
+    const stats = statSync(join(dirname(path), name), { throwIfNoEntry: false });
+    return stats === undefined ? [] : [[name, stats]];
+  });
+}
+
+function mayCreateIn(directory: string): boolean {
+  try {
+    accessSync(directory, constants.W_OK | constants.X_OK);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+/** Restores and migrations keep the file as it was, and processes that were killed leave partial files. */
+function earlierCopies(path: string): string[] {
+  return readdirSync(dirname(path)).filter(
+    (name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'),
+  );
+}
+
+/** The copies of the file `path` that may be removed. */
+export function checkLeftovers(path: string): FindingOf<'leftovers'>[] {
+  const kept = earlierCopies(path);
+  if (kept.length === 0) return [];
+  const bytes = filesBeside(path, kept).reduce((sum, [, { size }]) => sum + size, 0);
+  return [
+    note(
+      'leftovers',
+      `${formatBytes(bytes)} of earlier copies are kept: ${kept.join(', ')}`,
+      'remove them once nobody needs them: they hold secrets, too',
+    ),
+  ];
+}
+
+function octal(mode: number): string {
+  return (mode & 0o7777).toString(8);
+}
