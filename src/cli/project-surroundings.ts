@@ -61,7 +61,7 @@ export function pathsOf({ command, directory }: ProjectDetails): string[] {
 /** Null if that process is not the service, usually as the service is in another PID namespace, where ids differ. */
 async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
   const [{ openFilesOf }, { lockPath }] = await Promise.all([
-    import('../deploy/proc.ts'),
+    import('../proc.ts'),
     import('../store/lock.ts'),
   ]);
   return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
@@ -69,7 +69,7 @@ async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<
 
 /** As `tmpdir` of node:os finds it; undefined if it is relative, or the process is another user's. */
 async function temporaryDirectoryOf(processId: number): Promise<string | undefined> {
-  const { readProc } = await import('../deploy/proc.ts');
+  const { readProc } = await import('../proc.ts');
   const environment = readProc(`/proc/${processId}/environ`);
   if (environment === undefined) return undefined;
   const variable = (name: string) => new RegExp(`(?:^|\\0)${name}=([^\\0]+)`).exec(environment)?.[1];

@@ -1,6 +1,6 @@
-import { openFilesOf } from '../deploy/proc.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { openFilesOf } from '../proc.ts';
 import { lockPath, refuseOtherMachine, servedBy } from '../store/lock.ts';
 import { refuseOtherNames } from '../store/other-names.ts';
 import { realPath } from '../store/place.ts';

@@ -1,8 +1,8 @@
 import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
+import { readProc, retryOnShortage } from '../proc.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { readProc, retryOnShortage } from './proc.ts';
 import {
   identityOf,
   isAlive,

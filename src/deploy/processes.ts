@@ -1,8 +1,8 @@
 import { readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { bootId } from '../boot-id.ts';
+import { childrenOfMainThread, openFilesOf, processIds, readProc, threadIds } from '../proc.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
-import { childrenOfMainThread, openFilesOf, processIds, readProc, threadIds } from './proc.ts';
 
 /** What SIGTERM does to a process: `gone` when it has exited already, even if it is still a zombie. */
 export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';

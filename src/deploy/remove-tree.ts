@@ -2,7 +2,7 @@ import { constants } from 'node:fs';
 import { chmod, open, readdir, rename, rmdir, unlink } from 'node:fs/promises';
 import { basename, dirname } from 'node:path';
 import { codeOf } from '../errors.ts';
-import { readProc } from './proc.ts';
+import { readProc } from '../proc.ts';
 
 /**
  * Removes the file or the directory tree at `path`, and nothing else, even if other processes change it meanwhile:

@@ -6,7 +6,6 @@ import type { Readable, Writable } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
-import { hasOrphans } from '../../src/deploy/proc.ts';
 import { processIdentity } from '../../src/deploy/processes.ts';
 import {
   createSpawner,
@@ -15,6 +14,7 @@ import {
   type StartedProcess,
 } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
+import { hasOrphans } from '../../src/proc.ts';
 import { namedPipe, openPipes, PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';
@@ -249,7 +249,7 @@ t.test('a background child that existed before davit is reaped and keeps no orph
   const program = `
     const { loadPosix } = await import('${source}/deploy/posix.ts');
     const { createSpawner } = await import('${source}/deploy/spawner.ts');
-    const { childrenOfMainThread } = await import('${source}/deploy/proc.ts');
+    const { childrenOfMainThread } = await import('${source}/proc.ts');
     const { realEffects } = await import('${source}/effects.ts');
     const posix = await loadPosix();
     const spawner = createSpawner(posix, realEffects, posix.becomeSubreaper());

@@ -4,19 +4,13 @@ import { openSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import t from 'tap';
-import {
-  hiddenProcessesProblem,
-  openFilesOf,
-  processIds,
-  readProc,
-  requireOwnProc,
-} from '../../src/deploy/proc.ts';
-import { removeTree } from '../../src/deploy/remove-tree.ts';
-import { useUpFiles } from '../helpers/limits.ts';
-import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from '../helpers/namespaces.ts';
-import { ifMayBeNobody } from '../helpers/nobody.ts';
-import { ifHas } from '../helpers/programs.ts';
-import { temporaryDirectory } from '../helpers/store.ts';
+import { removeTree } from '../src/deploy/remove-tree.ts';
+import { hiddenProcessesProblem, openFilesOf, processIds, readProc, requireOwnProc } from '../src/proc.ts';
+import { useUpFiles } from './helpers/limits.ts';
+import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from './helpers/namespaces.ts';
+import { ifMayBeNobody } from './helpers/nobody.ts';
+import { ifHas } from './helpers/programs.ts';
+import { temporaryDirectory } from './helpers/store.ts';
 
 t.test('processIds lists all processes, and readProc reads a file of /proc or gives undefined', async (t) => {
   t.ok(processIds().includes(process.pid));
@@ -89,7 +83,7 @@ t.test('a file with a path that is too long to be read hides no other open files
   }
 });
 
-const PROC = join(import.meta.dirname, '../../src/deploy/proc.ts');
+const PROC = join(import.meta.dirname, '../src/proc.ts');
 const LOOK = `import('${pathToFileURL(PROC)}').then((proc) => proc.requireOwnProc())`;
 
 const HIDE = 'mount -o remount,hidepid=2 /proc';

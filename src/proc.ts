@@ -1,7 +1,7 @@
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
-import { BOOT_ID_PATH, hasBootId } from '../boot-id.ts';
-import { delay, type Effects } from '../effects.ts';
-import { AppError, codeOf } from '../errors.ts';
+import { BOOT_ID_PATH, hasBootId } from './boot-id.ts';
+import { delay, type Effects } from './effects.ts';
+import { AppError, codeOf } from './errors.ts';
 
 /*
  * Which processes run is read from /proc. A lack of file descriptors must not make it look empty: a spare one is kept
