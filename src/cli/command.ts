@@ -142,7 +142,13 @@ export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
   const status = statusOfFile(path);
   if (status === undefined) {
-    throw new AppError('not_found', `there is no file ${path}: give its path with --db or DAVIT_DB`);
+    const wasMoved = statusOfFile(`${realPath(path)}-wal`) !== undefined;
+    throw new AppError(
+      'not_found',
+      wasMoved
+        ? `there is no file ${path}, but its -wal is there, which holds a part of it: move the file back`
+        : `there is no file ${path}: give its path with --db or DAVIT_DB`,
+    );
   }
   if (status.size === 0) {
     throw new AppError(

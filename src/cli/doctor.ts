@@ -61,10 +61,12 @@ async function diagnose(
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
   const path = realPath(dbPath);
-  const [{ refuseRemoved }, { tryDisk }] = await Promise.all([
+  const [{ refuseMovedHere }, { refuseRemoved }, { tryDisk }] = await Promise.all([
+    import('../store/other-names.ts'),
     import('./removed.ts'),
     import('./doctor-disk.ts'),
   ]);
+  refuseMovedHere(dbPath);
   refuseRemoved(dbPath, effects);
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);

@@ -48,6 +48,7 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   const real = realPath(path);
   const files = [real, `${real}-wal`, `${real}-shm`];
   const removed = files.find((file) => open.includes(`${file} (deleted)`)); // proc_pid_fd(5)
-  const file = removed ?? (open.includes(real) ? files.find((file) => !open.includes(file)) : undefined);
+  const hasOpened = files.some((file) => open.includes(file));
+  const file = removed ?? (hasOpened ? files.find((file) => !open.includes(file)) : undefined);
   return file === undefined ? undefined : { file, processId, isCertain: removed !== undefined };
 }

@@ -243,7 +243,7 @@ function refuseLoneWal(path: string): void {
   if ((statusOf(wal)?.size ?? 0) === 0) return;
   throw new AppError(
     'conflict',
-    `${path} is not there, but ${wal} is, which holds a part of it: move ${path} back, or remove the -wal too`,
+    `${path} is not there, but ${wal} is, which holds a part of it: move ${path} back, or, to begin anew without it, move the -wal away too`,
   );
 }
 

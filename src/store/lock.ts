@@ -16,6 +16,7 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
+import { readProc } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { realPath } from './place.ts';
 
@@ -235,11 +236,12 @@ export function lockersOf(file: Stats, byte: number): number[] {
     .map(({ processId }) => processId);
 }
 
-/** Which process has locked which byte of a file, proc_locks(5). Ids of other PID namespaces are not positive. */
+/**
+ * Which process has locked which byte of a file, proc_locks(5); none where the system does not tell. Ids of other PID
+ * namespaces are not positive.
+ */
 export function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
-  const lines = readFileSync('/proc/locks', 'utf8').matchAll(
-    / (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g,
-  );
+  const lines = (readProc('/proc/locks') ?? '').matchAll(/ (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g);
   return [...lines]
     .filter(([, , , inode]) => Number(inode) === ino)
     .map(([, kind = '', processId, , start]) => ({

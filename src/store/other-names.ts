@@ -1,5 +1,6 @@
 import type { Stats } from 'node:fs';
 import { AppError } from '../errors.ts';
+import { openFilesOf } from '../proc.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
 import { LOCK_PROBE_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
@@ -9,7 +10,8 @@ import { realPath, statusOf } from './place.ts';
 /**
  * A file that is opened by two names has two locks and two WALs, and writes by both damage it. Throws AppError
  * `conflict` for a file that is itself a mount point, as it has another name elsewhere, with a -wal and a lock of its
- * own there; and for one with several hard links while a process has it open that does not serve it by this name.
+ * own there; for one that was moved here while a process had it open; and for one with several hard links while a
+ * process has it open that does not serve it by this name.
  */
 export function refuseOtherNames(path: string): void {
   if (isMountPoint(realPath(path))) {
@@ -19,6 +21,7 @@ export function refuseOtherNames(path: string): void {
         'file: mount the directory that it is in',
     );
   }
+  refuseMovedHere(path);
   const stats = statusOf(path);
   if (stats === undefined || stats.nlink === 1 || servedBy(path) !== null) return;
   const database = connect(path, { timeoutMs: LOCK_PROBE_TIMEOUT_MS });
@@ -38,6 +41,32 @@ export function refuseOtherNames(path: string): void {
     database.close();
   }
 }
+
+/**
+ * Throws AppError `conflict` for a file that was moved here while a process has it open: that process goes on with the
+ * -wal of the old name.
+ */
+export function refuseMovedHere(path: string): void {
+  const stats = statusOf(path);
+  if (stats === undefined) return;
+  for (const processId of new Set(locksOn(stats).map((lock) => lock.processId))) {
+    if (processId <= 0 || processId === process.pid) continue;
+    const open = openFilesOf(processId);
+    if (!open.includes(realPath(path))) continue; // it has another path for the file, as in a container
+    const oldPath = open
+      .map((file) => WAL_OF.exec(file)?.[1])
+      .find((ofWal) => ofWal !== undefined && !open.includes(ofWal));
+    if (oldPath === undefined) continue;
+    throw new AppError(
+      'conflict',
+      `${path} was moved here while process ${processId} has it open, and a part of it is in ${oldPath}-wal: move it ` +
+        `back to ${oldPath}`,
+    );
+  }
+}
+
+/** The path of a -wal, proc_pid_fd(5). */
+const WAL_OF = /^(.*)-wal(?: \(deleted\))?$/s;
 
 /** Which process has the database open: SQLite holds a lock on a part of the file then. */
 function openerOf(stats: Stats): string {

@@ -40,7 +40,7 @@ function linkTarget(path: string): string | undefined {
 /** Why nothing is written while a file of the database is not in its place. */
 export const MOVED =
   'the database, or its -wal or -shm, was moved, removed or replaced, or is out of reach: nothing is written until it ' +
-  'is back in its place, or davit was restarted';
+  'is back in its place, or, if only the -wal or -shm is gone, davit was restarted';
 
 /**
  * Which file a path led to when it was opened; undefined numbers: none. A plain value, which may be posted to a thread.

@@ -1,4 +1,5 @@
-import { renameSync, rmSync } from 'node:fs';
+import { copyFileSync, renameSync, rmSync } from 'node:fs';
+import { join } from 'node:path';
 import t from 'tap';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place } from '../helpers/cli.ts';
@@ -7,14 +8,19 @@ import { serve } from '../helpers/served.ts';
 const WAYS = {
   removed: (file: string) => rmSync(file),
   moved: (file: string) => renameSync(file, `${file}.elsewhere`),
+  'moved, and another file put in its place': (file: string) => {
+    renameSync(file, `${file}.elsewhere`);
+    copyFileSync(`${file}.elsewhere`, file);
+  },
 };
 
 for (const [side, way] of [
+  ['', 'moved, and another file put in its place'],
   ['-wal', 'removed'],
   ['-shm', 'removed'],
   ['-shm', 'moved'],
 ] as const) {
-  t.test(`while a served file's ${side} is ${way}, every other command refuses the file`, async (t) => {
+  t.test(`while davit.db${side} of a service is ${way}, every other command refuses the file`, async (t) => {
     const { davit, json, dump, dbPath, directory } = place(t);
     const service = await serve(t, directory);
     await davit(['admin', 'project', 'create', '--name', 'website']);
@@ -37,3 +43,38 @@ for (const [side, way] of [
     t.match(await json<ProjectDetails[]>(['admin', 'project', 'list']), [{ name: 'website' }]);
   });
 }
+
+t.test('a file that was moved while a service has it open is refused by both names', async (t) => {
+  const { davit, json, directory, dbPath } = place(t);
+  const service = await serve(t, directory);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  renameSync(dbPath, join(directory, 'moved.db'));
+  const commands = [
+    ['admin', 'project', 'create', '--name', 'lost'],
+    ['admin', 'project', 'list'],
+    ['backup', 'copy.db'],
+    ['doctor'],
+    ['serve'],
+  ];
+  for (const words of commands) {
+    t.match(await davit([...words, '--db', 'moved.db']), {
+      exitCode: 1,
+      stdout: '',
+      stderr: new RegExp(
+        `^error: \\S*moved\\.db was moved here while process ${service.processId} has it open, and a part of it is in \\S+/davit\\.db-wal: move it back to \\S+/davit\\.db\\n$`,
+      ),
+    });
+  }
+  t.match(await davit(['admin', 'project', 'list']), {
+    exitCode: 1,
+    stderr:
+      /^error: there is no file \.\/davit\.db, but its -wal is there, which holds a part of it: move the file back\n$/,
+  });
+  renameSync(join(directory, 'moved.db'), dbPath);
+  t.match(await davit(['admin', 'project', 'create', '--name', 'later']), { exitCode: 0 });
+  await service.stop();
+  t.match(await json<ProjectDetails[]>(['admin', 'project', 'list']), [
+    { name: 'website' },
+    { name: 'later' },
+  ]);
+});

@@ -211,7 +211,7 @@ t.test('no file is made beside a WAL that was left over: SQLite would remove tha
   for (const name of [path, link]) {
     t.throws(() => openForWriting(name, fakeEffects()), {
       code: 'conflict',
-      message: `${name} is not there, but ${path}-wal is, which holds a part of it: move ${name} back, or remove the -wal too`,
+      message: `${name} is not there, but ${path}-wal is, which holds a part of it: move ${name} back, or, to begin anew without it, move the -wal away too`,
     });
   }
   t.strictSame(readdirSync(directory), ['davit.db-wal', 'link.db']);
