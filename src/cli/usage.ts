@@ -96,6 +96,8 @@ const SYNONYMS: Record<string, readonly string[]> = {
   redeploy: ['retry', 'rerun', 'restart'],
   replay: ['retry', 'resend', 'redeliver'],
   rotate: ['renew', 'regenerate', 'roll'],
+  deployment: ['logs', 'cancel', 'redeploy'],
+  deploy: ['rollback', 'release', 'push', 'up'],
   serve: ['start', 'run', 'server'],
   doctor: ['check', 'health', 'diagnose'],
   queue: ['status', 'ps'],

@@ -124,6 +124,8 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ],
     ['--listen=:80 serve', /^error: option '--listen' goes after the command/m],
     ['-v', /unknown option '-v': did you mean -V\?/],
+    ['logs dpl_1', /unknown command 'logs': did you mean davit admin deployment\?/],
+    ['admin deployment rollback dpl_1', /unknown command 'rollback': did you mean davit deploy\?/],
     ['admin project unpause website', /unknown command 'unpause': did you mean resume\?/],
     ['admin project rm website', /did you mean archive\?/],
     ['admin project DELETE website', /did you mean archive\?/],
