@@ -81,6 +81,25 @@ t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq
   await there.shell('for ref in v3 v4 v5; do davit admin deployment create fleet $ref; done');
   await there.shell(`${variables}\n./small-pages.sh`, service);
   t.equal(rolledOut(), 'v1\nbroken\nv2\nv3\nv4\nv5\n', 'from all pages');
+
+  // Somebody else reports the end of the first one while the worker is busy with it.
+  writeFileSync(
+    join(there.directory, 'roll-out'),
+    `#!/bin/sh
+echo "$1" >>rolled-out
+[ "$1" = v6 ] || exit 0
+id=$(davit admin deployment list --status running --json | jq -r '.[0].id')
+curl -s -H "Authorization: Bearer $DAVIT_KEY" -H 'Content-Type: application/json' \\
+  -d '{"status":"failed","message":"given up"}' "$DAVIT_URL/v2/deployments/$id/report" >/dev/null
+`,
+  );
+  await there.shell('for ref in v6 v7; do davit admin deployment create fleet $ref; done');
+  const { stderr } = await there.shell(`${variables}\n./worker.sh`, service);
+  t.match(stderr, /^dpl_\w+: .*"code":"conflict"/m, 'the worker says why, and goes on');
+  t.strictSame((await there.endings()).slice(-2), [
+    ['v6', 'failed', 'given up'],
+    ['v7', 'succeeded', null],
+  ]);
 });
 
 t.test('a release of compose that fails goes back to the tag that succeeded last', async (t) => {
