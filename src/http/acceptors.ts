@@ -60,7 +60,7 @@ export function acceptors(
         const duplicate = await loadDuplicate();
         const descriptor = descriptorOf(listener);
         for (let count = 1; count < ACCEPTORS; count++) {
-          const other = createServer({ allowHalfOpen: true, noDelay: true }, handOver);
+          const other = createServer({ allowHalfOpen: isHalfOpenAllowed(listener), noDelay: true }, handOver);
           other.on('error', warn);
           other.listen({ fd: duplicate(descriptor) });
           others.push(other);
@@ -92,6 +92,14 @@ export function acceptors(
     ofOthers += change;
     listener.maxConnections = maxConnections - ofOthers;
   }
+}
+
+/**
+ * As of `listener` itself, an internal of Node: true without TLS. A TLS connection that is closed before its handshake
+ * is over would otherwise keep its descriptor until the handshake's time limit.
+ */
+function isHalfOpenAllowed(listener: Listener): boolean {
+  return (listener as unknown as { allowHalfOpen: boolean }).allowHalfOpen;
 }
 
 /** `_handle` and its `fd` are internals of Node, which its documentation mentions as what `server.listen` accepts. */

@@ -1,9 +1,11 @@
 import { execFileSync } from 'node:child_process';
 import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import { connect as connectPlain, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
+import { until } from '../helpers/commands.ts';
 import { rawRequest, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -144,6 +146,26 @@ t.test('a connection that never begins a handshake is closed', async (t) => {
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
   const { port } = await startHttp(t, { tls: pair, timeouts: { headersMs: 50, checkMs: 10 } });
   t.equal(await rawRequest(port, ''), '');
+});
+
+t.test('a connection whose client leaves before the handshake is over is closed at once', async (t) => {
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { server, port } = await startHttp(t, {
+    tls: pair,
+    timeouts: { headersMs: 60_000, requestMs: 60_000 },
+  });
+  let open = 0;
+  let seen = 0;
+  server.listener.on('connection', (socket: Socket) => {
+    open += 1;
+    seen += 1;
+    socket.once('close', () => {
+      open -= 1;
+    });
+  });
+  // More than there are acceptors, so that several of them take part.
+  for (let count = 0; count < 32; count++) connectPlain(port, '127.0.0.1').end();
+  await until(() => seen === 32 && open === 0);
 });
 
 t.test('a request without encryption is told that the port speaks HTTPS', async (t) => {
