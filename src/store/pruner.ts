@@ -79,7 +79,9 @@ export function createPruner(options: PrunerOptions): Pruner {
     PASS_EVERY_MAX_MS,
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
   );
-  const now = createWatchedClock(effects, doubt);
+  const now = createWatchedClock(effects, (byMs) => {
+    if (doubt(byMs)) warnOfPause(byMs);
+  });
   /** By how much the clock may be ahead of the true time. */
   let doubtedMs = 0;
   let pass: Pass | undefined;
@@ -91,6 +93,7 @@ export function createPruner(options: PrunerOptions): Pruner {
   // A restart does not end the pause: the rest of the day is waited for. The day begins with the first setting of the
   // last 24 hours, so that it ends even on a machine that is suspended each night and starts davit each morning.
   for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
+  if (doubtedMs >= DOUBTED_FROM_MS) warnOfPause(doubtedMs);
 
   return {
     async tick() {
@@ -105,20 +108,29 @@ export function createPruner(options: PrunerOptions): Pruner {
     },
   };
 
-  /** The clock was set: begins a pause if it may be ahead of the true time, ends the pause if it was set back again. */
-  function doubt(setMs: number, agoMs = 0): void {
+  /**
+   * The clock was set: begins a pause if it may be ahead of the true time, ends the pause if it was set back again.
+   * Whether a pause has begun.
+   */
+  function doubt(setMs: number, agoMs = 0): boolean {
     if (setMs >= DOUBTED_FROM_MS) {
       const isInDoubt = doubtedMs >= DOUBTED_FROM_MS;
       doubtedMs += setMs;
       // A further setting of less than a day does not prolong the pause, which would never end on a machine that is
       // suspended each night.
-      if (isInDoubt && setMs < DOUBTED_FOR_MS) return;
+      if (isInDoubt && setMs < DOUBTED_FOR_MS) return false;
       dueAtMs = effects.monotonicMs() + DOUBTED_FOR_MS - agoMs;
-      logger.warn({ by_ms: setMs }, 'the clock was set ahead: nothing is removed for a day from then on');
-    } else if (doubtedMs > 0) {
+      return true;
+    }
+    if (doubtedMs > 0) {
       doubtedMs += setMs;
       if (doubtedMs < DOUBTED_FROM_MS) dueAtMs = effects.monotonicMs();
     }
+    return false;
+  }
+
+  function warnOfPause(byMs: number): void {
+    logger.warn({ by_ms: byMs }, 'the clock was set ahead: nothing is removed for a day from then on');
   }
 
   async function stepAndPauseMs(nowMs: number): Promise<number> {
