@@ -273,10 +273,10 @@ export async function startService(
     url: urlOf(config, Number(http.info.port)),
     metricsUrl: metrics?.url ?? null,
     reload() {
-      certificates.renew('the certificate', certificates.own, (renewed) => {
+      certificates.renewOwn((renewed) => {
         if (http.listener instanceof TlsListener) replaceCertificate(http.listener, renewed);
       });
-      certificates.renew('the certificates of --webhook-ca-file', certificates.authorities, dispatcher.trust);
+      certificates.renewAuthorities(dispatcher.trust);
       if (certificate === null && caPem === null) logger.info('there are no certificates to reload');
     },
     stop: () => running.disposeAsync(),

@@ -1,3 +1,4 @@
+import { statSync } from 'node:fs';
 import type { ServeConfig } from '../config.ts';
 import { timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
@@ -9,31 +10,50 @@ import { type Certificate, readCertificate } from './tls.ts';
 /** Reads and checks the PEM files that the options name, anew at each call. Throws AppError with the option's name. */
 export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Effects, logger: Logger) {
   return {
-    /** Null: plain HTTP. */
-    own(): Certificate | null {
-      if (tls === null) return null;
-      const certificate = readCertificate(tls);
-      warnIfInvalid(certificate);
-      return certificate;
+    own,
+    authorities,
+
+    /** Reads the certificate and its key again, and calls `use`, unless one is broken: then the old ones stay in use. */
+    renewOwn(use: (certificate: Certificate) => void): void {
+      renew('the certificate', [tls?.certPath, tls?.keyPath], own, use);
     },
 
-    /** Null: only the default ones. */
-    authorities: (): string | null =>
-      webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile),
-
-    /** Reads a file again and uses it, unless it is broken: then what was read before stays in use. */
-    renew<Read>(what: string, read: () => Read | null, use: (read: Read) => void): void {
-      try {
-        const renewed = read();
-        if (renewed === null) return;
-        use(renewed);
-        logger.info(`reloaded: ${what}`);
-      } catch (error) {
-        const problem = error instanceof AppError ? { problem: error.message } : { err: error };
-        logger.error(problem, `not reloaded, the old one stays in use: ${what}`);
-      }
+    /** The same for the certificates that receivers may be signed by. */
+    renewAuthorities(use: (caPem: string) => void): void {
+      renew('the certificates of --webhook-ca-file', [webhookCaFile], authorities, use);
     },
   };
+
+  /** Null: plain HTTP. */
+  function own(): Certificate | null {
+    if (tls === null) return null;
+    const certificate = readCertificate(tls);
+    warnIfInvalid(certificate);
+    return certificate;
+  }
+
+  /** Null: only the default ones. */
+  function authorities(): string | null {
+    return webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile);
+  }
+
+  function renew<Read>(
+    what: string,
+    paths: (string | null | undefined)[],
+    read: () => Read | null,
+    use: (read: Read) => void,
+  ): void {
+    try {
+      for (const path of paths) if (typeof path === 'string') requireFile(path);
+      const renewed = read();
+      if (renewed === null) return;
+      use(renewed);
+      logger.info(`reloaded: ${what}`);
+    } catch (error) {
+      const problem = error instanceof AppError ? { problem: error.message } : { err: error };
+      logger.error(problem, `not reloaded, the old one stays in use: ${what}`);
+    }
+  }
 
   /** Only warns: this machine's clock may be the one that is wrong, and davit does more than to serve HTTPS. */
   function warnIfInvalid({ validFromMs, validToMs }: Certificate): void {
@@ -45,4 +65,10 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
       logger.warn(validity, 'the certificate is not valid yet, and clients refuse it: is the clock right?');
     }
   }
+}
+
+/** A pipe, which can be read at the start, would block the whole service if nobody writes to it any more. */
+function requireFile(path: string): void {
+  if (statSync(path, { throwIfNoEntry: false })?.isFile() === false)
+    throw new AppError('invalid_request', `${path} is not a regular file`);
 }

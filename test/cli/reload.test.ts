@@ -1,5 +1,6 @@
+import { execFileSync } from 'node:child_process';
 import { once } from 'node:events';
-import { copyFileSync, readFileSync, writeFileSync } from 'node:fs';
+import { copyFileSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
 import type { IncomingMessage } from 'node:http';
 import { Agent, request } from 'node:https';
 import { join } from 'node:path';
@@ -68,6 +69,7 @@ t.test('a broken certificate or key is reported, and the old one stays in use', 
     [() => writeFileSync(certPath, 'rubbish'), /--tls-cert: .*cert\.pem holds no certificate in PEM/],
     [() => writeFileSync(certPath, ''), /--tls-cert: .* holds no certificate in PEM/],
     [() => writeFileSync(keyPath, fixture('localhost.pem')), /--tls-(?:cert|key): .* holds no/],
+    [() => replaceByPipe(keyPath), /key\.pem is not a regular file/],
   ];
   for (const [index, [breakIt, problem]] of breaks.entries()) {
     breakIt();
@@ -81,11 +83,17 @@ t.test('a broken certificate or key is reported, and the old one stays in use', 
     });
     t.equal(await issuerShown(port), 'CN=davit test CA');
   }
+  rmSync(keyPath);
   use('self-signed');
   service.signal('SIGHUP');
   await service.logged(RELOADED);
   t.equal(await issuerShown(port), 'CN=localhost');
 });
+
+function replaceByPipe(path: string): void {
+  rmSync(path);
+  execFileSync('mkfifo', [path]);
+}
 
 t.test('no request fails while certificates are reloaded 20 times', async (t) => {
   const { service, use, port } = await withCertificate(t);
