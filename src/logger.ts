@@ -24,7 +24,13 @@ const LAST_TRIES = 20;
 const LAST_TRY_MS = 10;
 
 const BATCH_MS = 10;
-const BATCH_MAX_CHARACTERS = 64 * 1024;
+const BATCH_MAX_PIECES = 16;
+
+/**
+ * PIPE_BUF, pipe(7): a full pipe takes so much as a whole or not at all, so that no other thread writes into the middle
+ * of a line. Only a longer line, with several stacks, can be cut.
+ */
+const PIECE_MAX_BYTES = 4096;
 
 const CAUSES_MAX = 5;
 
@@ -62,6 +68,7 @@ function openStderr(effects: LogEffects): LogFile {
     fd: 2,
     sync: true,
     maxLength: BUFFERED_MAX_CHARACTERS,
+    maxWrite: PIECE_MAX_BYTES,
     retryEAGAIN: () => false, // by default the library blocks the thread until the pipe has room
   });
   let isRefused = false;
@@ -95,28 +102,37 @@ function openStderr(effects: LogEffects): LogFile {
 }
 
 /**
- * Writes the lines of 10 ms together: one write for each line was a twelfth of the cost of a request. No line is lost at
- * an exit or an uncaught error; SIGKILL loses those of the last 10 ms.
+ * Writes the lines of 10 ms together, in pieces of PIECE_MAX_BYTES: one write for each line was a twelfth of the cost of
+ * a request. No line is lost at an exit or an uncaught error; SIGKILL loses those of the last 10 ms.
  */
 function batched(file: LogFile, effects: LogEffects) {
-  let text = '';
+  let pieces: string[] = [];
+  let lastBytes = 0;
   process.on('exit', () => {
     flush();
     file.finish();
   });
   return {
     write(line: string): void {
-      if (text === '') effects.after(BATCH_MS, flush);
-      text += line;
-      if (text.length > BATCH_MAX_CHARACTERS) flush();
+      if (pieces.length === 0) effects.after(BATCH_MS, flush);
+      const bytes = Buffer.byteLength(line);
+      if (pieces.length > 0 && lastBytes + bytes <= PIECE_MAX_BYTES) {
+        pieces[pieces.length - 1] += line;
+        lastBytes += bytes;
+      } else {
+        pieces.push(line);
+        lastBytes = bytes;
+      }
+      if (pieces.length > BATCH_MAX_PIECES) flush();
     },
     /** pino calls it after a fatal line. */
     flushSync: flush,
   };
 
   function flush(): void {
-    if (text !== '') file.write(text);
-    text = '';
+    const written = pieces;
+    pieces = [];
+    for (const piece of written) file.write(piece);
   }
 }
 

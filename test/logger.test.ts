@@ -110,6 +110,26 @@ t.test('a reader that stalls holds nothing up, and gets the lines kept for it wh
   t.ok(lines.length > 900 && lines.length < 5_000, `${lines.length} lines of 5,000`);
 });
 
+t.test("threads do not write into each other's lines, however slow the reader is", async (t) => {
+  const env = { ...COMPILE_CACHE, COUNT: '700', THREADS: '1', LINGER: '1' };
+  const child = spawn(process.execPath, [PROGRAM], { env });
+  t.teardown(() => child.kill('SIGKILL'));
+  let written = '';
+  // Both threads have filled the pipe by then, and keep the rest.
+  for await (const piece of child.stdout.setEncoding('utf8')) {
+    written += piece;
+    if (written.split('\n').length === 3) break;
+  }
+  let stderr = '';
+  for await (const piece of child.stderr.setEncoding('utf8')) {
+    stderr += piece;
+    if (stderr.split('\n').length === 2 * 705 + 1) child.stdin.end();
+  }
+  const lines = stderr.trimEnd().split('\n');
+  t.doesNotThrow(() => lines.map((line) => JSON.parse(line)));
+  t.equal(lines.length, 2 * 705);
+});
+
 t.test('the log goes on once the disk has room again', ifMayMount, async (t) => {
   const directory = temporaryDirectory(t);
   mkdirSync(join(directory, 'small'));
