@@ -1,5 +1,6 @@
 import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
+import { codeOf } from '../errors.ts';
 import { formatBytes } from './bytes.ts';
 import { type FindingOf, note, orOk, problem } from './findings.ts';
 
@@ -83,12 +84,13 @@ function filesBeside(path: string, names: readonly string[]): [name: string, sta
   });
 }
 
+/** As far as permissions go: a file system that is read-only is a finding of the disk. */
 function mayCreateIn(directory: string): boolean {
   try {
     accessSync(directory, constants.W_OK | constants.X_OK);
     return true;
-  } catch {
-    return false;
+  } catch (error) {
+    return codeOf(error) !== 'EACCES';
   }
 }
 

@@ -261,6 +261,7 @@ t.test('a read-only file system is a problem for doctor and refused by serve', i
   ]);
   t.match(stdout, /^disk +problem +the file system is read-only: it was mounted so/m);
   t.match(stdout, /^disk +see what the kernel says of it \(dmesg\)/m);
+  t.match(stdout, /^permissions +ok/m);
   t.match(
     stdout,
     /^service +ok +running as process \d+ since 20\S+$/m,
