@@ -132,7 +132,7 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
   {
     name: 'an empty list',
     body: { ref: 'main', events: [] },
-    details: [['events', 'must have at least 1 items']],
+    details: [['events', 'must have at least 1 item']],
   },
   {
     name: 'an unknown item',
