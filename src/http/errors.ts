@@ -4,7 +4,7 @@ import type { RequestId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, type ErrorCode, type ErrorDetail, isStorageProblem, STATUS_OF_CODE } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import { isBodyInterrupted, isBodyPending, lingeringResponse } from './body.ts';
+import { isBodyPending, lingeringResponse } from './body.ts';
 
 /** An error response as plain data, so that hapi and a bare socket can send the same one. */
 export interface ErrorResponse {
@@ -168,7 +168,7 @@ function respondWithError(
     .code(statusCode)
     .type('application/json')
     .bytes(Buffer.byteLength(body));
-  if (isPending || isBodyInterrupted(request)) response.header('Connection', 'close');
+  if (isPending) response.header('Connection', 'close');
   for (const [name, value] of Object.entries(headers)) response.header(name, value);
   return response;
 }

@@ -1,8 +1,11 @@
+import { once } from 'node:events';
 import type { Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Plugin } from '@hapi/hapi';
 import Joi from 'joi';
 import t from 'tap';
 import { BODY_MAX_BYTES } from '../../src/http/body.ts';
+import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
@@ -407,23 +410,79 @@ t.test('a Content-Length that is too large is answered 413 before the body is se
 });
 
 t.test(
-  'a body in very many tiny chunks is answered 400 as soon as that shows, and not read on',
+  'a body in very many tiny chunks is refused, and a client that sends all of it gets the answer',
   async (t) => {
     const { plugin, taken } = taker();
     const { port } = await startHttp(t, { resources: () => [plugin] });
-    for (const headers of [JSON_TYPE, 'Content-Type: text/plain\r\n']) {
-      const connection = await connectRaw(port);
-      connection.send(
-        post(`${headers}Transfer-Encoding: chunked\r\n`, Buffer.from('1\r\n \r\n'.repeat(1025))),
-      );
-      t.match(await connection.received('tiny chunks'), /^HTTP\/1\.1 400 /);
-      await connection.closed;
+    const tiny = chunked(Array(15_000).fill(' '));
+    for (const [request, status] of [
+      [tiny, 400],
+      [chunked(Array(1025).fill(' ')), 400],
+      [Buffer.from(tiny.toString().replace('/v2/taker', '/v2/nowhere')), 404],
+    ] as const) {
+      const [response, ...others] = parseResponses(await rawRequest(port, request));
+      t.match(response, { status, headers: { connection: 'close' } });
+      t.match(response?.body, status === 400 ? /tiny pieces/ : /not_found/);
+      t.strictSame(others, []);
     }
     t.strictSame(taken, []);
     const [response] = parseResponses(await rawRequest(port, chunked(Array.from(stringOf(1024)))));
     t.equal(response?.status, 200, 'a thousand are common');
   },
 );
+
+/** For tests with a fake clock: Node's own timeouts go by the real one. */
+const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
+
+t.test('the rest of a body in very many tiny chunks is neither kept nor read without end', async (t) => {
+  const effects = fakeEffects();
+  const { port, server } = await startHttp(t, { effects, timeouts: PATIENT });
+  const connected = once(server.listener, 'connection');
+  const connection = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  const before = heldBytes();
+  const isClosed = connection.closed.catch(() => 'reset');
+  connection.send(post(`${JSON_TYPE}Transfer-Encoding: chunked\r\n`));
+  connection.send('1\r\n \r\n'.repeat(1_000_000));
+  await connection.received('HTTP/1.1 404');
+  const bytes = heldBytes() - before;
+  t.ok(bytes < 4 * 1024 * 1024, `${bytes} bytes`);
+  await until(() => {
+    effects.advance(5_000);
+    return socket.destroyed;
+  });
+  t.ok(socket.bytesRead < 3_000_000, `${socket.bytesRead} bytes of 6 MB were read`);
+  await isClosed;
+});
+
+t.test('a body in segments of one byte takes little memory', async (t) => {
+  const { plugin, taken } = taker();
+  const { port, server } = await startHttp(t, { resources: () => [plugin] });
+  const connected = once(server.listener, 'connection');
+  const connection = await connectRaw(port);
+  connection.socket.setNoDelay();
+  const [socket] = (await connected) as [Socket];
+  const head = post(`${JSON_TYPE}Content-Length: 10002\r\n`);
+  const before = heldBytes();
+  connection.send(head);
+  for (let sent = 1; sent <= 10_000; sent++) {
+    connection.send(' ');
+    while (socket.bytesRead < head.length + sent) await nextTurn();
+  }
+  const bytes = heldBytes() - before;
+  t.ok(bytes < 1024 * 1024, `${bytes} bytes`);
+  connection.send('{}');
+  await connection.received('HTTP/1.1 2');
+  t.strictSame(taken, [{}]);
+  connection.socket.end();
+});
+
+/** The heap of this thread in use after a garbage collection, and what Buffers hold outside of it. */
+function heldBytes(): number {
+  collectGarbage();
+  const { heapUsed, external } = process.memoryUsage();
+  return heapUsed + external;
+}
 
 t.test('a request whose body does not arrive in time is answered 408', async (t) => {
   const { taken, plugin } = taker();
@@ -443,9 +502,6 @@ t.test('a request whose body does not arrive in time is answered 408', async (t)
   }
   t.strictSame(taken, []);
 });
-
-/** For tests with a fake clock: Node's own timeouts go by the real one. */
-const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
 
 t.test('a body that breaks off or breaks the chunked coding is answered 400 at once', async (t) => {
   const { taken, plugin } = taker();
