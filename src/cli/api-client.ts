@@ -106,10 +106,11 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
 
     async stream(asked) {
       return await persistently(asked, async (response) => {
-        const isStream = String(response.headers['content-type']).startsWith('text/event-stream');
-        if (isSuccess(response) && isStream) return { ok: true, body: response.body };
-        const text = await beginningOf(response);
-        return isSuccess(response) ? notDavit(response, asked) : refusalOf(response, text, asked);
+        if (!isSuccess(response)) return refusalOf(response, await beginningOf(response), asked);
+        const { headers, body } = response;
+        if (/^\s*text\/event-stream\b/i.test(String(headers['content-type']))) return { ok: true, body };
+        body.on('error', () => undefined).destroy(); // not to its end, which may be far away
+        return notDavit(response, asked);
       });
     },
 

@@ -142,7 +142,7 @@ export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
   const status = statusOfFile(path);
   if (status === undefined) {
-    const wasMoved = statusOfFile(`${realPath(path)}-wal`) !== undefined;
+    const wasMoved = (statusOfFile(`${realPath(path)}-wal`)?.size ?? 0) > 0;
     throw new AppError(
       'not_found',
       wasMoved

@@ -51,7 +51,9 @@ export function checkPermissions(path: string): FindingOf<'permissions'>[] {
       problem(
         'permissions',
         `this user cannot create files in ${dirname(path)} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
-        `chown --reference=${path} ${dirname(path)}`,
+        directory.uid === uid
+          ? `chmod u+wx ${dirname(path)}`
+          : "move the file into a directory of this user's own, such as /var/lib/davit",
       ),
     );
   }
@@ -96,9 +98,10 @@ function mayCreateIn(directory: string): boolean {
 
 /** Restores and migrations keep the file as it was, and processes that were killed leave partial files. */
 function earlierCopies(path: string): string[] {
-  return readdirSync(dirname(path)).filter(
-    (name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'),
-  );
+  return readdirSync(dirname(path), { withFileTypes: true })
+    .filter((entry) => entry.isFile())
+    .map(({ name }) => name)
+    .filter((name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'));
 }
 
 /** The copies of the file `path` that may be removed. */

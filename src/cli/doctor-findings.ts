@@ -117,7 +117,7 @@ export function findingsOfUnopened(
     const locked = problem(
       'writes',
       'another process keeps the file locked, for reading too: davit can do nothing with it',
-      `end that process: 'fuser -v ${path}' shows which ones have the file open`,
+      `wait if that is a restore, a migration or a start of davit, else end it: 'fuser -v ${path}' shows which processes have the file open`,
     );
     return [locked, ...ofPlace];
   }

@@ -92,12 +92,17 @@ async function restore(
 
 /** Throws AppError `conflict` if a service serves the file that is replaced, or the copy. */
 async function refuseServed(dbPath: string, file: string, path: string): Promise<void> {
-  const { holderText, servedBy } = await import('../store/lock.ts');
+  const [{ holderText, servedBy }, { refuseMovedHere }] = await Promise.all([
+    import('../store/lock.ts'),
+    import('../store/other-names.ts'),
+  ]);
   const here = statSync(path, { throwIfNoEntry: false });
   const there = statSync(file);
   if (here?.ino === there.ino && here.dev === there.dev) {
     throw new AppError('conflict', `${file} is the file that would be replaced: give a copy of it`);
   }
+  refuseMovedHere(path);
+  refuseMovedHere(file);
   const service = servedBy(path);
   if (service !== null) {
     throw new AppError('conflict', `${dbPath} is served${holderText(service)}: stop that service first`);

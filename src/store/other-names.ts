@@ -49,13 +49,13 @@ export function refuseOtherNames(path: string): void {
 export function refuseMovedHere(path: string): void {
   const stats = statusOf(path);
   if (stats === undefined) return;
+  const real = realPath(path);
   for (const processId of new Set(locksOn(stats).map((lock) => lock.processId))) {
     if (processId <= 0 || processId === process.pid) continue;
-    const open = openFilesOf(processId);
-    if (!open.includes(realPath(path))) continue; // it has another path for the file, as in a container
-    const oldPath = open
-      .map((file) => WAL_OF.exec(file)?.[1])
-      .find((ofWal) => ofWal !== undefined && !open.includes(ofWal));
+    const open = new Set(openFilesOf(processId));
+    // It may have another path for the file, as in a container; or it uses the -wal of this name.
+    if (!open.has(real) || open.has(`${real}-wal`)) continue;
+    const oldPath = [...open].map((file) => SHM_OF.exec(file)?.[1]).find((one) => one && !open.has(one));
     if (oldPath === undefined) continue;
     throw new AppError(
       'conflict',
@@ -65,8 +65,8 @@ export function refuseMovedHere(path: string): void {
   }
 }
 
-/** The path of a -wal, proc_pid_fd(5). */
-const WAL_OF = /^(.*)-wal(?: \(deleted\))?$/s;
+/** The path of a -shm, which only a process that has the database open in WAL mode opens; proc_pid_fd(5). */
+const SHM_OF = /^(.*)-shm(?: \(deleted\))?$/s;
 
 /** Which process has the database open: SQLite holds a lock on a part of the file then. */
 function openerOf(stats: Stats): string {

@@ -122,11 +122,21 @@ export function isLinkless(error: unknown): boolean {
  * would take a file of that name for a part of the one beside it; `shown`: as it was given.
  */
 export function refuseName(path: string, shown: string): void {
-  const side = [...SIDES, '-lock'].find((ending) => path.endsWith(ending));
-  if (side !== undefined && existsSync(path.slice(0, -side.length))) {
+  const ending = [...SIDES, '-lock'].find((one) => path.endsWith(one)) ?? '';
+  if (
+    ending !== '' &&
+    statSync(path.slice(0, -ending.length), { throwIfNoEntry: false })?.isFile() === true
+  ) {
     throw new AppError(
       'conflict',
-      `${shown} would be taken for a part of ${shown.slice(0, -side.length)}, and be lost: choose another name`,
+      `${shown} would be taken for a part of ${shown.slice(0, -ending.length)}, and be lost: choose another name`,
+    );
+  }
+  const side = SIDES.find((one) => existsSync(path + one));
+  if (side !== undefined) {
+    throw new AppError(
+      'conflict',
+      `${shown}${side} is there already, and would be taken for a part of ${shown}: choose another name`,
     );
   }
   try {

@@ -126,6 +126,12 @@ t.test('a backup never gets a name that stands for a part of a database', async 
     }
   }
   t.strictSame(readdirSync(directory).sort(), before);
+  writeFileSync(join(directory, 'earlier.db-wal'), '');
+  t.match(await refused(['backup', 'earlier.db']), {
+    exitCode: 1,
+    message:
+      'error: earlier.db-wal is there already, and would be taken for a part of earlier.db: choose another name',
+  });
   t.match(await davit(['backup', 'copy-lock']), { exitCode: 0 });
 });
 

@@ -160,7 +160,7 @@ t.test('an endless line or event in a log stream is refused as not from davit', 
 });
 
 t.test('a page that comes in place of the log is refused as not from davit', async (t) => {
-  const page = status(200, { headers: { 'Content-Type': 'text/html' }, body: '<h1>Log in</h1>' });
+  const page = endless(200, '<h1>Log in</h1>', { 'Content-Type': 'text/html' });
   t.match(await answered(t, ['--wait'], json(201, QUEUED), page), {
     stdout: '',
     stderr:

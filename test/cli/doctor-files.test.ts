@@ -92,7 +92,7 @@ t.test(
     t.match(findingOf(JSON.parse(stdout), 'permissions'), {
       level: 'problem',
       message: /^this user cannot create files in \/\S+ \(mode 755\), where -wal and -lock belong$/,
-      advice: /^chown --reference=/,
+      advice: /^move the file into a directory of this user's own/,
     });
   },
 );

@@ -316,7 +316,7 @@ t.test('an exclusive lock of another program is told by every command', async (t
   t.match(findingOf(report, 'writes'), {
     level: 'problem',
     message: 'another process keeps the file locked, for reading too: davit can do nothing with it',
-    advice: /^end that process: 'fuser -v \/\S+davit\.db' shows/,
+    advice: /^wait if that is a restore, .*, else end it: 'fuser -v \/\S+davit\.db' shows/,
   });
   t.ok(findingOf(report, 'permissions'), 'what needs no lock is checked all the same');
 });

@@ -48,11 +48,13 @@ t.test('a file that was moved while a service has it open is refused by both nam
   const { davit, json, directory, dbPath } = place(t);
   const service = await serve(t, directory);
   await davit(['admin', 'project', 'create', '--name', 'website']);
+  await davit(['backup', 'earlier.db']);
   renameSync(dbPath, join(directory, 'moved.db'));
   const commands = [
     ['admin', 'project', 'create', '--name', 'lost'],
     ['admin', 'project', 'list'],
     ['backup', 'copy.db'],
+    ['restore', 'earlier.db', '--yes'],
     ['doctor'],
     ['serve'],
   ];
@@ -65,6 +67,10 @@ t.test('a file that was moved while a service has it open is refused by both nam
       ),
     });
   }
+  t.match(await davit(['restore', 'moved.db', '--db', 'other.db']), {
+    exitCode: 1,
+    stderr: /^error: moved\.db was moved here while process/,
+  });
   t.match(await davit(['admin', 'project', 'list']), {
     exitCode: 1,
     stderr:
