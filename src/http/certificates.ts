@@ -15,12 +15,13 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
 
     /** Reads the certificate and its key again, and calls `use`, unless one is broken: then the old ones stay in use. */
     renewOwn(use: (certificate: Certificate) => void): void {
-      renew('the certificate', [tls?.certPath, tls?.keyPath], own, use);
+      if (tls !== null) renew('the certificate', [tls.certPath, tls.keyPath], own, use);
     },
 
     /** The same for the certificates that receivers may be signed by. */
     renewAuthorities(use: (caPem: string) => void): void {
-      renew('the certificates of --webhook-ca-file', [webhookCaFile], authorities, use);
+      if (webhookCaFile !== null)
+        renew('the certificates of --webhook-ca-file', [webhookCaFile], authorities, use);
     },
   };
 
@@ -39,12 +40,12 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
 
   function renew<Read>(
     what: string,
-    paths: (string | null | undefined)[],
+    paths: string[],
     read: () => Read | null,
     use: (read: Read) => void,
   ): void {
     try {
-      for (const path of paths) if (typeof path === 'string') requireFile(path);
+      for (const path of paths) requireFile(path);
       const renewed = read();
       if (renewed === null) return;
       use(renewed);
@@ -69,6 +70,6 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
 
 /** A pipe, which can be read at the start, would block the whole service if nobody writes to it any more. */
 function requireFile(path: string): void {
-  if (statSync(path, { throwIfNoEntry: false })?.isFile() === false)
-    throw new AppError('invalid_request', `${path} is not a regular file`);
+  const isFile = statSync(path, { throwIfNoEntry: false })?.isFile() !== false;
+  if (!isFile) throw new AppError('invalid_request', `${path} is not a regular file`);
 }
