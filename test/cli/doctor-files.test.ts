@@ -1,10 +1,12 @@
 import { spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, writeFileSync } from 'node:fs';
+import { tmpdir } from 'node:os';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { busyWriter } from '../helpers/busy.ts';
 import { MAIN } from '../helpers/cli.ts';
 import { findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { ifMayBeNobody } from '../helpers/nobody.ts';
 
 const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
 
@@ -76,7 +78,7 @@ t.test('a database that belongs to another user is a note', ifMayBeSomebodyElse,
 
 t.test(
   'a directory in which the owner of the file may create nothing is a problem',
-  ifMayBeSomebodyElse,
+  ifMayBeNobody(process.execPath, MAIN, `${tmpdir()}/.`),
   async (t) => {
     const there = await withProject(t);
     const database = new Sqlite(there.dbPath);
