@@ -10,45 +10,39 @@ import { type Certificate, readCertificate } from './tls.ts';
 /** Reads and checks the PEM files that the options name, anew at each call. Throws AppError with the option's name. */
 export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Effects, logger: Logger) {
   return {
-    own,
-    authorities,
+    /** Null: plain HTTP. */
+    own: (): Certificate | null => (tls === null ? null : readOwn(tls)),
+
+    /** Null: only the default ones. */
+    authorities: (): string | null => (webhookCaFile === null ? null : readTrusted(webhookCaFile)),
 
     /** Reads the certificate and its key again, and calls `use`, unless one is broken: then the old ones stay in use. */
     renewOwn(use: (certificate: Certificate) => void): void {
-      if (tls !== null) renew('the certificate', [tls.certPath, tls.keyPath], own, use);
+      if (tls === null) return;
+      renew('the certificate', [tls.certPath, tls.keyPath], () => use(readOwn(tls)));
     },
 
     /** The same for the certificates that receivers may be signed by. */
     renewAuthorities(use: (caPem: string) => void): void {
-      if (webhookCaFile !== null)
-        renew('the certificates of --webhook-ca-file', [webhookCaFile], authorities, use);
+      if (webhookCaFile === null) return;
+      renew('the certificates of --webhook-ca-file', [webhookCaFile], () => use(readTrusted(webhookCaFile)));
     },
   };
 
-  /** Null: plain HTTP. */
-  function own(): Certificate | null {
-    if (tls === null) return null;
-    const certificate = readCertificate(tls);
+  function readOwn(files: NonNullable<ServeConfig['tls']>): Certificate {
+    const certificate = readCertificate(files);
     warnIfInvalid(certificate);
     return certificate;
   }
 
-  /** Null: only the default ones. */
-  function authorities(): string | null {
-    return webhookCaFile === null ? null : readAuthorities('--webhook-ca-file', webhookCaFile);
+  function readTrusted(path: string): string {
+    return readAuthorities('--webhook-ca-file', path);
   }
 
-  function renew<Read>(
-    what: string,
-    paths: string[],
-    read: () => Read | null,
-    use: (read: Read) => void,
-  ): void {
+  function renew(what: string, paths: string[], readAndUse: () => void): void {
     try {
       for (const path of paths) requireFile(path);
-      const renewed = read();
-      if (renewed === null) return;
-      use(renewed);
+      readAndUse();
       logger.info(`reloaded: ${what}`);
     } catch (error) {
       const problem = error instanceof AppError ? { problem: error.message } : { err: error };
@@ -70,6 +64,6 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
 
 /** A pipe, which can be read at the start, would block the whole service if nobody writes to it any more. */
 function requireFile(path: string): void {
-  const isFile = statSync(path, { throwIfNoEntry: false })?.isFile() !== false;
-  if (!isFile) throw new AppError('invalid_request', `${path} is not a regular file`);
+  const isOther = statSync(path, { throwIfNoEntry: false })?.isFile() === false;
+  if (isOther) throw new AppError('invalid_request', `${path} is not a regular file`);
 }
