@@ -50,8 +50,7 @@ export function refuseMovedHere(path: string): void {
   const stats = statusOf(path);
   if (stats === undefined) return;
   const real = realPath(path);
-  for (const processId of new Set(locksOn(stats).map((lock) => lock.processId))) {
-    if (processId <= 0 || processId === process.pid) continue;
+  for (const processId of openersOf(stats)) {
     const open = new Set(openFilesOf(processId));
     // It may have another path for the file, as in a container; or it uses the -wal of this name.
     if (!open.has(real) || open.has(`${real}-wal`)) continue;
@@ -68,8 +67,13 @@ export function refuseMovedHere(path: string): void {
 /** The path of a -shm, which only a process that has the database open in WAL mode opens; proc_pid_fd(5). */
 const SHM_OF = /^(.*)-shm(?: \(deleted\))?$/s;
 
-/** Which process has the database open: SQLite holds a lock on a part of the file then. */
 function openerOf(stats: Stats): string {
-  const opener = locksOn(stats).find(({ processId }) => processId > 0 && processId !== process.pid);
-  return opener === undefined ? 'another process' : `process ${opener.processId}`;
+  const [opener] = openersOf(stats);
+  return opener === undefined ? 'another process' : `process ${opener}`;
+}
+
+/** Which other processes have the database open: SQLite holds a lock on a part of the file then. */
+function openersOf(stats: Stats): Set<number> {
+  const processIds = locksOn(stats).map(({ processId }) => processId);
+  return new Set(processIds.filter((processId) => processId > 0 && processId !== process.pid));
 }
