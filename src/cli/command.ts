@@ -9,6 +9,7 @@ import { absolutePath } from '../paths.ts';
 import { escapedIn, printable } from '../printable.ts';
 import { realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
+import { walBytesOf } from '../store/wal.ts';
 import { fromNow } from './moments.ts';
 import type { Terminal } from './terminal.ts';
 import { withoutSecrets } from './usage.ts';
@@ -142,10 +143,9 @@ export function existingDbPathOf(command: Command): string {
   const path = dbPathOf(command);
   const status = statusOfFile(path);
   if (status === undefined) {
-    const wasMoved = (statusOfFile(`${realPath(path)}-wal`)?.size ?? 0) > 0;
     throw new AppError(
       'not_found',
-      wasMoved
+      walBytesOf(path) > 0
         ? `there is no file ${path}, but its -wal is there, which holds a part of it: move the file back`
         : `there is no file ${path}: give its path with --db or DAVIT_DB`,
     );
