@@ -80,7 +80,7 @@ export function createPruner(options: PrunerOptions): Pruner {
     Math.max(PASS_EVERY_MIN_MS, (retentionMs ?? Number.POSITIVE_INFINITY) / PASSES_IN_RETENTION),
   );
   const now = createWatchedClock(effects, (byMs) => {
-    if (beginsPause(byMs)) warnOfPause(byMs);
+    if (doubt(byMs)) warnOfPause(byMs);
   });
   /** By how much the clock may be ahead of the true time. */
   let doubtedMs = 0;
@@ -92,7 +92,7 @@ export function createPruner(options: PrunerOptions): Pruner {
 
   // A restart does not end the pause: the rest of the day is waited for. The day begins with the first setting of the
   // last 24 hours, so that it ends even on a machine that is suspended each night and starts davit each morning.
-  for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) beginsPause(byMs, agoMs);
+  for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
   if (doubtedMs >= DOUBTED_FROM_MS) warnOfPause(doubtedMs);
 
   return {
@@ -109,10 +109,10 @@ export function createPruner(options: PrunerOptions): Pruner {
   };
 
   /**
-   * The clock was set: begins a pause, and says so, if it may be ahead of the true time; ends the pause if it was set
-   * back again.
+   * The clock was set: begins a pause if it may be ahead of the true time, ends the pause if it was set back again.
+   * Returns whether a pause has begun.
    */
-  function beginsPause(setMs: number, agoMs = 0): boolean {
+  function doubt(setMs: number, agoMs = 0): boolean {
     if (setMs >= DOUBTED_FROM_MS) {
       const isInDoubt = doubtedMs >= DOUBTED_FROM_MS;
       doubtedMs += setMs;
