@@ -11,7 +11,6 @@ import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { createOverdue } from './deploy/overdue.ts';
 import { loadPosix } from './deploy/posix.ts';
-import { holdersOf } from './deploy/processes.ts';
 import { recover } from './deploy/recover.ts';
 import { createSpawner } from './deploy/spawner.ts';
 import { createWorkspaces, parentProblem } from './deploy/workspace.ts';
@@ -27,10 +26,10 @@ import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './proc.ts';
 import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
-import { lockForServing, lockPath, refuseOtherMachine } from './store/lock.ts';
+import { lockForServing, lockPath } from './store/lock.ts';
+import { refuseToServe } from './store/may-open.ts';
 import { networkProblem } from './store/mounts.ts';
-import { refuseOtherNames } from './store/other-names.ts';
-import { realPath, watchPlace } from './store/place.ts';
+import { watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { writerFigures } from './store/writer-figures.ts';
@@ -95,10 +94,8 @@ export async function startService(
   const { dbPath } = config;
 
   requireOwnProc();
-  refuseOtherMachine(dbPath);
-  refuseOtherNames(dbPath);
+  refuseToServe(dbPath);
   const isNew = !existsSync(dbPath);
-  refuseRemovedLock(dbPath);
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
@@ -290,23 +287,6 @@ export async function startService(
     await recovery;
     toldToStop.throwIfAborted();
   }
-}
-
-/**
- * Refuses to start while a service runs whose lock file was deleted, as a leftover perhaps: that service goes on, and a
- * new lock file in its place would not exclude it.
- */
-function refuseRemovedLock(dbPath: string): void {
-  const lock = lockPath(dbPath);
-  // A clean stop leaves the lock and no -shm. Then the search, 5 ms or more with many processes, is skipped.
-  const mayBeServed = existsSync(`${realPath(dbPath)}-shm`) || (existsSync(dbPath) && !existsSync(lock));
-  if (!mayBeServed) return;
-  const [holder] = holdersOf(`${lock} (deleted)`); // proc_pid_fd(5)
-  if (holder === undefined) return;
-  throw new AppError(
-    'conflict',
-    `${dbPath} is served already by process ${holder}, whose lock was removed: stop that one first, or serve another file`,
-  );
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {

@@ -100,6 +100,13 @@ export function openFilesOf(processId: number): string[] {
   return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
 }
 
+/** The other processes that have the file open, as far as this user may look. */
+export function holdersOf(path: string): number[] {
+  return processIds().filter(
+    (processId) => processId !== process.pid && openFilesOf(processId).includes(path),
+  );
+}
+
 /**
  * What `read` finds in /proc, called again and again while descriptors or memory are lacking: for lack of them no
  * process may be taken for gone.

@@ -38,7 +38,7 @@ async function backup(
   const path = absolutePath(file);
   const [{ refuseName }, { refuseToOpen }] = await Promise.all([
     import('../store/partial-file.ts'),
-    import('./removed.ts'),
+    import('../store/may-open.ts'),
   ]);
   refuseName(path, file);
   refuseToOpen(dbPath, context.effects);

@@ -94,7 +94,7 @@ export async function withStore<Result>(
   // Imported only here, as loading SQLite takes longer than all else that `--help` needs.
   const [{ openStore }, { refuseToOpen }] = await Promise.all([
     import('../store/store.ts'),
-    import('./removed.ts'),
+    import('../store/may-open.ts'),
   ]);
   refuseToOpen(path, effects);
   const isNew = statusOfFile(path) === undefined;

@@ -63,7 +63,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   const path = realPath(dbPath);
   const [{ refuseMovedHere }, { refuseRemoved }, { tryDisk }] = await Promise.all([
     import('../store/other-names.ts'),
-    import('./removed.ts'),
+    import('../store/may-open.ts'),
     import('./doctor-disk.ts'),
   ]);
   refuseMovedHere(dbPath);

@@ -17,8 +17,8 @@ interface Migrated {
 
 /** Is told how far a migration is. */
 interface MigrationListener {
-  /** The file is locked for this davit alone. */
-  onBegin(): void;
+  /** The file is locked for this davit alone, to be migrated to this schema. */
+  onBegin(schema: number): void;
   onKept(keptAs: string): void;
   onStep(schema: number): void;
 }
@@ -67,17 +67,20 @@ export async function migrateOlder(
   context: CommandContext,
   listener?: MigrationListener,
 ): Promise<Migrated | null> {
-  const { isOlder, SCHEMA_VERSION } = await import('../store/database.ts');
+  const [{ isOlder, SCHEMA_VERSION }, { lockForServing }, { refuseToServe }, { giveToOwner }] =
+    await Promise.all([
+      import('../store/database.ts'),
+      import('../store/lock.ts'),
+      import('../store/may-open.ts'),
+      import('../store/partial-file.ts'),
+    ]);
+  refuseToServe(dbPath);
   if (!isOlder(dbPath)) return null;
-  const [{ lockForServing }, { giveToOwner }] = await Promise.all([
-    import('../store/lock.ts'),
-    import('../store/partial-file.ts'),
-  ]);
   // The file itself, if this is a link to it.
   const path = realPath(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
-    listener?.onBegin();
+    listener?.onBegin(SCHEMA_VERSION);
     return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };
       const { schema_version } = await fillPartial('copy', file, partial, signal, context);
@@ -93,12 +96,20 @@ export async function migrateOlder(
         });
       } catch (error) {
         // A service that is restarted every second must not fill the disk with copies of an unchanged file.
-        if (isOlder(path)) rmSync(keptAs);
+        if (isUnchanged()) rmSync(keptAs, { force: true });
         throw error;
       }
       return { from_schema: schema_version, to_schema: SCHEMA_VERSION, kept_as: keptAs };
     });
   } finally {
     unlock();
+  }
+
+  function isUnchanged(): boolean {
+    try {
+      return isOlder(path);
+    } catch {
+      return false; // then the copy is worth more than its room, and why the migration failed more than this error
+    }
   }
 }

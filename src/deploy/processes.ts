@@ -1,7 +1,7 @@
 import { readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { bootId } from '../boot-id.ts';
-import { childrenOfMainThread, openFilesOf, processIds, readProc, threadIds } from '../proc.ts';
+import { childrenOfMainThread, processIds, readProc, threadIds } from '../proc.ts';
 import type { ProcessIdentity } from '../store/deployments.ts';
 
 /** What SIGTERM does to a process: `gone` when it has exited already, even if it is still a zombie. */
@@ -55,13 +55,6 @@ export async function findMarked(
     found.set(deploymentId, identities);
   });
   return found;
-}
-
-/** The other processes that have the file open, as far as this user may look. */
-export function holdersOf(path: string): number[] {
-  return processIds().filter(
-    (processId) => processId !== process.pid && openFilesOf(processId).includes(path),
-  );
 }
 
 const SIGTERM_NUMBER = 15;

@@ -1,11 +1,11 @@
 import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
+import { holdersOf } from '../proc.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { endOf } from './executor.ts';
 import { stopTree } from './process-tree.ts';
-import { holdersOf } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
 
 /**

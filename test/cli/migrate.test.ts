@@ -257,6 +257,26 @@ t.test('a full disk during the copy or the migration leaves the file unchanged',
   }
 });
 
+t.test(
+  'an older file that is mounted by itself is not migrated: its -wal may be elsewhere',
+  ifMayMount,
+  async (t) => {
+    const { directory, dbPath, before } = await olderFile(t);
+    mkdirSync(join(directory, 'mounted'));
+    const { stdout, stderr } = await onSmallDisk(directory, 'mounted', '4m', [
+      'touch mounted/davit.db && mount --bind davit.db mounted/davit.db',
+      `export NODE_OPTIONS='${NODE_OPTIONS}'`,
+      '"$0" "$1" admin migrate --db mounted/davit.db; echo "exit $?"',
+      '"$0" "$1" serve --listen 127.0.0.1:0 --db mounted/davit.db; echo "exit $?"',
+      'ls mounted',
+    ]);
+    t.equal(stdout, 'exit 1\nexit 1\ndavit.db\n');
+    t.match(stderr, /^(?:error: .*mounted\/davit\.db is mounted by itself, .*\n){2}$/);
+    t.strictSame(dumpFile(dbPath), before);
+    t.equal(userVersionOf(dbPath), OLDER);
+  },
+);
+
 t.test('a file of a newer davit or of another program is refused and left unchanged', async (t) => {
   const { directory, davit } = place(t);
   const inDirectory = (name: string) => join(directory, name);

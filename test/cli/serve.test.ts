@@ -379,6 +379,7 @@ t.test('a file that another machine serves is refused and left unchanged', ifMay
     ['serve', '--listen', '127.0.0.1:0'],
     ['admin', 'project', 'create', '--name', 'other'],
     ['admin', 'queue'],
+    ['admin', 'migrate'],
     ['backup', join(directory, 'copy.db')],
     ['doctor'],
   ];

@@ -1,17 +1,29 @@
+import { existsSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { openFilesOf } from '../proc.ts';
-import { lockPath, refuseOtherMachine, servedBy } from '../store/lock.ts';
-import { refuseOtherNames } from '../store/other-names.ts';
-import { realPath } from '../store/place.ts';
+import { holdersOf, openFilesOf } from '../proc.ts';
+import { lockPath, refuseOtherMachine, servedBy } from './lock.ts';
+import { refuseOtherNames } from './other-names.ts';
+import { realPath } from './place.ts';
 
 /** A starting service opens the file first and its -wal and -shm later, which looks as if those were missing. */
 const STARTS_WITHIN_MS = 1_000;
 const RETRY_MS = 20;
 
 /**
- * Throws AppError `conflict` if the file must not be opened: another machine serves it, it is also in use under another
- * name, or it was moved, removed or replaced as `refuseRemoved` says.
+ * Throws AppError `conflict` if the file must not be served, nor be migrated for that: another machine serves it, it is
+ * also in use under another name, or its service has lost its lock. To be called before the file is opened: even to
+ * read which schema it has, SQLite may create or remove a -wal beside it.
+ */
+export function refuseToServe(path: string): void {
+  refuseOtherMachine(path);
+  refuseOtherNames(path);
+  refuseRemovedLock(path);
+}
+
+/**
+ * The same for a file that is used beside its service, if one runs; also if it was moved, removed or replaced as
+ * `refuseRemoved` says.
  */
 export function refuseToOpen(path: string, effects: Effects): void {
   refuseOtherMachine(path);
@@ -51,4 +63,21 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   const hasOpened = files.some((file) => open.includes(file));
   const file = removed ?? (hasOpened ? files.find((file) => !open.includes(file)) : undefined);
   return file === undefined ? undefined : { file, processId, isCertain: removed !== undefined };
+}
+
+/**
+ * Throws AppError `conflict` while a service runs whose lock file was deleted, as a leftover perhaps: that service goes
+ * on, and a new lock file in its place would not exclude it.
+ */
+function refuseRemovedLock(path: string): void {
+  const lock = lockPath(path);
+  // A clean stop leaves the lock and no -shm. Then the search, 5 ms or more with many processes, is skipped.
+  const mayBeServed = existsSync(`${realPath(path)}-shm`) || (existsSync(path) && !existsSync(lock));
+  if (!mayBeServed) return;
+  const [holder] = holdersOf(`${lock} (deleted)`); // proc_pid_fd(5)
+  if (holder === undefined) return;
+  throw new AppError(
+    'conflict',
+    `${path} is served already by process ${holder}, whose lock was removed: stop that one first, or serve another file`,
+  );
 }
