@@ -35,6 +35,8 @@ export function createReadiness({
 }): Readiness {
   let executorLoop: Pick<Loop, 'quietMs'> | undefined;
   let last: { atMs: number; problem: Promise<string | null> } | undefined;
+  const probed = joined(probe);
+  const dispatcherAsked = joined(dispatcherQuietMs);
 
   return {
     check() {
@@ -54,7 +56,7 @@ export function createReadiness({
     const timedOut = new Promise<'hangs'>((resolve) =>
       effects.after(HANGING_AFTER_MS, () => resolve('hangs')),
     );
-    const wrote = probe().then(
+    const wrote = probed().then(
       () => true,
       () => false,
     );
@@ -63,7 +65,21 @@ export function createReadiness({
     const found = problem();
     if (found !== null) return found;
     if ((executorLoop?.quietMs() ?? 0) > HANGING_AFTER_MS) return 'the executor hangs';
-    const quietMs = await Promise.race([dispatcherQuietMs(), timedOut]);
+    const quietMs = await Promise.race([dispatcherAsked(), timedOut]);
     return quietMs === 'hangs' || quietMs > HANGING_AFTER_MS ? 'the dispatcher hangs' : null;
   }
+}
+
+/**
+ * `ask`, but one call at a time, which all callers share: a disk that hangs for hours must not have thousands of probes
+ * waiting for it.
+ */
+function joined<Result>(ask: () => Promise<Result>): () => Promise<Result> {
+  let underWay: Promise<Result> | undefined;
+  return () => {
+    underWay ??= ask().finally(() => {
+      underWay = undefined;
+    });
+    return underWay;
+  };
 }

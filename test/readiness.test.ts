@@ -40,6 +40,31 @@ t.test('a part that does not answer within 10 s makes the service not ready', as
   }
 });
 
+t.test('while a part does not answer, it is not asked again', async (t) => {
+  const asked = { probe: 0, dispatcherQuietMs: 0 };
+  const waiting: (() => void)[] = [];
+  const slowly = (part: keyof typeof asked) => () => {
+    asked[part] += 1;
+    return new Promise<number>((resolve) => waiting.push(() => resolve(0)));
+  };
+  for (const part of ['probe', 'dispatcherQuietMs'] as const) {
+    const { readiness, effects } = service({ [part]: slowly(part) });
+    const checks = [];
+    for (let second = 0; second < 5; second += 1) {
+      checks.push(readiness.check());
+      await nextTurn();
+      effects.advance(1_001);
+    }
+    t.equal(asked[part], 1);
+    for (const answer of waiting.splice(0)) answer();
+    t.strictSame(await Promise.all(checks), [null, null, null, null, null]);
+    void readiness.check();
+    await nextTurn();
+    t.equal(asked[part], 2, 'once it has answered, it is');
+    for (const answer of waiting.splice(0)) answer();
+  }
+});
+
 t.test('a database that is not in its place makes the service not ready', async (t) => {
   // Its writes fail, too, but that is said only of a database in its place.
   const probe = () => Promise.reject(new Error('it was moved'));

@@ -35,7 +35,10 @@ export type FromDispatcherThread =
 interface DispatcherThread {
   /** Starts sending. Resolves once it has started; rejects if it cannot. */
   begin(data: DispatcherThreadData): Promise<void>;
-  /** Resolves to how long ago its loop last ran; does not resolve while the thread hangs. */
+  /**
+   * Resolves to how long ago its loop's last successful tick began; does not resolve while the thread hangs. To be called
+   * again only once it has resolved.
+   */
   quietMs(): Promise<number>;
   /** Sends one ping now, and resolves to its result. */
   ping(webhookId: WebhookId): Promise<PingResult>;
@@ -55,7 +58,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
   const thread = startThread('deliver/dispatcher-thread');
   const ready = Promise.withResolvers<void>();
   const stopped = Promise.withResolvers<void>();
-  let quietMsWaiters: ((quietMs: number) => void)[] = [];
+  let tellQuietMs = (_quietMs: number): void => undefined;
   const pings = new Map<number, PromiseWithResolvers<PingResult>>();
   let lastPingId = 0;
   let stopping = false;
@@ -64,8 +67,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     if (message === 'ready') return ready.resolve();
     if (message === 'stopped') return stopped.resolve();
     if ('pingId' in message) return settlePing(message);
-    for (const resolve of quietMsWaiters) resolve(message.quietMs);
-    quietMsWaiters = [];
+    tellQuietMs(message.quietMs);
   });
   thread.on('error', (error) => {
     ready.reject(error);
@@ -85,7 +87,7 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     },
     quietMs: () =>
       new Promise((resolve) => {
-        quietMsWaiters.push(resolve);
+        tellQuietMs = resolve;
         thread.postMessage('quietMs' satisfies ToDispatcherThread);
       }),
     ping(webhookId) {
