@@ -34,25 +34,27 @@ export interface Answers {
   /**
    * Performs a write, and stores its answer under the request's Idempotency-Key in the same transaction. A repeat gets
    * the same bytes, with `Idempotent-Replayed: true`.
+   *
+   * `input` undefined: the resource does not exist (any more). Then a repeat gets the stored answer all the same, and
+   * any other request `not_found`. This shows a key nothing new: the projects that it sees never change, so it saw the
+   * resource at the first request.
    */
   write<Name extends AnsweringOperation>(
     request: WriteRequest,
     h: Toolkit,
     operation: Name,
-    input: InputOf<Name>,
+    input: InputOf<Name> | undefined,
   ): Promise<ResponseObject>;
-  /**
-   * For a write to a resource that does not exist (any more): replays the stored answer if this repeats an earlier
-   * request, else throws `not_found`. This shows a key nothing new: the projects that it sees never change, so it saw
-   * the resource at the first request.
-   */
-  repeat(request: WriteRequest, h: Toolkit): Promise<ResponseObject>;
   /**
    * As `write`, for an attempt that is made right now, and so outside of any transaction: its answer is stored after it.
    * Meanwhile, repeats wait for it, and other requests with its Idempotency-Key are refused. It is made twice only if
    * davit ends in between.
    */
-  attempt(request: WriteRequest, h: Toolkit, perform: () => Promise<Attempt>): Promise<ResponseObject>;
+  attempt(
+    request: WriteRequest,
+    h: Toolkit,
+    perform: (() => Promise<Attempt>) | undefined,
+  ): Promise<ResponseObject>;
 }
 
 /** Create one for the whole service: every write checks its key against the attempts that are under way. */
@@ -62,24 +64,25 @@ export function createAnswers(writer: Writer): Answers {
   return {
     async write(request, h, operation, input) {
       const memory = idempotencyMemory(request);
+      if (input === undefined) return repeat(memory, h);
       const { keyId } = callerOf(request);
       const asked = { operation, input, keyId, memory, ...FORMS[operation] };
       return respond(h, await (repeatedUnderWay(memory) ?? writer.write('answer', asked as AnswerRequest)));
     },
 
-    async repeat(request, h) {
-      const memory = idempotencyMemory(request);
-      const remembered = memory === null ? undefined : await recallIfSame(memory);
-      if (remembered === undefined) throw notFound();
-      return respond(h, remembered);
-    },
-
     async attempt(request, h, perform) {
       const memory = idempotencyMemory(request);
+      if (perform === undefined) return repeat(memory, h);
       if (memory === null) return h.response(await perform());
       return respond(h, await (repeatedUnderWay(memory) ?? beginAttempt(memory, perform)));
     },
   };
+
+  async function repeat(memory: IdempotencyMemory | null, h: Toolkit): Promise<ResponseObject> {
+    const remembered = memory === null ? undefined : await recallIfSame(memory);
+    if (remembered === undefined) throw notFound();
+    return respond(h, remembered);
+  }
 
   /** Also undefined if the key was used for another request: visibility comes first, so that is 404 and not 422. */
   async function recallIfSame(memory: IdempotencyMemory): Promise<Answer | undefined> {

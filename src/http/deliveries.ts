@@ -27,7 +27,7 @@ import {
   querySchema,
   timestampSchema,
 } from './validation.ts';
-import { visibleWebhook } from './webhooks.ts';
+import { findVisibleWebhook, visibleWebhook } from './webhooks.ts';
 
 interface ListQuery {
   limit: number;
@@ -125,10 +125,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         }),
         handler(request, h) {
           const id = pathId('dlv', request.params.delivery_id);
-          if (reads.deliveries.visibleTo(callerOf(request), id) === undefined) {
-            return answers.repeat(request, h);
-          }
-          return answers.write(request, h, 'deliveries.redeliver', { id });
+          const isVisible = reads.deliveries.visibleTo(callerOf(request), id) !== undefined;
+          return answers.write(request, h, 'deliveries.redeliver', isVisible ? { id } : undefined);
         },
       });
 
@@ -164,15 +162,11 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           }
           const nowMs = effects.now();
           if (since > nowMs) throw invalid('body', 'since', 'must not be in the future');
-          const webhook = visibleWebhook(reads, request);
+          const webhook = findVisibleWebhook(reads, request);
           // Later events are sent anyway.
           const untilMs = Math.min(until ?? nowMs, nowMs);
-          return answers.write(
-            request,
-            h,
-            'replays.create',
-            await reads.replays.plan(webhook, { sinceMs: since, untilMs, status }),
-          );
+          const plan = webhook && (await reads.replays.plan(webhook, { sinceMs: since, untilMs, status }));
+          return answers.write(request, h, 'replays.create', plan);
         },
       });
     },

@@ -197,8 +197,7 @@ export function deployments(
         }),
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
-          if (id === undefined) return answers.repeat(request, h);
-          return answers.write(request, h, 'deployments.cancel', { id });
+          return answers.write(request, h, 'deployments.cancel', id && { id });
         },
       });
 
@@ -227,12 +226,8 @@ export function deployments(
         }),
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
-          if (id === undefined) return answers.repeat(request, h);
-          return answers.write(request, h, 'deployments.redeploy', {
-            id,
-            keyId: callerOf(request).keyId,
-            maxQueued,
-          });
+          const { keyId } = callerOf(request);
+          return answers.write(request, h, 'deployments.redeploy', id && { id, keyId, maxQueued });
         },
       });
 
@@ -253,14 +248,9 @@ export function deployments(
         }),
         handler(request, h) {
           const id = idOfVisible(request, request.params.deployment_id);
-          if (id === undefined) return answers.repeat(request, h);
-          const { status, message = null, outputs = null } = request.payload;
-          return answers.write(request, h, 'deployments.report', {
-            id,
-            status,
-            message: message === '' ? null : message,
-            outputs,
-          });
+          const { status, message: given = null, outputs = null } = request.payload;
+          const message = given === '' ? null : given;
+          return answers.write(request, h, 'deployments.report', id && { id, status, message, outputs });
         },
       });
     },

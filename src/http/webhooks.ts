@@ -157,12 +157,10 @@ export function webhooks(
           responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
         }),
         handler(request, h) {
-          const { id } = visibleWebhook(reads, request);
-          return answers.write(request, h, 'webhooks.update', {
-            id,
-            ...request.payload,
-            disableReason: 'disabled through the API',
-          });
+          const id = idOfVisible(request);
+          const disableReason = 'disabled through the API';
+          const update = id && { id, ...request.payload, disableReason };
+          return answers.write(request, h, 'webhooks.update', update);
         },
       });
 
@@ -177,10 +175,8 @@ export function webhooks(
           responses: { 204: { description: 'The webhook is deleted.' } },
         }),
         handler(request, h) {
-          const id = pathId('whk', request.params.webhook_id);
-          if (reads.webhooks.visibleTo(callerOf(request), id) === undefined)
-            return answers.repeat(request, h);
-          return answers.write(request, h, 'webhooks.remove', { id });
+          const id = idOfVisible(request);
+          return answers.write(request, h, 'webhooks.remove', id && { id });
         },
       });
 
@@ -198,11 +194,9 @@ export function webhooks(
           },
         }),
         handler(request, h) {
-          const { id } = visibleWebhook(reads, request);
-          return answers.write(request, h, 'webhooks.rotate', {
-            id,
-            overlapMs: request.payload.overlap_seconds * 1000,
-          });
+          const id = idOfVisible(request);
+          const overlapMs = request.payload.overlap_seconds * 1000;
+          return answers.write(request, h, 'webhooks.rotate', id && { id, overlapMs });
         },
       });
 
@@ -220,12 +214,16 @@ export function webhooks(
           errors: { rate_limited: 'Too many requests, or too many pings are under way.' },
         }),
         handler(request, h) {
-          const { id } = visibleWebhook(reads, request);
-          return answers.attempt(request, h, () => pinged(id));
+          const id = idOfVisible(request);
+          return answers.attempt(request, h, id && (() => pinged(id)));
         },
       });
     },
   };
+
+  function idOfVisible(request: Pick<Request, 'auth' | 'params'>): WebhookId | undefined {
+    return findVisibleWebhook(reads, request)?.id;
+  }
 
   async function pinged(id: WebhookId): Promise<Attempt> {
     const { promise: givenUp, reject: giveUp } = Promise.withResolvers<never>();
@@ -247,10 +245,18 @@ export function webhooks(
 }
 
 /** The webhook in the path; throws `not_found` if the caller did not register it. */
-export function visibleWebhook({ webhooks }: Reads, request: Pick<Request, 'auth' | 'params'>): Webhook {
-  const webhook = webhooks.visibleTo(callerOf(request), pathId('whk', String(request.params['webhook_id'])));
+export function visibleWebhook(reads: Reads, request: Pick<Request, 'auth' | 'params'>): Webhook {
+  const webhook = findVisibleWebhook(reads, request);
   if (webhook === undefined) throw notFound();
   return webhook;
+}
+
+/** The same; undefined if the caller did not register it. */
+export function findVisibleWebhook(
+  { webhooks }: Reads,
+  request: Pick<Request, 'auth' | 'params'>,
+): Webhook | undefined {
+  return webhooks.visibleTo(callerOf(request), pathId('whk', String(request.params['webhook_id'])));
 }
 
 /** The form of URLs that `parseWebhookUrl` accepts. No pattern can tell whether an address is allowed. */

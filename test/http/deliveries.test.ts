@@ -524,6 +524,11 @@ t.test('a replay repeated with its Idempotency-Key is one, and answered with the
   t.strictSame([repeat.status, repeat.body], [202, first.body]);
   t.equal(repeat.headers.get('idempotent-replayed'), 'true');
   t.equal(store.query('SELECT * FROM replays').length, 1);
+
+  await store.writer.write('webhooks.remove', { id });
+  const afterDeletion = await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'again');
+  t.strictSame([afterDeletion.status, afterDeletion.body], [202, first.body]);
+  t.equal((await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'new')).status, 404);
 });
 
 t.test('an eleventh open replay is 429 and changes nothing', async (t) => {

@@ -348,6 +348,33 @@ t.test('a deletion answers 204 without a body, also if repeated with its Idempot
   t.equal((await call(http, 'DELETE', one(id), keys.stranger.secret, undefined, 'once')).status, 404);
 });
 
+t.test('a write that is repeated after its webhook was deleted gets the first answer', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  receiver.answerWith(status(200));
+  const write = (method: string, path: string, body?: object, key = path) =>
+    call(http, method, path, keys.owner.secret, body, key);
+  const writes = [
+    () => write('PATCH', one(id), { description: 'new' }),
+    () => write('POST', rotate(id)),
+    () => write('POST', ping(id)),
+  ];
+  const answers = [];
+  for (const repeatable of writes) answers.push(await repeatable());
+  t.equal((await call(http, 'DELETE', one(id), keys.owner.secret)).status, 204);
+  const before = store.dump();
+  for (const [index, repeatable] of writes.entries()) {
+    const { status, body, headers } = await repeatable();
+    t.equal(headers.get('idempotent-replayed'), 'true');
+    t.strictSame({ status, body }, { status: answers[index]?.status, body: answers[index]?.body });
+  }
+  t.equal((await write('POST', ping(id), undefined, 'another')).status, 404);
+  t.equal((await write('POST', rotate(id), undefined, ping(id))).status, 404, 'not 422: it is gone');
+  t.strictSame(store.dump(), before);
+  t.equal((await call(http, 'POST', ping(id), keys.stranger.secret, undefined, ping(id))).status, 404);
+  t.equal(receiver.requests.length, 1);
+});
+
 t.test('a rotation repeated with its Idempotency-Key is done once and answered alike', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
