@@ -64,8 +64,14 @@ function keepAs(path: string, asidePath: string): () => void {
     if (!isLinkless(error)) throw error;
   }
   const source = openSync(path, 'r');
-  appendFrom(source, asidePath);
-  syncFile(asidePath);
+  try {
+    appendFrom(source, asidePath);
+    syncFile(asidePath);
+  } catch (error) {
+    closeSync(source);
+    rmSync(asidePath, { force: true });
+    throw error;
+  }
   return () => closeSync(source);
 }
 
