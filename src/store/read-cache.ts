@@ -1,3 +1,4 @@
+import { putLatest } from '../latest.ts';
 import type { Database } from './database.ts';
 
 /** A number that changes with every commit. */
@@ -50,12 +51,12 @@ export function createReadCache<Value>(moment: () => Moment): ReadCache<Value> {
   return (key, read) => {
     // Determined before the read, so that a commit in between invalidates the entry.
     const now = moment();
-    if (now !== seen || remembered.size >= ENTRIES_MAX) remembered.clear();
+    if (now !== seen) remembered.clear();
     seen = now;
     const known = remembered.get(key);
     if (known !== undefined) return known;
     const value = read();
-    remembered.set(key, value);
+    putLatest(remembered, key, value, ENTRIES_MAX);
     return value;
   };
 }
