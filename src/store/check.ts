@@ -130,22 +130,14 @@ export function identify(database: Database): Unusable | undefined {
   return schemaVersionOf(database) > SCHEMA_VERSION ? { kind: 'newer', ...newerFile(database) } : undefined;
 }
 
-/** Its statements must work with every schema: a test runs them on each. */
+/** Its statements, and those of `newestMs`, must work with every schema: a test runs them on each. */
 function factsOf(database: Database): FileFacts {
   const number = (sql: string) => Number(database.prepare<[], number>(sql).pluck().get());
   return {
     schema_version: schemaVersionOf(database),
     bytes: pragmaNumber(database, 'page_count') * pragmaNumber(database, 'page_size'),
     created_at: timestamp(number('SELECT created_at FROM instance')),
-    last_event_at: timestamp(
-      number(`
-        SELECT max(at) FROM (
-          SELECT max(created_at) AS at FROM instance
-          UNION ALL SELECT max(created_at) FROM projects
-          UNION ALL SELECT max(created_at) FROM keys
-          UNION ALL SELECT max(last_used_at) FROM keys
-          UNION ALL SELECT max(created_at) FROM events)`),
-    ),
+    last_event_at: timestamp(newestMs(database)),
     projects: number('SELECT count(*) FROM projects'),
     keys: number('SELECT count(*) FROM keys'),
     deployments: number('SELECT count(*) FROM deployments'),
@@ -159,4 +151,18 @@ function factsOf(database: Database): FileFacts {
       SELECT count(*) FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
        WHERE d.status = 'pending' AND w.status = 'enabled' AND w.deleted_at IS NULL`),
   };
+}
+
+/** The latest time in any row, milliseconds since 1970. */
+export function newestMs(database: Database): number {
+  const newest = database.prepare<[], number>(`
+    SELECT max(at) FROM (
+      SELECT max(created_at) AS at FROM instance
+      UNION ALL SELECT max(created_at) FROM projects
+      UNION ALL SELECT max(created_at) FROM keys
+      UNION ALL SELECT max(last_used_at) FROM keys
+      UNION ALL SELECT max(max(created_at, coalesce(started_at, 0), coalesce(finished_at, 0))) FROM deployments
+      UNION ALL SELECT max(created_at) FROM events
+      UNION ALL SELECT max(at) FROM attempts)`);
+  return Number(newest.pluck().get());
 }

@@ -5,6 +5,7 @@ import {
   foreignKeyProblems,
   identify,
   integrityProblems,
+  newestMs,
   type Unusable,
   whatIsWrong,
 } from './check.ts';
@@ -115,17 +116,7 @@ function examine(database: Database) {
     keptTransaction: (effects: Pick<Effects, 'monotonicMs' | 'block'>) =>
       keptTransaction(database.name, effects),
 
-    /** The latest time in any row, milliseconds since 1970. */
-    newestMs: (): number =>
-      number(`
-        SELECT max(at) FROM (
-          SELECT max(created_at) AS at FROM instance
-          UNION ALL SELECT max(created_at) FROM projects
-          UNION ALL SELECT max(created_at) FROM keys
-          UNION ALL SELECT max(last_used_at) FROM keys
-          UNION ALL SELECT max(max(created_at, coalesce(started_at, 0), coalesce(finished_at, 0))) FROM deployments
-          UNION ALL SELECT max(created_at) FROM events
-          UNION ALL SELECT max(at) FROM attempts)`),
+    newestMs: (): number => newestMs(database),
 
     /** The largest first; empty if the file is damaged. Reads the whole file. */
     tableSizes(): TableSize[] {

@@ -39,28 +39,6 @@ t.test('a file that cannot be examined is told by its kind, and not kept open', 
   }
 });
 
-t.test('newestMs is the latest time in any row', async (t) => {
-  t.equal(examine(t).newestMs(), 2000);
-  for (const sql of [
-    'UPDATE instance SET created_at = 5000',
-    'UPDATE projects SET created_at = 5000',
-    'UPDATE keys SET created_at = 5000',
-    'UPDATE keys SET last_used_at = 5000',
-    'UPDATE deployments SET created_at = 5000',
-    "UPDATE deployments SET started_at = 5000 WHERE status = 'running'",
-    "UPDATE deployments SET finished_at = 5000 WHERE status = 'failed'",
-    'UPDATE events SET created_at = 5000',
-    'UPDATE attempts SET at = 5000',
-  ]) {
-    t.equal(examine(t, sql).newestMs(), 5000, sql);
-  }
-  t.equal(
-    examine(t, 'DELETE FROM keys; DELETE FROM deployments').newestMs(),
-    1031,
-    'some tables may be empty',
-  );
-});
-
 t.test('a stored count of waiting deployments is reported if it is too large or too small', async (t) => {
   const miscounted = (sql: string) => examine(t, sql).miscountedProjects();
   t.strictSame(miscounted(''), []);
