@@ -118,12 +118,16 @@ t.test('the verifier', async (t) => {
     t.match(verdict({ secret: '', header }), { ok: false, reason: /secret is empty/ });
   });
 
-  t.test('ignores schemes that it does not know', async (t) => {
+  t.test('ignores schemes that it does not know, and what is no signature', async (t) => {
     for (const header of [
       `${HEADER},v0=abc`,
       `v2=,${HEADER}`,
       HEADER.replace(',', ',v3=a=b,'),
       `${HEADER},V1=x`,
+      `${HEADER},v1=00`,
+      `v1=,${HEADER},v1`,
+      `${HEADER},`,
+      `t5,${HEADER},=`,
     ]) {
       t.same(verdict({ header }), { ok: true }, header);
     }
@@ -131,7 +135,6 @@ t.test('the verifier', async (t) => {
     t.match(verdict({ header: HEADER.replace('v1=', 'v0=') }), { ok: false, reason: /no v1/ });
     t.match(verdict({ header: HEADER.replace('t=', 'T=') }), { ok: false, reason: /no t$/ });
     t.match(verdict({ header: '' }), { ok: false, reason: /is missing/ });
-    t.match(verdict({ header: `${HEADER},=` }), { ok: false, reason: /not a list/ });
   });
 
   t.test('finds the one signature of several that matches, wherever it stands', async (t) => {
@@ -151,7 +154,6 @@ t.test('the verifier', async (t) => {
       at,
       v1,
       `${at},`,
-      `${at},${v1},`,
       `${at} ,${v1}`,
       `${at}, ${v1}`,
       `${at};${v1}`,
@@ -171,7 +173,6 @@ t.test('the verifier', async (t) => {
       `${at},${v1.slice(0, -1)}`,
       `${at},${v1.toUpperCase()}`,
       `${at},v1=${v1.slice(3).toUpperCase()}`,
-      `${at},${v1},v1=00`,
       `${HEADER}\0`,
       `${HEADER},${'x=y,'.repeat(2_000)}x=y`,
     ]) {
