@@ -7,12 +7,12 @@ import { AppError, codeOf, isStorageProblem, messageOf } from '../errors.ts';
 import { option, withVariable } from '../options.ts';
 import { absolutePath } from '../paths.ts';
 import { escapedIn, printable } from '../printable.ts';
+import { withoutSecrets } from '../secrets.ts';
 import { realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { fromNow } from './moments.ts';
 import type { Terminal } from './terminal.ts';
-import { withoutSecrets } from './usage.ts';
 
 /** What every command gets from main.ts. */
 export interface CommandContext {

@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import { printable } from '../printable.ts';
+import { withoutSecrets } from '../secrets.ts';
 import { nearest } from './suggest.ts';
 
 /** Makes every usage error of the command and its subcommands one line, with a hint, and without any value. */
@@ -105,13 +106,6 @@ const SYNONYMS: Record<string, readonly string[]> = {
 
 function visibleCommands(command: Command): Command[] {
   return command.createHelp().visibleCommands(command);
-}
-
-/** Takes out API keys, signing secrets, and the user and password of URLs. */
-export function withoutSecrets(text: string): string {
-  return text
-    .replaceAll(/\b(davit_)[0-9A-Za-z]{20,}|\b(whsec_)[0-9A-Za-z+/]{20,}=*/g, '$1$2…')
-    .replaceAll(/:\/\/[^\s/@]+@/g, '://…@');
 }
 
 /** `davit` itself. */

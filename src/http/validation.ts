@@ -2,6 +2,7 @@ import type { Request } from '@hapi/hapi';
 import Joi from 'joi';
 import { type IdPrefix, parseId, parseRef, parseTimestamp, TIMESTAMP_FORM } from '../domain.ts';
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
+import { withoutSecrets } from '../secrets.ts';
 import { notFound } from './errors.ts';
 import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
 
@@ -203,9 +204,12 @@ function toDetail(item: Joi.ValidationErrorItem, place: ErrorDetail['in'], input
 
 const FIELD_NAME_MAX_LENGTH = 64;
 
-/** Unknown names are the client's text: cut, and without control characters, for the sake of terminals and logs. */
+/**
+ * Unknown names are the client's text: without secrets, as in `?davit_…` for lack of a header; cut, and without control
+ * characters, for the sake of terminals and logs.
+ */
 function fieldName(path: (string | number)[]): string {
-  const name = path.join('.').replaceAll(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '\u{fffd}');
+  const name = withoutSecrets(path.join('.')).replaceAll(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '\u{fffd}');
   const characters = [...name];
   return characters.length <= FIELD_NAME_MAX_LENGTH
     ? name

@@ -1,3 +1,4 @@
+import { randomBytes } from 'node:crypto';
 import { readFileSync } from 'node:fs';
 import type { Plugin } from '@hapi/hapi';
 import Joi from 'joi';
@@ -18,9 +19,15 @@ import {
   timestampSchema,
   wholeNumber,
 } from '../../src/http/validation.ts';
+import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
 import { rawRequest, requestJson, startHttp } from '../helpers/http.ts';
 
 const refs = JSON.parse(readFileSync(new URL('../vectors/refs.json', import.meta.url), 'utf8'));
+
+const KEY_SECRET = newKeySecret(randomBytes);
+const SIGNING_SECRET = newSigningSecret(randomBytes);
+/** As `rawRequest` reads it. */
+const asLatin1 = (text: string) => Buffer.from(text).toString('latin1');
 
 interface Taken {
   payload?: unknown;
@@ -187,6 +194,11 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
     details: [['outputs.abcd', 'is not allowed']],
   },
   {
+    name: 'a signing secret for a name',
+    body: { ref: 'main', [SIGNING_SECRET]: 'x' },
+    details: [['whsec_…', 'is not allowed']],
+  },
+  {
     name: 'a value of the wrong type',
     body: { ref: 'main', outputs: { a: 1 } },
     details: [['outputs.a', 'must be a string']],
@@ -293,6 +305,8 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
   { query: '?cursor=a&cursor=b', details: [['cursor', 'must not be repeated']] },
   { query: `?cursor=${'a'.repeat(1025)}`, details: [['cursor', /1024/]] },
   { query: '?Limit=1', details: [['Limit', 'is not allowed']] },
+  { query: `?${KEY_SECRET}`, details: [[asLatin1('davit_…'), 'is not allowed']] },
+  { query: `?x_${KEY_SECRET}=1`, details: [[asLatin1('x_davit_…'), 'is not allowed']] },
   { query: '?limit=1&__proto__=1', details: [['__proto__', 'is not allowed']] },
   { query: '?status=queued', taken: { limit: 50, status: ['queued'] } },
   {
