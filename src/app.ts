@@ -32,6 +32,7 @@ import { networkProblem } from './store/mounts.ts';
 import { watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
+import { walBytesOf } from './store/wal.ts';
 import { writerFigures } from './store/writer-figures.ts';
 import {
   addressSpaceProblem,
@@ -63,6 +64,7 @@ const LAST_REQUESTS_MS = 1_500;
 const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
 export const RECOVERY_WAIT_MS = 20_000;
+const WAL_STAYS = 'the -wal stays beside the file, as another process has it open, or the disk is full';
 const RECOVERY_PROBLEM =
   'deployments that an earlier run left running are not ended and recorded yet: no deployment starts until they are';
 
@@ -116,6 +118,10 @@ export async function startService(
     import('./http/api.ts'),
     loadPosix(),
   ]);
+  started.defer(() => {
+    const walBytes = walBytesOf(dbPath);
+    if (walBytes > 0) logger.info({ file: dbPath, wal_bytes: walBytes }, WAL_STAYS);
+  });
   started.defer(store.close);
   const temporaryDirectory = tmpdir();
   const noFiles = parentProblem(temporaryDirectory);

@@ -43,7 +43,7 @@ async function showLog(
 ): Promise<void> {
   const { terminal } = context;
   const output = createLogOutput(terminal);
-  resetColoursAtSignal(output, context);
+  endAtSignal(output, store, context);
   for (const bytes of store.reads.logs.text(id, 0, log_bytes)) {
     if (!(await output.write(bytes))) return;
   }
@@ -72,7 +72,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   using _ = stayAlive();
   const { effects, terminal } = context;
   const output = createLogOutput(terminal);
-  resetColoursAtSignal(output, context);
+  endAtSignal(output, store, context);
   let midLine = false;
   for (let at = 0; ; ) {
     // Read first: what is committed after it makes the loop below end.
@@ -92,11 +92,14 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   }
 }
 
-/** Sends the signal again once nothing listens to it: a shell that waits for davit must see that a signal ended it. */
-function resetColoursAtSignal(output: LogOutput, { terminal, onSignal }: CommandContext): void {
-  if (!terminal.colours) return;
-  const stopListening = onSignal(['SIGINT', 'SIGTERM'], (signal) => {
+/**
+ * Leaves the terminal and the file in order: the last process that has the file open removes its -wal. Then sends the
+ * signal again, to which nothing listens any more: a shell that waits for davit must see that a signal ended it.
+ */
+function endAtSignal(output: LogOutput, store: Store, { onSignal }: CommandContext): void {
+  const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (signal) => {
     output.resetColours();
+    void store.close();
     stopListening();
     process.kill(process.pid, signal);
   });

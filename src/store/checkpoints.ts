@@ -11,7 +11,7 @@ import type { CheckpointKind, WriterFigures } from './writer-figures.ts';
 interface Checkpoints {
   /** Requests a checkpoint if the WAL has become large. Returns whether anything was written since the last call. */
   poll(): boolean;
-  /** Ends the thread. What it has not copied is copied when the last connection closes. */
+  /** Ends the thread. What it has not copied is left to the caller. */
   end(): Promise<void>;
 }
 

@@ -5,7 +5,7 @@ import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { releaseStartMemory } from '../memory.ts';
 import { createCheckpoints } from './checkpoints.ts';
 import { concernsDeliveries, concernsDeployments } from './context.ts';
-import { openForWriting } from './database.ts';
+import { checkpoint, openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
 import { writerFigures } from './writer-figures.ts';
 import { serveWriter } from './writer-port.ts';
@@ -47,11 +47,14 @@ function write(owner: MessagePort, { path, ports, figures: memory }: WriterThrea
   owner.postMessage({ kind: 'ready' });
   releaseStartMemory(realEffects, 'thread');
 
-  /** Closes this connection as the last one, so that SQLite copies the WAL into the file and removes it. */
+  /**
+   * Closes this connection as the last one of davit, so that SQLite removes the WAL. Copies it into the file before, as
+   * SQLite does not while another process has the file open: the file alone may be moved or copied then.
+   */
   async function close(): Promise<void> {
     await polling.stop();
     await checkpoints.end();
-    group.close();
+    group.close(() => checkpoint(database));
     for (const port of ports) port.close();
   }
 }

@@ -72,8 +72,8 @@ export interface GroupCommit {
   onCommit(listener: CommitListener): void;
   /** Announces `everything` if another process has written since the last call. */
   pollOtherProcesses(): void;
-  /** Commits what is queued, then closes the connection. */
-  close(): void;
+  /** Commits what is queued, then closes the connection; calls `last` in between. */
+  close(last?: () => void): void;
 }
 
 /** In a larger group the first write would wait noticeably for the last. */
@@ -169,9 +169,10 @@ export function createGroupCommit(
     for (const listener of listeners) listener(committed);
   }
 
-  function close(): void {
+  function close(last = () => {}): void {
     while (waiting() > 0) commitGroup();
     closed = true;
+    last();
     database.close();
   }
 

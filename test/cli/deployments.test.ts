@@ -1,3 +1,4 @@
+import { readdirSync } from 'node:fs';
 import t from 'tap';
 import type { Deployment, DeploymentId, ProjectId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
@@ -65,6 +66,26 @@ t.test('without a service, a new deployment stays queued, and a note says so', a
   t.equal(await follower.exitCode, 0);
   t.equal(follower.output(), 'main\n');
 });
+
+t.test(
+  'a log that is followed until a signal leaves no -wal when the service has ended before',
+  async (t) => {
+    for (const signal of ['SIGINT', 'SIGTERM', 'SIGHUP'] as const) {
+      const there = place(t);
+      await scriptProject(there, 'website', 'true');
+      await there.davit(['admin', 'project', 'pause', 'website']);
+      const service = await serve(t, there.directory);
+      const { id } = await there.json<Deployment>(deployment('create', 'website', 'main'));
+      const follower = follow(there, id);
+      await follower.noted('note: the project is paused');
+      t.equal(await service.stop(), 0);
+      follower.child.kill(signal);
+      t.equal(await follower.exitCode, null);
+      t.equal(follower.child.signalCode, signal, 'a shell sees that a signal ended it');
+      t.strictSame(readdirSync(there.directory).sort(), ['davit.db', 'davit.db-lock']);
+    }
+  },
+);
 
 t.test('a note says that a new deployment waits for a paused project or another system', async (t) => {
   const there = place(t);

@@ -311,6 +311,25 @@ t.test('a file that is a mount point of its own is refused and left unchanged', 
   t.strictSame(dump(), before);
 });
 
+t.test(
+  'after a clean stop beside a process that has the file open, the file alone has everything',
+  async (t) => {
+    const { davit, directory, dbPath } = place(t);
+    const service = await serveWithLog(t, directory);
+    await davit(['admin', 'project', 'create', '--name', 'site']);
+    const other = new Sqlite(dbPath);
+    t.equal(other.prepare('SELECT count(*) FROM projects').pluck().get(), 1);
+    t.equal(await service.stop(), 0);
+    t.match(service.log().at(-1), {
+      level: 'info',
+      msg: /^the -wal stays beside the file, as another process /,
+    });
+    copyFileSync(dbPath, join(directory, 'alone.db'));
+    t.match(await davit(['admin', 'project', 'show', 'site', '--db', 'alone.db']), { exitCode: 0 });
+    other.close();
+  },
+);
+
 t.test('a start on a disk without room, or without room for more files, says so', ifMayMount, async (t) => {
   const { directory } = place(t);
   mkdirSync(join(directory, 'small'));
