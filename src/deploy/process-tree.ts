@@ -218,7 +218,7 @@ function terminate(target: number): void {
 }
 
 /** `target` is a process id, or the negative id of a group. One that is gone or another user's is passed over. */
-function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): void {
+export function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'): void {
   try {
     process.kill(target, name);
   } catch (error) {

@@ -8,6 +8,7 @@ import { findCommand, type SpawnRequest, whyNotStarted } from './command-file.ts
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
+import { signal } from './process-tree.ts';
 import { processIdentity, sessionOf } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string };
@@ -121,8 +122,8 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   }
 
   /**
-   * Kills the process if /proc does not show it (mounted with hidepid): without its start time it could not be told
-   * later from another process with the same id.
+   * Kills the process, if davit may, when /proc does not show it (mounted with hidepid): without its start time it could
+   * not be told later from another process with the same id.
    */
   async function identityOrKill(processId: number): Promise<ProcessIdentity | undefined> {
     let identity: ProcessIdentity | undefined;
@@ -130,7 +131,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       identity = await retryOnShortage(() => processIdentity(processId), effects);
       return identity;
     } finally {
-      if (identity === undefined) process.kill(-processId, 'SIGKILL');
+      if (identity === undefined) signal(-processId, 'SIGKILL');
     }
   }
 

@@ -327,6 +327,36 @@ t.test('a command that /proc hides is not left running', async (t) => {
   await until(() => stateOf(processId) === undefined);
 });
 
+t.test('a command that /proc hides, and that davit may not end, is reported and reaped', async (t) => {
+  let processId = 0;
+  const watched: typeof posix = {
+    ...posix,
+    async spawn(program) {
+      const spawned = await posix.spawn(program);
+      if ('processId' in spawned) processId = spawned.processId;
+      refuseToOpen('ENOENT');
+      return spawned;
+    },
+  };
+  t.teardown(openAgain);
+  const kill = process.kill;
+  process.kill = () => {
+    throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
+  };
+  t.teardown(() => {
+    process.kill = kill;
+  });
+  const spawner = createSpawner(watched, realEffects, false);
+  t.teardown(spawner.close);
+  const result = await spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] });
+  openAgain();
+  process.kill = kill;
+  t.match(result, { kind: 'notStarted', cause: /hidepid/ });
+  t.not(stateOf(processId), undefined);
+  process.kill(processId, 'SIGKILL');
+  await until(() => stateOf(processId) === undefined);
+});
+
 t.test('a command that is no longer wanted at the last moment is not started', async (t) => {
   const spawner = testSpawner(t);
   const file = join(temporaryDirectory(t), 'started');
