@@ -1,9 +1,10 @@
-import { isAbsolute, resolve } from 'node:path';
+import { isAbsolute } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { problemText } from '../deploy/command-file.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { durationMsOf, nullIfOff, option, orOff, repeated } from '../options.ts';
+import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
@@ -277,7 +278,7 @@ function commandOf(
 
 /** Absolute, as the service has another working directory. */
 function directoryOf(command: Command, text: string): string {
-  return text === '' ? misused(command, '--dir must not be empty') : resolve(text);
+  return text === '' ? misused(command, '--dir must not be empty') : absolutePath(text);
 }
 
 /** A command with a relative path needs `--dir`, to which it is relative. */

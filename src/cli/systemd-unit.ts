@@ -1,8 +1,10 @@
-import { resolve } from 'node:path';
+import { dirname } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { selfCommand } from '../assets.ts';
 import { option } from '../options.ts';
+import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
+import { realPath } from '../store/place.ts';
 import { type CommandContext, dbPathOf, explain } from './command.ts';
 
 const STATE_DIRECTORY = '/var/lib/davit';
@@ -24,7 +26,7 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
     )
     .action(({ user }: { user: string }) => {
       const isTold = command.getOptionValueSourceWithGlobals('db') !== 'default';
-      const dbPath = isTold ? resolve(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
+      const dbPath = isTold ? absolutePath(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
       const { file, arguments: words } = selfCommand();
       context.terminal.print(unitText(user, [file, ...words], dbPath));
       for (const warning of warningsOf([file, ...words], dbPath))
@@ -59,7 +61,7 @@ function unitText(user: string, program: readonly string[], dbPath: string): str
   const command = [...program, 'serve', '--db', dbPath].map(quotedToRun).join(' ');
   const place = dbPath.startsWith(`${STATE_DIRECTORY}/`)
     ? ['StateDirectory=davit', 'StateDirectoryMode=0700']
-    : [`ReadWritePaths=${quoted(resolve(dbPath, '..'))}`];
+    : [`ReadWritePaths=${quoted(dirname(realPath(dbPath)))}`];
   return `\
 # Made by davit admin systemd-unit, for /etc/systemd/system/davit.service. Then:
 #   useradd --system --home-dir ${STATE_DIRECTORY} --shell /usr/sbin/nologin ${user}

@@ -1,6 +1,6 @@
 import { accessSync, constants, type Stats, statSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
-import { delimiter, resolve } from 'node:path';
+import { delimiter, isAbsolute } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { COMMAND_PATH } from './environment.ts';
 import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
@@ -49,7 +49,7 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
     case 'ENOMEM':
       return 'there is not enough memory to start the command';
     case 'hidden in /proc':
-      return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended: let the group of davit see them (gid= of /proc)`;
+      return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended if davit may: let the group of davit see them (gid= of /proc)`;
     case 'ENOEXEC':
       return problemText({ kind: 'notAProgram', path: word });
     default: {
@@ -125,11 +125,11 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (beginning === undefined) return undefined;
   if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
   const interpreter = firstLineIn(beginning)?.interpreter;
-  // The kernel resolves a relative path against the working directory.
-  if (interpreter !== undefined && !isExecutableFile(resolve(request.directory, interpreter)))
+  // To the kernel, a relative path begins in the working directory.
+  if (interpreter !== undefined && !isExecutableFile(pathIn(request.directory, interpreter)))
     return { kind: 'noInterpreter', path, interpreter };
   const loader = loaderIn(beginning);
-  if (loader !== undefined && !isExecutableFile(resolve(request.directory, loader)))
+  if (loader !== undefined && !isExecutableFile(pathIn(request.directory, loader)))
     return { kind: 'noLoader', path, loader };
   return undefined;
 }
@@ -152,7 +152,7 @@ export function givenPath({
   command: [word],
   directory,
 }: Pick<SpawnRequest, 'command' | 'directory'>): string | undefined {
-  return word.includes('/') ? resolve(directory, word) : undefined;
+  return word.includes('/') ? pathIn(directory, word) : undefined;
 }
 
 /** The paths at which a bare name may be. */
@@ -161,7 +161,12 @@ function pathsOf(request: SpawnRequest): string[] {
   const [word] = command;
   return searchPathOf(request)
     .split(delimiter)
-    .map((folder) => resolve(directory, folder, word));
+    .map((folder) => pathIn(directory, `${folder === '' ? '.' : folder}/${word}`));
+}
+
+/** Not by `resolve`, to which `link/..` is where the link is: the command would not be the one that a shell finds. */
+function pathIn(directory: string, path: string): string {
+  return isAbsolute(path) ? path : `${directory}/${path.replace(/^(?:\.\/+)+/, '')}`;
 }
 
 function searchPathOf({ environment }: SpawnRequest): string {

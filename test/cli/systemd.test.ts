@@ -1,6 +1,6 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, writeFileSync } from 'node:fs';
+import { chmodSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import t, { type Test } from 'tap';
@@ -52,6 +52,11 @@ t.test('the unit takes --user and --db, quoted as systemd expects', async (t) =>
     'neither ends it nor changes what follows',
   );
   const { directory, davit } = place(t);
+  mkdirSync(join(directory, 'releases/42'), { recursive: true });
+  symlinkSync('releases/42', join(directory, 'link'));
+  const above = await davit(['admin', 'systemd-unit', '--db', 'link/../davit.db']);
+  t.match(unquoted(above.stdout), ` serve --db ${directory}/link/../davit.db\n`);
+  t.match(unquoted(above.stdout), `\nReadWritePaths=${directory}/releases\n`);
   const here = ` serve --db ${directory}/davit.db\n`;
   const named = await davit(['admin', 'systemd-unit', '--db', './davit.db']);
   t.ok(unquoted(named.stdout).includes(here));

@@ -1,6 +1,17 @@
 import { spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { chmodSync, existsSync, mkdirSync, readdirSync, readFileSync, writeFileSync } from 'node:fs';
+import {
+  chmodSync,
+  copyFileSync,
+  existsSync,
+  mkdirSync,
+  readdirSync,
+  readFileSync,
+  realpathSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { createServer } from 'node:net';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
@@ -52,7 +63,7 @@ t.test('a system error is put into words that name nothing secret', async (t) =>
     ['EPERM', 'the command true could not be started: EPERM'],
     [
       'hidden in /proc',
-      'the command true became another user, whose processes /proc hides from davit (hidepid), and was ended: let the group of davit see them (gid= of /proc)',
+      'the command true became another user, whose processes /proc hides from davit (hidepid), and was ended if davit may: let the group of davit see them (gid= of /proc)',
     ],
   ] as const) {
     t.equal(whyNotStarted(code, request), cause);
@@ -81,6 +92,25 @@ t.test('a name means the first executable in PATH, else the first file there', a
     { kind: 'notFound', word: 'tool', searchPath: '' },
     'and not in the PATH of davit',
   );
+});
+
+t.test('a path leads above where a link leads, as in a shell', async (t) => {
+  const directory = temporaryDirectory(t);
+  mkdirSync(join(directory, 'releases/42'), { recursive: true });
+  symlinkSync('releases/42', join(directory, 'current'));
+  const current = join(directory, 'current');
+  const path = join(directory, 'releases/deploy.sh');
+  for (const word of ['../deploy.sh', './../deploy.sh', `${current}/../deploy.sh`]) {
+    const request = requestOf([word], { directory: current });
+    writeFileSync(path, '#!../sh\n', { mode: 0o755 });
+    t.match(commandProblem(request), { kind: 'noInterpreter', interpreter: '../sh' }, word);
+    copyFileSync('/bin/sh', join(directory, 'releases/sh'));
+    t.equal(commandProblem(request), undefined, word);
+    t.equal(realpathSync.native(commandPath(request) ?? ''), path);
+    rmSync(join(directory, 'releases/sh'));
+  }
+  const inPath = requestOf(['deploy.sh'], { directory: current, environment: { PATH: 'none:..:' } });
+  t.equal(realpathSync.native(commandPath(inPath) ?? ''), path);
 });
 
 t.test('a socket is neither a command nor a directory', async (t) => {
