@@ -4,7 +4,7 @@ export const HOUR_MS = 60 * MINUTE_MS;
 export const DAY_MS = 24 * HOUR_MS;
 
 /** A hundred years: adding it to any time of today still gives a valid date. */
-const DURATION_MAX_MS = 36_500 * DAY_MS;
+export const DURATION_MAX_MS = 36_500 * DAY_MS;
 
 /** The same as it would be typed, for messages. */
 export const LONGEST_DURATION = formatDuration(DURATION_MAX_MS);

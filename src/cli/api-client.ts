@@ -2,6 +2,7 @@ import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { type Deployment, parseId } from '../domain.ts';
+import { DURATION_MAX_MS } from '../durations.ts';
 import { delay } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
@@ -287,7 +288,8 @@ export function parsed(text: string): unknown {
 
 function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): number | undefined {
   const [value] = [headers['retry-after']].flat();
-  return value === undefined ? undefined : parseRetryAfter(value, nowMs);
+  const waitMs = value === undefined ? undefined : parseRetryAfter(value, nowMs);
+  return waitMs && Math.min(waitMs, DURATION_MAX_MS);
 }
 
 /** An error that a retry does not help with, such as an unknown host or an untrusted certificate, in words. */
@@ -296,7 +298,7 @@ function explained(error: unknown, place: string): unknown {
   return message === undefined ? error : new AppError('unavailable', message, { cause: error });
 }
 
-/** For errors that trusting another authority would not help with. */
+/** For errors of certificates that --ca-file cannot solve. */
 const CERTIFICATE_ADVICE: Record<string, string> = {
   CERT_HAS_EXPIRED: 'its certificate has expired, and has to be renewed there',
   CERT_NOT_YET_VALID: 'its certificate is not valid yet: are the clocks right, here and there?',

@@ -124,6 +124,9 @@ t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
     },
   );
   t.equal(busier.count(), 1);
+
+  const endless = await scripted(t, [[503, { 'Retry-After': '9'.repeat(400) }]]);
+  t.match(await deployHastily(['good'], endless.url), { exitCode: 1, stderr: /asks to wait 36500d, longer/ });
 });
 
 t.test('giving up quotes why the service asked to wait', async (t) => {
