@@ -87,7 +87,7 @@ export function acceptors(
     logger.warn({ err: error }, 'a connection could not be accepted');
   }
 
-  /** `listener` itself counts only what it accepts: its maximum is what the others leave of the common one. */
+  /** `listener` counts only the connections that it accepts itself: its maximum is lowered by those of the others. */
   function countOfOthers(change: 1 | -1): void {
     ofOthers += change;
     listener.maxConnections = maxConnections - ofOthers;

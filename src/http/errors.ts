@@ -92,8 +92,6 @@ function ofBoom({ output, data }: Boom): Refusal {
   switch (output.statusCode) {
     case 400:
       return { code: 'invalid_request', message: 'the request is malformed', details: [], headers: {} };
-    case 401:
-      return ofAppError(new AppError('unauthorized', 'send an API key: Authorization: Bearer <API_KEY>'));
     case 403:
       return { code: 'forbidden', message: missingScope(data), details: [], headers: {} };
     case 404:
@@ -105,8 +103,6 @@ function ofBoom({ output, data }: Boom): Refusal {
         details: [],
         headers: { Allow: String(output.headers['Allow'] ?? '') },
       };
-    case 503:
-      return ofAppError(new AppError('unavailable', 'the service is overloaded or stopping: try again'));
     default:
       return BUG;
   }

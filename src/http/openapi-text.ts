@@ -165,7 +165,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   unavailable: {
     when: 'The disk is full, or the service is overloaded or stopping.',
-    message: 'the service is overloaded or stopping: try again',
+    message: 'the disk is full: nothing was written; try again once there is room',
     headers: ['Retry-After', ...LIMITED],
   },
 };

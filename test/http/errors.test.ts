@@ -1,12 +1,4 @@
-import {
-  badRequest,
-  boomify,
-  notFound as boomNotFound,
-  unauthorized as boomUnauthorized,
-  forbidden,
-  methodNotAllowed,
-  serverUnavailable,
-} from '@hapi/boom';
+import { badRequest, boomify, notFound as boomNotFound, forbidden, methodNotAllowed } from '@hapi/boom';
 import type { Plugin } from '@hapi/hapi';
 import Sqlite from 'better-sqlite3';
 import Joi from 'joi';
@@ -106,13 +98,6 @@ t.test('every error becomes an answer of the same shape, without internal text',
     { error: badRequest(SECRET), status: 400, code: 'invalid_request', message: /malformed/, headers: {} },
     { error: boomNotFound(SECRET), status: 404, code: 'not_found', message: /no such resource/, headers: {} },
     {
-      error: serverUnavailable(SECRET),
-      status: 503,
-      code: 'unavailable',
-      message: /again/,
-      headers: { 'Retry-After': '1' },
-    },
-    {
       error: methodNotAllowed(SECRET, null, ['GET', 'HEAD']),
       status: 405,
       code: 'method_not_allowed',
@@ -125,13 +110,6 @@ t.test('every error becomes an answer of the same shape, without internal text',
       code: 'method_not_allowed',
       message: /Allow/,
       headers: { Allow: '' },
-    },
-    {
-      error: boomUnauthorized(SECRET),
-      status: 401,
-      code: 'unauthorized',
-      message: /^send an API key/,
-      headers: { 'WWW-Authenticate': 'Bearer' },
     },
     {
       error: forbidden(SECRET),
