@@ -19,7 +19,7 @@ export function createWatchedClock(effects: Effects, onSet: (byMs: number) => vo
   };
 }
 
-/** More often than anybody sets a clock while a delivery is retried. */
+/** More settings than anybody makes while a delivery is retried. */
 export const SETTINGS_MAX = 100;
 
 export interface ClockSetting {

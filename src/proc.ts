@@ -108,8 +108,8 @@ export function holdersOf(path: string): number[] {
 }
 
 /**
- * What `read` finds in /proc, called again and again while descriptors or memory are lacking: for lack of them no
- * process may be taken for gone.
+ * What `read` finds in /proc. It is called again as long as it fails for lack of descriptors or memory, which must not
+ * make a process look gone.
  */
 export async function retryOnShortage<Result>(
   read: () => Result | Promise<Result>,

@@ -15,9 +15,9 @@ export interface SharedPlaces {
 }
 
 /**
- * Of `total` places each key may have its share. They may be a part of others, `whole`. A key may then come to have more
- * than its share, as its receivers that were quick hang: what is beyond it takes places of the whole only, so that other
- * keys still get some of the part.
+ * `total` places, of which each key may have its share. With `whole`, they are a part of that one's places. There a key
+ * can come to exceed its share, when its receivers that were quick begin to hang: the excess counts in `whole` only, so
+ * that other keys still get their share of the part.
  */
 export function createSharedPlaces(total: number, whole?: SharedPlaces): SharedPlaces {
   const mostOfKey = whole === undefined ? total : shareOfKey(total, 0);
@@ -43,10 +43,10 @@ export function createSharedPlaces(total: number, whole?: SharedPlaces): SharedP
 }
 
 /**
- * How many of `total` places the webhooks of one key may hold together while those of other keys hold `ofOthers`: four
- * fifths of what these leave, and one in any case (the dynamic threshold of Choudhury and Hahne, 1998). A key alone is
- * hardly limited, the next one finds places at once, however the first one's receivers hang, and as places become free
- * all come to equal shares. A fixed limit that leaves places beside five such keys would leave one alone a sixth.
+ * How many of `total` places one key may have while other keys have `ofOthers`: four fifths of what these leave, and at
+ * least one (the dynamic threshold of Choudhury and Hahne, 1998). So a single key is hardly limited, a second one finds
+ * free places at once, and as places become free all keys come to equal shares. A fixed limit that left room for five
+ * such keys would give a single one only a sixth.
  */
 function shareOfKey(total: number, ofOthers: number): number {
   return Math.max(1, Math.floor((total - ofOthers) * 0.8));

@@ -25,7 +25,7 @@ import { createKeyedSlots, createSharedPlaces, type Owner, type SharedPlaces } f
 
 type Standing = 'proven' | 'new' | 'slow' | 'failing';
 
-/** Each standing comes first in turn: quick receivers with a backlog would use up every batch, and nobody else get any. */
+/** Each batch begins with another standing: with one order, quick receivers that have a backlog would fill every batch. */
 const ORDERS: readonly (readonly Standing[])[] = [
   ['proven', 'new', 'slow', 'failing'],
   ['new', 'slow', 'failing', 'proven'],
@@ -199,7 +199,7 @@ export function createLanes(
   let totalUnderWay = 0;
   /** How often there were turns. */
   let turnsTaken = 0;
-  /** The token bucket of probes, as the monotonic time up to which its tokens are used, one per PROBES_GAP_MS. */
+  /** The token bucket of probes: the monotonic time up to which tokens are spent, of which each PROBES_GAP_MS gives one. */
   let probedUntilMs = Number.NEGATIVE_INFINITY;
   /** Slots whose attempts have not taken SLOW_AFTER_MS yet, the oldest first. */
   const notYetSlow = createSlots<OwnSlot>();

@@ -28,9 +28,9 @@ interface ResolverOptions {
 }
 
 /**
- * libuv looks up names in at most half of its threads, and a name whose servers do not answer occupies one for 10 s and
- * more, even after the attempt was given up. So lookups of names for which DNS is not known to answer get a quarter, and
- * the others the rest, both shared by keys: whatever answers one key's names get, those of another find a thread.
+ * libuv uses at most half of its threads to look up names, and a name whose servers do not answer holds one for 10 s or
+ * more, even after the attempt was given up. So names for which DNS is not known to answer get a quarter of the lookups,
+ * all others the rest. Keys share both parts: one key's names without an answer hold up no lookup of another key's.
  */
 const LOOKUPS_MAX = 32;
 const NOT_ANSWERED_PART = 1 / 4;

@@ -43,7 +43,8 @@ export interface Executor {
 const RECORD_PROCESS_AFTER_MS = 20;
 
 /**
- * Every tick, twice a second, claims in vain for all free slots: with 100,000 of them that filled the writer's queue.
+ * How many deployments a tick claims at a time. Each tick claims for all free slots, though nothing may be queued: with
+ * 100,000 slots these claims filled the writer's queue.
  */
 const CLAIMS_MAX = 64;
 

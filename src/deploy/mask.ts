@@ -41,7 +41,7 @@ export function maskFor(secrets: readonly string[]): Mask {
     },
   };
 
-  /** A secret that is found ends after all those found before. Spans that it overlaps are merged with it. */
+  /** Called in the order of the ends of what is found. Spans that overlap are merged. */
   function hide(endsAt: number, length: number): void {
     const to = textBytes + endsAt;
     const from = to - length;

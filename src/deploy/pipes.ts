@@ -79,7 +79,7 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
       return false;
     }
 
-    /** The same after the command has ended; tries again while others that are being started may hold the pipe. */
+    /** The same after the command has ended. Tries again, as a command that is just being started may hold the pipe. */
     async function handOnLast(): Promise<boolean> {
       for (const pauseMs of RETRY_PAUSES_MS) {
         if (await handOnShort()) return true;

@@ -79,7 +79,8 @@ async function killUntilGone(
   for (;;) {
     const left = await retryOnShortage(kill, effects);
     if (left === undefined) return;
-    // Always others: they fork faster than they are killed, and the next round must come at once.
+    // One that was there in the last round does not die: wait. If all are others, they fork faster than they are killed:
+    // go on at once.
     const isStuck = left.some((stat) => before.has(keyOf(stat)));
     before = new Set(left.map(keyOf));
     stuckRounds = isStuck ? stuckRounds + 1 : 0;

@@ -45,7 +45,7 @@ export function createSearch(needles: readonly Buffer[]): Search {
     return node;
   }
 
-  /** The next place where a needle may begin; of the last three places that is not known yet. */
+  /** The next place where a needle may begin: the last three at the latest, as it takes four bytes to know. */
   function placeFrom(text: Uint8Array, from: number): number {
     let bytes = ((text[from] ?? 0) << 16) | ((text[from + 1] ?? 0) << 8) | (text[from + 2] ?? 0);
     for (let last = from + 3; last < text.length; last++) {

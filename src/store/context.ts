@@ -5,10 +5,10 @@ import type { Database } from './database.ts';
 /**
  * What a commit may have changed, for those who wait for changes:
  *
- *   queue           deployments may be started or have to be stopped; not that one ended, as the executor ends them itself
+ *   queue           deployments may be startable, or have to be stopped; not sent when one ends, as the executor ends them
  *   a deployment    its status
  *   log:…           a deployment's log grew, perhaps a hundred times a second
- *   a webhook       it has new deliveries, or its retries are due now, after all that was due before
+ *   a webhook       it has new deliveries, or its retries were made due at once, after all that was due before
  *   enabled:…       a webhook was enabled
  *   outbox          webhooks or deliveries changed in any other way
  *   settled         the dispatcher recorded attempts

@@ -110,7 +110,7 @@ export function deploymentPages<Item>(
     return inTurn(() => inSnapshot(database, () => pageOfSeqs(seqs, statuses, goOnAt ?? found.endSeq)));
   };
 
-  /** The scans that find what is requested, and the one first that usually gets furthest. */
+  /** The scans that find what is requested. The first one is usually quick; the others are for when it is slow. */
   function scansFor(filter: DeploymentFilter, projectIds: string[] | null): [Scan, ...Scan[]] {
     const isUnfinished = filter.statuses?.every((status) => !isTerminal(status)) ?? false;
     if (projectIds === null) return [isUnfinished ? unfinished : ofAll];

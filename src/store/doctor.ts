@@ -145,9 +145,8 @@ function examine(database: Database) {
 const TRANSACTION_MAX_MS = 2_000;
 
 /**
- * The write transaction that has kept all others waiting for 2 s; undefined: there is none. That is known as soon as
- * this process can begin one, which it ends at once, or anybody commits: a busy service hardly leaves a gap. Blocks the
- * thread.
+ * The write transaction that has kept all others waiting for 2 s; undefined: there is none, as this process could begin
+ * one, which it ends at once, or another one has committed, for a busy service hardly leaves a gap. Blocks the thread.
  */
 function keptTransaction(
   path: string,
