@@ -6,7 +6,7 @@ import { MessageChannel } from 'node:worker_threads';
 import { version } from './assets.ts';
 import { createClockSettings } from './clock.ts';
 import { listenText, type ServeConfig } from './config.ts';
-import { deliveryFigures } from './deliver/figures.ts';
+import { deliveryMetrics } from './deliver/metrics.ts';
 import { startDispatcherThread } from './deliver/thread.ts';
 import { createExecutor } from './deploy/executor.ts';
 import { createOverdue } from './deploy/overdue.ts';
@@ -16,12 +16,12 @@ import { createSpawner } from './deploy/spawner.ts';
 import { createWorkspaces, parentProblem } from './deploy/workspace.ts';
 import { delay, type Effects } from './effects.ts';
 import { AppError, isUnavailable, messageOf } from './errors.ts';
-import { figuresMemory } from './figures.ts';
 import { certificatesOf } from './http/certificates.ts';
 import { replaceCertificate } from './http/tls.ts';
 import { createWatches } from './http/watches.ts';
 import { createLogger, type Logger, logFormOf } from './logger.ts';
 import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from './loop.ts';
+import { newMetricsMemory } from './metric-cells.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './proc.ts';
 import { createReadiness } from './readiness.ts';
@@ -33,7 +33,7 @@ import { watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
-import { writerFigures } from './store/writer-figures.ts';
+import { writerMetrics } from './store/writer-metrics.ts';
 import {
   addressSpaceProblem,
   fileSizeProblem,
@@ -111,10 +111,12 @@ export async function startService(
   for (const warning of warnings) if (warning !== undefined) logger.warn(warning);
 
   const dispatcherToWriter = new MessageChannel();
-  const figures =
-    config.metricsListen === null ? undefined : { writer: figuresMemory(), dispatcher: figuresMemory() };
+  const metricsMemory =
+    config.metricsListen === null
+      ? undefined
+      : { writer: newMetricsMemory(), dispatcher: newMetricsMemory() };
   const [store, { createApi }, posix] = await Promise.all([
-    storeThread.open(dbPath, [dispatcherToWriter.port1], figures?.writer),
+    storeThread.open(dbPath, [dispatcherToWriter.port1], metricsMemory?.writer),
     import('./http/api.ts'),
     loadPosix(),
   ]);
@@ -137,12 +139,12 @@ export async function startService(
 
   // Before the recovery, so that the deployments that it ends are counted.
   let metrics: Metrics | undefined;
-  if (config.metricsListen !== null && figures !== undefined) {
+  if (config.metricsListen !== null && metricsMemory !== undefined) {
     metrics = await startMetrics({
       listen: config.metricsListen,
       reads: store.reads,
       dbPath,
-      figures: [...writerFigures(figures.writer).all, ...deliveryFigures(figures.dispatcher).all],
+      metrics: [...writerMetrics(metricsMemory.writer).all, ...deliveryMetrics(metricsMemory.dispatcher).all],
       commandSlots: config.maxConcurrent,
       effects,
       logger,
@@ -185,7 +187,7 @@ export async function startService(
     },
     schedule: { delaysMs: config.webhookRetryDelaysMs, windowMs: config.webhookRetryWindowMs },
     log,
-    figures: figures?.dispatcher,
+    metricsMemory: metricsMemory?.dispatcher,
   });
 
   const executor = createExecutor({

@@ -1,11 +1,11 @@
 import type { Effects } from './effects.ts';
-import { type Cells, createHistogram, type Histogram } from './figures.ts';
 import { type Loop, startLoop } from './loop.ts';
+import { type Cells, createHistogram, type Histogram } from './metric-cells.ts';
 
 const MEASURE_EVERY_MS = 100;
 
 /** How late a thread's timers fire. */
-export function lagFigure(cells: Cells, thread: 'http' | 'writer' | 'dispatcher'): Histogram {
+export function lagHistogram(cells: Cells, thread: 'http' | 'writer' | 'dispatcher'): Histogram {
   return createHistogram(
     cells,
     {

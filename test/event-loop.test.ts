@@ -1,13 +1,13 @@
 import t from 'tap';
 import { realEffects } from '../src/effects.ts';
-import { lagFigure, watchLag } from '../src/event-loop.ts';
-import { ownCells } from '../src/figures.ts';
+import { lagHistogram, watchLag } from '../src/event-loop.ts';
+import { ownCells } from '../src/metric-cells.ts';
 import { until } from './helpers/commands.ts';
 import { stayAlive } from './helpers/effects.ts';
 
 t.test('the lag of an event loop shows for how long its thread was blocked', async (t) => {
   stayAlive(t);
-  const lag = lagFigure(ownCells, 'http');
+  const lag = lagHistogram(ownCells, 'http');
   const loop = watchLag(lag, realEffects);
   t.teardown(loop.stop);
   const read = (suffix: string) => lag.samples().find((sample) => sample.suffix === suffix)?.value ?? 0;

@@ -8,7 +8,7 @@ import { keepYoungWhatIsNew, releaseStartMemory } from '../memory.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
-import { deliveryFigures } from './figures.ts';
+import { deliveryMetrics } from './metrics.ts';
 import { createPinger } from './ping.ts';
 import { createReplayer } from './replays.ts';
 import { createSender } from './send.ts';
@@ -41,8 +41,8 @@ owner.once('message', (message: ToDispatcherThread) => {
 });
 
 function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
-  const { path, port, sender: senderOptions, schedule, log, figures: memory } = data;
-  const figures = memory === undefined ? undefined : deliveryFigures(memory);
+  const { path, port, sender: senderOptions, schedule, log, metricsMemory } = data;
+  const metrics = metricsMemory && deliveryMetrics(metricsMemory);
   const logger = createLogger(log, realEffects);
   const store = openReads(path);
   const writer = connectWriter(port);
@@ -54,7 +54,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     schedule,
     effects: realEffects,
     logger,
-    figures,
+    metrics,
     wake: () => loop.wake(),
   });
   const loop = startLoop(dispatcher.tick, {
@@ -70,7 +70,7 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   });
   let isReplaysWakeScheduled = false;
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
-  if (figures !== undefined) watchLag(figures.lag, realEffects);
+  if (metrics !== undefined) watchLag(metrics.lag, realEffects);
 
   writer.onCommit((changes) => {
     if (changes.has('outbox') || changes.has('everything')) replays.wake();

@@ -17,8 +17,8 @@ import {
 import { inSteps } from '../store/steps.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';
-import type { DeliveryFigures } from './figures.ts';
 import { createLanes, type Lane, type Turn } from './lanes.ts';
+import type { DeliveryMetrics } from './metrics.ts';
 import { nextAttempt, type RetrySchedule } from './retry.ts';
 import type { Sender, SendOutcome } from './send.ts';
 import { signedHeaders } from './sign.ts';
@@ -31,7 +31,7 @@ export interface DispatcherOptions {
   effects: Effects;
   logger: Logger;
   /** Counts what it does. */
-  figures?: DeliveryFigures | undefined;
+  metrics?: DeliveryMetrics | undefined;
   /** Called when there may be work for `tick` earlier than it returned. */
   wake?: () => void;
 }
@@ -64,7 +64,7 @@ const RESCAN_EVERY_MS = 60_000;
  * would take 25 ms with ten thousand webhooks that wait for a retry.
  */
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
-  const { reads, writer, sender, schedule, effects, logger, figures } = options;
+  const { reads, writer, sender, schedule, effects, logger, metrics } = options;
   const lanes = createLanes(effects, reads.outbox.history);
   const clockSettings = createClockSettings(reads.instance.clockSettings(effects.now()));
   const now = createWatchedClock(effects, (byMs) => {
@@ -225,7 +225,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   async function deliver(lane: Lane, delivery: DueDelivery, secrets: readonly string[]): Promise<void> {
     const atMs = now();
     const slot = lanes.begin(lane, delivery.seq, atMs);
-    figures?.began(delivery, lane.failures > 0, atMs);
+    metrics?.began(delivery, lane.failures > 0, atMs);
     const headers = signedHeaders({
       eventId: delivery.event_id,
       secrets,
@@ -236,7 +236,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const outcome = await sender.send({ url, headers, body, key: lane.key });
     const stopped = outcome.error === 'stopped';
     lanes.end(slot, stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
-    figures?.ended();
+    metrics?.ended();
     wake();
     // It does not count as an attempt, and is made again at the next start.
     if (stopped) return;
@@ -248,7 +248,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const written = await writePersistently(writer, 'outbox.settle', settlement, effects);
     lanes.recorded(slot, now());
     const settled = typeof written === 'string' ? written : disabled(lane, written);
-    figures?.settled(settlement, settled);
+    metrics?.settled(settlement, settled);
     // A claim that came while it was under way has skipped it.
     if (settled === 'onNewerLadder') lanes.schedule(lane.webhookId, now(), now());
     else if (settlement.next.kind === 'retry') lanes.schedule(lane.webhookId, settlement.next.atMs, now());
@@ -258,7 +258,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   /** Logs that the webhook was disabled with this attempt, as nothing else tells the operator. */
   function disabled({ webhookId }: Lane, { delivery, disabledFor }: SettledLast): Settled {
     logger.warn({ webhook_id: webhookId, reason: disabledFor }, 'a webhook is disabled');
-    figures?.disabled();
+    metrics?.disabled();
     return delivery;
   }
 

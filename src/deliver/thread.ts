@@ -16,7 +16,7 @@ export interface DispatcherThreadData {
   schedule: RetrySchedule;
   log: LogOptions;
   /** Shared memory for its metrics; undefined: there are none. */
-  figures?: SharedArrayBuffer | undefined;
+  metricsMemory?: SharedArrayBuffer | undefined;
 }
 
 export type ToDispatcherThread =

@@ -1,6 +1,6 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { REASONS, type Reason, type TerminalStatus } from '../domain.ts';
-import { type Counter, createCounter, createHistogram, type Figure, ownCells } from '../figures.ts';
+import { type Counter, createCounter, createHistogram, type Metric, ownCells } from '../metric-cells.ts';
 import type { EventEnd } from '../store/gauges.ts';
 import type { Reads } from '../store/store.ts';
 
@@ -50,7 +50,7 @@ export function createEndings({ gauges }: Pick<Reads, 'gauges'>) {
         await nextTurn();
       }
     },
-    figures: (): Figure[] => [...finished.values(), ...Object.values(durations)],
+    metrics: (): Metric[] => [...finished.values(), ...Object.values(durations)],
   };
 
   function count({ seq, status, reason, started_at, finished_at }: EventEnd): void {

@@ -1,15 +1,15 @@
-import type { Figure, Labels, Sample } from '../figures.ts';
+import type { Labels, Metric, Sample } from '../metric-cells.ts';
 
 export const CONTENT_TYPE = 'text/plain; version=0.0.4; charset=utf-8';
 
-/** Prometheus' text format 0.0.4. Figures with the same name form one family, at the place of the first of them. */
-export function exposition(figures: readonly Figure[]): string {
-  return [...Map.groupBy(figures, ({ name }) => name).values()].map(familyText).join('');
+/** Prometheus' text format 0.0.4. Metrics with the same name form one family, at the place of the first of them. */
+export function exposition(metrics: readonly Metric[]): string {
+  return [...Map.groupBy(metrics, ({ name }) => name).values()].map(familyText).join('');
 }
 
-function familyText(figures: readonly Figure[]): string {
-  const [first] = figures;
-  const samples = figures.flatMap((figure) => figure.samples());
+function familyText(metrics: readonly Metric[]): string {
+  const [first] = metrics;
+  const samples = metrics.flatMap((metric) => metric.samples());
   if (first === undefined || samples.length === 0) return '';
   const { name, help, type } = first;
   const head = `# HELP ${name} ${escaped(help)}\n# TYPE ${name} ${type}\n`;

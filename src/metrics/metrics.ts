@@ -1,23 +1,23 @@
 import { version } from '../assets.ts';
 import { type ListenAddress, listenText } from '../config.ts';
 import type { Effects } from '../effects.ts';
-import { lagFigure, watchLag } from '../event-loop.ts';
-import { type Figure, ownCells, readFigure } from '../figures.ts';
+import { lagHistogram, watchLag } from '../event-loop.ts';
 import type { Logger } from '../logger.ts';
+import { type Metric, ownCells, readMetric } from '../metric-cells.ts';
 import type { Reads } from '../store/store.ts';
 import { createEndings } from './endings.ts';
 import { exposition } from './exposition.ts';
 import { startMetricsListener } from './listener.ts';
-import { processFigures } from './process.ts';
-import { deploymentFigures, dueFigures, fileFigures } from './readings.ts';
-import { type AnsweredRequest, createRequestFigures } from './requests.ts';
+import { processMetrics } from './process.ts';
+import { deploymentMetrics, dueMetrics, fileMetrics } from './readings.ts';
+import { type AnsweredRequest, createRequestMetrics } from './requests.ts';
 
 interface MetricsOptions {
   listen: ListenAddress;
   reads: Reads;
   dbPath: string;
   /** What the other threads count. */
-  figures: readonly Figure[];
+  metrics: readonly Metric[];
   /** How many commands may run at a time. */
   commandSlots: number;
   effects: Effects;
@@ -38,11 +38,11 @@ export interface Metrics {
  * scrape, at a bounded cost. Throws what `startMetricsListener` throws.
  */
 export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
-  const { listen, reads, dbPath, figures, commandSlots, effects, logger } = options;
+  const { listen, reads, dbPath, metrics, commandSlots, effects, logger } = options;
   const startedAtMs = effects.now();
-  const requests = createRequestFigures();
+  const requests = createRequestMetrics();
   const endings = createEndings(reads);
-  const lag = lagFigure(ownCells, 'http');
+  const lag = lagHistogram(ownCells, 'http');
   let closed = false;
   let scraping: Promise<string> | undefined;
 
@@ -76,20 +76,20 @@ export async function startMetrics(options: MetricsOptions): Promise<Metrics> {
   async function scrape(): Promise<string> {
     const isWanted = () => !closed;
     await endings.catchUp(isWanted);
-    const due = await dueFigures(reads, effects.now(), isWanted);
+    const due = await dueMetrics(reads, effects.now(), isWanted);
     if (closed) throw new Error('the service has stopped');
     return exposition([
-      readFigure('gauge', { name: 'davit_build_info', help: 'Always 1; the labels tell the versions.' }, [
+      readMetric('gauge', { name: 'davit_build_info', help: 'Always 1; the labels tell the versions.' }, [
         { labels: { version, node: process.versions.node }, value: 1 },
       ]),
-      ...requests.figures(),
-      ...deploymentFigures(reads, commandSlots),
-      ...endings.figures(),
+      ...requests.metrics(),
+      ...deploymentMetrics(reads, commandSlots),
+      ...endings.metrics(),
       ...due,
-      ...figures,
+      ...metrics,
       lag,
-      ...fileFigures(dbPath),
-      ...processFigures(startedAtMs),
+      ...fileMetrics(dbPath),
+      ...processMetrics(startedAtMs),
     ]);
   }
 }

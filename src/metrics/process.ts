@@ -1,27 +1,27 @@
 import { readdirSync } from 'node:fs';
-import { type Figure, readFigure } from '../figures.ts';
+import { type Metric, readMetric } from '../metric-cells.ts';
 import { openFilesMax } from '../system-limits.ts';
 
 /**
  * The process metrics that Prometheus clients export, by the names that dashboards expect, for all threads together.
  * See proc(5).
  */
-export function processFigures(startedAtMs: number): Figure[] {
+export function processMetrics(startedAtMs: number): Metric[] {
   const { user, system } = process.cpuUsage();
   return [
-    readFigure(
+    readMetric(
       'counter',
       { name: 'process_cpu_seconds_total', help: 'User and system CPU time of the service.' },
       [{ value: (user + system) / 1e6 }],
     ),
-    readFigure('gauge', { name: 'process_resident_memory_bytes', help: 'Resident memory of the service.' }, [
+    readMetric('gauge', { name: 'process_resident_memory_bytes', help: 'Resident memory of the service.' }, [
       { value: process.memoryUsage.rss() },
     ]),
-    readFigure('gauge', { name: 'process_open_fds', help: 'Open file descriptors.' }, openDescriptors()),
-    readFigure('gauge', { name: 'process_max_fds', help: 'How many file descriptors may be open.' }, [
+    readMetric('gauge', { name: 'process_open_fds', help: 'Open file descriptors.' }, openDescriptors()),
+    readMetric('gauge', { name: 'process_max_fds', help: 'How many file descriptors may be open.' }, [
       { value: openFilesMax() },
     ]),
-    readFigure(
+    readMetric(
       'gauge',
       { name: 'process_start_time_seconds', help: 'When the service was started, since 1970.' },
       [{ value: startedAtMs / 1000 }],

@@ -1,22 +1,22 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { type Figure, readFigure } from '../figures.ts';
+import { type Metric, readMetric } from '../metric-cells.ts';
 import { COUNTED_MAX, type DueDeliveries, SEARCHED_MAX } from '../store/gauges.ts';
 import { statusOf } from '../store/place.ts';
 import type { Reads } from '../store/store.ts';
 import { walBytesOf } from '../store/wal.ts';
 
 /** The deliveries that are due at `nowMs`. Stops early once `isWanted` is false. */
-export async function dueFigures(
+export async function dueMetrics(
   { gauges }: Reads,
   nowMs: number,
   isWanted: () => boolean,
-): Promise<Figure[]> {
+): Promise<Metric[]> {
   const dueCount = gauges.beginDueCount(nowMs);
   while (isWanted() && dueCount.step()) await nextTurn();
   const series = (value: (due: DueDeliveries) => number) =>
     Object.entries(dueCount.due).map(([receiver, due]) => ({ labels: { receiver }, value: value(due) }));
   return [
-    readFigure(
+    readMetric(
       'gauge',
       {
         name: 'davit_deliveries_due',
@@ -24,7 +24,7 @@ export async function dueFigures(
       },
       series(({ count }) => count),
     ),
-    readFigure(
+    readMetric(
       'gauge',
       {
         name: 'davit_delivery_oldest_due_age_seconds',
@@ -39,7 +39,7 @@ export async function dueFigures(
 const RUNNERS = { davit: false, external: true };
 
 /** Unfinished deployments by status and runner, and how many commands may run. */
-export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figure[] {
+export function deploymentMetrics({ gauges }: Reads, commandSlots: number): Metric[] {
   const unfinished = gauges.unfinished();
   const series = Object.entries(RUNNERS).flatMap(([runner, isReported]) =>
     (['queued', 'running', 'canceling'] as const).map((status) => ({
@@ -48,7 +48,7 @@ export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figu
     })),
   );
   return [
-    readFigure(
+    readMetric(
       'gauge',
       {
         name: 'davit_deployments',
@@ -56,19 +56,19 @@ export function deploymentFigures({ gauges }: Reads, commandSlots: number): Figu
       },
       series,
     ),
-    readFigure('gauge', { name: 'davit_command_slots', help: 'How many commands may run at a time.' }, [
+    readMetric('gauge', { name: 'davit_command_slots', help: 'How many commands may run at a time.' }, [
       { value: commandSlots },
     ]),
   ];
 }
 
 /** How large the file and its WAL are. */
-export function fileFigures(dbPath: string): Figure[] {
+export function fileMetrics(dbPath: string): Metric[] {
   return [
-    readFigure('gauge', { name: 'davit_database_size_bytes', help: 'The file, without its WAL.' }, [
+    readMetric('gauge', { name: 'davit_database_size_bytes', help: 'The file, without its WAL.' }, [
       { value: statusOf(dbPath)?.size ?? 0 },
     ]),
-    readFigure('gauge', { name: 'davit_wal_size_bytes', help: 'The WAL of the file.' }, [
+    readMetric('gauge', { name: 'davit_wal_size_bytes', help: 'The WAL of the file.' }, [
       { value: walBytesOf(dbPath) },
     ]),
   ];

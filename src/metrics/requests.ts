@@ -2,10 +2,10 @@ import {
   type Counter,
   createCounter,
   createHistogram,
-  type Figure,
   type Histogram,
+  type Metric,
   ownCells,
-} from '../figures.ts';
+} from '../metric-cells.ts';
 
 /** A completed request to the API. */
 export interface AnsweredRequest {
@@ -29,7 +29,7 @@ const DURATION = {
   bounds: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60],
 };
 
-/** The figures of one route and method. */
+/** The metrics of one route and method. */
 interface Endpoint {
   duration: Histogram;
   /** By status. */
@@ -40,7 +40,7 @@ interface Endpoint {
  * Counts requests by route, method and status, which are few. Nested maps: building a string key of all three took
  * 0.86 µs a request, instead of 0.05.
  */
-export function createRequestFigures() {
+export function createRequestMetrics() {
   const routes = new Map<string, Map<string, Endpoint>>();
 
   return {
@@ -58,7 +58,7 @@ export function createRequestFigures() {
         createCounter(ownCells, REQUESTS, { route, method, status: String(status) }),
       ).add();
     },
-    figures(): Figure[] {
+    metrics(): Metric[] {
       const endpoints = [...routes.values()].flatMap((methods) => [...methods.values()]);
       return endpoints.flatMap(({ duration, counters }) => [...counters.values(), duration]);
     },

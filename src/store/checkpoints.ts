@@ -5,7 +5,7 @@ import type { CheckpointThreadData } from './checkpoint-thread.ts';
 import { checkpoint, type Database } from './database.ts';
 import { identifyFiles } from './place.ts';
 import { walUseOf } from './wal.ts';
-import type { CheckpointKind, WriterFigures } from './writer-figures.ts';
+import type { CheckpointKind, WriterMetrics } from './writer-metrics.ts';
 
 /** Decides when to checkpoint the WAL. */
 interface Checkpoints {
@@ -35,7 +35,7 @@ export function createCheckpoints(
   path: string,
   database: Database,
   effects: Effects,
-  figures?: WriterFigures,
+  metrics?: WriterMetrics,
 ): Checkpoints {
   database.pragma('wal_autocheckpoint = 0');
   // Keeps this much of the WAL file: overwriting takes half the time of extending a file, and truncating 40 MB took 20
@@ -135,6 +135,6 @@ export function createCheckpoints(
   }
 
   function record(kind: CheckpointKind, sinceMs: number): void {
-    figures?.checkpointed(kind, effects.monotonicMs() - sinceMs);
+    metrics?.checkpointed(kind, effects.monotonicMs() - sinceMs);
   }
 }

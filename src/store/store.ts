@@ -43,10 +43,10 @@ export function storeOn(database: Database, effects: Effects): Store {
 /** The writer's thread. It loads in the background, and does nothing before `open`. */
 interface StoreThread {
   /**
-   * Opens the file; rejects when the thread cannot. `ports` let other threads use the writer; `figures` is the memory
-   * for its figures.
+   * Opens the file; rejects when the thread cannot. `ports` let other threads use the writer; `metricsMemory` is for its
+   * metrics.
    */
-  open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store>;
+  open(path: string, ports: MessagePort[], metricsMemory?: SharedArrayBuffer): Promise<Store>;
   /** Ends the thread if no store was opened; an open store is closed by its `close`. */
   end(): Promise<void>;
 }
@@ -64,8 +64,8 @@ export function startStoreThread(onCrash: (error: unknown) => void): StoreThread
   ended.promise.catch(() => undefined);
   return { open, end };
 
-  async function open(path: string, ports: MessagePort[], figures?: SharedArrayBuffer): Promise<Store> {
-    thread.postMessage({ path, ports, figures } satisfies WriterThreadData, ports);
+  async function open(path: string, ports: MessagePort[], metricsMemory?: SharedArrayBuffer): Promise<Store> {
+    thread.postMessage({ path, ports, metricsMemory } satisfies WriterThreadData, ports);
     await Promise.race([ready.promise, ended.promise]);
     const database = openForReading(path);
     const writer = connectWriter(thread);

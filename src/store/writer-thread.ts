@@ -7,7 +7,7 @@ import { createCheckpoints } from './checkpoints.ts';
 import { concernsDeliveries, concernsDeployments } from './context.ts';
 import { checkpoint, openForWriting } from './database.ts';
 import { createGroupCommit } from './writer.ts';
-import { writerFigures } from './writer-figures.ts';
+import { writerMetrics } from './writer-metrics.ts';
 import { serveWriter } from './writer-port.ts';
 
 /** The first message to the thread. */
@@ -15,8 +15,8 @@ export interface WriterThreadData {
   path: string;
   /** Ports of further threads that write, the dispatcher's. Their writes have low priority. */
   ports: MessagePort[];
-  /** The memory of the writer's figures; undefined: metrics are off. */
-  figures: SharedArrayBuffer | undefined;
+  /** The memory of the writer's metrics; undefined: metrics are off. */
+  metricsMemory: SharedArrayBuffer | undefined;
 }
 
 const POLL_EVERY_MS = 100;
@@ -26,11 +26,11 @@ if (parentPort === null) throw new Error('writer-thread.ts runs as a worker thre
 const owner = parentPort;
 owner.once('message', (data: WriterThreadData) => write(owner, data));
 
-function write(owner: MessagePort, { path, ports, figures: memory }: WriterThreadData): void {
-  const figures = memory === undefined ? undefined : writerFigures(memory);
+function write(owner: MessagePort, { path, ports, metricsMemory }: WriterThreadData): void {
+  const metrics = metricsMemory && writerMetrics(metricsMemory);
   const database = openForWriting(path, realEffects);
-  const group = createGroupCommit(database, realEffects, figures);
-  const checkpoints = createCheckpoints(path, database, realEffects, figures);
+  const group = createGroupCommit(database, realEffects, metrics);
+  const checkpoints = createCheckpoints(path, database, realEffects, metrics);
   const polling = startLoop(
     async () => {
       group.pollOtherProcesses();
@@ -40,7 +40,7 @@ function write(owner: MessagePort, { path, ports, figures: memory }: WriterThrea
     // A poll that fails is repeated; if writes fail too, they report it.
     { idleMs: POLL_OTHER_PROCESSES_EVERY_MS, effects: realEffects, onError: () => undefined },
   );
-  if (figures !== undefined) watchLag(figures.lag, realEffects);
+  if (metrics !== undefined) watchLag(metrics.lag, realEffects);
   serveWriter(group, owner, { concerns: concernsDeployments, lowPriority: false }, close);
   for (const port of ports)
     serveWriter(group, port, { concerns: concernsDeliveries, lowPriority: true }, close);

@@ -11,7 +11,7 @@ import {
 } from './database.ts';
 import { type InputOf, makeOperations, type OperationName, type OutputOf } from './operations.ts';
 import { MOVED, watchPlace } from './place.ts';
-import type { WriterFigures } from './writer-figures.ts';
+import type { WriterMetrics } from './writer-metrics.ts';
 
 export type CommitListener = (changes: ReadonlySet<Change>) => void;
 
@@ -109,11 +109,11 @@ export function createWriter(database: Database, effects: Effects): Writer {
   };
 }
 
-/** Starts group commit. Nothing else may use `database` from now on; `figures` count the commits. */
+/** Starts group commit. Nothing else may use `database` from now on; `metrics` count the commits. */
 export function createGroupCommit(
   database: Database,
   effects: Effects,
-  figures?: WriterFigures,
+  metrics?: WriterMetrics,
 ): GroupCommit {
   /** The changes of the operation that runs. */
   let ownChanges: Change[] = [];
@@ -190,7 +190,7 @@ export function createGroupCommit(
   function commitGroup(): void {
     const group = nextGroup();
     const results = runInOneTransaction(group);
-    figures?.queued(waiting());
+    metrics?.queued(waiting());
     const committed = new Set(changes);
     changes.clear();
     group.forEach((write, index) => {
@@ -222,10 +222,10 @@ export function createGroupCommit(
       const results = runWithoutSavepoints(group) ?? runWithSavepoints(group);
       if (!isInPlace()) throw new AppError('unavailable', MOVED, { retryAfterSeconds: 5 });
       statements.commit.run();
-      figures?.committed(group.length, effects.monotonicMs() - startedAtMs);
+      metrics?.committed(group.length, effects.monotonicMs() - startedAtMs);
       return results;
     } catch (error) {
-      figures?.commitFailed();
+      metrics?.commitFailed();
       wasBusy = sqliteCode(error) === 'SQLITE_BUSY';
       changes.clear();
       if (database.inTransaction) statements.rollback.run();

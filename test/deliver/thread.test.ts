@@ -76,7 +76,7 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
     sender: { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES },
     schedule,
     log: { level: 'silent', form: 'json' },
-    figures: undefined,
+    metricsMemory: undefined,
   });
   return { store, dispatcher };
 }

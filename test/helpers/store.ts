@@ -24,9 +24,9 @@ export function temporaryDirectory(t: Test): string {
 export function openWithThread(
   t: Test,
   path: string,
-  { ports = [], figures }: { ports?: MessagePort[]; figures?: SharedArrayBuffer } = {},
+  { ports = [], metricsMemory }: { ports?: MessagePort[]; metricsMemory?: SharedArrayBuffer } = {},
 ): Promise<Store> {
-  return startStoreThread((error) => t.fail('the writer died', { error })).open(path, ports, figures);
+  return startStoreThread((error) => t.fail('the writer died', { error })).open(path, ports, metricsMemory);
 }
 
 export interface TestStore extends Store {

@@ -18,7 +18,7 @@ t.test('ended deployments are counted by status and reason, from zero, each once
   const endings = createEndings(store.reads);
   const scrape = async () => {
     await endings.catchUp(() => true);
-    return parseMetrics(exposition(endings.figures()));
+    return parseMetrics(exposition(endings.metrics()));
   };
 
   const before = await scrape();
@@ -66,7 +66,7 @@ t.test('deployments that another process ended are counted, too, however many', 
   await other.close();
   await endings.catchUp(() => false);
   const canceled = () =>
-    parseMetrics(exposition(endings.figures())).value(FINISHED, { status: 'canceled', reason: 'user' });
+    parseMetrics(exposition(endings.metrics())).value(FINISHED, { status: 'canceled', reason: 'user' });
   t.equal(canceled(), 0, 'a scrape that nobody waits for any more is abandoned');
   await endings.catchUp(() => true);
   t.equal(canceled(), count);

@@ -1,19 +1,19 @@
 import fc from 'fast-check';
 import parse from 'parse-prometheus-text-format';
 import t from 'tap';
-import { createHistogram, ownCells, readFigure } from '../../src/figures.ts';
+import { createHistogram, ownCells, readMetric } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 
 t.test('the text follows the Prometheus text format', async (t) => {
   const histogram = createHistogram(ownCells, { name: 'davit_h', help: 'Two\nlines, a \\.', bounds: [0.5] });
   histogram.observe(0.25);
   const text = exposition([
-    readFigure('counter', { name: 'davit_c_total', help: 'A count.' }, [
+    readMetric('counter', { name: 'davit_c_total', help: 'A count.' }, [
       { labels: { a: 'x"y\\z\n', b: '' }, value: 1 },
     ]),
     histogram,
-    readFigure('gauge', { name: 'davit_nothing', help: 'No series.' }, []),
-    readFigure('counter', { name: 'davit_c_total', help: 'A count.' }, [
+    readMetric('gauge', { name: 'davit_nothing', help: 'No series.' }, []),
+    readMetric('counter', { name: 'davit_c_total', help: 'A count.' }, [
       { labels: { a: 'z', b: '' }, value: Number.POSITIVE_INFINITY },
     ]),
   ]);
@@ -42,7 +42,7 @@ t.test('a parser reads every label and value back as it was', async (t) => {
       fc.double({ noNaN: true, noDefaultInfinity: true }),
       (label, value) => {
         const text = exposition([
-          readFigure('gauge', { name: 'g', help: 'A label.' }, [{ labels: { label }, value }]),
+          readMetric('gauge', { name: 'g', help: 'A label.' }, [{ labels: { label }, value }]),
         ]);
         const [family] = parse(text);
         const [metric] = family?.metrics ?? [];

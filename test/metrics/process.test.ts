@@ -1,14 +1,14 @@
 import { readdirSync } from 'node:fs';
 import t from 'tap';
 import { exposition } from '../../src/metrics/exposition.ts';
-import { processFigures } from '../../src/metrics/process.ts';
+import { processMetrics } from '../../src/metrics/process.ts';
 import { openFilesMax } from '../../src/system-limits.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
 
 t.test('metrics of the process are in the units that their names state', async (t) => {
   const openBefore = readdirSync('/proc/self/fd').length - 1; // but for the one that looks
   const { user, system } = process.cpuUsage();
-  const { value } = parseMetrics(exposition(processFigures(1_500)));
+  const { value } = parseMetrics(exposition(processMetrics(1_500)));
   const { user: userAfter, system: systemAfter } = process.cpuUsage();
   t.equal(value('process_open_fds'), openBefore);
   t.equal(value('process_max_fds'), openFilesMax());

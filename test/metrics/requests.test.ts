@@ -1,11 +1,11 @@
 import t from 'tap';
 import { exposition } from '../../src/metrics/exposition.ts';
-import { createRequestFigures } from '../../src/metrics/requests.ts';
+import { createRequestMetrics } from '../../src/metrics/requests.ts';
 import { movedOf, parseMetrics } from '../helpers/metrics.ts';
 
 t.test('requests are counted by route, method and status, and timed by route and method', async (t) => {
-  const requests = createRequestFigures();
-  t.strictSame(requests.figures(), []);
+  const requests = createRequestMetrics();
+  t.strictSame(requests.metrics(), []);
   const route = '/v2/projects/{project_id}';
   for (const [method, status, durationMs] of [
     ['GET', 200, 4],
@@ -15,7 +15,7 @@ t.test('requests are counted by route, method and status, and timed by route and
   ] as const) {
     requests.count({ route, method, status, durationMs });
   }
-  const scrape = parseMetrics(exposition(requests.figures()));
+  const scrape = parseMetrics(exposition(requests.metrics()));
   t.strictSame(movedOf(scrape, 'davit_http_requests_total'), [
     [`${route} GET 200`, 2],
     [`${route} GET 404`, 1],
@@ -28,11 +28,11 @@ t.test('requests are counted by route, method and status, and timed by route and
 });
 
 t.test('unknown methods and routes share one series', async (t) => {
-  const requests = createRequestFigures();
+  const requests = createRequestMetrics();
   for (const method of ['OPTIONS', 'PROPFIND', 'M-SEARCH', '__proto__', 'get']) {
     requests.count({ route: null, method, status: 404, durationMs: 1 });
   }
-  t.strictSame(movedOf(parseMetrics(exposition(requests.figures())), 'davit_http_requests_total'), [
+  t.strictSame(movedOf(parseMetrics(exposition(requests.metrics())), 'davit_http_requests_total'), [
     ['unmatched other 404', 5],
   ]);
 });

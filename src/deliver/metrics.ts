@@ -1,9 +1,9 @@
-import { lagFigure } from '../event-loop.ts';
-import { createCounter, createGauge, createHistogram, type Figure, sharedCells } from '../figures.ts';
+import { lagHistogram } from '../event-loop.ts';
+import { createCounter, createGauge, createHistogram, type Metric, sharedCells } from '../metric-cells.ts';
 import type { DueDelivery, Settled, Settlement } from '../store/outbox.ts';
 
 /** The metrics of the dispatcher thread. */
-export interface DeliveryFigures {
+export interface DeliveryMetrics {
   /** An attempt begins. `atMs`: since 1970; `isFailing`: the receiver's previous attempt failed. */
   began(delivery: DueDelivery, isFailing: boolean, atMs: number): void;
   /** An attempt has ended, whatever its result. */
@@ -12,8 +12,8 @@ export interface DeliveryFigures {
   settled(settlement: Settlement, settled: Settled): void;
   /** A webhook was disabled by the result of an attempt. */
   disabled(): void;
-  lag: ReturnType<typeof lagFigure>;
-  all: Figure[];
+  lag: ReturnType<typeof lagHistogram>;
+  all: Metric[];
 }
 
 /** The label for an attempt's `error` or status, so that the labels stay few whatever receivers do. */
@@ -51,8 +51,8 @@ const WAIT = {
   bounds: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300],
 };
 
-/** Creates the figures in `memory`, which the dispatcher thread writes and another reads. */
-export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
+/** Creates the metrics in `memory`, which the dispatcher thread writes and another reads. */
+export function deliveryMetrics(memory: SharedArrayBuffer): DeliveryMetrics {
   const cells = sharedCells(memory);
   const inFlight = createGauge(cells, {
     name: 'davit_deliveries_in_flight',
@@ -78,7 +78,7 @@ export function deliveryFigures(memory: SharedArrayBuffer): DeliveryFigures {
     healthy: createHistogram(cells, WAIT, { receiver: 'healthy' }),
     failing: createHistogram(cells, WAIT, { receiver: 'failing' }),
   };
-  const lag = lagFigure(cells, 'dispatcher');
+  const lag = lagHistogram(cells, 'dispatcher');
 
   return {
     began(delivery, isFailing, atMs) {

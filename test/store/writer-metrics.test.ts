@@ -1,9 +1,9 @@
 import t from 'tap';
-import { figuresMemory } from '../../src/figures.ts';
+import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { createGroupCommit, type QueuedWrite, type WriteResult } from '../../src/store/writer.ts';
-import { writerFigures } from '../../src/store/writer-figures.ts';
+import { writerMetrics } from '../../src/store/writer-metrics.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { parseMetrics } from '../helpers/metrics.ts';
@@ -12,8 +12,8 @@ import { newDeployment, openWithThread, PROJECT, temporaryDirectory, testStore }
 t.test('each transaction is counted once, with all its writes, rejected ones too', async (t) => {
   const { path, ...store } = testStore(t);
   const projectId = await store.project();
-  const figures = writerFigures(figuresMemory());
-  const group = createGroupCommit(openForWriting(path, fakeEffects()), fakeEffects(), figures);
+  const metrics = writerMetrics(newMetricsMemory());
+  const group = createGroupCommit(openForWriting(path, fakeEffects()), fakeEffects(), metrics);
   t.teardown(group.close);
   const write = (changes = {}) =>
     new Promise<WriteResult>((settle) =>
@@ -25,7 +25,7 @@ t.test('each transaction is counted once, with all its writes, rejected ones too
       } satisfies QueuedWrite),
     );
   await Promise.all([write(), write(), write({ projectId: 'prj_none' })]);
-  const { value } = scrape(figures);
+  const { value } = scrape(metrics);
   t.equal(value('davit_commit_duration_seconds_count'), 1);
   t.equal(value('davit_commit_writes_sum'), 3);
   t.equal(value('davit_commit_writes_bucket', { le: '2' }), 0);
@@ -33,18 +33,18 @@ t.test('each transaction is counted once, with all its writes, rejected ones too
   t.equal(value('davit_commit_failures_total'), 0);
 
   const many = Promise.all(Array.from({ length: 300 }, () => write()));
-  await until(() => scrape(figures).value('davit_writes_queued') === 44);
+  await until(() => scrape(metrics).value('davit_writes_queued') === 44);
   await many;
-  t.equal(scrape(figures).value('davit_writes_queued'), 0);
-  t.equal(scrape(figures).value('davit_commit_duration_seconds_count'), 3);
+  t.equal(scrape(metrics).value('davit_writes_queued'), 0);
+  t.equal(scrape(metrics).value('davit_commit_duration_seconds_count'), 3);
 });
 
 t.test('a transaction that a full disk rejects counts as a failure, not as a commit', async (t) => {
   const { path, ...store } = testStore(t);
   const projectId = await store.project();
-  const figures = writerFigures(figuresMemory());
+  const metrics = writerMetrics(newMetricsMemory());
   const database = openForWriting(path, fakeEffects());
-  const group = createGroupCommit(database, fakeEffects(), figures);
+  const group = createGroupCommit(database, fakeEffects(), metrics);
   t.teardown(group.close);
   const before = store.dump();
   database.pragma(`max_page_count = ${database.pragma('page_count', { simple: true })}`);
@@ -64,39 +64,39 @@ t.test('a transaction that a full disk rejects counts as a failure, not as a com
   );
   t.ok(results.every(({ ok }) => !ok));
   t.strictSame(store.dump(), before);
-  t.equal(scrape(figures).value('davit_commit_failures_total'), 1);
-  t.equal(scrape(figures).value('davit_commit_duration_seconds_count'), 0);
+  t.equal(scrape(metrics).value('davit_commit_failures_total'), 1);
+  t.equal(scrape(metrics).value('davit_commit_duration_seconds_count'), 0);
 });
 
 t.test('the writer thread counts its checkpoints in memory that another thread reads', async (t) => {
-  const memory = figuresMemory();
-  const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { figures: memory });
+  const memory = newMetricsMemory();
+  const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { metricsMemory: memory });
   t.teardown(store.close);
   const project = await store.writer.write('projects.create', { ...PROJECT, command: null, timeoutMs: null });
-  const figures = writerFigures(memory);
+  const metrics = writerMetrics(memory);
   const checkpoints = () =>
-    scrape(figures).value('davit_checkpoint_duration_seconds_count', { kind: 'background' });
+    scrape(metrics).value('davit_checkpoint_duration_seconds_count', { kind: 'background' });
   // The writer looks at the WAL every half second, and ten times a second while it grows.
   for (let size = 500_000; checkpoints() === 0; size++) {
     const variables = { FILLER: 'x'.repeat(size) };
     await store.writer.write('projects.set', { id: project.id, changes: {}, variables, unsetVariables: [] });
     await store.writer.write('deployments.create', newDeployment(project.id, { maxQueued: null }));
   }
-  t.ok(scrape(figures).value('davit_commit_writes_sum') > 1);
+  t.ok(scrape(metrics).value('davit_commit_writes_sum') > 1);
 });
 
 t.test('the writer itself copies the rest of a WAL with more than 32 MiB in use', async (t) => {
-  const memory = figuresMemory();
-  const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { figures: memory });
+  const memory = newMetricsMemory();
+  const store = await openWithThread(t, `${temporaryDirectory(t)}/davit.db`, { metricsMemory: memory });
   t.teardown(store.close);
   const variables = { FILLER: 'x'.repeat(33 * 1024 * 1024) };
   await store.writer.write('projects.create', { ...PROJECT, variables });
-  const figures = writerFigures(memory);
-  const count = (kind: string) => scrape(figures).value('davit_checkpoint_duration_seconds_count', { kind });
+  const metrics = writerMetrics(memory);
+  const count = (kind: string) => scrape(metrics).value('davit_checkpoint_duration_seconds_count', { kind });
   await until(() => count('catch_up') > 0);
   t.ok(count('background') > 0, 'after the checkpoint thread copied what it could');
 });
 
-function scrape({ all }: ReturnType<typeof writerFigures>) {
+function scrape({ all }: ReturnType<typeof writerMetrics>) {
   return parseMetrics(exposition(all));
 }

@@ -1,7 +1,7 @@
 import fc from 'fast-check';
 import t, { type Test } from 'tap';
-import { deliveryFigures } from '../../src/deliver/figures.ts';
-import { figuresMemory } from '../../src/figures.ts';
+import { deliveryMetrics } from '../../src/deliver/metrics.ts';
+import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import type { Settlement } from '../../src/store/outbox.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
@@ -127,8 +127,8 @@ t.test('exhausted counts what was recorded, not what was planned', async (t) => 
 });
 
 t.test('the set of series never changes, whatever receivers do', async (t) => {
-  const figures = deliveryFigures(figuresMemory());
-  const scrape = () => parseMetrics(exposition(figures.all));
+  const metrics = deliveryMetrics(newMetricsMemory());
+  const scrape = () => parseMetrics(exposition(metrics.all));
   const names = () => scrape().series.map(({ name, labels }) => [name, labels]);
   const before = names();
   const words = fc.constantFrom('tls', 'tls: ', 'connection_failed: ', 'dns', 'timeout', '__proto__', '');
@@ -142,7 +142,7 @@ t.test('the set of series never changes, whatever receivers do', async (t) => {
   const attempts = fc.sample(how, 1_000);
   for (const attempt of attempts) {
     const settlement = { attempt: { ...attempt, durationMs: 3 }, next: { kind: 'retry', atMs: 1 } };
-    figures.settled(settlement as Settlement, 'pending');
+    metrics.settled(settlement as Settlement, 'pending');
   }
   t.strictSame(names(), before);
   t.equal(
@@ -152,7 +152,7 @@ t.test('the set of series never changes, whatever receivers do', async (t) => {
 });
 
 t.test('an error is counted by its kind, and an unknown one as other', async (t) => {
-  const figures = deliveryFigures(figuresMemory());
+  const metrics = deliveryMetrics(newMetricsMemory());
   for (const error of [
     'tls: CERT_HAS_EXPIRED',
     'connection_failed: EPIPE',
@@ -161,9 +161,9 @@ t.test('an error is counted by its kind, and an unknown one as other', async (t)
     'a surprise: at\nlast',
   ]) {
     const settlement = { attempt: { error, statusCode: null, durationMs: 3 }, next: { kind: 'exhausted' } };
-    figures.settled(settlement as Settlement, 'exhausted');
+    metrics.settled(settlement as Settlement, 'exhausted');
   }
-  const scrape = parseMetrics(exposition(figures.all));
+  const scrape = parseMetrics(exposition(metrics.all));
   t.strictSame(movedOf(scrape, ATTEMPTS), [
     ['failed connection_failed', 1],
     ['failed other', 2],
@@ -187,8 +187,8 @@ t.test('a redelivery is not a first attempt', async (t) => {
 async function service(t: Test, answers: [Answer, ...Answer[]]) {
   const effects: FakeEffects = fakeEffects();
   const store: TestStore = testStore(t, effects);
-  const figures = deliveryFigures(figuresMemory());
-  const dispatcher = testDispatcher(t, store, effects, { figures });
+  const metrics = deliveryMetrics(newMetricsMemory());
+  const dispatcher = testDispatcher(t, store, effects, { metrics });
   const receiver = await startReceiver(t, { answers });
   const { keyId } = await store.key();
   await newWebhook(store, keyId, { url: receiver.url });
@@ -211,6 +211,6 @@ async function service(t: Test, answers: [Answer, ...Answer[]]) {
       await dispatcher.tick();
       await dispatcher.settled();
     },
-    scrape: (): Scrape => parseMetrics(exposition(figures.all)),
+    scrape: (): Scrape => parseMetrics(exposition(metrics.all)),
   };
 }

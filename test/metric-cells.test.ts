@@ -4,10 +4,10 @@ import {
   createCounter,
   createGauge,
   createHistogram,
-  figuresMemory,
+  newMetricsMemory,
   ownCells,
   sharedCells,
-} from '../src/figures.ts';
+} from '../src/metric-cells.ts';
 
 t.test('a histogram counts a value in the first bucket that holds it and in all above', async (t) => {
   const histogram = createHistogram(ownCells, { name: 'h', help: 'h', bounds: [1, 2.5] }, { a: 'b' });
@@ -32,8 +32,8 @@ t.test('a counter adds up, and a gauge is set and changed', async (t) => {
   t.match(gauge.samples(), [{ value: 5 }]);
 });
 
-t.test('figures that one thread counts can be read by another', async (t) => {
-  const memory = figuresMemory();
+t.test('metrics that one thread counts can be read by another', async (t) => {
+  const memory = newMetricsMemory();
   const cells = sharedCells(memory);
   const counter = createCounter(cells, { name: 'c_total', help: 'c' });
   const histogram = createHistogram(cells, { name: 'h', help: 'h', bounds: [1] });
@@ -45,7 +45,7 @@ t.test('figures that one thread counts can be read by another', async (t) => {
      createHistogram(cells, { name: 'h', help: 'h', bounds: [1] }).observe(0.5);`,
     {
       eval: true,
-      workerData: { memory, module: new URL('../src/figures.ts', import.meta.url).href },
+      workerData: { memory, module: new URL('../src/metric-cells.ts', import.meta.url).href },
     },
   );
   await new Promise((resolve, reject) => worker.once('exit', resolve).once('error', reject));
@@ -53,7 +53,7 @@ t.test('figures that one thread counts can be read by another', async (t) => {
   t.match(histogram.samples(), [{ value: 1 }, { value: 1 }, { value: 0.5 }, { value: 1 }]);
 });
 
-t.test('taking more figures than the memory holds throws', async (t) => {
-  const cells = sharedCells(figuresMemory());
-  t.throws(() => cells.allocate(10_000), /more figures than the memory/);
+t.test('taking more metrics than the memory holds throws', async (t) => {
+  const cells = sharedCells(newMetricsMemory());
+  t.throws(() => cells.allocate(10_000), /more metrics than the memory/);
 });

@@ -1,5 +1,5 @@
 /*
- * Figures: counters, gauges and histograms for the metrics. Their cells may be in memory that two threads share: then
+ * The metrics: counters, gauges and histograms. Their cells may be in memory that two threads share: then
  * counting takes nanoseconds and no message, and a scrape waits for no thread, so it also reports on one that hangs.
  * Only one thread writes to a cell; its 8 aligned bytes are read and written atomically on x64 and arm64.
  *
@@ -22,22 +22,22 @@ interface Definition {
   help: string;
 }
 
-/** One or more series of a family; several figures may share the family's name. */
-export interface Figure extends Definition {
+/** One or more series of a family; several metrics may share the family's name. */
+export interface Metric extends Definition {
   type: 'counter' | 'gauge' | 'histogram';
   samples(): Sample[];
 }
 
-export interface Counter extends Figure {
+export interface Counter extends Metric {
   add(count?: number): void;
 }
 
-interface Gauge extends Figure {
+interface Gauge extends Metric {
   set(value: number): void;
   add(difference: number): void;
 }
 
-export interface Histogram extends Figure {
+export interface Histogram extends Metric {
   observe(value: number): void;
 }
 
@@ -46,11 +46,11 @@ export interface Cells {
   allocate(count: number): Float64Array;
 }
 
-/** Enough for the figures of one thread. */
+/** Enough for the metrics of one thread. */
 const SHARED_CELLS = 512;
 
-/** Memory for the figures of a thread that another thread reads. */
-export function figuresMemory(): SharedArrayBuffer {
+/** Memory for the metrics of a thread that another thread reads. */
+export function newMetricsMemory(): SharedArrayBuffer {
   return new SharedArrayBuffer(SHARED_CELLS * Float64Array.BYTES_PER_ELEMENT);
 }
 
@@ -61,13 +61,13 @@ export function sharedCells(memory: SharedArrayBuffer): Cells {
   return {
     allocate(count) {
       allocated += count;
-      if (allocated > all.length) throw new Error('there are more figures than the memory for them holds');
+      if (allocated > all.length) throw new Error('there are more metrics than the memory for them holds');
       return all.subarray(allocated - count, allocated);
     },
   };
 }
 
-/** Cells for figures that are counted and read in the same thread. */
+/** Cells for metrics that are counted and read in the same thread. */
 export const ownCells: Cells = { allocate: (count) => new Float64Array(count) };
 
 /** A value that only grows. */
@@ -126,12 +126,12 @@ export function createHistogram(
   }
 }
 
-/** A figure whose values were read for this scrape, rather than counted. */
-export function readFigure(
+/** A metric whose values were read for this scrape, rather than counted. */
+export function readMetric(
   type: 'counter' | 'gauge',
   definition: Definition,
   series: readonly { labels?: Labels; value: number }[],
-): Figure {
+): Metric {
   const samples = series.map(({ labels = {}, value }): Sample => ({ suffix: '', labels, value }));
   return { ...definition, type, samples: () => samples };
 }

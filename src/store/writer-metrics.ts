@@ -1,16 +1,16 @@
-import { lagFigure } from '../event-loop.ts';
-import { createCounter, createGauge, createHistogram, type Figure, sharedCells } from '../figures.ts';
+import { lagHistogram } from '../event-loop.ts';
+import { createCounter, createGauge, createHistogram, type Metric, sharedCells } from '../metric-cells.ts';
 
 export type CheckpointKind = 'background' | 'catch_up';
 
-/** The figures of the writer's thread; durations in milliseconds. */
-export interface WriterFigures {
+/** The metrics of the writer's thread; durations in milliseconds. */
+export interface WriterMetrics {
   committed(writes: number, durationMs: number): void;
   commitFailed(): void;
   queued(writes: number): void;
   checkpointed(kind: CheckpointKind, durationMs: number): void;
-  lag: ReturnType<typeof lagFigure>;
-  all: Figure[];
+  lag: ReturnType<typeof lagHistogram>;
+  all: Metric[];
 }
 
 const CHECKPOINT = {
@@ -19,8 +19,8 @@ const CHECKPOINT = {
   bounds: [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10],
 };
 
-/** The figures in `memory`, which the writer's thread and the one that serves the metrics share. */
-export function writerFigures(memory: SharedArrayBuffer): WriterFigures {
+/** The metrics in `memory`, which the writer's thread and the one that serves the metrics share. */
+export function writerMetrics(memory: SharedArrayBuffer): WriterMetrics {
   const cells = sharedCells(memory);
   const duration = createHistogram(cells, {
     name: 'davit_commit_duration_seconds',
@@ -44,7 +44,7 @@ export function writerFigures(memory: SharedArrayBuffer): WriterFigures {
     background: createHistogram(cells, CHECKPOINT, { kind: 'background' }),
     catch_up: createHistogram(cells, CHECKPOINT, { kind: 'catch_up' }),
   };
-  const lag = lagFigure(cells, 'writer');
+  const lag = lagHistogram(cells, 'writer');
 
   return {
     committed(count, durationMs) {
