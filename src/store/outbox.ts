@@ -329,13 +329,22 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     SELECT id, attempt_count, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger
       FROM deliveries WHERE seq = +:seq`);
   const stillSentTo = 'id = +:webhookId AND url = +:url AND enabled_at = +:enabledAtMs';
+  // Of two attempts, the one that ended first may be settled last, as a success is settled only when its body has been
+  // read. A time after now is one from before the clock was set back.
+  const isLater = (column: string) => `(${column} > +:atMs AND ${column} <= +:nowMs)`;
   const succeeded = database.prepare(`
-    UPDATE webhooks SET last_success_at = :atMs, consecutive_failures = 0, failing_since = NULL WHERE ${stillSentTo}`);
+    UPDATE webhooks
+       SET last_success_at = iif(${isLater('last_success_at')}, last_success_at, :atMs),
+           consecutive_failures = iif(${isLater('last_failure_at')}, consecutive_failures, 0),
+           failing_since = iif(${isLater('last_failure_at')}, failing_since, NULL)
+     WHERE ${stillSentTo}`);
   const failed = database.prepare(`
     UPDATE webhooks
-       SET last_failure_at = :atMs, consecutive_failures = consecutive_failures + 1,
-           failing_since = iif(failing_since <= +:atMs
-                                 AND last_failure_at >= +:atMs - ${FAILING_RESTARTS_AFTER_MS} - +:neverPassedMs,
+       SET last_failure_at = iif(${isLater('last_failure_at')}, last_failure_at, :atMs),
+           consecutive_failures = consecutive_failures + iif(${isLater('last_success_at')}, 0, 1),
+           failing_since = iif(${isLater('last_success_at')}
+                                 OR (failing_since <= +:atMs
+                                     AND last_failure_at >= +:atMs - ${FAILING_RESTARTS_AFTER_MS} - +:neverPassedMs),
                                failing_since, :atMs)
      WHERE ${stillSentTo}`);
   const disable = database.prepare(`
@@ -370,12 +379,13 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
       insertAttempt.run({ seq, ...attempt });
       changed('settled');
       const receiver = { webhookId, url, enabledAtMs };
+      const nowMs = effects.now();
       if (next.kind === 'delivered') {
-        succeeded.run({ ...receiver, atMs });
+        succeeded.run({ ...receiver, atMs, nowMs });
         return settled;
       }
       const { neverPassedMs, disableReason } = settlement;
-      failed.run({ ...receiver, atMs, neverPassedMs });
+      failed.run({ ...receiver, atMs, nowMs, neverPassedMs });
       const reason = disableReason ?? 'every delivery failed for 5 days';
       const isAtOnce = disableReason === null ? 0 : 1;
       const { changes } = disable.run({ ...receiver, reason, isAtOnce, atMs, neverPassedMs });

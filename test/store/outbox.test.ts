@@ -221,6 +221,51 @@ t.test('a success ends a row of failures', async (t) => {
   ]);
 });
 
+t.test('of two attempts, the one that ended last counts, in whichever order they are settled', async (t) => {
+  const earlier = { failed: { kind: 'exhausted' }, succeeded: { kind: 'delivered' } } as const;
+  const at = (ms: number) => new Date(ms).toISOString();
+  for (const [first, last] of [
+    ['succeeded', 'succeeded'],
+    ['succeeded', 'failed'],
+    ['failed', 'succeeded'],
+    ['failed', 'failed'],
+  ] as const) {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const { webhookId, due } = await oneDue(store, effects);
+    const settle = (end: 'succeeded' | 'failed', atMs: number) =>
+      store.writer.write('outbox.settle', settlementOf(due, atMs, earlier[end]));
+    const firstMs = effects.now();
+    const lastMs = firstMs + 5_000;
+    effects.advance(10_000);
+    await settle(last, lastMs);
+    await settle(first, firstMs);
+    const endMs = { [first]: firstMs + 12, [last]: lastMs + 12 };
+    t.match(
+      store.reads.webhooks.get(webhookId),
+      {
+        last_success_at: endMs['succeeded'] === undefined ? null : at(endMs['succeeded']),
+        last_failure_at: endMs['failed'] === undefined ? null : at(endMs['failed']),
+        consecutive_failures: last === 'succeeded' ? 0 : first === 'succeeded' ? 1 : 2,
+      },
+      `${first}, then ${last}`,
+    );
+    const failingSince = store.reads.outbox.history(webhookId).failing_since;
+    t.equal(failingSince, last === 'succeeded' ? null : first === 'failed' ? firstMs + 12 : lastMs + 12);
+
+    effects.jump(-3_600_000);
+    const setBackMs = effects.now();
+    effects.advance(1_000);
+    await settle(last, setBackMs);
+    const { last_success_at, last_failure_at } = store.reads.webhooks.get(webhookId) ?? {};
+    t.equal(
+      last === 'succeeded' ? last_success_at : last_failure_at,
+      at(setBackMs + 12),
+      'the clock was set back',
+    );
+  }
+});
+
 t.test('a failed attempt does not replace the reason of a webhook that is disabled already', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
