@@ -27,7 +27,6 @@ import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './proc.ts';
 import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath } from './store/lock.ts';
-import { refuseToServe } from './store/may-open.ts';
 import { networkProblem } from './store/mounts.ts';
 import { watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
@@ -70,9 +69,10 @@ const RECOVERY_PROBLEM =
 
 /**
  * Wires davit together and starts it: the file and its lock, the writer, crash recovery, the dispatcher, the executor,
- * HTTP. What was started is stopped in reverse order. Throws AppError for problems that the user can solve. `onFatal`
- * is called when a part dies that davit cannot work without. If `toldToStop` is aborted before the first deployment can
- * start, everything is stopped after the recovery and the signal's reason is thrown.
+ * HTTP. What was started is stopped in reverse order. The file must have passed `migrateOlder`. Throws AppError for
+ * problems that the user can solve. `onFatal` is called when a part dies that davit cannot work without. If
+ * `toldToStop` is aborted before the first deployment can start, everything is stopped after the recovery and the
+ * signal's reason is thrown.
  */
 export async function startService(
   config: ServeConfig,
@@ -96,7 +96,6 @@ export async function startService(
   const { dbPath } = config;
 
   requireOwnProc();
-  refuseToServe(dbPath);
   const isNew = !existsSync(dbPath);
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));

@@ -1,21 +1,18 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { existsSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { renameSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
 import { RECOVERY_WAIT_MS, startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import { openForWriting } from '../src/store/database.ts';
-import { lockPath } from '../src/store/lock.ts';
 import { storeOn } from '../src/store/store.ts';
 import { RETRY_AFTER_MS } from '../src/store/writer.ts';
-import { place } from './helpers/cli.ts';
 import { PATH, until } from './helpers/commands.ts';
 import { connectRaw, parseResponses } from './helpers/http.ts';
 import { limitOpenFiles } from './helpers/limits.ts';
 import { ifHas } from './helpers/programs.ts';
 import { startReceiver } from './helpers/receiver.ts';
-import { serve } from './helpers/served.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from './helpers/store.ts';
 import { CONFIG, startWholeService } from './helpers/whole-service.ts';
 
@@ -215,31 +212,6 @@ t.test('a service whose database file was moved away is not ready', async (t) =>
   t.match(await answer.json(), { error: { message: /was moved, removed or replaced/ } });
   renameSync(`${dbPath}.elsewhere`, dbPath);
 });
-
-t.test(
-  'a second service is refused even if the lock file of the first was removed, until that has ended',
-  async (t) => {
-    const { directory, dbPath } = place(t);
-    const first = await serve(t, directory);
-    rmSync(lockPath(dbPath));
-    const second = async () => {
-      const service = await startService({ ...CONFIG, dbPath }, realEffects, () => undefined);
-      await service.stop();
-    };
-    const refusal = {
-      code: 'conflict',
-      message: new RegExp(`is served already by process ${first.processId}, whose lock was removed`),
-    };
-    renameSync(`${dbPath}-shm`, `${dbPath}-shm.elsewhere`);
-    await t.rejects(second(), refusal, 'as if nobody had it open');
-    renameSync(`${dbPath}-shm.elsewhere`, `${dbPath}-shm`);
-    t.notOk(existsSync(lockPath(dbPath)));
-    writeFileSync(lockPath(dbPath), ''); // as left by a command that was about to replace the file
-    await t.rejects(second(), refusal);
-    t.equal(await first.stop(), 0);
-    await t.resolves(second());
-  },
-);
 
 /** As if the recovery had been waited for long enough at once; `refusals`: of its writes, which are retried at once. */
 function impatientEffects() {

@@ -59,8 +59,8 @@ async function migrate(
 
 /**
  * Migrates a file of an older davit, locked for this one alone, after keeping a checked copy beside it; null: the file
- * is missing or needs no migration. Throws AppError, and the file is as it was, if another process has it open or there
- * is no room. SIGINT, SIGTERM and SIGHUP end davit meanwhile.
+ * is missing or needs no migration. Throws AppError, and the file is as it was, if it must not be served (see
+ * `refuseToServe`), another process has it open or there is no room. SIGINT, SIGTERM and SIGHUP end davit meanwhile.
  */
 export async function migrateOlder(
   dbPath: string,

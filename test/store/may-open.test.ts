@@ -1,6 +1,8 @@
-import { copyFileSync, renameSync, rmSync } from 'node:fs';
+import { copyFileSync, existsSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
+import { lockPath } from '../../src/store/lock.ts';
+import { refuseToServe } from '../../src/store/may-open.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
@@ -84,3 +86,25 @@ t.test('a file that was moved while a service has it open is refused by both nam
     { name: 'later' },
   ]);
 });
+
+t.test(
+  'a second service is refused even if the lock file of the first was removed, until that has ended',
+  async (t) => {
+    const { davit, directory, dbPath } = place(t);
+    const first = await serve(t, directory);
+    rmSync(lockPath(dbPath));
+    const refusal = {
+      code: 'conflict',
+      message: new RegExp(`is served already by process ${first.processId}, whose lock was removed`),
+    };
+    renameSync(`${dbPath}-shm`, `${dbPath}-shm.elsewhere`);
+    t.throws(() => refuseToServe(dbPath), refusal, 'as if nobody had it open');
+    renameSync(`${dbPath}-shm.elsewhere`, `${dbPath}-shm`);
+    t.notOk(existsSync(lockPath(dbPath)));
+    writeFileSync(lockPath(dbPath), ''); // as left by a command that was about to replace the file
+    t.throws(() => refuseToServe(dbPath), refusal);
+    t.match(await davit(['serve', '--listen', '127.0.0.1:0']), { exitCode: 1, stderr: refusal.message });
+    t.equal(await first.stop(), 0);
+    t.doesNotThrow(() => refuseToServe(dbPath));
+  },
+);
