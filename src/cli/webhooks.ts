@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import type { WebhookId, WebhookStatus } from '../domain.ts';
 import { option } from '../options.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
-import type { PendingPlace } from '../store/outbox.ts';
+import type { PendingPosition } from '../store/outbox.ts';
 import { inSteps } from '../store/steps.ts';
 import type { Store } from '../store/store.ts';
 import {
@@ -187,7 +187,7 @@ async function setStatus(
  * Makes all pending deliveries due now. For the API the service does so, but it is not told of this change, if it runs.
  */
 async function retryNow({ writer }: Store, webhookId: WebhookId): Promise<void> {
-  await inSteps<PendingPlace>((after) => writer.write('outbox.hurry', { webhookId, after }));
+  await inSteps<PendingPosition>((after) => writer.write('outbox.hurry', { webhookId, after }));
 }
 
 function consequence(before: WebhookBacklog, after: WebhookBacklog): string {

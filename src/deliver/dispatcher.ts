@@ -8,7 +8,7 @@ import {
   type Claim,
   DISABLE_AFTER_FAILING_MS,
   type DueDelivery,
-  type PendingPlace,
+  type PendingPosition,
   type PendingWebhook,
   type Settled,
   type SettledLast,
@@ -176,7 +176,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   /** After the clock was set back by `byMs`: moves retries back as much, and to the end of the window at the latest. */
   async function reschedule(byMs: number): Promise<void> {
     const furthestMs = schedule.windowMs;
-    await inSteps<PendingPlace>((after) =>
+    await inSteps<PendingPosition>((after) =>
       writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
     );
   }
@@ -190,7 +190,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   /** Makes due now what was waiting for a retry when the webhook was enabled. */
   async function hurry(webhookId: WebhookId): Promise<void> {
-    await inSteps<PendingPlace>((after) =>
+    await inSteps<PendingPosition>((after) =>
       writePersistently(writer, 'outbox.hurry', { webhookId, after }, effects),
     );
   }

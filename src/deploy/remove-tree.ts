@@ -10,7 +10,7 @@ import { readProc } from '../proc.ts';
  * the directory that holds `path`. Rejects with the first error, once all is removed that can be.
  */
 export async function removeTree(path: string): Promise<void> {
-  const parent = await openPlace(Buffer.from(dirname(path)));
+  const parent = await openDirectory(Buffer.from(dirname(path)));
   try {
     const name = Buffer.from(basename(path));
     if (!(await isUnlinked(parent, name))) await removeDirectory(parent, name, undefined, 0);
@@ -32,7 +32,7 @@ const MOVES_MAX = 10_000;
 const FILES_AT_ONCE = 8;
 
 /** An open directory. */
-interface Place {
+interface OpenDirectory {
   /** Leads to this directory, even if it is moved or another one takes its place. */
   path: string;
   /** The mount that it belongs to, proc_pid_fdinfo(5). */
@@ -42,11 +42,11 @@ interface Place {
 
 /** The top of the tree, into which deep directories are moved. */
 interface Top {
-  place: Place;
+  directory: OpenDirectory;
   moves: number;
 }
 
-async function openPlace(path: Buffer): Promise<Place> {
+async function openDirectory(path: Buffer): Promise<OpenDirectory> {
   const handle = await open(path, O_PATH | constants.O_DIRECTORY | constants.O_NOFOLLOW);
   try {
     const about = readProc(`/proc/self/fdinfo/${handle.fd}`) ?? '';
@@ -62,7 +62,7 @@ async function openPlace(path: Buffer): Promise<Place> {
 }
 
 /** Removes it unless it is a directory; false: it is one. */
-async function isUnlinked(parent: Place, name: Buffer): Promise<boolean> {
+async function isUnlinked(parent: OpenDirectory, name: Buffer): Promise<boolean> {
   try {
     await allowed(parent, () => unlink(pathIn(parent, name)));
     return true;
@@ -74,30 +74,30 @@ async function isUnlinked(parent: Place, name: Buffer): Promise<boolean> {
 }
 
 async function removeDirectory(
-  parent: Place,
+  parent: OpenDirectory,
   name: Buffer,
   top: Top | undefined,
   depth: number,
 ): Promise<void> {
   const path = pathIn(parent, name);
-  const place = await allowed(parent, () => openPlace(path));
+  const directory = await allowed(parent, () => openDirectory(path));
   try {
-    if (place.mountId !== parent.mountId)
+    if (directory.mountId !== parent.mountId)
       throw new Error(`something is mounted at ${name}: it stays as it is`);
-    await empty(place, top ?? { place, moves: 0 }, depth);
+    await empty(directory, top ?? { directory, moves: 0 }, depth);
   } finally {
-    await place.close();
+    await directory.close();
   }
   await allowed(parent, () => rmdir(path));
 }
 
-async function empty(place: Place, top: Top, depth: number): Promise<void> {
+async function empty(directory: OpenDirectory, top: Top, depth: number): Promise<void> {
   const failures: unknown[] = [];
   const directories: Buffer[] = [];
-  const names = (await allowed(place, () => readdir(place.path, { encoding: 'buffer' }))).values();
+  const names = (await allowed(directory, () => readdir(directory.path, { encoding: 'buffer' }))).values();
   const removeFiles = async () => {
     for (const name of names) {
-      const unlinked = await isUnlinked(place, name).catch((error) => failures.push(error));
+      const unlinked = await isUnlinked(directory, name).catch((error) => failures.push(error));
       if (unlinked === false) directories.push(name);
     }
   };
@@ -106,35 +106,35 @@ async function empty(place: Place, top: Top, depth: number): Promise<void> {
   const movesBefore = top.moves;
   for (const name of directories) {
     const removal =
-      depth < DEPTH_MAX ? removeDirectory(place, name, top, depth + 1) : moveUp(place, name, top);
+      depth < DEPTH_MAX ? removeDirectory(directory, name, top, depth + 1) : moveUp(directory, name, top);
     await removal.catch((error) => failures.push(error));
   }
-  if (place === top.place && top.moves > movesBefore) await empty(place, top, depth);
+  if (directory === top.directory && top.moves > movesBefore) await empty(directory, top, depth);
   else if (failures.length > 0) throw failures[0];
 }
 
 /** In bytes: a name need not be UTF-8. */
-function pathIn({ path }: Place, name: Buffer): Buffer {
+function pathIn({ path }: OpenDirectory, name: Buffer): Buffer {
   return Buffer.concat([Buffer.from(`${path}/`), name]);
 }
 
-async function moveUp(parent: Place, name: Buffer, top: Top): Promise<void> {
+async function moveUp(parent: OpenDirectory, name: Buffer, top: Top): Promise<void> {
   if (top.moves === MOVES_MAX) throw new Error('it is deeper than can be removed at once');
   top.moves += 1;
   const path = pathIn(parent, name);
-  const place = await allowed(parent, () => openPlace(path));
-  await chmod(place.path, 0o700).finally(place.close); // rename(2) writes to it, as its `..` changes
+  const directory = await allowed(parent, () => openDirectory(path));
+  await chmod(directory.path, 0o700).finally(directory.close); // rename(2) writes to it, as its `..` changes
   const free = Buffer.from(`deep-${top.moves}`);
-  await allowed(parent, () => rename(path, pathIn(top.place, free)));
+  await allowed(parent, () => rename(path, pathIn(top.directory, free)));
 }
 
 /** Makes the directory writable if it must be: some programs make theirs read-only, as Go does with its modules. */
-async function allowed<Result>(place: Place, act: () => Promise<Result>): Promise<Result> {
+async function allowed<Result>(directory: OpenDirectory, act: () => Promise<Result>): Promise<Result> {
   try {
     return await act();
   } catch (error) {
     if (codeOf(error) !== 'EACCES') throw error;
-    await chmod(place.path, 0o700);
+    await chmod(directory.path, 0o700);
     return await act();
   }
 }

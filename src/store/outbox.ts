@@ -126,11 +126,11 @@ interface SetBack {
   /** The longest time from now that a retry may be planned for. */
   furthestMs: number;
   /** Null: from the beginning. */
-  after: PendingPlace | null;
+  after: PendingPosition | null;
 }
 
 /** The keyset position of a pending delivery, in the order of the index deliveries_pending. */
-export interface PendingPlace {
+export interface PendingPosition {
   webhookId: string;
   nextAttemptAtMs: number;
   seq: number;
@@ -140,11 +140,11 @@ export interface PendingPlace {
 interface Hurry {
   webhookId: WebhookId;
   /** Null: from the beginning. */
-  after: PendingPlace | null;
+  after: PendingPosition | null;
 }
 
 /** Before all pending deliveries. */
-const FIRST_PENDING: PendingPlace = { webhookId: '', nextAttemptAtMs: 0, seq: 0 };
+const FIRST_PENDING: PendingPosition = { webhookId: '', nextAttemptAtMs: 0, seq: 0 };
 
 /** A step occupies the writer for about 4 ms. A million rows in one transaction took 3 s and 200 MB. */
 const STEP_ROWS = 128;
@@ -351,12 +351,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     UPDATE webhooks SET status = 'disabled', status_reason = :reason
      WHERE ${stillSentTo} AND status = 'enabled'
        AND (+:isAtOnce OR failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs)`);
-  const pendingAfter = database.prepare<PendingPlace, PendingPlace>(`
+  const pendingAfter = database.prepare<PendingPosition, PendingPosition>(`
     SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq FROM deliveries
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
      ORDER BY webhook_id, next_attempt_at, seq
      LIMIT ${STEP_ROWS}`);
-  const waitingAfter = database.prepare<PendingPlace, PendingPlace & { wasHeld: number }>(`
+  const waitingAfter = database.prepare<PendingPosition, PendingPosition & { wasHeld: number }>(`
     SELECT d.webhook_id AS webhookId, d.next_attempt_at AS nextAttemptAtMs, d.seq,
            d.ladder_started_at < w.enabled_at AS wasHeld
       FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
@@ -398,15 +398,15 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * null: it was the last. A rescheduled delivery moves to before its place in the index, so no later step meets it
      * again.
      */
-    setBack({ byMs, furthestMs, after }: SetBack): PendingPlace | null {
+    setBack({ byMs, furthestMs, after }: SetBack): PendingPosition | null {
       const nowMs = effects.now();
-      const places = pendingAfter.all(after ?? FIRST_PENDING);
-      for (const { nextAttemptAtMs, seq } of places) {
+      const rows = pendingAfter.all(after ?? FIRST_PENDING);
+      for (const { nextAttemptAtMs, seq } of rows) {
         if (nextAttemptAtMs <= nowMs) continue;
         const earlierMs = Math.max(nowMs, nextAttemptAtMs - byMs);
         planAt.run({ seq, atMs: earlierMs > nowMs + furthestMs ? nowMs : earlierMs });
       }
-      const last = endOfStep(places);
+      const last = endOfStep(rows);
       if (last === null) changed('outbox');
       return last;
     },
@@ -415,12 +415,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * Makes the retries of a webhook that was enabled due now, as its held deliveries are. Those that have failed since
      * it was enabled keep their time. Does one step, from `after` on, and returns as `setBack` does.
      */
-    hurry({ webhookId, after }: Hurry): PendingPlace | null {
+    hurry({ webhookId, after }: Hurry): PendingPosition | null {
       const nowMs = effects.now();
-      const places = waitingAfter.all(after ?? { webhookId, nextAttemptAtMs: nowMs, seq: LAST_SEQ });
-      for (const { seq, wasHeld } of places) if (wasHeld === 1) planAt.run({ seq, atMs: nowMs });
+      const rows = waitingAfter.all(after ?? { webhookId, nextAttemptAtMs: nowMs, seq: LAST_SEQ });
+      for (const { seq, wasHeld } of rows) if (wasHeld === 1) planAt.run({ seq, atMs: nowMs });
       changed(webhookId);
-      return endOfStep(places);
+      return endOfStep(rows);
     },
   };
 
@@ -444,6 +444,6 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
 const LAST_SEQ = Number.MAX_SAFE_INTEGER;
 
 /** Where the step after these rows continues; null: they are the last. */
-function endOfStep(places: readonly PendingPlace[]): PendingPlace | null {
-  return places.length === STEP_ROWS ? (places.at(-1) ?? null) : null;
+function endOfStep(rows: readonly PendingPosition[]): PendingPosition | null {
+  return rows.length === STEP_ROWS ? (rows.at(-1) ?? null) : null;
 }

@@ -3,7 +3,7 @@ import { DAY_MS, HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { isUnavailable } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import { PRUNED, type Pruned, type PrunePlace, type Removed, START } from './retention.ts';
+import { PRUNED, type Pruned, type PrunePosition, type Removed, START } from './retention.ts';
 import { WAL_LARGE_BYTES } from './wal.ts';
 import type { Writer } from './writer.ts';
 
@@ -65,7 +65,7 @@ interface Pass {
   /** The same on the monotonic clock. */
   beganAtMs: number;
   /** The kinds that are not finished, and where each continues; the one whose turn it is first. */
-  remaining: { what: Pruned; from: PrunePlace }[];
+  remaining: { what: Pruned; from: PrunePosition }[];
   removed: Removed;
 }
 

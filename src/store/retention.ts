@@ -34,7 +34,7 @@ export const PRUNED = [
 export type Pruned = (typeof PRUNED)[number];
 
 /** The keyset position where a step begins: with this row, or the first one after it. */
-export interface PrunePlace {
+export interface PrunePosition {
   atMs: number;
   seq: number;
   /** Where to begin among the deliveries of the event with this seq. */
@@ -42,11 +42,11 @@ export interface PrunePlace {
 }
 
 /** Before all rows. */
-export const START: PrunePlace = { atMs: 0, seq: 0, deliverySeq: 0 };
+export const START: PrunePosition = { atMs: 0, seq: 0, deliverySeq: 0 };
 
 export interface PruneStep {
   what: Pruned;
-  from: PrunePlace;
+  from: PrunePosition;
   /** What expires after this time is left to the next pass: under load a pass would otherwise never end. */
   untilMs: number;
   /** How long deployments, events and deliveries are kept once they are finished; null: for ever. */
@@ -59,7 +59,7 @@ export interface PruneResult {
   /** How many rows of each kind were removed; `logBytes` and `fileBytes`: how many bytes were freed. */
   removed: Removed;
   /** Where the next step continues; null: nothing of this kind is left. */
-  next: PrunePlace | null;
+  next: PrunePosition | null;
   walBytes: number;
 }
 
@@ -127,7 +127,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
      WHERE seq = +:seq AND NOT EXISTS (SELECT 1 FROM replays WHERE replays.webhook_id = webhooks.id)`);
 
   const oldDeployments = database.prepare<
-    FromPlace,
+    FromPosition,
     { seq: number; id: DeploymentId; at: number; is_needed: number }
   >(
     inOrderOfAge(
@@ -145,7 +145,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   const removeChunk = database.prepare('DELETE FROM log_chunks WHERE rowid = +?');
   const removeDeployment = database.prepare('DELETE FROM deployments WHERE id = +?');
 
-  const oldEvents = database.prepare<FromPlace, { seq: number; id: EventId; at: number }>(
+  const oldEvents = database.prepare<FromPosition, { seq: number; id: EventId; at: number }>(
     inOrderOfAge('events', 'created_at', 'seq, id, created_at AS at'),
   );
   // Only its last attempt tells when an exhausted delivery ended. For `+d.webhook_id` see database.ts.
@@ -186,11 +186,11 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   function prune(
     what: Pruned,
-    from: PrunePlace,
+    from: PrunePosition,
     nowMs: number,
     retentionMs: number | null,
     work: Work,
-  ): PrunePlace | null {
+  ): PrunePosition | null {
     switch (what) {
       case 'idempotencyKeys': {
         const beforeMs = nowMs - IDEMPOTENCY_MEMORY_MS;
@@ -221,7 +221,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     work: Work,
     kind: keyof Removed,
     removeSome: () => { changes: number },
-  ): PrunePlace | null {
+  ): PrunePosition | null {
     for (;;) {
       const { changes } = removeSome();
       count(work, kind, changes);
@@ -230,7 +230,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     }
   }
 
-  function pruneDeletedWebhooks(from: PrunePlace, nowMs: number, work: Work): PrunePlace | null {
+  function pruneDeletedWebhooks(from: PrunePosition, nowMs: number, work: Work): PrunePosition | null {
     for (let { seq } = from; ; ) {
       const webhook = deletedWebhook.get({ seq, nowMs });
       if (webhook === undefined) return null;
@@ -243,7 +243,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     }
   }
 
-  function pruneDeployments(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
+  function pruneDeployments(from: PrunePosition, beforeMs: number, work: Work): PrunePosition | null {
     return walk(oldDeployments, from, beforeMs, work, ({ seq, id, at, is_needed }) =>
       is_needed === 1 || removeWithLog(id, work) ? null : { ...START, atMs: at, seq },
     );
@@ -261,7 +261,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     count(work, 'logBytes', byte_count);
   }
 
-  function pruneEvents(from: PrunePlace, beforeMs: number, work: Work): PrunePlace | null {
+  function pruneEvents(from: PrunePosition, beforeMs: number, work: Work): PrunePosition | null {
     return walk(oldEvents, from, beforeMs, work, ({ seq, id, at }) => {
       const deliverySeq = pruneDeliveriesOf(id, seq === from.seq ? from.deliverySeq : 0, beforeMs, work);
       if (deliverySeq !== null) return { atMs: at, seq, deliverySeq };
@@ -305,7 +305,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   }
 
   /** Shrinks the file: SQLite moves pages from its end into unused pages, and truncates it. */
-  function freePages(work: Work): PrunePlace | null {
+  function freePages(work: Work): PrunePosition | null {
     const before = pageCounts();
     const kept = Math.max(UNUSED_PAGES_MIN, Math.floor((before.pages - before.unused) * UNUSED_SHARE));
     for (let left = before.unused - kept; left > 0; left--) {
@@ -325,21 +325,21 @@ export function retentionWrites({ database, effects }: WriteContext) {
     };
   }
 
-  /** Calls `visit` for old rows, until that returns a place to continue at or the step's time is over. */
+  /** Calls `visit` for old rows, until that returns a position to continue at or the step's time is over. */
   function walk<Row extends { at: number; seq: number }>(
-    old: Statement<FromPlace, Row>,
-    from: PrunePlace,
+    old: Statement<FromPosition, Row>,
+    from: PrunePosition,
     beforeMs: number,
     work: Work,
-    visit: (row: Row) => PrunePlace | null,
-  ): PrunePlace | null {
-    for (let place = from; ; ) {
-      const rows = old.all({ ...place, beforeMs, limit: PORTION });
+    visit: (row: Row) => PrunePosition | null,
+  ): PrunePosition | null {
+    for (let position = from; ; ) {
+      const rows = old.all({ ...position, beforeMs, limit: PORTION });
       for (const row of rows) {
         const stoppedAt = visit(row);
         if (stoppedAt !== null) return stoppedAt;
-        place = { ...START, atMs: row.at, seq: row.seq + 1 };
-        if (isOver(work)) return place;
+        position = { ...START, atMs: row.at, seq: row.seq + 1 };
+        if (isOver(work)) return position;
       }
       if (rows.length < PORTION) return null;
     }
@@ -355,13 +355,13 @@ interface LogChunk {
   byte_count: number;
 }
 
-interface FromPlace extends PrunePlace {
+interface FromPosition extends PrunePosition {
   beforeMs: number;
   limit: number;
 }
 
 /**
- * Selects rows of a table whose `moment` is before `:beforeMs`, from a place on, the oldest first. As a union of two
+ * Selects rows of a table whose `moment` is before `:beforeMs`, from a position on, the oldest first. As a union of two
  * queries, because for a comparison of the pair (moment, seq) SQLite would scan all rows of the same moment.
  */
 function inOrderOfAge(table: string, moment: string, columns: string): string {

@@ -1,6 +1,6 @@
 import t, { type Test } from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
-import type { DueDelivery, PendingPlace, Settlement } from '../../src/store/outbox.ts';
+import type { DueDelivery, PendingPosition, Settlement } from '../../src/store/outbox.ts';
 import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
@@ -533,7 +533,7 @@ t.test('each retry of a long backlog is set back exactly once, in steps', async 
       .map(({ at }) => at);
   const before = planned();
   let steps = 0;
-  await inSteps<PendingPlace>((after) => {
+  await inSteps<PendingPosition>((after) => {
     steps++;
     return store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after });
   });
@@ -558,7 +558,7 @@ t.test(
     UPDATE deliveries SET ladder_started_at = ${enabledAtMs} WHERE next_attempt_at % 10 = 0 AND next_attempt_at > ${nowMs}`);
     effects.advance(2_000);
     let steps = 0;
-    await inSteps<PendingPlace>((after) => {
+    await inSteps<PendingPosition>((after) => {
       steps++;
       return store.writer.write('outbox.hurry', { webhookId: id, after });
     });

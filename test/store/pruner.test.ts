@@ -5,7 +5,7 @@ import { createClockSettings } from '../../src/clock.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { AppError } from '../../src/errors.ts';
 import { createPruner, type Pruner } from '../../src/store/pruner.ts';
-import { type PrunePlace, type PruneStep, START } from '../../src/store/retention.ts';
+import { type PrunePosition, type PruneStep, START } from '../../src/store/retention.ts';
 import { until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { DAY_MS, RETENTION_MS } from '../helpers/retention.ts';
@@ -449,7 +449,7 @@ function prunerOn(store: TestStore, effects: FakeEffects, retentionMs: number | 
 }
 
 /** On a writer that takes its time for each step, and then returns where `next` says. */
-function prunerOnWriter(next: (step: PruneStep) => PrunePlace | null, retentionMs = RETENTION_MS) {
+function prunerOnWriter(next: (step: PruneStep) => PrunePosition | null, retentionMs = RETENTION_MS) {
   const effects = fakeEffects();
   const steps: PruneStep[] = [];
   let tookMs = 0;
