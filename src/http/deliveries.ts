@@ -16,8 +16,8 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PENDING_DELIVERY } from './examples.ts';
-import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
+import { routeOptions } from './route-options.ts';
 import {
   bodySchema,
   creationParameters,

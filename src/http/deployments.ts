@@ -23,8 +23,8 @@ import type { Answers } from './answers.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
 import { CANCELING_DEPLOYMENT, QUEUED_DEPLOYMENT, REPORTED_DEPLOYMENT } from './examples.ts';
-import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
+import { routeOptions } from './route-options.ts';
 import {
   bodySchema,
   creationParameters,

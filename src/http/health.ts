@@ -1,6 +1,6 @@
 import type { Plugin } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
-import { routeOptions } from './openapi-route.ts';
+import { routeOptions } from './route-options.ts';
 
 /**
  * `GET /healthz` (the process is alive) and `GET /readyz` (503 if `check` resolves to a problem rather than null), both

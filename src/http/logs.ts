@@ -8,7 +8,7 @@ import type { Reads } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
 import { createLogEvents } from './log-events.ts';
-import { type ResponseDescription, routeOptions } from './openapi-route.ts';
+import { type ResponseDescription, routeOptions } from './route-options.ts';
 import { pathId, querySchema, wholeNumber } from './validation.ts';
 import { closeWithResponse, type Watches } from './watches.ts';
 

@@ -1,63 +1,11 @@
-import type { RequestRoute, RouteOptions } from '@hapi/hapi';
+import type { RequestRoute } from '@hapi/hapi';
 import Joi from 'joi';
-import type { IdPrefix, Scope } from '../domain.ts';
+import type { IdPrefix } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
 import type { HEADERS, RouteError } from './openapi-text.ts';
-import type { Header, MediaType, Operation, Parameter, Reference, Response } from './openapi-types.ts';
-import {
-  EXAMPLE_IDS,
-  exampleOf,
-  idJsonSchema,
-  type JsonSchema,
-  type ResourceName,
-  schemaReference,
-} from './resources.ts';
-import type { RouteInput } from './validation.ts';
-
-declare module '@hapi/hapi' {
-  interface PluginSpecificConfiguration {
-    openapi?: RouteDescription;
-  }
-}
-
-/**
- * What a route's declaration adds to the API description. Its path and joi schemas are known to hapi, and what all
- * routes of a kind have in common (errors, paging, idempotency) is added here.
- */
-export interface RouteDescription {
-  /** What a key needs for it; null: it asks for no key. */
-  scope: Scope | null;
-  /** The function's name in generated clients. Must not change once it is released. */
-  operationId: string;
-  summary: string;
-  description?: string;
-  /** Successful answers, by status. */
-  responses: Record<number, ResponseDescription>;
-  /** When errors are sent that only some routes have, or that mean something special here. */
-  errors?: Partial<Record<RouteError, string>>;
-  /** Headers that the handler reads itself. */
-  headers?: Record<string, { description: string; schema: JsonSchema }>;
-}
-
-export interface ResponseDescription {
-  description: string;
-  /** The body is one `resource`, a page of `pageOf`, or `content`; without any of the three there is no body. */
-  resource?: ResourceName;
-  pageOf?: ResourceName;
-  content?: Record<string, MediaType>;
-  /** In place of the resource's own example. */
-  example?: unknown;
-  headers?: Record<string, Header>;
-}
-
-/** A route's options for hapi: its description, and what it accepts. */
-export function routeOptions({
-  input = {},
-  ...openapi
-}: RouteDescription & { input?: RouteInput }): Pick<RouteOptions, 'auth' | 'plugins'> {
-  const { scope } = openapi;
-  return { auth: scope === null ? false : { scope }, plugins: { openapi, input } };
-}
+import type { Operation, Parameter, Reference, Response } from './openapi-types.ts';
+import { EXAMPLE_IDS, exampleOf, idJsonSchema, type JsonSchema, schemaReference } from './resources.ts';
+import type { ResponseDescription, RouteDescription } from './route-options.ts';
 
 /** Describes a route: its own description, what hapi knows of it, and what all routes of its kind have in common. */
 export function operationOf(

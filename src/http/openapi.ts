@@ -1,6 +1,6 @@
 import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
 import type { EventType } from '../domain.ts';
-import { headerReferences, operationOf, type RouteDescription, routeOptions } from './openapi-route.ts';
+import { headerReferences, operationOf } from './openapi-route.ts';
 import {
   API_DESCRIPTION,
   EVENT_HEADERS,
@@ -25,6 +25,7 @@ import {
   type ResourceName,
   schemaReference,
 } from './resources.ts';
+import { type RouteDescription, routeOptions } from './route-options.ts';
 
 /** `GET /v2/openapi.json`, generated at the first request. `version`: davit's. */
 export function openapi(version: string): Plugin<void> {

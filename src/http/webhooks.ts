@@ -18,9 +18,9 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PING_ATTEMPT } from './examples.ts';
-import { routeOptions } from './openapi-route.ts';
 import type { Pages } from './pages.ts';
 import type { JsonSchema } from './resources.ts';
+import { routeOptions } from './route-options.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 
 /** Sends a ping now, and resolves to its result; `busy`: too many are under way; `gone`: the webhook was deleted. */
