@@ -166,7 +166,8 @@ function pathsOf(request: SpawnRequest): string[] {
 
 /** Not by `resolve`, to which `link/..` is where the link is: the command would not be the one that a shell finds. */
 function pathIn(directory: string, path: string): string {
-  return isAbsolute(path) ? path : `${directory}/${path.replace(/^(?:\.\/+)+/, '')}`;
+  if (isAbsolute(path)) return path;
+  return `${directory.replace(/\/$/, '')}/${path.replace(/^(?:\.\/+)+/, '')}`;
 }
 
 function searchPathOf({ environment }: SpawnRequest): string {
