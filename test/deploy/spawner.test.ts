@@ -306,56 +306,50 @@ t.test('a command started while no file can be opened is not ended for that', as
 });
 
 t.test('a command that /proc hides is not left running', async (t) => {
-  let processId = 0;
-  const watched: typeof posix = {
-    ...posix,
-    async spawn(program) {
-      const spawned = await posix.spawn(program);
-      if ('processId' in spawned) processId = spawned.processId;
-      refuseToOpen('ENOENT');
-      return spawned;
-    },
-  };
-  t.teardown(openAgain);
-  const spawner = createSpawner(watched, realEffects, false);
-  t.teardown(spawner.close);
+  const { spawner, processId } = hidingSpawner(t);
   const result = await spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] });
   openAgain();
   t.match(result, { kind: 'notStarted', cause: /hidepid/ });
-  t.ok(processId > 0);
-  t.teardown(() => stateOf(processId) === undefined || process.kill(processId, 'SIGKILL'));
-  await until(() => stateOf(processId) === undefined);
+  t.ok(processId() > 0);
+  t.teardown(() => stateOf(processId()) === undefined || process.kill(processId(), 'SIGKILL'));
+  await until(() => stateOf(processId()) === undefined);
 });
 
 t.test('a command that /proc hides, and that davit may not end, is reported and reaped', async (t) => {
-  let processId = 0;
-  const watched: typeof posix = {
-    ...posix,
-    async spawn(program) {
-      const spawned = await posix.spawn(program);
-      if ('processId' in spawned) processId = spawned.processId;
-      refuseToOpen('ENOENT');
-      return spawned;
-    },
-  };
-  t.teardown(openAgain);
+  const { spawner, processId } = hidingSpawner(t);
   const kill = process.kill;
-  process.kill = () => {
-    throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
-  };
   t.teardown(() => {
     process.kill = kill;
   });
-  const spawner = createSpawner(watched, realEffects, false);
-  t.teardown(spawner.close);
+  process.kill = () => {
+    throw Object.assign(new Error('kill EPERM'), { code: 'EPERM' });
+  };
   const result = await spawner.spawn({ ...REQUEST, command: ['sleep', '1000'] });
   openAgain();
   process.kill = kill;
   t.match(result, { kind: 'notStarted', cause: /hidepid/ });
-  t.not(stateOf(processId), undefined);
-  process.kill(processId, 'SIGKILL');
-  await until(() => stateOf(processId) === undefined);
+  t.not(stateOf(processId()), undefined);
+  process.kill(processId(), 'SIGKILL');
+  await until(() => stateOf(processId()) === undefined);
 });
+
+/** A spawner to which /proc hides each command that it starts, until `openAgain`; and the id of the last one. */
+function hidingSpawner(t: Test) {
+  let processId = 0;
+  const watched: typeof posix = {
+    ...posix,
+    async spawn(program) {
+      const spawned = await posix.spawn(program);
+      if ('processId' in spawned) processId = spawned.processId;
+      refuseToOpen('ENOENT');
+      return spawned;
+    },
+  };
+  t.teardown(openAgain);
+  const spawner = createSpawner(watched, realEffects, false);
+  t.teardown(spawner.close);
+  return { spawner, processId: () => processId };
+}
 
 t.test('a command that is no longer wanted at the last moment is not started', async (t) => {
   const spawner = testSpawner(t);
