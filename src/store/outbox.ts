@@ -335,8 +335,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   const succeeded = database.prepare(`
     UPDATE webhooks
        SET last_success_at = iif(${isLater('last_success_at')}, last_success_at, :atMs),
-           consecutive_failures = iif(${isLater('last_failure_at')}, consecutive_failures, 0),
-           failing_since = iif(${isLater('last_failure_at')}, failing_since, NULL)
+           consecutive_failures = CASE WHEN NOT ifnull(${isLater('last_failure_at')}, 0) THEN 0
+                                       WHEN failing_since > +:atMs THEN consecutive_failures
+                                       ELSE 1 END,
+           failing_since = CASE WHEN NOT ifnull(${isLater('last_failure_at')}, 0) THEN NULL
+                                WHEN failing_since > +:atMs THEN failing_since
+                                ELSE last_failure_at END
      WHERE ${stillSentTo}`);
   const failed = database.prepare(`
     UPDATE webhooks

@@ -266,6 +266,23 @@ t.test('of two attempts, the one that ended last counts, in whichever order they
   }
 });
 
+t.test('a success between two failures, settled last, still ends the row of the first', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { webhookId, due } = await oneDue(store, effects);
+  const firstMs = effects.now();
+  effects.advance(20_000);
+  for (const [atMs, kind] of [
+    [firstMs, 'exhausted'],
+    [firstMs + 10_000, 'exhausted'],
+    [firstMs + 5_000, 'delivered'],
+  ] as const) {
+    await store.writer.write('outbox.settle', settlementOf(due, atMs, { kind }));
+  }
+  t.match(store.reads.webhooks.get(webhookId), { consecutive_failures: 1 });
+  t.equal(store.reads.outbox.history(webhookId).failing_since, firstMs + 10_012);
+});
+
 t.test('a failed attempt does not replace the reason of a webhook that is disabled already', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
