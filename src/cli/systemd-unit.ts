@@ -1,4 +1,4 @@
-import { dirname } from 'node:path';
+import { dirname, resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { selfCommand } from '../assets.ts';
 import { option } from '../options.ts';
@@ -28,8 +28,10 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
       const isTold = command.getOptionValueSourceWithGlobals('db') !== 'default';
       const dbPath = isTold ? absolutePath(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
       const { file, arguments: words } = selfCommand();
-      context.terminal.print(unitText(user, [file, ...words], dbPath));
-      for (const warning of warningsOf([file, ...words], dbPath))
+      // systemd takes no path with `..`, which is left where the directory is missing.
+      const realDbPath = resolve(realPath(dbPath));
+      context.terminal.print(unitText(user, [file, ...words], dbPath, realDbPath));
+      for (const warning of warningsOf([file, ...words], realDbPath))
         context.terminal.note(`warning: ${warning}`);
     });
 }
@@ -57,11 +59,11 @@ function warningsOf(programs: readonly string[], dbPath: string): string[] {
   ];
 }
 
-function unitText(user: string, program: readonly string[], dbPath: string): string {
+function unitText(user: string, program: readonly string[], dbPath: string, realDbPath: string): string {
   const command = [...program, 'serve', '--db', dbPath].map(quotedToRun).join(' ');
-  const place = dbPath.startsWith(`${STATE_DIRECTORY}/`)
+  const place = realDbPath.startsWith(`${STATE_DIRECTORY}/`)
     ? ['StateDirectory=davit', 'StateDirectoryMode=0700']
-    : [`ReadWritePaths=${quoted(dirname(realPath(dbPath)))}`];
+    : [`ReadWritePaths=${quoted(dirname(realDbPath))}`];
   return `\
 # Made by davit admin systemd-unit, for /etc/systemd/system/davit.service. Then:
 #   useradd --system --home-dir ${STATE_DIRECTORY} --shell /usr/sbin/nologin ${user}

@@ -57,6 +57,13 @@ t.test('the unit takes --user and --db, quoted as systemd expects', async (t) =>
   const above = await davit(['admin', 'systemd-unit', '--db', 'link/../davit.db']);
   t.match(unquoted(above.stdout), ` serve --db ${directory}/link/../davit.db\n`);
   t.match(unquoted(above.stdout), `\nReadWritePaths=${directory}/releases\n`);
+  for (const [dbPath, writable] of [
+    ['/var/lib/davit/../other/davit.db', '/var/lib/other'],
+    [`${directory}/none/../davit.db`, directory],
+  ]) {
+    const { stdout } = await davit(['admin', 'systemd-unit', '--db', dbPath ?? '']);
+    t.match(unquoted(stdout), `\nReadWritePaths=${writable}\n`);
+  }
   const here = ` serve --db ${directory}/davit.db\n`;
   const named = await davit(['admin', 'systemd-unit', '--db', './davit.db']);
   t.ok(unquoted(named.stdout).includes(here));
