@@ -126,9 +126,10 @@ function parseHeader(header: string | undefined): HeaderResult {
   let atSeconds: number | undefined;
   const digests: Buffer[] = [];
   for (const element of header.split(',')) {
-    const [name, ...rest] = element.split('=');
-    const value = rest.join('=');
-    switch (name) {
+    const separator = element.indexOf('=');
+    if (separator === -1) continue;
+    const value = element.slice(separator + 1);
+    switch (element.slice(0, separator)) {
       case 't':
         if (atSeconds !== undefined) return refuse('the header has more than one t');
         // No sign, leading zero or fraction: the digest is computed over the number, which must have one form only.
