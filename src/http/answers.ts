@@ -87,7 +87,7 @@ export function createAnswers(writer: Writer): Answers {
   /** Also undefined if the key was used for another request: visibility comes first, so that is 404 and not 422. */
   async function recallIfSame(memory: IdempotencyMemory): Promise<Answer | undefined> {
     try {
-      return await writer.write('idempotency.recall', memory);
+      return await (repeatedUnderWay(memory) ?? writer.write('idempotency.recall', memory));
     } catch (error) {
       if (error instanceof AppError && error.code === 'idempotency_key_reused') return undefined;
       throw error;
