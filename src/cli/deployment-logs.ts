@@ -6,7 +6,7 @@ import { option } from '../options.ts';
 import { printable } from '../printable.ts';
 import { endsLine } from '../store/logs.ts';
 import type { Store } from '../store/store.ts';
-import { type CommandContext, explain, stayAlive, withStore } from './command.ts';
+import { type CommandContext, EXIT_CODE_OF_SIGNAL, explain, stayAlive, withStore } from './command.ts';
 import { deploymentText, obstacleOf, REPORTED_ELSEWHERE } from './deployment-status.ts';
 import { DEPLOYMENT_ARGUMENT, resolveDeployment } from './names.ts';
 import { isServed } from './serving.ts';
@@ -43,7 +43,7 @@ async function showLog(
 ): Promise<void> {
   const { terminal } = context;
   const output = createLogOutput(terminal);
-  endAtSignal(output, store, context);
+  resetColoursAtSignal(output, context);
   for (const bytes of store.reads.logs.text(id, 0, log_bytes)) {
     if (!(await output.write(bytes))) return;
   }
@@ -72,7 +72,7 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
   using _ = stayAlive();
   const { effects, terminal } = context;
   const output = createLogOutput(terminal);
-  endAtSignal(output, store, context);
+  let stopListening = resetColoursAtSignal(output, context);
   let midLine = false;
   for (let at = 0; ; ) {
     // Read first: what is committed after it makes the loop below end.
@@ -88,21 +88,43 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
       terminal.note(deploymentText(deployment));
       return;
     }
+    stopListening();
+    stopListening = endAtSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], close, context);
     while (store.reads.instance.dataVersion() === version) await delay(POLL_EVERY_MS, effects);
+    stopListening();
+    stopListening = resetColoursAtSignal(output, context);
+  }
+
+  /** As the last process that has the file open, this removes its -wal. */
+  function close(): void {
+    output.resetColours();
+    void store.close();
   }
 }
 
+/** Returns a function that stops listening. Without colours, a signal ends davit even if a terminal takes no more. */
+function resetColoursAtSignal({ resetColours }: LogOutput, context: CommandContext): () => void {
+  return context.terminal.colours
+    ? endAtSignal(['SIGINT', 'SIGTERM'], resetColours, context)
+    : () => undefined;
+}
+
 /**
- * Leaves the terminal and the file in order: the last process that has the file open removes its -wal. Then sends the
- * signal again, to which nothing listens any more: a shell that waits for davit must see that a signal ended it.
+ * Calls `last`, then sends the signal again, to which nothing listens any more: a shell that waits for davit must see
+ * that a signal ended it. It does not end the first process of a PID namespace, which exits instead.
  */
-function endAtSignal(output: LogOutput, store: Store, { onSignal }: CommandContext): void {
-  const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (signal) => {
-    output.resetColours();
-    void store.close();
+function endAtSignal(
+  names: readonly ('SIGINT' | 'SIGTERM' | 'SIGHUP')[],
+  last: () => void,
+  { onSignal, exit }: CommandContext,
+): () => void {
+  const stopListening = onSignal(names, (signal) => {
+    last();
     stopListening();
     process.kill(process.pid, signal);
+    exit(EXIT_CODE_OF_SIGNAL[signal]);
   });
+  return stopListening;
 }
 
 export interface LogOutput {
