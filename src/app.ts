@@ -63,7 +63,9 @@ const LAST_REQUESTS_MS = 1_500;
 const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
 export const RECOVERY_WAIT_MS = 20_000;
-const WAL_STAYS = 'the -wal stays beside the file, as another process has it open, or the disk is full';
+const WAL_STAYS =
+  'the -wal stays, and may hold a part of the file: keep them together (another process has the file open, the disk is ' +
+  'full, or the file was moved)';
 const RECOVERY_PROBLEM =
   'deployments that an earlier run left running are not ended and recorded yet: no deployment starts until they are';
 

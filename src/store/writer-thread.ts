@@ -49,7 +49,7 @@ function write(owner: MessagePort, { path, ports, metricsMemory }: WriterThreadD
 
   /**
    * Closes this connection as the last one of davit, so that SQLite removes the WAL. Copies it into the file before, as
-   * SQLite does not while another process has the file open: the file alone may be moved or copied then.
+   * SQLite does not while another process has the file open; what that is just reading stays in the WAL only.
    */
   async function close(): Promise<void> {
     await polling.stop();

@@ -72,7 +72,7 @@ export interface GroupCommit {
   onCommit(listener: CommitListener): void;
   /** Announces `everything` if another process has written since the last call. */
   pollOtherProcesses(): void;
-  /** Commits what is queued, then closes the connection; calls `last` in between. */
+  /** Commits what is queued, then closes the connection; calls `last` in between if the file is in its place. */
   close(last?: () => void): void;
 }
 
@@ -172,7 +172,7 @@ export function createGroupCommit(
   function close(last = () => {}): void {
     while (waiting() > 0) commitGroup();
     closed = true;
-    last();
+    if (isInPlace()) last();
     database.close();
   }
 

@@ -7,6 +7,7 @@ import {
   readdirSync,
   readFileSync,
   readlinkSync,
+  renameSync,
   rmSync,
   writeFileSync,
 } from 'node:fs';
@@ -322,11 +323,39 @@ t.test(
     t.equal(await service.stop(), 0);
     t.match(service.log().at(-1), {
       level: 'info',
-      msg: /^the -wal stays beside the file, as another process /,
+      msg: /^the -wal stays, .*: keep them together/,
     });
     copyFileSync(dbPath, join(directory, 'alone.db'));
     t.match(await davit(['admin', 'project', 'show', 'site', '--db', 'alone.db']), { exitCode: 0 });
     other.close();
+  },
+);
+
+t.test(
+  'a stop writes nothing into a file that was moved and that another program has changed since',
+  async (t) => {
+    const { davit, directory, dbPath } = place(t);
+    const service = await serveWithLog(t, directory);
+    for (let index = 0; index < 12; index += 1) {
+      const env = `LONG=${'x'.repeat(5_000)}`;
+      t.match(await davit(['admin', 'project', 'create', '--name', `site-${index}`, '--env', env]), {
+        exitCode: 0,
+      });
+    }
+    const moved = join(directory, 'moved.db');
+    renameSync(dbPath, moved);
+    const other = new Sqlite(moved);
+    const integrity = () => other.pragma('integrity_check', { simple: true });
+    t.equal(integrity(), 'ok');
+    other.exec('CREATE TABLE others (text TEXT)');
+    const insert = other.prepare('INSERT INTO others (text) VALUES (?)');
+    for (let row = 0; row < 60; row += 1) insert.run('y'.repeat(3_000));
+    other.close();
+    t.equal(await service.stop(), 0);
+    const again = new Sqlite(moved);
+    t.equal(again.pragma('integrity_check', { simple: true }), 'ok');
+    t.equal(again.prepare('SELECT count(*) FROM others').pluck().get(), 60);
+    again.close();
   },
 );
 
