@@ -67,15 +67,16 @@ export async function migrateOlder(
   context: CommandContext,
   listener?: MigrationListener,
 ): Promise<Migrated | null> {
-  const [{ isOlder, SCHEMA_VERSION }, { lockForServing }, { refuseToServe }, { giveToOwner }] =
-    await Promise.all([
-      import('../store/database.ts'),
-      import('../store/lock.ts'),
-      import('../store/may-open.ts'),
-      import('../store/partial-file.ts'),
-    ]);
+  const [{ isOlder, SCHEMA_VERSION }, { refuseToServe }] = await Promise.all([
+    import('../store/database.ts'),
+    import('../store/may-open.ts'),
+  ]);
   refuseToServe(dbPath);
   if (!isOlder(dbPath)) return null;
+  const [{ lockForServing }, { giveToOwner }] = await Promise.all([
+    import('../store/lock.ts'),
+    import('../store/partial-file.ts'),
+  ]);
   // The file itself, if this is a link to it.
   const path = realPath(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
