@@ -18,7 +18,7 @@ interface Migrated {
 /** Is told how far a migration is. */
 interface MigrationListener {
   /** The file is locked for this davit alone, to be migrated to this schema. */
-  onBegin(schema: number): void;
+  onBegin(schema: number): Promise<void>;
   onKept(keptAs: string): void;
   onStep(schema: number): void;
 }
@@ -81,7 +81,7 @@ export async function migrateOlder(
   const path = realPath(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
-    listener?.onBegin(SCHEMA_VERSION);
+    await listener?.onBegin(SCHEMA_VERSION);
     return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };
       const { schema_version } = await fillPartial('copy', file, partial, signal, context);

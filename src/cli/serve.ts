@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
 import { cannotListen, type ServeConfig, serveConfig, serveOptions } from '../config.ts';
 import { DAY_MS } from '../durations.ts';
+import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { releaseStartMemory } from '../memory.ts';
 import {
@@ -48,16 +49,17 @@ export function defineServe(command: Command, context: CommandContext): void {
     const result = serveConfig(dbPathOf(command), values);
     if (!result.ok) misused(command, result.reason);
     context.leaveDirectory();
-    const { createLogger, logFormOf } = await import('../logger.ts');
-    const form = logFormOf(process.stderr);
-    const logger = createLogger({ level: result.config.logLevel, form }, context.effects);
-    warnOfVariables(command, logger, context);
-    return serve(result.config, logger, context);
+    await warnOfVariables(command, result.config, context);
+    return serve(result.config, context);
   });
 }
 
 /** A misspelt variable would silently set nothing. */
-function warnOfVariables(command: Command, logger: Logger, { environment }: CommandContext): void {
+async function warnOfVariables(
+  command: Command,
+  config: ServeConfig,
+  { environment, effects }: CommandContext,
+): Promise<void> {
   const read = [...command.options, ...rootOf(command).options].flatMap(({ envVar = [] }) => envVar);
   const others = Object.keys(environment).filter((name) => name.startsWith('DAVIT_') && !read.includes(name));
   // Only if a name resembles one that is read: others are for other commands or for scripts. All begin with DAVIT_.
@@ -65,14 +67,22 @@ function warnOfVariables(command: Command, logger: Logger, { environment }: Comm
     const meant = nearest(withoutPrefix(name), read.map(withoutPrefix));
     return meant === undefined ? [] : `${name} is no variable of davit serve: did you mean DAVIT_${meant}?`;
   });
+  if (warnings.length === 0) return;
+  const logger = await loggerOf(config, effects);
   for (const warning of warnings) logger.warn(warning);
+}
+
+/** For what is said before the service, which has its own: made at each start, it delayed the service by 8 ms. */
+async function loggerOf({ logLevel }: ServeConfig, effects: Effects): Promise<Logger> {
+  const { createLogger, logFormOf } = await import('../logger.ts');
+  return createLogger({ level: logLevel, form: logFormOf(process.stderr) }, effects);
 }
 
 function withoutPrefix(variable: string): string {
   return variable.replace(/^DAVIT_/, '');
 }
 
-async function serve(config: ServeConfig, logger: Logger, context: CommandContext): Promise<void> {
+async function serve(config: ServeConfig, context: CommandContext): Promise<void> {
   const { terminal, effects, onSignal, exitWithThreads: exit } = context;
   // Waiting for what a killed service left running would not keep the process alive.
   using _ = stayAlive();
@@ -101,7 +111,7 @@ async function serve(config: ServeConfig, logger: Logger, context: CommandContex
   // Without a listener, Node would open its debugger to every user of the machine, and the executable would end.
   onSignal(['SIGUSR1'], () => undefined);
 
-  await migrateFirst(config.dbPath, logger, context);
+  await migrateFirst(config, context);
   const { startService } = await import('../app.ts');
   const onFatal = (error: unknown) => {
     // At once, without a clean stop: the next start ends what is still running.
@@ -128,7 +138,9 @@ async function serve(config: ServeConfig, logger: Logger, context: CommandContex
 /**
  * Migrates an older file. That may take long for a large one, so systemd is told to wait, and the progress is logged.
  */
-async function migrateFirst(dbPath: string, logger: Logger, context: CommandContext): Promise<void> {
+async function migrateFirst(config: ServeConfig, context: CommandContext): Promise<void> {
+  const { dbPath } = config;
+  let logger: Logger | undefined;
   // Without SIGHUP, which must not end a service.
   const onSignal: CommandContext['onSignal'] = (names, listener) =>
     context.onSignal(
@@ -139,15 +151,16 @@ async function migrateFirst(dbPath: string, logger: Logger, context: CommandCont
     dbPath,
     { ...context, onSignal },
     {
-      onBegin(schema) {
+      async onBegin(schema) {
         void notifySystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, context);
+        logger = await loggerOf(config, context.effects);
         logger.info({ file: dbPath, to_schema: schema }, 'an older davit wrote the file: copying it first');
       },
-      onKept: (keptAs) => logger.info({ kept_as: keptAs }, 'the file as it was is kept'),
-      onStep: (schema) => logger.info({ to_schema: schema }, 'migrating'),
+      onKept: (keptAs) => logger?.info({ kept_as: keptAs }, 'the file as it was is kept'),
+      onStep: (schema) => logger?.info({ to_schema: schema }, 'migrating'),
     },
   );
-  if (migrated !== null) logger.info({ ...migrated }, 'migrated: remove what is kept once all is well');
+  logger?.info({ ...migrated }, 'migrated: remove what is kept once all is well');
 }
 
 /** Any other error is left as it is. */
