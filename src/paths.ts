@@ -1,5 +1,11 @@
 import { isAbsolute, resolve } from 'node:path';
 
+/** A path that may be relative to `directory`, without `./` at its beginning, and with each `..` left as it is. */
+export function pathIn(directory: string, path: string): string {
+  if (isAbsolute(path)) return path;
+  return `${directory.replace(/\/$/, '')}/${path.replace(/^(?:\.\/+)+/, '')}`;
+}
+
 /** An absolute path to the same file. To `resolve`, `link/..` is where the link is, not above where it leads. */
 export function absolutePath(path: string): string {
   const parts = path.split('/');

@@ -1,7 +1,8 @@
 import { accessSync, constants, type Stats, statSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
-import { delimiter, isAbsolute } from 'node:path';
+import { delimiter } from 'node:path';
 import { codeOf } from '../errors.ts';
+import { pathIn } from '../paths.ts';
 import { COMMAND_PATH } from './environment.ts';
 import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
 
@@ -162,12 +163,6 @@ function pathsOf(request: SpawnRequest): string[] {
   return searchPathOf(request)
     .split(delimiter)
     .map((folder) => pathIn(directory, `${folder === '' ? '.' : folder}/${word}`));
-}
-
-/** Not by `resolve`, to which `link/..` is where the link is: the command would not be the one that a shell finds. */
-function pathIn(directory: string, path: string): string {
-  if (isAbsolute(path)) return path;
-  return `${directory.replace(/\/$/, '')}/${path.replace(/^(?:\.\/+)+/, '')}`;
 }
 
 function searchPathOf({ environment }: SpawnRequest): string {

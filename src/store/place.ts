@@ -1,8 +1,8 @@
 import { readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
-import { basename, dirname, isAbsolute, join } from 'node:path';
+import { basename, dirname, join } from 'node:path';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
-import { absolutePath } from '../paths.ts';
+import { absolutePath, pathIn } from '../paths.ts';
 
 /** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
 export function realPath(path: string): string {
@@ -26,7 +26,7 @@ function realPathOfMissing(path: string): string | undefined {
   }
   const target = linkTarget(path);
   if (target === undefined) return join(directory, basename(path));
-  return realPath(isAbsolute(target) ? target : `${directory}/${target}`);
+  return realPath(pathIn(directory, target));
 }
 
 function linkTarget(path: string): string | undefined {
