@@ -335,12 +335,10 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   const succeeded = database.prepare(`
     UPDATE webhooks
        SET last_success_at = iif(${isLater('last_success_at')}, last_success_at, :atMs),
-           consecutive_failures = CASE WHEN NOT ifnull(${isLater('last_failure_at')}, 0) THEN 0
-                                       WHEN failing_since > +:atMs THEN consecutive_failures
-                                       ELSE 1 END,
-           failing_since = CASE WHEN NOT ifnull(${isLater('last_failure_at')}, 0) THEN NULL
-                                WHEN failing_since > +:atMs THEN failing_since
-                                ELSE last_failure_at END
+           consecutive_failures = iif(${isLater('last_failure_at')},
+                                      iif(failing_since > +:atMs, consecutive_failures, 1), 0),
+           failing_since = iif(${isLater('last_failure_at')},
+                               iif(failing_since > +:atMs, failing_since, last_failure_at), NULL)
      WHERE ${stillSentTo}`);
   const failed = database.prepare(`
     UPDATE webhooks

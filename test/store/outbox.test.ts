@@ -222,7 +222,7 @@ t.test('a success ends a row of failures', async (t) => {
 });
 
 t.test('of two attempts, the one that ended last counts, in whichever order they are settled', async (t) => {
-  const earlier = { failed: { kind: 'exhausted' }, succeeded: { kind: 'delivered' } } as const;
+  const next = { failed: { kind: 'exhausted' }, succeeded: { kind: 'delivered' } } as const;
   const at = (ms: number) => new Date(ms).toISOString();
   for (const [first, last] of [
     ['succeeded', 'succeeded'],
@@ -234,7 +234,7 @@ t.test('of two attempts, the one that ended last counts, in whichever order they
     const store = testStore(t, effects);
     const { webhookId, due } = await oneDue(store, effects);
     const settle = (end: 'succeeded' | 'failed', atMs: number) =>
-      store.writer.write('outbox.settle', settlementOf(due, atMs, earlier[end]));
+      store.writer.write('outbox.settle', settlementOf(due, atMs, next[end]));
     const firstMs = effects.now();
     const lastMs = firstMs + 5_000;
     effects.advance(10_000);
