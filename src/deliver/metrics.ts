@@ -1,5 +1,13 @@
 import { lagHistogram } from '../event-loop.ts';
-import { createCounter, createGauge, createHistogram, type Metric, sharedCells } from '../metric-cells.ts';
+import {
+  type Counter,
+  createCounter,
+  createGauge,
+  createHistogram,
+  type Histogram,
+  type Metric,
+  sharedCells,
+} from '../metric-cells.ts';
 import type { DueDelivery, Settled, Settlement } from '../store/outbox.ts';
 
 /** The metrics of the dispatcher thread. */
@@ -12,7 +20,7 @@ export interface DeliveryMetrics {
   settled(settlement: Settlement, settled: Settled): void;
   /** A webhook was disabled by the result of an attempt. */
   disabled(): void;
-  lag: ReturnType<typeof lagHistogram>;
+  lag: Histogram;
   all: Metric[];
 }
 
@@ -69,7 +77,7 @@ export function deliveryMetrics(memory: SharedArrayBuffer): DeliveryMetrics {
   const delivered = createCounter(cells, ATTEMPTS, { outcome: 'delivered', error: '' });
   const failed = Object.fromEntries(
     ERROR_CLASSES.map((error) => [error, createCounter(cells, ATTEMPTS, { outcome: 'failed', error })]),
-  ) as Record<ErrorClass, ReturnType<typeof createCounter>>;
+  ) as Record<ErrorClass, Counter>;
   const duration = {
     delivered: createHistogram(cells, ATTEMPT_DURATION, { outcome: 'delivered' }),
     failed: createHistogram(cells, ATTEMPT_DURATION, { outcome: 'failed' }),

@@ -125,8 +125,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         }),
         handler(request, h) {
           const id = pathId('dlv', request.params.delivery_id);
-          const isVisible = reads.deliveries.visibleTo(callerOf(request), id) !== undefined;
-          return answers.write(request, h, 'deliveries.redeliver', isVisible ? { id } : undefined);
+          const delivery = reads.deliveries.visibleTo(callerOf(request), id);
+          return answers.write(request, h, 'deliveries.redeliver', delivery && { id });
         },
       });
 

@@ -1,5 +1,12 @@
 import { lagHistogram } from '../event-loop.ts';
-import { createCounter, createGauge, createHistogram, type Metric, sharedCells } from '../metric-cells.ts';
+import {
+  createCounter,
+  createGauge,
+  createHistogram,
+  type Histogram,
+  type Metric,
+  sharedCells,
+} from '../metric-cells.ts';
 
 export type CheckpointKind = 'background' | 'catch_up';
 
@@ -9,7 +16,7 @@ export interface WriterMetrics {
   commitFailed(): void;
   queued(writes: number): void;
   checkpointed(kind: CheckpointKind, durationMs: number): void;
-  lag: ReturnType<typeof lagHistogram>;
+  lag: Histogram;
   all: Metric[];
 }
 
