@@ -28,7 +28,7 @@ import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
-import { watchPlace } from './store/place.ts';
+import { identifyFiles, watchPlace } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
@@ -175,6 +175,7 @@ export async function startService(
   // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
     path: dbPath,
+    files: identifyFiles(dbPath),
     port: dispatcherToWriter.port2,
     sender: {
       version,

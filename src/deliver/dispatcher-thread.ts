@@ -5,6 +5,7 @@ import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { keepYoungWhatIsNew, releaseStartMemory } from '../memory.ts';
+import { areInPlace } from '../store/place.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
@@ -41,10 +42,12 @@ owner.once('message', (message: ToDispatcherThread) => {
 });
 
 function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
-  const { path, port, sender: senderOptions, schedule, log, metricsMemory } = data;
+  const { path, files, port, sender: senderOptions, schedule, log, metricsMemory } = data;
   const metrics = metricsMemory && deliveryMetrics(metricsMemory);
   const logger = createLogger(log, realEffects);
   const store = openReads(path);
+  // The thread opens the file by its path. If another file has that by now, its deliveries would be sent.
+  if (!areInPlace(files)) throw new Error(`${path} was moved or replaced while davit started`);
   const writer = connectWriter(port);
   const sender = createSender(senderOptions, realEffects);
   const dispatcher = createDispatcher({

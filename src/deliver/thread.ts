@@ -3,6 +3,7 @@ import { startThread } from '../assets.ts';
 import type { WebhookId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import type { LogOptions } from '../logger.ts';
+import type { FileIdentity } from '../store/place.ts';
 import type { PingResult } from './ping.ts';
 import type { RetrySchedule } from './retry.ts';
 import type { SenderOptions } from './send.ts';
@@ -10,6 +11,8 @@ import type { SenderOptions } from './send.ts';
 /** What the dispatcher thread is started with. */
 export interface DispatcherThreadData {
   path: string;
+  /** The files that the writer has open. */
+  files: FileIdentity[];
   /** A port to the writer thread. */
   port: MessagePort;
   sender: SenderOptions;

@@ -1,9 +1,11 @@
+import { copyFileSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import { MessageChannel } from 'node:worker_threads';
 import t, { type Test } from 'tap';
 import { startDispatcherThread } from '../../src/deliver/thread.ts';
 import { realEffects } from '../../src/effects.ts';
 import { openForWriting } from '../../src/store/database.ts';
+import { identifyFiles } from '../../src/store/place.ts';
 import { type Store, startStoreThread } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
@@ -59,6 +61,29 @@ t.test('a ping of an unknown webhook gives gone', async (t) => {
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
 });
 
+t.test('the thread does not begin with another file than the writer has', async (t) => {
+  const errors: unknown[] = [];
+  const dispatcher = startDispatcherThread((error) => errors.push(error), realEffects);
+  const path = join(temporaryDirectory(t), 'davit.db');
+  openForWriting(path, realEffects).close();
+  const files = identifyFiles(path);
+  copyFileSync(path, `${path}.copy`);
+  renameSync(`${path}.copy`, path);
+  const { port1, port2 } = new MessageChannel();
+  const message = /davit.db was moved or replaced while davit started/;
+  await t.rejects(dispatcher.begin({ ...BEGINNING, path, files, port: port2 }), { message });
+  t.match(errors[0], { message });
+  await dispatcher.stop();
+  port1.close();
+});
+
+const BEGINNING = {
+  sender: { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES },
+  schedule: DEFAULT_SCHEDULE,
+  log: { level: 'silent', form: 'json' },
+  metricsMemory: undefined,
+} as const;
+
 async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   const path = join(temporaryDirectory(t), 'davit.db');
   openForWriting(path, realEffects).close();
@@ -71,12 +96,11 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
     await store.close();
   });
   await dispatcher.begin({
-    path,
-    port: door.port2,
-    sender: { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES },
+    ...BEGINNING,
     schedule,
-    log: { level: 'silent', form: 'json' },
-    metricsMemory: undefined,
+    path,
+    files: identifyFiles(path),
+    port: door.port2,
   });
   return { store, dispatcher };
 }

@@ -5,7 +5,7 @@ import { lockPath } from '../../src/store/lock.ts';
 import { refuseToServe } from '../../src/store/may-open.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place } from '../helpers/cli.ts';
-import { serve } from '../helpers/served.ts';
+import { type Served, serve } from '../helpers/served.ts';
 
 const WAYS = {
   removed: (file: string) => rmSync(file),
@@ -26,6 +26,7 @@ for (const [side, way] of [
     const { davit, json, dump, dbPath, directory } = place(t);
     const service = await serve(t, directory);
     await davit(['admin', 'project', 'create', '--name', 'website']);
+    await opened(service);
     WAYS[way](dbPath + side);
     const message = new RegExp(
       `^error: /.*/davit\\.db${side} was moved, removed or replaced while process ${service.processId} serves .*: stop that one first`,
@@ -51,6 +52,7 @@ t.test('a file that was moved while a service has it open is refused by both nam
   const service = await serve(t, directory);
   await davit(['admin', 'project', 'create', '--name', 'website']);
   await davit(['backup', 'earlier.db']);
+  await opened(service);
   renameSync(dbPath, join(directory, 'moved.db'));
   const commands = [
     ['admin', 'project', 'create', '--name', 'lost'],
@@ -108,3 +110,8 @@ t.test(
     t.doesNotThrow(() => refuseToServe(dbPath));
   },
 );
+
+/** Until its dispatcher has opened the file, too. */
+async function opened({ url }: Served): Promise<void> {
+  await fetch(`${url}/readyz`);
+}
