@@ -1,10 +1,10 @@
-import { isAlive } from '../deploy/processes.ts';
 import { type ProjectStatus, timestamp } from '../domain.ts';
 import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
 import { readProc } from '../proc.ts';
+import { isAlive } from '../process-identity.ts';
 import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk, isLocked } from '../store/database.ts';

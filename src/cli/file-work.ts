@@ -25,12 +25,7 @@ export async function withPartial<Result>(
   action: (partial: PartialFile, signal: AbortSignal, stopped: { note: string }) => Promise<Result>,
 ): Promise<Result> {
   const { effects, terminal, onSignal, exit } = context;
-  const [{ startPartial }, { isAlive, ownNamespace, processIdentity }] = await Promise.all([
-    import('../store/partial-file.ts'),
-    import('../deploy/processes.ts'),
-  ]);
-  const self = processIdentity(process.pid);
-  if (self === undefined) throw new Error('/proc does not show this very process');
+  const { startPartial } = await import('../store/partial-file.ts');
   const interruption = new AbortController();
   const stopped = { note: 'stopped: nothing was changed' };
   let partial: PartialFile | undefined;
@@ -40,8 +35,7 @@ export async function withPartial<Result>(
     terminal.note(stopped.note);
     exit(EXIT_CODE_OF_SIGNAL[name]);
   });
-  const maker = { self, namespace: ownNamespace(), isAlive, nowMs: effects.now() };
-  partial = startPartial(directory, maker);
+  partial = startPartial(directory, effects.now());
   try {
     return await action(partial, interruption.signal, stopped);
   } finally {

@@ -2,7 +2,7 @@ import type { DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
-import type { ProcessIdentity } from '../store/deployments.ts';
+import type { ProcessIdentity } from '../process-identity.ts';
 import type { DeploymentEnd } from '../store/endings.ts';
 import type { InputOf, OutputOf } from '../store/operations.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';

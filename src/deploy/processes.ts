@@ -1,36 +1,19 @@
-import { readlinkSync } from 'node:fs';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { bootId } from '../boot-id.ts';
 import { childrenOfMainThread, processIds, readProc, threadIds } from '../proc.ts';
-import type { ProcessIdentity } from '../store/deployments.ts';
+import {
+  hasExited,
+  identityOf,
+  isAlive,
+  type ProcessIdentity,
+  type ProcessStat,
+  readStat,
+} from '../process-identity.ts';
 
 /** What SIGTERM does to a process: `gone` when it has exited already, even if it is still a zombie. */
 export type TerminationDisposition = 'gone' | 'default' | 'caught' | 'ignored';
 
 /** The variable that children inherit, so that every process of a command is found, even outside its process group. */
 export const DEPLOYMENT_MARKER = 'DEPLOY_ID';
-
-/** The number of the PID namespace that this process is in. */
-export function ownNamespace(): string {
-  return /\d+/.exec(readlinkSync('/proc/self/ns/pid'))?.[0] ?? '0';
-}
-
-/** The process that has this id now, zombies included; undefined: there is none. */
-export function processIdentity(processId: number): ProcessIdentity | undefined {
-  const stat = readStat(processId);
-  return stat && identityOf(stat);
-}
-
-/** The session of the process that has this id now; undefined: there is none. */
-export function sessionOf(processId: number): number | undefined {
-  return readStat(processId)?.sessionId;
-}
-
-/** Whether that very process still runs, not another one with its id. */
-export function isAlive(identity: ProcessIdentity): boolean {
-  const stat = identity.bootId === bootId() ? readStat(identity.processId) : undefined;
-  return stat !== undefined && stat.startedAt === identity.processStartedAt && !hasExited(stat);
-}
 
 /** What SIGTERM would do to that process now. */
 export function terminationDisposition(identity: ProcessIdentity): TerminationDisposition {
@@ -63,18 +46,6 @@ const SIGTERM_NUMBER = 15;
 function holdsSignal(status: string, mask: string, signalNumber: number): boolean {
   const digits = new RegExp(`^${mask}:\\s*([0-9a-f]+)$`, 'm').exec(status)?.[1] ?? '0';
   return (BigInt(`0x${digits}`) & (1n << BigInt(signalNumber - 1))) !== 0n;
-}
-
-/** What /proc/<id>/stat tells of a process, proc_pid_stat(5). */
-export interface ProcessStat {
-  processId: number;
-  state: string;
-  parentId: number;
-  groupId: number;
-  sessionId: number;
-  flags: number;
-  threadCount: number;
-  startedAt: number;
 }
 
 /** Reading a process takes 12 to 26 µs: so many in one turn of the event loop keep it short. */
@@ -132,38 +103,10 @@ function once<Value>(read: () => Value): () => Value {
   };
 }
 
-/** The identity of a process, by which it is told from another one with the same id. */
-export function identityOf(stat: ProcessStat): ProcessIdentity {
-  return { processId: stat.processId, processStartedAt: stat.startedAt, bootId: bootId() };
-}
-
-/** A process whose main thread has ended is shown as a zombie while its other threads run. */
-function hasExited({ state, threadCount }: ProcessStat): boolean {
-  return (state === 'Z' && threadCount <= 1) || state === 'X';
-}
-
 const PF_KTHREAD = 0x00200000; // include/linux/sched.h
 
 function isKernelThread({ flags }: ProcessStat): boolean {
   return (flags & PF_KTHREAD) !== 0;
-}
-
-function readStat(processId: number): ProcessStat | undefined {
-  const text = readProc(`/proc/${processId}/stat`);
-  if (text === undefined) return undefined;
-  // The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ', 20);
-  const number = (field: number) => Number(fields[field - 3]);
-  return {
-    processId,
-    state: fields[0] ?? '',
-    parentId: number(4),
-    groupId: number(5),
-    sessionId: number(6),
-    flags: number(9),
-    threadCount: number(20),
-    startedAt: number(22),
-  };
 }
 
 /** The deployment that the process was started in; undefined: none, or this user may not know. */

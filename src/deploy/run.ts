@@ -1,5 +1,5 @@
 import type { Effects } from '../effects.ts';
-import type { ProcessIdentity } from '../store/deployments.ts';
+import type { ProcessIdentity } from '../process-identity.ts';
 import type { SpawnRequest } from './command-file.ts';
 import type { ProcessEnd } from './posix.ts';
 import { stopTree } from './process-tree.ts';

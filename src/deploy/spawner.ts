@@ -2,14 +2,14 @@ import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import { childrenOfMainThread, retryOnShortage } from '../proc.ts';
+import type { ProcessIdentity } from '../process-identity.ts';
+import { processIdentity, sessionOf } from '../process-identity.ts';
 import { createSemaphore } from '../semaphore.ts';
-import type { ProcessIdentity } from '../store/deployments.ts';
 import { findCommand, type SpawnRequest, whyNotStarted } from './command-file.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { signal } from './process-tree.ts';
-import { processIdentity, sessionOf } from './processes.ts';
 
 export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string };
 

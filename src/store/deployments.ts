@@ -1,19 +1,11 @@
 import type { Deployment, DeploymentId, ProjectId } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import type { ProcessIdentity } from '../process-identity.ts';
 import type { Database } from './database.ts';
 import { deploymentPages } from './deployment-pages.ts';
 import { DEPLOYMENT_COLUMNS, DEPLOYMENTS, type DeploymentRow, toDeployment } from './deployment-rows.ts';
 import type { Caller } from './keys.ts';
 import { VISIBLE_PROJECT, viewer } from './projects.ts';
-
-/** Identifies a process for good, as process ids are reused. */
-export interface ProcessIdentity {
-  processId: number;
-  /** Clock ticks since boot: field 22 of /proc/<pid>/stat, proc_pid_stat(5). */
-  processStartedAt: number;
-  /** /proc/sys/kernel/random/boot_id */
-  bootId: string;
-}
 
 /** A deployment that the executor has begun, perhaps in an earlier run of the service. */
 export interface RunningDeployment {

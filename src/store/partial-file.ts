@@ -7,6 +7,7 @@ import {
   lstatSync,
   openSync,
   readdirSync,
+  readlinkSync,
   renameSync,
   rmSync,
   type Stats,
@@ -15,7 +16,7 @@ import {
 import { basename, dirname, join } from 'node:path';
 import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
-import type { ProcessIdentity } from './deployments.ts';
+import { isAlive, processIdentity } from '../process-identity.ts';
 
 /** A file that is written under a temporary name, in the directory where it will get its final name. */
 export interface PartialFile {
@@ -24,17 +25,6 @@ export interface PartialFile {
   publishAs(path: string): void;
   /** Removes the file, unless it was published. */
   discard(): void;
-}
-
-/**
- * The process that makes a partial file. The file's name holds it, so that later processes recognise abandoned files.
- */
-export interface Maker {
-  self: ProcessIdentity;
-  /** The inode number of its PID namespace, pid_namespaces(7). */
-  namespace: string;
-  isAlive(maker: ProcessIdentity): boolean;
-  nowMs: number;
 }
 
 /** The age of an abandoned file whose maker cannot be checked: one of another boot, container or machine. */
@@ -46,15 +36,17 @@ const NAME_FORM = /^\.davit-partial-(\d+)-(\d+)-([\da-f-]{36})(?:-(\d+))?/;
 const SIDES = ['-wal', '-shm', '-journal'] as const;
 
 /**
- * Creates an empty file of mode 0600 in the directory, and removes the partial files that killed processes left there.
- * Throws AppError `conflict` where no file can be created.
+ * Creates an empty file of mode 0600 in the directory, and removes the partial files that killed processes left there:
+ * its name tells which process makes it. Throws AppError `conflict` where no file can be created.
  */
-export function startPartial(directory: string, maker: Maker): PartialFile {
-  const { processId, processStartedAt, bootId } = maker.self;
-  const name = `.davit-partial-${processId}-${processStartedAt}-${bootId}-${maker.namespace}`;
+export function startPartial(directory: string, nowMs: number): PartialFile {
+  const self = processIdentity(process.pid);
+  if (self === undefined) throw new Error('/proc does not show this very process');
+  const namespace = ownNamespace();
+  const name = `.davit-partial-${self.processId}-${self.processStartedAt}-${self.bootId}-${namespace}`;
   const path = join(directory, name);
   try {
-    removeAbandoned(directory, maker);
+    removeAbandoned(directory, { bootId: self.bootId, namespace, nowMs });
     closeSync(openSync(path, 'wx', 0o600));
   } catch (error) {
     const code = codeOf(error);
@@ -155,17 +147,25 @@ function nameTaken(path: string, cause?: unknown): AppError {
   });
 }
 
-function removeAbandoned(directory: string, { isAlive, self, namespace, nowMs }: Maker): void {
+function removeAbandoned(
+  directory: string,
+  here: { bootId: string; namespace: string; nowMs: number },
+): void {
   for (const name of readdirSync(directory)) {
-    const [, processId, processStartedAt, bootId, madeIn] = NAME_FORM.exec(basename(name)) ?? [];
+    const [, processId, processStartedAt, bootId, namespace] = NAME_FORM.exec(basename(name)) ?? [];
     if (bootId === undefined) continue;
     const maker = { processId: Number(processId), processStartedAt: Number(processStartedAt), bootId };
     const path = join(directory, name);
-    const ageMs = nowMs - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? nowMs);
-    const isKnown = bootId === self.bootId && madeIn === namespace;
+    const ageMs = here.nowMs - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? here.nowMs);
+    const isKnown = bootId === here.bootId && namespace === here.namespace;
     const isAbandoned = isKnown ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
     if (isAbandoned) rmSync(path, { force: true });
   }
+}
+
+/** The number of the PID namespace of this process, pid_namespaces(7). */
+function ownNamespace(): string {
+  return /\d+/.exec(readlinkSync('/proc/self/ns/pid'))?.[0] ?? '0';
 }
 
 /** Gives files that root created to the owner of the database, so that the service can use them. */

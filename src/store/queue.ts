@@ -11,9 +11,10 @@ import {
   type Trigger,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import type { ProcessIdentity } from '../process-identity.ts';
 import type { WriteContext } from './context.ts';
 import { toDeployment } from './deployment-rows.ts';
-import type { DeploymentReads, ProcessIdentity } from './deployments.ts';
+import type { DeploymentReads } from './deployments.ts';
 import { type EndingWrites, endedAlready } from './endings.ts';
 import type { EventWrites } from './events.ts';
 import { type ProjectDetails, type ProjectWrites, projectReads } from './projects.ts';

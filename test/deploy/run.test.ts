@@ -3,10 +3,10 @@ import { readFile, writeFile } from 'node:fs/promises';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
 import { readOutputs } from '../../src/deploy/outputs.ts';
-import { isAlive, processIdentity } from '../../src/deploy/processes.ts';
 import { run, type StopRequest } from '../../src/deploy/run.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
+import { isAlive, processIdentity } from '../../src/process-identity.ts';
 import {
   fixture,
   marked,

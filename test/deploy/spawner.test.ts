@@ -6,7 +6,6 @@ import type { Readable, Writable } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
-import { processIdentity } from '../../src/deploy/processes.ts';
 import {
   createSpawner,
   type Spawner,
@@ -15,6 +14,7 @@ import {
 } from '../../src/deploy/spawner.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { hasOrphans } from '../../src/proc.ts';
+import { processIdentity } from '../../src/process-identity.ts';
 import { namedPipe, openPipes, PATH, posix, stateOf, testSpawner, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { openAgain, refuseToOpen, useUpFiles } from '../helpers/limits.ts';

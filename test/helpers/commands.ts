@@ -5,12 +5,13 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import type { Test } from 'tap';
 import { loadPosix } from '../../src/deploy/posix.ts';
-import { findMarked, processIdentity } from '../../src/deploy/processes.ts';
+import { findMarked } from '../../src/deploy/processes.ts';
 import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import type { ProcessIdentity } from '../../src/store/deployments.ts';
+import type { ProcessIdentity } from '../../src/process-identity.ts';
+import { processIdentity } from '../../src/process-identity.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
 

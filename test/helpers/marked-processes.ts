@@ -1,7 +1,7 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import type { Test } from 'tap';
-import { processIdentity } from '../../src/deploy/processes.ts';
-import type { ProcessIdentity } from '../../src/store/deployments.ts';
+import type { ProcessIdentity } from '../../src/process-identity.ts';
+import { processIdentity } from '../../src/process-identity.ts';
 import { PATH } from './commands.ts';
 import { stayAlive } from './effects.ts';
 

@@ -11,23 +11,20 @@ import {
 } from 'node:fs';
 import { basename, join } from 'node:path';
 import t from 'tap';
-import { giveToOwner, type Maker, startPartial } from '../../src/store/partial-file.ts';
+import { DAY_MS } from '../../src/durations.ts';
+import { processIdentity } from '../../src/process-identity.ts';
+import { giveToOwner, startPartial } from '../../src/store/partial-file.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
-const BOOT_ID = '11111111-1111-1111-1111-111111111111';
-const DAY_MS = 24 * 60 * 60_000;
-const MAKER: Maker = {
-  self: { processId: 4711, processStartedAt: 815, bootId: BOOT_ID },
-  namespace: '4026531836',
-  isAlive: () => false,
-  nowMs: 100 * DAY_MS,
-};
+const NOW_MS = 100 * DAY_MS;
+/** More than the system gives to any process. */
+const NO_PROCESS = 4_194_305;
 
 t.test('a partial file is synced before it gets its name, and its directory after that', async (t) => {
   const directory = temporaryDirectory(t);
-  const partial = startPartial(directory, MAKER);
+  const partial = startPartial(directory, NOW_MS);
   t.equal(statSync(partial.path).mode & 0o777, 0o600);
   writeFileSync(partial.path, 'all of it');
   const name = basename(partial.path);
@@ -44,7 +41,7 @@ t.test('publishing replaces no existing file, also on a file system without hard
   const [taken, free] = [join(directory, 'taken'), join(directory, 'free')];
   writeFileSync(taken, 'notes');
   for (const failing of [{}, { linkSync: 'EPERM' }]) {
-    const partial = startPartial(directory, MAKER);
+    const partial = startPartial(directory, NOW_MS);
     t.throws(() => diskCallsOf(() => partial.publishAs(taken), failing), {
       code: 'conflict',
       message: /taken is there already/,
@@ -54,13 +51,13 @@ t.test('publishing replaces no existing file, also on a file system without hard
   }
   t.equal(readFileSync(taken, 'utf8'), 'notes');
 
-  const partial = startPartial(directory, MAKER);
+  const partial = startPartial(directory, NOW_MS);
   t.throws(() => diskCallsOf(() => partial.publishAs(free), { linkSync: 'ENOSPC' }), { code: 'ENOSPC' });
   t.notOk(existsSync(free));
   partial.discard();
   for (const code of ['EPERM', 'ENOTSUP', 'ENOSYS']) {
     rmSync(free, { force: true });
-    const linkless = startPartial(directory, MAKER);
+    const linkless = startPartial(directory, NOW_MS);
     const calls = diskCallsOf(() => linkless.publishAs(free), { linkSync: code });
     t.match(calls.slice(-2), [/^rename \S+ free$/, /^sync /], code);
     t.strictSame(readdirSync(directory), ['free', 'taken']);
@@ -71,10 +68,10 @@ t.test('whatever already has the name of the partial file is left alone', async 
   const directory = temporaryDirectory(t);
   const theirs = join(directory, 'theirs');
   writeFileSync(theirs, 'notes');
-  const { path, discard } = startPartial(directory, MAKER);
+  const { path, discard } = startPartial(directory, NOW_MS);
   discard();
   symlinkSync(theirs, path);
-  t.throws(() => startPartial(directory, { ...MAKER, isAlive: () => true }), {
+  t.throws(() => startPartial(directory, NOW_MS), {
     code: 'conflict',
     message: /^cannot write in .* \(EEXIST\)/,
   });
@@ -83,7 +80,7 @@ t.test('whatever already has the name of the partial file is left alone', async 
 
 t.test('discarding a partial file removes what SQLite put beside it', async (t) => {
   const directory = temporaryDirectory(t);
-  const { path, discard } = startPartial(directory, MAKER);
+  const { path, discard } = startPartial(directory, NOW_MS);
   for (const side of ['-wal', '-shm', '-journal']) writeFileSync(path + side, '');
   discard();
   t.strictSame(readdirSync(directory), []);
@@ -93,30 +90,34 @@ t.test(
   'partial files of dead processes are removed, those of another boot or container after a day',
   async (t) => {
     const directory = temporaryDirectory(t);
-    const here = (processId: number, startedAt = 1, namespace = MAKER.namespace) =>
-      `.davit-partial-${processId}-${startedAt}-${BOOT_ID}-${namespace}`;
-    const elsewhere = (processId: number) => `.davit-partial-${processId}-1-${BOOT_ID.replaceAll('1', '2')}`;
+    // Its name tells how those of this boot and this PID namespace are named.
+    const { path, discard } = startPartial(directory, NOW_MS);
+    discard();
+    const [, bootId = '', namespace = ''] = /-([\da-f-]{36})-(\d+)$/.exec(path) ?? [];
+    const parent = processIdentity(process.ppid)?.processStartedAt ?? 0;
+    const here = (processId: number, startedAt = 1, madeIn = namespace) =>
+      `.davit-partial-${processId}-${startedAt}-${bootId}-${madeIn}`;
+    const otherBootId = '22222222-2222-2222-2222-222222222222';
+    const elsewhere = (processId: number) => `.davit-partial-${processId}-1-${otherBootId}`;
     const rows: [name: string, ageMs: number, goes: boolean][] = [
-      [here(1), 2 * DAY_MS, false],
-      [here(1, 2), 0, true],
-      [here(2), 0, true],
-      [`${here(2)}-wal`, 0, true],
-      [here(2, 1, '4026532001'), DAY_MS, false],
-      [here(3, 1, '4026532001'), DAY_MS + 1, true],
+      [here(process.ppid, parent), 2 * DAY_MS, false],
+      [here(process.ppid, parent + 1), 0, true],
+      [here(NO_PROCESS), 0, true],
+      [`${here(NO_PROCESS)}-wal`, 0, true],
+      [here(NO_PROCESS, 1, '4026532001'), DAY_MS, false],
+      [here(NO_PROCESS, 2, '4026532001'), DAY_MS + 1, true],
       [elsewhere(1), DAY_MS, false],
       [elsewhere(2), DAY_MS + 1, true],
       // The first namespace of every machine has the same number.
-      [`${elsewhere(3)}-${MAKER.namespace}`, 0, false],
-      [`not${here(2)}`, 2 * DAY_MS, false],
+      [`${elsewhere(3)}-${namespace}`, 0, false],
+      [`not${here(NO_PROCESS)}`, 2 * DAY_MS, false],
     ];
     for (const [name, ageMs] of rows) {
-      const at = (MAKER.nowMs - ageMs) / 1000;
+      const at = (NOW_MS - ageMs) / 1000;
       writeFileSync(join(directory, name), '');
       utimesSync(join(directory, name), at, at);
     }
-    const isAlive: Maker['isAlive'] = ({ processId, processStartedAt }) =>
-      processId === 1 && processStartedAt === 1;
-    startPartial(directory, { ...MAKER, isAlive }).discard();
+    startPartial(directory, NOW_MS).discard();
     for (const [name, , goes] of rows) t.equal(existsSync(join(directory, name)), !goes, name);
   },
 );
