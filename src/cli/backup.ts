@@ -5,9 +5,11 @@ import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
 import { formatBytes } from './bytes.ts';
-import { type CommandContext, existingDbPathOf, explain, jsonOption, misused, printJson } from './command.ts';
+import { type CommandContext, explain, jsonOption, misused } from './command.ts';
 import { counted } from './counted.ts';
+import { existingDbPathOf } from './database-file.ts';
 import { fillPartial, withPartial } from './file-work.ts';
+import { printJson } from './results.ts';
 
 /** `davit backup`. */
 export function defineBackup(command: Command, context: CommandContext): void {

@@ -19,17 +19,16 @@ import {
   type CommandContext,
   EXIT_CODE_OF_SIGNAL,
   explain,
-  isYes,
   misused,
-  printJson,
-  printMade,
   Refusal,
   requiredOption,
   stayAlive,
 } from './command.ts';
+import { isYes } from './confirm.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { createLogOutput, type LogOutput } from './deployment-logs.ts';
 import { deploymentText, statusText, tookText } from './deployment-status.ts';
+import { printJson, printMade } from './results.ts';
 
 interface DeployOptions {
   url: URL;

@@ -6,20 +6,12 @@ import { appending, option } from '../options.ts';
 import { ADMINISTRATOR } from '../store/administrator.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
-import {
-  type CommandContext,
-  exactMomentOf,
-  explain,
-  jsonOption,
-  misused,
-  moment,
-  printJson,
-  printMade,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption, misused } from './command.ts';
+import { withStore } from './database-file.ts';
 import { defineLogs } from './deployment-logs.ts';
 import { obstacleOf, statusColour, statusText, tookText } from './deployment-status.ts';
 import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
+import { exactMomentOf, moment } from './moments.ts';
 import {
   DEPLOYMENT_ARGUMENT,
   nameOfProject,
@@ -28,6 +20,7 @@ import {
   resolveDeployment,
   resolveProject,
 } from './names.ts';
+import { printJson, printMade } from './results.ts';
 import { isServed } from './serving.ts';
 import { fields, table } from './table.ts';
 

@@ -7,10 +7,12 @@ import type { Serving } from '../store/lock.ts';
 import { realPath } from '../store/place.ts';
 import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
-import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
+import { existingDbPathOf } from './database-file.ts';
 import type { Case, DoctorFinding } from './doctor-findings.ts';
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
 import { surroundingsOf } from './project-surroundings.ts';
+import { printJson } from './results.ts';
 import { serviceOf, serviceText } from './serving.ts';
 import { fields, table } from './table.ts';
 

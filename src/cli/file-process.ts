@@ -1,7 +1,8 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/check.ts';
-import { type CommandContext, problemText } from './command.ts';
+import type { CommandContext } from './command.ts';
+import { problemText } from './error-text.ts';
 
 /** `copy`: a compact copy of a file that may be served. `adopt`: a copy of a backup, byte for byte. */
 export type CopyJob = 'copy' | 'adopt';

@@ -3,23 +3,13 @@ import { type Key, type ProjectId, SCOPES } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
 import { appending, durationMsOf, durationMsOrNone, option, repeated } from '../options.ts';
 import type { Store } from '../store/store.ts';
-import {
-  type CommandContext,
-  type ConfirmedOptions,
-  confirm,
-  exactMoment,
-  exactMomentOf,
-  explain,
-  jsonOption,
-  misused,
-  moment,
-  printJson,
-  printMade,
-  requiredOption,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
+import { type ConfirmedOptions, confirm } from './confirm.ts';
+import { withStore } from './database-file.ts';
 import { chosenOf } from './lists.ts';
+import { exactMoment, exactMomentOf, moment } from './moments.ts';
 import { checkName, KEY_ARGUMENT, nameOfKey, projectNames, resolveKey, resolveProject } from './names.ts';
+import { printJson, printMade } from './results.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin key`. */

@@ -4,8 +4,10 @@ import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { printable } from '../printable.ts';
 import { realPath } from '../store/place.ts';
-import { type CommandContext, existingDbPathOf, explain, jsonOption, printJson } from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
+import { existingDbPathOf } from './database-file.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
+import { printJson } from './results.ts';
 
 /** The result of a migration. */
 interface Migrated {

@@ -1,5 +1,21 @@
 import type { Timestamp } from '../domain.ts';
 import { DAY_MS, HOUR_MS, MINUTE_MS } from '../durations.ts';
+import type { CommandContext } from './command.ts';
+
+/** On a terminal such as `3h ago`, else ISO 8601. */
+export function moment({ terminal, effects }: CommandContext, at: Timestamp): string {
+  return terminal.columns === null ? at : fromNow(at, effects.now());
+}
+
+/** ISO 8601, and on a terminal also how long ago that is. */
+export function exactMoment(context: CommandContext, at: Timestamp): string {
+  return context.terminal.columns === null ? at : `${at} (${moment(context, at)})`;
+}
+
+/** `exactMoment` for moments that may not have come: null stays null. */
+export function exactMomentOf(context: CommandContext): (at: Timestamp | null) => string | null {
+  return (at) => (at === null ? null : exactMoment(context, at));
+}
 
 const UNITS = [
   ['y', 365 * DAY_MS],

@@ -1,14 +1,7 @@
 import { Command, CommanderError, type Option } from 'commander';
 import { option } from '../options.ts';
-import {
-  type CommandContext,
-  errorText,
-  explain,
-  holdsReplaced,
-  misused,
-  Refusal,
-  RequiredOption,
-} from './command.ts';
+import { type CommandContext, explain, holdsReplaced, misused, Refusal, RequiredOption } from './command.ts';
+import { errorText } from './error-text.ts';
 import { explainErrors, rootOf } from './usage.ts';
 
 const WIDEST_HELP = 100;

@@ -2,11 +2,13 @@ import { readFileSync, statSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import type { Command } from 'commander';
 import type { ProjectDetails } from '../store/projects.ts';
-import { type CommandContext, dbPathOf, explain, jsonOption, printJson, withStore } from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
+import { dbPathOf, withStore } from './database-file.ts';
 import { findingsText, isProblem, note, ok, refuseProblems } from './findings.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { checkTemporaryDirectory, type Finding, findingsOf } from './project-findings.ts';
 import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
+import { printJson } from './results.ts';
 import { serviceOf } from './serving.ts';
 
 /** `davit admin project check`. */

@@ -8,18 +8,11 @@ import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
-import {
-  type CommandContext,
-  explain,
-  jsonOption,
-  misused,
-  printJson,
-  printMade,
-  requiredOption,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
+import { withStore } from './database-file.ts';
 import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { startProblemOf } from './project-findings.ts';
+import { printJson, printMade } from './results.ts';
 import { readVariables } from './variables.ts';
 
 /*

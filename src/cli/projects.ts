@@ -2,21 +2,15 @@ import type { Command } from 'commander';
 import { formatDuration } from '../durations.ts';
 import { option } from '../options.ts';
 import type { ProjectDetails } from '../store/projects.ts';
-import {
-  type CommandContext,
-  type ConfirmedOptions,
-  confirm,
-  exactMoment,
-  explain,
-  jsonOption,
-  moment,
-  printJson,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
+import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { counted } from './counted.ts';
+import { withStore } from './database-file.ts';
+import { exactMoment, moment } from './moments.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { defineCheckProject } from './project-check.ts';
 import { defineCreateProject, defineSetProject } from './project-settings.ts';
+import { printJson } from './results.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin project`. */

@@ -8,9 +8,12 @@ import type {
   WebhookBacklog,
 } from '../store/backlog.ts';
 import type { Serving } from '../store/lock.ts';
-import { type CommandContext, explain, jsonOption, moment, printJson, withStore } from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
+import { withStore } from './database-file.ts';
 import { statusColour } from './deployment-status.ts';
 import { limitOption } from './lists.ts';
+import { moment } from './moments.ts';
+import { printJson } from './results.ts';
 import { serviceOf, serviceText } from './serving.ts';
 import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';

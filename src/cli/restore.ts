@@ -10,19 +10,13 @@ import type { FileFacts } from '../store/check.ts';
 import { realPath } from '../store/place.ts';
 import { contentsText } from './backup.ts';
 import { formatBytes } from './bytes.ts';
-import {
-  type CommandContext,
-  type ConfirmedOptions,
-  confirm,
-  dbPathOf,
-  exactMoment,
-  explain,
-  jsonOption,
-  misused,
-  printJson,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption, misused } from './command.ts';
+import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { counted } from './counted.ts';
+import { dbPathOf } from './database-file.ts';
 import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
+import { exactMoment } from './moments.ts';
+import { printJson } from './results.ts';
 
 /** `davit restore`. */
 export function defineRestore(command: Command, context: CommandContext): void {

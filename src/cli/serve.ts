@@ -4,15 +4,9 @@ import { DAY_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { releaseStartMemory } from '../memory.ts';
-import {
-  type CommandContext,
-  dbPathOf,
-  EXIT_CODE_OF_SIGNAL,
-  errorText,
-  explain,
-  misused,
-  stayAlive,
-} from './command.ts';
+import { type CommandContext, EXIT_CODE_OF_SIGNAL, explain, misused, stayAlive } from './command.ts';
+import { dbPathOf } from './database-file.ts';
+import { errorText } from './error-text.ts';
 import { migrateOlder } from './migrate.ts';
 import { notifySystemd } from './notify.ts';
 import { nearest } from './suggest.ts';

@@ -1,6 +1,8 @@
 import type { Command } from 'commander';
 import type { Serving } from '../store/lock.ts';
-import { type CommandContext, dbPathOf, exactMoment } from './command.ts';
+import type { CommandContext } from './command.ts';
+import { dbPathOf } from './database-file.ts';
+import { exactMoment } from './moments.ts';
 
 /** The service that serves the file now, and takes up what is written to it within a second; null: there is none. */
 export async function serviceOf(command: Command): Promise<Serving | null> {

@@ -5,7 +5,8 @@ import { option } from '../options.ts';
 import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import { realPath } from '../store/place.ts';
-import { type CommandContext, dbPathOf, explain } from './command.ts';
+import { type CommandContext, explain } from './command.ts';
+import { dbPathOf } from './database-file.ts';
 
 const STATE_DIRECTORY = '/var/lib/davit';
 

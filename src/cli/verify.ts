@@ -1,7 +1,8 @@
 import { type Command, InvalidArgumentError } from 'commander';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { option } from '../options.ts';
-import { type CommandContext, explain, jsonOption, printJson, Refusal, requiredOption } from './command.ts';
+import { type CommandContext, explain, jsonOption, Refusal, requiredOption } from './command.ts';
+import { printJson } from './results.ts';
 
 interface VerifyOptions {
   secret: string;

@@ -9,18 +9,12 @@ import {
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { appending, option } from '../options.ts';
 import type { Store } from '../store/store.ts';
-import {
-  type CommandContext,
-  explain,
-  jsonOption,
-  misused,
-  moment,
-  printJson,
-  requiredOption,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
+import { withStore } from './database-file.ts';
 import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
+import { moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
+import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
 import { type Colour, table } from './table.ts';
 import { countText } from './webhook-text.ts';

@@ -5,9 +5,11 @@ import type { Attempt } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import { readAuthorities } from '../pem.ts';
 import type { Store } from '../store/store.ts';
-import { type CommandContext, explain, jsonOption, printJson, Refusal, withStore } from './command.ts';
+import { type CommandContext, explain, jsonOption, Refusal } from './command.ts';
+import { withStore } from './database-file.ts';
 import { tookText } from './deployment-status.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
+import { printJson } from './results.ts';
 import { fields } from './table.ts';
 
 /** The same options as those of `davit serve` for deliveries. */

@@ -1,6 +1,7 @@
 import type { WebhookBacklog } from '../store/backlog.ts';
-import { type CommandContext, moment } from './command.ts';
+import type { CommandContext } from './command.ts';
 import { counted } from './counted.ts';
+import { moment } from './moments.ts';
 
 /** When something is sent to the webhook next; empty if nothing waits. `served`: whether a service runs to send it. */
 export function nextAttemptText(

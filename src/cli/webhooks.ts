@@ -5,18 +5,12 @@ import type { WebhookBacklog } from '../store/backlog.ts';
 import type { PendingPosition } from '../store/outbox.ts';
 import { inSteps } from '../store/steps.ts';
 import type { Store } from '../store/store.ts';
-import {
-  type CommandContext,
-  type ConfirmedOptions,
-  confirm,
-  exactMomentOf,
-  explain,
-  jsonOption,
-  moment,
-  printJson,
-  withStore,
-} from './command.ts';
+import { type CommandContext, explain, jsonOption } from './command.ts';
+import { type ConfirmedOptions, confirm } from './confirm.ts';
+import { withStore } from './database-file.ts';
+import { exactMomentOf, moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
+import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
 import { type Colour, fields, table } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
