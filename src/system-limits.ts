@@ -1,5 +1,6 @@
-import { readdirSync, readFileSync } from 'node:fs';
+import { readFileSync } from 'node:fs';
 import { access } from 'node:fs/promises';
+import { processIds, readProc } from './proc.ts';
 
 /** How many file descriptors this process may have; Infinity: no limit, or it cannot be read. */
 export function openFilesMax(): number {
@@ -122,9 +123,8 @@ export function processesLeft(): number {
 
 function threadsOfUser(): number {
   const ofUser = new RegExp(`^Uid:\\s+${process.getuid?.()}\\s`, 'm');
-  return readdirSync('/proc')
-    .filter((name) => /^\d+$/.test(name))
-    .map((processId) => textOf(`/proc/${processId}/status`))
+  return processIds()
+    .map((processId) => readProc(`/proc/${processId}/status`) ?? '')
     .filter((status) => ofUser.test(status))
     .reduce((sum, status) => sum + Number(/^Threads:\s+(\d+)/m.exec(status)?.[1] ?? 1), 0);
 }
