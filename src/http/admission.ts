@@ -13,7 +13,10 @@ export interface AdmissionOptions {
 
 /** Admission control, and which response is under way on a connection. */
 export interface Admission {
-  /** Throws `unavailable` if there are too many connections, or too many pipelined requests. */
+  /**
+   * Throws `unavailable` if this connection is one too many, or if there are too many pipelined requests. Connections
+   * that came before the maximum was reached go on, however many others come and say nothing.
+   */
   admit(request: Request): void;
   /** Closes the connection after this response, unless a further request has come; those that still come are ignored. */
   closeAfter(request: Request): void;
@@ -43,11 +46,14 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
   const { tls, maxConnections, pipelinedMax = PIPELINED_MAX } = options;
   const underWay = new WeakMap<Duplex, UnderWay>();
   const refused = new WeakSet<IncomingMessage>();
+  /** The connections that were beyond the maximum when they came, until they are admitted. */
+  const beyond = new WeakSet<Duplex>();
   let connections = 0;
   let pipelined = 0;
 
   listener.on(tls ? 'secureConnection' : 'connection', (socket: Socket) => {
     connections++;
+    if (connections > maxConnections) beyond.add(socket);
     socket.once('close', () => connections--);
   });
   for (const event of ['request', 'checkContinue'] as const) {
@@ -100,7 +106,10 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
   }
 
   function admit({ raw: { req, res } }: Request): void {
-    if (connections > maxConnections) refuse(res, 'there are too many connections: try again');
+    if (beyond.has(req.socket)) {
+      if (connections > maxConnections) refuse(res, 'there are too many connections: try again');
+      beyond.delete(req.socket);
+    }
     if (refused.has(req)) refuse(res, 'too many requests at once on this connection: wait for their answers');
   }
 
