@@ -59,18 +59,30 @@ t.test('a key is read from Authorization: Bearer only; a 401 says if it is missi
     t.match(await answerTo(text), { status: 401, says: /wrong, expired or revoked/ }, text);
 });
 
-t.test('a request is answered even if the last use of its key cannot be written', async (t) => {
+t.test('if the use of a key cannot be written, it is served, and one request a minute tries', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const write: Writer['write'] = (name, input) =>
-    name === 'keys.touch' ? Promise.reject(new Error('the disk is full')) : store.writer.write(name, input);
+  let tries = 0;
+  const write: Writer['write'] = (name, input) => {
+    if (name !== 'keys.touch') return store.writer.write(name, input);
+    tries += 1;
+    return Promise.reject(new Error('the disk is full'));
+  };
   const { port } = await startHttp(t, {
     effects,
     store: { ...store, writer: { ...store.writer, write } },
     resources: ({ reads }) => [projects(reads, createPages(reads.instance.cursorSecret(), effects))],
   });
-  const { secret } = await store.key();
-  t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
+  const [one, other] = [await store.key(), await store.key()];
+  const triesAfter = async (ms: number): Promise<number> => {
+    effects.advance(ms);
+    for (const { secret } of [one, one, other])
+      t.equal((await requestJson(port, 'GET', '/v2/projects', { key: secret })).status, 200);
+    return tries;
+  };
+  t.equal(await triesAfter(0), 1);
+  t.equal(await triesAfter(59_999), 1);
+  t.equal(await triesAfter(1), 2);
 });
 
 t.test(
