@@ -155,7 +155,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
      WHERE webhook_id = +:id
        AND (expires_at <= +:at
             OR secret NOT IN (SELECT secret FROM webhook_secrets WHERE webhook_id = +:id
-                               ORDER BY created_at DESC LIMIT :keep))`);
+                               ORDER BY expires_at IS NOT NULL, created_at DESC LIMIT :keep))`);
   const markDeleted = database.prepare('UPDATE webhooks SET deleted_at = :at WHERE id = +:id');
   const endReplays = database.prepare(
     'UPDATE replays SET finished_at = :at WHERE webhook_id = +:id AND finished_at IS NULL',
@@ -214,8 +214,9 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
       const webhook = existing(id);
       const secret = newSigningSecret(effects.randomBytes);
       const at = effects.now();
+      // Before the current one is ended like the others: by the times alone, it need not be the newest.
+      forgetSecrets.run({ id, at, keep: overlapMs === 0 ? 0 : LIVE_SECRETS_MAX - 1 });
       endSecrets.run({ id, endsAt: at + overlapMs });
-      forgetSecrets.run({ id, at, keep: LIVE_SECRETS_MAX - 1 });
       insertSecret.run({ id, secret, at });
       return { ...webhook, signing_secret: secret };
     },

@@ -265,6 +265,27 @@ t.test('at most five secrets live: a sixth ends the oldest', async (t) => {
   t.strictSame(store.reads.webhooks.liveSecrets(id, effects.now()), secrets.slice(-5).reverse());
 });
 
+t.test(
+  'a rotation never ends the secret that was current until then, also with a clock set back',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const { keyId } = await store.key();
+    const { id } = await newWebhook(store, keyId);
+    for (let count = 0; count < 4; count++) {
+      effects.advance(1);
+      await rotate(store, id, DAY_MS);
+    }
+    effects.jump(-3_600_000);
+    const { signing_secret: current } = await rotate(store, id, DAY_MS);
+    const { signing_secret: next } = await rotate(store, id, DAY_MS);
+    const live = store.reads.webhooks.liveSecrets(id, effects.now());
+    t.equal(live.length, 5);
+    t.equal(live[0], next);
+    t.ok(live.includes(current));
+  },
+);
+
 t.test('a deleted webhook has no deliveries, open replays, subscriptions or secrets', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
