@@ -153,7 +153,7 @@ export function webhooks(
           operationId: 'updateWebhook',
           summary: 'Change a webhook',
           description:
-            'Fields that are not in the body stay as they are. `enabled` sends at once what was held and what waits for a retry.',
+            'Fields that are not in the body stay as they are. Once a disabled webhook is `enabled`, what was held and what waits for a retry is sent at once.',
           responses: { 200: { description: 'The webhook.', resource: 'Webhook' } },
         }),
         handler(request, h) {
