@@ -46,9 +46,18 @@ export interface Answers {
     input: InputOf<Name> | undefined,
   ): Promise<ResponseObject>;
   /**
-   * As `write`, for an attempt that is made right now, and so outside of any transaction: its answer is stored after it.
-   * Meanwhile, repeats wait for it, and other requests with its Idempotency-Key are refused. It is made twice only if
-   * davit ends in between.
+   * As `write`, for an input that takes a while to find out. Meanwhile, repeats wait for its answer, and other requests
+   * with its Idempotency-Key are refused.
+   */
+  writePlanned<Name extends AnsweringOperation>(
+    request: WriteRequest,
+    h: Toolkit,
+    operation: Name,
+    plan: (() => Promise<InputOf<Name>>) | undefined,
+  ): Promise<ResponseObject>;
+  /**
+   * The same for an attempt that is made right now, and so outside of any transaction: its answer is stored after it. It
+   * is made twice only if davit ends in between.
    */
   attempt(
     request: WriteRequest,
@@ -57,7 +66,7 @@ export interface Answers {
   ): Promise<ResponseObject>;
 }
 
-/** Create one for the whole service: every write checks its key against the attempts that are under way. */
+/** Create one for the whole service: every write checks its key against the requests that are under way. */
 export function createAnswers(writer: Writer): Answers {
   const underWay = new Map<string, { requestHash: Uint8Array; answer: Promise<Answer> }>();
 
@@ -65,18 +74,35 @@ export function createAnswers(writer: Writer): Answers {
     async write(request, h, operation, input) {
       const memory = idempotencyMemory(request);
       if (input === undefined) return repeat(memory, h);
-      const { keyId } = callerOf(request);
-      const asked = { operation, input, keyId, memory, ...FORMS[operation] };
-      return respond(h, await (repeatedUnderWay(memory) ?? writer.write('answer', asked as AnswerRequest)));
+      const answer = repeatedUnderWay(memory) ?? writeNow(request, memory, operation, input);
+      return respond(h, await answer);
+    },
+
+    async writePlanned(request, h, operation, plan) {
+      const memory = idempotencyMemory(request);
+      if (plan === undefined) return repeat(memory, h);
+      const perform = async () => writeNow(request, memory, operation, await plan());
+      return respond(h, await (memory === null ? perform() : performOnce(memory, perform)));
     },
 
     async attempt(request, h, perform) {
       const memory = idempotencyMemory(request);
       if (perform === undefined) return repeat(memory, h);
       if (memory === null) return h.response(await perform());
-      return respond(h, await (repeatedUnderWay(memory) ?? beginAttempt(memory, perform)));
+      const keep = async () => writeNow(request, memory, 'pings.keep', await perform());
+      return respond(h, await performOnce(memory, keep));
     },
   };
+
+  function writeNow<Name extends AnsweringOperation>(
+    request: WriteRequest,
+    memory: IdempotencyMemory | null,
+    operation: Name,
+    input: InputOf<Name>,
+  ): Promise<Answer> {
+    const { keyId } = callerOf(request);
+    return writer.write('answer', { operation, input, keyId, memory, ...FORMS[operation] } as AnswerRequest);
+  }
 
   async function repeat(memory: IdempotencyMemory | null, h: Toolkit): Promise<ResponseObject> {
     const remembered = memory === null ? undefined : await recallIfSame(memory);
@@ -94,7 +120,7 @@ export function createAnswers(writer: Writer): Answers {
     }
   }
 
-  /** The future answer of the running attempt with this key. Throws `idempotency_key_reused` for another request. */
+  /** The future answer of the request under way with this key. Throws `idempotency_key_reused` for another request. */
   function repeatedUnderWay(memory: IdempotencyMemory | null): Promise<Answer> | undefined {
     if (memory === null) return undefined;
     const first = underWay.get(inMemoryKey(memory));
@@ -103,28 +129,17 @@ export function createAnswers(writer: Writer): Answers {
     return first.answer.then((answer) => ({ ...answer, replayed: true }));
   }
 
-  function beginAttempt(memory: IdempotencyMemory, perform: () => Promise<Attempt>): Promise<Answer> {
+  function performOnce(memory: IdempotencyMemory, perform: () => Promise<Answer>): Promise<Answer> {
+    const repeated = repeatedUnderWay(memory);
+    if (repeated !== undefined) return repeated;
     const name = inMemoryKey(memory);
     const answer = recallOrPerform(memory, perform).finally(() => underWay.delete(name));
     underWay.set(name, { requestHash: memory.requestHash, answer });
     return answer;
   }
 
-  async function recallOrPerform(
-    memory: IdempotencyMemory,
-    perform: () => Promise<Attempt>,
-  ): Promise<Answer> {
-    const remembered = await writer.write('idempotency.recall', memory);
-    if (remembered !== undefined) return remembered;
-    const attempt = await perform();
-    const { keyId } = memory;
-    return await writer.write('answer', {
-      operation: 'pings.keep',
-      input: attempt,
-      keyId,
-      memory,
-      ...FORMS['pings.keep'],
-    });
+  async function recallOrPerform(memory: IdempotencyMemory, perform: () => Promise<Answer>): Promise<Answer> {
+    return (await writer.write('idempotency.recall', memory)) ?? (await perform());
   }
 }
 

@@ -155,7 +155,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           },
           errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
         }),
-        async handler(request, h) {
+        handler(request, h) {
           const { since, until, status = null } = request.payload;
           if (until !== undefined && until < since) {
             throw invalid('body', 'until', 'must not be before since');
@@ -165,8 +165,9 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           const webhook = findVisibleWebhook(reads, request);
           // Later events are sent anyway.
           const untilMs = Math.min(until ?? nowMs, nowMs);
-          const plan = webhook && (await reads.replays.plan(webhook, { sinceMs: since, untilMs, status }));
-          return answers.write(request, h, 'replays.create', plan);
+          const wanted = { sinceMs: since, untilMs, status };
+          const plan = webhook && (() => reads.replays.plan(webhook, wanted));
+          return answers.writePlanned(request, h, 'replays.create', plan);
         },
       });
     },

@@ -531,6 +531,22 @@ t.test('a replay repeated with its Idempotency-Key is one, and answered with the
   t.equal((await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'new')).status, 404);
 });
 
+t.test('repeats of a replay that is being counted are no further replays', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  await newDeliveries(store, id, 1);
+  copyDeliveries(store, 20_000);
+  const ask = () =>
+    call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, { since: SINCE }, 'once');
+  const asked = await Promise.all(Array.from({ length: 12 }, ask));
+  t.strictSame(
+    asked.map(({ status, body }) => [status, body]),
+    asked.map(() => [202, asked[0]?.body]),
+  );
+  t.equal(asked.filter(({ headers }) => headers.get('idempotent-replayed') === 'true').length, 11);
+  t.equal(store.query('SELECT * FROM replays').length, 1);
+});
+
 t.test('an eleventh open replay is 429 and changes nothing', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
