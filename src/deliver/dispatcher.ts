@@ -157,8 +157,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     if (isFirstScan) resumeHurrying(pending, nowMs);
     isFirstScan = false;
     // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
-    const furthestAtMs = pending.at(-1)?.next_attempt_at ?? 0;
-    if (furthestAtMs <= nowMs + schedule.windowMs || queuedWalks > 0) return;
+    const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + schedule.windowMs);
+    if (!isBeyond || queuedWalks > 0) return;
     const window_ms = schedule.windowMs;
     logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
     queueWalk(() => reschedule(0));

@@ -51,7 +51,10 @@ export interface WebhookHistory {
 /** A webhook with pending deliveries, and when the first of them is due. */
 export interface PendingWebhook extends WebhookHistory {
   webhook_id: WebhookId;
+  /** Of its pending deliveries, the nearest. */
   next_attempt_at: number;
+  /** The furthest. */
+  last_attempt_at: number;
 }
 
 /** Asks for the next deliveries of one webhook. */
@@ -151,7 +154,7 @@ const STEP_ROWS = 128;
 
 /** What is to be delivered, and to whom. */
 export function outboxReads(database: Database) {
-  // Seeks from webhook to webhook in the partial index: one seek for each, however many deliveries are pending.
+  // Seeks from webhook to webhook in the partial index: three seeks for each, however many deliveries are pending.
   const pendingWebhooks = database.prepare<[], PendingWebhook>(`
     WITH RECURSIVE pending (webhook_id) AS (
       SELECT min(webhook_id) FROM deliveries WHERE status = 'pending'
@@ -162,6 +165,7 @@ export function outboxReads(database: Database) {
     )
     SELECT w.id AS webhook_id,
            (SELECT min(next_attempt_at) FROM deliveries WHERE status = 'pending' AND webhook_id = w.id) AS next_attempt_at,
+           (SELECT max(next_attempt_at) FROM deliveries WHERE status = 'pending' AND webhook_id = w.id) AS last_attempt_at,
            w.key_id, w.failing_since, w.last_success_at
       FROM pending JOIN webhooks w ON w.id = pending.webhook_id
      WHERE w.status = 'enabled' AND w.deleted_at IS NULL

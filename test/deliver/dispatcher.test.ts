@@ -683,16 +683,20 @@ async function setAheadAfterFailure(t: Test) {
 }
 
 t.test('a retry that a wrong clock scheduled years ahead is sent after a restart', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const receiver = await startReceiver(t);
-  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
-  const years = 4 * 365 * 24 * HOUR_MS;
-  store.execute(`UPDATE deliveries SET ladder_attempts = 1, next_attempt_at = next_attempt_at + ${years}`);
-  const dispatcher = testDispatcher(t, store, effects);
-  await deliverDue(dispatcher, effects);
-  await deliverDue(dispatcher, effects);
-  t.equal(receiver.requests.length, 1);
+  for (const others of [0, 1]) {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const receiver = await startReceiver(t);
+    await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1 + others);
+    const years = 4 * 365 * 24 * HOUR_MS;
+    store.execute(`
+      UPDATE deliveries
+         SET ladder_attempts = 1, next_attempt_at = next_attempt_at + CASE seq WHEN 1 THEN ${years} ELSE ${HOUR_MS} END`);
+    const dispatcher = testDispatcher(t, store, effects);
+    await deliverDue(dispatcher, effects);
+    await deliverDue(dispatcher, effects);
+    t.equal(receiver.requests.length, 1, `${others} that wait for an hour`);
+  }
 });
 
 t.test('retries beyond a shortened window are rescheduled once, and that is logged', async (t) => {

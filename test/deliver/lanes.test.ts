@@ -558,7 +558,13 @@ function firstTurn(lanes: Lanes, nowMs: number): Turn {
 }
 
 function pendingOne(id: string, atMs: number, history?: Partial<WebhookHistory>): PendingWebhook {
-  return { webhook_id: id as WebhookId, next_attempt_at: atMs, ...newOf(id), ...history };
+  return {
+    webhook_id: id as WebhookId,
+    next_attempt_at: atMs,
+    last_attempt_at: atMs,
+    ...newOf(id),
+    ...history,
+  };
 }
 
 /** Of a new webhook. Those of one key have ids that begin alike, `key/webhook`; any other has a key of its own. */
