@@ -227,14 +227,14 @@ export function createLanes(
     for (const lane of lanes.values()) {
       lane.dueAtMs = Number.POSITIVE_INFINITY;
       lane.ahead.length = 0;
+      // If the clock was set back, this may be far ahead.
+      lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + probeGapMs(lane, nowMs));
       // Of a turn that was lost as its claim failed.
       giveBack(lane);
     }
     for (const webhook of pending) {
       const lane = laneOf(webhook.webhook_id, () => webhook);
       lane.dueAtMs = webhook.next_attempt_at;
-      // If the clock was set back, `notBeforeMs` may be far ahead.
-      lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + probeGapMs(lane, nowMs));
       // The webhook was enabled again, or has a new URL.
       if (webhook.failing_since === null && lane.underWay.length === 0) resetFailures(lane);
     }

@@ -497,6 +497,23 @@ t.test('setting the clock back does not keep a failing webhook from being probed
   t.match(lanes.turns(effects.now(), MANY, MANY), [{ lane: { webhookId: 'a' } }]);
 });
 
+t.test('nor an event of one that had nothing pending when the clock was set back', async (t) => {
+  const effects = fakeEffects();
+  const lanes = createLanes(effects, () => ({ ...NOTHING_HAPPENED, failing_since: effects.now() }));
+  const webhookId = 'a' as WebhookId;
+  lanes.schedule(webhookId, effects.now(), effects.now());
+  const { lane } = firstTurn(lanes, effects.now());
+  const slot = lanes.begin(lane, 1, effects.now());
+  lanes.finishTurn(lane, null, effects.now());
+  lanes.end(slot, 'failed', effects.now());
+  lanes.recorded(slot, effects.now());
+  effects.jump(-3_600_000);
+  lanes.replace([], effects.now());
+  lanes.schedule(webhookId, effects.now(), effects.now());
+  effects.advance(5_000);
+  t.match(lanes.turns(effects.now(), MANY, MANY), [{ lane: { webhookId } }]);
+});
+
 t.test('in any sequence of events the limits hold, and all that is due is started in the end', async () => {
   const limits = { perWebhook: 4, total: 16, share: 4, new: 8, unproven: 9 };
   const ids = Array.from({ length: 12 }, (_, index) => `key${index % 3}/${index}`);
