@@ -103,15 +103,13 @@ function openStderr(effects: LogEffects): LogFile {
 
 /**
  * Writes the lines of 10 ms together, in pieces of PIECE_MAX_BYTES: one write for each line was a twelfth of the cost of
- * a request. No line is lost at an exit or an uncaught error; SIGKILL loses those of the last 10 ms.
+ * a request. No line is lost at an exit or an uncaught error; SIGKILL loses those of the last 10 ms, and so does
+ * terminating a thread without `logger.flush`.
  */
 function batched(file: LogFile, effects: LogEffects) {
   let pieces: string[] = [];
   let lastBytes = 0;
-  process.on('exit', () => {
-    flush();
-    file.finish();
-  });
+  process.on('exit', finish);
   return {
     write(line: string): void {
       if (pieces.length === 0) effects.after(BATCH_MS, flush);
@@ -125,9 +123,16 @@ function batched(file: LogFile, effects: LogEffects) {
       }
       if (pieces.length > BATCH_MAX_PIECES) flush();
     },
+    /** For `logger.flush`. */
+    flush: finish,
     /** pino calls it after a fatal line. */
     flushSync: flush,
   };
+
+  function finish(): void {
+    flush();
+    file.finish();
+  }
 
   function flush(): void {
     const written = pieces;

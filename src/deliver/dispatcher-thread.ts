@@ -26,6 +26,9 @@ import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } f
  */
 const STOP_GRACE_MS = 2_500;
 
+/** How long the results of the last attempts may take to be recorded: as a rule one commit. */
+const LAST_RESULTS_MS = 500;
+
 /**
  * The gap between two ticks of the replays that recorded attempts wake, as those may come some hundred times a second
  * and finding 500 replays busy takes 10 ms. Meanwhile each has up to 500 deliveries due to go on with.
@@ -113,8 +116,11 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     await Promise.all([loop.stop(), replays.stop()]);
     await Promise.race([dispatcher.settled(), delay(STOP_GRACE_MS, realEffects)]);
     sender.close();
+    // Answers of which only the body was awaited count.
+    await Promise.race([dispatcher.settled(), delay(LAST_RESULTS_MS, realEffects)]);
     store.close();
     port.close();
+    logger.flush(); // the thread is terminated, and sees no exit
     owner.postMessage('stopped' satisfies FromDispatcherThread);
   }
 }

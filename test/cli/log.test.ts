@@ -2,7 +2,7 @@ import { connect } from 'node:net';
 import { text } from 'node:stream/consumers';
 import t from 'tap';
 import { place } from '../helpers/cli.ts';
-import { startReceiver } from '../helpers/receiver.ts';
+import { startReceiver, unfinished } from '../helpers/receiver.ts';
 import { serveWithLog } from '../helpers/served.ts';
 
 /** Part of every value that must not appear in the log. */
@@ -127,6 +127,34 @@ t.test('every request has one line in the log, and no secret and no body is in i
       `there is a line: ${message}`,
     );
   }
+});
+
+t.test('a stop records and logs an answer whose body has not ended', async (t) => {
+  const { directory, davit, json, dump } = place(t);
+  const receiver = await startReceiver(t, { answers: [unfinished(200, 'thank ')] });
+  const { stdout } = await davit(['admin', 'project', 'create', '--name', 'website']);
+  const { secret } = await json<{ secret: string }>([
+    ...['admin', 'key', 'create', '--name', 'ci'],
+    ...['--all-scopes', '--all-projects'],
+  ]);
+  const service = await serveWithLog(t, directory, {
+    options: ['--log-level', 'debug', '--webhook-allow-http', '--webhook-allow-cidr', '127.0.0.0/8'],
+  });
+  const post = (path: string, body: unknown) =>
+    fetch(service.url + path, {
+      method: 'POST',
+      headers: { authorization: `Bearer ${secret}`, 'content-type': 'application/json' },
+      body: JSON.stringify(body),
+    });
+  await post('/v2/webhooks', { url: receiver.url, events: ['deployment.created'] });
+  await post(`/v2/projects/${stdout.trim()}/deployments`, { ref: 'main' });
+  await receiver.next();
+  t.equal(await service.stop(), 0);
+  t.match(dump()['deliveries'], [{ status: 'delivered', attempt_count: 1 }]);
+  t.match(
+    service.log().filter(({ msg }) => msg === 'delivery attempt'),
+    [{ status_code: 200 }],
+  );
 });
 
 /** Sends what the HTTP parser refuses. */
