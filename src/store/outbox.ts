@@ -402,7 +402,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * Reschedules retries after the clock was set back by `byMs`: they become due that much earlier, and at once if
      * they would still be further away than `furthestMs`. Does one step, and returns where the next one continues;
      * null: it was the last. A rescheduled delivery moves to before its place in the index, so no later step meets it
-     * again.
+     * again. A retry that was planned after the clock was set, before the walk reaches it, is moved too: it comes early
+     * once.
      */
     setBack({ byMs, furthestMs, after }: SetBack): PendingPosition | null {
       const nowMs = effects.now();
