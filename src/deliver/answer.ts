@@ -116,7 +116,10 @@ export function createAnswerReader(): AnswerReader {
   function feedUntil(end: string, bytes: Buffer, from: number, handOn: (text: string) => void): number {
     const partialBefore = partial.length;
     const room = HEADS_MAX_BYTES - headBytes - partialBefore;
-    const text = partial + bytes.toString('latin1', from, from + room);
+    // No more than that, as all the lines of a body in tiny chunks would be decoded again for each chunk.
+    const foundAt = bytes.indexOf(end, from, 'latin1');
+    const upTo = foundAt === -1 ? bytes.length : foundAt + end.length;
+    const text = partial + bytes.toString('latin1', from, Math.min(from + room, upTo));
     const endsAt = text.indexOf(end, Math.max(0, partialBefore - end.length + 1));
     partial = text;
     if (endsAt === -1) {
