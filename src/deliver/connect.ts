@@ -1,9 +1,17 @@
 import type { LookupAddress } from 'node:dns';
 import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
 import { networkInterfaces } from 'node:os';
-import { createSecureContext, getCACertificates, connect as openTls, type SecureContext } from 'node:tls';
+import {
+  createSecureContext,
+  DEFAULT_CIPHERS,
+  getCACertificates,
+  connect as openTls,
+  type SecureContext,
+  TLSSocket,
+} from 'node:tls';
 import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
 import type { ListenAddress } from '../config.ts';
+import { HOUR_MS } from '../durations.ts';
 import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import type { Owner } from './key-shares.ts';
@@ -67,6 +75,15 @@ export interface SocketEvents {
 
 const TLS_SESSIONS_MAX = 1_000;
 
+/** A resumed session does not show the receiver's certificate again: after this time it is verified anew. */
+const TLS_SESSION_MAX_AGE_MS = HOUR_MS;
+
+interface TlsSession {
+  ticket: Buffer;
+  /** When the receiver's certificate was verified, on the monotonic clock. */
+  verifiedAtMs: number;
+}
+
 /** The read buffer of all connections: what one read brings is processed before the next. */
 const received = Buffer.allocUnsafeSlow(64 * 1024);
 
@@ -80,7 +97,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   const resolve = createResolver({ ...options, lookUp: options.resolve }, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
   let secureContext = secureContextOf(caPem);
-  const sessions = new Map<string, Buffer>();
+  const sessions = new Map<string, TlsSession>();
 
   return {
     connect,
@@ -100,9 +117,9 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       handlers?.closed(error);
       handlers = undefined;
     };
-    // Checked here, as the socket does not call `lookup` for an address literal.
-    if (isIP(hostname) !== 0 && !allowedAt(port)(hostname)) {
-      queueMicrotask(() => close(new AttemptError('address_refused')));
+    const refusal = isIP(hostname) === 0 ? null : literalRefusal(hostname, port);
+    if (refusal !== null) {
+      queueMicrotask(() => close(refusal));
       return {
         remoteAddress: () => null,
         write() {},
@@ -128,8 +145,9 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
     const contextAtStart = secureContext;
     const isTls = protocol === 'https:';
+    const offered = isTls ? sessionOf(url.origin) : undefined;
     const socket = isTls
-      ? openTls({ ...socketOptions, ...tlsOptions(url.origin, hostname) })
+      ? openTls({ ...socketOptions, ...tlsOptions(hostname, offered) })
       : openTcp(socketOptions);
     let remoteAddress: string | null = null;
     let handshaking = false;
@@ -142,11 +160,19 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       handlers?.connected();
     });
     // Resuming the session saves both sides the costly half of the next handshake.
-    socket.on('session', (session: Buffer) => {
-      if (contextAtStart === secureContext) putLatest(sessions, url.origin, session, TLS_SESSIONS_MAX);
+    socket.on('session', (ticket: Buffer) => {
+      if (contextAtStart !== secureContext) return;
+      const isResumed = socket instanceof TLSSocket && socket.isSessionReused();
+      const verifiedAtMs = (isResumed ? offered?.verifiedAtMs : undefined) ?? effects.monotonicMs();
+      putLatest(sessions, url.origin, { ticket, verifiedAtMs }, TLS_SESSIONS_MAX);
     });
     // Also after the handshake: in TLS 1.3, a receiver that requires a client certificate reports it only then.
-    socket.on('error', (error) => close((isTls && tlsError(error)) || error));
+    socket.on('error', (error) => {
+      const problem = isTls ? tlsError(error) : undefined;
+      // A receiver that cannot resume the session would fail at each further attempt: RFC 5246, section 7.2.2.
+      if (handshaking || problem !== undefined) sessions.delete(url.origin);
+      close(problem ?? error);
+    });
     // During a handshake, 'error' follows.
     socket.on('end', () => handshaking || close(null));
     socket.on('close', () => close(null));
@@ -161,15 +187,22 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     };
   }
 
-  function tlsOptions(origin: string, hostname: string) {
+  /** What may be resumed; undefined: the handshake is to show the receiver's certificate. */
+  function sessionOf(origin: string): TlsSession | undefined {
     const session = sessions.get(origin);
+    const isFresh =
+      session !== undefined && effects.monotonicMs() - session.verifiedAtMs < TLS_SESSION_MAX_AGE_MS;
+    return isFresh ? session : undefined;
+  }
+
+  function tlsOptions(hostname: string, session: TlsSession | undefined) {
     return {
       secureContext,
       rejectUnauthorized: true, // whatever NODE_TLS_REJECT_UNAUTHORIZED says
       ALPNProtocols: ['http/1.1'],
       // RFC 6066, section 3: neither an address nor the final dot of a name is a server name.
       ...(isIP(hostname) === 0 && { servername: hostname.replace(/\.$/, '') }),
-      ...(session && { session }),
+      ...(session && { session: session.ticket }),
     };
   }
 
@@ -201,7 +234,19 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     });
   }
 
-  /** Returns a function that tells whether davit may connect to an address at this port. */
+  /** Why an address literal, for which the socket calls no `lookup`, may not be connected to; null: it may. */
+  function literalRefusal(address: string, port: number): Error | null {
+    try {
+      return allowedAt(port)(address) ? null : new AttemptError('address_refused');
+    } catch (error) {
+      return error as Error; // of the system, which has no file descriptor left to read this machine's addresses
+    }
+  }
+
+  /**
+   * Returns a function that tells whether davit may connect to an address at this port. Throws the system's error if the
+   * addresses of this machine cannot be read.
+   */
   function allowedAt(port: number): (address: string) => boolean {
     const own = listeners.map((listensAt) => listensAt(port));
     return (address) => {
@@ -211,9 +256,16 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
   }
 }
 
-/** Made once, not for each connection: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. */
+/**
+ * Made once, not for each connection: parsing the roots takes 40 ms, a context of the built-in ones 0.3 ms. Without DHE,
+ * whose group the receiver chooses: one of 10,000 bits blocked the thread, and so all deliveries, for 0.65 s at each
+ * handshake.
+ */
 function secureContextOf(caPem: string | null): SecureContext {
-  return createSecureContext(caPem === null ? {} : { ca: [...getCACertificates('default'), caPem] });
+  const ciphers = `${DEFAULT_CIPHERS}:!kDHE`;
+  return createSecureContext(
+    caPem === null ? { ciphers } : { ciphers, ca: [...getCACertificates('default'), caPem] },
+  );
 }
 
 function interfaceAddresses(): string[] {

@@ -1,8 +1,8 @@
 import { readFileSync } from 'node:fs';
-import type { AddressInfo } from 'node:net';
+import { type AddressInfo, createServer as createTcpServer, type Server as TcpServer } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { createServer, getCACertificates, setDefaultCACertificates } from 'node:tls';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { type Connector, type ConnectorOptions, createConnector } from '../../src/deliver/connect.ts';
 import { cidr } from '../helpers/cidr.ts';
 import { until } from '../helpers/commands.ts';
@@ -10,6 +10,7 @@ import { fakeEffects } from '../helpers/effects.ts';
 import { CA_PEM, hangUp, startReceiver, status } from '../helpers/receiver.ts';
 
 const OTHER_PEM = tlsFixture('self-signed.pem');
+const LOCALHOST = { cert: tlsFixture('localhost.pem'), key: tlsFixture('localhost.key') };
 const REQUEST = 'GET / HTTP/1.1\r\nHost: receiver\r\n\r\n';
 const UNKNOWN_AUTHORITY = /^tls: certificate is from an unknown authority/;
 
@@ -29,21 +30,70 @@ t.test('an authority that was removed is no longer trusted, nor are sessions mad
   t.equal(receiver.requests.length, 2);
 });
 
-t.test('a receiver that demands a client certificate fails with that reason', async (t) => {
-  const server = createServer(
-    {
-      cert: tlsFixture('localhost.pem'),
-      key: tlsFixture('localhost.key'),
-      requestCert: true,
-      rejectUnauthorized: true,
-    },
-    () => t.fail('nobody gets in'),
+t.test('a session is resumed for an hour, and then the certificate is verified again', async (t) => {
+  const effects = fakeEffects();
+  const receiver = await startReceiver(t, { tls: 'localhost' });
+  const connector = newConnector({ caPem: CA_PEM }, effects);
+  for (const minutes of [0, 59, 2, 1]) {
+    effects.advance(minutes * 60_000);
+    await exchange(connector, new URL(receiver.url));
+  }
+  t.strictSame(
+    receiver.requests.map(({ resumed }) => resumed),
+    [false, true, false, true],
   );
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  t.teardown(() => server.close());
-  const { port } = server.address() as AddressInfo;
+});
+
+t.test('a session that the receiver fails to resume is not offered again', async (t) => {
+  const resumed: boolean[] = [];
+  const receiver = createServer(LOCALHOST, (socket) => {
+    resumed.push(socket.isSessionReused());
+    socket.once('data', () => socket.end('HTTP/1.1 200 OK\r\n\r\n'));
+  });
+  let connections = 0;
+  const front = createTcpServer((socket) => {
+    connections += 1;
+    // Record type alert, TLS 1.2, 2 bytes: fatal, handshake_failure (RFC 8446, section 6).
+    if (connections === 3) socket.end(Buffer.from([0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]));
+    else receiver.emit('connection', socket);
+  });
+  const url = new URL(`https://localhost:${await portOf(t, front)}/`);
   const connector = newConnector({ caPem: CA_PEM });
-  await t.rejects(exchange(connector, new URL(`https://127.0.0.1:${port}/`)), {
+  await exchange(connector, url);
+  await exchange(connector, url);
+  await t.rejects(exchange(connector, url), { message: /^tls: .*handshake failure$/ });
+  await exchange(connector, url);
+  t.strictSame(resumed, [false, true, false]);
+});
+
+t.test(
+  'no cipher suite is offered with which a receiver chooses the group of the key exchange',
+  async (t) => {
+    const hello = Promise.withResolvers<Buffer>();
+    const server = createTcpServer((socket) =>
+      socket.once('data', (bytes) => socket.end(() => hello.resolve(bytes))),
+    );
+    const url = new URL(`https://localhost:${await portOf(t, server)}/`);
+    await t.rejects(exchange(newConnector({}), url));
+    const offered = cipherSuitesOf(await hello.promise);
+    t.ok(offered.includes('c02f'), 'ECDHE-RSA-AES128-GCM-SHA256');
+    // DHE-RSA with AES128-GCM, AES256-GCM, ChaCha20, AES128-CBC and AES256-CBC, each with SHA-256
+    for (const suite of ['009e', '009f', 'ccaa', '0067', '006b']) t.notOk(offered.includes(suite), suite);
+  },
+);
+
+/** In a ClientHello they follow the record's head, the message's, the version, 32 random bytes and a session id. */
+function cipherSuitesOf(hello: Buffer): string[] {
+  const start = 5 + 4 + 2 + 32 + 1 + hello.readUInt8(5 + 4 + 2 + 32);
+  return hello.toString('hex', start + 2, start + 2 + hello.readUInt16BE(start)).match(/.{4}/g) ?? [];
+}
+
+t.test('a receiver that demands a client certificate fails with that reason', async (t) => {
+  const server = createServer({ ...LOCALHOST, requestCert: true, rejectUnauthorized: true }, () =>
+    t.fail('nobody gets in'),
+  );
+  const url = new URL(`https://127.0.0.1:${await portOf(t, server)}/`);
+  await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), {
     message: /^tls: .*certificate required$/,
   });
 });
@@ -138,6 +188,20 @@ t.test('the addresses of this machine are read once for all addresses of a name'
   t.equal(reads, 1);
 });
 
+t.test('if the addresses of this machine cannot be read, a connection ends with that error', async (t) => {
+  const connector = newConnector({
+    refusedAddresses: [{ host: '0.0.0.0', port: 8080 }],
+    machineAddresses() {
+      throw new Error('too many open files');
+    },
+  });
+  const ended = new Promise<Error | null>((closed) => {
+    const events = { connected() {}, received() {}, closed };
+    t.doesNotThrow(() => connector.connect(new URL('http://93.184.216.34:8080/'), events, null));
+  });
+  t.match(await ended, { message: 'too many open files' });
+});
+
 t.test('the end of a connection is reported once, and not for one that was destroyed', async (t) => {
   const closing = await startReceiver(t, { answers: [hangUp()] });
   const answering = await startReceiver(t, { answers: [status(200)] });
@@ -172,11 +236,15 @@ t.test('the end of a connection is reported once, and not for one that was destr
   }
 });
 
-function newConnector(options: Partial<ConnectorOptions>): Connector {
-  return createConnector(
-    { timeoutMs: 10_000, allowedCidrs: [cidr('127.0.0.0/8')], ...options },
-    fakeEffects(),
-  );
+function newConnector(options: Partial<ConnectorOptions>, effects = fakeEffects()): Connector {
+  return createConnector({ timeoutMs: 10_000, allowedCidrs: [cidr('127.0.0.0/8')], ...options }, effects);
+}
+
+/** Listens until the test ends. */
+async function portOf(t: Test, server: TcpServer): Promise<number> {
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  t.teardown(() => server.close());
+  return (server.address() as AddressInfo).port;
 }
 
 /** The first that comes back; rejects if nothing does. `onConnected` is called before anything is sent. */
