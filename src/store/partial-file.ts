@@ -12,6 +12,7 @@ import {
   rmSync,
   type Stats,
   statSync,
+  unlinkSync,
 } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { DAY_MS } from '../durations.ts';
@@ -159,7 +160,16 @@ function removeAbandoned(
     const ageMs = here.nowMs - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? here.nowMs);
     const isKnown = bootId === here.bootId && namespace === here.namespace;
     const isAbandoned = isKnown ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
-    if (isAbandoned) rmSync(path, { force: true });
+    if (isAbandoned) removeIfAllowed(path);
+  }
+}
+
+/** In a directory that others may write in, it may be another user's, or no file at all. */
+function removeIfAllowed(path: string): void {
+  try {
+    unlinkSync(path);
+  } catch {
+    // It is left to whoever may.
   }
 }
 

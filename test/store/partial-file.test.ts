@@ -1,6 +1,7 @@
 import {
   chownSync,
   existsSync,
+  mkdirSync,
   readdirSync,
   readFileSync,
   rmSync,
@@ -121,6 +122,16 @@ t.test(
     for (const [name, , goes] of rows) t.equal(existsSync(join(directory, name)), !goes, name);
   },
 );
+
+t.test('an abandoned file that cannot be removed prevents no other one', async (t) => {
+  const directory = temporaryDirectory(t);
+  const { path, discard } = startPartial(directory, NOW_MS);
+  discard();
+  const left = path.replace(`partial-${process.pid}`, `partial-${NO_PROCESS}`);
+  mkdirSync(left);
+  const another = startPartial(directory, NOW_MS);
+  t.strictSame(readdirSync(directory).sort(), [basename(left), basename(another.path)].sort());
+});
 
 t.test('giveToOwner changes the owner of a file, and follows no link', ifMayBeNobody(), async (t) => {
   const directory = temporaryDirectory(t);
