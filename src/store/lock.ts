@@ -12,6 +12,7 @@ import {
   type Stats,
   statSync,
 } from 'node:fs';
+import { dirname } from 'node:path';
 import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
@@ -69,9 +70,13 @@ export function lockForServing(
 function prepareLock(file: string, path: string): void {
   withPlainFile(file, constants.O_RDWR | constants.O_CREAT, (descriptor, { mode, uid, nlink }) => {
     if (nlink !== 1) return; // may also be another file, whose owner and mode must not change
-    const database = process.getuid?.() === 0 ? statSync(path, { throwIfNoEntry: false }) : undefined;
-    if (database !== undefined) fchownSync(descriptor, database.uid, database.gid);
-    if ((mode & 0o077) !== 0 && (process.getuid?.() === 0 || uid === process.getuid?.())) {
+    const isRoot = process.getuid?.() === 0;
+    if (isRoot) {
+      // Where there is no database yet, its user is the directory's owner: a restore that fails leaves the lock file.
+      const owner = statSync(path, { throwIfNoEntry: false }) ?? statSync(dirname(file));
+      fchownSync(descriptor, owner.uid, owner.gid);
+    }
+    if ((mode & 0o077) !== 0 && (isRoot || uid === process.getuid?.())) {
       fchmodSync(descriptor, 0o600);
     }
   });

@@ -183,6 +183,24 @@ t.test(
   },
 );
 
+t.test(
+  'a lock file that root makes where no file is yet belongs to the owner of the directory',
+  ifMayBeNobody(),
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const path = join(directory, 'davit.db');
+    const link = join(temporaryDirectory(t), 'link.db');
+    symlinkSync(path, link);
+    chownSync(directory, 65_534, 65_533);
+    lockForServing(link, 4711, fakeEffects())();
+    t.match(statSync(lockPath(path)), { uid: 65_534, gid: 65_533 });
+
+    process.seteuid?.(65_534);
+    t.teardown(() => process.seteuid?.(0));
+    lockForServing(path, 4711, fakeEffects())();
+  },
+);
+
 t.test('a file has one lock, whichever links lead to it, even before it exists', async (t) => {
   const directory = temporaryDirectory(t);
   const path = join(directory, 'davit.db');
