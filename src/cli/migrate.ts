@@ -83,6 +83,8 @@ export async function migrateOlder(
   const path = realPath(dbPath);
   const unlock = lockForServing(path, process.pid, context.effects);
   try {
+    // Another davit may have migrated it before the lock was this one's.
+    if (!isOlder(path)) return null;
     await listener?.onBegin(SCHEMA_VERSION);
     return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };

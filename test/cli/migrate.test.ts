@@ -14,11 +14,12 @@ import { basename, join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
-import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
-import { KNOWS_OLDER_SCHEMAS, makeOlder, presentSchema, schemaOf } from '../helpers/older-schema.ts';
+import { migrateFile } from '../../src/store/migrations.ts';
+import { COMPILE_CACHE, MAIN, place, runHere } from '../helpers/cli.ts';
+import { KNOWS_OLDER_SCHEMAS, makeOlder, presentSchema, STEPS, schemaOf } from '../helpers/older-schema.ts';
 import { serveWithLog } from '../helpers/served.ts';
 import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
 import { dumpOf } from '../helpers/store.ts';
@@ -127,6 +128,26 @@ t.test('while an older service has the file, it can be backed up and examined, n
     check: 'schema',
     advice: /^'davit serve' migrates it/,
   });
+});
+
+t.test('a file that another davit migrates just before it is locked is not migrated again', async (t) => {
+  const { directory, dbPath } = await olderFile(t);
+  const effects: Effects = {
+    ...realEffects,
+    // The lock tells since when it is held, which asks for the time first.
+    now() {
+      migrateFile(dbPath, { migrations: STEPS });
+      return realEffects.now();
+    },
+  };
+  t.strictSame(await runHere(['admin', 'migrate'], { cwd: directory, effects }), {
+    stdout: './davit.db is up to date: there is nothing to do\n',
+    stderr: '',
+    exitCode: 0,
+  });
+  t.equal(userVersionOf(dbPath), SCHEMA_VERSION);
+  t.strictSame(keptIn(directory), []);
+  lockForServing(dbPath, process.pid, realEffects)();
 });
 
 t.test('while another process has the file open, it is not migrated', async (t) => {
