@@ -127,28 +127,38 @@ function noLock(file: string): AppError {
 /** The first bytes of every SQLite database. */
 const SQLITE_HEAD = Buffer.from('SQLite format 3\0');
 
-function holdLock(file: string, { process_id, since, max_concurrent }: Serving): () => void {
+function holdLock(file: string, serving: Serving): () => void {
   const lock = connect(file, { timeoutMs: LOCK_PROBE_TIMEOUT_MS });
   try {
     // No journal file; the content need not survive a crash.
     lock.pragma('journal_mode = MEMORY');
     lock.pragma('synchronous = OFF');
-    lock.exec('BEGIN IMMEDIATE');
-    // Recreated, as another version of davit may have made it with other columns.
-    lock.exec(`
-      DROP TABLE IF EXISTS holder;
-      CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
-    lock
-      .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
-      .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
-    lock.exec('COMMIT');
-    // A RESERVED lock, not an EXCLUSIVE one: a process that is refused can still read who holds it.
-    lock.exec('BEGIN IMMEDIATE');
+    for (;;) {
+      writeHolder(lock, serving);
+      // A RESERVED lock, not an EXCLUSIVE one: a process that is refused can still read who holds it.
+      lock.exec('BEGIN IMMEDIATE');
+      const written = readHolder(lock);
+      if (written?.process_id === serving.process_id && written.since === serving.since) break;
+      // Between the two transactions another start wrote its own row, and is refused now or has ended.
+      lock.exec('ROLLBACK');
+    }
   } catch (error) {
     lock.close();
     throw error;
   }
   return () => lock.close();
+}
+
+function writeHolder(lock: Database, { process_id, since, max_concurrent }: Serving): void {
+  lock.exec('BEGIN IMMEDIATE');
+  // Recreated, as another version of davit may have made it with other columns.
+  lock.exec(`
+    DROP TABLE IF EXISTS holder;
+    CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
+  lock
+    .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
+    .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
+  lock.exec('COMMIT');
 }
 
 /** Turns `error` into an AppError `conflict` that names the holder of the lock, if that is the problem. */

@@ -46,6 +46,27 @@ t.test('servedBy names the process that serves a file while it does, and no long
   next();
 });
 
+t.test('of several starts at once, the lock names the one that holds it', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const others = [4712, 4713];
+  const { exec } = Sqlite.prototype;
+  // Each writes who it is, and has ended before the one before it locks the file for good.
+  Sqlite.prototype.exec = function (sql) {
+    exec.call(this, sql);
+    const next = sql === 'COMMIT' ? others.shift() : undefined;
+    if (next !== undefined) lockForServing(path, next, fakeEffects())();
+    return this;
+  };
+  t.teardown(() => {
+    Sqlite.prototype.exec = exec;
+  });
+  const release = lockForServing(path, 4711, fakeEffects(), 2);
+  t.strictSame(others, []);
+  t.match(servedBy(path), { process_id: 4711, max_concurrent: 2 });
+  t.throws(() => lockForServing(path, 4714, fakeEffects()), { message: /served already by process 4711 / });
+  release();
+});
+
 t.test('a file that another machine serves is refused, not one of this machine', ifMayUnshare, async (t) => {
   const path = join(temporaryDirectory(t), 'davit.db');
   const source = import.meta.resolve('../../src/store/lock.ts');
