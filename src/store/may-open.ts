@@ -6,8 +6,11 @@ import { lockPath, refuseOtherMachine, servedBy } from './lock.ts';
 import { refuseOtherNames } from './other-names.ts';
 import { realPath } from './place.ts';
 
-/** A starting service opens the file first and its -wal and -shm later, which looks as if those were missing. */
-const STARTS_WITHIN_MS = 1_000;
+/**
+ * A starting service opens the file first and its -wal and -shm later, and one that stops closes them first, which looks
+ * as if those were missing.
+ */
+const STARTS_OR_STOPS_WITHIN_MS = 1_000;
 const RETRY_MS = 20;
 
 /**
@@ -38,7 +41,7 @@ export function refuseToOpen(path: string, effects: Effects): void {
  * refuses that.
  */
 export function refuseRemoved(path: string, { monotonicMs, block }: Effects): void {
-  const untilMs = monotonicMs() + STARTS_WITHIN_MS;
+  const untilMs = monotonicMs() + STARTS_OR_STOPS_WITHIN_MS;
   for (let found = removedOf(path); found !== undefined; found = removedOf(path)) {
     if (found.isCertain || monotonicMs() > untilMs) {
       throw new AppError(
@@ -62,7 +65,9 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   const removed = files.find((file) => open.includes(`${file} (deleted)`)); // proc_pid_fd(5)
   const hasOpened = files.some((file) => open.includes(file));
   const file = removed ?? (hasOpened ? files.find((file) => !open.includes(file)) : undefined);
-  return file === undefined ? undefined : { file, processId, isCertain: removed !== undefined };
+  if (file === undefined) return undefined;
+  // At a clean stop SQLite removes the -shm while it still has it open; the -wal it closes first.
+  return { file, processId, isCertain: removed !== undefined && removed !== `${real}-shm` };
 }
 
 /**

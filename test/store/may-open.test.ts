@@ -1,11 +1,14 @@
-import { copyFileSync, existsSync, renameSync, rmSync, writeFileSync } from 'node:fs';
+import { closeSync, copyFileSync, existsSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { lockPath } from '../../src/store/lock.ts';
-import { refuseToServe } from '../../src/store/may-open.ts';
+import { realEffects } from '../../src/effects.ts';
+import { lockForServing, lockPath } from '../../src/store/lock.ts';
+import { refuseRemoved, refuseToServe } from '../../src/store/may-open.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
-import { place } from '../helpers/cli.ts';
+import { place, runHere } from '../helpers/cli.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { type Served, serve } from '../helpers/served.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
 
 const WAYS = {
   removed: (file: string) => rmSync(file),
@@ -37,8 +40,11 @@ for (const [side, way] of [
       ['backup', 'copy.db'],
       ['doctor'],
     ];
+    // Time flies while they look again, as the service might be starting or stopping.
+    const { monotonicMs, advance } = fakeEffects();
+    const effects = { ...realEffects, monotonicMs, block: () => advance(2_000) };
     for (const words of commands) {
-      const { exitCode, stdout, stderr } = await davit(words);
+      const { exitCode, stdout, stderr } = await runHere(words, { cwd: directory, effects });
       t.match({ exitCode, stdout, stderr }, { exitCode: 1, stdout: '', stderr: message });
     }
     await service.stop();
@@ -46,6 +52,20 @@ for (const [side, way] of [
     t.match(await json<ProjectDetails[]>(['admin', 'project', 'list']), [{ name: 'website' }]);
   });
 }
+
+t.test('a service that removes the -shm at its stop, and closes it later, has lost nothing', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  // In place of the service, whose stop waits for no test between the two.
+  const release = lockForServing(path, process.pid, realEffects);
+  const opened = ['', '-wal', '-shm'].map((side) => openSync(path + side, 'w'));
+  rmSync(`${path}-shm`);
+  const stop = () => {
+    for (const descriptor of opened.splice(0)) closeSync(descriptor);
+    release();
+  };
+  t.doesNotThrow(() => refuseRemoved(path, { ...fakeEffects(), block: stop }));
+  t.strictSame(opened, [], 'it was looked at again');
+});
 
 t.test('a file that was moved while a service has it open is refused by both names', async (t) => {
   const { davit, json, directory, dbPath } = place(t);
