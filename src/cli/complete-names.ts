@@ -9,8 +9,8 @@ import { projectNames } from './names.ts';
 
 const NEWEST = 50;
 
-/** How long a lock on the file is waited for: the shell is silent meanwhile. */
-const LOCK_TIMEOUT_MS = 300;
+/** How long a lock on the file, or its service, is waited for: the shell is silent meanwhile. */
+const WAIT_MAX_MS = 300;
 
 /**
  * The projects, keys, webhooks or latest deployments in the file: by name, or by id where a name is not unique or
@@ -23,8 +23,15 @@ export async function namesIn(
   effects: Effects,
 ): Promise<Candidate[]> {
   if (!existsSync(dbPath)) return [];
-  const { openForExamination } = await import('../store/doctor.ts');
-  const examined = openForExamination(dbPath, LOCK_TIMEOUT_MS);
+  const [{ openForExamination }, { refuseMovedHere }, { refuseRemoved }] = await Promise.all([
+    import('../store/doctor.ts'),
+    import('../store/other-names.ts'),
+    import('../store/may-open.ts'),
+  ]);
+  // To open a file that was moved or replaced under a service would make a -wal and a -shm beside it.
+  refuseMovedHere(dbPath);
+  refuseRemoved(dbPath, effects, WAIT_MAX_MS);
+  const examined = openForExamination(dbPath, WAIT_MAX_MS);
   if ('kind' in examined) return [];
   try {
     return await candidatesOf(noun, start, examined.reads, effects.now());

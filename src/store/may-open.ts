@@ -38,10 +38,14 @@ export function refuseToOpen(path: string, effects: Effects): void {
  * Throws AppError `conflict` if the file, its -wal or its -shm was moved, removed or replaced while a service has it
  * open, as far as this user can see. The service then writes no more, and what others write under these names may be
  * lost. A -wal that was moved is not always noticed here, as other connections of the service create a new one: SQLite
- * refuses that.
+ * refuses that. `withinMs`: how long a service is waited for that may be starting or stopping.
  */
-export function refuseRemoved(path: string, { monotonicMs, block }: Effects): void {
-  const untilMs = monotonicMs() + STARTS_OR_STOPS_WITHIN_MS;
+export function refuseRemoved(
+  path: string,
+  { monotonicMs, block }: Effects,
+  withinMs = STARTS_OR_STOPS_WITHIN_MS,
+): void {
+  const untilMs = monotonicMs() + withinMs;
   for (let found = removedOf(path); found !== undefined; found = removedOf(path)) {
     if (found.isCertain || monotonicMs() > untilMs) {
       throw new AppError(

@@ -1,5 +1,5 @@
 import { spawnSync } from 'node:child_process';
-import { chmodSync, mkdirSync, readdirSync, writeFileSync } from 'node:fs';
+import { chmodSync, copyFileSync, mkdirSync, readdirSync, renameSync, writeFileSync } from 'node:fs';
 import { delimiter, join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
@@ -9,6 +9,7 @@ import { inFile } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { ifHas } from '../helpers/programs.ts';
+import { serve } from '../helpers/served.ts';
 import { KEY, newDeployment, PROJECT } from '../helpers/store.ts';
 import { shownBy } from '../helpers/terminal.ts';
 
@@ -133,6 +134,21 @@ t.test('completion creates, changes and reports nothing, whatever the database i
     t.strictSame(await completed(['--db', path, ...names]), { paths: 'none', values: [] }, path);
   }
   t.match(await there.davit(['__complete', 'tcsh', '']), { stdout: '', stderr: '', exitCode: 2 });
+});
+
+t.test('a file that was moved or replaced under a service is not opened by either name', async (t) => {
+  const { there, completed } = completions(t);
+  await fill(there);
+  const { url } = await serve(t, there.directory);
+  await fetch(`${url}/readyz`); // until its dispatcher has opened the file, too
+  const names = ['admin', 'project', 'show', ''];
+  t.equal((await completed(names)).values.length, 4);
+  renameSync(there.dbPath, join(there.directory, 'new.db'));
+  copyFileSync(join(there.directory, 'new.db'), there.dbPath);
+  const before = readdirSync(there.directory).sort();
+  t.strictSame((await completed(['--db', 'new.db', ...names])).values, []);
+  t.strictSame((await completed(names)).values, []);
+  t.strictSame(readdirSync(there.directory).sort(), before);
 });
 
 t.test('a file that another process has locked is not waited for', async (t) => {
