@@ -61,7 +61,7 @@ async function restore(
   adoptedBytes(file);
   await refuseServed(dbPath, file, path);
   // If nobody can be asked, this fails before the work is done.
-  if (replaces && !terminal.inputIsTyped) await confirm(command, '', options.yes, context);
+  if (replaces && !terminal.canAsk) await confirm(command, '', options.yes, context);
   await withPartial(dirname(path), context, async (partial, signal) => {
     const unlock = lockForServing(path, process.pid, effects);
     try {

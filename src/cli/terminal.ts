@@ -24,7 +24,9 @@ export interface Terminal {
   readonly inputIsTyped: boolean;
   /** All of stdin, as bytes. */
   readInput(): Promise<Buffer>;
-  /** Asks on stderr and waits for a line; null: stdin or stderr is no terminal. */
+  /** Whether somebody can be asked: stdin and stderr are terminals. */
+  readonly canAsk: boolean;
+  /** Asks on stderr and waits for a line; null: nobody can be asked. */
   ask(question: string): Promise<string | null>;
 }
 
@@ -77,16 +79,23 @@ export function createTerminal(
 
     readInput: () => buffer(streams.stdin),
 
+    get canAsk() {
+      return canAsk();
+    },
+
     async ask(question) {
-      const { stdin } = streams;
-      if (stdin.isTTY !== true || stderr.isTTY !== true) return null;
+      if (!canAsk()) return null;
       wipeProgress();
       stderr.write(question);
       // The terminal stays in line mode, so that ^C works as usual.
-      for await (const chunk of stdin) return String(chunk).trim();
+      for await (const chunk of streams.stdin) return String(chunk).trim();
       return '';
     },
   };
+
+  function canAsk(): boolean {
+    return streams.stdin.isTTY === true && stderr.isTTY === true;
+  }
 
   function wipeProgress(): void {
     if (!progressShown) return;

@@ -99,10 +99,15 @@ t.test('the end of input counts as an empty answer', async (t) => {
 });
 
 t.test('without a terminal, no question is asked', async (t) => {
-  const { terminal, stdin, written } = streams({});
-  stdin.write('yes\n');
-  t.equal(await terminal.ask('Sure? '), null);
-  t.equal(written.stderr(), '');
+  for (const missing of ['stdin', 'stderr'] as const) {
+    const { terminal, stdin, written, ...rest } = streams({ isTTY: true });
+    t.equal(terminal.canAsk, true);
+    Object.assign(missing === 'stdin' ? stdin : rest.stderr, { isTTY: false });
+    t.equal(terminal.canAsk, false);
+    stdin.write('yes\n');
+    t.equal(await terminal.ask('Sure? '), null);
+    t.equal(written.stderr(), '');
+  }
 });
 
 t.test('input is read byte for byte', async (t) => {
