@@ -17,22 +17,22 @@ const SHOW_EVERY_MS = 200;
 
 /**
  * Gives `action` a new, empty file in the directory, and removes it afterwards unless `action` has given it a name.
- * SIGINT, SIGTERM and SIGHUP abort `signal`, print the note of `stopped`, and end davit with their exit code.
+ * SIGINT, SIGTERM and SIGHUP abort `signal`, print the note that `stopped` makes, and end davit with their exit code.
  */
 export async function withPartial<Result>(
   directory: string,
   context: CommandContext,
-  action: (partial: PartialFile, signal: AbortSignal, stopped: { note: string }) => Promise<Result>,
+  action: (partial: PartialFile, signal: AbortSignal, stopped: { note: () => string }) => Promise<Result>,
 ): Promise<Result> {
   const { effects, terminal, onSignal, exit } = context;
   const { startPartial } = await import('../store/partial-file.ts');
   const interruption = new AbortController();
-  const stopped = { note: 'stopped: nothing was changed' };
+  const stopped = { note: () => 'stopped: nothing was changed' };
   let partial: PartialFile | undefined;
   const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (name) => {
     interruption.abort();
     partial?.discard();
-    terminal.note(stopped.note);
+    terminal.note(stopped.note());
     exit(EXIT_CODE_OF_SIGNAL[name]);
   });
   partial = startPartial(directory, effects.now());

@@ -94,20 +94,33 @@ export async function migrateOlder(
       const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
       partial.publishAs(keptAs);
       listener?.onKept(keptAs);
-      stopped.note = `stopped while it was migrated: the file as it was is kept as ${printable(keptAs)}`;
+      const nothingChanged = stopped.note;
+      stopped.note = () =>
+        removeNeedless(keptAs)
+          ? nothingChanged()
+          : `stopped while it was migrated: the file as it was is kept as ${printable(keptAs)}`;
       try {
         await migrateInPlace(file, signal, context, (message) => {
           if (message.kind === 'migrating') listener?.onStep(message.version);
         });
       } catch (error) {
-        // A service that is restarted every second must not fill the disk with copies of an unchanged file.
-        if (isUnchanged()) rmSync(keptAs, { force: true });
+        removeNeedless(keptAs);
         throw error;
       }
       return { from_schema: schema_version, to_schema: SCHEMA_VERSION, kept_as: keptAs };
     });
   } finally {
     unlock();
+  }
+
+  /**
+   * Removes the copy if the file is unchanged: a service that is restarted every second must not fill the disk with
+   * copies. Waits for what changes it, which may have been killed just now, and undoes what that has not committed.
+   */
+  function removeNeedless(keptAs: string): boolean {
+    const isNeedless = isUnchanged();
+    if (isNeedless) rmSync(keptAs, { force: true });
+    return isNeedless;
   }
 
   function isUnchanged(): boolean {

@@ -211,13 +211,11 @@ t.test('a damaged file is not migrated, and doctor says what is damaged', async 
   ]);
 });
 
-const STOPPED = /^stopped while it was migrated: the file as it was is kept as \/.*\.before-v\d+-\S+\n$/;
-
 t.test('a migration that was stopped or killed leaves the file as it was and can be repeated', async (t) => {
-  for (const [signal, ending] of [
-    ['SIGTERM', [143, null]],
-    ['SIGHUP', [129, null]],
-    ['SIGKILL', [null, 'SIGKILL']],
+  for (const [signal, ending, kept] of [
+    ['SIGTERM', [143, null], 0],
+    ['SIGHUP', [129, null], 0],
+    ['SIGKILL', [null, 'SIGKILL'], 1],
   ] as const) {
     const { older, directory, dbPath, before, present } = await olderFile(t);
     const { child, stderr } = await migrationUnderWay(t, directory, ['admin', 'migrate']);
@@ -226,15 +224,31 @@ t.test('a migration that was stopped or killed leaves the file as it was and can
     child.kill(signal);
     t.strictSame(await ended, ending);
     if (signal === 'SIGKILL') for (const processId of children) process.kill(processId, 'SIGKILL');
-    else t.match(await stderr, STOPPED);
+    else t.equal(await stderr, 'stopped: nothing was changed\n');
     await Promise.all(children.map(untilGone));
     t.strictSame(dumpFile(dbPath), before);
     t.equal(userVersionOf(dbPath), OLDER);
-    t.equal(keptIn(directory).length, 1, 'one copy is kept');
-    t.strictSame(dumpFile(join(directory, keptIn(directory)[0] ?? '')), before);
+    t.equal(keptIn(directory).length, kept, 'only who was killed leaves a copy');
+    for (const copy of keptIn(directory)) t.strictSame(dumpFile(join(directory, copy)), before);
     t.match(await older(['admin', 'migrate']), { exitCode: 0 });
     t.strictSame(schemaOf(dbPath), present);
   }
+});
+
+t.test('a migration that was stopped when all was committed keeps the copy', async (t) => {
+  const { directory, dbPath, before } = await olderFile(t);
+  const { child, stderr } = await migrationUnderWay(t, directory, ['admin', 'migrate'], 'commits');
+  const ended = once(child, 'exit');
+  child.kill('SIGTERM');
+  t.strictSame(await ended, [143, null]);
+  t.match(
+    await stderr,
+    /^stopped while it was migrated: the file as it was is kept as \/.*\.before-v\d+-\S+\n$/,
+  );
+  t.equal(userVersionOf(dbPath), SCHEMA_VERSION);
+  const [kept = '', ...more] = keptIn(directory);
+  t.strictSame(dumpFile(join(directory, kept)), before);
+  t.strictSame(more, []);
 });
 
 t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM', async (t) => {
@@ -246,8 +260,9 @@ t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM', async (t)
   child.kill('SIGHUP');
   child.kill('SIGTERM');
   t.strictSame(await ended, [143, null]);
-  t.match(await stderr, STOPPED);
+  t.equal(await stderr, 'stopped: nothing was changed\n');
   t.equal(userVersionOf(dbPath), OLDER);
+  t.strictSame(keptIn(directory), []);
   t.match(await older(['admin', 'migrate']), { exitCode: 0 });
 });
 
@@ -369,8 +384,13 @@ async function olderFile(t: Test) {
   return { ...there, present: presentSchema(t), before: dumpFile(there.dbPath), older };
 }
 
-/** `davit` with these words, once it hangs in the middle of the last migration. */
-async function migrationUnderWay(t: Test, directory: string, words: readonly string[]) {
+/** `davit` with these words, once it hangs in the middle of the last migration, or when that has committed all. */
+async function migrationUnderWay(
+  t: Test,
+  directory: string,
+  words: readonly string[],
+  extra: 'hangs' | 'commits' = 'hangs',
+) {
   const watcher = watch(directory);
   const underWay = join(directory, 'migrating');
   const isMigrating = new Promise<void>((resolve) => {
@@ -378,7 +398,7 @@ async function migrationUnderWay(t: Test, directory: string, words: readonly str
   });
   const child = spawn(process.execPath, [MAIN, ...words], {
     cwd: directory,
-    env: { ...COMPILE_CACHE, NODE_OPTIONS, TEST_MIGRATION: 'hangs', TEST_MIGRATION_UNDER_WAY: underWay },
+    env: { ...COMPILE_CACHE, NODE_OPTIONS, TEST_MIGRATION: extra, TEST_MIGRATION_UNDER_WAY: underWay },
     stdio: ['ignore', 'ignore', 'pipe'],
   });
   t.teardown(() => child.kill('SIGKILL'));
