@@ -143,7 +143,8 @@ async function migrateFirst(config: ServeConfig, context: CommandContext): Promi
     );
   const migrated = await migrateOlder(
     dbPath,
-    { ...context, onSignal },
+    // A stop is a clean end also now: for systemd, any other exit code is a failure.
+    { ...context, onSignal, exit: () => context.exit(0) },
     {
       async onBegin(schema) {
         void notifySystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, context);

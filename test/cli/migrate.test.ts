@@ -251,7 +251,7 @@ t.test('a migration that was stopped when all was committed keeps the copy', asy
   t.strictSame(more, []);
 });
 
-t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM', async (t) => {
+t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM as it does later', async (t) => {
   const { older, directory, dbPath } = await olderFile(t);
   const words = ['serve', '--listen', '127.0.0.1:0', '--log-level', 'silent'];
   const { child, stderr } = await migrationUnderWay(t, directory, words);
@@ -259,7 +259,7 @@ t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM', async (t)
   // The system delivers them in this order.
   child.kill('SIGHUP');
   child.kill('SIGTERM');
-  t.strictSame(await ended, [143, null]);
+  t.strictSame(await ended, [0, null]);
   t.equal(await stderr, 'stopped: nothing was changed\n');
   t.equal(userVersionOf(dbPath), OLDER);
   t.strictSame(keptIn(directory), []);
