@@ -1,3 +1,4 @@
+import type { DeploymentId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { holdersOf } from '../proc.ts';
@@ -28,13 +29,17 @@ export async function recover(
   const { killGraceMs, workspaces, lockPath, effects, logger } = options;
   const running = reads.deployments.running();
   if (running.some(({ process }) => process === null)) await untilExecuted(lockPath, effects);
-  await Promise.all(running.map(end));
-  // Not awaited, as nothing depends on it: 200,000 files take seconds.
-  workspaces
-    .removeLeft()
-    .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
+  const endings = running.map((deployment) => {
+    const ended = endProcesses(deployment);
+    return { ended, recorded: ended.then(() => record(deployment.id)) };
+  });
+  await Promise.all([
+    // Not only once all ends are recorded: that waits while the disk is full, perhaps of these very directories.
+    Promise.all(endings.map(({ ended }) => ended)).then(removeLeft),
+    ...endings.map(({ recorded }) => recorded),
+  ]);
 
-  async function end({ id, process }: RunningDeployment): Promise<void> {
+  async function endProcesses({ id, process }: RunningDeployment): Promise<void> {
     await stopTree(
       { deploymentId: id, leader: process ?? undefined },
       {
@@ -47,11 +52,21 @@ export async function recover(
           ),
       },
     );
+  }
+
+  async function record(id: DeploymentId): Promise<void> {
     // Asked now, as it may also have been canceled while its processes were being ended.
     const isCanceled = reads.deployments.get(id)?.status === 'canceling';
     const outcome = { kind: isCanceled ? 'canceled' : 'interrupted' } as const;
     await writePersistently(writer, 'deployments.finish', endOf(id, outcome, {}), effects);
     logger.warn({ deployment_id: id }, 'a deployment was interrupted by the end of the service');
+  }
+
+  /** Not awaited, as nothing depends on it: 200,000 files take seconds. */
+  function removeLeft(): void {
+    workspaces
+      .removeLeft()
+      .catch((error) => logger.warn({ err: error }, 'directories of earlier runs are left behind'));
   }
 }
 
