@@ -217,7 +217,7 @@ export function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'):
     process.kill(target, name);
   } catch (error) {
     const code = codeOf(error);
-    if (code !== 'ESRCH' && code !== 'EPERM') throw error;
+    if (code !== 'ESRCH' && code !== 'EPERM' && code !== 'EACCES') throw error;
   }
 }
 
