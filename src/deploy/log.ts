@@ -17,6 +17,8 @@ interface LogKeeperOptions {
 export interface LogKeeper {
   /** Resolves at once while writing keeps up, later when it does not. Keeps `bytes`: they must not change. */
   append(bytes: Uint8Array): Promise<void>;
+  /** From now on `append` does not wait: little more comes, and whoever hands it on must not wait for a full disk. */
+  hurry(): void;
   /** Adds a message of davit's own, on a line of its own. */
   appendLine(text: string): Promise<void>;
   /** Resolves when everything is written; nothing may be appended after it. */
@@ -43,9 +45,15 @@ export function createLogKeeper({
   let failed = false;
   let cancelTimer: (() => void) | undefined;
   let midLine = false;
+  const { promise: hurried, resolve: hurry } = Promise.withResolvers<void>();
+  let hurrying = false;
 
   return {
     append,
+    hurry() {
+      hurrying = true;
+      hurry();
+    },
     appendLine: (text) => append(Buffer.from(`${midLine ? '\n' : ''}${text}\n`)),
     async end() {
       add(mask.end());
@@ -61,7 +69,7 @@ export function createLogKeeper({
     if (bytes.length > 0) midLine = !endsLine(bytes);
     add(mask.push(bytes));
     writeWhenGathered();
-    while (pendingBytes >= PENDING_MAX_BYTES) await writing;
+    while (pendingBytes >= PENDING_MAX_BYTES && !hurrying) await Promise.race([writing, hurried]);
   }
 
   function add(bytes: Buffer): void {

@@ -24,6 +24,8 @@ interface RunContext {
   onStarted(identity: ProcessIdentity): void;
   /** Called with what the command prints. Until it resolves no more is read: the pipe fills, and the command blocks. */
   onOutput(bytes: Uint8Array): Promise<void>;
+  /** Called when output is still being handed on a second after the end: what follows is at most what a pipe holds. */
+  onFinish?(): void;
   /** Called with the processes that SIGKILL does not end, for which the run goes on waiting. */
   onStuck?(processIds: number[]): void;
 }
@@ -91,7 +93,10 @@ async function supervise(
   output.hurry();
   // Children may still write their last lines after the command has ended, as `tee` in `exec > >(tee file)` does. A
   // daemon would hold the pipe open for ever, so they have a limited time.
-  const cancelFinish = context.effects.after(LAST_OUTPUT_MS, output.finish);
+  const cancelFinish = context.effects.after(LAST_OUTPUT_MS, () => {
+    context.onFinish?.();
+    output.finish();
+  });
   await output.ended.finally(cancelFinish);
   return outcome;
 }

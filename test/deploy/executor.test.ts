@@ -164,12 +164,12 @@ t.test('the files of a run are removed when it is over', async (t) => {
   await until(() => readdirSync(join(parent, roots[0] ?? '')).length === 0);
 });
 
-t.test('files are removed before the end is recorded, which may need their space', async (t) => {
+t.test('files are removed before the log and the end are recorded, which may need their space', async (t) => {
   const parent = temporaryDirectory(t);
   const store = testStore(t, realEffects);
   const files = () => readdirSync(parent).flatMap((root) => readdirSync(join(parent, root)));
   const write: Writer['write'] = async (name, input) => {
-    if (name === 'deployments.finish') await until(() => files().length === 0);
+    if (name === 'deployments.finish' || name === 'logs.append') await until(() => files().length === 0);
     return await store.writer.write(name, input);
   };
   const executor = await executorOn(
@@ -179,6 +179,12 @@ t.test('files are removed before the end is recorded, which may need their space
   );
   const id = await carriedOut(store, executor, { command: ['/bin/sh', '-c', 'echo text >file'] });
   t.match(store.reads.deployments.get(id), { status: 'succeeded' });
+
+  // More than is gathered of a log that cannot be written: it blocks until its time is over.
+  const printing = ['/bin/sh', '-c', 'echo text >file; exec head -c 3000000 /dev/zero'] as const;
+  const blocked = await carriedOut(store, executor, { command: [...printing], timeoutMs: 200 });
+  t.match(store.reads.deployments.get(blocked), { status: 'failed', reason: 'timeout' });
+  t.ok((store.reads.deployments.get(blocked)?.log_bytes ?? 0) > 1024 * 1024);
 });
 
 t.test('the process of a running command is recorded', async (t) => {

@@ -137,6 +137,20 @@ t.test('a slow writer is waited for once 1 MiB is buffered', async (t) => {
   t.match(appends.at(-1), { logBytes: 40 * 64 * KIB });
 });
 
+t.test('in a hurry a slow writer is not waited for', async (t) => {
+  const written = Promise.withResolvers<void>();
+  const { keeper, appends } = keeperFor({ write: () => written.promise });
+  await keeper.append(Buffer.alloc(64 * KIB, 'x')); // is being written
+  const waiting = keeper.append(Buffer.alloc(1024 * KIB, 'x'));
+  keeper.hurry();
+  await waiting;
+  await keeper.append(Buffer.alloc(64 * KIB, 'x'));
+  t.equal(appends.length, 1);
+  written.resolve();
+  await keeper.end();
+  t.match(appends.at(-1), { logBytes: 1152 * KIB });
+});
+
 t.test('a failed write rejects the append', async (t) => {
   const failure = new Error('the disk is full');
   const { keeper, appends } = keeperFor({ write: () => Promise.reject(failure) });
