@@ -182,6 +182,8 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       unsentBytes: () => socket.writableLength,
       destroy() {
         handlers = undefined;
+        // The handshake may have hung, and with the same session it would again.
+        if (handshaking) sessions.delete(url.origin);
         socket.destroy();
       },
     };

@@ -1,5 +1,10 @@
 import { readFileSync } from 'node:fs';
-import { type AddressInfo, createServer as createTcpServer, type Server as TcpServer } from 'node:net';
+import {
+  type AddressInfo,
+  createServer as createTcpServer,
+  type Socket,
+  type Server as TcpServer,
+} from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { createServer, getCACertificates, setDefaultCACertificates } from 'node:tls';
 import t, { type Test } from 'tap';
@@ -45,6 +50,32 @@ t.test('a session is resumed for an hour, and then the certificate is verified a
 });
 
 t.test('a session that the receiver fails to resume is not offered again', async (t) => {
+  // Record type alert, TLS 1.2, 2 bytes: fatal, handshake_failure (RFC 8446, section 6).
+  const alert = Buffer.from([0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]);
+  const { url, resumed } = await receiverExcept(t, (third) => third.end(alert));
+  const connector = newConnector({ caPem: CA_PEM });
+  await exchange(connector, url);
+  await exchange(connector, url);
+  await t.rejects(exchange(connector, url), { message: /^tls: .*handshake failure$/ });
+  await exchange(connector, url);
+  t.strictSame(resumed, [false, true, false]);
+});
+
+t.test('a session over which a handshake hung until it was given up is not offered again', async (t) => {
+  const hello = Promise.withResolvers<Buffer>();
+  const { url, resumed } = await receiverExcept(t, (third) => third.once('data', hello.resolve));
+  const connector = newConnector({ caPem: CA_PEM });
+  await exchange(connector, url);
+  await exchange(connector, url);
+  const socket = connector.connect(url, { connected() {}, received() {}, closed() {} }, null);
+  await hello.promise;
+  socket.destroy();
+  await exchange(connector, url);
+  t.strictSame(resumed, [false, true, false]);
+});
+
+/** A receiver that records which sessions it resumed. Its third connection is left to `onThird`. */
+async function receiverExcept(t: Test, onThird: (socket: Socket) => void) {
   const resumed: boolean[] = [];
   const receiver = createServer(LOCALHOST, (socket) => {
     resumed.push(socket.isSessionReused());
@@ -53,18 +84,11 @@ t.test('a session that the receiver fails to resume is not offered again', async
   let connections = 0;
   const front = createTcpServer((socket) => {
     connections += 1;
-    // Record type alert, TLS 1.2, 2 bytes: fatal, handshake_failure (RFC 8446, section 6).
-    if (connections === 3) socket.end(Buffer.from([0x15, 0x03, 0x03, 0x00, 0x02, 0x02, 0x28]));
+    if (connections === 3) onThird(socket);
     else receiver.emit('connection', socket);
   });
-  const url = new URL(`https://localhost:${await portOf(t, front)}/`);
-  const connector = newConnector({ caPem: CA_PEM });
-  await exchange(connector, url);
-  await exchange(connector, url);
-  await t.rejects(exchange(connector, url), { message: /^tls: .*handshake failure$/ });
-  await exchange(connector, url);
-  t.strictSame(resumed, [false, true, false]);
-});
+  return { url: new URL(`https://localhost:${await portOf(t, front)}/`), resumed };
+}
 
 t.test(
   'no cipher suite is offered with which a receiver chooses the group of the key exchange',
