@@ -59,6 +59,13 @@ export interface Service {
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
+/**
+ * How long attempts that are under way may go on when davit stops. Only those to receivers that hang do not end by then,
+ * and are made again at the next start. After a command that had all its time, of which it uses 27 s of the 30 that a
+ * stop may take, they have less.
+ */
+const LAST_ATTEMPTS_MS = 2_500;
+const LAST_ATTEMPTS_UNTIL_MS = 27_500;
 /** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
 const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
@@ -86,6 +93,8 @@ export async function startService(
   if (limitProblem !== undefined) throw new AppError('conflict', limitProblem);
   const lookupsMax = lookupThreads();
   await startPool();
+  /** On the monotonic clock; undefined: it has not begun to stop. */
+  let stoppingSinceMs: number | undefined;
   await using started = new AsyncDisposableStack();
   // First, as loading the thread takes as long as everything that is done before it is needed.
   const storeThread = startStoreThread(onFatal);
@@ -136,7 +145,7 @@ export async function startService(
   const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);
-  started.defer(dispatcher.stop);
+  started.defer(() => dispatcher.stop(lastAttemptsMs()));
 
   // Before the recovery, so that the deployments that it ends are counted.
   let metrics: Metrics | undefined;
@@ -268,9 +277,9 @@ export async function startService(
   }
   started.defer(async () => {
     stopping.abort();
-    await Promise.all([reportsLoop.stop(), pruning.stop()]);
-    // The executor's loop still runs: it has deployments stopped that are canceled meanwhile.
-    await executor.stop(config.shutdownGraceMs);
+    // The executor's loop still runs: it has deployments stopped that are canceled meanwhile. The others may just wait for
+    // a write, which must not delay the SIGTERM of commands.
+    await Promise.all([executor.stop(config.shutdownGraceMs), reportsLoop.stop(), pruning.stop()]);
     await loop.stop();
     await recovery;
   });
@@ -286,8 +295,16 @@ export async function startService(
       certificates.renewAuthorities(dispatcher.trust);
       if (certificate === null && caPem === null) logger.info('there are no certificates to reload');
     },
-    stop: () => running.disposeAsync(),
+    stop() {
+      stoppingSinceMs = effects.monotonicMs();
+      return running.disposeAsync();
+    },
   };
+
+  function lastAttemptsMs(): number {
+    const passedMs = effects.monotonicMs() - (stoppingSinceMs ?? effects.monotonicMs());
+    return Math.max(0, Math.min(LAST_ATTEMPTS_MS, LAST_ATTEMPTS_UNTIL_MS - passedMs));
+  }
 
   async function stopIfTold(): Promise<void> {
     // The steps before may have left the event loop no turn, in which a signal is seen; the first one may be half over.

@@ -20,12 +20,6 @@ import type { DispatcherThreadData, FromDispatcherThread, ToDispatcherThread } f
  * 13 ms to over 300 ms while deliveries run flat out.
  */
 
-/**
- * How long attempts that are under way may go on when davit stops. Only those to receivers that hang do not end by then,
- * and are made again at the next start. Of the 30 s that stopping may take, commands have 25.
- */
-const STOP_GRACE_MS = 2_500;
-
 /** How long the results of the last attempts may take to be recorded: as a rule one commit. */
 const LAST_RESULTS_MS = 500;
 
@@ -84,9 +78,8 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     else if (changes.has('settled')) wakeReplaysSoon();
   });
   owner.on('message', (message: ToDispatcherThread) => {
-    if (message === 'stop') void stop();
-    else if (message === 'quietMs')
-      owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
+    if (message === 'quietMs') owner.postMessage({ quietMs: loop.quietMs() } satisfies FromDispatcherThread);
+    else if ('stop' in message) void stop(message.stop);
     else if ('trust' in message) sender.trust(message.trust);
     else if ('ping' in message) void ping(message);
   });
@@ -112,9 +105,9 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   }
 
   /** Lets attempts that are under way end if they do so in time, so that a clean stop sends nothing twice. */
-  async function stop(): Promise<void> {
+  async function stop(graceMs: number): Promise<void> {
     await Promise.all([loop.stop(), replays.stop()]);
-    await Promise.race([dispatcher.settled(), delay(STOP_GRACE_MS, realEffects)]);
+    await Promise.race([dispatcher.settled(), delay(graceMs, realEffects)]);
     sender.close();
     // Answers of which only the body was awaited count.
     await Promise.race([dispatcher.settled(), delay(LAST_RESULTS_MS, realEffects)]);

@@ -25,7 +25,8 @@ export interface DispatcherThreadData {
 export type ToDispatcherThread =
   | { begin: DispatcherThreadData }
   | 'quietMs'
-  | 'stop'
+  /** How long attempts that are under way may go on, in milliseconds. */
+  | { stop: number }
   | { trust: string }
   | { ping: WebhookId; pingId: number };
 export type FromDispatcherThread =
@@ -47,8 +48,8 @@ interface DispatcherThread {
   ping(webhookId: WebhookId): Promise<PingResult>;
   /** Replaces the sender's `caPem` for new connections. */
   trust(caPem: string): void;
-  /** Lets the attempts that are under way end, then ends the thread. */
-  stop(): Promise<void>;
+  /** Lets the attempts that are under way end within `graceMs`, then ends the thread. */
+  stop(graceMs: number): Promise<void>;
 }
 
 const TERMINATE_MAX_MS = 1_000;
@@ -101,9 +102,9 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
       return ping.promise;
     },
     trust: (caPem) => thread.postMessage({ trust: caPem } satisfies ToDispatcherThread),
-    async stop() {
+    async stop(graceMs) {
       stopping = true;
-      thread.postMessage('stop' satisfies ToDispatcherThread);
+      thread.postMessage({ stop: graceMs } satisfies ToDispatcherThread);
       await stopped.promise;
       // A name lookup under way delays the end of the thread, and is not worth waiting for.
       await Promise.race([thread.terminate(), delay(TERMINATE_MAX_MS, effects)]);

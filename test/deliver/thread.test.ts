@@ -73,7 +73,7 @@ t.test('the thread does not begin with another file than the writer has', async 
   const message = /davit.db was moved or replaced while davit started/;
   await t.rejects(dispatcher.begin({ ...BEGINNING, path, files, port: port2 }), { message });
   t.match(errors[0], { message });
-  await dispatcher.stop();
+  await dispatcher.stop(0);
   port1.close();
 });
 
@@ -92,7 +92,7 @@ async function threads(t: Test, schedule = DEFAULT_SCHEDULE) {
   const store = await startStoreThread(crashed).open(path, [door.port1]);
   const dispatcher = startDispatcherThread(crashed, realEffects);
   t.teardown(async () => {
-    await dispatcher.stop();
+    await dispatcher.stop(0);
     await store.close();
   });
   await dispatcher.begin({
