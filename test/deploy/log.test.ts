@@ -137,6 +137,14 @@ t.test('a slow writer is waited for once 1 MiB is buffered', async (t) => {
   t.match(appends.at(-1), { logBytes: 40 * 64 * KIB });
 });
 
+t.test('what is printed byte by byte is kept in few pieces, unchanged', async (t) => {
+  const { keeper, appends } = keeperFor();
+  const text = 'davit '.repeat(500);
+  for (const byte of Buffer.from(text)) await keeper.append(Buffer.of(byte));
+  await keeper.end();
+  t.strictSame(texts(appends), [[text]]);
+});
+
 t.test('in a hurry a slow writer is not waited for', async (t) => {
   const written = Promise.withResolvers<void>();
   const { keeper, appends } = keeperFor({ write: () => written.promise });
