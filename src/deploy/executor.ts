@@ -13,7 +13,7 @@ import { createLogKeeper, type LogKeeper } from './log.ts';
 import { type Outputs, readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
-import type { Workspace, Workspaces } from './workspace.ts';
+import { parentProblem, type Workspace, type Workspaces } from './workspace.ts';
 
 export interface ExecutorOptions {
   store: Store;
@@ -70,6 +70,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
   let claiming = 0;
   let stopping = false;
   let isGraceOver = false;
+  /** Whether a run could have no files, for a reason that may pass: until it has, each claim would fail its deployment. */
+  let isWithoutFiles = false;
 
   return { tick, settled, stop };
 
@@ -97,6 +99,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   /** One claim for each free slot, all in one commit; batch after batch of them, if every claim found a deployment. */
   async function claimAll(): Promise<void> {
+    isWithoutFiles &&= parentProblem(workspaces.parent) !== undefined;
+    if (isWithoutFiles) return;
     const claims: Promise<boolean>[] = [];
     while (!stopping && claims.length < CLAIMS_MAX && underWay.size + claiming < maxConcurrent) {
       claims.push(claim());
@@ -159,6 +163,9 @@ export function createExecutor(options: ExecutorOptions): Executor {
     try {
       workspace = workspaces.make(claimed.project_id, claimed.directory);
     } catch (error) {
+      isWithoutFiles = parentProblem(workspaces.parent)?.mayPass === true;
+      if (isWithoutFiles)
+        logger.warn({ reason: messageOf(error) }, 'no command starts until there is room for its files');
       const cause = `no directory for this run: ${messageOf(error)}`;
       return { outcome: { kind: 'notStarted', cause }, outputs: {} };
     }

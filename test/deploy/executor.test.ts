@@ -5,6 +5,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
+import type { Workspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { isAlive } from '../../src/process-identity.ts';
@@ -151,6 +152,42 @@ t.test('a deployment whose directory cannot be created fails with that message',
     reason: 'spawn_failed',
     message: /^no directory for this run: /,
   });
+});
+
+t.test('while a full disk has no room for their files, deployments wait', async (t) => {
+  const { lines, logger } = recordedLog();
+  const real = testWorkspaces(t);
+  // Where names are too long no file can be made either, and davit does not take that for lasting.
+  let parent = join(real.parent, 'x'.repeat(300));
+  const workspaces: Workspaces = {
+    ...real,
+    get parent() {
+      return parent;
+    },
+    make(projectId, directory) {
+      if (parent !== real.parent) throw new Error('ENOSPC');
+      return real.make(projectId, directory);
+    },
+  };
+  const { store, executor } = await service(t, { workspaces, logger });
+  const projectId = await store.project();
+  for (let count = 0; count < 3; count++)
+    await store.writer.write('deployments.create', newDeployment(projectId));
+  const statuses = () =>
+    store.query('SELECT status FROM deployments ORDER BY seq').map(({ status }) => status);
+  for (let look = 0; look < 3; look++) {
+    await executor.tick();
+    await executor.settled();
+    t.strictSame(statuses(), ['failed', 'queued', 'queued']);
+  }
+  t.strictSame(
+    lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
+    ['no command starts until there is room for its files'],
+  );
+  parent = real.parent;
+  await executor.tick();
+  await executor.settled();
+  t.strictSame(statuses(), ['failed', 'succeeded', 'succeeded']);
 });
 
 t.test('the files of a run are removed when it is over', async (t) => {
