@@ -89,11 +89,15 @@ async function followLog({ id }: Deployment, store: Store, context: CommandConte
       terminal.note(deploymentText(deployment));
       return;
     }
-    stopListening();
-    stopListening = endAtSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], close, context);
+    listen(endAtSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], close, context));
     while (store.reads.instance.dataVersion() === version) await delay(POLL_EVERY_MS, effects);
+    listen(resetColoursAtSignal(output, context));
+  }
+
+  /** The earlier listener ends after the next one has begun: with none in between, a signal that just comes is lost. */
+  function listen(stopNext: () => void): void {
     stopListening();
-    stopListening = resetColoursAtSignal(output, context);
+    stopListening = stopNext;
   }
 
   /** As the last process that has the file open, this removes its -wal. */
