@@ -114,6 +114,7 @@ t.test(
   async (t) => {
     const { davit, directory, dbPath } = place(t);
     const first = await serve(t, directory);
+    await opened(first);
     rmSync(lockPath(dbPath));
     const refusal = {
       code: 'conflict',
