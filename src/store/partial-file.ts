@@ -157,7 +157,7 @@ function removeAbandoned(
     if (bootId === undefined) continue;
     const maker = { processId: Number(processId), processStartedAt: Number(processStartedAt), bootId };
     const path = join(directory, name);
-    const ageMs = here.nowMs - (statSync(path, { throwIfNoEntry: false })?.mtimeMs ?? here.nowMs);
+    const ageMs = here.nowMs - (lstatSync(path, { throwIfNoEntry: false })?.mtimeMs ?? here.nowMs);
     const isKnown = bootId === here.bootId && namespace === here.namespace;
     const isAbandoned = isKnown ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
     if (isAbandoned) removeIfAllowed(path);

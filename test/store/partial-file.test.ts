@@ -129,6 +129,7 @@ t.test('an abandoned file that cannot be removed prevents no other one', async (
   discard();
   const left = path.replace(`partial-${process.pid}`, `partial-${NO_PROCESS}`);
   mkdirSync(left);
+  symlinkSync(`${basename(left)}-loop`, `${left}-loop`);
   const another = startPartial(directory, NOW_MS);
   t.strictSame(readdirSync(directory).sort(), [basename(left), basename(another.path)].sort());
 });
