@@ -45,14 +45,15 @@ export function createLogKeeper({
   let failed = false;
   let cancelTimer: (() => void) | undefined;
   let midLine = false;
-  const { promise: hurried, resolve: hurry } = Promise.withResolvers<void>();
   let hurrying = false;
+  /** Ends the waits of `append`. */
+  const waiting = new Set<() => void>();
 
   return {
     append,
     hurry() {
       hurrying = true;
-      hurry();
+      for (const goOn of waiting) goOn();
     },
     appendLine: (text) => append(Buffer.from(`${midLine ? '\n' : ''}${text}\n`)),
     async end() {
@@ -69,7 +70,14 @@ export function createLogKeeper({
     if (bytes.length > 0) midLine = !endsLine(bytes);
     add(mask.push(bytes));
     writeWhenGathered();
-    while (pendingBytes >= PENDING_MAX_BYTES && !hurrying) await Promise.race([writing, hurried]);
+    while (pendingBytes >= PENDING_MAX_BYTES && !hurrying) await writtenOrHurried();
+  }
+
+  /** With a promise for each call: one for all of them would keep what waits for it until the end of the command. */
+  async function writtenOrHurried(): Promise<void> {
+    const { promise: hurried, resolve } = Promise.withResolvers<void>();
+    waiting.add(resolve);
+    await Promise.race([writing, hurried]).finally(() => waiting.delete(resolve));
   }
 
   function add(bytes: Buffer): void {
