@@ -302,7 +302,7 @@ export async function startService(
   };
 
   function lastAttemptsMs(): number {
-    const passedMs = effects.monotonicMs() - (stoppingSinceMs ?? effects.monotonicMs());
+    const passedMs = stoppingSinceMs === undefined ? 0 : effects.monotonicMs() - stoppingSinceMs;
     return Math.max(0, Math.min(LAST_ATTEMPTS_MS, LAST_ATTEMPTS_UNTIL_MS - passedMs));
   }
 

@@ -78,21 +78,26 @@ export function createAnswers(writer: Writer): Answers {
       return respond(h, await answer);
     },
 
-    async writePlanned(request, h, operation, plan) {
-      const memory = idempotencyMemory(request);
-      if (plan === undefined) return repeat(memory, h);
-      const perform = async () => writeNow(request, memory, operation, await plan());
-      return respond(h, await (memory === null ? perform() : performOnce(memory, perform)));
-    },
+    writePlanned,
 
     async attempt(request, h, perform) {
-      const memory = idempotencyMemory(request);
-      if (perform === undefined) return repeat(memory, h);
-      if (memory === null) return h.response(await perform());
-      const keep = async () => writeNow(request, memory, 'pings.keep', await perform());
-      return respond(h, await performOnce(memory, keep));
+      const isKept = idempotencyKey(request) !== undefined;
+      if (perform !== undefined && !isKept) return h.response(await perform());
+      return writePlanned(request, h, 'pings.keep', perform);
     },
   };
+
+  async function writePlanned<Name extends AnsweringOperation>(
+    request: WriteRequest,
+    h: Toolkit,
+    operation: Name,
+    plan: (() => Promise<InputOf<Name>>) | undefined,
+  ): Promise<ResponseObject> {
+    const memory = idempotencyMemory(request);
+    if (plan === undefined) return repeat(memory, h);
+    const perform = async () => writeNow(request, memory, operation, await plan());
+    return respond(h, await (memory === null ? perform() : performOnce(memory, perform)));
+  }
 
   function writeNow<Name extends AnsweringOperation>(
     request: WriteRequest,
