@@ -2,8 +2,13 @@ import { bootId } from '../boot-id.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { readProc, retryOnShortage } from '../proc.ts';
-import type { ProcessIdentity } from '../process-identity.ts';
-import { identityOf, isAlive, type ProcessStat, processIdentity } from '../process-identity.ts';
+import {
+  identityOf,
+  isAlive,
+  type ProcessIdentity,
+  type ProcessStat,
+  processIdentity,
+} from '../process-identity.ts';
 import { type TerminationDisposition, terminationDisposition, visitProcesses } from './processes.ts';
 
 /** The processes of a deployment. `leader` is the command itself, if it is known. */

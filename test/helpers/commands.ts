@@ -10,8 +10,7 @@ import { type Run, type RunRequest, run } from '../../src/deploy/run.ts';
 import { createSpawner, type Spawner } from '../../src/deploy/spawner.ts';
 import { createWorkspaces, type Workspaces } from '../../src/deploy/workspace.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
-import type { ProcessIdentity } from '../../src/process-identity.ts';
-import { processIdentity } from '../../src/process-identity.ts';
+import { type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
 import { stayAlive } from './effects.ts';
 import { temporaryDirectory } from './store.ts';
 

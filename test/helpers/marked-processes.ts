@@ -1,7 +1,6 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import type { Test } from 'tap';
-import type { ProcessIdentity } from '../../src/process-identity.ts';
-import { processIdentity } from '../../src/process-identity.ts';
+import { type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
 import { PATH } from './commands.ts';
 import { stayAlive } from './effects.ts';
 
