@@ -9,7 +9,7 @@ import { inFile } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place, run } from '../helpers/cli.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { ifHas } from '../helpers/programs.ts';
-import { serve } from '../helpers/served.ts';
+import { opened, serve } from '../helpers/served.ts';
 import { KEY, newDeployment, PROJECT } from '../helpers/store.ts';
 import { shownBy } from '../helpers/terminal.ts';
 
@@ -139,8 +139,7 @@ t.test('completion creates, changes and reports nothing, whatever the database i
 t.test('a file that was moved or replaced under a service is not opened by either name', async (t) => {
   const { there, completed } = completions(t);
   await fill(there);
-  const { url } = await serve(t, there.directory);
-  await fetch(`${url}/readyz`); // until its dispatcher has opened the file, too
+  await opened(await serve(t, there.directory));
   const names = ['admin', 'project', 'show', ''];
   t.equal((await completed(names)).values.length, 4);
   renameSync(there.dbPath, join(there.directory, 'new.db'));

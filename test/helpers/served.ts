@@ -30,7 +30,12 @@ export async function serve(t: Test, directory: string, ...options: string[]): P
   return started(t, spawnServe(t, directory, 'inherit', {}, ['--log-level', 'error', ...options]));
 }
 
-/** The same, with its log and with more in its environment. */
+/** Resolves once the dispatcher of a service has opened the file, too. */
+export async function opened({ url }: Pick<Served, 'url'>): Promise<void> {
+  await fetch(`${url}/readyz`);
+}
+
+/** The same as `serve`, with its log and with more in its environment. */
 export async function serveWithLog(
   t: Test,
   directory: string,

@@ -7,7 +7,7 @@ import { refuseRemoved, refuseToServe } from '../../src/store/may-open.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place, runHere } from '../helpers/cli.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { type Served, serve } from '../helpers/served.ts';
+import { opened, serve } from '../helpers/served.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const WAYS = {
@@ -131,8 +131,3 @@ t.test(
     t.doesNotThrow(() => refuseToServe(dbPath));
   },
 );
-
-/** Until its dispatcher has opened the file, too. */
-async function opened({ url }: Served): Promise<void> {
-  await fetch(`${url}/readyz`);
-}
