@@ -130,6 +130,8 @@ export async function startService(
     import('./http/api.ts'),
     loadPosix(),
   ]);
+  // Before the recovery, which may take long: by its end the path may lead to another file than the writer has open.
+  const files = identifyFiles(dbPath);
   started.defer(() => {
     const walBytes = walBytesOf(dbPath);
     if (walBytes > 0) logger.info({ file: dbPath, wal_bytes: walBytes }, WAL_STAYS);
@@ -184,7 +186,7 @@ export async function startService(
   // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
     path: dbPath,
-    files: identifyFiles(dbPath),
+    files,
     port: dispatcherToWriter.port2,
     sender: {
       version,
