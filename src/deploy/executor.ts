@@ -99,7 +99,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   /** One claim for each free slot, all in one commit; batch after batch of them, if every claim found a deployment. */
   async function claimAll(): Promise<void> {
-    isWithoutFiles &&= parentProblem(workspaces.parent) !== undefined;
+    isWithoutFiles &&= isWithoutRoom();
     if (isWithoutFiles) return;
     const claims: Promise<boolean>[] = [];
     while (!stopping && claims.length < CLAIMS_MAX && underWay.size + claiming < maxConcurrent) {
@@ -107,6 +107,11 @@ export function createExecutor(options: ExecutorOptions): Executor {
     }
     const found = await Promise.all(claims);
     if (found.length === CLAIMS_MAX && found.every(Boolean)) await claimAll();
+  }
+
+  /** A lasting problem is not waited for: each deployment then fails with it. */
+  function isWithoutRoom(): boolean {
+    return parentProblem(workspaces.parent)?.mayPass === true;
   }
 
   /** Claims and begins the next deployment; false: there is none. */
@@ -163,7 +168,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
     try {
       workspace = workspaces.make(claimed.project_id, claimed.directory);
     } catch (error) {
-      isWithoutFiles = parentProblem(workspaces.parent)?.mayPass === true;
+      isWithoutFiles = isWithoutRoom();
       if (isWithoutFiles)
         logger.warn({ reason: messageOf(error) }, 'no command starts until there is room for its files');
       const cause = `no directory for this run: ${messageOf(error)}`;
