@@ -1,5 +1,5 @@
 import type { DeploymentId } from '../domain.ts';
-import type { Effects } from '../effects.ts';
+import { delay, type Effects } from '../effects.ts';
 import { messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
@@ -13,7 +13,7 @@ import { createLogKeeper, type LogKeeper } from './log.ts';
 import { type Outputs, readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
 import type { Spawner } from './spawner.ts';
-import { parentProblem, type Workspace, type Workspaces } from './workspace.ts';
+import { mayPass, type Workspace, type Workspaces } from './workspace.ts';
 
 export interface ExecutorOptions {
   store: Store;
@@ -48,6 +48,8 @@ const RECORD_PROCESS_AFTER_MS = 20;
  */
 const CLAIMS_MAX = 64;
 
+const ROOM_CHECK_EVERY_MS = 1_000;
+
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
 
@@ -70,8 +72,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
   let claiming = 0;
   let stopping = false;
   let isGraceOver = false;
-  /** Whether a run could have no files, for a reason that may pass: until it has, each claim would fail its deployment. */
-  let isWithoutFiles = false;
+  /** Runs that wait until there is room for their files: until there is, others would only wait with them. */
+  let waitingForRoom = 0;
 
   return { tick, settled, stop };
 
@@ -99,19 +101,13 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   /** One claim for each free slot, all in one commit; batch after batch of them, if every claim found a deployment. */
   async function claimAll(): Promise<void> {
-    isWithoutFiles &&= isWithoutRoom();
-    if (isWithoutFiles) return;
+    if (waitingForRoom > 0) return;
     const claims: Promise<boolean>[] = [];
     while (!stopping && claims.length < CLAIMS_MAX && underWay.size + claiming < maxConcurrent) {
       claims.push(claim());
     }
     const found = await Promise.all(claims);
     if (found.length === CLAIMS_MAX && found.every(Boolean)) await claimAll();
-  }
-
-  /** A lasting problem is not waited for: each deployment then fails with it. */
-  function isWithoutRoom(): boolean {
-    return parentProblem(workspaces.parent)?.mayPass === true;
   }
 
   /** Claims and begins the next deployment; false: there is none. */
@@ -164,16 +160,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
     claimed: ClaimedDeployment,
     log: LogKeeper,
   ): Promise<{ outcome: RunOutcome; outputs: Outputs['outputs'] }> {
-    let workspace: Workspace;
-    try {
-      workspace = workspaces.make(claimed.project_id, claimed.directory);
-    } catch (error) {
-      isWithoutFiles = isWithoutRoom();
-      if (isWithoutFiles)
-        logger.warn({ reason: messageOf(error) }, 'no command starts until there is room for its files');
-      const cause = `no directory for this run: ${messageOf(error)}`;
-      return { outcome: { kind: 'notStarted', cause }, outputs: {} };
-    }
+    const workspace = await makeWorkspace(claimed, log);
+    if ('kind' in workspace) return { outcome: workspace, outputs: {} };
     try {
       const running = start(claimed, workspace, log);
       underWay.set(claimed.id, running.stop);
@@ -186,6 +174,29 @@ export function createExecutor(options: ExecutorOptions): Executor {
       // Before the end is recorded: that waits while the disk is full, perhaps of this very workspace.
       workspace.release();
     }
+  }
+
+  /** Waits for room on a full disk; whatever else is in the way, or ends the wait, is the outcome of the run. */
+  async function makeWorkspace(claimed: ClaimedDeployment, log: LogKeeper): Promise<Workspace | RunOutcome> {
+    let isCanceled = false;
+    underWay.set(claimed.id, (cause) => {
+      isCanceled ||= cause === 'user';
+    });
+    for (let isFirst = true; !isCanceled; isFirst = false) {
+      try {
+        return workspaces.make(claimed.project_id, claimed.directory);
+      } catch (error) {
+        const cause = `no directory for this run: ${messageOf(error)}`;
+        if (stopping || !mayPass(error)) return { kind: 'notStarted', cause };
+        if (isFirst && waitingForRoom === 0)
+          logger.warn({ reason: messageOf(error) }, 'no command starts until there is room for its files');
+        waitingForRoom += 1;
+        if (isFirst) await log.appendLine(`davit: ${cause}; it waits until there is room`);
+      }
+      await delay(ROOM_CHECK_EVERY_MS, effects);
+      waitingForRoom -= 1;
+    }
+    return { kind: 'canceled' };
   }
 
   function track<Value>(promise: Promise<Value>): Promise<Value> {

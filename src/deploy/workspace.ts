@@ -52,11 +52,11 @@ export interface Workspaces {
 interface ParentProblem {
   message: string;
   advice: string;
-  /** Whether it may be over without an administrator: a full disk may have room again. */
+  /** See mayPass. */
   mayPass: boolean;
 }
 
-const LASTING = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP']);
+const LASTING = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP', 'ENAMETOOLONG']);
 
 /** Why the files of a command cannot be made in `parent`, so that each one would fail; undefined: they can. */
 export function parentProblem(parent: string): ParentProblem | undefined {
@@ -64,22 +64,26 @@ export function parentProblem(parent: string): ParentProblem | undefined {
     tryFiles(parent);
     return undefined;
   } catch (error) {
-    const code = codeOf(error);
-    const mayPass = !LASTING.has(code);
     return {
-      message: `no files for commands can be made in ${parent} (${code})`,
-      advice: mayPass
+      message: `no files for commands can be made in ${parent} (${codeOf(error)})`,
+      advice: mayPass(error)
         ? 'make room there, and for further files (df -i), or set TMPDIR to another directory'
         : 'set TMPDIR to a directory where this user can write',
-      mayPass,
+      mayPass: mayPass(error),
     };
   }
 }
 
-/** A directory and a file, as for a run; and a few bytes, as some full disks take a file only while it is empty. */
+/** Whether what keeps a run from its files may be over without an administrator: a full disk may have room again. */
+export function mayPass(error: unknown): boolean {
+  return !LASTING.has(codeOf(error));
+}
+
+/** What a first run makes; and a few bytes, as some full disks take a file only while it is empty. */
 function tryFiles(parent: string): void {
   const directory = mkdtempSync(join(parent, 'davit-runs-'));
   try {
+    mkdirSync(join(directory, 'own'));
     writeFileSync(join(directory, 'output'), 'tried\n');
   } finally {
     rmSync(directory, { recursive: true, force: true });

@@ -12,6 +12,7 @@ import { isAlive } from '../../src/process-identity.ts';
 import type { OperationName } from '../../src/store/operations.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('a deployment runs with its ref in the environment, and its log is kept', async (t) => {
@@ -154,40 +155,40 @@ t.test('a deployment whose directory cannot be created fails with that message',
   });
 });
 
-t.test('while a full disk has no room for their files, deployments wait', async (t) => {
+t.test('while a full disk has no room for its files, a deployment waits, and no other starts', async (t) => {
   const { lines, logger } = recordedLog();
-  const real = testWorkspaces(t);
-  // Where names are too long no file can be made either, and davit does not take that for lasting.
-  let parent = join(real.parent, 'x'.repeat(300));
-  const workspaces: Workspaces = {
-    ...real,
-    get parent() {
-      return parent;
-    },
-    make(projectId, directory) {
-      if (parent !== real.parent) throw new Error('ENOSPC');
-      return real.make(projectId, directory);
-    },
-  };
-  const { store, executor } = await service(t, { workspaces, logger });
-  const projectId = await store.project();
-  for (let count = 0; count < 3; count++)
-    await store.writer.write('deployments.create', newDeployment(projectId));
-  const statuses = () =>
-    store.query('SELECT status FROM deployments ORDER BY seq').map(({ status }) => status);
+  const { store, executor, create, statuses, disk, pass } = await serviceOnFullDisk(t, { logger });
+  const first = await create('one');
+  await executor.tick();
+  await create('other');
   for (let look = 0; look < 3; look++) {
     await executor.tick();
-    await executor.settled();
-    t.strictSame(statuses(), ['failed', 'queued', 'queued']);
+    await pass(1_000);
+    t.strictSame(statuses(), ['running', 'queued']);
   }
   t.strictSame(
     lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
     ['no command starts until there is room for its files'],
   );
-  parent = real.parent;
-  await executor.tick();
+  disk.isFull = false;
+  await pass(1_000);
   await executor.settled();
-  t.strictSame(statuses(), ['failed', 'succeeded', 'succeeded']);
+  t.strictSame(statuses(), ['succeeded', 'succeeded']);
+  t.equal(logOf(store, first), 'davit: no directory for this run: no space; it waits until there is room\n');
+});
+
+t.test('a deployment that waits for room can be canceled, and a clean stop ends it at once', async (t) => {
+  const { store, executor, create, statuses, pass } = await serviceOnFullDisk(t);
+  const [canceled] = [await create('one'), await create('other')];
+  await executor.tick();
+  t.strictSame(statuses(), ['running', 'running']);
+  await store.writer.write('deployments.cancel', { id: canceled });
+  await executor.tick();
+  await pass(1_000);
+  const stopped = executor.stop(60_000);
+  await pass(1_000);
+  await stopped;
+  t.strictSame(statuses(), ['canceled', 'failed']);
 });
 
 t.test('the files of a run are removed when it is over', async (t) => {
@@ -394,6 +395,33 @@ async function service(
 ): Promise<{ store: TestStore; executor: Executor }> {
   const store = testStore(t, realEffects);
   return { store, executor: await executorOn(t, store, changes) };
+}
+
+/** On a clock that only `pass` moves. */
+async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}) {
+  const disk = { isFull: true };
+  const workspaces = testWorkspaces(t);
+  const make: Workspaces['make'] = (projectId, directory) => {
+    if (disk.isFull) throw Object.assign(new Error('no space'), { code: 'ENOSPC' });
+    return workspaces.make(projectId, directory);
+  };
+  const effects = fakeEffects();
+  const { store, executor } = await service(t, { workspaces: { ...workspaces, make }, effects, ...changes });
+  return {
+    store,
+    executor,
+    disk,
+    async create(name: string): Promise<DeploymentId> {
+      const deployment = newDeployment(await store.project({ name }));
+      return (await store.writer.write('deployments.create', deployment)).id;
+    },
+    statuses: () => store.query('SELECT status FROM deployments ORDER BY seq').map(({ status }) => status),
+    async pass(ms: number): Promise<void> {
+      await nextTurn();
+      effects.advance(ms);
+      await nextTurn();
+    },
+  };
 }
 
 async function executorOn(
