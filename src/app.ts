@@ -59,13 +59,18 @@ export interface Service {
 const PRUNING_IDLE_MS = 60_000;
 const KILL_GRACE_MS = 10_000;
 const LAST_REQUESTS_MS = 1_500;
+/** For the files of the last commands. */
+const LAST_REMOVALS_MS = 1_000;
 /**
  * How long attempts that are under way may go on when davit stops. Only those to receivers that hang do not end by then,
- * and are made again at the next start. After a command that had all its time, of which it uses 27 s of the 30 that a
- * stop may take, they have less.
+ * and are made again at the next start.
  */
 const LAST_ATTEMPTS_MS = 2_500;
-const LAST_ATTEMPTS_UNTIL_MS = 27_500;
+/**
+ * What is waited for after the commands has less time than the above if one of them had all of its time: that is 27 s of
+ * the 30 that a stop may take.
+ */
+const LAST_WAITS_UNTIL_MS = 27_500;
 /** When hapi stops, it closes idle connections at once: a request that was just sent on one would get no answer. */
 const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
@@ -147,7 +152,7 @@ export async function startService(
   const spawner = createSpawner(posix, effects, adopts);
   started.defer(spawner.close);
   const dispatcher = startDispatcherThread(onFatal, effects);
-  started.defer(() => dispatcher.stop(lastAttemptsMs()));
+  started.defer(() => dispatcher.stop(atMost(LAST_ATTEMPTS_MS)));
 
   // Before the recovery, so that the deployments that it ends are counted.
   let metrics: Metrics | undefined;
@@ -171,7 +176,7 @@ export async function startService(
     effects,
     logger,
   });
-  started.defer(workspaces.close);
+  started.defer(() => workspaces.close(atMost(LAST_REMOVALS_MS)));
   const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,
     workspaces,
@@ -238,7 +243,7 @@ export async function startService(
   );
   started.defer(async () => {
     await delay(REQUESTS_IN_FLIGHT_MS, effects);
-    await http.stop({ timeout: LAST_REQUESTS_MS });
+    await http.stop({ timeout: atMost(LAST_REQUESTS_MS) });
   });
   // Stopped before the server: that answers the requests that wait for a deployment, so they do not delay the stop.
   started.defer(watches.close);
@@ -303,9 +308,9 @@ export async function startService(
     },
   };
 
-  function lastAttemptsMs(): number {
+  function atMost(waitMs: number): number {
     const passedMs = stoppingSinceMs === undefined ? 0 : effects.monotonicMs() - stoppingSinceMs;
-    return Math.max(0, Math.min(LAST_ATTEMPTS_MS, LAST_ATTEMPTS_UNTIL_MS - passedMs));
+    return Math.max(0, Math.min(waitMs, LAST_WAITS_UNTIL_MS - passedMs));
   }
 
   async function stopIfTold(): Promise<void> {

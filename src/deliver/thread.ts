@@ -52,7 +52,7 @@ interface DispatcherThread {
   stop(graceMs: number): Promise<void>;
 }
 
-const TERMINATE_MAX_MS = 1_000;
+const TERMINATE_MAX_MS = 500;
 
 /**
  * Starts the dispatcher thread, which loads its code while other parts of davit start, and does nothing before `begin`.

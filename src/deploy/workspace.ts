@@ -44,8 +44,11 @@ export interface Workspaces {
   make(projectId: ProjectId, directory: string | null): Workspace;
   /** Removes what an earlier service for the same database left. To be called before the first workspace is made. */
   removeLeft(): Promise<void>;
-  /** Removes released workspaces and the directory around them, but for that of a run that is not over. */
-  close(): Promise<void>;
+  /**
+   * Removes released workspaces and the directory around them, but for that of a run that is not over. Does not wait
+   * longer than `waitMs` for that: the next start goes on with it.
+   */
+  close(waitMs: number): Promise<void>;
 }
 
 /** Why no command can have its files. */
@@ -99,9 +102,6 @@ interface Files {
 
 /** A project with more deployments in its queue begins the next one within milliseconds. */
 const SPARE_MS = 1_000;
-
-/** A stop waits no longer than this for removals: the next start goes on with them. */
-const LAST_REMOVALS_MS = 1_000;
 
 /**
  * Makes the workspaces of all runs, in a directory of this service's own below `parent` (mode 0700, random name): in
@@ -233,14 +233,14 @@ export function createWorkspaces({
     if (failures.length > 0) throw failures[0];
   }
 
-  async function close(): Promise<void> {
+  async function close(waitMs: number): Promise<void> {
     for (const { files, cancelRemoval } of spares.values()) {
       cancelRemoval();
       remove(files);
     }
     spares.clear();
     const all = Promise.all(removals).then(() => root !== undefined && removeEmpty(root));
-    await Promise.race([all, delay(LAST_REMOVALS_MS, effects)]);
+    await Promise.race([all, delay(waitMs, effects)]);
   }
 
   function namePrefix(): string {

@@ -50,7 +50,7 @@ t.test('a run has a private empty directory and output file, which are removed w
   writeFileSync(join(one.directory, 'node_modules/deep/file'), 'x');
   one.release();
   two.release();
-  await workspaces.close();
+  await workspaces.close(1_000);
   t.strictSame(runsIn(parent), []);
 });
 
@@ -206,7 +206,7 @@ t.test('a project with its own directory runs there and keeps it', async (t) => 
   t.equal(workspace.directory, directory);
   t.strictSame(readdirSync(join(parent, runsIn(parent)[0] ?? '')).length, 1, 'the file alone');
   workspace.release();
-  await workspaces.close();
+  await workspaces.close(1_000);
   t.ok(statSync(directory).isDirectory());
   t.throws(() => statSync(workspace.outputFile), { code: 'ENOENT' });
 });
@@ -339,7 +339,7 @@ t.test('a slow removal does not delay a shutdown, and the next start resumes it'
   syncBuiltinESMExports();
   try {
     workspaces.make(PROJECT, null).release();
-    const closed = workspaces.close();
+    const closed = workspaces.close(1_000);
     effects.advance(1_000);
     await closed;
   } finally {
