@@ -158,20 +158,20 @@ t.test('of a malformed head the status counts, and the connection is not reused'
   t.end();
 });
 
-t.test('more than 16 KiB of heads, or 4 KiB of lines in the body, make a response invalid', (t) => {
+t.test('more than 16 KiB of heads, or 8 KiB of lines in the body, make a response invalid', (t) => {
   const ok = 'HTTP/1.1 200 OK\r\n';
   const chunked = 'Transfer-Encoding: chunked\r\n\r\n';
   for (const text of [
     '\r\n'.repeat(9_000),
     'HTTP/1.1 103 Early Hints\r\n\r\n'.repeat(700),
-    `${ok}${chunked}1;${'x'.repeat(4_100)}`,
-    `${ok}${chunked}${'1\r\nx\r\n'.repeat(820)}`,
-    `${ok}${chunked}0\r\n${'X: y\r\n'.repeat(700)}`,
+    `${ok}${chunked}1;${'x'.repeat(8_200)}`,
+    `${ok}${chunked}${'1\r\nx\r\n'.repeat(1_640)}`,
+    `${ok}${chunked}0\r\n${'X: y\r\n'.repeat(1_400)}`,
   ]) {
     t.strictSame(read(text), { error: 'invalid_response' }, text.slice(0, 60));
   }
   const head = `${ok}X: ${'x'.repeat(16_000)}\r\n${chunked}`;
-  t.match(read(`${head}${'1\r\nx\r\n'.repeat(818)}0\r\n\r\n`), { isWhole: true, bodyBytes: 818 });
+  t.match(read(`${head}${'1\r\nx\r\n'.repeat(1_637)}0\r\n\r\n`), { isWhole: true, bodyBytes: 1_637 });
   t.end();
 });
 

@@ -235,13 +235,13 @@ t.test('the body of an answer', async (t) => {
     t.equal(receiver.connections(), 3);
   });
 
-  t.test('in tiny chunks is cut off after 4 KiB of chunk lines, and the status counts', async (t) => {
-    const tiny = `HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n${'1\r\nx\r\n'.repeat(900)}`;
+  t.test('in tiny chunks is cut off after 8 KiB of chunk lines, and the status counts', async (t) => {
+    const tiny = `HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n${'1\r\nx\r\n'.repeat(1_800)}`;
     const receiver = await startReceiver(t, { answers: [raw(tiny)] });
     const { send } = newSender(t);
     const { ok, error, responseBody } = await send(receiver.url);
     t.strictSame({ ok, error }, { ok: true, error: null });
-    t.equal(responseBody, 'x'.repeat(Math.floor(4_096 / '1\r\n\r\n'.length)));
+    t.equal(responseBody, 'x'.repeat(Math.floor(8_192 / '1\r\n\r\n'.length)));
   });
 
   t.test('is not waited for after the deadline, and the status counts', async (t) => {
