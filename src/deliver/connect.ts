@@ -311,6 +311,7 @@ function tlsError(error: NodeJS.ErrnoException & { reason?: string }): AttemptEr
   const { code = '', reason, syscall } = error;
   const problem = TLS_PROBLEMS[code] ?? reason;
   if (problem !== undefined) return new AttemptError(`tls: ${problem}`, { cause: error });
-  if (syscall !== undefined || code === 'ECONNRESET' || code === '') return undefined;
+  const isBelowTls = syscall !== undefined || error instanceof AggregateError || code === 'ECONNRESET';
+  if (isBelowTls || code === '') return undefined;
   return new AttemptError(`tls: ${code.toLowerCase().replaceAll('_', ' ')}`, { cause: error });
 }

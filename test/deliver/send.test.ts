@@ -326,6 +326,15 @@ t.test('an attempt fails', async (t) => {
     });
   });
 
+  t.test('if it is not there, at none of its addresses', async (t) => {
+    const receiver = await startReceiver(t);
+    await receiver.close();
+    for (const url of [named(receiver), named(receiver).replace('http:', 'https:')]) {
+      const { send } = newSender(t, { resolve: scripted(['127.0.0.1', '127.0.0.2']).resolve });
+      t.match(await send(url), { error: 'connection_refused', remoteAddress: null }, url);
+    }
+  });
+
   t.test('if there is no way to the receiver', async (t) => {
     // Linux says so of a broadcast without sending anything.
     const { send } = newSender(t, { allowedCidrs: [cidr('255.255.255.255')] });
