@@ -28,7 +28,7 @@ import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
-import { identifyFiles, watchPlace } from './store/place.ts';
+import { areInPlace, identifyFiles } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
@@ -219,7 +219,7 @@ export async function startService(
   });
   const stopping = new AbortController();
   const readiness = createReadiness({
-    isInPlace: watchPlace(dbPath, effects),
+    isInPlace: () => areInPlace(files),
     probe: () => store.writer.write('instance.probe', undefined),
     problem: () => (recovered ? null : RECOVERY_PROBLEM),
     dispatcherQuietMs: dispatcher.quietMs,

@@ -5,7 +5,7 @@ import { watchLag } from '../event-loop.ts';
 import { createLogger } from '../logger.ts';
 import { POLL_OTHER_PROCESSES_EVERY_MS, startLoop } from '../loop.ts';
 import { keepYoungWhatIsNew, releaseStartMemory } from '../memory.ts';
-import { areInPlace } from '../store/place.ts';
+import { areInPlace, type FileIdentity } from '../store/place.ts';
 import { openReads } from '../store/store.ts';
 import { connectWriter } from '../store/writer-port.ts';
 import { createDispatcher } from './dispatcher.ts';
@@ -42,13 +42,17 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
   const { path, files, port, sender: senderOptions, schedule, log, metricsMemory } = data;
   const metrics = metricsMemory && deliveryMetrics(metricsMemory);
   const logger = createLogger(log, realEffects);
-  const store = openReads(path);
-  // The thread opens the file by its path. If another file has that by now, its deliveries would be sent.
-  if (!areInPlace(files)) throw new Error(`${path} was moved or replaced while davit started`);
+  const opened = openInPlace(path, files);
+  if (opened === undefined) {
+    port.close();
+    owner.postMessage('moved' satisfies FromDispatcherThread);
+    return;
+  }
+  const { reads, close: closeReads } = opened;
   const writer = connectWriter(port);
   const sender = createSender(senderOptions, realEffects);
   const dispatcher = createDispatcher({
-    reads: store.reads,
+    reads,
     writer,
     sender,
     schedule,
@@ -62,14 +66,14 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the dispatcher failed, and tries again'),
   });
-  const replayer = createReplayer({ reads: store.reads, writer, effects: realEffects });
+  const replayer = createReplayer({ reads, writer, effects: realEffects });
   const replays = startLoop(replayer.tick, {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects: realEffects,
     onError: (error) => logger.error({ err: error }, 'the replays failed, and are tried again'),
   });
   let isReplaysWakeScheduled = false;
-  const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
+  const pinger = createPinger({ reads, sender, effects: realEffects });
   if (metrics !== undefined) watchLag(metrics.lag, realEffects);
 
   writer.onCommit((changes) => {
@@ -111,9 +115,21 @@ function dispatch(owner: MessagePort, data: DispatcherThreadData): void {
     sender.close();
     // Answers of which only the body was awaited count.
     await Promise.race([dispatcher.settled(), delay(LAST_RESULTS_MS, realEffects)]);
-    store.close();
+    closeReads();
     port.close();
     logger.flush(); // the thread is terminated, and sees no exit
     owner.postMessage('stopped' satisfies FromDispatcherThread);
   }
+}
+
+/**
+ * Opens the file for reading; undefined: it is not in its place. The thread opens it by its path: if that led to another
+ * file, its deliveries would be sent.
+ */
+function openInPlace(path: string, files: readonly FileIdentity[]): ReturnType<typeof openReads> | undefined {
+  if (!areInPlace(files)) return undefined;
+  const store = openReads(path);
+  if (areInPlace(files)) return store;
+  store.close();
+  return undefined;
 }

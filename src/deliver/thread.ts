@@ -2,6 +2,7 @@ import type { MessagePort } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { WebhookId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
+import { AppError } from '../errors.ts';
 import type { LogOptions } from '../logger.ts';
 import type { FileIdentity } from '../store/place.ts';
 import type { PingResult } from './ping.ts';
@@ -31,6 +32,8 @@ export type ToDispatcherThread =
   | { ping: WebhookId; pingId: number };
 export type FromDispatcherThread =
   | 'ready'
+  /** It ends without having begun: the path leads to other files than the writer has open. */
+  | 'moved'
   | 'stopped'
   | { quietMs: number }
   /** Null: it failed because of a bug, which is logged. */
@@ -53,6 +56,8 @@ interface DispatcherThread {
 }
 
 const TERMINATE_MAX_MS = 500;
+const MOVED_AT_START =
+  'the database was moved or replaced while davit started: put it back in its place, and start davit again';
 
 /**
  * Starts the dispatcher thread, which loads its code while other parts of davit start, and does nothing before `begin`.
@@ -65,21 +70,20 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
   let tellQuietMs = (_quietMs: number): void => undefined;
   const pings = new Map<number, PromiseWithResolvers<PingResult>>();
   let lastPingId = 0;
-  let stopping = false;
+  /** Whether its end is expected, or was told. */
+  let ending = false;
 
   thread.on('message', (message: FromDispatcherThread) => {
     if (message === 'ready') return ready.resolve();
+    if (message === 'moved') return fail(new AppError('conflict', MOVED_AT_START));
     if (message === 'stopped') return stopped.resolve();
     if ('pingId' in message) return settlePing(message);
     tellQuietMs(message.quietMs);
   });
-  thread.on('error', (error) => {
-    ready.reject(error);
-    onCrash(error);
-  });
+  thread.on('error', fail);
   thread.on('exit', () => {
     stopped.resolve();
-    if (!stopping) onCrash(new Error('the dispatcher thread ended'));
+    if (!ending) onCrash(new Error('the dispatcher thread ended'));
   });
   // Not unhandled: `begin` returns the same promise.
   ready.promise.catch(() => undefined);
@@ -103,13 +107,19 @@ export function startDispatcherThread(onCrash: (error: unknown) => void, effects
     },
     trust: (caPem) => thread.postMessage({ trust: caPem } satisfies ToDispatcherThread),
     async stop(graceMs) {
-      stopping = true;
+      ending = true;
       thread.postMessage({ stop: graceMs } satisfies ToDispatcherThread);
       await stopped.promise;
       // A name lookup under way delays the end of the thread, and is not worth waiting for.
       await Promise.race([thread.terminate(), delay(TERMINATE_MAX_MS, effects)]);
     },
   };
+
+  function fail(error: unknown): void {
+    ending = true;
+    ready.reject(error);
+    onCrash(error);
+  }
 
   function settlePing({ pingId, result }: { pingId: number; result: PingResult | null }): void {
     const ping = pings.get(pingId);

@@ -61,20 +61,22 @@ t.test('a ping of an unknown webhook gives gone', async (t) => {
   t.strictSame(await dispatcher.ping('whk_0000000000000000000000' as never), { kind: 'gone' });
 });
 
-t.test('the thread does not begin with another file than the writer has', async (t) => {
-  const errors: unknown[] = [];
-  const dispatcher = startDispatcherThread((error) => errors.push(error), realEffects);
-  const path = join(temporaryDirectory(t), 'davit.db');
-  openForWriting(path, realEffects).close();
-  const files = identifyFiles(path);
-  copyFileSync(path, `${path}.copy`);
-  renameSync(`${path}.copy`, path);
-  const { port1, port2 } = new MessageChannel();
-  const message = /davit.db was moved or replaced while davit started/;
-  await t.rejects(dispatcher.begin({ ...BEGINNING, path, files, port: port2 }), { message });
-  t.match(errors[0], { message });
-  await dispatcher.stop(0);
-  port1.close();
+t.test('the thread does not begin with another file than the writer has, nor without it', async (t) => {
+  for (const isReplaced of [true, false]) {
+    const errors: unknown[] = [];
+    const dispatcher = startDispatcherThread((error) => errors.push(error), realEffects);
+    const path = join(temporaryDirectory(t), 'davit.db');
+    openForWriting(path, realEffects).close();
+    const files = identifyFiles(path);
+    renameSync(path, `${path}.moved`);
+    if (isReplaced) copyFileSync(`${path}.moved`, path);
+    const { port1, port2 } = new MessageChannel();
+    const moved = { code: 'conflict', message: /^the database was moved or replaced while davit started: / };
+    await t.rejects(dispatcher.begin({ ...BEGINNING, path, files, port: port2 }), moved);
+    t.match(errors, [moved]);
+    await dispatcher.stop(0);
+    port1.close();
+  }
 });
 
 const BEGINNING = {
