@@ -125,7 +125,8 @@ export async function retryOnShortage<Result>(
   }
 }
 
-const SHORTAGES = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);
+/** Of open files or memory. */
+export const SHORTAGES: ReadonlySet<string> = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);
 const RETRY_MS = 100;
 
 function unlessGone<Result>(read: () => Result): Result | undefined {

@@ -48,10 +48,15 @@ const RECORD_PROCESS_AFTER_MS = 20;
  */
 const CLAIMS_MAX = 64;
 
-const ROOM_CHECK_EVERY_MS = 1_000;
+const TRY_AGAIN_EVERY_MS = 1_000;
 
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
+
+interface RunResult {
+  outcome: RunOutcome;
+  outputs: Outputs['outputs'];
+}
 
 /**
  * Carries deployments out: claim, run, finish. The end of one and the claim of the next are handed to the writer
@@ -72,8 +77,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
   let claiming = 0;
   let stopping = false;
   let isGraceOver = false;
-  /** Runs that wait until there is room for their files: until there is, others would only wait with them. */
-  let waitingForRoom = 0;
+  /** Runs that wait until a shortage is over: until it is, others would only wait with them. */
+  const waiting = new Set<DeploymentId>();
 
   return { tick, settled, stop };
 
@@ -101,7 +106,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   /** One claim for each free slot, all in one commit; batch after batch of them, if every claim found a deployment. */
   async function claimAll(): Promise<void> {
-    if (waitingForRoom > 0) return;
+    if (waiting.size > 0) return;
     const claims: Promise<boolean>[] = [];
     while (!stopping && claims.length < CLAIMS_MAX && underWay.size + claiming < maxConcurrent) {
       claims.push(claim());
@@ -145,7 +150,9 @@ export function createExecutor(options: ExecutorOptions): Executor {
       effects,
       write: (append) => record('logs.append', { id: claimed.id, ...append }),
     });
-    const { outcome, outputs } = await runInWorkspace(claimed, log);
+    const { outcome, outputs } = await runWhenPossible(claimed, log).finally(() =>
+      waiting.delete(claimed.id),
+    );
     const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
     await log.end();
     const recorded = record('deployments.finish', end);
@@ -156,12 +163,41 @@ export function createExecutor(options: ExecutorOptions): Executor {
     logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }
 
-  async function runInWorkspace(
-    claimed: ClaimedDeployment,
-    log: LogKeeper,
-  ): Promise<{ outcome: RunOutcome; outputs: Outputs['outputs'] }> {
-    const workspace = await makeWorkspace(claimed, log);
-    if ('kind' in workspace) return { outcome: workspace, outputs: {} };
+  /**
+   * Runs the command, once a shortage that keeps it from starting is over, a full disk for instance. Without the wait,
+   * each deployment of a queue would fail within milliseconds. As long as the command may take, the wait may take too.
+   */
+  async function runWhenPossible(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
+    const claimedAtMs = effects.monotonicMs();
+    let isCanceled = false;
+    while (!isCanceled) {
+      const result = await runInWorkspace(claimed, log);
+      const isTimeOver =
+        effects.monotonicMs() - claimedAtMs > (claimed.timeout_ms ?? Number.POSITIVE_INFINITY);
+      if (result.outcome.kind !== 'shortage' || stopping || isTimeOver) return result;
+      underWay.set(claimed.id, (cause) => {
+        isCanceled ||= cause === 'user';
+      });
+      if (!waiting.has(claimed.id)) await beginWait(claimed.id, result.outcome.cause, log);
+      await delay(TRY_AGAIN_EVERY_MS, effects);
+    }
+    return { outcome: { kind: 'canceled' }, outputs: {} };
+  }
+
+  async function beginWait(id: DeploymentId, cause: string, log: LogKeeper): Promise<void> {
+    if (waiting.size === 0) logger.warn({ reason: cause }, 'no command starts until a shortage is over');
+    waiting.add(id);
+    await log.appendLine(`davit: waiting to start: ${cause}`);
+  }
+
+  async function runInWorkspace(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
+    let workspace: Workspace;
+    try {
+      workspace = workspaces.make(claimed.project_id, claimed.directory);
+    } catch (error) {
+      const cause = `no directory for this run: ${messageOf(error)}`;
+      return { outcome: { kind: mayPass(error) ? 'shortage' : 'notStarted', cause }, outputs: {} };
+    }
     try {
       const running = start(claimed, workspace, log);
       underWay.set(claimed.id, running.stop);
@@ -174,29 +210,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
       // Before the end is recorded: that waits while the disk is full, perhaps of this very workspace.
       workspace.release();
     }
-  }
-
-  /** Waits for room on a full disk; whatever else is in the way, or ends the wait, is the outcome of the run. */
-  async function makeWorkspace(claimed: ClaimedDeployment, log: LogKeeper): Promise<Workspace | RunOutcome> {
-    let isCanceled = false;
-    underWay.set(claimed.id, (cause) => {
-      isCanceled ||= cause === 'user';
-    });
-    for (let isFirst = true; !isCanceled; isFirst = false) {
-      try {
-        return workspaces.make(claimed.project_id, claimed.directory);
-      } catch (error) {
-        const cause = `no directory for this run: ${messageOf(error)}`;
-        if (stopping || !mayPass(error)) return { kind: 'notStarted', cause };
-        if (isFirst && waitingForRoom === 0)
-          logger.warn({ reason: messageOf(error) }, 'no command starts until there is room for its files');
-        waitingForRoom += 1;
-        if (isFirst) await log.appendLine(`davit: ${cause}; it waits until there is room`);
-      }
-      await delay(ROOM_CHECK_EVERY_MS, effects);
-      waitingForRoom -= 1;
-    }
-    return { kind: 'canceled' };
   }
 
   function track<Value>(promise: Promise<Value>): Promise<Value> {
@@ -222,6 +235,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
         spawner,
         effects,
         onStarted: (identity) => {
+          waiting.delete(claimed.id);
           cancelRecord = effects.after(RECORD_PROCESS_AFTER_MS, () => recordProcess(claimed.id, identity));
         },
         onOutput: (bytes) => log.append(bytes),
@@ -270,6 +284,7 @@ export function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['o
     case 'idleTimedOut':
       return { ...none, status: 'failed', reason: 'idle_timeout' };
     case 'notStarted':
+    case 'shortage':
       return { ...none, status: 'failed', reason: 'spawn_failed', message: outcome.cause };
     case 'interrupted':
       return {

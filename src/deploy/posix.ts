@@ -5,7 +5,7 @@ import { type Declare, loadCLibrary } from '../libc.ts';
 
 /** System calls that Node does not offer. */
 export interface Posix {
-  /** A pipe whose reader never blocks. Throws an Error that names the system's error code. */
+  /** A pipe whose reader never blocks. Throws an Error with the system's error code. */
   pipe(): { reader: number; writer: number };
   /**
    * Starts a program in a session and a process group of its own, with stdin from /dev/null, no descriptors but 0 to 2,
@@ -60,7 +60,10 @@ export async function loadPosix(): Promise<Posix> {
 
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
-    if (pipe2(descriptors, O_CLOEXEC) !== 0) throw new Error(`pipe2: ${lastError()}`);
+    if (pipe2(descriptors, O_CLOEXEC) !== 0) {
+      const code = lastError();
+      throw Object.assign(new Error(`pipe2: ${code}`), { code });
+    }
     const [reader, writer] = descriptors;
     if (fcntl(reader, F_SETFL, 'int', fileConstants.O_NONBLOCK) !== 0)
       throw new Error(`fcntl: ${lastError()}`);

@@ -1,7 +1,7 @@
 import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
-import { messageOf } from '../errors.ts';
-import { childrenOfMainThread, retryOnShortage } from '../proc.ts';
+import { codeOf, messageOf } from '../errors.ts';
+import { childrenOfMainThread, retryOnShortage, SHORTAGES } from '../proc.ts';
 import { type ProcessIdentity, processIdentity, sessionOf } from '../process-identity.ts';
 import { createSemaphore } from '../semaphore.ts';
 import { findCommand, type SpawnRequest, whyNotStarted } from './command-file.ts';
@@ -10,7 +10,14 @@ import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { signal } from './process-tree.ts';
 
-export type SpawnResult = StartedProcess | { kind: 'notStarted'; cause: string };
+export type SpawnResult = StartedProcess | NotStarted;
+
+export interface NotStarted {
+  /** `shortage`: of processes, memory, open files or room for files. It may be over soon. */
+  kind: 'notStarted' | 'shortage';
+  /** A sentence for whoever configured the command. */
+  cause: string;
+}
 
 export interface StartedProcess {
   kind: 'started';
@@ -69,7 +76,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
       if (!isWanted()) return { kind: 'notStarted', cause: 'it is no longer wanted' };
       return await start(path, request);
     } catch (error) {
-      return { kind: 'notStarted', cause: messageOf(error) };
+      return notStarted(codeOf(error), messageOf(error));
     } finally {
       startsUnderWay -= 1;
       starting.release();
@@ -85,7 +92,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     try {
       const program = { path, arguments: command, environment, directory, output: pipe.writer };
       const spawned = await spawnWriting(program);
-      if ('code' in spawned) return { kind: 'notStarted', cause: whyNotStarted(spawned.code, request) };
+      if ('code' in spawned) return notStarted(spawned.code, whyNotStarted(spawned.code, request));
       const { processId } = spawned;
       // It has not been reaped, so the id is still its own, even if it has exited.
       const identity = await identityOrKill(processId);
@@ -181,4 +188,9 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     process.off('SIGCHLD', reapAll);
     reader.close();
   }
+}
+
+/** `code` is the system's error code. */
+function notStarted(code: string, cause: string): NotStarted {
+  return { kind: code === 'EAGAIN' || SHORTAGES.has(code) ? 'shortage' : 'notStarted', cause };
 }

@@ -168,13 +168,22 @@ t.test('while a full disk has no room for its files, a deployment waits, and no 
   }
   t.strictSame(
     lines.filter(({ level }) => level >= 40).map(({ msg }) => msg),
-    ['no command starts until there is room for its files'],
+    ['no command starts until a shortage is over'],
   );
   disk.isFull = false;
   await pass(1_000);
   await executor.settled();
   t.strictSame(statuses(), ['succeeded', 'succeeded']);
-  t.equal(logOf(store, first), 'davit: no directory for this run: no space; it waits until there is room\n');
+  t.equal(logOf(store, first), 'davit: waiting to start: no directory for this run: no space\n');
+});
+
+t.test('a deployment waits for room as long as its command may take', async (t) => {
+  const { store, executor, create, pass } = await serviceOnFullDisk(t);
+  const id = await create('one', { timeoutMs: 5_000 });
+  await executor.tick();
+  for (let waited = 0; waited < 6; waited++) await pass(1_000);
+  await executor.settled();
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'spawn_failed' });
 });
 
 t.test('a deployment that waits for room can be canceled, and a clean stop ends it at once', async (t) => {
@@ -411,8 +420,8 @@ async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}
     store,
     executor,
     disk,
-    async create(name: string): Promise<DeploymentId> {
-      const deployment = newDeployment(await store.project({ name }));
+    async create(name: string, changes: Parameters<TestStore['project']>[0] = {}): Promise<DeploymentId> {
+      const deployment = newDeployment(await store.project({ name, ...changes }));
       return (await store.writer.write('deployments.create', deployment)).id;
     },
     statuses: () => store.query('SELECT status FROM deployments ORDER BY seq').map(({ status }) => status),

@@ -272,12 +272,12 @@ t.test('a background child that existed before davit is reaped and keeps no orph
   t.strictSame(await once(child, 'exit'), [0, null]);
 });
 
-t.test('a spawn without free file descriptors gives EMFILE', ifHas('prlimit'), async (t) => {
+t.test('a spawn without free file descriptors fails for a shortage', ifHas('prlimit'), async (t) => {
   const spawner = testSpawner(t);
   const release = useUpFiles();
   try {
     t.strictSame(await spawner.spawn({ ...REQUEST, command: ['/bin/true'] }), {
-      kind: 'notStarted',
+      kind: 'shortage',
       cause: 'pipe2: EMFILE',
     });
   } finally {
