@@ -65,7 +65,9 @@ export function isUnavailable(error: unknown): boolean {
 
 /** Whether SQLite failed because of the disk, a lock or the file. Every other error of SQLite is a bug. */
 export function isStorageProblem(error: unknown): boolean {
-  return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|CORRUPT|NOTADB)/.test(codeOf(error));
+  return /^SQLITE_(FULL|IOERR|NOMEM|BUSY|READONLY|CANTOPEN|LOCKED|PROTOCOL|CORRUPT|NOTADB)/.test(
+    codeOf(error),
+  );
 }
 
 /**

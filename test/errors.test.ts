@@ -1,6 +1,7 @@
 import { mkdirSync } from 'node:fs';
+import Sqlite from 'better-sqlite3';
 import t from 'tap';
-import { codeOf, messageOf } from '../src/errors.ts';
+import { codeOf, isStorageProblem, messageOf } from '../src/errors.ts';
 import { unnamedErrors } from './helpers/unnamed-errors.ts';
 
 t.test('an error is told by its code and its message', async (t) => {
@@ -26,6 +27,14 @@ t.test('an error that Node cannot name is named as errno(3) does', async (t) => 
   const { made, written } = unnamedErrors(-999);
   t.strictSame([codeOf(made), messageOf(made)], [made.code, made.message]);
   t.strictSame([codeOf(written), messageOf(written)], ['UNKNOWN', written.message]);
+});
+
+t.test('what SQLite cannot do for a lock, the disk or the file is no bug', async (t) => {
+  const isOne = (code: string) => isStorageProblem(new Sqlite.SqliteError('x', code));
+  for (const code of ['SQLITE_BUSY_SNAPSHOT', 'SQLITE_IOERR_FSYNC', 'SQLITE_PROTOCOL', 'SQLITE_FULL'])
+    t.ok(isOne(code), code);
+  for (const code of ['SQLITE_ERROR', 'SQLITE_CONSTRAINT_UNIQUE', 'SQLITE_MISUSE'])
+    t.notOk(isOne(code), code);
 });
 
 function thrownBy(action: () => void): unknown {
