@@ -146,8 +146,12 @@ const scratch = Buffer.allocUnsafe(64 * 1024);
 function readText(path: string): string {
   const descriptor = openSync(path, 'r');
   try {
-    const length = readSync(descriptor, scratch, 0, scratch.length, 0);
-    if (length < scratch.length) return scratch.toString('latin1', 0, length);
+    // One read(2) of a list such as /proc/locks gives a page of it at most.
+    for (let length = 0; length < scratch.length; ) {
+      const readBytes = readSync(descriptor, scratch, length, scratch.length - length, null);
+      if (readBytes === 0) return scratch.toString('latin1', 0, length);
+      length += readBytes;
+    }
   } finally {
     closeSync(descriptor);
   }

@@ -1,6 +1,6 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { openSync, statSync, writeFileSync } from 'node:fs';
+import { openSync, readFileSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import t from 'tap';
@@ -18,6 +18,14 @@ t.test('processIds lists all processes, and readProc reads a file of /proc or gi
   t.match(readProc('/proc/self/stat'), new RegExp(`^${process.pid} `));
   t.equal(readProc('/proc/0/stat'), undefined, 'there is no such process');
   t.throws(() => readProc('/proc'), { code: 'EISDIR' });
+});
+
+t.test('a list in /proc is read whole, though the system hands it out by the page', async (t) => {
+  // The mappings change, but for the last ones.
+  const lastOf = (maps: string) => maps.split('\n').at(-2);
+  const maps = readProc('/proc/self/maps') ?? '';
+  t.ok(maps.length > 4_096, 'more than a page');
+  t.equal(lastOf(maps), lastOf(readFileSync('/proc/self/maps', 'latin1')));
 });
 
 /** In a container, process 1 may belong to the user who runs the tests and be readable; root switches to another user. */
