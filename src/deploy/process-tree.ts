@@ -62,16 +62,12 @@ export async function stopTree(tree: ProcessTree, options: StopOptions): Promise
     if (isOver) return disposition;
     await delay(Math.max(0, Math.min(restMs(), 5 * 1.5 ** Math.min(round, 7))), effects);
   }
-  await killUntilGone(tree, members, options);
+  await killUntilGone(members, options);
   return disposition;
 }
 
 /** SIGKILL to every process that is found, in rounds: a child that was forked during one is found in the next. */
-async function killUntilGone(
-  { leader }: ProcessTree,
-  members: Members,
-  { effects, onStuck }: StopOptions,
-): Promise<void> {
+async function killUntilGone(members: Members, { effects, onStuck }: StopOptions): Promise<void> {
   let before = new Set<string>();
   let stuckRounds = 0;
   for (;;) {
@@ -88,11 +84,7 @@ async function killUntilGone(
 
   /** The processes that were sent SIGKILL one by one; undefined: none is left. */
   async function kill(): Promise<ProcessStat[] | undefined> {
-    // A signal to the group reaches all its members at once, forking or not: fork(2) fails while a signal is pending.
-    // The leader's id names the group as long as it has a member.
-    if (leader !== undefined && (isAlive(leader) || members.groupWasSeen())) {
-      signal(-leader.processId, 'SIGKILL');
-    }
+    members.killGroup();
     const killOne = (stat: ProcessStat) => signal(stat.processId, 'SIGKILL');
     const left = await members.find(killOne);
     return left.length === 0 && (await members.areGone(killOne)) ? undefined : left;
@@ -106,23 +98,25 @@ const STUCK_ROUNDS = BRISK_ROUNDS + 12;
 interface Members {
   /** The living processes of the tree, newest first. `onFound` gets most of them the moment they are found. */
   find(onFound?: (stat: ProcessStat) => void): Promise<ProcessStat[]>;
-  /** Whether the last `find` found a process of the leader's group. */
-  groupWasSeen(): boolean;
+  /** SIGKILL to the leader's group, which reaches processes that `find` may miss. */
+  killGroup(): void;
   /** Whether none is left, after so many passes that none can have been missed; `onFound` as above. */
   areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean>;
 }
 
 function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Members {
   const known = new Set<string>();
-  // A session has the id of its leader. While the session has a member, no other process can be given that id.
+  // A session and a group have the id of their leader. While they have a member, no other process can be given that id.
   let sessionId = leader !== undefined && stillOwnsId(leader) ? leader.processId : undefined;
-  let groupSeen = false;
+  let isGroupKilled = false;
 
-  return { find, groupWasSeen: () => groupSeen, areGone };
+  return { find, killGroup, areGone };
 
   async function find(onFound: (stat: ProcessStat) => void = () => undefined): Promise<ProcessStat[]> {
     const members: ProcessStat[] = [];
     const others: ProcessStat[] = [];
+    // Not as soon as it has no member: a pass may have missed one that forks and ends without pause.
+    if (sessionId !== undefined && isAnothers(sessionId)) sessionId = undefined;
     await visitProcesses((stat, marker) => {
       if (stat.startedAt < (leader?.processStartedAt ?? 0)) return;
       // The marker last, as it takes reading another file.
@@ -139,9 +133,25 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
       members.push(stat);
     }
     for (const stat of members) known.add(keyOf(stat));
-    if (!members.some((stat) => stat.sessionId === sessionId)) sessionId = undefined;
-    groupSeen = sessionId !== undefined && members.some((stat) => stat.groupId === sessionId);
     return members;
+  }
+
+  /** Whether another process than the leader has this id by now. */
+  function isAnothers(processId: number): boolean {
+    const holder = processIdentity(processId);
+    return holder !== undefined && holder.processStartedAt !== leader?.processStartedAt;
+  }
+
+  /** Whether the leader's group has a member, be it a zombie. Unlike `find`, this misses none. */
+  function groupExists(): boolean {
+    return sessionId !== undefined && !isAnothers(sessionId) && exists(-sessionId);
+  }
+
+  /** All members get it at once, forking or not: fork(2) fails while a signal is pending. */
+  function killGroup(): void {
+    if (sessionId === undefined || !groupExists()) return;
+    signal(-sessionId, 'SIGKILL');
+    isGroupKilled = true;
   }
 
   async function areGone(onFound?: (stat: ProcessStat) => void): Promise<boolean> {
@@ -156,7 +166,8 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
       newest = newestProcessId();
       quiet = newest === newestBefore ? quiet + 1 : 0;
       if (quiet === 2) return true;
-      if (empty >= EMPTY_PASSES && effects.monotonicMs() - startedAtMs >= EMPTY_FOR_MS) return true;
+      if (empty >= EMPTY_PASSES && effects.monotonicMs() - startedAtMs >= EMPTY_FOR_MS)
+        return isGroupKilled || !groupExists();
     }
   }
 }
@@ -223,6 +234,15 @@ export function signal(target: number, name: 'SIGTERM' | 'SIGCONT' | 'SIGKILL'):
   } catch (error) {
     const code = codeOf(error);
     if (code !== 'ESRCH' && code !== 'EPERM' && code !== 'EACCES') throw error;
+  }
+}
+
+/** Whether there is a process with this id, or in the group with this negative id. */
+function exists(target: number): boolean {
+  try {
+    return process.kill(target, 0);
+  } catch (error) {
+    return codeOf(error) !== 'ESRCH';
   }
 }
 

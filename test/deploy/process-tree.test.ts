@@ -47,6 +47,24 @@ t.test('stopping a leader ends its session and its descendants, marked or not', 
   t.notOk(children.some(isAlive));
 });
 
+t.test('processes that fork and end without pause are ended', ifHas('perl'), async (t) => {
+  const chain =
+    '$SIG{TERM} = "IGNORE"; $until = time + 20; $| = 1; print "ready\\n"; ' +
+    'while (time < $until) { exit if fork } print "survived"';
+  const script = `env -i perl -e '${chain}' & exec sleep 1000`;
+  const leader = await startProcess(t, ['sh', '-c', script]);
+  let output = '';
+  leader.output.on('data', (bytes) => {
+    output += bytes;
+  });
+  const closed = once(leader.output, 'end');
+  await until(() => output === 'ready\n');
+  const tree = { deploymentId: newDeploymentId(), leader: leader.identity };
+  await stopTree(tree, { graceMs: () => 500, effects });
+  await closed;
+  t.equal(output, 'ready\n');
+});
+
 t.test('another process that reuses the id of the leader is left alone', async (t) => {
   const stranger = await startProcess(t, ['sleep', '1000']);
   const leader = { ...stranger.identity, processStartedAt: stranger.identity.processStartedAt - 1 };
