@@ -28,7 +28,7 @@ import { createReadiness } from './readiness.ts';
 import { openForWriting } from './store/database.ts';
 import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
-import { areInPlace, identifyFiles } from './store/place.ts';
+import { areInPlace, identifyFiles, sharedMemoryPath } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
@@ -181,6 +181,7 @@ export async function startService(
     killGraceMs: KILL_GRACE_MS,
     workspaces,
     lockPath: lockPath(dbPath),
+    sharedMemoryPath: sharedMemoryPath(dbPath),
     effects,
     logger,
   });

@@ -1,12 +1,12 @@
 import type { DeploymentId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
-import { holdersOf } from '../proc.ts';
+import { holdersOf, openFilesOf, processIds, readProc } from '../proc.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { endOf } from './executor.ts';
-import { stopTree } from './process-tree.ts';
+import { signal, stopTree } from './process-tree.ts';
 import type { Workspaces } from './workspace.ts';
 
 /**
@@ -22,13 +22,15 @@ export async function recover(
     workspaces: Workspaces;
     /** The lock file, which only a service has open. */
     lockPath: string;
+    /** The -shm of the database, which a service has in its memory. */
+    sharedMemoryPath: string;
     effects: Effects;
     logger: Logger;
   },
 ): Promise<void> {
-  const { killGraceMs, workspaces, lockPath, effects, logger } = options;
+  const { killGraceMs, workspaces, effects, logger } = options;
   const running = reads.deployments.running();
-  if (running.some(({ process }) => process === null)) await untilExecuted(lockPath, effects);
+  if (running.some(({ process }) => process === null)) await endStarting(options);
   const endings = running.map((deployment) => {
     const ended = endProcesses(deployment);
     return { ended, recorded: ended.then(() => record(deployment.id)) };
@@ -70,18 +72,40 @@ export async function recover(
   }
 }
 
-/** How long execve(2) may take, when it waits for a disk for instance. */
+/** How long to wait for a process that SIGKILL does not end yet, as the disk from which execve(2) reads hangs. */
 const STARTING_MAX_MS = 10_000;
 const CHECK_EVERY_MS = 5;
 
 /**
- * Waits for commands that a killed service had forked and that have not reached execve(2). Such a process does not
- * carry its marker yet, as it has the service's environment, and is known by the service's lock file, which it has
- * open.
+ * Ends commands that a killed service had forked and that have not reached execve(2), as they do while a disk hangs.
+ * They carry no marker yet.
  */
-async function untilExecuted(lockPath: string, effects: Effects): Promise<void> {
+async function endStarting({
+  lockPath,
+  sharedMemoryPath,
+  effects,
+}: Pick<Parameters<typeof recover>[1], 'lockPath' | 'sharedMemoryPath' | 'effects'>): Promise<void> {
   const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
-  while (holdersOf(lockPath).length > 0 && effects.monotonicMs() < untilMs) {
+  do {
+    const starting = startingWith(sharedMemoryPath);
+    for (const processId of starting) signal(processId, 'SIGKILL');
+    // For a few microseconds it still has the service's files.
+    if (starting.length === 0 && holdersOf(lockPath).length === 0) return;
     await delay(CHECK_EVERY_MS, effects);
-  }
+  } while (effects.monotonicMs() < untilMs);
+}
+
+/**
+ * Processes that have the memory of a service, as until execve(2) one has that posix_spawn(3) made, and not its files,
+ * which are closed before.
+ */
+function startingWith(sharedMemoryPath: string): number[] {
+  // Whoever opened the file since may have removed it and made it anew, as the last connection to close does.
+  const paths = [sharedMemoryPath, `${sharedMemoryPath} (deleted)`];
+  const isMapped = (processId: number) =>
+    readProc(`/proc/${processId}/maps`)
+      ?.split('\n')
+      .some((line) => paths.some((path) => line.endsWith(` ${path}`)));
+  const isOpen = (processId: number) => openFilesOf(processId).some((file) => paths.includes(file));
+  return processIds().filter((id) => id !== process.pid && isMapped(id) && !isOpen(id));
 }

@@ -37,6 +37,11 @@ function linkTarget(path: string): string | undefined {
   }
 }
 
+/** What every process that has the database open has in its memory, sqlite.org/walformat.html. */
+export function sharedMemoryPath(path: string): string {
+  return `${realPath(path)}-shm`;
+}
+
 /** Why nothing is written while a file of the database is not in its place. */
 export const MOVED =
   'the database, or its -wal or -shm, was moved, removed or replaced, or is out of reach: nothing is written until it ' +
@@ -53,8 +58,7 @@ export interface FileIdentity {
 
 /** The database at `path` with its -wal and -shm. It must be open and have been read, so that all three exist. */
 export function identifyFiles(path: string): FileIdentity[] {
-  const real = realPath(path);
-  return [path, `${real}-wal`, `${real}-shm`].map((file) => {
+  return [path, `${realPath(path)}-wal`, sharedMemoryPath(path)].map((file) => {
     const { dev, ino } = statusOf(file) ?? {};
     return { path: file, dev, ino };
   });

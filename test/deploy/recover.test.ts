@@ -1,6 +1,6 @@
 import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readdirSync, writeFileSync } from 'node:fs';
+import { readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
@@ -66,11 +66,26 @@ t.test('a deployment that was being canceled is recorded as canceled', async (t)
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
-t.test('a command that a killed service was just starting is awaited and found', async (t) => {
+t.test('a command that a killed service was just starting is ended', async (t) => {
+  const { store, id } = await crashed(t);
+  const directory = temporaryDirectory(t);
+  // As before execve(2): the service's memory, and neither its files nor the command's environment.
+  const shared = join(directory, 'davit.db-shm');
+  writeFileSync(shared, 'x');
+  const program = join(import.meta.dirname, '../fixtures/maps-file.ts');
+  const starting = leftOver(t, [process.execPath, program, shared], { PATH });
+  await once(starting.stdout, 'data');
+  rmSync(shared); // as whoever opens the database after a crash and closes it again does
+  const identity = identityOf(starting);
+  await recoverIn(directory, store, { sharedMemoryPath: shared });
+  t.notOk(isAlive(identity));
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
+t.test('one that still has all the files of the service is awaited', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
   const lock = lockFile(directory);
-  // As before execve(2): the service's files, and not yet the command's environment.
   const script = 'exec 3<"$1"; read go; DEPLOY_ID="$2" exec sleep 600 3<&-';
   const starting = leftOver(t, ['/bin/sh', '-c', script, 'sh', lock, id], {});
   const identity = identityOf(starting);
@@ -202,6 +217,7 @@ function recoverIn(
     killGraceMs: 5_000,
     workspaces: testWorkspaces(t, { parent: temporaryDirectory, lockPath: lockFile(temporaryDirectory) }),
     lockPath: lockFile(temporaryDirectory),
+    sharedMemoryPath: join(temporaryDirectory, 'davit.db-shm'),
     effects: realEffects,
     logger: pino({ level: 'silent' }),
     ...changes,
