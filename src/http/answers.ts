@@ -134,17 +134,16 @@ export function createAnswers(writer: Writer): Answers {
     return first.answer.then((answer) => ({ ...answer, replayed: true }));
   }
 
-  function performOnce(memory: IdempotencyMemory, perform: () => Promise<Answer>): Promise<Answer> {
+  async function performOnce(memory: IdempotencyMemory, perform: () => Promise<Answer>): Promise<Answer> {
+    // Before it counts as under way: a request that is refused because of a stored answer must not refuse its repeats.
+    const remembered = await writer.write('idempotency.recall', memory);
+    if (remembered !== undefined) return remembered;
     const repeated = repeatedUnderWay(memory);
-    if (repeated !== undefined) return repeated;
+    if (repeated !== undefined) return await repeated;
     const name = inMemoryKey(memory);
-    const answer = recallOrPerform(memory, perform).finally(() => underWay.delete(name));
+    const answer = perform().finally(() => underWay.delete(name));
     underWay.set(name, { requestHash: memory.requestHash, answer });
-    return answer;
-  }
-
-  async function recallOrPerform(memory: IdempotencyMemory, perform: () => Promise<Answer>): Promise<Answer> {
-    return (await writer.write('idempotency.recall', memory)) ?? (await perform());
+    return await answer;
   }
 }
 

@@ -60,3 +60,26 @@ t.test('while a ping is under way no other write may use its Idempotency-Key', a
   t.match(await send(`/v2/webhooks/${id}/ping`), { status: 200, body: (await ping).body });
   t.equal((await send(deploy, { ref: 'main' })).status, 422);
 });
+
+t.test(
+  'a write that may not use an Idempotency-Key does not keep the rightful repeats from it',
+  async (t) => {
+    const service = await startWholeService(t);
+    const { keyId, secret } = await service.key();
+    const projectId = await service.project({ command: null });
+    const { id } = await newWebhook(service.admin, keyId);
+    const send = (path: string, body?: unknown) =>
+      requestJson(Number(new URL(service.url).port), 'POST', path, {
+        key: secret,
+        body,
+        headers: { 'idempotency-key': 'd' },
+      });
+    const deploy = () => send(`/v2/projects/${projectId}/deployments`, { ref: 'main' });
+    const { status, body } = await deploy();
+    for (let round = 0; round < 5; round++) {
+      const [refused, repeated] = await Promise.all([send(`/v2/webhooks/${id}/ping`), deploy()]);
+      t.equal(refused.status, 422);
+      t.match(repeated, { status, body });
+    }
+  },
+);
