@@ -1,4 +1,5 @@
 import { type Deployment, type DeploymentId, isTerminal } from '../domain.ts';
+import type { Effects } from '../effects.ts';
 import { leftOutMarker } from '../store/logs.ts';
 import type { Reads } from '../store/store.ts';
 import type { Watch } from './watches.ts';
@@ -26,25 +27,32 @@ type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefin
  * Creates the function that streams a log as server-sent events, until the deployment has ended and everything was sent.
  * The id of an event is the offset after it. The stream ends early if its watch is closed, or if it may not go on.
  */
-export function createLogEvents(reads: Reads): LogEvents {
+export function createLogEvents(reads: Reads, effects: Pick<Effects, 'monotonicMs'>): LogEvents {
   // Clients that follow a log live are all at the same offset: the first read serves all of them, with the same bytes.
   const cached = reads.instance.readCache<NextEvent>();
 
   return async function* ({ id, from, watch, mayFollow }) {
-    // Sent at once, as the response's head goes out with the first chunk.
-    yield Buffer.from(`retry: ${RECONNECT_AFTER_MS}\n\n`);
+    // Sent at once, as the response's head goes out with the first chunk. With an id, so that a client that loses the
+    // connection before the first event continues here, and not where `tail` would lead it then.
+    yield Buffer.from(`retry: ${RECONNECT_AFTER_MS}\nid: ${from}\n\n`);
     let at = from;
     let midLine = false;
-    for (let waitMs = 0; ; ) {
-      const woken = await watch.next(waitMs);
+    let isAll = false;
+    // A moment, not a wait: commits that bring no output must not put it off.
+    let heartbeatAtMs = effects.monotonicMs() + HEARTBEAT_MS;
+    for (;;) {
+      const woken = await watch.next(isAll ? heartbeatAtMs - effects.monotonicMs() : 0);
       if (woken === 'closed') return;
       if (!mayFollow()) return;
-      if (woken === 'timedOut' && waitMs > 0) yield HEARTBEAT;
       const next = cached(`${id} ${at} ${midLine}`, () => nextEvent(reads, id, at, midLine));
-      if (next.event !== undefined) yield next.event;
+      const isQuiet = effects.monotonicMs() >= heartbeatAtMs;
+      const sent = next.event ?? (isQuiet ? HEARTBEAT : undefined);
+      if (sent !== undefined) {
+        yield sent;
+        heartbeatAtMs = effects.monotonicMs() + HEARTBEAT_MS;
+      }
       if (next.isOver) return;
-      ({ at, midLine } = next);
-      waitMs = next.isAll ? HEARTBEAT_MS : 0;
+      ({ at, midLine, isAll } = next);
     }
   };
 }

@@ -60,7 +60,7 @@ const LOGS_RESPONSE: ResponseDescription = {
 
 /** Serves the log of a deployment: as it is now, or followed to its end. */
 export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<void> {
-  const logEvents = createLogEvents(reads);
+  const logEvents = createLogEvents(reads, effects);
 
   return {
     name: 'logs',

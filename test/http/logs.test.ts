@@ -290,7 +290,7 @@ t.test('events carry all that was printed, however split, and can be resumed at 
   const { keyId } = await store.key();
   const watches = countWatches(createWatches(store.writer, effects));
   t.teardown(watches.close);
-  const logEvents = createLogEvents(store.reads);
+  const logEvents = createLogEvents(store.reads, realEffects);
   const mayFollow = () => true;
 
   // What breaks easily: line ends, characters of each length, parts of them, and bytes that are not UTF-8.
@@ -351,7 +351,7 @@ t.test('a stream has the log of its own deployment only, and nothing if that is 
   await http.store.writer.write('deployments.claim', undefined);
   await print(http.store, id, 'one\n');
   await print(http.store, other.id, 'two\n');
-  const logEvents = createLogEvents(http.store.reads);
+  const logEvents = createLogEvents(http.store.reads, realEffects);
   for (const [one, data] of [
     [id, 'one\n'],
     [other.id, 'two\n'],
@@ -372,7 +372,7 @@ t.test('clients that are at the same offset of a log share each read of it', asy
     count += 1;
     return logs.pieceAt(...place);
   };
-  const logEvents = createLogEvents({ ...http.store.reads, logs: { ...logs, pieceAt } });
+  const logEvents = createLogEvents({ ...http.store.reads, logs: { ...logs, pieceAt } }, realEffects);
   await print(http.store, id, 'one\n');
   const watches = [1, 2, 3].map(() => http.watches.open([id, logChange(id)], keyId));
   const streams = watches.map((watch) =>
@@ -461,6 +461,37 @@ t.test('an idle stream sends keep-alive comments, and ends once its key is revok
   await until(() => http.watches.size() === 0);
 });
 
+t.test('reports that bring no output do not put off the keep-alive comments', async (t) => {
+  const effects = fakeEffects();
+  const { http, key, keyId } = await running(t, effects);
+  const { writer } = http.store;
+  const projectId = await http.store.project({ name: 'elsewhere', command: null });
+  const { id } = await writer.write('deployments.create', newDeployment(projectId));
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  const next = stream.next();
+  for (let second = 0; second < 31; second++) {
+    const message = `step ${second}`;
+    await writer.write('deployments.report', { id, status: 'running', message, outputs: null });
+    await nextTurn();
+    effects.advance(1_000);
+    await nextTurn();
+  }
+  t.ok(stream.comments.length >= 1);
+  await writer.write('keys.revoke', { id: keyId });
+  effects.advance(15_000);
+  await next;
+});
+
+t.test('the greeting of a stream has the id from which a lost connection continues', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, 'before\n');
+  const stream = await fetch(`http://127.0.0.1:${http.port}/v2/deployments/${id}/logs?tail=0`, {
+    headers: { authorization: `Bearer ${key}`, accept: 'text/event-stream' },
+  });
+  const { value } = (await stream.body?.getReader().read()) ?? {};
+  t.equal(Buffer.from(value ?? []).toString(), 'retry: 1000\nid: 7\n\n');
+});
+
 t.test('a stream has nothing that was printed after its key was revoked', async (t) => {
   const { http, id, key, keyId } = await running(t);
   await print(http.store, id, 'before\n');
@@ -477,7 +508,7 @@ t.test('a stream that is still catching up ends once its key is revoked', async 
   await print(http.store, id, Buffer.alloc(100_000, 'x'));
   const watch = http.watches.open([id, logChange(id)], keyId);
   let isLive = true;
-  const logEvents = createLogEvents(http.store.reads);
+  const logEvents = createLogEvents(http.store.reads, realEffects);
   const events = parseEvents(logEvents({ id, from: 0, watch, mayFollow: () => isLive }));
   for (const eventId of ['16384', '32768']) t.match(await events.next(), { value: { id: eventId } });
   isLive = false;

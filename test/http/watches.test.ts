@@ -79,7 +79,7 @@ t.test('a service that stops ends an event stream properly instead of cutting it
     headers: { authorization: `Bearer ${secret}`, accept: 'text/event-stream' },
   });
   await service.stop();
-  t.equal(await log.text(), 'retry: 1000\n\n');
+  t.equal(await log.text(), 'retry: 1000\nid: 0\n\n');
 });
 
 t.test(
