@@ -8,9 +8,9 @@ const DOUBTED_FROM_MS = 60_000;
 const DOUBTED_FOR_MS = 5 * 60_000;
 
 /**
- * Gives a function that ends the deployments whose report is overdue, but none while the clock is in doubt, as no end
- * can be taken back. It resolves to when it should be called next, in milliseconds since 1970; null: no report is
- * awaited.
+ * Gives a function that ends deployments whose report is overdue, a batch at each call, but none while the clock is in
+ * doubt, as no end can be taken back. It resolves to when it should be called next, in milliseconds since 1970; null: no
+ * report is awaited.
  */
 export function createOverdue({ reads, writer }: Store, effects: Effects): () => Promise<number | null> {
   let doubtedUntilMs = Number.NEGATIVE_INFINITY; // on the monotonic clock
@@ -19,13 +19,13 @@ export function createOverdue({ reads, writer }: Store, effects: Effects): () =>
   });
 
   return async () => {
-    for (;;) {
-      const nowMs = now();
-      const dueAtMs = reads.deployments.nextReportDueAt();
-      if (dueAtMs === null || dueAtMs > nowMs) return dueAtMs;
-      const doubtedForMs = doubtedUntilMs - effects.monotonicMs();
-      if (doubtedForMs > 0) return nowMs + doubtedForMs;
-      await writer.write('deployments.endOverdue', undefined);
-    }
+    const nowMs = now();
+    const dueAtMs = reads.deployments.nextReportDueAt();
+    if (dueAtMs === null || dueAtMs > nowMs) return dueAtMs;
+    const doubtedForMs = doubtedUntilMs - effects.monotonicMs();
+    if (doubtedForMs > 0) return nowMs + doubtedForMs;
+    await writer.write('deployments.endOverdue', undefined);
+    // There may be more. They are left to the next call, as a stop waits for this one: 200,000 took 5.5 s.
+    return nowMs;
   };
 }
