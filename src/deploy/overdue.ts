@@ -24,7 +24,7 @@ export function createOverdue({ reads, writer }: Store, effects: Effects): () =>
     if (dueAtMs === null || dueAtMs > nowMs) return dueAtMs;
     const doubtedForMs = doubtedUntilMs - effects.monotonicMs();
     if (doubtedForMs > 0) return nowMs + doubtedForMs;
-    await writer.write('deployments.endOverdue', undefined);
+    await writer.write('deployments.endOverdue', { dueByMs: nowMs });
     // There may be more. They are left to the next call, as a stop waits for this one: 200,000 took 5.5 s.
     return nowMs;
   };

@@ -61,6 +61,25 @@ t.test('after the clock was set ahead, nothing is ended for five minutes', async
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'report_timeout' });
 });
 
+t.test('nor what is overdue only by a clock that was set ahead while the writer was busy', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const endOverdue = createOverdue(store, effects);
+  for (const reportTimeoutMs of [1_000, 7_200_000]) {
+    const projectId = await store.project({ command: null, reportTimeoutMs });
+    await store.writer.write('deployments.create', newDeployment(projectId));
+  }
+  effects.advance(1_000);
+  const ended = endOverdue();
+  effects.jump(10_800_000);
+  await ended;
+  t.strictSame(store.query('SELECT status FROM deployments ORDER BY seq'), [
+    { status: 'failed' },
+    { status: 'queued' },
+  ]);
+  t.equal(await endOverdue(), effects.now() + 300_000);
+});
+
 t.test('a clock set ahead by less than a minute is trusted', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);

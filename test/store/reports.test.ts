@@ -1,7 +1,7 @@
 import t, { type Test } from 'tap';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import type { Report } from '../../src/store/reports.ts';
-import { fakeEffects } from '../helpers/effects.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('reports of another system set the status, message and outputs of a deployment', async (t) => {
@@ -139,9 +139,9 @@ t.test('without a final report in time a deployment fails, and later reports cha
   t.equal(store.reads.deployments.nextReportDueAt(), dueAtMs, 'the deadline stays');
 
   effects.advance(59_999);
-  t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
+  t.equal(await endOverdue(store, effects), 0);
   effects.advance(1);
-  t.equal(await store.writer.write('deployments.endOverdue', undefined), 1);
+  t.equal(await endOverdue(store, effects), 1);
   t.match(store.reads.deployments.get(id), {
     status: 'failed',
     reason: 'report_timeout',
@@ -153,7 +153,7 @@ t.test('without a final report in time a deployment fails, and later reports cha
   t.strictSame(eventsOf(store, id).at(-1), 'deployment.failed');
 
   const before = store.dump();
-  t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
+  t.equal(await endOverdue(store, effects), 0);
   t.match(await report(store, id, { status: 'failed' }), { reason: 'report_timeout' });
   await t.rejects(report(store, id, { status: 'succeeded' }), { code: 'conflict' });
   t.strictSame(store.dump(), before);
@@ -165,7 +165,7 @@ t.test('an overdue deployment that is canceling ends as canceled', async (t) => 
   await report(store, id, { status: 'running' });
   await store.writer.write('deployments.cancel', { id });
   effects.advance(1_000);
-  await store.writer.write('deployments.endOverdue', undefined);
+  await endOverdue(store, effects);
   t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user' });
 });
 
@@ -175,7 +175,7 @@ t.test('overdue deployments end in the order in which they were due', async (t) 
   const impatient = await store.project({ name: 'impatient', command: null, reportTimeoutMs: 1_000 });
   const { id: first } = await store.writer.write('deployments.create', newDeployment(impatient));
   effects.advance(2_000);
-  await store.writer.write('deployments.endOverdue', undefined);
+  await endOverdue(store, effects);
   t.strictSame(
     store.query("SELECT deployment_id FROM events WHERE type = 'deployment.failed' ORDER BY seq"),
     [first, last].map((deployment_id) => ({ deployment_id })),
@@ -191,9 +191,9 @@ t.test('without a report timeout nothing is overdue; at most 100 are ended at on
     Array.from({ length: 101 }, () => store.writer.write('deployments.create', newDeployment(limited))),
   );
   effects.advance(1_000_000_000);
-  t.equal(await store.writer.write('deployments.endOverdue', undefined), 100);
-  t.equal(await store.writer.write('deployments.endOverdue', undefined), 1);
-  t.equal(await store.writer.write('deployments.endOverdue', undefined), 0);
+  t.equal(await endOverdue(store, effects), 100);
+  t.equal(await endOverdue(store, effects), 1);
+  t.equal(await endOverdue(store, effects), 0);
   t.match(store.query("SELECT count(*) AS open FROM deployments WHERE status = 'queued'"), [{ open: 1 }]);
 });
 
@@ -217,6 +217,10 @@ function report(store: TestStore, id: DeploymentId, changes: Partial<Report>): P
     outputs: null,
     ...changes,
   });
+}
+
+function endOverdue(store: TestStore, effects: FakeEffects): Promise<number> {
+  return store.writer.write('deployments.endOverdue', { dueByMs: effects.now() });
 }
 
 function eventsOf(store: TestStore, id: DeploymentId): string[] {
