@@ -260,12 +260,12 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
-  const reportsLoop = startLoop(createOverdue(store, effects), {
+  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
+  const reportsLoop = startLoop(createOverdue(store, clockSettings, effects), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
     onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
   });
-  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
   const { retentionMs } = config;
   const pruner = createPruner({ writer: store.writer, effects, logger, clockSettings, retentionMs });
   const pruning = startLoop(pruner.tick, {

@@ -1,4 +1,4 @@
-import { createWatchedClock } from '../clock.ts';
+import { type ClockSettings, createWatchedClock } from '../clock.ts';
 import type { Effects } from '../effects.ts';
 import type { Store } from '../store/store.ts';
 
@@ -10,13 +10,17 @@ const DOUBTED_FOR_MS = 5 * 60_000;
 /**
  * Gives a function that ends deployments whose report is overdue, a batch at each call, but none while the clock is in
  * doubt, as no end can be taken back. It resolves to when it should be called next, in milliseconds since 1970; null: no
- * report is awaited.
+ * report is awaited. `clockSettings`: how the clock was set before this start.
  */
-export function createOverdue({ reads, writer }: Store, effects: Effects): () => Promise<number | null> {
+export function createOverdue(
+  { reads, writer }: Store,
+  clockSettings: ClockSettings,
+  effects: Effects,
+): () => Promise<number | null> {
   let doubtedUntilMs = Number.NEGATIVE_INFINITY; // on the monotonic clock
-  const now = createWatchedClock(effects, (byMs) => {
-    if (byMs >= DOUBTED_FROM_MS) doubtedUntilMs = effects.monotonicMs() + DOUBTED_FOR_MS;
-  });
+  const now = createWatchedClock(effects, doubt);
+  // A restart does not end the doubt.
+  for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
 
   return async () => {
     const nowMs = now();
@@ -28,4 +32,8 @@ export function createOverdue({ reads, writer }: Store, effects: Effects): () =>
     // There may be more. They are left to the next call, as a stop waits for this one: 200,000 took 5.5 s.
     return nowMs;
   };
+
+  function doubt(setMs: number, agoMs = 0): void {
+    if (setMs >= DOUBTED_FROM_MS) doubtedUntilMs = effects.monotonicMs() + DOUBTED_FOR_MS - agoMs;
+  }
 }

@@ -1,12 +1,13 @@
 import t from 'tap';
+import { createClockSettings } from '../../src/clock.ts';
 import { createOverdue } from '../../src/deploy/overdue.ts';
-import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, testStore } from '../helpers/store.ts';
+import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a deployment whose report is overdue fails', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const endOverdue = overdueOn(store, effects);
   t.equal(await endOverdue(), null, 'nothing is waited for');
   const [soon, later] = [
     await store.project({ command: null, reportTimeoutMs: 1_000 }),
@@ -39,7 +40,7 @@ t.test('a deployment whose report is overdue fails', async (t) => {
 t.test('after the clock was set ahead, nothing is ended for five minutes', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const endOverdue = overdueOn(store, effects);
   const projectId = await store.project({ command: null, reportTimeoutMs: 7_200_000 });
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   const dueAtMs = await endOverdue();
@@ -64,7 +65,7 @@ t.test('after the clock was set ahead, nothing is ended for five minutes', async
 t.test('nor what is overdue only by a clock that was set ahead while the writer was busy', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const endOverdue = overdueOn(store, effects);
   for (const reportTimeoutMs of [1_000, 7_200_000]) {
     const projectId = await store.project({ command: null, reportTimeoutMs });
     await store.writer.write('deployments.create', newDeployment(projectId));
@@ -80,13 +81,37 @@ t.test('nor what is overdue only by a clock that was set ahead while the writer 
   t.equal(await endOverdue(), effects.now() + 300_000);
 });
 
+t.test('the five minutes outlast a restart', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const projectId = await store.project({ command: null, reportTimeoutMs: 7_200_000 });
+  const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
+  effects.jump(10_800_000);
+  await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: 10_800_000 });
+  effects.advance(60_000);
+  const restarted = overdueOn(store, effects);
+  t.equal(await restarted(), effects.now() + 240_000);
+  effects.advance(239_999);
+  await restarted();
+  t.match(store.reads.deployments.get(id), { status: 'queued' });
+  effects.advance(1);
+  await overdueOn(store, effects)();
+  t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'report_timeout' });
+});
+
 t.test('a clock set ahead by less than a minute is trusted', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const endOverdue = createOverdue(store, effects);
+  const endOverdue = overdueOn(store, effects);
   const projectId = await store.project({ command: null, reportTimeoutMs: 50_000 });
   await store.writer.write('deployments.create', newDeployment(projectId));
   effects.jump(59_000);
   await endOverdue();
   t.equal(await endOverdue(), null);
 });
+
+/** As at the start of davit. */
+function overdueOn(store: TestStore, effects: FakeEffects): () => Promise<number | null> {
+  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
+  return createOverdue(store, clockSettings, effects);
+}
