@@ -18,12 +18,21 @@ export function createOverdue(
   effects: Effects,
 ): () => Promise<number | null> {
   let doubtedUntilMs = Number.NEGATIVE_INFINITY; // on the monotonic clock
-  const now = createWatchedClock(effects, doubt);
+  /** By how much the clock was set back, until that is written. */
+  let setBackMs = 0;
+  const now = createWatchedClock(effects, (byMs) => {
+    doubt(byMs);
+    if (byMs < 0) setBackMs -= byMs;
+  });
   // A restart does not end the doubt.
   for (const { byMs, agoMs } of clockSettings.recent(DOUBTED_FOR_MS, effects.now())) doubt(byMs, agoMs);
 
   return async () => {
     const nowMs = now();
+    if (setBackMs > 0) {
+      await writer.write('deployments.setReportsBack', { byMs: setBackMs });
+      setBackMs = 0;
+    }
     const dueAtMs = reads.deployments.nextReportDueAt();
     if (dueAtMs === null || dueAtMs > nowMs) return dueAtMs;
     const doubtedForMs = doubtedUntilMs - effects.monotonicMs();

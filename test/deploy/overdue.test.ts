@@ -1,6 +1,8 @@
 import t from 'tap';
 import { createClockSettings } from '../../src/clock.ts';
 import { createOverdue } from '../../src/deploy/overdue.ts';
+import { DAY_MS } from '../../src/durations.ts';
+import { AppError } from '../../src/errors.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -97,6 +99,41 @@ t.test('the five minutes outlast a restart', async (t) => {
   effects.advance(1);
   await overdueOn(store, effects)();
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'report_timeout' });
+});
+
+t.test('what was created while the clock was ahead is due as much earlier once it is set back', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  let isFull = false;
+  const write: TestStore['writer']['write'] = (name, input) =>
+    isFull
+      ? Promise.reject(new AppError('unavailable', 'the disk is full'))
+      : store.writer.write(name, input);
+  const endOverdue = overdueOn({ ...store, writer: { ...store.writer, write } }, effects);
+  const projectId = await store.project({ command: null, reportTimeoutMs: 7_200_000 });
+  const dueAtMs = effects.now() + 7_200_000;
+  await store.writer.write('deployments.create', newDeployment(projectId));
+  await endOverdue();
+  effects.jump(365 * DAY_MS);
+  await endOverdue();
+  effects.advance(60_000);
+  await store.writer.write('deployments.create', newDeployment(projectId));
+
+  effects.jump(-365 * DAY_MS);
+  isFull = true;
+  await t.rejects(endOverdue(), { code: 'unavailable' });
+  isFull = false;
+  t.equal(await endOverdue(), dueAtMs);
+  const dueAt = () => store.query('SELECT report_due_at AS atMs FROM deployments ORDER BY seq');
+  t.strictSame(dueAt(), [{ atMs: dueAtMs }, { atMs: dueAtMs + 60_000 }], 'the earlier one stays');
+  await endOverdue();
+  t.strictSame(dueAt(), [{ atMs: dueAtMs }, { atMs: dueAtMs + 60_000 }], 'it is done once');
+
+  effects.jump(365 * DAY_MS);
+  await endOverdue();
+  effects.jump(-365 * DAY_MS);
+  t.equal(await endOverdue(), dueAtMs);
+  t.strictSame(dueAt(), [{ atMs: dueAtMs }, { atMs: dueAtMs + 60_000 }], 'also if the clock is set again');
 });
 
 t.test('a clock set ahead by less than a minute is trusted', async (t) => {
