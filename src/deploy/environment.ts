@@ -44,8 +44,8 @@ export function commandEnvironment(
 
 /**
  * Why a project may not have this variable; undefined when it may. Refused are names that make the dynamic linker, a
- * shell or an interpreter load or run something else (ld.so(8), bash(1), and the manuals of Python, Perl, Ruby, Node
- * and Java): a command that needs one sets it itself, where it can be seen.
+ * shell, an interpreter, git or OpenSSL load or run something else (ld.so(8), bash(1), git(1), openssl-env(7), and the
+ * manuals of Python, Perl, Ruby, Node, Java and others): a command that needs one sets it itself, where it can be seen.
  */
 export function variableProblem(name: string, value: string): string | undefined {
   if (!NAME_FORM.test(name)) return 'must be named with letters, digits and _, not beginning with a digit';
@@ -69,6 +69,7 @@ const NAME_MAX_LENGTH = 255;
 /** MAX_ARG_STRLEN without its final NUL: a longer one would make every start fail with E2BIG, execve(2). */
 const VARIABLE_MAX_BYTES = 131_071;
 
+/** Without those that are often set to find a project's own libraries, such as CLASSPATH, GEM_HOME and R_LIBS. */
 const LOADER_NAMES = [
   // the dynamic linker and the C library
   /^_?LD_/,
@@ -84,7 +85,11 @@ const LOADER_NAMES = [
   /^(NODE_OPTIONS|NODE_PATH|NODE_REPL_EXTERNAL_MODULE)$/,
   /^(JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|JAVA_OPTIONS)$/,
   /^(LUA_INIT|LUA_PATH|LUA_CPATH)/,
-  /^(PHPRC|PHP_INI_SCAN_DIR|TCLLIBPATH|R_PROFILE|ERL_FLAGS|ERL_AFLAGS|ERL_ZFLAGS)$/,
+  /^(PHPRC|PHP_INI_SCAN_DIR|TCLLIBPATH|ERL_FLAGS|ERL_AFLAGS|ERL_ZFLAGS|ERL_LIBS)$/,
+  /^(R_PROFILE|R_ENVIRON)(_USER)?$/,
+  /^(DOTNET_STARTUP_HOOKS|JULIA_LOAD_PATH|GUILE_LOAD_PATH|GUILE_LOAD_COMPILED_PATH)$/,
+  // programs that load others
+  /^(GIT_EXEC_PATH|OPENSSL_CONF|OPENSSL_MODULES|OPENSSL_ENGINES)$/,
 ];
 
 /** Names that match LOADER_NAMES, but only change how something is printed or hashed. */

@@ -78,6 +78,7 @@ t.test('ordinary variables are allowed', async (t) => {
   ];
   for (const name of [
     ...names,
+    ...['CLASSPATH', 'GEM_HOME', 'GEM_PATH', 'BUNDLE_GEMFILE', 'R_LIBS'],
     'PYTHONUNBUFFERED',
     'PYTHONDONTWRITEBYTECODE',
     'PYTHONFAULTHANDLER',
@@ -120,7 +121,10 @@ t.test('variables that change how programs are loaded are refused', async (t) =>
     ...['NIS_PATH', 'NLSPATH', 'RES_OPTIONS', 'RESOLV_HOST_CONF', 'BASH_FUNC_ls', 'GLOBIGNORE', 'KSH_ENV'],
     ...['PERL5DB', 'PERLIO', 'PERLIO_DEBUG', 'RUBYSHELL', 'RUBYGEMS_GEMDEPS', 'NODE_REPL_EXTERNAL_MODULE'],
     ...['JDK_JAVA_OPTIONS', 'JAVA_OPTIONS', 'LUA_INIT_5_4', 'LUA_PATH', 'LUA_CPATH', 'LUA_CPATH_5_4'],
-    ...['PHPRC', 'PHP_INI_SCAN_DIR', 'TCLLIBPATH', 'R_PROFILE', 'ERL_FLAGS', 'ERL_AFLAGS', 'ERL_ZFLAGS'],
+    ...['PHPRC', 'PHP_INI_SCAN_DIR', 'TCLLIBPATH', 'ERL_FLAGS', 'ERL_AFLAGS', 'ERL_ZFLAGS', 'ERL_LIBS'],
+    ...['R_PROFILE', 'R_PROFILE_USER', 'R_ENVIRON', 'R_ENVIRON_USER', 'DOTNET_STARTUP_HOOKS'],
+    ...['JULIA_LOAD_PATH', 'GUILE_LOAD_PATH', 'GUILE_LOAD_COMPILED_PATH', 'GIT_EXEC_PATH'],
+    ...['OPENSSL_CONF', 'OPENSSL_MODULES', 'OPENSSL_ENGINES'],
   ];
   for (const name of names) {
     t.equal(
