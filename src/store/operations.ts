@@ -14,6 +14,7 @@ import { queueWrites } from './queue.ts';
 import { replayWrites } from './replays.ts';
 import { reportWrites } from './reports.ts';
 import { retentionWrites } from './retention.ts';
+import { startWrites } from './starts.ts';
 import { webhookWrites } from './webhooks.ts';
 
 /** All writes, by name. Inputs and outputs are plain values, so that they can be posted between threads. */
@@ -23,9 +24,10 @@ export function makeOperations(context: WriteContext) {
   const projects = projectWrites(context);
   const deployments = deploymentReads(context.database);
   const events = eventWrites(context);
+  const starts = startWrites(context, events);
   const endings = endingWrites(context, deployments, events);
-  const queue = queueWrites(context, deployments, projects, events, endings);
-  const reports = reportWrites(context, deployments, events, endings);
+  const queue = queueWrites(context, deployments, projects, events, starts, endings);
+  const reports = reportWrites(context, deployments, starts, endings);
   const logs = logWrites(context);
   const webhooks = webhookWrites(context);
   const deliveries = deliveryWrites(context);

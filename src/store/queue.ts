@@ -18,6 +18,7 @@ import type { DeploymentReads } from './deployments.ts';
 import { type EndingWrites, endedAlready } from './endings.ts';
 import type { EventWrites } from './events.ts';
 import { type ProjectDetails, type ProjectWrites, projectReads } from './projects.ts';
+import type { StartWrites } from './starts.ts';
 
 export interface NewDeployment {
   projectId: ProjectId;
@@ -65,6 +66,7 @@ export function queueWrites(
   reads: DeploymentReads,
   { setStatus }: Pick<ProjectWrites, 'setStatus'>,
   events: EventWrites,
+  starts: StartWrites,
   endings: EndingWrites,
 ) {
   const projects = projectReads(database);
@@ -115,9 +117,6 @@ export function queueWrites(
        WHERE project_id = +:projectId AND seq < +:seq AND status = 'succeeded'
        ORDER BY seq DESC LIMIT 1`)
     .pluck();
-  const markRunning = database.prepare(
-    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = +:id AND status = 'queued'`,
-  );
   const setProcess = database.prepare(`
     UPDATE deployments SET process_id = :processId, process_started_at = :processStartedAt, boot_id = :bootId
      WHERE id = +:id AND finished_at IS NULL`);
@@ -176,9 +175,7 @@ export function queueWrites(
       forgetLaterStarts.run({ at });
       const next = nextQueued.get();
       if (next === undefined) return null;
-      markRunning.run({ id: next.id, at });
-      events.record('deployment.started', next, at);
-      changed(next.id);
+      starts.start(next, at);
       const { seq, command, ...claimed } = next;
       return {
         ...claimed,

@@ -9,7 +9,7 @@ import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import type { DeploymentReads } from './deployments.ts';
 import { type EndingWrites, endedAlready } from './endings.ts';
-import type { EventWrites } from './events.ts';
+import type { StartWrites } from './starts.ts';
 
 /** What another system reports about a deployment that it carries out. */
 export interface Report {
@@ -26,15 +26,12 @@ const OVERDUE_AT_ONCE = 100;
 export function reportWrites(
   { database, effects, changed }: WriteContext,
   reads: DeploymentReads,
-  events: EventWrites,
+  starts: StartWrites,
   endings: EndingWrites,
 ) {
   const isReported = database
     .prepare<[string], number>('SELECT reported FROM deployments WHERE id = +?')
     .pluck();
-  const markRunning = database.prepare(
-    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = +:id AND status = 'queued'`,
-  );
   const note = database.prepare(`
     UPDATE deployments SET message = coalesce(:message, message), outputs = coalesce(:outputs, outputs)
      WHERE id = +:id AND finished_at IS NULL`);
@@ -62,11 +59,7 @@ export function reportWrites(
         throw new AppError('conflict', 'davit itself runs the command of this project: it takes no reports');
       }
       if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
-      const at = effects.now();
-      if (deployment.status === 'queued' && status === 'running') {
-        markRunning.run({ id, at });
-        events.record('deployment.started', deployment, at);
-      }
+      if (deployment.status === 'queued' && status === 'running') starts.start(deployment, effects.now());
       note.run({ id, message, outputs: outputs === null ? null : JSON.stringify(outputs) });
       if (status !== 'running') end(reads.existing(id), status, status === 'failed' ? 'reported' : null);
       changed(id);
