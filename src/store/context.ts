@@ -5,7 +5,8 @@ import type { Database } from './database.ts';
 /**
  * What a commit may have changed, for those who wait for changes:
  *
- *   queue           deployments may be startable, or have to be stopped; not sent when one ends, as the executor ends them
+ *   queue           deployments may be startable, or were canceled while they run, here or elsewhere; not sent when one
+ *                   ends, as the executor ends those that it runs
  *   a deployment    its status
  *   log:…           a deployment's log grew, perhaps a hundred times a second
  *   a webhook       it has new deliveries, or its retries were made due at once, after all that was due before
