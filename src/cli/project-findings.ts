@@ -256,6 +256,8 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return `fix the link, or choose another path with ${set}`;
     case 'nameTooLong':
       return `choose another path with ${set}`;
+    case 'unreachable':
+      return 'see whether its file system is there: a server that it needs may be away, or its disk defective (dmesg)';
     case 'noInterpreter':
       return problem.interpreter.endsWith('\r')
         ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${problem.path}`

@@ -1,4 +1,4 @@
-import { accessSync, constants, type Stats, statSync } from 'node:fs';
+import { accessSync, constants, Stats, statSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
 import { delimiter } from 'node:path';
 import { codeOf } from '../errors.ts';
@@ -28,9 +28,14 @@ export type StartProblem =
       kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable' | 'notAProgram';
       path: string;
     }
-  | { kind: 'linkLoop' | 'nameTooLong'; path: string }
+  | Unreachable
   | { kind: 'noInterpreter'; path: string; interpreter: string }
   | { kind: 'noLoader'; path: string; loader: string };
+
+/** Whether something is at the path cannot be found out. `code`: the system's error code, stat(2). */
+type Unreachable =
+  | { kind: 'linkLoop' | 'nameTooLong'; path: string }
+  | { kind: 'unreachable'; path: string; code: string };
 
 /**
  * Why a command could not be started, for the person who configured it. `code` is the system's error code, execve(2),
@@ -91,6 +96,8 @@ export function problemText(problem: StartProblem): string {
       return `${problem.path} cannot be reached: its symbolic links form a loop`;
     case 'nameTooLong':
       return `${problem.path} cannot be reached: the name is too long`;
+    case 'unreachable':
+      return `${problem.path} cannot be reached: ${problem.code}`;
     case 'noInterpreter':
       return `the command ${problem.path} begins with #!${problem.interpreter}, which does not exist or is not executable`;
     case 'noLoader':
@@ -105,7 +112,7 @@ export function directoryProblem(path: string): StartProblem | undefined {
   const stat = statOf(path);
   if (stat === 'hidden') return { kind: 'directoryClosed', path };
   if (stat === undefined) return { kind: 'directoryMissing', path };
-  if (typeof stat === 'string') return { kind: stat, path };
+  if (isUnreachable(stat)) return stat;
   if (!stat.isDirectory()) return { kind: 'notADirectory', path };
   return mayExecute(path) ? undefined : { kind: 'directoryClosed', path };
 }
@@ -119,20 +126,32 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   const stat = statOf(path);
   if (stat === 'hidden') return { kind: 'commandHidden', path };
   if (stat === undefined) return { kind: 'commandMissing', path };
-  if (typeof stat === 'string') return { kind: stat, path };
+  if (isUnreachable(stat)) return stat;
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
   if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
   const beginning = beginningOf(path);
   if (beginning === undefined) return undefined;
   if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
   const interpreter = firstLineIn(beginning)?.interpreter;
-  // To the kernel, a relative path begins in the working directory.
-  if (interpreter !== undefined && !isExecutableFile(pathIn(request.directory, interpreter)))
-    return { kind: 'noInterpreter', path, interpreter };
+  if (interpreter !== undefined)
+    return neededProblem(interpreter, request, { kind: 'noInterpreter', path, interpreter });
   const loader = loaderIn(beginning);
-  if (loader !== undefined && !isExecutableFile(pathIn(request.directory, loader)))
-    return { kind: 'noLoader', path, loader };
-  return undefined;
+  return loader === undefined
+    ? undefined
+    : neededProblem(loader, request, { kind: 'noLoader', path, loader });
+}
+
+/** Why the kernel cannot execute what a command needs; `missing`: as no executable file is there. */
+function neededProblem(
+  needed: string,
+  { directory }: SpawnRequest,
+  missing: StartProblem,
+): StartProblem | undefined {
+  // To the kernel, a relative path begins in the working directory.
+  const path = pathIn(directory, needed);
+  const stat = statOf(path);
+  if (isUnreachable(stat)) return stat;
+  return isFile(stat) && mayExecute(path) ? undefined : missing;
 }
 
 /** The file that is run: a path is relative to the directory, a bare name is searched in PATH; undefined: not found. */
@@ -171,10 +190,7 @@ function searchPathOf({ environment }: SpawnRequest): string {
 
 /** Like execvp(3): the first executable file, else the first file. */
 function search(paths: readonly string[]): string | undefined {
-  const files = paths.filter((path) => {
-    const stat = statOf(path);
-    return typeof stat === 'object' && stat.isFile();
-  });
+  const files = paths.filter((path) => isFile(statOf(path)));
   return files.find(mayExecute) ?? files[0];
 }
 
@@ -197,26 +213,35 @@ async function searchAside(paths: readonly string[]): Promise<string | undefined
 }
 
 /** Undefined: nothing is there; `hidden`: this user may not search a directory on the way. */
-function statOf(path: string): Stats | 'hidden' | 'linkLoop' | 'nameTooLong' | undefined {
+type Found = Stats | 'hidden' | Unreachable | undefined;
+
+function statOf(path: string): Found {
   try {
     return statSync(path);
   } catch (error) {
-    switch (codeOf(error)) {
+    const code = codeOf(error);
+    switch (code) {
+      case 'ENOENT':
+      case 'ENOTDIR':
+        return undefined;
       case 'EACCES':
         return 'hidden';
       case 'ELOOP':
-        return 'linkLoop';
+        return { kind: 'linkLoop', path };
       case 'ENAMETOOLONG':
-        return 'nameTooLong';
+        return { kind: 'nameTooLong', path };
       default:
-        return undefined;
+        return { kind: 'unreachable', path, code };
     }
   }
 }
 
-function isExecutableFile(path: string): boolean {
-  const stat = statOf(path);
-  return typeof stat === 'object' && stat.isFile() && mayExecute(path);
+function isUnreachable(found: Found): found is Unreachable {
+  return typeof found === 'object' && 'kind' in found;
+}
+
+function isFile(found: Found): boolean {
+  return found instanceof Stats && found.isFile();
 }
 
 function mayExecute(path: string): boolean {

@@ -5,7 +5,8 @@ import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { lockForServing } from '../../src/store/lock.ts';
-import { type Place, place } from '../helpers/cli.ts';
+import { MAIN, type Place, place } from '../helpers/cli.ts';
+import { ifMayMountFuse, onDeadMount } from '../helpers/dead-mount.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 
 interface Checked {
@@ -166,6 +167,25 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
       t.equal(problems.length, 1, claim);
       t.match(problems, [{ message, advice }], claim);
     }),
+  );
+});
+
+t.test('a directory that cannot be reached is not advised to be created', ifMayMountFuse, async (t) => {
+  const there = place(t);
+  const dead = join(there.directory, 'dead');
+  mkdirSync(dead);
+  await create(there, '--dir', dead, '--', './deploy.sh');
+  const words = ['admin', 'project', 'check', 'website', '--json', '--db', there.dbPath];
+  const { stdout, status } = onDeadMount(dead, [process.execPath, MAIN, ...words]);
+  const { findings }: Checked = JSON.parse(stdout);
+  t.equal(status, 1);
+  t.match(
+    findings.find(({ check }) => check === 'directory'),
+    {
+      level: 'problem',
+      message: `${dead} cannot be reached: ENOTCONN`,
+      advice: /^see whether its file system is there/,
+    },
   );
 });
 

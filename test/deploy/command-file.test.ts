@@ -25,6 +25,7 @@ import {
   whyNotStarted,
 } from '../../src/deploy/command-file.ts';
 import { posix } from '../helpers/commands.ts';
+import { ifMayMountFuse, onDeadMount } from '../helpers/dead-mount.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -149,6 +150,33 @@ t.test('a path that the user may not reach is told apart from a missing one', if
     { kind: 'directoryClosed', path: join(directory, 'closed') },
     { kind: 'directoryClosed', path: join(directory, 'closed/inner') },
     { kind: 'commandHidden', path: join(directory, 'closed/inner/tool') },
+  ]);
+});
+
+t.test('a file system that cannot be reached is not taken for missing files', ifMayMountFuse, async (t) => {
+  const directory = temporaryDirectory(t);
+  const [dead, script, loop] = [join(directory, 'dead'), join(directory, 'script'), join(directory, 'loop')];
+  mkdirSync(dead);
+  writeFileSync(script, `#!${dead}/sh\n`, { mode: 0o755 });
+  symlinkSync('loop', loop);
+  const look = `
+    const { commandProblem, directoryProblem, whyNotStarted } = await import(${JSON.stringify(COMMAND_FILE)});
+    const [dead, script, loop] = ${JSON.stringify([dead, script, loop])};
+    const requestOf = (word, directory = '/') => ({ command: [word], directory, environment: { PATH: dead } });
+    console.log(JSON.stringify([
+      directoryProblem(dead),
+      ...[dead + '/tool', script, 'tool', loop].map((word) => commandProblem(requestOf(word))),
+      whyNotStarted('EACCES', requestOf('/bin/true', dead)),
+    ]));`;
+  const { stdout } = onDeadMount(dead, [process.execPath, '--input-type=module', '--eval', look]);
+  const unreachable = { kind: 'unreachable', code: 'ENOTCONN' };
+  t.strictSame(JSON.parse(stdout), [
+    { ...unreachable, path: dead },
+    { ...unreachable, path: `${dead}/tool` },
+    { ...unreachable, path: `${dead}/sh` },
+    { kind: 'notFound', word: 'tool', searchPath: dead },
+    { kind: 'linkLoop', path: loop },
+    `${dead} cannot be reached: ENOTCONN`,
   ]);
 });
 
