@@ -58,16 +58,33 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
       return `the command ${word} became another user, whose processes /proc hides from davit (hidepid), and was ended if davit may: let the group of davit see them (gid= of /proc)`;
     case 'ENOEXEC':
       return problemText({ kind: 'notAProgram', path: word });
-    default: {
+    case 'ENOENT':
+    case 'ENOTDIR':
+    case 'EACCES':
+    case 'EPERM':
+    case 'ELOOP':
+    case 'ENAMETOOLONG': {
       const problem = directoryProblem(request.directory) ?? commandProblem(request);
       if (problem !== undefined) return problemText(problem);
       if (!may('/dev/null', constants.R_OK))
         return `/dev/null, which every command has as its stdin, cannot be read by this user (${code}): create it again, or mount /dev`;
       return code === 'ENOENT'
         ? `the command ${word} exists but could not be started (ENOENT): usually what its interpreter needs is missing`
-        : `the command ${word} could not be started: ${code}`;
+        : textOf(word, code);
     }
+    default:
+      // No files are looked at: on a file system that does not answer, that would block davit.
+      return textOf(word, code);
   }
+}
+
+/** The same for a name that `findCommand` did not find. PATH is not searched again, as that could block davit. */
+export function whyNotFound(request: SpawnRequest): string {
+  return problemText(directoryProblem(request.directory) ?? notFound(request));
+}
+
+function textOf(word: string, code: string): string {
+  return `the command ${word} could not be started: ${code}`;
 }
 
 /** The problem as a sentence. */
@@ -120,9 +137,7 @@ export function directoryProblem(path: string): StartProblem | undefined {
 /** Why this user cannot run a command, as far as its files show; undefined: nothing is wrong with them. */
 export function commandProblem(request: SpawnRequest): StartProblem | undefined {
   const path = commandPath(request);
-  if (path === undefined) {
-    return { kind: 'notFound', word: request.command[0], searchPath: searchPathOf(request) };
-  }
+  if (path === undefined) return notFound(request);
   const stat = statOf(path);
   if (stat === 'hidden') return { kind: 'commandHidden', path };
   if (stat === undefined) return { kind: 'commandMissing', path };
@@ -139,6 +154,10 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   return loader === undefined
     ? undefined
     : neededProblem(loader, request, { kind: 'noLoader', path, loader });
+}
+
+function notFound(request: SpawnRequest): StartProblem {
+  return { kind: 'notFound', word: request.command[0], searchPath: searchPathOf(request) };
 }
 
 /** Why the kernel cannot execute what a command needs; `missing`: as no executable file is there. */

@@ -4,7 +4,7 @@ import { codeOf, messageOf } from '../errors.ts';
 import { childrenOfMainThread, retryOnShortage, SHORTAGES } from '../proc.ts';
 import { type ProcessIdentity, processIdentity, sessionOf } from '../process-identity.ts';
 import { createSemaphore } from '../semaphore.ts';
-import { findCommand, type SpawnRequest, whyNotStarted } from './command-file.ts';
+import { findCommand, type SpawnRequest, whyNotFound, whyNotStarted } from './command-file.ts';
 import { withRaisedOomScore } from './oom-score.ts';
 import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
@@ -85,7 +85,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   }
 
   async function start(path: string | undefined, request: SpawnRequest): Promise<SpawnResult> {
-    if (path === undefined) return { kind: 'notStarted', cause: whyNotStarted('ENOENT', request) };
+    if (path === undefined) return { kind: 'notStarted', cause: whyNotFound(request) };
     const { command, environment, directory } = request;
     const pipe = posix.pipe();
     let isRead = false;

@@ -71,6 +71,14 @@ t.test('a system error is put into words that name nothing secret', async (t) =>
   }
 });
 
+t.test('no file is looked at for an error that files do not explain', async (t) => {
+  const request = requestOf(['./tool'], { directory: '/no/such/directory' });
+  for (const code of ['EIO', 'ENOTCONN', 'ETIMEDOUT', 'EHOSTDOWN', 'Unknown system error -116'])
+    t.equal(whyNotStarted(code, request), `the command ./tool could not be started: ${code}`);
+  for (const code of ['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'ELOOP', 'ENAMETOOLONG'])
+    t.equal(whyNotStarted(code, request), 'the directory /no/such/directory does not exist');
+});
+
 t.test('a name means the first executable in PATH, else the first file there', async (t) => {
   const directory = temporaryDirectory(t);
   for (const folder of ['directory', 'closed', 'first', 'second']) mkdirSync(join(directory, folder));

@@ -171,6 +171,20 @@ t.test('a command that cannot be started gives the cause and leaves no file open
   t.equal(readdirSync('/proc/self/fd').length, descriptors);
 });
 
+t.test('a name that was not found in PATH is not searched again to say so', async (t) => {
+  const spawner = testSpawner(t);
+  const directory = temporaryDirectory(t);
+  const request = { ...REQUEST, command: ['tool'] as const, environment: { PATH: directory } };
+  const spawned = spawner.spawn(request, () => {
+    writeFileSync(join(directory, 'tool'), '#!/bin/sh\n', { mode: 0o755 });
+    return true;
+  });
+  t.strictSame(await spawned, {
+    kind: 'notStarted',
+    cause: "the command tool was not found in PATH (the project's own)",
+  });
+});
+
 t.test('adopted orphans are reaped and not taken for commands', async (t) => {
   const spawner = adoptingSpawner(t);
   const orphanIds = await Promise.all(
