@@ -47,7 +47,13 @@ export function gaugeReads(database: Database) {
   // Seeks from webhook to webhook in the partial index, as `pendingWebhooks` in outbox.ts does.
   const pendingAfter = database.prepare<
     { after: string },
-    { webhook_id: string; next_attempt_at: number; is_sent_to: 0 | 1; failing_since: number | null }
+    {
+      webhook_id: string;
+      next_attempt_at: number;
+      enabled_at: number;
+      is_sent_to: 0 | 1;
+      failing_since: number | null;
+    }
   >(`
     WITH RECURSIVE pending (webhook_id) AS (
       SELECT min(webhook_id) FROM deliveries WHERE status = 'pending' AND webhook_id > +:after
@@ -59,6 +65,7 @@ export function gaugeReads(database: Database) {
     )
     SELECT w.id AS webhook_id,
            (SELECT min(next_attempt_at) FROM deliveries WHERE status = 'pending' AND webhook_id = w.id) AS next_attempt_at,
+           w.enabled_at,
            w.status = 'enabled' AND w.deleted_at IS NULL AS is_sent_to,
            w.failing_since
       FROM pending CROSS JOIN webhooks w ON w.id = pending.webhook_id
@@ -124,11 +131,13 @@ export function gaugeReads(database: Database) {
 
     function step(): boolean {
       const webhooks = pendingAfter.all({ after });
-      for (const { webhook_id, next_attempt_at, is_sent_to, failing_since } of webhooks) {
+      for (const { webhook_id, next_attempt_at, enabled_at, is_sent_to, failing_since } of webhooks) {
         after = webhook_id;
         if (is_sent_to === 0 || next_attempt_at > nowMs) continue;
         const group = due[failing_since === null ? 'healthy' : 'failing'];
-        group.oldestAtMs = Math.min(group.oldestAtMs ?? next_attempt_at, next_attempt_at);
+        // One that was held is due from when its webhook was enabled, not from its own time.
+        const dueSinceMs = Math.max(next_attempt_at, enabled_at);
+        group.oldestAtMs = Math.min(group.oldestAtMs ?? dueSinceMs, dueSinceMs);
         const limit = COUNTED_MAX - group.count;
         if (limit > 0) group.count += countDue.get({ webhookId: webhook_id, nowMs, limit }) ?? 0;
       }

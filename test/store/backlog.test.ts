@@ -148,6 +148,22 @@ t.test('a webhook shows the last error of its pending deliveries, and when the n
   );
 });
 
+t.test('held deliveries are due from when their webhook is enabled', async (t) => {
+  const effects = fakeEffects(NOW_MS);
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'no more' });
+  await newDeliveries(store, id, 1);
+  effects.advance(3_600_000);
+  t.match(store.reads.backlog.webhook(id, effects.now()), { held_count: 1, next_attempt_at: null });
+  await store.writer.write('webhooks.update', { id, status: 'enabled', disableReason: 'no more' });
+  t.match(store.reads.backlog.webhook(id, effects.now()), {
+    due_count: 1,
+    next_attempt_at: new Date(effects.now()).toISOString(),
+  });
+});
+
 t.test(
   'a waiting deployment names the one that runs before it, but none that another system carries out',
   async (t) => {

@@ -31,6 +31,17 @@ t.test('due deliveries are counted separately for failing and for healthy webhoo
   t.strictSame(due(store, createdAtMs + 60_000).failing, { count: 2, oldestAtMs: createdAtMs });
 });
 
+t.test('a delivery that was held has been due since its webhook was enabled', async (t) => {
+  const { store, effects, webhook } = await place(t);
+  const id = await webhook();
+  await store.writer.write('webhooks.update', { id, status: 'disabled', disableReason: 'no more' });
+  await newDeliveries(store, id, 1);
+  effects.advance(3_600_000);
+  await store.writer.write('webhooks.update', { id, status: 'enabled', disableReason: 'no more' });
+  const enabledAtMs = effects.now();
+  t.strictSame(due(store, enabledAtMs + 200).healthy, { count: 1, oldestAtMs: enabledAtMs });
+});
+
 t.test('a webhook without pending deliveries has none due, whichever is looked at first', async (t) => {
   const { store, effects, webhook } = await place(t);
   const ids = [await webhook(), await webhook()];
@@ -52,7 +63,8 @@ t.test('more webhooks than fit into one step are looked at in several steps', as
   for (let made = 0; made < 450; made++) ids.push(await webhook());
   await newDeliveries(store, ids[0] as WebhookId, 1);
   const last = ids.toSorted().at(-1);
-  store.execute(`UPDATE deliveries SET next_attempt_at = 5 WHERE webhook_id = '${last}'`);
+  store.execute(`UPDATE deliveries SET next_attempt_at = 5 WHERE webhook_id = '${last}';
+                 UPDATE webhooks SET enabled_at = 1`);
   const count = store.reads.gauges.beginDueCount(effects.now());
   let steps = 0;
   while (count.step()) steps += 1;
@@ -65,7 +77,8 @@ t.test('a long backlog is counted up to a maximum, but its age is that of the ol
   const long = await webhook();
   const dead = await webhook();
   await newDeliveries(store, long, 1);
-  store.execute(`UPDATE webhooks SET failing_since = 1 WHERE id = '${dead}'`);
+  store.execute(`UPDATE webhooks SET failing_since = 1 WHERE id = '${dead}';
+                 UPDATE webhooks SET enabled_at = 1`);
   store.execute(`
     WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 15000)
     INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
