@@ -122,6 +122,7 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
     SELECT count(*) AS count, total(next_attempt_at <= :nowMs) AS due,
            max(min(next_attempt_at), (SELECT enabled_at FROM webhooks WHERE id = +:id)) AS next_attempt_at
       FROM deliveries WHERE webhook_id = +:id AND status = 'pending'`);
+  // The last attempt of an unfinished delivery was a success if the delivery was requested again since.
   const lastError = database
     .prepare<[string], string>(`
       SELECT coalesce(a.error, a.status_code)
@@ -129,6 +130,7 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
                WHERE webhook_id = +? AND status = 'pending'
                ORDER BY next_attempt_at DESC LIMIT ${SEARCHED_FOR_ATTEMPT_MAX}) d
         JOIN attempts a ON a.delivery_id = d.id AND a.number = d.attempt_count
+                       AND (a.error IS NOT NULL OR a.status_code NOT BETWEEN 200 AND 299)
        ORDER BY a.at DESC LIMIT 1`)
     .pluck();
   const lastResult = database

@@ -148,6 +148,19 @@ t.test('a webhook shows the last error of its pending deliveries, and when the n
   );
 });
 
+t.test('the success of a delivery that was requested again is no error', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id: webhookId } = await newWebhook(store, keyId);
+  const [id = fail()] = await newDeliveries(store, webhookId, 1);
+  endDeliveries(store, [id], 'delivered');
+  store.execute(`
+    INSERT INTO attempts (delivery_id, number, at, status_code, duration_ms, trigger)
+    VALUES ('${id}', 1, 10, 204, 1, 'schedule')`);
+  await store.writer.write('deliveries.redeliver', { id });
+  t.match(store.reads.backlog.webhook(webhookId, NOW_MS), { pending_count: 1, last_error: null });
+});
+
 t.test('held deliveries are due from when their webhook is enabled', async (t) => {
   const effects = fakeEffects(NOW_MS);
   const store = testStore(t, effects);
