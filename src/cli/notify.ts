@@ -13,14 +13,16 @@ export async function notifySystemd(
 ): Promise<void> {
   const { NOTIFY_SOCKET, PATH = '/usr/bin:/bin' } = environment;
   if (NOTIFY_SOCKET === undefined) return;
-  const child = spawn('systemd-notify', [state], {
-    env: { NOTIFY_SOCKET, PATH },
-    stdio: ['ignore', 'ignore', 'inherit'],
-  });
   try {
-    const [exitCode] = await once(child, 'exit');
+    // Throws at once for some causes, such as a file among the directories of PATH.
+    const child = spawn('systemd-notify', [state], {
+      env: { NOTIFY_SOCKET, PATH },
+      stdio: ['ignore', 'ignore', 'inherit'],
+    });
+    const [exitCode, signal] = await once(child, 'exit');
     if (exitCode === 0) return;
-    terminal.note(`warning: systemd was not told ${state}: systemd-notify exited with ${exitCode}`);
+    const how = signal === null ? `exited with ${exitCode}` : `was ended by ${signal}`;
+    terminal.note(`warning: systemd was not told ${state}: systemd-notify ${how}`);
   } catch (error) {
     terminal.note(`warning: systemd was not told ${state}: ${messageOf(error)}`);
   }

@@ -181,20 +181,39 @@ t.test('systemd is asked for more time during a migration', speaks, async (t) =>
   t.equal(await (await service).stop(), 0);
 });
 
-t.test('without systemd-notify, serve warns and goes on', async (t) => {
+t.test('if systemd-notify cannot be started or fails, serve warns and goes on', async (t) => {
   const { directory } = place(t);
-  const service = spawn(
-    process.execPath,
-    [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
-    {
-      cwd: directory,
-      env: { ...COMPILE_CACHE, PATH: '/nowhere', NOTIFY_SOCKET: '/nowhere/notify' },
-      stdio: ['ignore', 'ignore', 'pipe'],
-    },
-  );
-  t.teardown(() => service.kill('SIGKILL'));
-  const [line] = await once(createInterface({ input: service.stderr }), 'line');
-  t.match(line, /^warning: systemd was not told READY=1: spawn systemd-notify ENOENT$/);
-  service.kill('SIGTERM');
-  t.strictSame(await once(service, 'exit'), [0, null]);
+  const [none, failing, killed, file] = ['none', 'failing', 'killed', 'file'].map((name) =>
+    join(directory, name),
+  ) as [string, string, string, string];
+  for (const [path, script] of [
+    [failing, 'exit 3'],
+    [killed, 'kill -KILL $$'],
+  ] as const) {
+    mkdirSync(path);
+    writeFileSync(join(path, 'systemd-notify'), `#!/bin/sh\n${script}\n`, { mode: 0o755 });
+  }
+  writeFileSync(file, '');
+  const cases = [
+    [none, 'spawn systemd-notify ENOENT'],
+    [`${none}:${file}`, 'spawn ENOTDIR'],
+    [failing, 'systemd-notify exited with 3'],
+    [killed, 'systemd-notify was ended by SIGKILL'],
+  ] as const;
+  for (const [PATH, problem] of cases) {
+    const service = spawn(
+      process.execPath,
+      [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
+      {
+        cwd: directory,
+        env: { ...COMPILE_CACHE, PATH, NOTIFY_SOCKET: '/nowhere/notify' },
+        stdio: ['ignore', 'ignore', 'pipe'],
+      },
+    );
+    t.teardown(() => service.kill('SIGKILL'));
+    const [line] = await once(createInterface({ input: service.stderr }), 'line');
+    t.equal(line, `warning: systemd was not told READY=1: ${problem}`);
+    service.kill('SIGTERM');
+    t.strictSame(await once(service, 'exit'), [0, null]);
+  }
 });
