@@ -81,7 +81,9 @@ export function resolveWebhook(store: Store, idOrUrl: string, nowMs: number): We
   const webhook = store.reads.backlog.webhook(idOrUrl, nowMs);
   if (webhook !== undefined) return webhook;
   const list = "'davit admin webhook list' shows all";
-  const [found, another] = store.reads.backlog.webhooks(nowMs).filter(({ url }) => url === idOrUrl);
+  // Normalised as at registration, so that the URL is also found in the form in which it was given there.
+  const wanted = URL.parse(idOrUrl)?.href ?? idOrUrl;
+  const [found, another] = store.reads.backlog.webhooks(nowMs).filter(({ url }) => url === wanted);
   if (another !== undefined) {
     throw new AppError('conflict', `several webhooks have this URL: use the id; ${list}`);
   }

@@ -91,6 +91,14 @@ t.test(
   },
 );
 
+t.test('a webhook is found by its URL, also in the form in which it was registered', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/');
+  for (const url of ['https://one.test/', 'https://one.test', 'HTTPS://ONE.test:443']) {
+    t.match(await there.json<WebhookBacklog>(webhook('show', url)), { id }, url);
+  }
+});
+
 t.test('enable and disable say what becomes of pending deliveries', async (t) => {
   const there = await file(t);
   const { id } = await register(there, 'https://one.test/');
