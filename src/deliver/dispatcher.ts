@@ -273,6 +273,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
         ? Math.max(delivery.ladder_started_at, atMs - 1)
         : delivery.ladder_started_at;
     const { statusCode, error, durationMs, remoteAddress, responseBody } = outcome;
+    const isGone = statusCode === 410;
     return {
       seq: delivery.seq,
       webhookId: delivery.webhook_id,
@@ -289,19 +290,22 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       },
       next: outcome.ok
         ? { kind: 'delivered' }
-        : nextAttempt({
-            // Without time that never passed because the clock was set ahead, which must not cost retries.
-            ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
-            ladderAttempts,
-            nowMs: now(),
-            retryAfter: outcome.retryAfter,
-            randomFraction: randomFraction(effects),
-            schedule,
-          }),
+        : isGone
+          ? // It is held with the webhook, which this disables: also after the last attempt of its ladder.
+            { kind: 'retry', atMs: now() }
+          : nextAttempt({
+              // Without time that never passed because the clock was set ahead, which must not cost retries.
+              ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
+              ladderAttempts,
+              nowMs: now(),
+              retryAfter: outcome.retryAfter,
+              randomFraction: randomFraction(effects),
+              schedule,
+            }),
       ladderAttempts,
       ladderStartedAtMs,
       neverPassedMs: skippedMs(clockSettings.recent(DISABLE_AFTER_FAILING_MS, atMs)),
-      disableReason: statusCode === 410 ? 'the receiver answered 410 Gone' : null,
+      disableReason: isGone ? 'the receiver answered 410 Gone' : null,
     };
   }
 

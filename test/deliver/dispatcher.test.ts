@@ -215,6 +215,29 @@ for (const [name, answer, failingForMs, reason] of REASONS) {
   });
 }
 
+t.test(
+  'a delivery whose last attempt is answered 410 is held, and sent once its webhook is enabled',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const schedule = { delaysMs: [], windowMs: HOUR_MS };
+    const dispatcher = testDispatcher(t, store, effects, { schedule });
+    const receiver = await startReceiver(t, { answers: [status(500), status(410), status(200)] });
+    const { id } = await subscribe(store, receiver.url);
+    const [deliveryId = ''] = await newDeliveries(store, id, 1);
+    await deliverDue(dispatcher, effects);
+    effects.advance(HOUR_MS);
+    await deliverDue(dispatcher, effects);
+    t.match(store.reads.deliveries.get(deliveryId), { status: 'held', attempt_count: 2 });
+    t.equal(store.reads.webhooks.get(id)?.status, 'disabled');
+
+    effects.advance(1_000);
+    await store.writer.write('webhooks.update', { id, status: 'enabled', disableReason: 'tired' });
+    await deliverDue(dispatcher, effects);
+    t.match(store.reads.deliveries.get(deliveryId), { status: 'delivered', attempt_count: 3 });
+  },
+);
+
 t.test('410 from a former url of a webhook does not disable it', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
