@@ -55,7 +55,7 @@ const ATTEMPT_DURATION = {
 };
 const WAIT = {
   name: 'davit_delivery_wait_seconds',
-  help: 'From an event, in the transaction that records it, to the first attempt to deliver it.',
+  help: 'From an event, in the transaction that records it, to the first attempt to deliver it; if the event was held, from when its webhook was enabled.',
   bounds: [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 60, 300],
 };
 
@@ -91,7 +91,7 @@ export function deliveryMetrics(memory: SharedArrayBuffer): DeliveryMetrics {
   return {
     began(delivery, isFailing, atMs) {
       inFlight.add(1);
-      if (delivery.ladder_attempts > 0 || delivery.ladder_trigger !== 'schedule') return;
+      if (delivery.attempt_count > 0 || delivery.ladder_trigger !== 'schedule') return;
       wait[isFailing ? 'failing' : 'healthy'].observe(Math.max(0, atMs - delivery.ladder_started_at) / 1000);
     },
     ended: () => inFlight.add(-1),

@@ -30,6 +30,8 @@ export interface DueDelivery {
   /** When the webhook was last enabled. */
   enabled_at: number;
   payload: string;
+  /** How many attempts were made in all. */
+  attempt_count: number;
   /** How many attempts were made on the current ladder. */
   ladder_attempts: number;
   ladder_started_at: number;
@@ -180,7 +182,8 @@ export function outboxReads(database: Database) {
   // In the order of the list, as CROSS JOIN fixes the order of the loops. Without those that are no longer due.
   const rowsOf = database
     .prepare<[seqs: string, nowMs: number], DeliveryRow>(`
-      SELECT d.seq, d.id, d.event_id, e.payload, d.ladder_attempts, d.ladder_started_at, d.ladder_trigger
+      SELECT d.seq, d.id, d.event_id, e.payload, d.attempt_count, d.ladder_attempts, d.ladder_started_at,
+             d.ladder_trigger
         FROM json_each(?) wanted
        CROSS JOIN deliveries d ON d.seq = wanted.value AND d.status = 'pending' AND d.next_attempt_at <= +?
        CROSS JOIN events e ON e.id = d.event_id`)
@@ -280,6 +283,7 @@ type DeliveryRow = [
   id: DeliveryId,
   eventId: EventId,
   payload: string,
+  attemptCount: number,
   ladderAttempts: number,
   ladderStartedAt: number,
   ladderTrigger: DueDelivery['ladder_trigger'],
@@ -290,7 +294,7 @@ function toDueDelivery(
   row: DeliveryRow,
   { url, enabledAtMs }: Recipient,
 ): DueDelivery {
-  const [seq, id, event_id, payload, ladderAttempts, ladderStartedAt, ladder_trigger] = row;
+  const [seq, id, event_id, payload, attempt_count, ladderAttempts, ladderStartedAt, ladder_trigger] = row;
   return {
     seq,
     id,
@@ -299,6 +303,7 @@ function toDueDelivery(
     url,
     enabled_at: enabledAtMs,
     payload,
+    attempt_count,
     // Enabling the webhook begins a new ladder for the deliveries that were held.
     ladder_attempts: ladderStartedAt < enabledAtMs ? 0 : ladderAttempts,
     ladder_started_at: Math.max(ladderStartedAt, enabledAtMs),

@@ -1,11 +1,12 @@
 import fc from 'fast-check';
 import t, { type Test } from 'tap';
 import { deliveryMetrics } from '../../src/deliver/metrics.ts';
+import type { WebhookId, WebhookStatus } from '../../src/domain.ts';
 import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
 import type { Settlement } from '../../src/store/outbox.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
-import { testDispatcher } from '../helpers/dispatcher.ts';
+import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { movedOf, parseMetrics, type Scrape } from '../helpers/metrics.ts';
 import { type Answer, hangUp, held, startReceiver, status } from '../helpers/receiver.ts';
@@ -76,6 +77,28 @@ t.test('the wait is measured for first attempts, from the event', async (t) => {
   ]);
   t.strictSame(movedOf(scrape(), `${WAIT}_count`), [['healthy', 1]], 'a retry is no first attempt');
 });
+
+t.test(
+  'the wait of an event that was held is measured once, from when its webhook was enabled',
+  async (t) => {
+    const { effects, dispatcher, deploy, scrape, store } = await service(t, [status(500)]);
+    const [{ id } = { id: '' as WebhookId }] = store.query<{ id: WebhookId }>('SELECT id FROM webhooks');
+    const setStatus = (status: WebhookStatus) =>
+      store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    await setStatus('disabled');
+    await deploy();
+    for (let times = 0; times < 3; times++) {
+      effects.advance(60_000);
+      await setStatus('enabled');
+      effects.advance(2_000);
+      await deliverDue(dispatcher, effects);
+      await setStatus('disabled');
+    }
+    t.strictSame(movedOf(scrape(), ATTEMPTS), [['failed http_5xx', 3]]);
+    t.strictSame(movedOf(scrape(), 'davit_delivery_wait_seconds_count'), [['healthy', 1]]);
+    t.strictSame(movedOf(scrape(), 'davit_delivery_wait_seconds_sum'), [['healthy', 2]]);
+  },
+);
 
 t.test('waits for failing webhooks are counted apart', async (t) => {
   const { effects, dispatcher, deploy, scrape } = await service(t, [status(500)]);
