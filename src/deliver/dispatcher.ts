@@ -1,5 +1,6 @@
 import { createClockSettings, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
+import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots } from '../slots.ts';
@@ -58,6 +59,12 @@ const BACKLOG_BATCH_MIN = 2;
 const RESCAN_EVERY_MS = 60_000;
 
 /**
+ * How far beyond the window a retry may lie without being rescheduled: steps of the clock below a second are not
+ * noticed, and one that sends last attempts a window early exhausts their deliveries.
+ */
+const BEYOND_TOLERANCE_MS = MINUTE_MS;
+
+/**
  * Drains the outbox: claim, sign, send, settle. Due deliveries are rows, attempts under way are only in memory: after a
  * crash between sending and settling a delivery is sent again, which receivers can tell by the event's id. Which
  * webhooks have something due is kept in memory too, updated by what commits report: reading them all at each commit
@@ -78,6 +85,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
     queueWalk(() => reschedule(-byMs));
   });
+  const furthestMs = schedule.windowMs + BEYOND_TOLERANCE_MS;
   const running = createSlots<Promise<void>>();
   let queuedWalks = 0;
   let lastWalk = Promise.resolve();
@@ -157,7 +165,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     if (isFirstScan) resumeHurrying(pending, nowMs);
     isFirstScan = false;
     // Retries can lie beyond the window if, while davit was down, the clock was set back or the window was shortened.
-    const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + schedule.windowMs);
+    const isBeyond = pending.some(({ last_attempt_at }) => last_attempt_at > nowMs + furthestMs);
     if (!isBeyond || queuedWalks > 0) return;
     const window_ms = schedule.windowMs;
     logger.warn({ window_ms }, 'retries were scheduled beyond the window: they are rescheduled');
@@ -173,9 +181,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     lastWalk = track(ended, 'retries could not be rescheduled');
   }
 
-  /** After the clock was set back by `byMs`: moves retries back as much, and to the end of the window at the latest. */
+  /** After the clock was set back by `byMs`: moves retries back as much, and makes those beyond the window due. */
   async function reschedule(byMs: number): Promise<void> {
-    const furthestMs = schedule.windowMs;
     await inSteps<PendingPosition>((after) =>
       writePersistently(writer, 'outbox.setBack', { byMs, furthestMs, after }, effects),
     );

@@ -722,6 +722,33 @@ t.test('a retry that a wrong clock scheduled years ahead is sent after a restart
   }
 });
 
+t.test('a step of the clock that is too small to be noticed sends no last attempt early', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const schedule = { delaysMs: [], windowMs: 24 * HOUR_MS };
+  const dispatcher = testDispatcher(t, store, effects, { schedule });
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  await deliverDue(dispatcher, effects);
+  for (const byMs of [-900, -800, -1_100]) {
+    effects.jump(byMs);
+    // It looks at all again.
+    await store.writer.write('webhooks.update', {
+      id,
+      url: `${receiver.url}/${byMs}`,
+      disableReason: 'tired',
+    });
+    await deliverDue(dispatcher, effects);
+  }
+  effects.advance(6_000);
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, 1);
+  t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
+    { status: 'pending', attempt_count: 1 },
+  ]);
+});
+
 t.test('retries beyond a shortened window are rescheduled once, and that is logged', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
