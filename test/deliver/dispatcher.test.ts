@@ -612,6 +612,41 @@ t.test('setting the clock back by an hour delays no retry and no event', async (
   ]);
 });
 
+t.test('enabling a webhook after the clock was set back begins new ladders, at once', async (t) => {
+  for (const times of [1, 2]) {
+    const effects = fakeEffects();
+    const { store, dispatcher } = service(t, effects);
+    const receiver = await startReceiver(t, { answers: [status(500)] });
+    const { id } = await subscribe(store, receiver.url);
+    effects.advance(24 * HOUR_MS);
+    await deliverDue(dispatcher, effects);
+    const enable = async () => {
+      for (const status of ['disabled', 'enabled'] as const) {
+        await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+      }
+    };
+    for (let earlier = 1; earlier < times; earlier++) await enable();
+    effects.advance(1_000);
+    await newDeliveries(store, id, 1);
+    for (let attempts = 0; attempts < 8; attempts++) {
+      const nextAtMs = await deliverDue(dispatcher, effects);
+      effects.advance((nextAtMs ?? 0) - effects.now());
+    }
+    await deliverDue(dispatcher, effects);
+    const { length } = receiver.requests;
+
+    effects.jump(-24 * HOUR_MS);
+    await deliverDue(dispatcher, effects);
+    t.equal(receiver.requests.length, length, 'the retry is hours away');
+    await enable();
+    effects.advance(5_000);
+    await dispatcher.settled();
+    await deliverDue(dispatcher, effects);
+    t.equal(receiver.requests.length, length + 1, `enabled ${times} times`);
+    t.match(store.query('SELECT ladder_attempts FROM deliveries'), [{ ladder_attempts: 1 }]);
+  }
+});
+
 t.test('setting the clock forward by an hour sends each retry once', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);
