@@ -1,7 +1,7 @@
 import type { Effects } from './effects.ts';
 
 /** A larger difference between the two clocks means that the wall clock was set; slewing stays far below. */
-const STEP_MS = 1_000;
+export const STEP_MS = 1_000;
 
 /**
  * A wall clock that detects when it was set. Each reading compares it with the monotonic clock; if it was set since the

@@ -219,7 +219,7 @@ function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): 
   return problem(
     'clock',
     `the newest entry is of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} in the future`,
-    'the clock is wrong, or was: check it (timedatectl) and let NTP set it; retries wait until that time',
+    'the clock is wrong, or was: check it (timedatectl) and let NTP set it',
   );
 }
 

@@ -1,4 +1,4 @@
-import { createClockSettings, createWatchedClock } from '../clock.ts';
+import { type ClockSetting, createClockSettings, createWatchedClock } from '../clock.ts';
 import type { WebhookId } from '../domain.ts';
 import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
@@ -73,17 +73,12 @@ const BEYOND_TOLERANCE_MS = MINUTE_MS;
 export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const { reads, writer, sender, schedule, effects, logger, metrics } = options;
   const lanes = createLanes(effects, reads.outbox.history);
-  const clockSettings = createClockSettings(reads.instance.clockSettings(effects.now()));
+  const startedAtMs = effects.now();
+  const clockSettings = createClockSettings(reads.instance.clockSettings(startedAtMs));
   const now = createWatchedClock(effects, (byMs) => {
     const atMs = effects.now();
     clockSettings.add(byMs, atMs);
-    track(
-      writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects),
-      'the change of the clock could not be recorded',
-    );
-    if (byMs >= 0) return;
-    logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
-    queueWalk(() => reschedule(-byMs));
+    followClock({ atMs, byMs });
   });
   const furthestMs = schedule.windowMs + BEYOND_TOLERANCE_MS;
   const running = createSlots<Promise<void>>();
@@ -99,6 +94,8 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   let wokenAtMs: number | undefined;
 
   writer.onCommit(noteChanges);
+  const setBackMs = reads.instance.setBackMs(startedAtMs);
+  if (setBackMs > 0) followClock({ atMs: startedAtMs, byMs: -setBackMs });
 
   return { tick, settled };
 
@@ -172,13 +169,25 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     queueWalk(() => reschedule(0));
   }
 
+  /**
+   * Reschedules retries if the clock was set back, and records that it was set: only then, so that the next start finds
+   * out that it was set back if davit ends before.
+   */
+  function followClock({ atMs, byMs }: ClockSetting): void {
+    if (byMs < 0) logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
+    queueWalk(async () => {
+      if (byMs < 0) await reschedule(-byMs);
+      await writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects);
+    });
+  }
+
   /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */
   function queueWalk(steps: () => Promise<void>): void {
     queuedWalks += 1;
     const ended = lastWalk.then(steps).finally(() => {
       queuedWalks -= 1;
     });
-    lastWalk = track(ended, 'retries could not be rescheduled');
+    lastWalk = track(ended, 'retries could not be rescheduled, or a change of the clock not recorded');
   }
 
   /** After the clock was set back by `byMs`: moves retries back as much, and makes those beyond the window due. */

@@ -1,4 +1,4 @@
-import { type ClockSetting, SETTINGS_MAX } from '../clock.ts';
+import { type ClockSetting, SETTINGS_MAX, STEP_MS } from '../clock.ts';
 import type { WriteContext } from './context.ts';
 import type { Database } from './database.ts';
 import { createReadCache, type Moment } from './read-cache.ts';
@@ -9,6 +9,7 @@ export function instanceReads(database: Database, moment: () => Moment) {
   const clockSettings = database.prepare<[], ClockSetting>(
     'SELECT at AS atMs, by_ms AS byMs FROM clock_settings ORDER BY seq',
   );
+  const newestEventAt = database.prepare<[], number | null>('SELECT max(created_at) FROM events').pluck();
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
 
   return {
@@ -20,13 +21,18 @@ export function instanceReads(database: Database, moment: () => Moment) {
     },
 
     /**
-     * How the clock was set while davit ran, the oldest first. Empty if the last time is after `nowMs`: then the clock
-     * was set back while davit did not run, by an unknown amount.
+     * How the clock was set while davit ran, the oldest first, and at the end how it was set back since, as
+     * `setBackMs` says. Empty if the last time is after `nowMs`, but no event is: then the clock was set back while davit
+     * did not run, by an unknown amount.
      */
     clockSettings(nowMs: number): ClockSetting[] {
       const settings = clockSettings.all();
+      const byMs = setBackMs(nowMs);
+      if (byMs > 0) return [...settings, { atMs: nowMs, byMs: -byMs }];
       return (settings.at(-1)?.atMs ?? 0) <= nowMs ? settings : [];
     },
+
+    setBackMs,
 
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
@@ -34,6 +40,19 @@ export function instanceReads(database: Database, moment: () => Moment) {
     /** Creates a cache of reads that is valid until the next commit. */
     readCache: <Value>() => createReadCache<Value>(moment),
   };
+
+  /**
+   * By how much at least the clock was set back without a record, which happens while davit does not run: so far is the
+   * newest event in the future. 0 if it is older than a recorded setting back, which accounts for it.
+   */
+  function setBackMs(nowMs: number): number {
+    const newestMs = newestEventAt.get() ?? 0;
+    if (newestMs - nowMs <= STEP_MS) return 0;
+    const isRecorded = clockSettings
+      .all()
+      .some(({ atMs, byMs }) => byMs < 0 && newestMs <= atMs - byMs + STEP_MS);
+    return isRecorded ? 0 : newestMs - nowMs;
+  }
 }
 
 /** Writes to test the disk, and records of how the clock was set. */

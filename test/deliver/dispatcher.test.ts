@@ -612,6 +612,65 @@ t.test('setting the clock back by an hour delays no retry and no event', async (
   ]);
 });
 
+t.test('a clock set back by ten hours while davit was down delays no retry and no event', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500), status(200)] });
+  const { id } = await subscribe(store, receiver.url);
+  await newDeliveries(store, id, 1);
+  await deliverDue(testDispatcher(t, store, effects), effects);
+  await newDeliveries(store, id, 1);
+
+  effects.jump(-10 * HOUR_MS);
+  const { logger, lines } = keptLog();
+  const dispatcher = testDispatcher(t, store, effects, { logger });
+  await dispatcher.settled();
+  t.match(lines, [{ msg: 'the clock was set back: pending retries are rescheduled', by_ms: 10 * HOUR_MS }]);
+  await deliverDue(dispatcher, effects);
+  effects.advance(5_500);
+  await deliverDue(dispatcher, effects);
+  t.match(store.query('SELECT status FROM deliveries'), [{ status: 'delivered' }, { status: 'delivered' }]);
+
+  await testDispatcher(t, store, effects, { logger }).settled();
+  t.strictSame(
+    lines.filter(({ by_ms }) => by_ms !== undefined).map(({ by_ms }) => by_ms),
+    [10 * HOUR_MS],
+    'the next start knows of it',
+  );
+});
+
+t.test(
+  'a clock set back while davit ran is heeded at the next start if that was cut off, and not else',
+  async (t) => {
+    for (const isCutOff of [true, false]) {
+      const effects = fakeEffects();
+      const store = testStore(t, effects);
+      const receiver = await startReceiver(t, { answers: [status(500)] });
+      const { id } = await subscribe(store, receiver.url);
+      const never = { ...store.writer, write: () => new Promise<never>(() => {}) };
+      const dispatcher = testDispatcher(t, store, effects, isCutOff ? { writer: never } : {});
+      effects.jump(10 * HOUR_MS);
+      await dispatcher.tick();
+      await newDeliveries(store, id, 1);
+      copyWaiting(store, 300, effects.now() + HOUR_MS);
+      effects.jump(-10 * HOUR_MS);
+      await dispatcher.tick();
+      if (!isCutOff) await dispatcher.settled();
+
+      const { logger, lines } = keptLog();
+      await testDispatcher(t, store, effects, { logger }).settled();
+      t.match(
+        lines.map(({ by_ms }) => by_ms),
+        isCutOff ? [10 * HOUR_MS] : [],
+      );
+      t.match(
+        store.query('SELECT max(next_attempt_at) < ? AS isNear FROM deliveries', effects.now() + 2 * HOUR_MS),
+        [{ isNear: 1 }],
+      );
+    }
+  },
+);
+
 t.test('enabling a webhook after the clock was set back begins new ladders, at once', async (t) => {
   for (const times of [1, 2]) {
     const effects = fakeEffects();

@@ -1,7 +1,9 @@
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { openReads, openStore } from '../../src/store/store.ts';
-import { temporaryDirectory, testStore } from '../helpers/store.ts';
+import { newWebhook } from '../helpers/deliveries.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('every probe is a commit, so that a disk which takes none is found out', async (t) => {
   const path = `${temporaryDirectory(t)}/davit.db`;
@@ -36,3 +38,26 @@ t.test('the latest 100 clock settings are kept, and none counts after the clock 
   );
   t.strictSame(store.reads.instance.clockSettings(100), []);
 });
+
+t.test(
+  'an event in the future tells that the clock was set back, unless a setting accounts for it',
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const { instance } = store.reads;
+    t.equal(instance.setBackMs(0), 0, 'there is no event');
+    await newWebhook(store, (await store.key()).keyId);
+    await store.writer.write('deployments.create', newDeployment(await store.project()));
+    const eventAtMs = effects.now();
+    t.equal(instance.setBackMs(eventAtMs - 1_000), 0, 'clocks that are slewed differ as much');
+    const nowMs = eventAtMs - 60_000;
+    t.equal(instance.setBackMs(nowMs), 60_000);
+    const ahead = { atMs: eventAtMs - 5, byMs: 90_000 };
+    await store.writer.write('instance.clockWasSet', ahead);
+    t.strictSame(instance.clockSettings(nowMs), [ahead, { atMs: nowMs, byMs: -60_000 }]);
+    const setBack = { atMs: nowMs, byMs: -60_000 };
+    await store.writer.write('instance.clockWasSet', setBack);
+    t.equal(instance.setBackMs(nowMs), 0);
+    t.strictSame(instance.clockSettings(nowMs), [ahead, setBack]);
+  },
+);
