@@ -43,8 +43,8 @@ async function verifyInput(options: VerifyOptions, context: CommandContext): Pro
   const body = await terminal.readInput();
   const verified = verify({
     secret: options.secret,
-    // It may have been copied together with its name.
-    header: options.header.replace(/^service-signature:\s*/i, ''),
+    // It may have been copied together with its name, and with white space around it, which HTTP libraries trim.
+    header: options.header.trim().replace(/^service-signature:\s*/i, ''),
     body,
     nowSeconds: Math.floor(effects.now() / 1_000),
     toleranceSeconds: options.tolerance,

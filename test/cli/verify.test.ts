@@ -18,6 +18,8 @@ t.test('a delivery with a valid signature is ok', async (t) => {
   const results = await Promise.all([
     verify(['--secret', SECRET, '--header', header()]),
     verify(['--secret', SECRET, '--header', `Service-Signature: ${header()}`]),
+    verify(['--secret', SECRET, '--header', ` ${header()}\r\n`]),
+    verify(['--secret', SECRET, '--header', ` Service-Signature: ${header()} `]),
     verify(['--header', header()], { DAVIT_SIGNING_SECRET: SECRET }),
   ]);
   for (const result of results) t.strictSame(result, { stdout: 'ok\n', stderr: '', exitCode: 0 });
