@@ -350,7 +350,7 @@ function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): D
   return [
     problem(
       'webhooks',
-      `${id} is behind: ${due_count} deliveries are due, the first since ${next_attempt_at}`,
+      `${id} is behind with ${countText(due_count)}, the first due since ${next_attempt_at}`,
       service === null
         ? 'davit serve'
         : 'its receiver is too slow for its events, or davit serve needs a restart',

@@ -157,7 +157,8 @@ function defineStatus(
         const already = before.status === status ? 'already ' : '';
         context.terminal.print(`${nameOfWebhook(after)} is ${already}${status}${consequence(before, after)}`);
         if (before.held_count > 0 && status === 'enabled' && !(await isServed(command))) {
-          context.terminal.note("note: no service is running: 'davit serve' sends it");
+          const what = before.held_count === 1 ? 'it' : 'them';
+          context.terminal.note(`note: no service is running: 'davit serve' sends ${what}`);
         }
       }),
     );
@@ -178,7 +179,8 @@ async function setStatus(
 }
 
 /**
- * Makes all pending deliveries due now. For the API the service does so, but it is not told of this change, if it runs.
+ * Makes due now what waited for a retry when the webhook was enabled. For the API the service does so, but it is not told
+ * of this change, if it runs.
  */
 async function retryNow({ writer }: Store, webhookId: WebhookId): Promise<void> {
   await inSteps<PendingPosition>((after) => writer.write('outbox.hurry', { webhookId, after }));

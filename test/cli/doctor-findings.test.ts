@@ -69,7 +69,7 @@ t.test('doctor names each problem and what to do about it', async (t) => {
       'deliveries that are long overdue',
       webhook('status', "'enabled'") + delivery,
       'webhooks',
-      /^whk_1 is behind: 1 deliveries are due, the first since 20\S+Z$/,
+      /^whk_1 is behind with 1 delivery, the first due since 20\S+Z$/,
       /^davit serve$/,
     ],
     [

@@ -115,6 +115,12 @@ t.test('enable and disable say what becomes of pending deliveries', async (t) =>
     stderr: "note: no service is running: 'davit serve' sends it\n",
   });
   t.match(await say('enable'), { stdout: /is already enabled\n$/, stderr: '' });
+  await deploy(there, 1);
+  await say('disable');
+  t.match(await say('enable'), {
+    stdout: /is enabled; 2 deliveries held for it will be sent now\n$/,
+    stderr: "note: no service is running: 'davit serve' sends them\n",
+  });
   t.match(there.dump()['webhooks'], [{ status: 'enabled', status_reason: null }]);
 });
 
