@@ -1,3 +1,4 @@
+import { spawn } from 'node:child_process';
 import { readFileSync } from 'node:fs';
 import {
   type AddressInfo,
@@ -5,6 +6,7 @@ import {
   type Socket,
   type Server as TcpServer,
 } from 'node:net';
+import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { createServer, getCACertificates, setDefaultCACertificates } from 'node:tls';
 import t, { type Test } from 'tap';
@@ -12,6 +14,7 @@ import { type Connector, type ConnectorOptions, createConnector } from '../../sr
 import { cidr } from '../helpers/cidr.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { ifHas } from '../helpers/programs.ts';
 import { CA_PEM, hangUp, startReceiver, status } from '../helpers/receiver.ts';
 
 const OTHER_PEM = tlsFixture('self-signed.pem');
@@ -105,6 +108,38 @@ t.test(
     for (const suite of ['009e', '009f', 'ccaa', '0067', '006b']) t.notOk(offered.includes(suite), suite);
   },
 );
+
+t.test('a receiver that gives sessions without end is left', ifHas('openssl'), async (t) => {
+  const key = join(import.meta.dirname, '../fixtures/tls/localhost.key');
+  const words = ['s_server', '-accept', '127.0.0.1:0', '-cert', key.replace('.key', '.pem'), '-key', key];
+  const openssl = spawn('openssl', [...words, '-tls1_3', '-www', '-num_tickets', '40'], {
+    stdio: ['pipe', 'pipe', 'ignore'],
+  });
+  t.teardown(() => openssl.kill());
+  let said = '';
+  openssl.stdout.on('data', (bytes) => {
+    said += bytes;
+  });
+  await until(() => /ACCEPT .*:\d+\n/.test(said));
+  const url = new URL(`https://localhost:${/ACCEPT .*:(\d+)\n/.exec(said)?.[1]}/`);
+  await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), { message: 'invalid_response' });
+});
+
+t.test('a receiver is not granted further handshakes', async (t) => {
+  let count = 0;
+  const receiver = createServer({ ...LOCALHOST, maxVersion: 'TLSv1.2' }, (socket) => {
+    socket.on('error', () => undefined);
+    socket.on('secure', () => {
+      count += 1;
+    });
+    // The client's refusal is the next that it sends.
+    socket.once('data', () => socket.renegotiate({}, () => undefined));
+    socket.setTimeout(200, () => socket.destroy());
+  });
+  const url = new URL(`https://localhost:${await portOf(t, receiver)}/`);
+  await exchange(newConnector({ caPem: CA_PEM }), url).catch(() => undefined);
+  t.equal(count, 0);
+});
 
 /** In a ClientHello they follow the record's head, the message's, the version, 32 random bytes and a session id. */
 function cipherSuitesOf(hello: Buffer): string[] {
