@@ -74,9 +74,14 @@ export function removePartial(path: string): void {
   for (const side of ['', ...SIDES]) rmSync(path + side, { force: true });
 }
 
-/** Makes links, renames and removals in a directory durable. */
+/** Makes links, renames and removals in a directory durable, on file systems that can do so. */
 export function syncDirectory(path: string): void {
-  syncFile(path, 'r');
+  try {
+    syncFile(path, 'r');
+  } catch (error) {
+    // fsync(2) of one that does not support it, as on some network file systems: all else has been done.
+    if (codeOf(error) !== 'EINVAL') throw error;
+  }
 }
 
 /** Makes all that was written to a file durable. */

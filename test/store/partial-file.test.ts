@@ -14,7 +14,7 @@ import { basename, join } from 'node:path';
 import t from 'tap';
 import { DAY_MS } from '../../src/durations.ts';
 import { processIdentity } from '../../src/process-identity.ts';
-import { giveToOwner, startPartial } from '../../src/store/partial-file.ts';
+import { giveToOwner, startPartial, syncDirectory } from '../../src/store/partial-file.ts';
 import { diskCallsOf } from '../helpers/disk-calls.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -63,6 +63,12 @@ t.test('publishing replaces no existing file, also on a file system without hard
     t.match(calls.slice(-2), [/^rename \S+ free$/, /^sync /], code);
     t.strictSame(readdirSync(directory), ['free', 'taken']);
   }
+});
+
+t.test('a file system that cannot sync directories is no reason to fail, a disk that fails is', async (t) => {
+  const directory = temporaryDirectory(t);
+  diskCallsOf(() => syncDirectory(directory), { fsyncSync: 'EINVAL' });
+  t.throws(() => diskCallsOf(() => syncDirectory(directory), { fsyncSync: 'EIO' }), { code: 'EIO' });
 });
 
 t.test('whatever already has the name of the partial file is left alone', async (t) => {
