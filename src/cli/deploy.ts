@@ -235,8 +235,8 @@ function onInterruption(
       // 409: it had just ended.
       if (!answer.ok && answer.status !== 409) terminal.note(`it cannot be canceled: ${answer.message}`);
     } catch (error) {
-      // The connection that follows the log reports a service that is away.
       if (!(error instanceof AppError)) throw error;
+      terminal.note(`it cannot be canceled: ${error.message}`);
     } finally {
       requesting = false;
     }
@@ -244,12 +244,14 @@ function onInterruption(
 
   function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
     log.resetColours();
-    terminal.note(
-      id === undefined
-        ? `left; the deployment may have been created: repeat with --idempotency-key ${idempotencyKey} to get its id`
-        : `left; deployment ${id} goes on`,
-    );
+    terminal.note(`left; ${whatIsLeft()}`);
     exit(EXIT_CODE_OF_SIGNAL[signal]);
+  }
+
+  function whatIsLeft(): string {
+    if (id === undefined)
+      return `the deployment may have been created: repeat with --idempotency-key ${idempotencyKey} to get its id`;
+    return canceling ? `the cancellation of deployment ${id} was requested` : `deployment ${id} goes on`;
   }
 }
 

@@ -57,6 +57,21 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   await said.until(/leaves at once\ndeployment dpl_\w+ of slow: succeeded in \w+\n$/);
 });
 
+t.test('a second signal says that the cancellation was requested', async (t) => {
+  const { startDeploy, directory, url } = await runningDeployments(t);
+  const proxy = await startProxy(t, url);
+  const started = untilFile(directory, 'started');
+  proxy.fates('once');
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: proxy.url });
+  const said = collect(client, 'stderr');
+  await started;
+  client.kill('SIGTERM');
+  await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
+  client.kill('SIGINT');
+  t.strictSame(await once(client, 'exit'), [130, null]);
+  await said.until(/left; the cancellation of deployment dpl_\w+ was requested\n$/);
+});
+
 t.test('a signal before the deployment exists cancels it once created, also without --wait', async (t) => {
   const { startDeploy, deployments, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
