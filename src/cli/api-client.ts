@@ -27,6 +27,8 @@ interface ApiRequest {
   path: string;
   headers?: Record<string, string>;
   body?: unknown;
+  /** Told before and after each try whether the request may have been carried out by now. */
+  onTry?(mayBeDone: boolean): void;
 }
 
 export type ApiAnswer<Body> = { ok: true; body: Body } | ApiRefusal;
@@ -77,6 +79,18 @@ const LONGEST_DELAY_MS = 15_000;
 /** The service is away, stopping or overloaded, or a proxy before it says so. */
 const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504]);
 
+/** Those of them with which a request was surely not carried out: a proxy answers 502 and 504 also if it was passed on. */
+const NOT_DONE_STATUSES = new Set([425, 429, 503]);
+
+/** Errors with which nothing was sent. */
+const NOT_SENT = new Set([
+  'ECONNREFUSED',
+  'EHOSTUNREACH',
+  'ENETUNREACH',
+  'EAI_AGAIN',
+  'UND_ERR_CONNECT_TIMEOUT',
+]);
+
 /** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
   const { baseUrl, key, caPem, version } = options;
@@ -126,20 +140,25 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     read: (response: Dispatcher.ResponseData) => Promise<Result>,
   ): Promise<Result> {
     const waiting = patience();
+    let mayBeDone = false;
     for (;;) {
       let why: string;
       let retryAfterMs: number | undefined;
+      asked.onTry?.(true);
       try {
         const response = await send(asked);
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
         why = refusedForNow(response, await beginningOf(response), watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
+        mayBeDone ||= !NOT_DONE_STATUSES.has(response.statusCode);
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
         if (status === 407 || !isDropped(error)) throw explained(error, place);
         why = `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
+        mayBeDone ||= !NOT_SENT.has(firstCodeOf(error));
       }
+      asked.onTry?.(mayBeDone);
       await waiting.wait(why, retryAfterMs);
     }
   }

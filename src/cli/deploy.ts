@@ -109,6 +109,7 @@ async function deploy(
       path: `/v2/projects/${projectId}/deployments`,
       headers: { 'Idempotency-Key': idempotencyKey },
       body: { ref },
+      onTry: interruption.tried,
     });
     if (!created.ok) throw refused('not deployed', created);
     interruption.created(created.body.id);
@@ -173,6 +174,8 @@ async function endOf(id: DeploymentId, api: ApiClient, { effects }: CommandConte
 }
 
 interface Interruption {
+  /** To be called before and after each try to create the deployment. */
+  tried(mayBeCreated: boolean): void;
   /** To be called when the deployment is created: cancels it if a signal has asked for that. */
   created(id: DeploymentId): void;
   isCanceling(): boolean;
@@ -190,6 +193,7 @@ function onInterruption(
   { terminal, onSignal, exit }: CommandContext,
 ): Interruption {
   let id: DeploymentId | undefined;
+  let mayBeCreated = false;
   let signals = 0;
   let canceling = false;
   let question: Promise<void> | undefined;
@@ -197,12 +201,15 @@ function onInterruption(
 
   onSignal(['SIGINT', 'SIGTERM'], (signal) => {
     signals += 1;
-    if (signals === 1 && cancelOnInterrupt) cancel();
+    if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
     else leave(signal);
   });
 
   return {
+    tried(may) {
+      mayBeCreated = may;
+    },
     created(createdId) {
       id = createdId;
       if (canceling) void requestCancel(createdId);
@@ -249,6 +256,7 @@ function onInterruption(
   }
 
   function whatIsLeft(): string {
+    if (!mayBeCreated) return 'this created no deployment';
     if (id === undefined)
       return `the deployment may have been created: repeat with --idempotency-key ${idempotencyKey} to get its id`;
     return canceling ? `the cancellation of deployment ${id} was requested` : `deployment ${id} goes on`;

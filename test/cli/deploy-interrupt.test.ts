@@ -87,6 +87,17 @@ t.test('a signal before the deployment exists cancels it once created, also with
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
+t.test('a signal before anything can have been created ends the client, which creates nothing', async (t) => {
+  const { startDeploy, deployments } = await runningDeployments(t);
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url: 'http://127.0.0.1:1' });
+  const said = collect(client, 'stderr');
+  await said.until(/cannot be reached \(ECONNREFUSED\)/);
+  client.kill('SIGTERM');
+  t.strictSame(await once(client, 'exit'), [143, null]);
+  await said.until(/left; this created no deployment\n$/);
+  t.strictSame(await deployments(), []);
+});
+
 t.test('a client interrupted before the answer says how to find the deployment again', async (t) => {
   const { startDeploy, deploy, deployments, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
