@@ -16,6 +16,8 @@ export interface CheckpointThreadData {
   files: FileIdentity[];
 }
 
+export type ToCheckpointThread = 'checkpoint' | 'end';
+
 if (parentPort === null) throw new Error('checkpoint-thread.ts runs as a worker thread');
 
 const port = parentPort;
@@ -25,7 +27,12 @@ const { path, files } = workerData as CheckpointThreadData;
 if (!areInPlace(files)) throw new Error(MOVED);
 const database = openForWriting(path, realEffects);
 
-port.on('message', () => {
+port.on('message', (message: ToCheckpointThread) => {
+  if (message === 'end') {
+    database.close();
+    port.close(); // nothing else keeps the thread alive
+    return;
+  }
   checkpoint(database);
   port.postMessage('done');
 });

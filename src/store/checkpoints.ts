@@ -1,7 +1,7 @@
 import type { Worker } from 'node:worker_threads';
 import { startThread } from '../assets.ts';
 import type { Effects } from '../effects.ts';
-import type { CheckpointThreadData } from './checkpoint-thread.ts';
+import type { CheckpointThreadData, ToCheckpointThread } from './checkpoint-thread.ts';
 import { checkpoint, type Database } from './database.ts';
 import { identifyFiles } from './place.ts';
 import { walUseOf } from './wal.ts';
@@ -65,7 +65,11 @@ export function createCheckpoints(
       cancelStart();
       const thread = checkpointer;
       checkpointer = undefined;
-      await thread?.terminate();
+      if (thread === undefined) return;
+      // Not `terminate`: in a thread that is just loading SQLite, it aborts the whole process.
+      const ended = new Promise((resolve) => thread.once('exit', resolve));
+      tell(thread, 'end');
+      await ended;
     },
   };
 
@@ -77,7 +81,11 @@ export function createCheckpoints(
       return;
     }
     checkpointing = true;
-    thread.postMessage('checkpoint');
+    tell(thread, 'checkpoint');
+  }
+
+  function tell(thread: Worker, message: ToCheckpointThread): void {
+    thread.postMessage(message);
   }
 
   /** Starts the thread if it does not run; undefined if it cannot be started. */
