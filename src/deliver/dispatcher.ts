@@ -289,7 +289,6 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
         ? Math.max(delivery.ladder_started_at, atMs - 1)
         : delivery.ladder_started_at;
     const { statusCode, error, durationMs, remoteAddress, responseBody } = outcome;
-    const isGone = statusCode === 410;
     return {
       seq: delivery.seq,
       webhookId: delivery.webhook_id,
@@ -304,25 +303,31 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
         responseBody,
         trigger: delivery.ladder_trigger,
       },
-      next: outcome.ok
-        ? { kind: 'delivered' }
-        : isGone
-          ? // It is held with the webhook, which this disables: also after the last attempt of its ladder.
-            { kind: 'retry', atMs: now() }
-          : nextAttempt({
-              // Without time that never passed because the clock was set ahead, which must not cost retries.
-              ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
-              ladderAttempts,
-              nowMs: now(),
-              retryAfter: outcome.retryAfter,
-              randomFraction: randomFraction(effects),
-              schedule,
-            }),
+      next: nextOf(outcome, ladderAttempts, ladderStartedAtMs),
       ladderAttempts,
       ladderStartedAtMs,
       neverPassedMs: skippedMs(clockSettings.recent(DISABLE_AFTER_FAILING_MS, atMs)),
-      disableReason: isGone ? 'the receiver answered 410 Gone' : null,
+      disableReason: isGone(outcome) ? 'the receiver answered 410 Gone' : null,
     };
+  }
+
+  function nextOf(
+    outcome: SendOutcome,
+    ladderAttempts: number,
+    ladderStartedAtMs: number,
+  ): Settlement['next'] {
+    if (outcome.ok) return { kind: 'delivered' };
+    // It is held with the webhook, which this disables: also after the last attempt of its ladder.
+    if (isGone(outcome)) return { kind: 'retry', atMs: now() };
+    return nextAttempt({
+      // Without time that never passed because the clock was set ahead, which must not cost retries.
+      ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
+      ladderAttempts,
+      nowMs: now(),
+      retryAfter: outcome.retryAfter,
+      randomFraction: randomFraction(effects),
+      schedule,
+    });
   }
 
   /** Successes are logged at `debug`, as a line costs as much as signing does. */
@@ -351,4 +356,9 @@ function skippedMs(settings: readonly { byMs: number }[]): number {
 function randomFraction(effects: Effects): number {
   const [high = 0, low = 0] = effects.randomBytes(2);
   return (high * 256 + low) / 65_536;
+}
+
+/** Whether the receiver wants no more deliveries: its webhook is disabled at once. */
+function isGone({ statusCode }: SendOutcome): boolean {
+  return statusCode === 410;
 }
