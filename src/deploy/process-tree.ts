@@ -142,15 +142,16 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
     return holder !== undefined && holder.processStartedAt !== leader?.processStartedAt;
   }
 
-  /** Whether the leader's group has a member, be it a zombie. Unlike `find`, this misses none. */
-  function groupExists(): boolean {
-    return sessionId !== undefined && !isAnothers(sessionId) && exists(-sessionId);
+  /** The leader's group, if it has a member, be it a zombie. Unlike `find`, this misses none. */
+  function livingGroup(): number | undefined {
+    return sessionId !== undefined && !isAnothers(sessionId) && exists(-sessionId) ? sessionId : undefined;
   }
 
   /** All members get it at once, forking or not: fork(2) fails while a signal is pending. */
   function killGroup(): void {
-    if (sessionId === undefined || !groupExists()) return;
-    signal(-sessionId, 'SIGKILL');
+    const group = livingGroup();
+    if (group === undefined) return;
+    signal(-group, 'SIGKILL');
     isGroupKilled = true;
   }
 
@@ -167,7 +168,7 @@ function membersOf({ deploymentId, leader }: ProcessTree, effects: Effects): Mem
       quiet = newest === newestBefore ? quiet + 1 : 0;
       if (quiet === 2) return true;
       if (empty >= EMPTY_PASSES && effects.monotonicMs() - startedAtMs >= EMPTY_FOR_MS)
-        return isGroupKilled || !groupExists();
+        return isGroupKilled || livingGroup() === undefined;
     }
   }
 }
