@@ -173,6 +173,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       if (ticketCount > TICKETS_MAX) {
         close(new AttemptError('invalid_response'));
         socket.destroy();
+        return;
       }
       if (contextAtStart !== secureContext) return;
       const isResumed = socket instanceof TLSSocket && socket.isSessionReused();
