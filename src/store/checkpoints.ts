@@ -68,7 +68,7 @@ export function createCheckpoints(
       if (thread === undefined) return;
       // Not `terminate`: in a thread that is just loading SQLite, it aborts the whole process.
       const ended = new Promise((resolve) => thread.once('exit', resolve));
-      tell(thread, 'end');
+      thread.postMessage('end' satisfies ToCheckpointThread);
       await ended;
     },
   };
@@ -81,11 +81,7 @@ export function createCheckpoints(
       return;
     }
     checkpointing = true;
-    tell(thread, 'checkpoint');
-  }
-
-  function tell(thread: Worker, message: ToCheckpointThread): void {
-    thread.postMessage(message);
+    thread.postMessage('checkpoint' satisfies ToCheckpointThread);
   }
 
   /** Starts the thread if it does not run; undefined if it cannot be started. */
