@@ -9,8 +9,11 @@ import type { Reads, Store } from '../store/store.ts';
 import { addressGroup, type ClientAddress } from './client-address.ts';
 import { applyRateDecision, type RateLimiter } from './limits.ts';
 
-/** How often a key's `last_used_at` is written at most, and how often that is tried while the disk is full. */
+/** How often a key's `last_used_at` is written at most. */
 const USE_NOTED_EVERY_MS = 60_000;
+
+/** While the disk is full, the use of a key cannot be recorded at any request. */
+const WARN_EVERY_MS = 60_000;
 
 /**
  * Authenticates `Authorization: Bearer <API_KEY>`. Each request checks the key as of the latest commit, so a revocation,
@@ -26,8 +29,7 @@ export function authentication(
 ): Plugin<void> {
   /** While the disk does not answer, reads are answered all the same, and each one would add a write that waits. */
   const beingNoted = new Set<KeyId>();
-  /** After a use that could not be written, on the monotonic clock: each try would add an entry to the log. */
-  let nextTryAtMs = Number.NEGATIVE_INFINITY;
+  let warnedAtMs = Number.NEGATIVE_INFINITY;
 
   return {
     name: 'authentication',
@@ -55,16 +57,19 @@ export function authentication(
   function noteUse({ keyId, lastUsedAtMs }: Caller): void {
     const atMs = effects.now();
     if (lastUsedAtMs !== null && Math.abs(atMs - lastUsedAtMs) < USE_NOTED_EVERY_MS) return;
-    if (beingNoted.has(keyId) || effects.monotonicMs() < nextTryAtMs) return;
+    if (beingNoted.has(keyId)) return;
     beingNoted.add(keyId);
     writer
       .write('keys.touch', { keyId, atMs })
-      // Not a reason to fail the request.
-      .catch((error) => {
-        nextTryAtMs = effects.monotonicMs() + USE_NOTED_EVERY_MS;
-        logger.warn({ err: error }, 'the use of a key could not be recorded');
-      })
+      // Not a reason to fail the request; the next one tries again.
+      .catch(warn)
       .finally(() => beingNoted.delete(keyId));
+  }
+
+  function warn(error: unknown): void {
+    if (effects.monotonicMs() - warnedAtMs < WARN_EVERY_MS) return;
+    warnedAtMs = effects.monotonicMs();
+    logger.warn({ err: error }, 'the use of a key could not be recorded');
   }
 }
 
