@@ -531,6 +531,20 @@ t.test('a replay repeated with its Idempotency-Key is one, and answered with the
   t.equal((await call(http, 'POST', path, keys.owner.secret, { since: SINCE }, 'new')).status, 404);
 });
 
+t.test('a repeat of a replay gets the stored answer also after the clock was set back', async (t) => {
+  const { http, store, effects, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  await newDeliveries(store, id, 1);
+  const ask = (key: string) =>
+    call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, { since: SINCE }, key);
+  const first = await ask('again');
+  effects.jump(Date.parse(SINCE) - effects.now() - 1);
+  const repeat = await ask('again');
+  t.strictSame([repeat.status, repeat.body], [202, first.body]);
+  t.match(await ask('new'), { status: 400, body: { error: { details: [{ field: 'since' }] } } });
+  t.equal(store.query('SELECT * FROM replays').length, 1);
+});
+
 t.test('repeats of a replay that is being counted are no further replays', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
