@@ -81,7 +81,7 @@ function nextEvent({ deployments, logs }: Reads, id: DeploymentId, at: number, m
     return {
       event: Buffer.from(`id: ${next.end}\n${dataLines(next.text)}\n`),
       at: next.end,
-      midLine: !/[\r\n]$/.test(next.text),
+      midLine: endsMidLine(next.text),
       isAll: next.end === deployment.log_bytes && !hasEnded,
       isOver: false,
     };
@@ -100,6 +100,11 @@ function dataLines(text: string): string {
     .join('');
 }
 
+/** For the client, a CR ends a line too: see `dataLines`. */
+function endsMidLine(text: string): boolean {
+  return /[^\r\n]$/.test(text);
+}
+
 /**
  * The text from byte `at` to `end`; undefined if there is none yet. Never splits a character or a CR LF, unless the rest
  * of it will never come.
@@ -113,7 +118,8 @@ function nextText(
   if (at >= log_bytes) return undefined;
   const first = logs.pieceAt(id, at, log_bytes);
   if (first.kind === 'leftOut') {
-    return { text: leftOutMarker(first.end - at, midLine || first.midLine), end: first.end };
+    const isMidLine = midLine || endsMidLine(Buffer.from(first.before).toString('latin1'));
+    return { text: leftOutMarker(first.end - at, isMidLine), end: first.end };
   }
   let { bytes } = first;
   let wholeBytes = wholeLength(bytes);

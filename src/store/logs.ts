@@ -22,8 +22,8 @@ export interface LogAppend {
 /** What a log has at some offset, up to the offset `end`. */
 type LogPiece =
   | { kind: 'bytes'; end: number; bytes: Buffer }
-  /** Not kept. `midLine`: the byte before the gap is kept, and does not end a line. */
-  | { kind: 'leftOut'; end: number; midLine: boolean };
+  /** Not kept. `before`: the byte before the gap, or none if that is not kept either. */
+  | { kind: 'leftOut'; end: number; before: Uint8Array };
 
 /** The text in place of bytes that were left out, on a line of its own. Offsets do not count it. */
 export function leftOutMarker(byteCount: number, midLine: boolean): string {
@@ -38,10 +38,10 @@ export function logReads(database: Database) {
   // SQLite loads a whole chunk, 64 KiB at most, and returns only the requested part of it.
   const chunkAt = database.prepare<
     { id: string; from: number; maxBytes: number },
-    { end: number; bytes: Buffer; endsLine: number }
+    { end: number; bytes: Buffer; last: Buffer }
   >(`
     SELECT start + length(bytes) AS end, substr(bytes, :from - start + 1, :maxBytes) AS bytes,
-           substr(bytes, -1) = x'0a' AS endsLine
+           substr(bytes, -1) AS last
       FROM log_chunks
      WHERE deployment_id = +:id AND start <= +:from
      ORDER BY start DESC LIMIT 1`);
@@ -62,7 +62,7 @@ export function logReads(database: Database) {
     return {
       kind: 'leftOut',
       end: Math.min(end, nextStart.get({ id, from }) ?? end),
-      midLine: chunk !== undefined && chunk.end === from && chunk.endsLine === 0,
+      before: chunk?.end === from ? chunk.last : Buffer.alloc(0),
     };
   }
 
@@ -85,7 +85,8 @@ export function logReads(database: Database) {
           midLine = !endsLine(piece.bytes);
           break;
         case 'leftOut':
-          yield Buffer.from(leftOutMarker(piece.end - at, midLine || piece.midLine));
+          midLine ||= piece.before.length > 0 && !endsLine(piece.before);
+          yield Buffer.from(leftOutMarker(piece.end - at, midLine));
           break;
         default:
           piece satisfies never;
@@ -97,7 +98,7 @@ export function logReads(database: Database) {
 
 const LINE_FEED = 0x0a;
 
-/** Whether the last of these bytes ends a line. */
+/** Whether the last of these bytes ends a line. A CR does not: on a terminal, what follows it overwrites the line. */
 export function endsLine(bytes: Uint8Array): boolean {
   return bytes.at(-1) === LINE_FEED;
 }
