@@ -110,8 +110,8 @@ const EXECUTABLE: Form = {
 const form = isSea() ? EXECUTABLE : import.meta.filename.endsWith('.ts') ? SOURCE : BUNDLE;
 
 /**
- * dlopen(3) needs a file, so the executable writes the addon to one and unlinks it: nobody can replace an unlinked
- * file, and none is left behind, however the process ends.
+ * dlopen(3) needs a file, so the executable writes the addon to one and unlinks it first: nobody can replace an unlinked
+ * file, and none is left behind. A kill -9 in the moment before leaves an empty one in its directory.
  *
  * All threads must load this same file. Two copies of SQLite in one process do not see each other's locks, and closing
  * a file in one drops the locks of the other (sqlite.org/howtocorrupt.html, section 2.2.1). The file descriptor stays
