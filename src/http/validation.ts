@@ -206,10 +206,13 @@ const FIELD_NAME_MAX_LENGTH = 64;
 
 /**
  * Unknown names are the client's text: without secrets, as in `?davit_…` for lack of a header; cut, and without control
- * characters, for the sake of terminals and logs.
+ * characters, for the sake of terminals and logs. An empty one is shown as `""`.
  */
 function fieldName(path: (string | number)[]): string {
-  const name = withoutSecrets(path.join('.')).replaceAll(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, '\u{fffd}');
+  const name = withoutSecrets(path.map((part) => (part === '' ? '""' : part)).join('.')).replaceAll(
+    /[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu,
+    '\u{fffd}',
+  );
   const characters = [...name];
   return characters.length <= FIELD_NAME_MAX_LENGTH
     ? name

@@ -110,6 +110,14 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
   { name: 'a bad ref', body: { ref: 'a..b' }, details: [['ref', 'must not contain ..']] },
   { name: 'an unknown field', body: { ref: 'main', reff: 1 }, details: [['reff', 'is not allowed']] },
   {
+    name: 'an empty name',
+    body: { ref: 'main', outputs: { '': 'x' }, '': 1 },
+    details: [
+      ['outputs.""', 'is not allowed'],
+      ['""', 'is not allowed'],
+    ],
+  },
+  {
     name: 'several mistakes at once',
     body: { ref: 'HEAD', count: '5', extra: {} },
     details: [
@@ -304,6 +312,7 @@ const QUERIES: { query: string; taken?: object; details?: [field: string, reason
   { query: '?cursor=', details: [['cursor', 'must not be empty']] },
   { query: '?cursor=a&cursor=b', details: [['cursor', 'must not be repeated']] },
   { query: `?cursor=${'a'.repeat(1025)}`, details: [['cursor', /1024/]] },
+  { query: '?=1', details: [['""', 'is not allowed']] },
   { query: '?Limit=1', details: [['Limit', 'is not allowed']] },
   { query: `?${KEY_SECRET}`, details: [[asLatin1('davit_…'), 'is not allowed']] },
   { query: `?x_${KEY_SECRET}=1`, details: [[asLatin1('x_davit_…'), 'is not allowed']] },
