@@ -13,6 +13,7 @@ import {
   type WebhookStatus,
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
+import { inTurn as inTurnOfThread } from '../turns.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
 import type { Caller } from './keys.ts';
@@ -73,6 +74,7 @@ interface DeliveryRow {
   next_attempt_at: number | null;
   created_at: number;
   delivered_at: number | null;
+  webhook_status: WebhookStatus;
 }
 
 type AttemptRow = Omit<Attempt, 'at'> & { at: number };
@@ -83,14 +85,16 @@ const DELIVERY_COLUMNS = `
 
 /** Deliveries, as the key that registered their webhook sees them. */
 export function deliveryReads(database: Database, searching: Searching = {}) {
-  const one = `
+  const { inTurn = inTurnOfThread } = searching;
+  const rows = `
     SELECT ${DELIVERY_COLUMNS}, w.status AS webhook_status
       FROM deliveries d
-      JOIN webhooks w ON w.id = d.webhook_id
-     WHERE d.id = +:id AND w.deleted_at IS NULL`;
-  type OneRow = DeliveryRow & { webhook_status: WebhookStatus };
-  const byId = database.prepare<{ id: string }, OneRow>(one);
-  const ofKey = database.prepare<{ id: string; keyId: string }, OneRow>(`${one} AND w.key_id = +:keyId`);
+      JOIN webhooks w ON w.id = d.webhook_id`;
+  const one = `${rows} WHERE d.id = +:id AND w.deleted_at IS NULL`;
+  const byId = database.prepare<{ id: string }, DeliveryRow>(one);
+  const ofKey = database.prepare<{ id: string; keyId: string }, DeliveryRow>(`${one} AND w.key_id = +:keyId`);
+  const bySeqs = database.prepare<{ seqs: string }, DeliveryRow>(`
+    ${rows} WHERE d.seq IN (SELECT value FROM json_each(:seqs)) ORDER BY d.seq DESC`);
   const payloadOf = database.prepare<[string], string>('SELECT payload FROM events WHERE id = +?').pluck();
   const attemptsOf = database.prepare<{ id: DeliveryId; bodiesAfter: number }, AttemptRow>(`
     SELECT number, at, status_code, error, duration_ms, remote_address,
@@ -102,8 +106,8 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
        WHERE webhook_id = +:webhookId AND seq < +:beforeSeq
        ORDER BY seq DESC LIMIT 1 OFFSET ${SLICE_ROWS - 1}`)
     .pluck();
-  const slice = database.prepare<Record<string, unknown>, DeliveryRow>(`
-    SELECT ${DELIVERY_COLUMNS} FROM deliveries d
+  const slice = database.prepare<Record<string, unknown>, { seq: number }>(`
+    SELECT d.seq FROM deliveries d
      WHERE d.webhook_id = +:webhookId AND d.seq < +:beforeSeq AND d.seq >= +:endSeq
        AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
        AND (:eventTypes IS NULL OR d.event_type IN (SELECT value FROM json_each(:eventTypes)))
@@ -114,20 +118,20 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
   return {
     get(id: string): Delivery | undefined {
       const row = byId.get({ id });
-      return row === undefined ? undefined : toDelivery(row, row.webhook_status);
+      return row && toDelivery(row);
     },
 
     /** Undefined if its webhook is not the caller's, or is deleted. */
     visibleTo(caller: Caller, id: string): Delivery | undefined {
       const row = ofKey.get({ id, keyId: caller.keyId });
-      return row === undefined ? undefined : toDelivery(row, row.webhook_status);
+      return row && toDelivery(row);
     },
 
     /** With the payload and all attempts, in one snapshot; undefined as for `visibleTo`. */
     detailsVisibleTo(caller: Caller, id: string): DeliveryDetails | undefined {
       return inSnapshot(database, () => {
         const row = ofKey.get({ id, keyId: caller.keyId });
-        return row === undefined ? undefined : toDetails(row);
+        return row && toDetails(row);
       });
     },
 
@@ -158,14 +162,17 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
         limit,
         searching,
       );
-      const { items, goOnAt } = pageOf(found.rows, limit, (row) => toDelivery(row, webhook.status));
+      const { items: seqs, goOnAt } = pageOf(found.rows, limit, ({ seq }) => seq);
+      // Read again, with the webhook's status now: by the end of a search it may be another one than at its beginning.
+      const read = await inTurn(() => bySeqs.all({ seqs: JSON.stringify(seqs) }));
+      const items = read.map(toDelivery).filter(({ status }) => statuses?.includes(status) ?? true);
       return { items, goOnAt: goOnAt ?? found.endSeq };
     },
   };
 
-  function toDetails(row: OneRow): DeliveryDetails {
+  function toDetails(row: DeliveryRow): DeliveryDetails {
     return {
-      ...toDelivery(row, row.webhook_status),
+      ...toDelivery(row),
       payload: JSON.parse(payloadOf.get(row.event_id) ?? 'null') as DeploymentEvent,
       attempts: attemptsOf
         .all({ id: row.id, bodiesAfter: row.attempt_count - BODIES_SHOWN_MAX })
@@ -217,8 +224,8 @@ export function deliveryWrites({ database, effects, changed }: WriteContext) {
   }
 }
 
-function toDelivery(row: DeliveryRow, webhookStatus: WebhookStatus): Delivery {
-  const isHeld = row.status === 'pending' && webhookStatus === 'disabled';
+function toDelivery(row: DeliveryRow): Delivery {
+  const isHeld = row.status === 'pending' && row.webhook_status === 'disabled';
   return {
     id: row.id,
     event_id: row.event_id,

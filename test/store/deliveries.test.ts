@@ -98,7 +98,32 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
   const { page } = deliveryReads(database, { inTurn: counting, inSpareTurn: counting });
   const webhook = store.reads.webhooks.get(id) as Webhook;
   await page(webhook, { ...ALL, eventTypes: ['deployment.failed'] }, Number.MAX_SAFE_INTEGER, 10);
-  t.equal(looks, 3, 'others had their turn in between');
+  t.equal(looks, 4, 'others had their turn in between');
+});
+
+t.test('a page shows its webhook as it is at the end of the search', async (t) => {
+  const store = testStore(t);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [oldest = noDelivery()] = await newDeliveries(store, id, 1);
+  copyDeliveries(store, SLICE_ROWS);
+  store.execute(`UPDATE deliveries SET event_type = 'deployment.failed' WHERE id = '${oldest}'`);
+  const webhook = store.reads.webhooks.get(id) as Webhook;
+  const database = openForReading(store.path);
+  t.teardown(() => database.close());
+  const { page } = deliveryReads(database, {
+    inSpareTurn: async (look) => {
+      await setStatus(store, id, 'disabled');
+      return look();
+    },
+  });
+  const found = async (statuses: DeliveryFilter['statuses']) => {
+    const filter: DeliveryFilter = { ...ALL, eventTypes: ['deployment.failed'], statuses };
+    return (await page(webhook, filter, Number.MAX_SAFE_INTEGER, 10)).items;
+  };
+  t.match(await found(null), [{ id: oldest, status: 'held', next_attempt_at: null }]);
+  await setStatus(store, id, 'enabled');
+  t.strictSame(await found(['pending']), [], 'it is no longer as requested');
 });
 
 t.test('a page that was searched for a second ends, and the next one goes on there', async (t) => {
