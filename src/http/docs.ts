@@ -11,6 +11,7 @@ import type {
   Response,
 } from './openapi-types.ts';
 import type { JsonSchema } from './resources.ts';
+import { anyQuery } from './validation.ts';
 
 /** Allows no other origins, no scripts and no framing. */
 const PAGE_HEADERS = {
@@ -24,11 +25,12 @@ export function docs(version: string): Plugin<void> {
   return {
     name: 'docs',
     register(server) {
+      const options = { auth: false, plugins: { input: { query: anyQuery } } } as const;
       let page: string | undefined;
       server.route({
         method: 'GET',
         path: '/docs',
-        options: { auth: false },
+        options,
         handler(_request, h) {
           page ??= renderDocs(describeApi(server, version));
           return protectedPage(h, page).type('text/html');
@@ -37,7 +39,7 @@ export function docs(version: string): Plugin<void> {
       server.route({
         method: 'GET',
         path: '/docs/docs.css',
-        options: { auth: false },
+        options,
         handler: (_request, h) => protectedPage(h, assetText('docs.css')).type('text/css'),
       });
     },

@@ -1,6 +1,7 @@
 import type { Plugin } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
 import { routeOptions } from './route-options.ts';
+import { anyQuery } from './validation.ts';
 
 /**
  * `GET /healthz` (the process is alive) and `GET /readyz` (503 if `check` resolves to a problem rather than null), both
@@ -15,6 +16,7 @@ export function health(check: () => Promise<string | null>): Plugin<void> {
         path: '/healthz',
         options: routeOptions({
           scope: null,
+          input: { query: anyQuery },
           operationId: 'getHealth',
           summary: 'Check that the process is alive',
           responses: { 200: { description: 'The process is alive.', resource: 'Health' } },
@@ -26,6 +28,7 @@ export function health(check: () => Promise<string | null>): Plugin<void> {
         path: '/readyz',
         options: routeOptions({
           scope: null,
+          input: { query: anyQuery },
           operationId: 'getReadiness',
           summary: 'Check that the service is ready',
           description: 'Ready: the database takes writes, and deployments are started and events sent.',

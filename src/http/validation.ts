@@ -20,6 +20,9 @@ export interface RouteInput {
 
 const noQuery = Joi.object({});
 
+/** For probes and pages: monitors, caches and links add parameters of their own. */
+export const anyQuery = Joi.object().unknown();
+
 /** For a write whose path says everything: no body, or an empty object. */
 const noBody = Joi.object({}).empty(null).default({});
 
