@@ -78,22 +78,23 @@ export function createAnswers(writer: Writer): Answers {
       return respond(h, await answer);
     },
 
-    writePlanned,
+    writePlanned: (request, h, operation, plan) =>
+      planned(request, idempotencyMemory(request), h, operation, plan),
 
     async attempt(request, h, perform) {
-      const isKept = idempotencyKey(request) !== undefined;
-      if (perform !== undefined && !isKept) return h.response(await perform());
-      return writePlanned(request, h, 'pings.keep', perform);
+      const memory = idempotencyMemory(request);
+      if (perform !== undefined && memory === null) return h.response(await perform());
+      return planned(request, memory, h, 'pings.keep', perform);
     },
   };
 
-  async function writePlanned<Name extends AnsweringOperation>(
+  async function planned<Name extends AnsweringOperation>(
     request: WriteRequest,
+    memory: IdempotencyMemory | null,
     h: Toolkit,
     operation: Name,
     plan: (() => Promise<InputOf<Name>>) | undefined,
   ): Promise<ResponseObject> {
-    const memory = idempotencyMemory(request);
     if (plan === undefined) return repeat(memory, h);
     const perform = async () => writeNow(request, memory, operation, await plan());
     return respond(h, await (memory === null ? perform() : performOnce(memory, perform)));
