@@ -171,9 +171,13 @@ function addSteps(
   server.events.on('response', (request) => noteAnswered(request, effects, logger, onAnswer));
 }
 
-/** Half of the open files that the system allows are reserved for davit's own work: even a cancellation needs one. */
+/**
+ * Half of the open files that the system allows are reserved for davit's own work: even a cancellation needs one. The
+ * other half is for all connections that are accepted, see system-limits.ts.
+ */
 function defaultMaxConnections(): number {
-  return Math.min(CONNECTIONS_MAX, Math.floor(openFilesMax() / 2));
+  const acceptedMax = Math.floor(openFilesMax() / 2);
+  return Math.min(CONNECTIONS_MAX, Math.floor(acceptedMax / (1 + SPARE_FRACTION)));
 }
 
 /** Created here because hapi passes none of these options on to the listener that it would create. */
