@@ -59,7 +59,7 @@ export function connectWriter(port: Port): Writer {
   port.on('message', (message: FromWriter) => {
     switch (message.kind) {
       case 'news': {
-        // The writes' own promises settle before any listener is told of the changes.
+        // First: what awaits a write runs after the listeners, but before anything that these put off, as a wake does.
         for (const { id, result } of message.results) settle(id, result);
         const changes = new Set(message.changes);
         if (changes.size > 0) for (const listener of listeners) listener(changes);

@@ -7,7 +7,7 @@ import type { Change } from '../../src/store/context.ts';
 import type { GroupCommit, QueuedWrite } from '../../src/store/writer.ts';
 import { connectWriter, serveWriter } from '../../src/store/writer-port.ts';
 
-t.test('a write is answered before listeners are notified of its change', async (t) => {
+t.test('what awaits a write runs before what the listeners of its change put off', async (t) => {
   const { writer, queued, commit } = door(t);
   const heard: string[] = [];
   writer.onCommit((changes) => queueMicrotask(() => heard.push(...changes)));
