@@ -29,6 +29,26 @@ export interface CommandContext {
 export const EXIT_CODE_OF_SIGNAL = { SIGHUP: 129, SIGINT: 130, SIGUSR1: 138, SIGTERM: 143 } as const;
 type SignalName = keyof typeof EXIT_CODE_OF_SIGNAL;
 
+/**
+ * Some signals arrive twice: timeout(1) signals its child and then the group, and npm forwards what the terminal sent
+ * to all.
+ */
+const SAME_SIGNAL_MS = 200;
+
+/** A listener to whom signals in immediate succession are one, for those who take a second one for another request. */
+export function countingOnce<Name extends SignalName>(
+  listener: (name: Name) => void,
+  effects: Effects,
+): (name: Name) => void {
+  let countedAtMs: number | undefined;
+  return (name) => {
+    const nowMs = effects.monotonicMs();
+    if (countedAtMs !== undefined && nowMs - countedAtMs <= SAME_SIGNAL_MS) return;
+    countedAtMs = nowMs;
+    listener(name);
+  };
+}
+
 /** Adds options, arguments, subcommands and the action to a command that has its name and summary. */
 export type DefineCommand = (command: Command, context: CommandContext) => void;
 

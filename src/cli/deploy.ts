@@ -17,6 +17,7 @@ import { printable } from '../printable.ts';
 import type { ApiClient, ApiRefusal } from './api-client.ts';
 import {
   type CommandContext,
+  countingOnce,
   EXIT_CODE_OF_SIGNAL,
   explain,
   misused,
@@ -190,7 +191,7 @@ function onInterruption(
   idempotencyKey: string,
   log: LogOutput,
   { cancelOnInterrupt = false, wait = false }: DeployOptions,
-  { terminal, onSignal, exit }: CommandContext,
+  { terminal, effects, onSignal, exit }: CommandContext,
 ): Interruption {
   let id: DeploymentId | undefined;
   let mayBeCreated = false;
@@ -199,12 +200,13 @@ function onInterruption(
   let question: Promise<void> | undefined;
   let requesting = false;
 
-  onSignal(['SIGINT', 'SIGTERM'], (signal) => {
+  const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
     signals += 1;
     if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
     else leave(signal);
-  });
+  };
+  onSignal(['SIGINT', 'SIGTERM'], countingOnce(interrupt, effects));
 
   return {
     tried(may) {

@@ -4,7 +4,14 @@ import { DAY_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { releaseStartMemory } from '../memory.ts';
-import { type CommandContext, EXIT_CODE_OF_SIGNAL, explain, misused, stayAlive } from './command.ts';
+import {
+  type CommandContext,
+  countingOnce,
+  EXIT_CODE_OF_SIGNAL,
+  explain,
+  misused,
+  stayAlive,
+} from './command.ts';
 import { dbPathOf } from './database-file.ts';
 import { errorText } from './error-text.ts';
 import { migrateOlder } from './migrate.ts';
@@ -14,12 +21,6 @@ import { rootOf } from './usage.ts';
 
 /** 30 s are promised, after which a service manager may kill davit. */
 const STOP_MAX_MS = 29_000;
-
-/**
- * Some signals arrive twice: timeout(1) signals its child and then the group, and npm forwards what the terminal sent
- * to all.
- */
-const SAME_SIGNAL_MS = 200;
 
 /** In place of the 90 s that systemd allows for a start. */
 const MIGRATION_MAX_MS = DAY_MS;
@@ -82,13 +83,10 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   const start = new AbortController();
-  let toldAtMs: number | undefined;
-  onSignal(['SIGINT', 'SIGTERM'], (signal) => {
-    if (toldAtMs !== undefined) {
-      if (effects.monotonicMs() - toldAtMs > SAME_SIGNAL_MS) exit(EXIT_CODE_OF_SIGNAL[signal]);
-      return;
-    }
-    toldAtMs = effects.monotonicMs();
+  let isTold = false;
+  const stop = (signal: 'SIGINT' | 'SIGTERM') => {
+    if (isTold) return exit(EXIT_CODE_OF_SIGNAL[signal]);
+    isTold = true;
     // From now on, even if davit is still starting, and waits for what a crash left running.
     effects.after(STOP_MAX_MS, () => {
       terminal.note('error: stopping took too long; the next start ends what is still running');
@@ -96,7 +94,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
     });
     start.abort();
     tellToStop();
-  });
+  };
+  onSignal(['SIGINT', 'SIGTERM'], countingOnce(stop, effects));
   let reload = () => {
     reloadIsDue = true;
   };

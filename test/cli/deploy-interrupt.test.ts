@@ -57,6 +57,17 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   await said.until(/leaves at once\ndeployment dpl_\w+ of slow: succeeded in \w+\n$/);
 });
 
+t.test('two signals in immediate succession count as one', async (t) => {
+  const { startDeploy, directory, deployments } = await runningDeployments(t);
+  const started = untilFile(directory, 'started');
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt']);
+  await started;
+  client.kill('SIGTERM');
+  client.kill('SIGINT');
+  t.strictSame(await once(client, 'exit'), [1, null]);
+  t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
+});
+
 t.test('a second signal says that the cancellation was requested', async (t) => {
   const { startDeploy, directory, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
@@ -67,8 +78,8 @@ t.test('a second signal says that the cancellation was requested', async (t) => 
   await started;
   client.kill('SIGTERM');
   await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
-  client.kill('SIGINT');
-  t.strictSame(await once(client, 'exit'), [130, null]);
+  await repeatUntilEnd(client, () => client.kill('SIGINT'));
+  t.strictSame([client.exitCode, client.signalCode], [130, null]);
   await said.until(/left; the cancellation of deployment dpl_\w+ was requested\n$/);
 });
 
@@ -128,6 +139,7 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
       stdio: ['pipe', 'pipe', 'inherit'],
     });
     t.teardown(() => terminal.kill('SIGKILL'));
+    terminal.stdin.on('error', () => undefined); // it may end while ^C is pressed once more
     const shown = collect(terminal);
     await started;
     await shown.until(/begun/);
@@ -145,15 +157,15 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   no.terminal.stdin.write('n\n');
   await no.shown.until(/the deployment goes on; \^C again stops following it/);
   t.match(await deployments(), [{ status: 'running' }, { status: 'canceled' }]);
-  no.terminal.stdin.write('\u0003');
-  t.strictSame(await once(no.terminal, 'exit'), [130, null]);
+  await repeatUntilEnd(no.terminal, () => no.terminal.stdin.write('\u0003'));
+  t.equal(no.terminal.exitCode, 130);
   const [newest] = await deployments();
   t.match(newest, { status: 'running' });
 
   await cancel(newest?.id, directory);
   const twice = await deployOnTerminal();
-  twice.terminal.stdin.write('\u0003');
-  t.strictSame(await once(twice.terminal, 'exit'), [130, null]);
+  await repeatUntilEnd(twice.terminal, () => twice.terminal.stdin.write('\u0003'));
+  t.equal(twice.terminal.exitCode, 130);
   await twice.shown.until(/left; deployment dpl_\w+ goes on/);
 
   const [left] = await deployments();
@@ -179,10 +191,18 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   await ended.shown.until(/of slow: canceled in/);
 
   const red = await deployOnTerminal('red');
-  red.terminal.stdin.write('\u0003');
-  t.strictSame(await once(red.terminal, 'exit'), [130, null]);
+  await repeatUntilEnd(red.terminal, () => red.terminal.stdin.write('\u0003'));
+  t.equal(red.terminal.exitCode, 130);
   await red.shown.until(/\[31mbegun[\s\S]*\[0mleft; deployment/);
 });
+
+/** Signals until the child has ended: what comes at once after the first is the same signal. */
+async function repeatUntilEnd(child: ChildProcess, signal: () => void): Promise<void> {
+  const ended = once(child, 'exit');
+  const again = setInterval(signal, 20);
+  await ended;
+  clearInterval(again);
+}
 
 /** Resolves when the log has this. */
 async function untilLogged(url: string, key: string, text: string): Promise<void> {
