@@ -8,6 +8,7 @@ import {
   readSync,
   renameSync,
   rmSync,
+  type Stats,
   statSync,
   writeSync,
 } from 'node:fs';
@@ -37,12 +38,18 @@ export function replaceDatabase(path: string, replacement: string, asidePath: st
     giveToOwner([replacement, `${path}-lock`], before ?? statSync(dirname(path)));
     const sides = SIDE_FILES.filter((side) => existsSync(path + side));
     if (before !== undefined) closeOld = keepAs(path, asidePath);
-    for (const side of sides) renameSync(path + side, asidePath + side);
-    rmSync(`${path}-shm`, { force: true });
-    // Makes the removal of the -wal durable before the new file appears, so that a power cut cannot combine the two.
-    syncDirectory(dirname(path));
-    if (before === undefined) giveName(replacement, path);
-    else renameSync(replacement, path);
+    try {
+      for (const side of sides) renameSync(path + side, asidePath + side);
+      rmSync(`${path}-shm`, { force: true });
+      // Makes the removal of the -wal durable before the new file appears, so that a power cut cannot combine the two.
+      syncDirectory(dirname(path));
+      if (before === undefined) giveName(replacement, path);
+      else renameSync(replacement, path);
+    } catch (error) {
+      // Where there was no file, one may have appeared, beside which nothing of another may lie.
+      if (before !== undefined) putBack(path, asidePath, sides, before);
+      throw error;
+    }
     syncDirectory(dirname(path));
     return before !== undefined || sides.length > 0;
   } finally {
@@ -73,6 +80,19 @@ function keepAs(path: string, asidePath: string): () => void {
     throw error;
   }
   return () => closeSync(source);
+}
+
+/**
+ * Undoes what was done to keep the file, of which each try would otherwise leave another copy. Does nothing if the new
+ * file has its name all the same, as a network file system may report a rename as failed that was done.
+ */
+function putBack(path: string, asidePath: string, sides: readonly string[], { dev, ino }: Stats): void {
+  const now = statSync(path, { throwIfNoEntry: false });
+  if (now?.ino !== ino || now.dev !== dev) return;
+  for (const side of sides) {
+    if (!existsSync(path + side)) renameSync(asidePath + side, path + side);
+  }
+  rmSync(asidePath, { force: true });
 }
 
 /** Copies a file, with a WAL or journal that is beside it, into the empty file `to`. Blocks the thread. */

@@ -174,6 +174,41 @@ t.test('a file is not replaced if the old one cannot be kept', async (t) => {
   t.strictSame(afterHeader(readFileSync(path)), afterHeader(before));
 });
 
+t.test('a restore that fails keeps no second copy of the file that is still in place', async (t) => {
+  for (const failing of [{ renameSync: 'EIO' }, { renameSync: 'EIO', linkSync: 'EPERM' }]) {
+    const { directory, path, replacement } = files(t);
+    writeFileSync(`${path}-lock`, '');
+    t.throws(() => diskCallsOf(() => replaceDatabase(path, replacement, `${path}.before`), failing), {
+      code: 'EIO',
+    });
+    t.strictSame(readdirSync(directory).sort(), ['davit.db', 'davit.db-lock', 'new']);
+    openForWriting(path, realEffects).close();
+  }
+
+  const { directory, path, replacement } = files(t);
+  const writer = openForWriting(path, realEffects);
+  writer.exec('CREATE TABLE more (name TEXT)');
+  const wal = readFileSync(`${path}-wal`);
+  writer.close();
+  writeFileSync(path, 'rubbish'.repeat(1_000));
+  writeFileSync(`${path}-wal`, wal);
+  writeFileSync(`${path}-lock`, '');
+  const { renameSync: rename } = fs;
+  fs.renameSync = (from, to) => {
+    if (from === replacement) throw new Error('not renamed');
+    rename(from, to);
+  };
+  syncBuiltinESMExports();
+  try {
+    t.throws(() => replaceDatabase(path, replacement, `${path}.before`), { message: 'not renamed' });
+  } finally {
+    fs.renameSync = rename;
+    syncBuiltinESMExports();
+  }
+  t.strictSame(readdirSync(directory).sort(), ['davit.db', 'davit.db-lock', 'davit.db-wal', 'new']);
+  t.strictSame(readFileSync(`${path}-wal`), wal);
+});
+
 t.test('root gives the new file to the owner of the old one or the directory', ifMayBeNobody(), async (t) => {
   const { directory, path, replacement } = files(t);
   writeFileSync(`${path}-lock`, '');
