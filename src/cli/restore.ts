@@ -57,11 +57,10 @@ async function restore(
   ]);
   // Links are resolved, as SQLite and the lock do: the file itself is replaced, not a link to it.
   const path = realPath(dbPath);
-  const replaces = existsSync(path);
   adoptedBytes(file);
   await refuseServed(dbPath, file, path);
   // If nobody can be asked, this fails before the work is done.
-  if (replaces && !terminal.canAsk) await confirm(command, '', options.yes, context);
+  if (existsSync(path) && !terminal.canAsk) await confirm(command, '', options.yes, context);
   await withPartial(dirname(path), context, async (partial, signal) => {
     const unlock = lockForServing(path, process.pid, effects);
     try {
@@ -73,7 +72,8 @@ async function restore(
         await migrateInPlace({ path: partial.path, name: file }, signal, context);
         facts.schema_version = SCHEMA_VERSION;
       }
-      if (replaces)
+      // Only now, as it may have appeared meanwhile.
+      if (existsSync(path))
         await confirm(command, question(dbPath, path, file, facts, context), options.yes, context);
       const asidePath = `${path}.before-restore-${timestamp(effects.now()).replaceAll(':', '-')}`;
       const kept = replaceDatabase(path, partial.path, asidePath);

@@ -18,6 +18,7 @@ import {
 } from 'node:fs';
 import { watch as watchFrom } from 'node:fs/promises';
 import { join } from 'node:path';
+import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import { copyDatabase } from '../../src/store/backup.ts';
@@ -349,6 +350,26 @@ t.test('restoring through a dangling link creates its target', async (t) => {
 t.test('without a terminal, replacing a file needs --yes', async (t) => {
   const { refused, directory } = await withCopy(t);
   t.match(await refused(['restore', 'copy.db']), { exitCode: 2, message: /give --yes/ });
+  t.strictSame(keptIn(directory), []);
+});
+
+t.test('a file that appears while restore copies is not replaced unasked', async (t) => {
+  const { davit, directory } = await withCopy(t);
+  await davit(['admin', 'project', 'create', '--name', 'colleague', '--db', 'other.db']);
+  const appeared = join(directory, 'new.db');
+  const child = spawn(process.execPath, [MAIN, 'restore', 'copy.db', '--db', 'new.db'], {
+    cwd: directory,
+    env: COMPILE_CACHE,
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  const stderr = text(child.stderr);
+  for await (const { filename } of watchFrom(directory)) {
+    if (filename?.startsWith('.davit-partial-') === true) break;
+  }
+  renameSync(join(directory, 'other.db'), appeared);
+  t.strictSame(await once(child, 'exit'), [2, null]);
+  t.match(await stderr, /give --yes/);
+  t.match(dumpFile(t, appeared)['projects'], [{ name: 'colleague' }]);
   t.strictSame(keptIn(directory), []);
 });
 
