@@ -51,6 +51,15 @@ export interface Case {
   diskTrial: DiskTrial;
 }
 
+/** What is looked up before the checks. */
+interface LookedUp extends Surroundings {
+  /**
+   * The running deployments of which any process lives. It need not be the first one: others may be being stopped after
+   * that has ended.
+   */
+  livingDeployments: ReadonlySet<string>;
+}
+
 /** Clocks that NTP synchronises differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
 /** Normally a start, an end or a retry is seconds late at most. */
@@ -73,7 +82,7 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
 export function findingsOfFile(
   file: Case,
   examined: ExaminedFile,
-  surroundings: Surroundings,
+  surroundings: LookedUp,
   effects: Effects,
 ): DoctorFinding[] {
   const { reads, examination } = examined;
@@ -232,7 +241,7 @@ function checkService({ service }: Case): DoctorFinding {
   return ok('service', `running${holder}${since === null ? '' : ` since ${since}`}`);
 }
 
-function checkDeployments(file: Case, reads: Reads, surroundings: Surroundings): DoctorFinding[] {
+function checkDeployments(file: Case, reads: Reads, surroundings: LookedUp): DoctorFinding[] {
   const { waiting } = reads.backlog.all(file.nowMs, 1);
   const running = reads.deployments.running();
   const [next] = waiting.items;
@@ -247,7 +256,7 @@ function findingsOfRunning(
   { id, process }: RunningDeployment,
   { service, nowMs }: Case,
   reads: Reads,
-  { serviceProcessId }: Surroundings,
+  { serviceProcessId, livingDeployments }: LookedUp,
 ): DoctorFinding[] {
   const runs = process !== null && isAlive(process);
   if (service === null) {
@@ -262,7 +271,8 @@ function findingsOfRunning(
     ];
   }
   const startedAt = reads.deployments.existing(id).started_at ?? timestamp(nowMs);
-  if (runs || serviceProcessId === null || ageMs(startedAt, nowMs) <= JUST_BEGUN_MS) return [];
+  const lives = runs || livingDeployments.has(id);
+  if (lives || serviceProcessId === null || ageMs(startedAt, nowMs) <= JUST_BEGUN_MS) return [];
   return [
     problem('deployments', `${id} is recorded as running, but its process is gone`, 'restart davit serve'),
   ];
@@ -359,9 +369,22 @@ function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): D
 }
 
 /** The projects whose commands are to be checked; none if the file is damaged there, which `findingsOfFile` reports. */
-export function projectsIn({ path }: Case, reads: Reads): ProjectDetails[] {
+export function projectsIn(file: Case, reads: Reads): ProjectDetails[] {
+  return unlessDamaged(file, () => projectsToCheck(reads));
+}
+
+/** The ids for `livingDeployments`; the same if the file is damaged. */
+export async function livingIn(file: Case, reads: Reads): Promise<ReadonlySet<string>> {
+  const running = unlessDamaged(file, () => reads.deployments.running());
+  if (running.length === 0) return new Set();
+  const { findMarked } = await import('../deploy/processes.ts');
+  const found = await findMarked(new Set(running.map(({ id }) => id)));
+  return new Set(found.keys());
+}
+
+function unlessDamaged<Row>({ path }: Case, read: () => Row[]): Row[] {
   try {
-    return projectsToCheck(reads);
+    return read();
   } catch (error) {
     whatIsWrong(error, path);
     return [];

@@ -122,11 +122,12 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
       { dbPath: file.path, service: file.service },
       effects,
     );
+    const lookedUp = { ...surroundings, livingDeployments: await doctor.livingIn(file, reads) };
     return {
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
       unused_bytes: examination.unusedBytes(),
-      findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, surroundings, effects)],
+      findings: [...ofPlace, ...doctor.findingsOfFile(file, examined, lookedUp, effects)],
       tables: examination.tableSizes(),
     };
   } finally {

@@ -10,6 +10,7 @@ import { WAL_LARGE_BYTES } from '../../src/store/wal.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN } from '../helpers/cli.ts';
 import { change, findingOf, reportOf, withProject } from '../helpers/doctor.ts';
+import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { serve } from '../helpers/served.ts';
 
@@ -259,6 +260,25 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
     advice: 'restart davit serve',
   });
   await service.kill();
+});
+
+t.test('a deployment is not stuck while processes that its first one left are being stopped', async (t) => {
+  const there = await withProject(t);
+  const id = newDeploymentId();
+  change(
+    there.dbPath,
+    `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
+     SELECT '${id}', id, 'main', 'canceling', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS}, 1, 1, 'b' FROM projects`,
+  );
+  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  const { child } = await startProcess(t, ['sleep', '600'], id);
+  t.match(findingOf(await reportOf(t, there, 0), 'deployments'), { level: 'ok', message: /^1 running/ });
+  child.kill('SIGKILL');
+  await once(child, 'close');
+  t.match(findingOf(await reportOf(t, there, 1), 'deployments'), {
+    message: `${id} is recorded as running, but its process is gone`,
+  });
+  release();
 });
 
 t.test(
