@@ -14,3 +14,8 @@ export function absolutePath(path: string): string {
   if (!goesUp) return resolve(path);
   return isAbsolute(path) ? path : `${process.cwd()}/${path}`;
 }
+
+/** Whether a path can only be that of a directory. `absolutePath` makes one of it that could be that of a file. */
+export function namesDirectory(path: string): boolean {
+  return /\/\.?$/.test(path);
+}

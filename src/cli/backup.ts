@@ -1,7 +1,7 @@
 import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
-import { absolutePath } from '../paths.ts';
+import { absolutePath, namesDirectory } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { FileFacts } from '../store/check.ts';
 import { formatBytes } from './bytes.ts';
@@ -35,6 +35,7 @@ async function backup(
   context: CommandContext,
 ): Promise<void> {
   if (file === '') misused(command, 'the name of the copy must not be empty');
+  if (namesDirectory(file)) misused(command, `the copy is one file: add its name to '${printable(file)}'`);
   const dbPath = existingDbPathOf(command);
   // Absolute, as SQLite takes a name that begins with `file:` for a URI.
   const path = absolutePath(file);

@@ -2,7 +2,7 @@ import { type Stats, statSync } from 'node:fs';
 import { basename } from 'node:path';
 import type { Command } from 'commander';
 import { AppError, codeOf } from '../errors.ts';
-import { absolutePath } from '../paths.ts';
+import { absolutePath, namesDirectory } from '../paths.ts';
 import { printable } from '../printable.ts';
 import { realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
@@ -49,6 +49,12 @@ const PATH_MAX_BYTES = 400;
 export function dbPathOf(command: Command): string {
   const path = String(command.optsWithGlobals()['db']);
   if (path === '' || path === ':memory:') misused(command, '--db must be the path of a file');
+  if (namesDirectory(path)) {
+    misused(
+      command,
+      `--db must be the path of a file, not of a directory: add its name to '${printable(path)}'`,
+    );
+  }
   // better-sqlite3 trims the path, and would open another file.
   if (path.trim() !== path) misused(command, '--db must not begin or end with white space');
   const real = realPath(path);

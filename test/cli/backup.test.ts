@@ -92,6 +92,23 @@ t.test('a name that no file can have is refused before anything is copied', asyn
   t.strictSame(readdirSync(directory).sort(), before);
 });
 
+t.test(
+  'a backup into a directory without a name is refused, and makes no file called as the directory',
+  async (t) => {
+    const { davit, refused, directory } = place(t);
+    await davit(['admin', 'project', 'create', '--name', 'website']);
+    mkdirSync(join(directory, 'folder'));
+    const before = readdirSync(directory).sort();
+    for (const name of ['new/', 'new/.', 'folder/']) {
+      t.match(await refused(['backup', name]), {
+        exitCode: 2,
+        message: new RegExp(`the copy is one file: add its name to '${name}'`),
+      });
+    }
+    t.strictSame(readdirSync(directory).sort(), before);
+  },
+);
+
 t.test('a backup never overwrites an existing file, directory or link', async (t) => {
   const { davit, refused, directory } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website']);

@@ -159,6 +159,10 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
     ['admin key list --db', /option '--db <file>' argument missing/],
     ['admin key list --db=', /--db must be the path of a file/],
     ['admin key list --db :memory:', /--db must be the path of a file/],
+    [
+      'admin project create --name x --db new/',
+      /--db must be the path of a file, not of a directory: add its name to 'new\/'/,
+    ],
     ['help sreve', /unknown command 'sreve': did you mean serve\?/],
     ['help admin nonsense', /unknown command 'nonsense' \(see 'davit admin --help'\)/],
     ['admin key create', /required option '--name <name>' not specified/],
@@ -175,7 +179,7 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
       t.match(refusal, { exitCode: 2, message }, line);
     }),
   );
-  t.notOk(existsSync(join(directory, 'davit.db')), 'none of them makes a file');
+  t.strictSame(readdirSync(directory), [], 'none of them makes a file');
 });
 
 t.test('an error does not repeat a wrong value that may be a secret', async (t) => {
