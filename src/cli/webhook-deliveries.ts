@@ -37,13 +37,14 @@ export function defineDeliveries(command: Command, context: CommandContext): voi
     ],
   )
     .argument(...WEBHOOK_ARGUMENT)
+    // Not <status...>, which would take the webhook for another one when that comes after it.
     .addOption(
-      option('--status <status...>', `only these: ${DELIVERY_STATUSES.join(', ')}`)
+      option('--status <status>', `only these, may be repeated: ${DELIVERY_STATUSES.join(', ')}`)
         .choices(DELIVERY_STATUSES)
         .argParser(appending(String)),
     )
     .addOption(
-      option('--event-type <type...>', 'only those of these event types')
+      option('--event-type <type>', 'only those of this event type; may be repeated')
         .choices(EVENT_TYPES)
         .argParser(appending(String)),
     )

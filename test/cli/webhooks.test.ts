@@ -297,9 +297,15 @@ t.test('deliveries are listed newest first, with their outcome', async (t) => {
       ['exhausted', 1],
     ],
   );
-  const exhausted = await there.davit(webhook('deliveries', id, '--status', 'exhausted', 'delivered'));
-  t.match(exhausted.stdout, /^dlv_\w+ +deployment\.created +exhausted +1 +connection_refused +20\S+Z$/m);
-  t.equal(exhausted.stdout.split('\n').length, 3);
+  for (const words of [
+    ['--status', 'exhausted', id],
+    [id, '--status', 'exhausted', '--status', 'delivered'],
+    ['--event-type', 'deployment.created,deployment.failed', '--status', 'exhausted,delivered', id],
+  ]) {
+    const exhausted = await there.davit(webhook('deliveries', ...words));
+    t.match(exhausted.stdout, /^dlv_\w+ +deployment\.created +exhausted +1 +connection_refused +20\S+Z$/m);
+    t.equal(exhausted.stdout.split('\n').length, 3);
+  }
   const limited = await there.davit(webhook('deliveries', id, '--limit', '2'));
   t.equal(limited.stderr, 'only the latest 2 are shown: --limit shows more\n');
   t.strictSame(await there.json(webhook('deliveries', id, '--event-type', 'deployment.canceled')), []);
