@@ -7,7 +7,10 @@ import { explainErrors, rootOf } from './usage.ts';
 const WIDEST_HELP = 100;
 
 /** `davit` itself, without its commands. All of them take `--db`, before or after their names. */
-export function createProgram(version: string, { terminal, environment }: CommandContext): Command {
+export function createProgram(
+  version: string,
+  { terminal, environment, commandLine }: CommandContext,
+): Command {
   const width = Math.min(terminal.columns ?? 80, WIDEST_HELP);
   return explain(
     new Command('davit'),
@@ -38,6 +41,7 @@ export function createProgram(version: string, { terminal, environment }: Comman
     .exitOverride()
     .hook('preAction', (_program, command) => {
       refuseReplaced(command, environment);
+      refuseDashes(command, commandLine);
       correctFlags(command, environment);
       checkRequired(command);
     });
@@ -95,6 +99,15 @@ function refuseReplaced(command: Command, environment: CommandContext['environme
       misused(command, `${envVar} is not valid UTF-8`);
     }
   }
+}
+
+/** Refuses `--dir -- make`: commander takes the `--` for the directory. */
+function refuseDashes(command: Command, commandLine: readonly string[]): void {
+  if (!commandLine.includes('--')) return;
+  const values = command.optsWithGlobals();
+  const options = [...command.options, ...rootOf(command).options];
+  const missing = options.find((one) => [values[one.attributeName()]].flat().includes('--'));
+  if (missing !== undefined) misused(command, `option '${missing.flags}' argument missing before --`);
 }
 
 /** Commander takes a flag as given whenever its variable is set, but `DAVIT_YES=0` must not mean yes. */
