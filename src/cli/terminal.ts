@@ -1,5 +1,5 @@
 import type { Readable, Writable } from 'node:stream';
-import { buffer } from 'node:stream/consumers';
+import { INPUT_MAX_BYTES, tooLarge } from '../read-bounded.ts';
 
 /** The input and the outputs of a command: all that it reads and writes passes here. */
 export interface Terminal {
@@ -22,7 +22,7 @@ export interface Terminal {
   readonly colours: boolean;
   /** Whether stdin is a terminal. */
   readonly inputIsTyped: boolean;
-  /** All of stdin, as bytes. */
+  /** All of stdin, as bytes. Rejects with AppError `invalid_request` if that is more than `INPUT_MAX_BYTES`. */
   readInput(): Promise<Buffer>;
   /** Whether somebody can be asked: stdin and stderr are terminals. */
   readonly canAsk: boolean;
@@ -77,7 +77,16 @@ export function createTerminal(
       return streams.stdin.isTTY === true;
     },
 
-    readInput: () => buffer(streams.stdin),
+    async readInput() {
+      const pieces: Buffer[] = [];
+      let length = 0;
+      for await (const piece of streams.stdin) {
+        length += piece.length;
+        if (length > INPUT_MAX_BYTES) throw tooLarge('stdin');
+        pieces.push(piece);
+      }
+      return Buffer.concat(pieces);
+    },
 
     get canAsk() {
       return canAsk();

@@ -3,7 +3,7 @@ import { once } from 'node:events';
 import { chmodSync, closeSync, constants, openSync, writeFileSync } from 'node:fs';
 import { Socket } from 'node:net';
 import { join } from 'node:path';
-import { PassThrough, type Readable } from 'node:stream';
+import { PassThrough, Readable } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
@@ -116,6 +116,21 @@ t.test('input is read byte for byte', async (t) => {
   stdin.write(bytes.subarray(0, 2));
   stdin.end(bytes.subarray(2));
   t.strictSame(await terminal.readInput(), bytes);
+});
+
+t.test('input of which there is no end is refused, and not read any further', async (t) => {
+  const { terminal, stdin } = streams({});
+  let given = 0;
+  const source = Readable.from(
+    (function* () {
+      for (; given < 64; given += 1) yield Buffer.alloc(1024 * 1024);
+    })(),
+  );
+  t.teardown(() => source.destroy());
+  source.pipe(stdin);
+  const message = 'stdin holds more than 16 MiB: check that it is the right file';
+  await t.rejects(terminal.readInput(), { code: 'invalid_request', message });
+  t.ok(given < 64, 'not all was read');
 });
 
 t.test('EPIPE on stdout and errors of stderr are ignored, and a full disk is reported', async (t) => {
