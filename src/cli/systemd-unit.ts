@@ -1,6 +1,7 @@
 import { dirname, resolve } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { selfCommand } from '../assets.ts';
+import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
@@ -31,10 +32,21 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
       const { file, arguments: words } = selfCommand();
       // systemd takes no path with `..`, which is left where the directory is missing.
       const realDbPath = resolve(realPath(dbPath));
+      refuseControls([file, ...words, dbPath, realDbPath]);
       context.terminal.print(unitText(user, [file, ...words], dbPath, realDbPath));
       for (const warning of warningsOf([file, ...words], realDbPath))
         context.terminal.note(`warning: ${warning}`);
     });
+}
+
+/** Quotes do not hold a line end: what comes after it would be a setting. */
+function refuseControls(paths: readonly string[]): void {
+  const unfit = paths.find((path) => /\p{Cc}/u.test(path));
+  if (unfit === undefined) return;
+  throw new AppError(
+    'invalid_request',
+    `a unit file cannot hold the control characters of ${printable(unfit)}: choose another path`,
+  );
 }
 
 /** The paths that these settings hide from the unit, systemd.exec(5). */

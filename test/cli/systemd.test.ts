@@ -72,6 +72,21 @@ t.test('the unit takes --user and --db, quoted as systemd expects', async (t) =>
   t.match(await run(['admin', 'systemd-unit', '--user', 'two words']), { exitCode: 2, stdout: '' });
 });
 
+t.test(
+  'a path with a control character makes no unit, as it could end its line and begin a setting',
+  async (t) => {
+    const { directory, refused } = place(t);
+    mkdirSync(join(directory, 'a\nExecStartPre=b'));
+    symlinkSync('a\nExecStartPre=b', join(directory, 'link'));
+    for (const path of ['/srv/a\nUser=root', '/srv/tab\t/davit.db', 'link/davit.db']) {
+      t.match(await refused(['admin', 'systemd-unit', '--db', path]), {
+        exitCode: 1,
+        message: /^error: a unit file cannot hold the control characters of \S+\\x\S+: choose another path$/,
+      });
+    }
+  },
+);
+
 /** Paths of this machine may need quotes, or not. */
 function unquoted(unit: string): string {
   return unit.replaceAll('"', '').replaceAll('%%', '%');
