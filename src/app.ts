@@ -260,13 +260,13 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
-  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
-  const reportsLoop = startLoop(createOverdue(store, clockSettings, effects), {
+  const reportsLoop = startLoop(createOverdue(store, effects), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
     onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
   });
   const { retentionMs } = config;
+  const clockSettings = createClockSettings(store.reads.instance.clockSettings(effects.now()));
   const pruner = createPruner({ writer: store.writer, effects, logger, clockSettings, retentionMs });
   const pruning = startLoop(pruner.tick, {
     idleMs: PRUNING_IDLE_MS,

@@ -55,7 +55,7 @@ export function makeOperations(context: WriteContext) {
     'deployments.finish': endings.finish,
     'deployments.report': reports.report,
     'deployments.endOverdue': reports.endOverdue,
-    'deployments.setReportsBack': reports.setReportsBack,
+    'deployments.moveReportsDue': reports.moveReportsDue,
     'logs.append': logs.append,
     'webhooks.create': webhooks.create,
     'webhooks.update': webhooks.update,

@@ -22,6 +22,9 @@ export interface Report {
 /** How many overdue deployments one transaction ends, so that it stays short. */
 const OVERDUE_AT_ONCE = 100;
 
+/** A clock that is set is noticed sooner, as the loop looks twice a second. */
+const NOTICED_WITHIN_MS = 10_000;
+
 /** Reports on deployments of projects without a command, which another system carries out. */
 export function reportWrites(
   { database, effects, changed }: WriteContext,
@@ -41,11 +44,12 @@ export function reportWrites(
        WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= +:dueByMs
        ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`)
     .pluck();
-  // Created in the future means: before the clock was set back. One whose report is due before its creation was moved
-  // already, and the clock was set ahead and back again since. Not in steps: 200,000 take 0.25 s.
-  const moveBack = database.prepare(`
-    UPDATE deployments SET report_due_at = report_due_at - :byMs
-     WHERE reported = 1 AND finished_at IS NULL AND report_due_at > created_at AND created_at > +:nowMs`);
+  // All that were created before the clock was set: longer ago, or in the future, when it was set back. Not in steps:
+  // 200,000 take 0.25 s.
+  const moveDue = database.prepare(`
+    UPDATE deployments SET report_due_at = report_due_at + :byMs
+     WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL
+       AND created_at NOT BETWEEN +:fromMs AND +:nowMs`);
 
   return {
     /**
@@ -79,11 +83,11 @@ export function reportWrites(
     },
 
     /**
-     * Corrects when reports are due after the clock was set back by `byMs`: of deployments created while it was ahead,
-     * by as much earlier.
+     * Corrects when reports are due after the clock was set by `byMs`, a minute or more, which was noticed at `atMs`, as it
+     * says since: those that are awaited are due as much later or, if it was set back, earlier.
      */
-    setReportsBack({ byMs }: { byMs: number }): void {
-      moveBack.run({ byMs, nowMs: effects.now() });
+    moveReportsDue({ byMs, atMs }: { byMs: number; atMs: number }): void {
+      moveDue.run({ byMs, fromMs: atMs - NOTICED_WITHIN_MS, nowMs: effects.now() });
     },
   };
 
