@@ -170,14 +170,19 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   }
 
   /**
-   * Reschedules retries if the clock was set back, and records that it was set: only then, so that the next start finds
-   * out that it was set back if davit ends before.
+   * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
+   * that it was set back if davit ends before.
    */
   function followClock({ atMs, byMs }: ClockSetting): void {
-    if (byMs < 0) logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
+    const record = () => writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects);
+    if (byMs >= 0) {
+      track(record(), 'a change of the clock could not be recorded');
+      return;
+    }
+    logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
     queueWalk(async () => {
-      if (byMs < 0) await reschedule(-byMs);
-      await writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects);
+      await reschedule(-byMs);
+      await record();
     });
   }
 

@@ -114,13 +114,15 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
   >(
     'SELECT w.key_id, k.name, w.failing_since FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +?',
   );
-  // A delivery that was held is due from when its webhook was enabled, not from its own time.
+  // A delivery that was held is due from when its webhook was enabled, not from its own time. If that is to come, the
+  // clock was set back since.
   const unsettled = database.prepare<
     { id: string; nowMs: number },
     { count: number; due: number; next_attempt_at: number | null }
   >(`
     SELECT count(*) AS count, total(next_attempt_at <= :nowMs) AS due,
-           max(min(next_attempt_at), (SELECT enabled_at FROM webhooks WHERE id = +:id)) AS next_attempt_at
+           max(min(next_attempt_at), (SELECT iif(enabled_at > +:nowMs, 0, enabled_at) FROM webhooks WHERE id = +:id))
+             AS next_attempt_at
       FROM deliveries WHERE webhook_id = +:id AND status = 'pending'`);
   // The last attempt of an unfinished delivery was a success if the delivery was requested again since.
   const lastError = database

@@ -135,8 +135,9 @@ export function gaugeReads(database: Database) {
         after = webhook_id;
         if (is_sent_to === 0 || next_attempt_at > nowMs) continue;
         const group = due[failing_since === null ? 'healthy' : 'failing'];
-        // One that was held is due from when its webhook was enabled, not from its own time.
-        const dueSinceMs = Math.max(next_attempt_at, enabled_at);
+        // One that was held is due from when its webhook was enabled, not from its own time. If that is to come, the
+        // clock was set back since.
+        const dueSinceMs = enabled_at > nowMs ? next_attempt_at : Math.max(next_attempt_at, enabled_at);
         group.oldestAtMs = Math.min(group.oldestAtMs ?? dueSinceMs, dueSinceMs);
         const limit = COUNTED_MAX - group.count;
         if (limit > 0) group.count += countDue.get({ webhookId: webhook_id, nowMs, limit }) ?? 0;

@@ -362,9 +362,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     UPDATE webhooks SET status = 'disabled', status_reason = :reason
      WHERE ${stillSentTo} AND status = 'enabled'
        AND (+:isAtOnce OR failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs)`);
-  const pendingAfter = database.prepare<PendingPosition, PendingPosition & { ladderStartedAtMs: number }>(`
-    SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq, ladder_started_at AS ladderStartedAtMs
-      FROM deliveries
+  const pendingAfter = database.prepare<PendingPosition, PendingPosition>(`
+    SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq FROM deliveries
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
      ORDER BY webhook_id, next_attempt_at, seq
      LIMIT ${STEP_ROWS}`);
@@ -377,12 +376,6 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      ORDER BY d.next_attempt_at, d.seq
      LIMIT ${STEP_ROWS}`);
   const planAt = database.prepare('UPDATE deliveries SET next_attempt_at = :atMs WHERE seq = +:seq');
-  // What was not held when its webhook was last enabled must not look so.
-  const beginLadderAt = database.prepare(`
-    UPDATE deliveries
-       SET ladder_started_at = max(:atMs, (SELECT iif(deliveries.ladder_started_at < enabled_at, 0, enabled_at)
-                                             FROM webhooks WHERE id = deliveries.webhook_id))
-     WHERE seq = +:seq`);
 
   return {
     /**
@@ -415,14 +408,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * they would still be further away than `furthestMs`. Does one step, and returns where the next one continues;
      * null: it was the last. A rescheduled delivery moves to before its place in the index, so no later step meets it
      * again. A retry that was planned after the clock was set, before the walk reaches it, is moved too: it comes early
-     * once. Ladders that would begin in the future begin now, so that enabling their webhook is later, and begins others.
+     * once.
      */
     setBack({ byMs, furthestMs, after }: SetBack): PendingPosition | null {
       const nowMs = effects.now();
       const rows = pendingAfter.all(after ?? FIRST_PENDING);
-      for (const { nextAttemptAtMs, ladderStartedAtMs, seq } of rows) {
-        // One millisecond earlier, so that an enabling at the same time is later.
-        if (ladderStartedAtMs > nowMs) beginLadderAt.run({ seq, atMs: nowMs - 1 });
+      for (const { nextAttemptAtMs, seq } of rows) {
         if (nextAttemptAtMs <= nowMs) continue;
         const earlierMs = Math.max(nowMs, nextAttemptAtMs - byMs);
         planAt.run({ seq, atMs: earlierMs > nowMs + furthestMs ? nowMs : earlierMs });

@@ -141,11 +141,9 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
   const forgiveFailures = database.prepare(
     'UPDATE webhooks SET consecutive_failures = 0, failing_since = NULL WHERE id = +?',
   );
-  // Later than the last time that it was enabled, also if the clock was set back since: ladders begun until then are
-  // earlier ones.
-  const enable = database.prepare(`
-    UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = max(:at, enabled_at + 1)
-     WHERE id = +:id`);
+  const enable = database.prepare(
+    "UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = :at WHERE id = +:id",
+  );
   const disable = database.prepare(
     "UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = +:id",
   );

@@ -5,6 +5,7 @@ import t, { type Test } from 'tap';
 import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
 import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
+import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { copyWaiting, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
@@ -12,8 +13,6 @@ import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
-
-const HOUR_MS = 60 * 60_000;
 
 t.test('a delivery is signed, and the stripe and standardwebhooks packages accept it', async (t) => {
   const atSeconds = Math.floor(Date.now() / 1000);
@@ -671,39 +670,41 @@ t.test(
   },
 );
 
-t.test('enabling a webhook after the clock was set back begins new ladders, at once', async (t) => {
-  for (const times of [1, 2]) {
+t.test('a clock that was set back and, while davit was down, put right ends no ladder', async (t) => {
+  for (const ranMeanwhile of [true, false]) {
     const effects = fakeEffects();
-    const { store, dispatcher } = service(t, effects);
+    const store = testStore(t, effects);
     const receiver = await startReceiver(t, { answers: [status(500)] });
     const { id } = await subscribe(store, receiver.url);
-    effects.advance(24 * HOUR_MS);
-    await deliverDue(dispatcher, effects);
-    const enable = async () => {
-      for (const status of ['disabled', 'enabled'] as const) {
-        await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
-      }
-    };
-    for (let earlier = 1; earlier < times; earlier++) await enable();
-    effects.advance(1_000);
+    effects.advance(60 * DAY_MS);
     await newDeliveries(store, id, 1);
-    for (let attempts = 0; attempts < 8; attempts++) {
-      const nextAtMs = await deliverDue(dispatcher, effects);
-      effects.advance((nextAtMs ?? 0) - effects.now());
-    }
+    const dispatcher = testDispatcher(t, store, effects);
     await deliverDue(dispatcher, effects);
-    const { length } = receiver.requests;
-
-    effects.jump(-24 * HOUR_MS);
-    await deliverDue(dispatcher, effects);
-    t.equal(receiver.requests.length, length, 'the retry is hours away');
-    await enable();
-    effects.advance(5_000);
-    await dispatcher.settled();
-    await deliverDue(dispatcher, effects);
-    t.equal(receiver.requests.length, length + 1, `enabled ${times} times`);
-    t.match(store.query('SELECT ladder_attempts FROM deliveries'), [{ ladder_attempts: 1 }]);
+    effects.jump(-30 * HOUR_MS);
+    if (ranMeanwhile) await dispatcher.tick();
+    await (ranMeanwhile ? dispatcher : testDispatcher(t, store, effects)).settled();
+    effects.jump(30 * HOUR_MS);
+    effects.advance(6_000);
+    await deliverDue(testDispatcher(t, store, effects), effects);
+    t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
+      { status: 'pending', attempt_count: 2 },
+    ]);
   }
+});
+
+t.test('that the clock was set ahead is recorded at once, whatever walk is under way', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const write: TestStore['writer']['write'] = (name, input) =>
+    name === 'outbox.setBack' ? new Promise<never>(() => {}) : store.writer.write(name, input);
+  const dispatcher = testDispatcher(t, store, effects, { writer: { ...store.writer, write } });
+  await dispatcher.tick();
+  effects.jump(-HOUR_MS);
+  await dispatcher.tick();
+  effects.jump(6 * DAY_MS);
+  await dispatcher.tick();
+  await store.writer.write('instance.probe', undefined);
+  t.match(store.query('SELECT by_ms FROM clock_settings'), [{ by_ms: 6 * DAY_MS }]);
 });
 
 t.test('setting the clock forward by an hour sends each retry once', async (t) => {

@@ -42,6 +42,21 @@ t.test('a delivery that was held has been due since its webhook was enabled', as
   t.strictSame(due(store, enabledAtMs + 200).healthy, { count: 1, oldestAtMs: enabledAtMs });
 });
 
+t.test(
+  'if the clock was set back since the webhook was enabled, they have been due since their own time',
+  async (t) => {
+    const { store, effects, webhook } = await place(t);
+    const id = await webhook();
+    effects.jump(-3_600_000);
+    await newDeliveries(store, id, 1);
+    const createdAtMs = effects.now();
+    t.strictSame(due(store, createdAtMs + 200).healthy, { count: 1, oldestAtMs: createdAtMs });
+    t.match(store.reads.backlog.webhook(id, createdAtMs + 200), {
+      next_attempt_at: new Date(createdAtMs).toISOString(),
+    });
+  },
+);
+
 t.test('a webhook without pending deliveries has none due, whichever is looked at first', async (t) => {
   const { store, effects, webhook } = await place(t);
   const ids = [await webhook(), await webhook()];

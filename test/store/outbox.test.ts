@@ -530,30 +530,6 @@ t.test(
   },
 );
 
-t.test(
-  'when the clock is set back, no ladder begins in the future, and only what was held is held',
-  async (t) => {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const [ahead, past] = [await webhookOf(store), await webhookOf(store)];
-    await store.writer.write('deployments.create', newDeployment(await store.project()));
-    const [nowMs, hour] = [effects.now(), 3_600_000];
-    copyPending(store, 2);
-    store.execute(`
-    UPDATE webhooks SET enabled_at = ${nowMs} + iif(id = '${ahead}', ${hour}, -${hour});
-    UPDATE deliveries SET webhook_id = iif(seq <= 2, '${ahead}', '${past}'),
-                          ladder_started_at = ${nowMs} + CASE seq WHEN 1 THEN ${hour} - 1 WHEN 2 THEN 2 * ${hour}
-                                                                  WHEN 3 THEN 2 * ${hour} ELSE -5 END`);
-    await store.writer.write('outbox.setBack', { byMs: 2 * hour, furthestMs: 24 * hour, after: null });
-    t.strictSame(
-      store
-        .query<{ at: number }>('SELECT ladder_started_at AS at FROM deliveries ORDER BY seq')
-        .map(({ at }) => at - nowMs),
-      [-1, hour, -1, -5],
-    );
-  },
-);
-
 t.test('each retry of a long backlog is set back exactly once, in steps', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
