@@ -180,7 +180,6 @@ export async function startService(
   const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,
     workspaces,
-    lockPath: lockPath(dbPath),
     sharedMemoryPath: sharedMemoryPath(dbPath),
     effects,
     logger,

@@ -30,6 +30,8 @@ export function sessionOf(processId: number): number | undefined {
 /** What /proc/<id>/stat tells of a process, proc_pid_stat(5). */
 export interface ProcessStat {
   processId: number;
+  /** Of the program; until execve(2) that of the thread that forked the process. */
+  name: string;
   state: string;
   parentId: number;
   groupId: number;
@@ -53,11 +55,13 @@ export function hasExited({ state, threadCount }: ProcessStat): boolean {
 export function readStat(processId: number): ProcessStat | undefined {
   const text = readProc(`/proc/${processId}/stat`);
   if (text === undefined) return undefined;
-  // The second field is the program's name in parentheses, which may itself hold spaces and parentheses.
-  const fields = text.slice(text.lastIndexOf(')') + 2).split(' ', 20);
+  // The second field is the name in parentheses, which may itself hold spaces and parentheses.
+  const nameEnd = text.lastIndexOf(')');
+  const fields = text.slice(nameEnd + 2).split(' ', 20);
   const number = (field: number) => Number(fields[field - 3]);
   return {
     processId,
+    name: text.slice(text.indexOf('(') + 1, nameEnd),
     state: fields[0] ?? '',
     parentId: number(4),
     groupId: number(5),

@@ -1,12 +1,14 @@
 import type { DeploymentId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
-import { holdersOf, openFilesOf, processIds, readProc } from '../proc.ts';
+import { readProc } from '../proc.ts';
+import type { ProcessStat } from '../process-identity.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
 import { writePersistently } from '../store/writer.ts';
 import { endOf } from './executor.ts';
 import { signal, stopTree } from './process-tree.ts';
+import { visitProcesses } from './processes.ts';
 import type { Workspaces } from './workspace.ts';
 
 /**
@@ -20,8 +22,6 @@ export async function recover(
   options: {
     killGraceMs: number;
     workspaces: Workspaces;
-    /** The lock file, which only a service has open. */
-    lockPath: string;
     /** The -shm of the database, which a service has in its memory. */
     sharedMemoryPath: string;
     effects: Effects;
@@ -81,31 +81,44 @@ const CHECK_EVERY_MS = 5;
  * They carry no marker yet.
  */
 async function endStarting({
-  lockPath,
   sharedMemoryPath,
   effects,
-}: Pick<Parameters<typeof recover>[1], 'lockPath' | 'sharedMemoryPath' | 'effects'>): Promise<void> {
+}: Pick<Parameters<typeof recover>[1], 'sharedMemoryPath' | 'effects'>): Promise<void> {
   const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
   do {
-    const starting = startingWith(sharedMemoryPath);
-    for (const processId of starting) signal(processId, 'SIGKILL');
-    // For a few microseconds it still has the service's files.
-    if (starting.length === 0 && holdersOf(lockPath).length === 0) return;
+    if (!(await killStarting(sharedMemoryPath))) return;
     await delay(CHECK_EVERY_MS, effects);
   } while (effects.monotonicMs() < untilMs);
 }
 
+/** Whether there was one: it may not be gone yet. */
+async function killStarting(sharedMemoryPath: string): Promise<boolean> {
+  let isLeft = false;
+  await visitProcesses((stat) => {
+    if (!isStarting(stat, sharedMemoryPath)) return;
+    signal(stat.processId, 'SIGKILL');
+    isLeft = true;
+  });
+  return isLeft;
+}
+
 /**
- * Processes that have the memory of a service, as until execve(2) one has that posix_spawn(3) made, and not its files,
- * which are closed before.
+ * Whether a service that is gone was just starting a command in this process. Until execve(2) one that posix_spawn(3)
+ * made has the memory of the service, and the name of the thread that made it. By that name it is told from all others
+ * that have the database in their memory: its files would not tell it from a daemon that closed its own.
  */
-function startingWith(sharedMemoryPath: string): number[] {
+function isStarting({ processId, parentId, name }: ProcessStat, sharedMemoryPath: string): boolean {
+  if (name !== STARTER_NAME) return false;
   // Whoever opened the file since may have removed it and made it anew, as the last connection to close does.
   const paths = [sharedMemoryPath, `${sharedMemoryPath} (deleted)`];
-  const isMapped = (processId: number) =>
-    readProc(`/proc/${processId}/maps`)
+  const isMapped = (id: number) =>
+    readProc(`/proc/${id}/maps`)
       ?.split('\n')
-      .some((line) => paths.some((path) => line.endsWith(` ${path}`)));
-  const isOpen = (processId: number) => openFilesOf(processId).some((file) => paths.includes(file));
-  return processIds().filter((id) => id !== process.pid && isMapped(id) && !isOpen(id));
+      .some((line) => paths.some((path) => line.endsWith(` ${path}`))) === true;
+  // In another mount namespace a living service may have the same path. It is asked first: if it closes its database
+  // meanwhile, that is gone from the memory of both. An orphan may also have come to this process.
+  return !(parentId !== process.pid && isMapped(parentId)) && isMapped(processId);
 }
+
+/** How libuv calls the threads of its pool, in which `Posix` starts programs. */
+const STARTER_NAME = 'libuv-worker';

@@ -8,10 +8,11 @@ import { recover } from '../../src/deploy/recover.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { AppError } from '../../src/errors.ts';
-import { holdersOf } from '../../src/proc.ts';
-import { isAlive, type ProcessIdentity, processIdentity } from '../../src/process-identity.ts';
+import { processIds, readProc } from '../../src/proc.ts';
+import { isAlive, type ProcessIdentity, processIdentity, readStat } from '../../src/process-identity.ts';
+import { sharedMemoryPath } from '../../src/store/place.ts';
 import type { Writer } from '../../src/store/writer.ts';
-import { fixture, PATH, testWorkspaces, until } from '../helpers/commands.ts';
+import { fixture, namedPipe, PATH, posix, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -69,49 +70,48 @@ t.test('a deployment that was being canceled is recorded as canceled', async (t)
 t.test('a command that a killed service was just starting is ended', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
-  // As before execve(2): the service's memory, and neither its files nor the command's environment.
-  const shared = join(directory, 'davit.db-shm');
-  writeFileSync(shared, 'x');
-  const program = join(import.meta.dirname, '../fixtures/maps-file.ts');
-  const starting = leftOver(t, [process.execPath, program, shared], { PATH });
-  await once(starting.stdout, 'data');
+  const { service, shared, command } = await startingService(t, directory);
+  await kill(service);
   rmSync(shared); // as whoever opens the database after a crash and closes it again does
-  const identity = identityOf(starting);
   await recoverIn(directory, store, { sharedMemoryPath: shared });
-  t.notOk(isAlive(identity));
+  t.notOk(hasMemory(command), 'it cannot go on');
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('one that still has all the files of the service is awaited', async (t) => {
+t.test('so is one that has come to the starting service, which has the same memory', async (t) => {
+  const { store } = await crashed(t);
+  const shared = sharedMemoryPath(store.path);
+  posix.becomeSubreaper();
+  const { service, command } = await startingService(t, temporaryDirectory(t), shared);
+  await kill(service);
+  t.equal(readStat(command.processId)?.parentId, process.pid);
+  await recoverIn(temporaryDirectory(t), store, { sharedMemoryPath: shared });
+  t.notOk(hasMemory(command), 'it cannot go on');
+});
+
+t.test('whoever else has the database in memory is left alone, and keeps nobody waiting', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
-  const lock = lockFile(directory);
-  const script = 'exec 3<"$1"; read go; DEPLOY_ID="$2" exec sleep 600 3<&-';
-  const starting = leftOver(t, ['/bin/sh', '-c', script, 'sh', lock, id], {});
-  const identity = identityOf(starting);
-  await until(() => holdersOf(lock).length > 0);
-
-  let waits = 0;
+  // One with the same path in another mount namespace, or a program that read the database and closed its files.
+  const { service, shared, command } = await startingService(t, directory);
   const effects: Effects = {
     ...realEffects,
-    monotonicMs: () => 0, // a machine that takes its time for these looks is given it
     after(delayMs, action) {
-      waits += 1;
-      if (waits === 20) starting.stdin.write('go\n');
+      t.fail('it waits');
       return realEffects.after(delayMs, action);
     },
   };
-  await recoverIn(directory, store, { effects });
-  t.notOk(isAlive(identity));
+  await recoverIn(directory, store, { sharedMemoryPath: shared, effects });
+  t.ok(isAlive(identityOf(service)));
+  t.ok(hasMemory(command));
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
-t.test('a process that holds the lock file open for ever does not block recovery', async (t) => {
+t.test('a command that SIGKILL does not end is not awaited for ever', async (t) => {
   const { store, id } = await crashed(t);
   const directory = temporaryDirectory(t);
-  const lock = lockFile(directory);
-  const identity = identityOf(leftOver(t, ['/bin/sh', '-c', 'exec 3<"$1"; read never', 'sh', lock], {}));
-  await until(() => holdersOf(lock).length > 0);
+  const { service, shared, command } = await startingService(t, directory);
+  await kill(service);
 
   let waits = 0;
   const effects: Effects = {
@@ -122,9 +122,10 @@ t.test('a process that holds the lock file open for ever does not block recovery
       return realEffects.after(0, action);
     },
   };
-  await recoverIn(directory, store, { effects });
+  t.intercept(process, 'kill', { value: () => true });
+  await recoverIn(directory, store, { sharedMemoryPath: shared, effects });
   t.equal(waits, 10);
-  t.ok(isAlive(identity), 'it is not ended');
+  t.ok(hasMemory(command));
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
 });
 
@@ -216,7 +217,6 @@ function recoverIn(
   return recover(store, {
     killGraceMs: 5_000,
     workspaces: testWorkspaces(t, { parent: temporaryDirectory, lockPath: lockFile(temporaryDirectory) }),
-    lockPath: lockFile(temporaryDirectory),
     sharedMemoryPath: join(temporaryDirectory, 'davit.db-shm'),
     effects: realEffects,
     logger: pino({ level: 'silent' }),
@@ -233,6 +233,33 @@ function leftOver(
   const left = spawn(program, words, { detached: true, env });
   t.teardown(() => left.kill('SIGKILL'));
   return left;
+}
+
+/** A service that starts a command, which hangs before execve(2). Both end with the test. */
+async function startingService(
+  t: Test,
+  directory: string,
+  shared = join(directory, 'davit.db-shm'),
+): Promise<{ service: ChildProcessWithoutNullStreams; shared: string; command: ProcessIdentity }> {
+  writeFileSync(shared, 'x', { flag: 'a' });
+  const program = join(import.meta.dirname, '../fixtures/starting-service.ts');
+  const service = leftOver(t, [process.execPath, program, shared, namedPipe(t)], { PATH });
+  const isCommand = (processId: number) => readStat(processId)?.parentId === service.pid;
+  await until(() => processIds().some(isCommand));
+  const command = processIdentity(processIds().find(isCommand) ?? 0);
+  if (command === undefined) throw new Error('the command is not there');
+  t.teardown(() => isAlive(command) && process.kill(command.processId, 'SIGKILL'));
+  return { service, shared, command };
+}
+
+/** Whether it is alive, and not just ending. */
+function hasMemory({ processId }: ProcessIdentity): boolean {
+  return (readProc(`/proc/${processId}/maps`) ?? '') !== '';
+}
+
+async function kill(service: ChildProcessWithoutNullStreams): Promise<void> {
+  service.kill('SIGKILL');
+  await once(service, 'exit');
 }
 
 function identityOf({ pid = 0 }: ChildProcessWithoutNullStreams): ProcessIdentity {
