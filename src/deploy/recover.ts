@@ -110,14 +110,20 @@ async function killStarting(sharedMemoryPath: string): Promise<boolean> {
 function isStarting({ processId, parentId, name }: ProcessStat, sharedMemoryPath: string): boolean {
   if (name !== STARTER_NAME) return false;
   // Whoever opened the file since may have removed it and made it anew, as the last connection to close does.
-  const paths = [sharedMemoryPath, `${sharedMemoryPath} (deleted)`];
+  const path = inMaps(sharedMemoryPath);
+  const ends = [` ${path}`, ` ${path} (deleted)`];
   const isMapped = (id: number) =>
     readProc(`/proc/${id}/maps`)
       ?.split('\n')
-      .some((line) => paths.some((path) => line.endsWith(` ${path}`))) === true;
+      .some((line) => ends.some((end) => line.endsWith(end))) === true;
   // In another mount namespace a living service may have the same path. It is asked first: if it closes its database
   // meanwhile, that is gone from the memory of both. An orphan may also have come to this process.
   return !(parentId !== process.pid && isMapped(parentId)) && isMapped(processId);
+}
+
+/** A path as `readProc` gives it of /proc/<id>/maps, proc_pid_maps(5): as latin1, and with line ends escaped. */
+function inMaps(path: string): string {
+  return Buffer.from(path).toString('latin1').replaceAll('\n', '\\012');
 }
 
 /** How libuv calls the threads of its pool, in which `Posix` starts programs. */

@@ -1,6 +1,6 @@
 import { type ChildProcessWithoutNullStreams, spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { readdirSync, rmSync, writeFileSync } from 'node:fs';
+import { mkdirSync, readdirSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
@@ -76,6 +76,16 @@ t.test('a command that a killed service was just starting is ended', async (t) =
   await recoverIn(directory, store, { sharedMemoryPath: shared });
   t.notOk(hasMemory(command), 'it cannot go on');
   t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
+});
+
+t.test('so is one of a database whose path has other letters than ASCII and a line end', async (t) => {
+  const { store } = await crashed(t);
+  const directory = join(temporaryDirectory(t), 'münchen\n');
+  mkdirSync(directory);
+  const { service, shared, command } = await startingService(t, directory);
+  await kill(service);
+  await recoverIn(temporaryDirectory(t), store, { sharedMemoryPath: shared });
+  t.notOk(hasMemory(command), 'it cannot go on');
 });
 
 t.test('so is one that has come to the starting service, which has the same memory', async (t) => {
