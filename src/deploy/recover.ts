@@ -1,7 +1,7 @@
 import type { DeploymentId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
-import { readProc } from '../proc.ts';
+import { readProc, retryOnShortage } from '../proc.ts';
 import type { ProcessStat } from '../process-identity.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Store } from '../store/store.ts';
@@ -86,7 +86,7 @@ async function endStarting({
 }: Pick<Parameters<typeof recover>[1], 'sharedMemoryPath' | 'effects'>): Promise<void> {
   const untilMs = effects.monotonicMs() + STARTING_MAX_MS;
   do {
-    if (!(await killStarting(sharedMemoryPath))) return;
+    if (!(await retryOnShortage(() => killStarting(sharedMemoryPath), effects))) return;
     await delay(CHECK_EVERY_MS, effects);
   } while (effects.monotonicMs() < untilMs);
 }

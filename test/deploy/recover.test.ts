@@ -14,6 +14,7 @@ import { sharedMemoryPath } from '../../src/store/place.ts';
 import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, PATH, posix, testWorkspaces, until } from '../helpers/commands.ts';
 import { stayAlive } from '../helpers/effects.ts';
+import { openAgain, refuseToOpen } from '../helpers/limits.ts';
 import { newDeployment, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
 
 t.test('after a crash, running commands are ended and recorded, and queued deployments go on', async (t) => {
@@ -96,6 +97,25 @@ t.test('so is one that has come to the starting service, which has the same memo
   await kill(service);
   t.equal(readStat(command.processId)?.parentId, process.pid);
   await recoverIn(temporaryDirectory(t), store, { sharedMemoryPath: shared });
+  t.notOk(hasMemory(command), 'it cannot go on');
+});
+
+t.test('a lack of open files while it is looked for is waited out', async (t) => {
+  const { store } = await crashed(t);
+  const directory = temporaryDirectory(t);
+  const { service, shared, command } = await startingService(t, directory);
+  await kill(service);
+  t.teardown(openAgain);
+  const effects: Effects = {
+    ...realEffects,
+    after(delayMs, action) {
+      openAgain();
+      return realEffects.after(delayMs, action);
+    },
+  };
+  const recovered = recoverIn(directory, store, { sharedMemoryPath: shared, effects });
+  refuseToOpen('ENFILE');
+  await recovered;
   t.notOk(hasMemory(command), 'it cannot go on');
 });
 
