@@ -48,6 +48,20 @@ export function codeOf(error: unknown): string {
   return known?.name ?? String(error.code);
 }
 
+/**
+ * The codes of what the machine has too little of at the moment, and may have again without anybody's doing: processes,
+ * memory, open files, room on a disk. Not those of a disk or a server that fails, such as EIO or ETIMEDOUT: nobody knows
+ * whether that passes, and in a project's directory it would hold up all other projects.
+ */
+export const SHORTAGES: ReadonlySet<string> = new Set([
+  'EAGAIN',
+  'ENOMEM',
+  'EMFILE',
+  'ENFILE',
+  'ENOSPC',
+  'EDQUOT',
+]);
+
 /** What libuv has no name for, by its numbers: errno(3), negative. */
 const UNNAMED = new Map<unknown, { name: string; text: string }>([
   [-116, { name: 'ESTALE', text: 'stale file handle' }],

@@ -1,7 +1,7 @@
 import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
 import { BOOT_ID_PATH, hasBootId } from './boot-id.ts';
 import { delay, type Effects } from './effects.ts';
-import { AppError, codeOf } from './errors.ts';
+import { AppError, codeOf, SHORTAGES } from './errors.ts';
 
 /*
  * Which processes run is read from /proc. A lack of file descriptors must not make it look empty: a spare one is kept
@@ -125,8 +125,6 @@ export async function retryOnShortage<Result>(
   }
 }
 
-/** Of open files or memory. */
-export const SHORTAGES: ReadonlySet<string> = new Set(['EMFILE', 'ENFILE', 'ENOMEM']);
 const RETRY_MS = 100;
 
 function unlessGone<Result>(read: () => Result): Result | undefined {

@@ -1,6 +1,6 @@
 import type { DeploymentId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import { messageOf } from '../errors.ts';
+import { codeOf, messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
 import type { DeploymentEnd } from '../store/endings.ts';
@@ -12,8 +12,8 @@ import { type BaseEnvironment, COMMAND_PATH, commandEnvironment, homeDirectory }
 import { createLogKeeper, type LogKeeper } from './log.ts';
 import { type Outputs, readOutputs } from './outputs.ts';
 import { type Run, type RunOutcome, run } from './run.ts';
-import type { Spawner } from './spawner.ts';
-import { mayPass, type Workspace, type Workspaces } from './workspace.ts';
+import { notStarted, type Spawner } from './spawner.ts';
+import type { Workspace, Workspaces } from './workspace.ts';
 
 export interface ExecutorOptions {
   store: Store;
@@ -196,7 +196,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       workspace = workspaces.make(claimed.project_id, claimed.directory);
     } catch (error) {
       const cause = `no directory for this run: ${messageOf(error)}`;
-      return { outcome: { kind: mayPass(error) ? 'shortage' : 'notStarted', cause }, outputs: {} };
+      return { outcome: notStarted(codeOf(error), cause), outputs: {} };
     }
     try {
       const running = start(claimed, workspace, log);

@@ -1,7 +1,7 @@
 import { closeSync, fchmodSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
-import { codeOf, messageOf } from '../errors.ts';
-import { childrenOfMainThread, retryOnShortage, SHORTAGES } from '../proc.ts';
+import { codeOf, messageOf, SHORTAGES } from '../errors.ts';
+import { childrenOfMainThread, retryOnShortage } from '../proc.ts';
 import { type ProcessIdentity, processIdentity, sessionOf } from '../process-identity.ts';
 import { createSemaphore } from '../semaphore.ts';
 import { findCommand, type SpawnRequest, whyNotFound, whyNotStarted } from './command-file.ts';
@@ -191,6 +191,6 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
 }
 
 /** `code` is the system's error code. */
-function notStarted(code: string, cause: string): NotStarted {
-  return { kind: code === 'EAGAIN' || SHORTAGES.has(code) ? 'shortage' : 'notStarted', cause };
+export function notStarted(code: string, cause: string): NotStarted {
+  return { kind: SHORTAGES.has(code) ? 'shortage' : 'notStarted', cause };
 }

@@ -18,7 +18,7 @@ import {
 import { dirname, join } from 'node:path';
 import type { ProjectId } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import { codeOf } from '../errors.ts';
+import { codeOf, SHORTAGES } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import { removeTree } from './remove-tree.ts';
 
@@ -55,11 +55,9 @@ export interface Workspaces {
 interface ParentProblem {
   message: string;
   advice: string;
-  /** See mayPass. */
+  /** Whether it may be over without an administrator: a full disk may have room again. */
   mayPass: boolean;
 }
-
-const LASTING = new Set(['ENOENT', 'ENOTDIR', 'EACCES', 'EPERM', 'EROFS', 'ELOOP', 'ENAMETOOLONG']);
 
 /** Why the files of a command cannot be made in `parent`, so that each one would fail; undefined: they can. */
 export function parentProblem(parent: string): ParentProblem | undefined {
@@ -67,19 +65,16 @@ export function parentProblem(parent: string): ParentProblem | undefined {
     tryFiles(parent);
     return undefined;
   } catch (error) {
+    const code = codeOf(error);
+    const mayPass = SHORTAGES.has(code);
     return {
-      message: `no files for commands can be made in ${parent} (${codeOf(error)})`,
-      advice: mayPass(error)
+      message: `no files for commands can be made in ${parent} (${code})`,
+      advice: mayPass
         ? 'make room there, and for further files (df -i), or set TMPDIR to another directory'
         : 'set TMPDIR to a directory where this user can write',
-      mayPass: mayPass(error),
+      mayPass,
     };
   }
-}
-
-/** Whether what keeps a run from its files may be over without an administrator: a full disk may have room again. */
-export function mayPass(error: unknown): boolean {
-  return !LASTING.has(codeOf(error));
 }
 
 /** What a first run makes; and a few bytes, as some full disks take a file only while it is empty. */

@@ -174,7 +174,27 @@ t.test('while a full disk has no room for its files, a deployment waits, and no 
   await pass(1_000);
   await executor.settled();
   t.strictSame(statuses(), ['succeeded', 'succeeded']);
-  t.equal(logOf(store, first), 'davit: waiting to start: no directory for this run: no space\n');
+  t.equal(logOf(store, first), 'davit: waiting to start: no directory for this run: ENOSPC\n');
+});
+
+t.test('only what is known to pass is waited for, and no failing disk or bug', async (t) => {
+  const { store, executor, create, disk, pass } = await serviceOnFullDisk(t);
+  for (const error of [systemError('EIO'), systemError('ESTALE'), new TypeError('a bug')]) {
+    disk.error = error;
+    const id = await create(error.message);
+    await executor.tick();
+    await executor.settled();
+    const message = `no directory for this run: ${error.message}`;
+    t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'spawn_failed', message });
+  }
+  disk.error = systemError('EDQUOT');
+  const id = await create('waiting');
+  await executor.tick();
+  t.match(store.reads.deployments.get(id), { status: 'running' });
+  disk.isFull = false;
+  await pass(1_000);
+  await executor.settled();
+  t.match(store.reads.deployments.get(id), { status: 'succeeded' });
 });
 
 t.test('a deployment waits for room as long as its command may take', async (t) => {
@@ -408,10 +428,10 @@ async function service(
 
 /** On a clock that only `pass` moves. */
 async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}) {
-  const disk = { isFull: true };
+  const disk = { isFull: true, error: systemError('ENOSPC') as Error };
   const workspaces = testWorkspaces(t);
   const make: Workspaces['make'] = (projectId, directory) => {
-    if (disk.isFull) throw Object.assign(new Error('no space'), { code: 'ENOSPC' });
+    if (disk.isFull) throw disk.error;
     return workspaces.make(projectId, directory);
   };
   const effects = fakeEffects();
@@ -431,6 +451,10 @@ async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}
       await nextTurn();
     },
   };
+}
+
+function systemError(code: string): Error {
+  return Object.assign(new Error(code), { code });
 }
 
 async function executorOn(
