@@ -1,4 +1,4 @@
-import { constants as fileConstants } from 'node:fs';
+import { closeSync, constants as fileConstants } from 'node:fs';
 import { constants as systemConstants } from 'node:os';
 import { getSystemErrorName } from 'node:util';
 import { type Declare, loadCLibrary } from '../libc.ts';
@@ -9,7 +9,8 @@ export interface Posix {
   pipe(): { reader: number; writer: number };
   /**
    * Starts a program in a session and a process group of its own, with stdin from /dev/null, no descriptors but 0 to 2,
-   * and every signal at its default. Resolves to its process id, or to the system's error code, execve(2).
+   * and every signal at its default. Resolves to its process id, or to the system's error code, execve(2). Rejects with
+   * an Error that has one if the start could not even be prepared.
    */
   spawn(program: Program): Promise<{ processId: number } | { code: string }>;
   /** Reaps a child and says how it ended, after which its id may be reused; undefined: it has not ended. */
@@ -60,13 +61,13 @@ export async function loadPosix(): Promise<Posix> {
 
   function pipe(): { reader: number; writer: number } {
     const descriptors: [number, number] = [-1, -1];
-    if (pipe2(descriptors, O_CLOEXEC) !== 0) {
-      const code = lastError();
-      throw Object.assign(new Error(`pipe2: ${code}`), { code });
-    }
+    if (pipe2(descriptors, O_CLOEXEC) !== 0) throw systemError('pipe2', lastError());
     const [reader, writer] = descriptors;
-    if (fcntl(reader, F_SETFL, 'int', fileConstants.O_NONBLOCK) !== 0)
-      throw new Error(`fcntl: ${lastError()}`);
+    if (fcntl(reader, F_SETFL, 'int', fileConstants.O_NONBLOCK) !== 0) {
+      const error = systemError('fcntl', lastError());
+      for (const end of descriptors) closeSync(end);
+      throw error;
+    }
     return { reader, writer };
   }
 
@@ -147,11 +148,16 @@ function fileActions(declare: Declare): (program: Program) => { bytes: Buffer; f
   return ({ directory, output }) => {
     const bytes = Buffer.allocUnsafe(STRUCTURE_BYTES);
     must(init(bytes));
-    must(open(bytes, 0, '/dev/null', fileConstants.O_RDONLY, 0));
-    must(duplicate(bytes, output, 1));
-    must(duplicate(bytes, output, 2));
-    must(closeFrom(bytes, 3));
-    must(changeDirectory(bytes, directory));
+    try {
+      must(open(bytes, 0, '/dev/null', fileConstants.O_RDONLY, 0));
+      must(duplicate(bytes, output, 1));
+      must(duplicate(bytes, output, 2));
+      must(closeFrom(bytes, 3));
+      must(changeDirectory(bytes, directory));
+    } catch (error) {
+      destroy(bytes);
+      throw error;
+    }
     return { bytes, free: () => destroy(bytes) };
   };
 }
@@ -172,7 +178,11 @@ function spawnAttributes(declare: Declare): Buffer {
 
 /** These calls fail only for lack of memory. */
 function must(errorNumber: number): void {
-  if (errorNumber !== 0) throw new Error(`posix_spawn: ${getSystemErrorName(-errorNumber)}`);
+  if (errorNumber !== 0) throw systemError('posix_spawn', getSystemErrorName(-errorNumber));
+}
+
+function systemError(call: string, code: string): Error {
+  return Object.assign(new Error(`${call}: ${code}`), { code });
 }
 
 const SIGNAL_NAMES = new Map(
