@@ -78,9 +78,12 @@ export function whyNotStarted(code: string, request: SpawnRequest): string {
   }
 }
 
-/** The same for a name that `findCommand` did not find. PATH is not searched again, as that could block davit. */
+/**
+ * The same for a name that `findCommand` did not find. Looks at no file, not even at the directory, as that could block
+ * davit.
+ */
 export function whyNotFound(request: SpawnRequest): string {
-  return problemText(directoryProblem(request.directory) ?? notFound(request));
+  return problemText(notFound(request));
 }
 
 function textOf(word: string, code: string): string {
@@ -207,10 +210,15 @@ function searchPathOf({ environment }: SpawnRequest): string {
   return environment['PATH'] ?? '';
 }
 
-/** Like execvp(3): the first executable file, else the first file. */
+/** Like execvp(3): the first executable file, else the first file. What comes after the match may hang. */
 function search(paths: readonly string[]): string | undefined {
-  const files = paths.filter((path) => isFile(statOf(path)));
-  return files.find(mayExecute) ?? files[0];
+  let there: string | undefined;
+  for (const path of paths) {
+    if (!isFile(statOf(path))) continue;
+    if (mayExecute(path)) return path;
+    there ??= path;
+  }
+  return there;
 }
 
 async function searchAside(paths: readonly string[]): Promise<string | undefined> {

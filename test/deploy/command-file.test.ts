@@ -25,7 +25,7 @@ import {
   whyNotStarted,
 } from '../../src/deploy/command-file.ts';
 import { posix } from '../helpers/commands.ts';
-import { ifMayMountFuse, onDeadMount } from '../helpers/dead-mount.ts';
+import { ifMayMountFuse, onDeadMount, onHangingMount } from '../helpers/dead-mount.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
@@ -186,6 +186,25 @@ t.test('a file system that cannot be reached is not taken for missing files', if
     { kind: 'linkLoop', path: loop },
     `${dead} cannot be reached: ENOTCONN`,
   ]);
+});
+
+t.test('why a command is not started is said without a look at what hangs', ifMayMountFuse, async (t) => {
+  const directory = temporaryDirectory(t);
+  const hanging = join(directory, 'hanging');
+  mkdirSync(hanging);
+  writeFileSync(join(directory, 'script'), '#!/no/such/sh\n', { mode: 0o755 });
+  const look = `
+    const { whyNotFound, whyNotStarted } = await import(${JSON.stringify(COMMAND_FILE)});
+    const [directory, hanging] = ${JSON.stringify([directory, hanging])};
+    console.log(whyNotFound({ command: ['tool'], directory: hanging, environment: { PATH: directory } }));
+    const environment = { PATH: directory + ':' + hanging };
+    console.log(whyNotStarted('ENOENT', { command: ['script'], directory, environment }));`;
+  const { stdout } = onHangingMount(hanging, [process.execPath, '--input-type=module', '--eval', look]);
+  t.equal(
+    stdout,
+    "the command tool was not found in PATH (the project's own)\n" +
+      `the command ${directory}/script begins with #!/no/such/sh, which does not exist or is not executable\n`,
+  );
 });
 
 /** elf(5): a processor that davit is not built for. */
