@@ -165,16 +165,14 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   /**
    * Runs the command, once a shortage that keeps it from starting is over, a full disk for instance. Without the wait,
-   * each deployment of a queue would fail within milliseconds. As long as the command may take, the wait may take too.
+   * each deployment of a queue would fail within milliseconds; with a limit to it, each would fail after that time. The
+   * timeouts of the command count from its start.
    */
   async function runWhenPossible(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
-    const claimedAtMs = effects.monotonicMs();
     let isCanceled = false;
     while (!isCanceled) {
       const result = await runInWorkspace(claimed, log);
-      const isTimeOver =
-        effects.monotonicMs() - claimedAtMs > (claimed.timeout_ms ?? Number.POSITIVE_INFINITY);
-      if (result.outcome.kind !== 'shortage' || stopping || isTimeOver) return result;
+      if (result.outcome.kind !== 'shortage' || stopping) return result;
       underWay.set(claimed.id, (cause) => {
         isCanceled ||= cause === 'user';
       });

@@ -4,7 +4,7 @@ import type { SpawnRequest } from './command-file.ts';
 import type { ProcessEnd } from './posix.ts';
 import { stopTree } from './process-tree.ts';
 import { DEPLOYMENT_MARKER, type TerminationDisposition } from './processes.ts';
-import type { NotStarted, Spawner, StartedProcess } from './spawner.ts';
+import type { NotStarted, Shortage, Spawner, StartedProcess } from './spawner.ts';
 
 /** A command to run; the marker of its deployment is added to its environment. */
 export interface RunRequest extends SpawnRequest {
@@ -52,7 +52,8 @@ export type RunOutcome =
   | { kind: 'canceled' }
   /** The service stopped, or could record no more of it: whether it did its work is not known. */
   | { kind: 'interrupted' }
-  | NotStarted;
+  | NotStarted
+  | Shortage;
 
 type StopCause = StopRequest | 'timeout' | 'idleTimeout' | 'failure';
 

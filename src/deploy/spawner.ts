@@ -10,12 +10,17 @@ import { createPipeReader, type PipeReading } from './pipes.ts';
 import type { Posix, ProcessEnd, Program } from './posix.ts';
 import { signal } from './process-tree.ts';
 
-export type SpawnResult = StartedProcess | NotStarted;
+export type SpawnResult = StartedProcess | NotStarted | Shortage;
 
+/** `cause` is a sentence for whoever configured the command. */
 export interface NotStarted {
-  /** `shortage`: of processes, memory, open files or room for files. It may be over soon. */
-  kind: 'notStarted' | 'shortage';
-  /** A sentence for whoever configured the command. */
+  kind: 'notStarted';
+  cause: string;
+}
+
+/** A command that was not started for a shortage, which may be over soon: see SHORTAGES. */
+export interface Shortage {
+  kind: 'shortage';
   cause: string;
 }
 
@@ -191,6 +196,6 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
 }
 
 /** `code` is the system's error code. */
-export function notStarted(code: string, cause: string): NotStarted {
+export function notStarted(code: string, cause: string): NotStarted | Shortage {
   return { kind: SHORTAGES.has(code) ? 'shortage' : 'notStarted', cause };
 }
