@@ -1,5 +1,5 @@
 import type { DeploymentId } from '../domain.ts';
-import { delay, type Effects } from '../effects.ts';
+import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
@@ -11,8 +11,8 @@ import { writePersistently } from '../store/writer.ts';
 import { type BaseEnvironment, COMMAND_PATH, commandEnvironment, homeDirectory } from './environment.ts';
 import { createLogKeeper, type LogKeeper } from './log.ts';
 import { type Outputs, readOutputs } from './outputs.ts';
-import { type Run, type RunOutcome, run } from './run.ts';
-import { notStarted, type Spawner } from './spawner.ts';
+import { type Run, type RunOutcome, run, type StopRequest } from './run.ts';
+import { notStarted, type Shortage, type Spawner } from './spawner.ts';
 import type { Workspace, Workspaces } from './workspace.ts';
 
 export interface ExecutorOptions {
@@ -53,8 +53,14 @@ const TRY_AGAIN_EVERY_MS = 1_000;
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
 
-interface RunResult {
-  outcome: RunOutcome;
+/** How a deployment ends. */
+type Outcome =
+  | Exclude<RunOutcome, Shortage>
+  /** The service stopped while it waited to start. */
+  | { kind: 'neverStarted' };
+
+interface RunResult<End = Outcome> {
+  outcome: End;
   outputs: Outputs['outputs'];
 }
 
@@ -169,17 +175,13 @@ export function createExecutor(options: ExecutorOptions): Executor {
    * timeouts of the command count from its start.
    */
   async function runWhenPossible(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
-    let isCanceled = false;
-    while (!isCanceled) {
-      const result = await runInWorkspace(claimed, log);
-      if (result.outcome.kind !== 'shortage' || stopping) return result;
-      underWay.set(claimed.id, (cause) => {
-        isCanceled ||= cause === 'user';
-      });
-      if (!waiting.has(claimed.id)) await beginWait(claimed.id, result.outcome.cause, log);
-      await delay(TRY_AGAIN_EVERY_MS, effects);
+    for (;;) {
+      const { outcome, outputs } = await runInWorkspace(claimed, log);
+      if (outcome.kind !== 'shortage') return { outcome, outputs };
+      if (!waiting.has(claimed.id)) await beginWait(claimed.id, outcome.cause, log);
+      const end = await untilNextTry(claimed);
+      if (end !== undefined) return { outcome: end, outputs: {} };
     }
-    return { outcome: { kind: 'canceled' }, outputs: {} };
   }
 
   async function beginWait(id: DeploymentId, cause: string, log: LogKeeper): Promise<void> {
@@ -188,7 +190,25 @@ export function createExecutor(options: ExecutorOptions): Executor {
     await log.appendLine(`davit: waiting to start: ${cause}`);
   }
 
-  async function runInWorkspace(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
+  /** Resolves when it is time for the next try; to how the deployment ends instead, if there is to be none. */
+  async function untilNextTry({ id }: ClaimedDeployment): Promise<Outcome | undefined> {
+    const cause = await pause(id);
+    if (cause === 'user') return { kind: 'canceled' };
+    return stopping ? { kind: 'neverStarted' } : undefined;
+  }
+
+  /** Resolves after a moment, or at once to why the run is to be stopped. */
+  function pause(id: DeploymentId): Promise<StopRequest | undefined> {
+    return new Promise((resolve) => {
+      const cancel = effects.after(TRY_AGAIN_EVERY_MS, () => resolve(undefined));
+      underWay.set(id, (cause) => {
+        cancel();
+        resolve(cause);
+      });
+    });
+  }
+
+  async function runInWorkspace(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult<RunOutcome>> {
     let workspace: Workspace;
     try {
       workspace = workspaces.make(claimed.project_id, claimed.directory);
@@ -267,8 +287,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 }
 
-/** The end that is recorded for the outcome of a run. */
-export function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['outputs']): DeploymentEnd {
+/** The end that is recorded for the outcome of a deployment. */
+export function endOf(id: DeploymentId, outcome: Outcome, outputs: Outputs['outputs']): DeploymentEnd {
   const none = { id, message: null, exitCode: null, signal: null, outputs };
   switch (outcome.kind) {
     case 'exited':
@@ -282,7 +302,6 @@ export function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['o
     case 'idleTimedOut':
       return { ...none, status: 'failed', reason: 'idle_timeout' };
     case 'notStarted':
-    case 'shortage':
       return { ...none, status: 'failed', reason: 'spawn_failed', message: outcome.cause };
     case 'interrupted':
       return {
@@ -290,6 +309,13 @@ export function endOf(id: DeploymentId, outcome: RunOutcome, outputs: Outputs['o
         status: 'failed',
         reason: 'interrupted',
         message: 'davit stopped while this ran; it may have done a part of its work',
+      };
+    case 'neverStarted':
+      return {
+        ...none,
+        status: 'failed',
+        reason: 'interrupted',
+        message: 'davit stopped before this could start: nothing was run',
       };
     case 'canceled':
       return { ...none, status: 'canceled', reason: 'user' };
