@@ -175,13 +175,17 @@ export function createExecutor(options: ExecutorOptions): Executor {
    * timeouts of the command count from its start.
    */
   async function runWhenPossible(claimed: ClaimedDeployment, log: LogKeeper): Promise<RunResult> {
-    for (;;) {
-      const { outcome, outputs } = await runInWorkspace(claimed, log);
-      if (outcome.kind !== 'shortage') return { outcome, outputs };
-      if (!waiting.has(claimed.id)) await beginWait(claimed.id, outcome.cause, log);
+    let { outcome, outputs } = await runInWorkspace(claimed, log);
+    if (outcome.kind === 'shortage') await beginWait(claimed.id, outcome.cause, log);
+    while (outcome.kind === 'shortage') {
+      waiting.add(claimed.id);
       const end = await untilNextTry(claimed);
       if (end !== undefined) return { outcome: end, outputs: {} };
+      // A try that takes longer hangs on something else, a directory of its own project for instance.
+      const cancelLongTry = effects.after(TRY_AGAIN_EVERY_MS, () => waiting.delete(claimed.id));
+      ({ outcome, outputs } = await runInWorkspace(claimed, log).finally(cancelLongTry));
     }
+    return { outcome, outputs };
   }
 
   async function beginWait(id: DeploymentId, cause: string, log: LogKeeper): Promise<void> {

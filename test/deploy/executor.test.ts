@@ -5,6 +5,7 @@ import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
+import type { Spawner } from '../../src/deploy/spawner.ts';
 import type { Workspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
@@ -207,6 +208,33 @@ t.test('a deployment waits for room longer than its command may take', async (t)
   await pass(1_000);
   await executor.settled();
   t.strictSame(statuses(), ['succeeded']);
+});
+
+t.test('a try that hangs after a wait keeps no other deployment from starting', async (t) => {
+  const spawner = testSpawner(t);
+  const answer = Promise.withResolvers<void>();
+  const hanging: Spawner = {
+    ...spawner,
+    async spawn(request, isWanted) {
+      if (request.directory === '/tmp') await answer.promise;
+      return await spawner.spawn(request, isWanted);
+    },
+  };
+  const { executor, create, statuses, disk, pass } = await serviceOnFullDisk(t, { spawner: hanging });
+  await create('hanging', { directory: '/tmp' });
+  await executor.tick();
+  await create('other');
+  disk.isFull = false;
+  await pass(1_000);
+  await executor.tick();
+  t.strictSame(statuses(), ['running', 'queued'], 'not at once: as a rule a try takes a moment');
+  await pass(1_000);
+  await executor.tick();
+  await until(() => statuses()[1] === 'succeeded');
+  t.strictSame(statuses(), ['running', 'succeeded']);
+  answer.resolve();
+  await executor.settled();
+  t.strictSame(statuses(), ['succeeded', 'succeeded']);
 });
 
 t.test('a deployment that waits for room is canceled at once', async (t) => {
