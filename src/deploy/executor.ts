@@ -1,9 +1,9 @@
-import type { DeploymentId } from '../domain.ts';
+import type { DeploymentId, ProjectId, ProjectStatus } from '../domain.ts';
 import type { Effects } from '../effects.ts';
-import { codeOf, messageOf } from '../errors.ts';
+import { codeOf, isUnavailable, messageOf } from '../errors.ts';
 import type { Logger } from '../logger.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
-import type { DeploymentEnd } from '../store/endings.ts';
+import { type DeploymentEnd, PROJECT_ARCHIVED } from '../store/endings.ts';
 import type { InputOf, OutputOf } from '../store/operations.ts';
 import type { ClaimedDeployment } from '../store/queue.ts';
 import type { Store } from '../store/store.ts';
@@ -56,8 +56,8 @@ const LOG_TAIL_BYTES = 5 * 1024 * 1024;
 /** How a deployment ends. */
 type Outcome =
   | Exclude<RunOutcome, Shortage>
-  /** The service stopped while it waited to start. */
-  | { kind: 'neverStarted' };
+  /** The service stopped, or the project was archived, while it waited to start. */
+  | { kind: 'neverStarted' | 'archived' };
 
 interface RunResult<End = Outcome> {
   outcome: End;
@@ -83,8 +83,10 @@ export function createExecutor(options: ExecutorOptions): Executor {
   let claiming = 0;
   let stopping = false;
   let isGraceOver = false;
-  /** Runs that wait until a shortage is over: until it is, others would only wait with them. */
+  /** Runs that wait until a shortage is over, or for a slot after that: until they have begun, no other one begins. */
   const waiting = new Set<DeploymentId>();
+  /** Of runs that waited, those that wait on as their project is paused: they take no slot. */
+  const setAside = new Set<DeploymentId>();
 
   return { tick, settled, stop };
 
@@ -114,11 +116,15 @@ export function createExecutor(options: ExecutorOptions): Executor {
   async function claimAll(): Promise<void> {
     if (waiting.size > 0) return;
     const claims: Promise<boolean>[] = [];
-    while (!stopping && claims.length < CLAIMS_MAX && underWay.size + claiming < maxConcurrent) {
+    while (!stopping && claims.length < CLAIMS_MAX && hasFreeSlot()) {
       claims.push(claim());
     }
     const found = await Promise.all(claims);
     if (found.length === CLAIMS_MAX && found.every(Boolean)) await claimAll();
+  }
+
+  function hasFreeSlot(): boolean {
+    return underWay.size - setAside.size + claiming < maxConcurrent;
   }
 
   /** Claims and begins the next deployment; false: there is none. */
@@ -156,9 +162,10 @@ export function createExecutor(options: ExecutorOptions): Executor {
       effects,
       write: (append) => record('logs.append', { id: claimed.id, ...append }),
     });
-    const { outcome, outputs } = await runWhenPossible(claimed, log).finally(() =>
-      waiting.delete(claimed.id),
-    );
+    const { outcome, outputs } = await runWhenPossible(claimed, log).finally(() => {
+      waiting.delete(claimed.id);
+      setAside.delete(claimed.id);
+    });
     const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
     await log.end();
     const recorded = record('deployments.finish', end);
@@ -179,9 +186,9 @@ export function createExecutor(options: ExecutorOptions): Executor {
     if (outcome.kind === 'shortage') await beginWait(claimed.id, outcome.cause, log);
     while (outcome.kind === 'shortage') {
       waiting.add(claimed.id);
-      const end = await untilNextTry(claimed);
+      const end = await untilNextTry(claimed, log);
       if (end !== undefined) return { outcome: end, outputs: {} };
-      // A try that takes longer hangs on something else, a directory of its own project for instance.
+      // A try that takes longer hangs on something else, the directory of its project for instance: others may start.
       const cancelLongTry = effects.after(TRY_AGAIN_EVERY_MS, () => waiting.delete(claimed.id));
       ({ outcome, outputs } = await runInWorkspace(claimed, log).finally(cancelLongTry));
     }
@@ -195,14 +202,48 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   /** Resolves when it is time for the next try; to how the deployment ends instead, if there is to be none. */
-  async function untilNextTry({ id }: ClaimedDeployment): Promise<Outcome | undefined> {
-    const cause = await pause(id);
-    if (cause === 'user') return { kind: 'canceled' };
-    return stopping ? { kind: 'neverStarted' } : undefined;
+  async function untilNextTry(
+    { id, project_id: projectId }: ClaimedDeployment,
+    log: LogKeeper,
+  ): Promise<Outcome | undefined> {
+    for (;;) {
+      const cause = await sleep(id);
+      if (cause === 'user') return { kind: 'canceled' };
+      if (stopping) return { kind: 'neverStarted' };
+      const status = statusOf(projectId);
+      if (status === 'archived') return { kind: 'archived' };
+      if (status === 'paused') await putAside(id, log);
+      if (status === 'active' && takeSlot(id)) return undefined;
+    }
+  }
+
+  async function putAside(id: DeploymentId, log: LogKeeper): Promise<void> {
+    waiting.delete(id);
+    if (setAside.has(id)) return;
+    setAside.add(id);
+    await log.appendLine('davit: waiting to start: its project is paused');
+  }
+
+  /** Whether the run has a slot. If not, no other gets one before it. */
+  function takeSlot(id: DeploymentId): boolean {
+    waiting.add(id);
+    if (setAside.has(id) && !hasFreeSlot()) return false;
+    setAside.delete(id);
+    return true;
+  }
+
+  /** Undefined: it cannot be read at the moment. */
+  function statusOf(id: ProjectId): ProjectStatus | undefined {
+    try {
+      return reads.projects.resolve(id).status;
+    } catch (error) {
+      if (!isUnavailable(error)) throw error;
+      return undefined;
+    }
   }
 
   /** Resolves after a moment, or at once to why the run is to be stopped. */
-  function pause(id: DeploymentId): Promise<StopRequest | undefined> {
+  function sleep(id: DeploymentId): Promise<StopRequest | undefined> {
     return new Promise((resolve) => {
       const cancel = effects.after(TRY_AGAIN_EVERY_MS, () => resolve(undefined));
       underWay.set(id, (cause) => {
@@ -323,6 +364,8 @@ export function endOf(id: DeploymentId, outcome: Outcome, outputs: Outputs['outp
       };
     case 'canceled':
       return { ...none, status: 'canceled', reason: 'user' };
+    case 'archived':
+      return { ...none, status: 'canceled', reason: 'user', message: PROJECT_ARCHIVED };
     default:
       return outcome satisfies never;
   }

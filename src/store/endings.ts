@@ -17,6 +17,9 @@ export interface DeploymentEnd {
   endedAtMs?: number | undefined;
 }
 
+/** The message of a deployment that waited when its project was archived. */
+export const PROJECT_ARCHIVED = 'its project was archived';
+
 export type EndingWrites = ReturnType<typeof endingWrites>;
 
 /** Ends deployments; nothing else does. Writes status, event and outbox rows together. */

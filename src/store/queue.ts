@@ -15,7 +15,7 @@ import type { ProcessIdentity } from '../process-identity.ts';
 import type { WriteContext } from './context.ts';
 import { toDeployment } from './deployment-rows.ts';
 import type { DeploymentReads } from './deployments.ts';
-import { type EndingWrites, endedAlready } from './endings.ts';
+import { type EndingWrites, endedAlready, PROJECT_ARCHIVED } from './endings.ts';
 import type { EventWrites } from './events.ts';
 import { type ProjectDetails, type ProjectWrites, projectReads } from './projects.ts';
 import type { StartWrites } from './starts.ts';
@@ -160,7 +160,7 @@ export function queueWrites(
           status: 'canceled',
           reason: 'user',
           ...NOTHING_RAN,
-          message: 'its project was archived',
+          message: PROJECT_ARCHIVED,
         });
       }
       return { project: { ...project, queued_count: 0 }, canceledIds };

@@ -7,7 +7,7 @@ import t, { type Test } from 'tap';
 import { createExecutor, type Executor, type ExecutorOptions } from '../../src/deploy/executor.ts';
 import type { Spawner } from '../../src/deploy/spawner.ts';
 import type { Workspaces } from '../../src/deploy/workspace.ts';
-import type { Deployment, DeploymentId } from '../../src/domain.ts';
+import type { Deployment, DeploymentId, ProjectStatus } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { isAlive } from '../../src/process-identity.ts';
 import type { OperationName } from '../../src/store/operations.ts';
@@ -235,6 +235,44 @@ t.test('a try that hangs after a wait keeps no other deployment from starting', 
   answer.resolve();
   await executor.settled();
   t.strictSame(statuses(), ['succeeded', 'succeeded']);
+});
+
+t.test('a deployment that waits is not started while its project is paused, but others are', async (t) => {
+  const { store, executor, create, statuses, disk, pass, setStatus } = await serviceOnFullDisk(t, {
+    maxConcurrent: 1,
+  });
+  const gate = namedPipe(t);
+  const id = await create('one');
+  await executor.tick();
+  await create('other', { command: ['/bin/cat', gate] });
+  await setStatus(id, 'paused');
+  disk.isFull = false;
+  await pass(1_000);
+  await executor.tick();
+  t.strictSame(statuses(), ['running', 'running']);
+
+  await create('third');
+  await setStatus(id, 'active');
+  await pass(1_000);
+  await writeFile(gate, '');
+  await until(() => statuses()[1] === 'succeeded');
+  await executor.tick();
+  t.strictSame(statuses(), ['running', 'succeeded', 'queued'], 'it has the next free slot');
+  await pass(1_000);
+  await executor.settled();
+  t.strictSame(statuses(), ['succeeded', 'succeeded', 'succeeded']);
+  t.match(logOf(store, id), /ENOSPC\ndavit: waiting to start: its project is paused\n$/);
+});
+
+t.test('a deployment that waits is canceled when its project is archived', async (t) => {
+  const { store, executor, create, pass, setStatus } = await serviceOnFullDisk(t);
+  const id = await create('one');
+  await executor.tick();
+  await setStatus(id, 'archived');
+  await pass(1_000);
+  await executor.settled();
+  const message = 'its project was archived';
+  t.match(store.reads.deployments.get(id), { status: 'canceled', reason: 'user', message });
 });
 
 t.test('a deployment that waits for room is canceled at once', async (t) => {
@@ -487,6 +525,10 @@ async function serviceOnFullDisk(t: Test, changes: Partial<ExecutorOptions> = {}
     async create(name: string, changes: Parameters<TestStore['project']>[0] = {}): Promise<DeploymentId> {
       const deployment = newDeployment(await store.project({ name, ...changes }));
       return (await store.writer.write('deployments.create', deployment)).id;
+    },
+    async setStatus(id: DeploymentId, status: ProjectStatus): Promise<void> {
+      const { project_id } = store.reads.deployments.existing(id);
+      await store.writer.write('projects.setStatus', { id: project_id, status });
     },
     statuses: () => store.query('SELECT status FROM deployments ORDER BY seq').map(({ status }) => status),
     async pass(ms: number): Promise<void> {
