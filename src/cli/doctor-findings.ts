@@ -273,6 +273,15 @@ function findingsOfRunning(
   const startedAt = reads.deployments.existing(id).started_at ?? timestamp(nowMs);
   const lives = runs || livingDeployments.has(id);
   if (lives || serviceProcessId === null || ageMs(startedAt, nowMs) <= JUST_BEGUN_MS) return [];
+  if (process === null) {
+    return [
+      problem(
+        'deployments',
+        `${id} has been waiting since ${startedAt}, and its command could not be started`,
+        `see its log: davit admin deployment logs ${id}`,
+      ),
+    ];
+  }
   return [
     problem('deployments', `${id} is recorded as running, but its process is gone`, 'restart davit serve'),
   ];

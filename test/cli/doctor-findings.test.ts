@@ -262,6 +262,23 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
   await service.kill();
 });
 
+t.test('a deployment that has no process yet waits to start: no restart would help it', async (t) => {
+  const there = await withProject(t);
+  const since = new Date(nowMs - HOUR_MS).toISOString();
+  change(
+    there.dbPath,
+    `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
+     SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects`,
+  );
+  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  t.match(findingOf(await reportOf(t, there, 1), 'deployments'), {
+    level: 'problem',
+    message: `dpl_1 has been waiting since ${since}, and its command could not be started`,
+    advice: 'see its log: davit admin deployment logs dpl_1',
+  });
+  release();
+});
+
 t.test('a deployment is not stuck while processes that its first one left are being stopped', async (t) => {
   const there = await withProject(t);
   const id = newDeploymentId();
