@@ -296,8 +296,7 @@ export function deployments(
     { filter, walk, beforeSeq }: ReturnType<typeof beginWalk>,
   ): Promise<Page<Deployment>> {
     const { limit } = request.query;
-    const page = await reads.deployments.page(callerOf(request), filter, beforeSeq, limit);
-    return pages.page(walk, page);
+    return pages.page(walk, await reads.deployments.page(callerOf(request), filter, beforeSeq, limit));
   }
 
   /**
