@@ -35,9 +35,9 @@ export function reportWrites(
   const isReported = database
     .prepare<[string], number>('SELECT reported FROM deployments WHERE id = +?')
     .pluck();
-  const note = database.prepare(`
-    UPDATE deployments SET message = coalesce(:message, message), outputs = coalesce(:outputs, outputs)
-     WHERE id = +:id AND finished_at IS NULL`);
+  const note = database.prepare(
+    'UPDATE deployments SET message = :message, outputs = :outputs WHERE id = +:id AND finished_at IS NULL',
+  );
   const overdue = database
     .prepare<{ dueByMs: number }, DeploymentId>(`
       SELECT id FROM deployments
@@ -63,10 +63,13 @@ export function reportWrites(
         throw new AppError('conflict', 'davit itself runs the command of this project: it takes no reports');
       }
       if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
-      if (deployment.status === 'queued' && status === 'running') starts.start(deployment, effects.now());
-      note.run({ id, message, outputs: outputs === null ? null : JSON.stringify(outputs) });
-      if (status !== 'running') end(reads.existing(id), status, status === 'failed' ? 'reported' : null);
-      changed(id);
+      const reported = {
+        ...deployment,
+        message: message ?? deployment.message,
+        outputs: outputs ?? deployment.outputs,
+      };
+      if (status === 'running') goOn(reported);
+      else end(reported, status, status === 'failed' ? 'reported' : null);
       return reads.existing(id);
     },
 
@@ -90,6 +93,13 @@ export function reportWrites(
       moveDue.run({ byMs, fromMs: atMs - NOTICED_WITHIN_MS, nowMs: effects.now() });
     },
   };
+
+  function goOn(deployment: Deployment): void {
+    const { id, status, message, outputs } = deployment;
+    if (status === 'queued') starts.start(deployment, effects.now());
+    note.run({ id, message, outputs: JSON.stringify(outputs) });
+    changed(id);
+  }
 
   /** `failed` ends a deployment that is `canceling` as `canceled`. */
   function end(
