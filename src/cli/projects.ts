@@ -30,7 +30,9 @@ export function defineProjects(command: Command, context: CommandContext): void 
   defineStatus(command.command('pause'), context, {
     status: 'paused',
     summary: 'queue deployments, but start none',
-    text: 'A paused project accepts and queues deployments, but starts none. Those that are running go on to their end.',
+    text:
+      'A paused project accepts and queues deployments, but starts none. Those that are running go on to their end. ' +
+      'Another system that carries them out is answered 409 when it reports that one of them begins.',
   });
   defineStatus(command.command('resume'), context, {
     status: 'active',

@@ -2,6 +2,7 @@ import {
   type Deployment,
   type DeploymentId,
   isTerminal,
+  type ProjectStatus,
   type Reason,
   type TerminalStatus,
 } from '../domain.ts';
@@ -32,9 +33,10 @@ export function reportWrites(
   starts: StartWrites,
   endings: EndingWrites,
 ) {
-  const isReported = database
-    .prepare<[string], number>('SELECT reported FROM deployments WHERE id = +?')
-    .pluck();
+  const circumstances = database.prepare<[string], { reported: number; project_status: ProjectStatus }>(`
+    SELECT d.reported, p.status AS project_status
+      FROM deployments d JOIN projects p ON p.id = d.project_id
+     WHERE d.id = +?`);
   const note = database.prepare(
     'UPDATE deployments SET message = :message, outputs = :outputs WHERE id = +:id AND finished_at IS NULL',
   );
@@ -54,22 +56,23 @@ export function reportWrites(
   return {
     /**
      * Records a report. Repeating the report of an end changes nothing and is no error; `failed` ends a deployment that
-     * is `canceling` as `canceled`. Throws `not_found`, and `conflict` where davit runs the command itself or the
-     * deployment has ended otherwise.
+     * is `canceling` as `canceled`. Throws `not_found`, and `conflict` where davit runs the command itself, the
+     * deployment has ended otherwise, or it would start although its project is paused.
      */
     report({ id, status, message, outputs }: Report): Deployment {
       const deployment = reads.existing(id);
-      if (isReported.get(id) !== 1) {
+      const { reported, project_status } = circumstances.get(id) ?? {};
+      if (reported !== 1) {
         throw new AppError('conflict', 'davit itself runs the command of this project: it takes no reports');
       }
       if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
-      const reported = {
+      const told = {
         ...deployment,
         message: message ?? deployment.message,
         outputs: outputs ?? deployment.outputs,
       };
-      if (status === 'running') goOn(reported);
-      else end(reported, status, status === 'failed' ? 'reported' : null);
+      if (status === 'running') goOn(told, project_status === 'paused');
+      else end(told, status, status === 'failed' ? 'reported' : null);
       return reads.existing(id);
     },
 
@@ -94,9 +97,12 @@ export function reportWrites(
     },
   };
 
-  function goOn(deployment: Deployment): void {
+  function goOn(deployment: Deployment, isPaused: boolean): void {
     const { id, status, message, outputs } = deployment;
-    if (status === 'queued') starts.start(deployment, effects.now());
+    if (status === 'queued') {
+      if (isPaused) throw new AppError('conflict', 'the project is paused: report again once it is active');
+      starts.start(deployment, effects.now());
+    }
     note.run({ id, message, outputs: JSON.stringify(outputs) });
     changed(id);
   }

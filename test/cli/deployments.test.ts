@@ -98,6 +98,10 @@ t.test('a note says that a new deployment waits for a paused project or another 
   ]);
   t.match(paused, { stderr: /note: the project is paused: it waits for/, exitCode: 0 });
   t.match(elsewhere, { stderr: /note: another system carries it out/, exitCode: 0 });
+  await there.davit(['admin', 'project', 'pause', 'elsewhere']);
+  t.match(await there.davit(deployment('create', 'elsewhere', 'main')), {
+    stderr: /note: the project is paused: it waits for/,
+  });
 });
 
 t.test('an invalid deployment command is refused and changes nothing', async (t) => {

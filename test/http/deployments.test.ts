@@ -528,7 +528,7 @@ t.test('a redeploy is 429 while the queue is full and 409 once the project is ar
 });
 
 t.test('reports update a deployment until it ends; for a project with a command they are 409', async (t) => {
-  const { http, id } = await setUp(t);
+  const { http, projectId, id } = await setUp(t);
   const { secret: key } = await http.store.key({ scopes: ['deployments:report'] });
   const path = `/v2/deployments/${id}/report`;
   const outputs = { url: 'https://example.com', empty: '', ['x'.repeat(64)]: 'é'.repeat(2048) };
@@ -548,7 +548,12 @@ t.test('reports update a deployment until it ends; for a project with a command 
     t.match(response.body, answer);
   }
   const ours = await create(http.store, await http.store.project());
+  const waiting = await create(http.store, projectId);
+  await http.store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
   const before = stateOf(http.store);
+  const start = await post(http, key, `/v2/deployments/${waiting}/report`, { status: 'running' });
+  t.equal(start.status, 409);
+  t.match(start.body, { error: { code: 'conflict', message: /the project is paused/ } });
   const refused = await post(http, key, `/v2/deployments/${ours}/report`, { status: 'succeeded' });
   t.equal(refused.status, 409);
   t.match(refused.body, { error: { message: /davit itself runs/ } });

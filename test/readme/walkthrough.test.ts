@@ -82,6 +82,14 @@ t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq
   await there.shell(`${variables}\n./small-pages.sh`, service);
   t.equal(rolledOut(), 'v1\nbroken\nv2\nv3\nv4\nv5\n', 'from all pages');
 
+  await there.shell('davit admin project pause fleet; davit admin deployment create fleet paused');
+  const paused = await there.shell(`${variables}\n./worker.sh`, service);
+  t.match(paused.stderr, /^dpl_\w+: .*the project is paused/m);
+  t.notMatch(rolledOut(), /paused/, 'nothing starts in a paused project');
+  await there.shell('davit admin project resume fleet');
+  await there.shell(`${variables}\n./worker.sh`, service);
+  t.match(rolledOut(), /^paused$/m, 'and it starts when that is resumed');
+
   // Somebody else reports the end of the first one while the worker is busy with it.
   writeFileSync(
     join(there.directory, 'roll-out'),

@@ -118,6 +118,32 @@ t.test('a report on an unknown deployment, or one that davit runs itself, is rej
   t.strictSame(store.dump(), before);
 });
 
+t.test(
+  'a report starts nothing in a paused project, and is taken on work that runs or has ended',
+  async (t) => {
+    const { store, id } = await reported(t);
+    const { project_id: projectId } = store.reads.deployments.existing(id);
+    const deployment = newDeployment(projectId);
+    const { id: waiting } = await store.writer.write('deployments.create', deployment);
+    const { id: over } = await store.writer.write('deployments.create', deployment);
+    await report(store, id, {});
+    await store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
+
+    const before = store.dump();
+    await t.rejects(report(store, waiting, { message: 'building' }), {
+      code: 'conflict',
+      message: /is paused/,
+    });
+    t.strictSame(store.dump(), before);
+    t.match(await report(store, id, { message: 'building' }), { status: 'running', message: 'building' });
+    t.match(await report(store, id, { status: 'succeeded' }), { status: 'succeeded' });
+    t.match(await report(store, over, { status: 'failed' }), { status: 'failed', started_at: null });
+
+    await store.writer.write('projects.setStatus', { id: projectId, status: 'active' });
+    t.match(await report(store, waiting, {}), { status: 'running' });
+  },
+);
+
 t.test('a command that is added later does not run a deployment that waits for reports', async (t) => {
   const { store, id } = await reported(t);
   const { project_id: projectId } = store.reads.deployments.existing(id);
