@@ -9,6 +9,7 @@ import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
+import { counted } from './counted.ts';
 import { withStore } from './database-file.ts';
 import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { startProblemOf } from './project-findings.ts';
@@ -76,7 +77,9 @@ export function defineCreateProject(command: Command, context: CommandContext): 
 export function defineSetProject(command: Command, context: CommandContext): void {
   explain(
     command.summary('change settings of a project'),
-    `Changes the settings that are given, and no others. Deployments that are running go on unchanged.\n\n${COMMAND_HELP}`,
+    'Changes the settings that are given, and no others. Deployments that are running go on unchanged, but a new ' +
+      '--report-timeout also holds for those whose end is not reported yet: where there was none, it counts from now.' +
+      `\n\n${COMMAND_HELP}`,
     [
       'davit admin project set website --timeout 1h',
       'davit admin project set website --env STAGE=live --unset-env DEBUG',
@@ -199,7 +202,7 @@ async function setProject(
   if (Object.keys(changes).length + Object.keys(variables).length + unsetVariables.length === 0) {
     misused(command, 'nothing to change: give an option or a command');
   }
-  const { project, all, namesakes } = await withStore(command, context, 'refuse', async (store) => {
+  const { project, all, namesakes, awaited } = await withStore(command, context, 'refuse', async (store) => {
     const before = resolveProject(store, text);
     checkPlace(command, { ...before, ...changes });
     const unknown = unsetVariables.find((name) => !before.variable_names.includes(name));
@@ -216,10 +219,15 @@ async function setProject(
       project: after,
       all: store.reads.projects.variables(before.id),
       namesakes: isRenamed ? countNamed(after.name, store) : 1,
+      awaited: changes.reportTimeoutMs === undefined ? 0 : store.reads.deployments.reportsAwaited(before.id),
     };
   });
   if (options.json === true) printJson(context, project);
-  else context.terminal.print(`${nameOfProject(project)} is changed`);
+  else {
+    const timed =
+      awaited === 0 ? '' : `; its report timeout also holds for ${counted(awaited, 'open deployment')}`;
+    context.terminal.print(`${nameOfProject(project)} is changed${timed}`);
+  }
   warnOfStart(project, all, context);
   warnOfNamesakes(namesakes, context);
 }

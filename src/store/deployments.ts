@@ -52,6 +52,12 @@ export function deploymentReads(database: Database) {
        WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL`)
     .pluck();
 
+  const countAwaited = database
+    .prepare<[string], number>(`
+      SELECT count(*) FROM deployments INDEXED BY deployments_unfinished
+       WHERE project_id = +? AND reported = 1 AND finished_at IS NULL`)
+    .pluck();
+
   return {
     get,
 
@@ -78,6 +84,9 @@ export function deploymentReads(database: Database) {
 
     /** When the next report is overdue; null: no report with a time limit is expected. */
     nextReportDueAt: (): number | null => nextReportDueAt.get() ?? null,
+
+    /** How many deployments of a project another system carries out and has not reported the end of. */
+    reportsAwaited: (projectId: ProjectId): number => countAwaited.get(projectId) ?? 0,
 
     /** What the executor has begun and not ended, oldest first. After a start, these were interrupted by a crash. */
     running: (): RunningDeployment[] =>

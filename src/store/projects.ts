@@ -144,6 +144,12 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
     INSERT INTO project_variables (project_id, name, value) VALUES (?, ?, ?)
         ON CONFLICT (project_id, name) DO UPDATE SET value = excluded.value`);
   const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = +? AND name = +?');
+  // Moved, as it may have been corrected since, when the clock was set. Where no report was due, the time counts from
+  // now, so that nothing ends at once: no end can be taken back. Not in steps: 200,000 take 0.45 s.
+  const moveDue = database.prepare(`
+    UPDATE deployments INDEXED BY deployments_unfinished
+       SET report_due_at = coalesce(report_due_at - :beforeMs, :nowMs) + :timeoutMs
+     WHERE project_id = +:id AND reported = 1 AND finished_at IS NULL`);
   const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = +:id');
 
   return {
@@ -155,8 +161,8 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Changes the settings in `changes` only; a running deployment keeps those that it began with. Throws `not_found`,
-     * and `conflict` if it would remove the command while deployments wait for it.
+     * Changes the settings in `changes` only; a running deployment keeps those that it began with, but for the report
+     * timeout. Throws `not_found`, and `conflict` if it would remove the command while deployments wait for it.
      */
     set(input: {
       id: ProjectId;
@@ -167,6 +173,15 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
       const before = reads.resolve(input.id);
       if (input.changes.command === null) refuseWhileQueued(before.queued_count);
       update.run({ id: input.id, ...columns({ ...settingsOf(before), ...input.changes }) });
+      const { reportTimeoutMs } = input.changes;
+      if (reportTimeoutMs !== undefined) {
+        moveDue.run({
+          id: input.id,
+          beforeMs: before.report_timeout_ms,
+          timeoutMs: reportTimeoutMs,
+          nowMs: effects.now(),
+        });
+      }
       writeVariables(input.id, input.variables, input.unsetVariables);
       return reads.resolve(input.id);
     },

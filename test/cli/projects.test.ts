@@ -2,6 +2,7 @@ import { chmodSync, mkdirSync, readdirSync, symlinkSync, writeFileSync } from 'n
 import { join } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
+import type { Backlog } from '../../src/store/backlog.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { openStore } from '../../src/store/store.ts';
 import { type Place, place, runProcess } from '../helpers/cli.ts';
@@ -381,6 +382,25 @@ t.test('a project can be paused, resumed and archived; archiving cancels what is
     status: 'active',
     queued_count: 0,
   });
+});
+
+t.test('a new report timeout holds for open deployments, and set says for how many', async (t) => {
+  const there = place(t);
+  await there.davit(create('website', '--report-timeout', '2h'));
+  t.match(await there.davit(set('--report-timeout', '3h')), { stdout: /is changed\n$/ });
+  await queue(there, 'website', 2);
+  const due = async () =>
+    (await there.json<Backlog>(['admin', 'queue'])).reported.items.map(({ created_at, report_due_at }) =>
+      report_due_at === null ? null : Date.parse(report_due_at) - Date.parse(created_at),
+    );
+  t.strictSame(await due(), [10_800_000, 10_800_000]);
+  t.match(await there.davit(set('--report-timeout', '4h')), {
+    stdout: /is changed; its report timeout also holds for 2 open deployments\n$/,
+  });
+  t.strictSame(await due(), [14_400_000, 14_400_000]);
+  t.match(await there.davit(set('--name', 'website')), { stdout: /is changed\n$/ });
+  await there.davit(set('--report-timeout', 'off'));
+  t.strictSame(await due(), [null, null]);
 });
 
 t.test('the list of projects is printed as a table and as JSON', async (t) => {

@@ -1,6 +1,7 @@
 import t from 'tap';
 import type { ProjectId } from '../../src/domain.ts';
 import type { ProjectDetails, ProjectSettings } from '../../src/store/projects.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { caller, newDeployment, testStore } from '../helpers/store.ts';
 
 type Settings = Omit<ProjectSettings, 'variables'>;
@@ -116,6 +117,56 @@ t.test(
     await t.rejects(store.writer.write('projects.setStatus', missing), { code: 'not_found' });
   },
 );
+
+t.test('a new report timeout moves when reports are due that are awaited already', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const id = await store.project({ command: null, reportTimeoutMs: 60_000 });
+  const others = await store.project({ command: null, reportTimeoutMs: 60_000 });
+  const [open, ended] = [newDeployment(id), newDeployment(id)];
+  const { id: openId } = await store.writer.write('deployments.create', open);
+  const { id: endedId } = await store.writer.write('deployments.create', ended);
+  const { id: othersId } = await store.writer.write('deployments.create', newDeployment(others));
+  const createdAtMs = effects.now();
+  await store.writer.write('deployments.cancel', { id: endedId });
+  effects.advance(10_000);
+  const set = (changes: Changes) =>
+    store.writer.write('projects.set', { id, changes, variables: {}, unsetVariables: [] });
+  const dueAfterMs = (deploymentId: string) => {
+    const [row] = store.query<{ report_due_at: number | null }>(
+      'SELECT report_due_at FROM deployments WHERE id = ?',
+      deploymentId,
+    );
+    return typeof row?.report_due_at === 'number' ? row.report_due_at - createdAtMs : null;
+  };
+
+  const rows: [changes: Changes, dueAfterMs: number | null, why: string][] = [
+    [{ reportTimeoutMs: 90_000 }, 90_000, 'later'],
+    [{ reportTimeoutMs: 5_000 }, 5_000, 'earlier, even in the past'],
+    [{ name: 'fleet' }, 5_000, 'as before without a new timeout'],
+    [{ reportTimeoutMs: null }, null, 'never'],
+    [{ reportTimeoutMs: 60_000 }, 70_000, 'from none on it counts from now'],
+    [{ reportTimeoutMs: 60_000 }, 70_000, 'the same again changes nothing'],
+    [
+      { command: ['/bin/true'], reportTimeoutMs: 61_000 },
+      71_000,
+      'also those of a project with a command now',
+    ],
+  ];
+  for (const [changes, expected, why] of rows) {
+    await set(changes);
+    t.equal(dueAfterMs(openId), expected, why);
+  }
+  t.strictSame([endedId, othersId].map(dueAfterMs), [60_000, 60_000], 'no others');
+
+  // As after the clock was set ahead by an hour.
+  await store.writer.write('deployments.moveReportsDue', {
+    byMs: 3_600_000,
+    atMs: effects.now() + 3_600_000,
+  });
+  await set({ reportTimeoutMs: 51_000 });
+  t.equal(dueAfterMs(openId), 3_661_000, 'the correction stays');
+});
 
 t.test('a command that deployments wait for cannot be taken away', async (t) => {
   const store = testStore(t);
