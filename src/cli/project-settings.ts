@@ -219,17 +219,27 @@ async function setProject(
       project: after,
       all: store.reads.projects.variables(before.id),
       namesakes: isRenamed ? countNamed(after.name, store) : 1,
-      awaited: changes.reportTimeoutMs === undefined ? 0 : store.reads.deployments.reportsAwaited(before.id),
+      awaited: store.reads.deployments.reportsAwaited(before.id),
     };
   });
   if (options.json === true) printJson(context, project);
   else {
     const timed =
-      awaited === 0 ? '' : `; its report timeout also holds for ${counted(awaited, 'open deployment')}`;
+      changes.reportTimeoutMs === undefined || awaited === 0
+        ? ''
+        : `; its report timeout also holds for ${counted(awaited, 'open deployment')}`;
     context.terminal.print(`${nameOfProject(project)} is changed${timed}`);
   }
+  if (changes.command !== undefined && changes.command !== null) noteAwaited(awaited, context);
   warnOfStart(project, all, context);
   warnOfNamesakes(namesakes, context);
+}
+
+/** To be said where it may be thought that what another system carries out has ended, too. */
+export function noteAwaited(awaited: number, { terminal }: CommandContext): void {
+  if (awaited === 0) return;
+  const open = `${counted(awaited, 'deployment')} of another system ${awaited === 1 ? 'stays' : 'stay'} open`;
+  terminal.note(`note: ${open}: 'davit admin queue' shows all, 'davit admin deployment cancel' cancels one`);
 }
 
 function changesOf(

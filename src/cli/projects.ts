@@ -9,7 +9,7 @@ import { withStore } from './database-file.ts';
 import { exactMoment, moment } from './moments.ts';
 import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
 import { defineCheckProject } from './project-check.ts';
-import { defineCreateProject, defineSetProject } from './project-settings.ts';
+import { defineCreateProject, defineSetProject, noteAwaited } from './project-settings.ts';
 import { printJson } from './results.ts';
 import { fields, table } from './table.ts';
 
@@ -170,14 +170,18 @@ async function archive(
     const consequence = `This cancels ${counted(before.queued_count, 'waiting deployment')}.`;
     await confirm(command, `${consequence}\nArchive ${nameOfProject(before)}?`, options.yes, context);
   }
-  const { project, canceledIds } = await withStore(command, context, 'refuse', (store) =>
-    store.writer.write('projects.archive', { id: before.id }),
-  );
-  if (options.json === true) return printJson(context, project);
-  const already = before.status === 'archived' ? 'already ' : '';
-  const canceled =
-    canceledIds.length === 0 ? '' : `; canceled ${counted(canceledIds.length, 'waiting deployment')}`;
-  context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
+  const { project, canceledIds, awaited } = await withStore(command, context, 'refuse', async (store) => ({
+    ...(await store.writer.write('projects.archive', { id: before.id })),
+    awaited: store.reads.deployments.reportsAwaited(before.id),
+  }));
+  if (options.json === true) printJson(context, project);
+  else {
+    const already = before.status === 'archived' ? 'already ' : '';
+    const canceled =
+      canceledIds.length === 0 ? '' : `; canceled ${counted(canceledIds.length, 'waiting deployment')}`;
+    context.terminal.print(`${nameOfProject(project)} is ${already}archived${canceled}`);
+  }
+  noteAwaited(awaited, context);
 }
 
 /** As it would be typed in a shell. */

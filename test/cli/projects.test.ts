@@ -403,6 +403,20 @@ t.test('a new report timeout holds for open deployments, and set says for how ma
   t.strictSame(await due(), [null, null]);
 });
 
+t.test('set and archive say how many deployments of another system stay open', async (t) => {
+  const there = place(t);
+  await there.davit(create('website'));
+  const archive = ['admin', 'project', 'archive', 'website'];
+  t.equal((await there.davit(set('--', '/bin/true'))).stderr, '');
+  await there.davit(set('--no-command'));
+  await queue(there, 'website', 2);
+  const note = /^note: 2 deployments of another system stay open: .* 'davit admin deployment cancel' .*\n$/;
+  t.match(await there.davit(set('--', '/bin/true')), { stdout: /is changed\n$/, stderr: note });
+  t.equal((await there.davit(set('--name', 'website'))).stderr, '');
+  t.match(await there.davit(archive), { stdout: /is archived\n$/, stderr: note });
+  t.match(await there.davit([...archive, '--json']), { stdout: /^\{/, stderr: note });
+});
+
 t.test('the list of projects is printed as a table and as JSON', async (t) => {
   const { davit, json } = place(t);
   const first = (await davit(create('website', '--', 'make', "it's", 'a b'))).stdout.trim();
