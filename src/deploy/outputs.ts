@@ -81,6 +81,8 @@ function outputProblem(
 ): string | undefined {
   if (equals === -1) return 'is not name=value';
   if (!NAME_FORM.test(name)) return 'has a name with other characters than letters, digits and _';
+  // As in a report: in the JSON of the API, a client of JavaScript could take it for an object's prototype.
+  if (name === '__proto__') return 'has the name __proto__, which is refused';
   if (name.length > OUTPUT_NAME_MAX_LENGTH)
     return `has a name of more than ${OUTPUT_NAME_MAX_LENGTH} characters`;
   if (value.includes('\0')) return 'holds a NUL';
