@@ -92,7 +92,7 @@ export function deployments(
           operationId: 'createDeployment',
           summary: 'Deploy a ref',
           description:
-            'The deployment is queued behind the earlier ones of its project, and carried out in its turn.',
+            'If the project has a command, the deployment is queued behind its earlier ones, and carried out in its turn. If it has none, another system carries it out, in an order of its own, and reports how it goes.',
           responses: {
             201: {
               description: 'The deployment, queued.',

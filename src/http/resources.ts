@@ -96,7 +96,8 @@ const PROJECT: Described<Project> = {
     created_at: MOMENT,
     status: {
       ...oneOf(PROJECT_STATUSES),
-      description: '`paused` takes deployments and starts none; `archived` refuses them with 409.',
+      description:
+        '`paused` takes deployments and starts none: if another system carries them out, its report that a queued one is `running` is 409. `archived` refuses new ones with 409.',
     },
   },
   example: {

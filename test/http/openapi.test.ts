@@ -197,6 +197,15 @@ t.test('the OpenAPI description', async (t) => {
     t.match(parseWebhookUrl('https://Example.org', rules), { url: 'https://example.org/' });
   });
 
+  t.test('says what differs for projects without a command', async (t) => {
+    t.match(document.paths['/v2/projects/{project_id}/deployments']?.post, {
+      description: /If it has none, another system carries it out, in an order of its own/,
+    });
+    t.match(RESOURCES.Project.properties?.['status'], {
+      description: /`paused`.* that a queued one is `running` is 409/,
+    });
+  });
+
   t.test('has an example of 409 with a message that is really sent', async (t) => {
     const conflict = document.components.responses['conflict']?.content?.['application/json'];
     t.match(conflict?.example, { error: { message: endedAlready('succeeded').message } });
