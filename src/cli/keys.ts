@@ -257,7 +257,10 @@ async function rotateKey(
   const { key, secret } = await withStore(command, context, 'refuse', (store) =>
     store.writer.write('keys.rotate', { id: resolveKey(store, text).id, overlapMs: options.overlap }),
   );
-  const old = options.overlap === 0 ? 'ended' : `ends in ${formatDuration(options.overlap)}`;
+  const keyLeftMs =
+    key.expires_at === null ? Number.POSITIVE_INFINITY : Date.parse(key.expires_at) - context.effects.now();
+  const oldLeftMs = Math.min(options.overlap, keyLeftMs);
+  const old = oldLeftMs <= 0 ? 'ended' : `ends in ${formatDuration(oldLeftMs)}`;
   printSecret(context, options, { ...key, secret }, `${nameOfKey(key)} has a new secret; the old one ${old}`);
 }
 

@@ -70,8 +70,12 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
   const byName = database.prepare<[string], KeyRow>(`
     SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL LIMIT 2`);
   const all = database.prepare<[], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k ORDER BY k.seq`);
-  const outgoing = database.prepare<{ keyId: string; nowMs: number }, { last4: string; expires_at: number }>(`
-    SELECT last4, expires_at FROM key_secrets WHERE key_id = +:keyId AND expires_at > +:nowMs ORDER BY expires_at`);
+  const outgoing = database.prepare<{ keyId: string; nowMs: number }, { last4: string; ends_at: number }>(`
+    SELECT s.last4, min(s.expires_at, coalesce(k.expires_at, s.expires_at)) AS ends_at
+      FROM key_secrets s
+      JOIN keys k ON k.id = s.key_id
+     WHERE s.key_id = +:keyId AND ends_at > +:nowMs
+     ORDER BY s.expires_at`);
 
   return {
     /** The key of a secret, as of the latest commit; undefined if the secret is wrong, expired or revoked. */
@@ -104,11 +108,9 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
       return toKey(named);
     },
 
-    /** Replaced secrets that still work, the first to expire first. */
+    /** Replaced secrets that still work, the first to expire first: no later than the key does. */
     outgoingSecrets: (keyId: KeyId, nowMs: number): { last4: string; expires_at: Timestamp }[] =>
-      outgoing
-        .all({ keyId, nowMs })
-        .map(({ last4, expires_at }) => ({ last4, expires_at: timestamp(expires_at) })),
+      outgoing.all({ keyId, nowMs }).map(({ last4, ends_at }) => ({ last4, expires_at: timestamp(ends_at) })),
 
     /** Oldest first, revoked ones too. */
     list: (): Key[] => all.all().map(toKey),

@@ -265,6 +265,16 @@ t.test('a rotated key keeps its id, and its old secret works for the overlap', a
   t.match(holderOf(there, third.stdout.trim()), { keyId: first.id });
 });
 
+t.test('the old secret of a rotated key ends no later than the key, and that is what is said', async (t) => {
+  const there = place(t);
+  const { last4, expires_at } = await there.json<Key>(create('ci', ...ALL, '--expires-in', '1h'));
+  t.match(
+    (await there.davit(['admin', 'key', 'rotate', 'ci', '--overlap', '24h'])).stderr,
+    /^key ci \(key_\w+\) has a new secret; the old one ends in 5\dm(?:\d+s)?; this is its secret/,
+  );
+  t.match((await there.davit(['admin', 'key', 'show', 'ci'])).stdout, `…${last4}, until ${expires_at}\n`);
+});
+
 t.test('revoking a key needs --yes and is final', async (t) => {
   const there = place(t);
   const { secret } = await there.json<Key & { secret: string }>(create('ci', ...ALL));

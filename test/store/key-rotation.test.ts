@@ -55,10 +55,15 @@ t.test('a secret expires with its key, however long its overlap is', async (t) =
   effects.advance(HOUR_MS);
   t.strictSame([first, second].map(holder), [undefined, keyId], 'earlier, if its overlap is over');
   const { secret: third } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: 9 * HOUR_MS });
+  const outgoing = () => store.reads.keys.outgoingSecrets(keyId, effects.now());
+  t.strictSame(outgoing(), [
+    { last4: second.slice(-4), expires_at: new Date(effects.now() + HOUR_MS).toISOString() },
+  ]);
   effects.advance(HOUR_MS - 1);
   t.strictSame([second, third].map(holder), [keyId, keyId]);
   effects.advance(1);
   t.strictSame([second, third].map(holder), [undefined, undefined]);
+  t.strictSame(outgoing(), []);
 });
 
 t.test(
