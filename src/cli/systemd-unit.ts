@@ -104,6 +104,8 @@ ${place.join('\n')}
 UMask=0077
 Restart=on-failure
 RestartSec=1
+# It refuses an option, and would again.
+RestartPreventExitStatus=2
 
 # SIGTERM goes to davit alone: it ends its commands itself, and records how they ended.
 KillMode=mixed

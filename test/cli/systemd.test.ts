@@ -24,6 +24,7 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
     'TimeoutStopSec=40',
     'OOMPolicy=continue',
     'ExecReload=/bin/kill -HUP $MAINPID',
+    'RestartPreventExitStatus=2',
   ]) {
     t.ok(lines.includes(line), line);
   }
