@@ -81,7 +81,8 @@ function unitText(user: string, program: readonly string[], dbPath: string, real
 # Made by davit admin systemd-unit, for /etc/systemd/system/davit.service. Then:
 #   useradd --system --home-dir ${STATE_DIRECTORY} --shell /usr/sbin/nologin ${user}
 #   systemctl daemon-reload && systemctl enable --now davit
-# Options go to /etc/davit.env as variables: DAVIT_LISTEN=0.0.0.0:443 (davit serve --help).
+# Options go to /etc/davit.env as variables: DAVIT_LISTEN=0.0.0.0:443 (davit serve --help), but not DAVIT_DB: the file is
+# named in ExecStart=.
 
 [Unit]
 Description=davit, a deployment service

@@ -28,6 +28,7 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
   ]) {
     t.ok(lines.includes(line), line);
   }
+  t.match(stdout, /\/etc\/davit\.env .*but not DAVIT_DB: /);
 });
 
 t.test('the unit takes --user and --db, quoted as systemd expects', async (t) => {
