@@ -75,8 +75,9 @@ export async function migrateOlder(
   ]);
   refuseToServe(dbPath);
   if (!isOlder(dbPath)) return null;
-  const [{ lockForServing }, { giveToOwner }] = await Promise.all([
+  const [{ lockForServing }, { refuseWhileOpen }, { giveToOwner }] = await Promise.all([
     import('../store/lock.ts'),
+    import('../store/exclusive.ts'),
     import('../store/partial-file.ts'),
   ]);
   // The file itself, if this is a link to it.
@@ -85,6 +86,8 @@ export async function migrateOlder(
   try {
     // Another davit may have migrated it before the lock was this one's.
     if (!isOlder(path)) return null;
+    // A service that is restarted every second must not copy and check the whole file each time, to be refused then.
+    refuseWhileOpen(path);
     await listener?.onBegin(SCHEMA_VERSION);
     return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
       const file = { path, name: dbPath };

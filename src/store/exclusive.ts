@@ -1,5 +1,7 @@
+import { statSync } from 'node:fs';
 import { AppError } from '../errors.ts';
-import { type Database, isLocked } from './database.ts';
+import { connect, type Database, isLocked, openingProblem } from './database.ts';
+import { openerOf } from './lock.ts';
 
 /**
  * Checkpoints the WAL, leaves WAL mode, and begins an exclusive transaction: until it or the connection ends, nobody
@@ -20,8 +22,21 @@ export function beginExclusive(database: Database, path: string): void {
     if (!isLocked(error)) throw error;
     throw new AppError(
       'conflict',
-      `another process has ${path} open, perhaps a davit admin command or a backup: try again when it has ended`,
+      `${openerOf(statSync(path))} has ${path} open, perhaps a davit admin command, a backup or Litestream: try again when ` +
+        'it has ended',
       { cause: error },
     );
+  }
+}
+
+/** Throws as `beginExclusive` does, before a long work that would end there. */
+export function refuseWhileOpen(path: string): void {
+  const database = connect(path);
+  try {
+    beginExclusive(database, path);
+  } catch (error) {
+    throw openingProblem(path, error);
+  } finally {
+    database.close();
   }
 }

@@ -255,7 +255,7 @@ export function lockersOf(file: Stats, byte: number): number[] {
  * Which process has locked which byte of a file, proc_locks(5); none where the system does not tell. Ids of other PID
  * namespaces are not positive.
  */
-export function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
+function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
   const lines = (readProc('/proc/locks') ?? '').matchAll(/ (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g);
   return [...lines]
     .filter(([, , , inode]) => Number(inode) === ino)
@@ -264,6 +264,18 @@ export function locksOn({ ino }: Stats): { kind: string; processId: number; star
       processId: Number(processId),
       start: Number(start),
     }));
+}
+
+/** Which other processes have the database open: SQLite holds a lock on a part of the file then. */
+export function openersOf(stats: Stats): Set<number> {
+  const processIds = locksOn(stats).map(({ processId }) => processId);
+  return new Set(processIds.filter((processId) => processId > 0 && processId !== process.pid));
+}
+
+/** One of them, for a message: `process 12`, or `another process` where the system does not tell. */
+export function openerOf(stats: Stats): string {
+  const [opener] = openersOf(stats);
+  return opener === undefined ? 'another process' : `process ${opener}`;
 }
 
 /**

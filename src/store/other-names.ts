@@ -1,9 +1,8 @@
-import type { Stats } from 'node:fs';
 import { AppError } from '../errors.ts';
 import { openFilesOf } from '../proc.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
-import { LOCK_PROBE_TIMEOUT_MS, locksOn, servedBy } from './lock.ts';
+import { LOCK_PROBE_TIMEOUT_MS, openerOf, openersOf, servedBy } from './lock.ts';
 import { isMountPoint } from './mounts.ts';
 import { realPath, statusOf } from './place.ts';
 
@@ -66,14 +65,3 @@ export function refuseMovedHere(path: string): void {
 
 /** The path of a -shm, which only a process that has the database open in WAL mode opens; proc_pid_fd(5). */
 const SHM_OF = /^(.*)-shm(?: \(deleted\))?$/s;
-
-function openerOf(stats: Stats): string {
-  const [opener] = openersOf(stats);
-  return opener === undefined ? 'another process' : `process ${opener}`;
-}
-
-/** Which other processes have the database open: SQLite holds a lock on a part of the file then. */
-function openersOf(stats: Stats): Set<number> {
-  const processIds = locksOn(stats).map(({ processId }) => processId);
-  return new Set(processIds.filter((processId) => processId > 0 && processId !== process.pid));
-}

@@ -152,14 +152,28 @@ t.test('a file that another davit migrates just before it is locked is not migra
 
 t.test('while another process has the file open, it is not migrated', async (t) => {
   const { refused, directory, dbPath } = await olderFile(t);
+  const made = namesMadeIn(t, directory);
   const other = new Sqlite(dbPath);
   other.prepare('SELECT count(*) FROM projects').get();
-  t.match(await refused(['admin', 'migrate'], { env: { NODE_OPTIONS } }), {
-    exitCode: 1,
-    message: /^error: another process has .*davit\.db open, .*: try again when it has ended$/,
-  });
+  for (const words of [
+    ['admin', 'migrate'],
+    ['serve', '--listen', '127.0.0.1:0'],
+  ]) {
+    t.match(await refused(words, { env: { NODE_OPTIONS, PATH: '/usr/bin:/bin' } }), {
+      exitCode: 1,
+      message: new RegExp(
+        `^error: process ${process.pid} has .*davit\\.db open, .*: try again when it has ended$`,
+      ),
+    });
+  }
   other.close();
-  t.strictSame(keptIn(directory), []);
+  const names = await made();
+  t.ok(names.includes('davit.db-lock'));
+  t.strictSame(
+    names.filter((name) => name.startsWith('.davit-partial')),
+    [],
+    'nor copied at each try',
+  );
   t.equal(userVersionOf(dbPath), OLDER);
 });
 
@@ -406,6 +420,22 @@ async function migrationUnderWay(
   await isMigrating;
   watcher.close();
   return { child, stderr };
+}
+
+/** Returns a function that resolves to the names of all that was made in the directory until then. */
+function namesMadeIn(t: Test, directory: string): () => Promise<string[]> {
+  const names: string[] = [];
+  const last = 'last';
+  const all = Promise.withResolvers<string[]>();
+  const watcher = watch(directory, (_, name) => {
+    if (name === last) all.resolve(names);
+    else if (name !== null) names.push(name);
+  });
+  t.teardown(() => watcher.close());
+  return () => {
+    writeFileSync(join(directory, last), '');
+    return all.promise;
+  };
 }
 
 function keptIn(directory: string): string[] {
