@@ -45,6 +45,16 @@ export function checkPermissions(path: string): FindingOf<'permissions'>[] {
       );
     }
   }
+  // Root may have made it, or copied it there, before the service ran.
+  if (directory.uid !== 0 && directory.uid !== file.uid) {
+    findings.push(
+      problem(
+        'permissions',
+        `${basename(path)} belongs to another user than ${dirname(path)}: a service of that user cannot open it`,
+        `chown -h --reference=${dirname(path)} ${inUse.map(([name]) => join(dirname(path), name)).join(' ')}`,
+      ),
+    );
+  }
   const uid = process.getuid?.();
   if (uid === file.uid && !mayCreateIn(dirname(path))) {
     findings.push(

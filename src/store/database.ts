@@ -4,11 +4,13 @@ import {
   closeSync,
   constants,
   existsSync,
+  fchownSync,
+  fstatSync,
   openSync,
   statfsSync,
   statSync,
 } from 'node:fs';
-import { dirname } from 'node:path';
+import { basename, dirname } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
@@ -191,14 +193,39 @@ function createPrivately(path: string): void {
   if (existsSync(path)) return;
   refuseLoneWal(path);
   try {
+    if (process.getuid?.() === 0) createForOwner(realPath(path));
     // Follows a symbolic link, and leaves a file unchanged that another davit has created meanwhile.
-    closeSync(openSync(path, 'a', 0o600));
+    else closeSync(openSync(path, 'a', 0o600));
   } catch (error) {
     const code = codeOf(error);
+    if (code === 'EEXIST') return; // another davit has created it meanwhile
     const reason = code === 'ENOENT' ? 'its directory is not there' : code;
     throw new AppError('conflict', `cannot create ${path} (${reason}): choose another place with --db`, {
       cause: error,
     });
+  }
+}
+
+/**
+ * Creates a file as root, and gives it to the owner of its directory, most often the service's user, who could not open
+ * it otherwise; SQLite gives the -wal and -shm to the owner of the file. Both are opened first: whoever may rename or
+ * link anything on the path could else have root give away a file of another directory.
+ */
+function createForOwner(path: string): void {
+  const directory = openSync(dirname(path), constants.O_RDONLY | constants.O_DIRECTORY);
+  try {
+    const file = openSync(`/proc/self/fd/${directory}/${basename(path)}`, 'wx', 0o600);
+    try {
+      const { uid, gid } = fstatSync(directory);
+      if (uid !== 0) fchownSync(file, uid, gid);
+    } catch (error) {
+      // Root without CAP_CHOWN, as in some containers, or of a user namespace without that user: the file stays root's.
+      if (!['EPERM', 'EINVAL'].includes(codeOf(error))) throw error;
+    } finally {
+      closeSync(file);
+    }
+  } finally {
+    closeSync(directory);
   }
 }
 

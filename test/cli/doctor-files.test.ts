@@ -1,5 +1,5 @@
-import { spawnSync } from 'node:child_process';
-import { chmodSync, chownSync, writeFileSync } from 'node:fs';
+import { execSync, spawnSync } from 'node:child_process';
+import { chmodSync, chownSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
@@ -63,6 +63,22 @@ t.test('a side file that belongs to another user is a problem', ifMayBeSomebodyE
     message: 'davit.db-lock belongs to another user than davit.db: the service may not be able to write',
     advice: /^chown --reference=/,
   });
+});
+
+t.test('a file in the directory of another user is a problem', ifMayBeSomebodyElse, async (t) => {
+  const there = await withProject(t);
+  chownSync(there.directory, 65_534, 65_534);
+  writeFileSync(`${there.dbPath}-lock`, '', { mode: 0o600 });
+  const { message, advice, level } = findingOf(await reportOf(t, there, 1), 'permissions') ?? {};
+  t.equal(level, 'problem');
+  t.equal(
+    message,
+    `davit.db belongs to another user than ${there.directory}: a service of that user cannot open it`,
+  );
+  t.match(advice, /^chown -h --reference=/);
+  execSync(String(advice));
+  for (const path of [there.dbPath, `${there.dbPath}-lock`]) t.equal(statSync(path).uid, 65_534);
+  t.match((await reportOf(t, there, 0)).findings[0], { check: 'permissions', level: 'note' });
 });
 
 t.test('a database that belongs to another user is a note', ifMayBeSomebodyElse, async (t) => {

@@ -3,6 +3,7 @@ import fs, {
   chmodSync,
   chownSync,
   existsSync,
+  mkdirSync,
   readdirSync,
   readFileSync,
   rmSync,
@@ -92,6 +93,28 @@ t.test(
     t.strictSame(readdirSync(directory), ['davit.db']);
   },
 );
+
+t.test('a file that root makes belongs to the owner of its directory', ifMayBeNobody(), (t) => {
+  const directory = temporaryDirectory(t);
+  const [own, others] = [join(directory, 'own'), join(directory, 'others')];
+  for (const path of [own, others]) mkdirSync(path, { mode: 0o700 });
+  chownSync(others, NOBODY, NOBODY);
+  const path = join(others, 'davit.db');
+  const database = openForWriting(path, fakeEffects());
+  database.prepare('SELECT * FROM instance').get(); // makes the -wal and -shm
+  for (const side of ['', '-wal', '-shm']) {
+    const { uid, gid, mode } = statSync(path + side);
+    t.strictSame([uid, gid, mode & 0o777], [NOBODY, NOBODY, 0o600], side);
+  }
+  database.close();
+  symlinkSync(join(own, 'davit.db'), join(others, 'link.db'));
+  openForWriting(join(others, 'link.db'), fakeEffects()).close();
+  t.equal(statSync(join(own, 'davit.db')).uid, 0, 'not to that of a link to it');
+  writeFileSync(join(others, 'empty.db'), '', { mode: 0o600 });
+  openForWriting(join(others, 'empty.db'), fakeEffects()).close();
+  t.equal(statSync(join(others, 'empty.db')).uid, 0, 'one that was there is left as it is');
+  t.end();
+});
 
 /** The error of the file when the user `nobody` opens and closes it; empty if there is none. */
 function openedByNobody(path: string): string {
