@@ -28,9 +28,24 @@ process.env['UV_THREADPOOL_SIZE'] = String(poolThreads());
 /** With a umask such as 177, meant to keep files private, davit could not enter the directories that it creates. */
 process.umask(process.umask(0o077) & 0o077);
 
+forgetEmptyVariables(process.env);
+
 nameProcess('davit');
 
 void main(commandLine);
+
+/**
+ * An empty variable counts as none, for all options: `${X:-}` of Compose and a variable that a CI lacks give such. Not
+ * that of the file, as davit would work on another one than was meant, nor that of the header of a delivery, which is
+ * no signature then.
+ */
+function forgetEmptyVariables(environment: NodeJS.ProcessEnv): void {
+  for (const [name, value] of Object.entries(environment)) {
+    if (value !== '' || !name.startsWith('DAVIT_') || name === 'DAVIT_DB' || name === 'DAVIT_HEADER')
+      continue;
+    delete environment[name];
+  }
+}
 
 /**
  * The name that top(1), pgrep(1), systemctl(1) and the kernel's messages show, by default `MainThread`. To set

@@ -118,7 +118,7 @@ function correctFlags(command: Command, environment: CommandContext['environment
     const value = environment[flag.envVar];
     // Undefined: the value comes from the variable of its counterpart, as for --no-dir from that of --dir.
     if (value === undefined || /^(?:1|true|yes|on)$/i.test(value)) continue;
-    if (!/^(?:0|false|no|off|)$/i.test(value)) misused(command, `${flag.envVar} must be 1 or 0`);
+    if (!/^(?:0|false|no|off)$/i.test(value)) misused(command, `${flag.envVar} must be 1 or 0`);
     const counterpart = command.options.find((one) => one !== flag && one.attributeName() === name);
     const given = environment[counterpart?.envVar ?? ''];
     if (given === undefined)

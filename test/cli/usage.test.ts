@@ -6,9 +6,11 @@ import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
 import { version } from '../../src/assets.ts';
+import { serveOptions } from '../../src/config.ts';
 import { realEffects } from '../../src/effects.ts';
 import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
 import { COMPILE_CACHE, MAIN, place, run, runProcess } from '../helpers/cli.ts';
+import { serveWithLog } from '../helpers/served.ts';
 
 t.test('--version prints only the version', async (t) => {
   t.strictSame(await run(['--version']), { stdout: `${version}\n`, stderr: '', exitCode: 0 });
@@ -238,6 +240,39 @@ t.test('an error does not repeat a wrong value that may be a secret', async (t) 
     message,
     /^error: option '--listen <host:port>' value from env 'DAVIT_LISTEN' is invalid\. It must/,
   );
+});
+
+t.test('an empty variable counts as none, but for the file and the header to verify', async (t) => {
+  const { davit, directory, refused } = place(t);
+  const empty = (...names: string[]) => Object.fromEntries(names.map((name) => [`DAVIT_${name}`, '']));
+  const key = ['admin', 'key', 'create', '--name', 'ci', '--all-projects'];
+  t.match(await davit([...key, '--scope', 'logs:read'], { env: empty('EXPIRES_IN', 'ALL_SCOPES', 'JSON') }), {
+    exitCode: 0,
+    stdout: /^davit_\w+\n$/,
+  });
+  t.match(await refused(key, { env: empty('SCOPE') }), { exitCode: 2, message: /say what the key may do/ });
+  t.match(await davit(['admin', 'deployment', 'list'], { env: empty('STATUS', 'PROJECT', 'LIMIT') }), {
+    exitCode: 0,
+  });
+  const deploy = ['deploy', 'prj_1', 'main', '--url', 'http://127.0.0.1:1'];
+  const unset = empty('IDEMPOTENCY_KEY', 'KEY_FILE', 'CA_FILE', 'WAIT');
+  t.match(await davit([...deploy, '--retry-for', '0'], { env: { ...unset, DAVIT_KEY: 'davit_key' } }), {
+    exitCode: 1,
+    stderr: /cannot be reached/,
+  });
+  t.match(await refused(['verify', '--header', 't=1,v1=0'], { env: empty('SIGNING_SECRET') }), {
+    exitCode: 2,
+    message: /required option '--secret <secret>' not specified/,
+  });
+  t.match(await refused(['verify', '--secret', 'whsec_x'], { env: empty('HEADER') }), { exitCode: 1 });
+  t.match(await refused(['admin', 'project', 'list'], { env: empty('DB') }), {
+    exitCode: 2,
+    message: /--db must be the path of a file/,
+  });
+  const env = Object.fromEntries(serveOptions().map(({ envVar }) => [String(envVar), '']));
+  const service = await serveWithLog(t, directory, { env });
+  t.match(service.url, /^http:/);
+  t.equal(await service.stop(), 0);
 });
 
 t.test('davit help shows the help of every command', async (t) => {
