@@ -25,7 +25,7 @@ import { newMetricsMemory } from './metric-cells.ts';
 import { type Metrics, startMetrics } from './metrics/metrics.ts';
 import { hasOrphans, hiddenProcessesProblem, requireOwnProc } from './proc.ts';
 import { createReadiness } from './readiness.ts';
-import { openForWriting } from './store/database.ts';
+import { openForWriting, SCHEMA_VERSION } from './store/database.ts';
 import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
 import { areInPlace, identifyFiles, sharedMemoryPath } from './store/place.ts';
@@ -249,6 +249,8 @@ export async function startService(
   started.defer(watches.close);
   await http.start();
   await stopIfTold();
+  // Only now, as a start that is refused has one line, which says why.
+  logger.info({ version, schema_version: SCHEMA_VERSION, file: dbPath }, 'started');
   if (isNew) logger.info({ file: dbPath }, 'created the file: it has no keys and no projects yet');
 
   const loop = startLoop(async () => (recovered ? executor.tick() : null), {

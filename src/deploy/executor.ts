@@ -104,6 +104,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
 
   async function stop(graceMs: number): Promise<void> {
     stopping = true;
+    logger.info({ running_deployments: underWay.size, grace_ms: graceMs }, 'stopping');
     const cancelStop = effects.after(graceMs, () => {
       isGraceOver = true;
       for (const stopRun of underWay.values()) stopRun('shutdown');

@@ -16,8 +16,10 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
+import { version } from '../../src/assets.ts';
 import type { Key } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
+import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
 import { MAIN, place, runProcess } from '../helpers/cli.ts';
@@ -155,6 +157,35 @@ t.test('the log says that the file was created, as a forgotten --db would create
   await second.stop();
   t.notMatch(second.stderr(), message);
 });
+
+t.test(
+  'the log says which davit started on which file, and what still runs when it begins to stop',
+  async (t) => {
+    const { directory, dbPath, davit } = place(t);
+    const service = await serveWithLog(t, directory);
+    const { level, file, ...started } = await service.logged('started');
+    t.match({ level, file }, { level: 'info', file: dbPath });
+    t.match(started, { version, schema_version: SCHEMA_VERSION });
+    const command = ['sh', '-c', 'until [ -e stop ]; do sleep 0.01; done'];
+    const made = await davit([
+      'admin',
+      'project',
+      'create',
+      '--name',
+      'slow',
+      '--dir',
+      '.',
+      '--',
+      ...command,
+    ]);
+    await queue(dbPath, made.stdout.trim());
+    await service.logged('deployment started');
+    const stopped = service.stop();
+    t.match(await service.logged('stopping'), { level: 'info', running_deployments: 1, grace_ms: 25_000 });
+    writeFileSync(join(directory, 'stop'), '');
+    t.equal(await stopped, 0);
+  },
+);
 
 t.test('the log warns of a DAVIT_ variable with a misspelt name', async (t) => {
   const { directory } = place(t);
