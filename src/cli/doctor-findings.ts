@@ -67,6 +67,7 @@ const OVERDUE_MS = 10 * MINUTE_MS;
 const JUST_BEGUN_MS = MINUTE_MS;
 const FAILING_FOR_MS = HOUR_MS;
 const KEY_EXPIRES_SOON_MS = 14 * DAY_MS;
+const KEY_EXPIRED_LATELY_MS = 14 * DAY_MS;
 
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
 export function findingsOfPlace(file: Case): DoctorFinding[] {
@@ -417,10 +418,9 @@ function checkProjects(reads: Reads, surroundings: Surroundings): DoctorFinding[
 }
 
 function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
-  const live = reads.keys
-    .list()
-    .filter(({ revoked_at, expires_at }) => revoked_at === null && ageMs(expires_at, nowMs) <= 0);
-  const findings = live
+  const keys = reads.keys.list().filter(({ revoked_at }) => revoked_at === null);
+  const live = keys.filter(({ expires_at }) => ageMs(expires_at, nowMs) <= 0);
+  const ending = live
     .filter(({ expires_at }) => -ageMs(expires_at, nowMs) < KEY_EXPIRES_SOON_MS)
     .map((key) =>
       problem(
@@ -429,8 +429,18 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
         'replace it before then: davit admin key create',
       ),
     );
+  // A note, as that may be what was meant; but whoever is refused since may not know why.
+  const ended = keys
+    .filter((key) => !live.includes(key) && ageMs(key.expires_at, nowMs) < KEY_EXPIRED_LATELY_MS)
+    .map((key) =>
+      note(
+        'keys',
+        `${nameOfKey(key)} expired at ${key.expires_at}`,
+        'replace it if somebody still needs it: davit admin key create',
+      ),
+    );
   return orOk(
-    findings,
+    [...ending, ...ended],
     'keys',
     `${live.length} of them, none expires within ${formatDuration(KEY_EXPIRES_SOON_MS)}`,
   );
