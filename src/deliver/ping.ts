@@ -1,6 +1,7 @@
-import { type Attempt, type KeyId, newId, timestamp, type WebhookId } from '../domain.ts';
+import { type Attempt, newId, timestamp, type WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Reads } from '../store/store.ts';
+import type { WebhookAddress } from '../store/webhooks.ts';
 import type { Sender } from './send.ts';
 import { signedHeaders } from './sign.ts';
 
@@ -12,9 +13,8 @@ export interface Pinger {
   ping(webhookId: WebhookId): Promise<PingResult>;
 }
 
-interface OwnPing {
+interface OwnPing extends WebhookAddress {
   webhookId: WebhookId;
-  keyId: KeyId;
 }
 
 /** Concurrent pings to one webhook, which use none of the slots of deliveries. Each may take as long as an attempt. */
@@ -40,14 +40,14 @@ export function createPinger({
 
   return {
     async ping(webhookId) {
-      const keyId = reads.webhooks.keyOf(webhookId);
-      if (keyId === undefined) return { kind: 'gone' };
-      const ofKey = [...underWay].filter((ping) => ping.keyId === keyId);
+      const address = reads.webhooks.addressOf(webhookId);
+      if (address === undefined) return { kind: 'gone' };
+      const ofKey = [...underWay].filter((ping) => ping.keyId === address.keyId);
       const ofWebhook = ofKey.filter((ping) => ping.webhookId === webhookId);
       if (ofWebhook.length >= PER_WEBHOOK || ofKey.length >= PER_KEY || underWay.size >= TOTAL) {
         return { kind: 'busy' };
       }
-      const ping = { webhookId, keyId };
+      const ping = { webhookId, ...address };
       underWay.add(ping);
       try {
         return await attempt(ping);
@@ -57,11 +57,10 @@ export function createPinger({
     },
   };
 
-  async function attempt({ webhookId, keyId }: OwnPing): Promise<PingResult> {
+  async function attempt({ webhookId, url, keyId }: OwnPing): Promise<PingResult> {
     const atMs = effects.now();
-    const webhook = reads.webhooks.get(webhookId);
     const secrets = reads.webhooks.liveSecrets(webhookId, atMs);
-    if (webhook === undefined || secrets.length === 0) return { kind: 'gone' };
+    if (secrets.length === 0) return { kind: 'gone' };
     const eventId = newId('evt', effects);
     const body = JSON.stringify({
       id: eventId,
@@ -70,7 +69,7 @@ export function createPinger({
       data: { webhook_id: webhookId },
     });
     const headers = signedHeaders({ eventId, secrets, atSeconds: Math.floor(atMs / 1000), body });
-    const outcome = await sender.send({ url: webhook.url, headers, body, key: keyId });
+    const outcome = await sender.send({ url, headers, body, key: keyId });
     return {
       kind: 'attempted',
       attempt: {

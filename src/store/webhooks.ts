@@ -43,6 +43,12 @@ export interface WebhookUpdate {
 /** A webhook with its new secret, which is never shown again. */
 export type WebhookWithSecret = Webhook & { signing_secret: string };
 
+/** Where a webhook is sent to, and which key registered it. */
+export interface WebhookAddress {
+  url: string;
+  keyId: KeyId;
+}
+
 interface WebhookRow {
   seq: number;
   id: WebhookId;
@@ -71,9 +77,9 @@ export function webhookReads(database: Database) {
   const ofKey = database.prepare<{ id: string; keyId: string }, WebhookRow>(
     `SELECT ${WEBHOOK_COLUMNS} FROM webhooks WHERE id = +:id AND key_id = +:keyId AND deleted_at IS NULL`,
   );
-  const keyOf = database
-    .prepare<[string], KeyId>('SELECT key_id FROM webhooks WHERE id = +? AND deleted_at IS NULL')
-    .pluck();
+  const addressOf = database.prepare<[string], WebhookAddress>(
+    'SELECT url, key_id AS keyId FROM webhooks WHERE id = +? AND deleted_at IS NULL',
+  );
   const keyIsRevoked = database
     .prepare<[string], number>(`
       SELECT 1 FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +? AND k.revoked_at IS NOT NULL`)
@@ -95,8 +101,8 @@ export function webhookReads(database: Database) {
       return row === undefined ? undefined : toWebhook(row);
     },
 
-    /** Which key registered it; undefined if there is no such webhook. */
-    keyOf: (id: WebhookId): KeyId | undefined => keyOf.get(id),
+    /** Undefined if there is no such webhook. */
+    addressOf: (id: WebhookId): WebhookAddress | undefined => addressOf.get(id),
 
     /** Throws `conflict` if the webhook's key was revoked: such a webhook cannot be enabled again. */
     refuseRevoked(id: WebhookId): void {

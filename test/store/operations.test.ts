@@ -105,7 +105,7 @@ t.test('a read of one key, project, deployment or webhook gives nothing of the o
     t.match(projects.resolve(projectId), { name, variable_names: ['WORLD'] });
     t.match(deployments.get(queued), { queue_position: 1, created_by: { key_id: keyId, name } });
     t.equal(Buffer.concat([...logs.text(running, 0, 9)]).toString(), name.padEnd(9));
-    t.equal(webhooks.keyOf(webhookId), keyId);
+    t.strictSame(webhooks.addressOf(webhookId), { url: `https://${name}.example/`, keyId });
     t.match(webhooks.get(webhookId), { url: `https://${name}.example/`, consecutive_failures: 1 });
     t.strictSame(webhooks.liveSecrets(webhookId, nowMs), world.secrets);
     t.match(deliveries.detailsVisibleTo(asks, failed), {
