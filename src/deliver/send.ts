@@ -265,13 +265,20 @@ function failure(error: string, remoteAddress: string | null, durationMs: number
   };
 }
 
-/** Invalid UTF-8 becomes U+FFFD, and so does NUL, at which SQLite's text functions stop. */
+/**
+ * Invalid UTF-8 becomes U+FFFD, and so does NUL, at which SQLite's text functions stop. That has three bytes in place of
+ * one, so the text is cut off, too: it never has more than BODY_KEPT_MAX_BYTES.
+ */
 function textOf({ kept, bodyBytes }: Answer): string {
   if (bodyBytes === 0) return '';
   const decoder = new TextDecoder('utf-8', { ignoreBOM: true });
   // A body that was cut off may end within a character, which is then left out.
   const text = decoder.decode(Buffer.concat(kept), { stream: bodyBytes > BODY_KEPT_MAX_BYTES });
-  return text.replaceAll('\0', '\ufffd');
+  const replaced = text.replaceAll('\0', '\ufffd');
+  if (Buffer.byteLength(replaced) <= BODY_KEPT_MAX_BYTES) return replaced;
+  // Writes whole characters only.
+  const { read } = new TextEncoder().encodeInto(replaced, new Uint8Array(BODY_KEPT_MAX_BYTES));
+  return replaced.slice(0, read);
 }
 
 /** The name under which an error is recorded, which groups the system's error codes. */

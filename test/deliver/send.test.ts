@@ -198,6 +198,15 @@ t.test('the body of an answer', async (t) => {
     t.equal(await bodyOf(t, '\ufeffa'), '\ufeffa', 'and nothing else');
   });
 
+  t.test('is kept up to 4 KiB also if replacing made it longer', async (t) => {
+    const replaced = '\ufffd'.repeat(1_365); // of three bytes each
+    t.equal(await bodyOf(t, Buffer.alloc(1_365, 0xff)), replaced);
+    t.equal(await bodyOf(t, Buffer.alloc(4_096, 0xff)), replaced);
+    t.equal(await bodyOf(t, Buffer.alloc(16_384)), replaced);
+    const before = 'x'.repeat(4_090);
+    t.equal(await bodyOf(t, `\0${before}🚀`), `\ufffd${before}`, 'no half characters');
+  });
+
   t.test('is read up to 16 KiB, and the connection is reused', async (t) => {
     const receiver = await startReceiver(t, { answers: [status(200, { body: 'x'.repeat(16_384) })] });
     const { send } = newSender(t);
