@@ -257,9 +257,8 @@ CREATE TABLE deliveries (
   next_attempt_at  INTEGER, -- null unless pending
   created_at       INTEGER NOT NULL,
   delivered_at     INTEGER,
-  -- A ladder is one pass through the retry delays. The first begins with the event; enabling the webhook, a redelivery
-  -- and a replay each begin another.
-  ladder_started_at INTEGER NOT NULL,
+  -- A ladder is one pass through the retry delays. Enabling the webhook, a redelivery and a replay each begin another.
+  ladder_started_at INTEGER NOT NULL, -- when its first attempt was made; before that, since when it is due
   ladder_attempts  INTEGER NOT NULL DEFAULT 0,
   ladder_trigger   TEXT    NOT NULL CHECK (ladder_trigger = 'schedule' OR ladder_trigger = 'redeliver'
                                         OR ladder_trigger = 'replay'),

@@ -80,7 +80,7 @@ const SETTINGS = {
   ),
   webhookRetryWindowMs: setting(
     '--webhook-retry-window <duration>',
-    'how long after the event the last attempt is made',
+    'how long after the first attempt of a delivery the last one is made',
     '24h',
     durationMsOf,
   ),

@@ -4,7 +4,7 @@ import { HOUR_MS } from '../durations.ts';
 export interface RetrySchedule {
   /** The gaps between attempts. */
   readonly delaysMs: readonly number[];
-  /** From the start of the ladder to its last attempt. */
+  /** From the ladder's first attempt to its last one. */
   readonly windowMs: number;
 }
 
@@ -16,7 +16,7 @@ const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
 type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 
 export interface FailedAttempt {
-  /** When the event happened, or when the ladder was restarted. In milliseconds since 1970, as `nowMs` is. */
+  /** When the ladder's first attempt was made. In milliseconds since 1970, as `nowMs` is. */
   ladderStartedAtMs: number;
   /** Attempts made on this ladder, including the one that has just failed. */
   ladderAttempts: number;

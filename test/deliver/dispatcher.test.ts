@@ -94,7 +94,7 @@ t.test('a failed delivery is retried on schedule, with the same bytes and a fres
 });
 
 t.test(
-  'a delivery that never succeeds ends as exhausted, with its last attempt 24 h after the event',
+  'a delivery that never succeeds ends as exhausted, with its last attempt 24 h after the first',
   async (t) => {
     const effects = fakeEffects();
     const { store, dispatcher } = service(t, effects);
