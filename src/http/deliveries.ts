@@ -10,8 +10,9 @@ import {
 } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
-import { ATTEMPTS_MAX, type DeliveryDetails } from '../store/deliveries.ts';
+import { ATTEMPTS_MAX } from '../store/deliveries.ts';
 import type { Reads } from '../store/store.ts';
+import { inSpareTurn } from '../turns.ts';
 import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -97,11 +98,15 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
             200: { description: 'The delivery, with every attempt.', resource: 'DeliveryDetails' },
           },
         }),
-        handler(request): DeliveryDetails {
+        async handler(request, h) {
           const id = pathId('dlv', request.params.delivery_id);
-          const delivery = reads.deliveries.detailsVisibleTo(callerOf(request), id);
-          if (delivery === undefined) throw notFound();
-          return delivery;
+          // With a thousand attempts it takes 3 ms: 600 at once kept all other requests waiting.
+          const body = await inSpareTurn(() => {
+            const delivery = reads.deliveries.detailsVisibleTo(callerOf(request), id);
+            if (delivery === undefined) throw notFound();
+            return JSON.stringify(delivery);
+          });
+          return h.response(body).type('application/json');
         },
       });
 

@@ -1,9 +1,11 @@
 import t, { type Test } from 'tap';
 import { createReplayer } from '../../src/deliver/replays.ts';
 import type { Delivery, DeliveryId, KeyId, Page, WebhookId } from '../../src/domain.ts';
+import { realEffects } from '../../src/effects.ts';
 import { createAnswers } from '../../src/http/answers.ts';
 import { deliveries } from '../../src/http/deliveries.ts';
 import { createPages } from '../../src/http/pages.ts';
+import { inSpareTurn } from '../../src/turns.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -357,6 +359,23 @@ t.test('GET of a delivery shows the payload as it was sent and the result of eac
   });
   const { payload } = body as { payload: unknown };
   t.equal(JSON.stringify(payload), receiver.requests[0]?.body.toString());
+});
+
+t.test('other requests are answered while many deliveries are read with all their attempts', async (t) => {
+  const { http, store, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId);
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  // As many others that were requested before.
+  const before = Array.from({ length: 100 }, () => inSpareTurn(() => realEffects.block(2)));
+  let shown = false;
+  const showing = call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret).then((answer) => {
+    shown = true;
+    return answer;
+  });
+  t.match(await call(http, 'GET', `/v2/webhooks/${id}/deliveries`, keys.owner.secret), { status: 200 });
+  t.equal(shown, false);
+  t.match(await showing, { status: 200, body: { id: delivery, attempts: [] } });
+  await Promise.all(before);
 });
 
 t.test('a redelivery is sent once more, and the trigger of its attempt is redeliver', async (t) => {

@@ -183,19 +183,19 @@ t.test('each delivery of a long list is shown once, wherever a page or a slice e
 });
 
 t.test(
-  'a delivery shows all its attempts, however many, with the response bodies of the latest 100 only',
+  'a delivery shows all its attempts, however many, with the response bodies of the latest 20 only',
   async (t) => {
     const store = testStore(t);
     const { keyId } = await store.key();
     const { id } = await newWebhook(store, keyId);
     const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
-    const numbers = Array.from({ length: 103 }, (_, index) => index + 1);
+    const numbers = Array.from({ length: 23 }, (_, index) => index + 1);
     for (const number of numbers) {
       store.execute(
         `INSERT INTO attempts VALUES ('${delivery}', ${number}, 0, 200, NULL, 1, NULL, 'ok', 'redeliver')`,
       );
     }
-    store.execute(`UPDATE deliveries SET attempt_count = 103 WHERE id = '${delivery}'`);
+    store.execute(`UPDATE deliveries SET attempt_count = 23 WHERE id = '${delivery}'`);
     const attempts = store.reads.deliveries.detailsVisibleTo(caller({ keyId }), delivery)?.attempts ?? [];
     t.strictSame(
       attempts.map(({ number, response_body }) => [number, response_body]),
