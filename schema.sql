@@ -279,7 +279,7 @@ CREATE TABLE attempts (
   error          TEXT,
   duration_ms    INTEGER NOT NULL,
   remote_address TEXT,
-  response_body  TEXT, -- the first 4 KiB at most
+  response_body  TEXT, -- the first 4 KiB at most; kept of the latest 20 attempts of a delivery
   trigger        TEXT    NOT NULL CHECK (trigger = 'schedule' OR trigger = 'redeliver' OR trigger = 'replay'),
   UNIQUE (delivery_id, number)
 ) STRICT;

@@ -309,6 +309,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
         trigger: delivery.ladder_trigger,
       },
       next: nextOf(outcome, ladderAttempts, ladderStartedAtMs),
+      attemptCount: delivery.attempt_count + 1,
       ladderAttempts,
       ladderStartedAtMs,
       neverPassedMs: skippedMs(clockSettings.recent(DISABLE_AFTER_FAILING_MS, atMs)),

@@ -2,7 +2,7 @@ import type { AttemptTrigger, DeliveryId, EventId, KeyId, WebhookId } from '../d
 import { DAY_MS } from '../durations.ts';
 import type { WriteContext } from './context.ts';
 import { type Database, inSnapshot } from './database.ts';
-import { ATTEMPTS_MAX } from './deliveries.ts';
+import { ATTEMPTS_MAX, BODIES_SHOWN_MAX } from './deliveries.ts';
 import { type Recipient, recipientReads } from './recipients.ts';
 
 /**
@@ -104,6 +104,8 @@ export interface Settlement {
     trigger: Exclude<AttemptTrigger, 'ping'>;
   };
   next: { kind: 'delivered' } | { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
+  /** Attempts of the delivery in all, including this one. */
+  attemptCount: number;
   ladderAttempts: number;
   ladderStartedAtMs: number;
   /** How much the clock skipped, as it was set ahead, in the last five days that really passed. */
@@ -337,6 +339,10 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     INSERT INTO attempts (delivery_id, number, at, status_code, error, duration_ms, remote_address, response_body, trigger)
     SELECT id, attempt_count, :atMs, :statusCode, :error, :durationMs, :remoteAddress, :responseBody, :trigger
       FROM deliveries WHERE seq = +:seq`);
+  // Replays filled the disk with bodies that nobody is shown: 5 MB a second by one key.
+  const forgetBody = database.prepare(`
+    UPDATE attempts SET response_body = NULL
+     WHERE (delivery_id, number) = (SELECT id, attempt_count - ${BODIES_SHOWN_MAX} FROM deliveries WHERE seq = +:seq)`);
   const stillSentTo = 'id = +:webhookId AND url = +:url AND enabled_at = +:enabledAtMs';
   // Of two attempts, the one that ended first may be settled last, as a success is settled only when its body has been
   // read. A time after now is one from before the clock was set back.
@@ -383,11 +389,12 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      * gone.
      */
     settle(settlement: Settlement): Settled | SettledLast {
-      const { seq, webhookId, url, enabledAtMs, attempt, next } = settlement;
+      const { seq, webhookId, url, enabledAtMs, attempt, attemptCount, next } = settlement;
       const atMs = attempt.atMs + attempt.durationMs;
       const settled = settleDelivery(settlement, atMs);
       if (settled === 'gone') return settled;
       insertAttempt.run({ seq, ...attempt });
+      if (attemptCount > BODIES_SHOWN_MAX) forgetBody.run({ seq });
       changed('settled');
       const receiver = { webhookId, url, enabledAtMs };
       const nowMs = effects.now();

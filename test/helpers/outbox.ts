@@ -36,6 +36,7 @@ export function settlementOf(
       ...attempt,
     },
     next,
+    attemptCount: due.attempt_count + 1,
     ladderAttempts: due.ladder_attempts + 1,
     ladderStartedAtMs: due.ladder_started_at,
     neverPassedMs: 0,

@@ -202,6 +202,37 @@ t.test('a delivery has a thousand attempts at most, however often its webhook is
   t.strictSame(dueOf(store, webhookId, effects.now(), 1), []);
 });
 
+t.test('no body is kept of an attempt that twenty others followed, as nobody is shown it', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { webhookId } = await oneDue(store, effects);
+  await newDeliveries(store, webhookId, 1);
+  for (let time = 0; time < 23; time++) {
+    for (const due of dueOf(store, webhookId, effects.now(), 2)) {
+      const attempt = { responseBody: `${due.seq} ${time}` };
+      await store.writer.write(
+        'outbox.settle',
+        settlementOf(due, effects.now(), { kind: 'delivered' }, attempt),
+      );
+      // The second one has three attempts less.
+      if (time < 19 || due.seq === 1) await store.writer.write('deliveries.redeliver', { id: due.id });
+    }
+  }
+  const bodiesOf = (seq: number) =>
+    store
+      .query<{ response_body: string | null }>(
+        `SELECT response_body FROM attempts
+          WHERE delivery_id = (SELECT id FROM deliveries WHERE seq = ${seq}) ORDER BY number`,
+      )
+      .map(({ response_body }) => response_body);
+  const times = Array.from({ length: 20 }, (_, index) => index);
+  t.strictSame(bodiesOf(1), [null, null, null, ...times.map((time) => `1 ${time + 3}`)]);
+  t.strictSame(
+    bodiesOf(2),
+    times.map((time) => `2 ${time}`),
+  );
+});
+
 t.test('a success ends a row of failures', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
