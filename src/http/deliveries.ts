@@ -158,7 +158,10 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           responses: {
             202: { description: 'The replay, and how many deliveries it sends.', resource: 'Replay' },
           },
-          errors: { rate_limited: 'Too many requests, or too many replays of this webhook are open.' },
+          errors: {
+            rate_limited:
+              'Too many requests, or too many replays of this webhook are open, or of this key being counted.',
+          },
         }),
         handler(request, h) {
           const { since, until, status = null } = request.payload;

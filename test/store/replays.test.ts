@@ -50,7 +50,7 @@ t.test('a long past is counted exactly, in slices with turns for others in betwe
   t.teardown(() => database.close());
   let looks = 0;
   const { count } = replayReads(database, {
-    inTurn: async (look) => {
+    inSpareTurn: async (look) => {
       looks += 1;
       return look();
     },
@@ -73,16 +73,41 @@ t.test('of many replays requested at once only ten are counted: as many as may b
     return Promise.all(Array.from({ length: 30 }, () => store.reads.replays.plan(webhook, asked)));
   };
   const counts = (await plans()).map(({ count }) => count);
-  t.strictSame(counts, [...Array(10).fill(1), ...Array(20).fill(null)]);
-  t.equal((await plans()).filter(({ count }) => count !== null).length, 10, 'the next ones as well');
+  t.strictSame(counts, [...Array(10).fill(1), ...Array(20).fill('ofWebhook')]);
+  t.equal((await plans()).filter(({ count }) => count === 1).length, 10, 'the next ones as well');
   for (let open = 0; open < 10; open++) await replay(store, effects, id);
   const before = store.dump();
   for (const plan of await plans()) {
-    t.equal(plan.count, null);
-    await t.rejects(store.writer.write('replays.create', plan), { code: 'rate_limited' });
+    t.equal(plan.count, 'ofWebhook');
+    await t.rejects(store.writer.write('replays.create', plan), {
+      code: 'rate_limited',
+      message: 'too many replays of this webhook are open or being counted: wait for them',
+    });
   }
   t.strictSame(store.dump(), before);
 });
+
+t.test(
+  'of all webhooks of a key ten replays are counted at a time, and those of other keys too',
+  async (t) => {
+    const { store, effects, id, keyId } = await service(t);
+    const webhooks = [store.reads.webhooks.get(id) ?? noWebhook()];
+    while (webhooks.length < 12) webhooks.push(await newWebhook(store, keyId));
+    webhooks.push(await newWebhook(store, (await store.key()).keyId));
+    await newDeliveries(store, id, 1);
+    const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
+    const plans = () => Promise.all(webhooks.map((webhook) => store.reads.replays.plan(webhook, asked)));
+    const counts = [...Array(10).fill(1), 'ofKey', 'ofKey', 1];
+    t.match(await plans(), Object(counts.map((count) => ({ count }))));
+    const [refused] = (await plans()).filter(({ count }) => count === 'ofKey');
+    const before = store.dump();
+    await t.rejects(store.writer.write('replays.create', refused ?? noPlan()), {
+      code: 'rate_limited',
+      message: 'too many replays of this key are being counted: wait for them',
+    });
+    t.strictSame(store.dump(), before);
+  },
+);
 
 t.test('a step begins new ladders and records its position; the last one ends the replay', async (t) => {
   const { store, effects, id } = await service(t);
@@ -303,4 +328,12 @@ function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disable
 
 function noDelivery(): never {
   throw new Error('no delivery arose');
+}
+
+function noWebhook(): never {
+  throw new Error('there is no such webhook');
+}
+
+function noPlan(): never {
+  throw new Error('none was refused');
 }
