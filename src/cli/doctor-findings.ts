@@ -21,7 +21,7 @@ import { type FindingOf, isProblem, note, ok, orOk, problem } from './findings.t
 import { nameOfKey, nameOfProject } from './names.ts';
 import { checkTemporaryDirectory, findingsOf } from './project-findings.ts';
 import type { Surroundings } from './project-surroundings.ts';
-import { countText } from './webhook-text.ts';
+import { countText, keyExpiredAt } from './webhook-text.ts';
 
 export type DoctorFinding = FindingOf<
   | 'permissions'
@@ -320,7 +320,9 @@ function findingsOfWaiting(
 function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
   const webhooks = reads.backlog.webhooks(file.nowMs);
   const findings = webhooks.flatMap((webhook) =>
-    webhook.status === 'disabled' ? findingOfDisabled(webhook, reads) : findingsOfEnabled(webhook, file),
+    webhook.status === 'disabled'
+      ? findingOfDisabled(webhook, reads)
+      : [...findingsOfExpired(webhook, file), ...findingsOfEnabled(webhook, file)],
   );
   const failing = webhooks.filter(
     ({ status, failing_since }) =>
@@ -352,6 +354,20 @@ function findingOfDisabled(
       ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
       : `fix the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
   );
+}
+
+function findingsOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFinding[] {
+  const expiredAt = keyExpiredAt(webhook, nowMs);
+  if (expiredAt === null) return [];
+  const { id, created_by } = webhook;
+  const key = nameOfKey({ id: created_by.key_id, name: created_by.name });
+  return [
+    problem(
+      'webhooks',
+      `${id} gets no new events: its ${key} expired at ${expiredAt}`,
+      `register it again with another key, then davit admin webhook delete ${id}`,
+    ),
+  ];
 }
 
 function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): DoctorFinding[] {

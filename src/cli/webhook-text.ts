@@ -1,3 +1,4 @@
+import type { Timestamp } from '../domain.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { CommandContext } from './command.ts';
 import { counted } from './counted.ts';
@@ -12,6 +13,12 @@ export function nextAttemptText(
   if (held_count > 0) return 'held';
   if (next_attempt_at === null) return '';
   return due_count > 0 && served ? 'now' : moment(context, next_attempt_at);
+}
+
+/** When the webhook's key expired, since which it gets no new events; null: it did not. */
+export function keyExpiredAt({ created_by }: WebhookBacklog, nowMs: number): Timestamp | null {
+  const { expires_at } = created_by;
+  return expires_at !== null && Date.parse(expires_at) <= nowMs ? expires_at : null;
 }
 
 /** `1 delivery`, `2 deliveries`. */

@@ -15,7 +15,7 @@ import { isServed } from './serving.ts';
 import { type Colour, fields, table } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
 import { definePing } from './webhook-ping.ts';
-import { countText, nextAttemptText } from './webhook-text.ts';
+import { countText, keyExpiredAt, nextAttemptText } from './webhook-text.ts';
 
 /** `davit admin webhook`. */
 export function defineWebhooks(command: Command, context: CommandContext): void {
@@ -73,7 +73,11 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
     table(terminal, webhooks, [
       { title: 'ID', of: ({ id }) => id },
       { title: 'URL', of: ({ url }) => url, shrinks: true },
-      { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
+      {
+        title: 'STATUS',
+        of: (webhook) => (isOnlyRetried(webhook, context) ? 'key expired' : webhook.status),
+        colour: (webhook) => (isOnlyRetried(webhook, context) ? 'red' : STATUS_COLOURS[webhook.status]),
+      },
       {
         title: 'WAITING',
         of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
@@ -99,6 +103,11 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
 
 const STATUS_COLOURS: Record<WebhookStatus, Colour> = { enabled: 'green', disabled: 'red' };
 
+/** Whether it is enabled, but gets no new events. */
+function isOnlyRetried(webhook: WebhookBacklog, { effects }: CommandContext): boolean {
+  return webhook.status === 'enabled' && keyExpiredAt(webhook, effects.now()) !== null;
+}
+
 function waitingCount({ pending_count, held_count }: WebhookBacklog): number {
   return pending_count + held_count;
 }
@@ -122,6 +131,7 @@ function defineShow(command: Command, context: CommandContext): void {
 
 function webhookText(webhook: WebhookBacklog, served: boolean, context: CommandContext): string {
   const at = exactMomentOf(context);
+  const expiredAt = at(keyExpiredAt(webhook, context.effects.now()));
   const { status, status_reason, created_by, pending_count, due_count, held_count, last_error } = webhook;
   return fields(context.terminal, [
     ['id', webhook.id],
@@ -131,6 +141,7 @@ function webhookText(webhook: WebhookBacklog, served: boolean, context: CommandC
     ['status', status_reason === null ? status : `${status}: ${status_reason}`],
     ['created', at(webhook.created_at)],
     ['created by', `key ${created_by.name} (${created_by.key_id})`],
+    ['new events', expiredAt === null ? null : `none: its key expired at ${expiredAt}`],
     ['last success', at(webhook.last_success_at) ?? 'never'],
     ['last failure', at(webhook.last_failure_at) ?? 'never'],
     ['failing since', at(webhook.failing_since)],

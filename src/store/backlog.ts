@@ -48,7 +48,8 @@ export interface ReportedDeployment extends Deployment {
 
 /** A webhook as the administrator sees it, with its unfinished deliveries. */
 export interface WebhookBacklog extends Webhook {
-  created_by: { key_id: KeyId; name: string };
+  /** Once its key has expired, it gets no new events. */
+  created_by: { key_id: KeyId; name: string; expires_at: Timestamp | null };
   failing_since: Timestamp | null;
   /** Deliveries that are being attempted or will be. */
   pending_count: number;
@@ -110,10 +111,10 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
     .pluck();
   const registration = database.prepare<
     [string],
-    { key_id: KeyId; name: string; failing_since: number | null }
-  >(
-    'SELECT w.key_id, k.name, w.failing_since FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +?',
-  );
+    { key_id: KeyId; name: string; expires_at: number | null; failing_since: number | null }
+  >(`
+    SELECT w.key_id, k.name, k.expires_at, w.failing_since
+      FROM webhooks w JOIN keys k ON k.id = w.key_id WHERE w.id = +?`);
   // A delivery that was held is due from when its webhook was enabled, not from its own time. If that is to come, the
   // clock was set back since.
   const unsettled = database.prepare<
@@ -251,7 +252,11 @@ export function backlogReads(database: Database, deployments: DeploymentReads, w
     const isHeld = webhook.status === 'disabled';
     return {
       ...webhook,
-      created_by: { key_id: made.key_id, name: made.name },
+      created_by: {
+        key_id: made.key_id,
+        name: made.name,
+        expires_at: optionalTimestamp(made.expires_at),
+      },
       failing_since: optionalTimestamp(made.failing_since),
       pending_count: isHeld ? 0 : count,
       due_count: isHeld ? 0 : due,

@@ -67,6 +67,13 @@ t.test('doctor names each problem and what to do about it', async (t) => {
       /^davit admin webhook delete whk_1: its key is revoked, so it stays disabled$/,
     ],
     [
+      'a webhook whose key has expired',
+      `UPDATE keys SET expires_at = ${nowMs - 1};${webhook('status', "'enabled'")}`,
+      'webhooks',
+      /^whk_1 gets no new events: its key ci \(key_\w+\) expired at 20\S+Z$/,
+      /^register it again with another key, then davit admin webhook delete whk_1$/,
+    ],
+    [
       'deliveries that are long overdue',
       webhook('status', "'enabled'") + delivery,
       'webhooks',
@@ -193,6 +200,14 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       /^1 of 2 failing, for less than 1h$/,
     ],
     [webhook('whk_1', 'disabled', nowMs - 600_000), none, 'webhooks', 'note', /^whk_1 is disabled$/],
+    [keyEnds(nowMs - 1) + webhook('whk_1', 'disabled'), none, 'webhooks', 'note', /^whk_1 is disabled$/],
+    [
+      keyEnds(nowMs + 15 * 24 * HOUR_MS) + webhook('whk_1', 'enabled'),
+      none,
+      'webhooks',
+      'ok',
+      /^1 of them, none/,
+    ],
     [
       webhook('whk_1', 'enabled', hourAgo - 1_000),
       none,

@@ -9,6 +9,7 @@ import type { Replay } from '../../src/store/replays.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { inFile } from '../helpers/administration.ts';
 import { type Place, place } from '../helpers/cli.ts';
+import { change } from '../helpers/doctor.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
@@ -90,6 +91,27 @@ t.test(
     t.strictSame(new Set(again.map((event) => event.id)), new Set(sent.map((event) => event.id)));
   },
 );
+
+t.test('a webhook whose key has expired is listed and shown as one that gets no new events', async (t) => {
+  const there = await file(t);
+  const { id } = await register(there, 'https://one.test/');
+  change(there.dbPath, "UPDATE keys SET expires_at = unixepoch('2026-11-21T08:00:00') * 1000");
+  const [list, show, shown] = await Promise.all([
+    there.davit(webhook('list')),
+    there.davit(webhook('show', id)),
+    there.json<WebhookBacklog>(webhook('show', id)),
+  ]);
+  t.match(list.stdout, new RegExp(`^${id} +https://one\\.test/ +key expired +ci `, 'm'));
+  t.match(show.stdout, /^new events +none: its key expired at 2026-11-21T08:00:00\.000Z$/m);
+  t.match(shown, { status: 'enabled', created_by: { expires_at: '2026-11-21T08:00:00.000Z' } });
+  await there.davit(webhook('disable', id));
+  t.match(
+    (await there.davit(webhook('list'))).stdout,
+    new RegExp(`^${id} +https://one\\.test/ +disabled `, 'm'),
+  );
+  change(there.dbPath, 'UPDATE keys SET expires_at = NULL');
+  t.notMatch((await there.davit(webhook('show', id))).stdout, /new events/);
+});
 
 t.test('a webhook is found by its URL, also in the form in which it was registered', async (t) => {
   const there = await file(t);
