@@ -325,8 +325,8 @@ function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
       : [...findingsOfExpired(webhook, file), ...findingsOfEnabled(webhook, file)],
   );
   const failing = webhooks.filter(
-    ({ status, failing_since }) =>
-      status === 'enabled' && failing_since !== null && ageMs(failing_since, file.nowMs) <= FAILING_FOR_MS,
+    (webhook) =>
+      webhook.status === 'enabled' && webhook.failing_since !== null && !failsForLong(webhook, file),
   );
   if (failing.length > 0) {
     findings.push(
@@ -370,9 +370,9 @@ function findingsOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFind
   ];
 }
 
-function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): DoctorFinding[] {
+function findingsOfEnabled(webhook: WebhookBacklog, file: Case): DoctorFinding[] {
   const { id, failing_since, consecutive_failures, last_error, due_count, next_attempt_at } = webhook;
-  if (failing_since !== null && ageMs(failing_since, nowMs) > FAILING_FOR_MS) {
+  if (failsForLong(webhook, file)) {
     const how = last_error === null ? '' : `, last with ${last_error}`;
     return [
       problem(
@@ -382,16 +382,29 @@ function findingsOfEnabled(webhook: WebhookBacklog, { service, nowMs }: Case): D
       ),
     ];
   }
-  if (next_attempt_at === null || ageMs(next_attempt_at, nowMs) <= OVERDUE_MS) return [];
+  if (!isOverdue(webhook, file)) return [];
   return [
     problem(
       'webhooks',
       `${id} is behind with ${countText(due_count)}, the first due since ${next_attempt_at}`,
-      service === null
+      file.service === null
         ? 'davit serve'
         : 'its receiver is too slow for its events, or davit serve needs a restart',
     ),
   ];
+}
+
+/** Also if its deliveries are late because it fails: few attempts are made then, however many wait. */
+function failsForLong(webhook: WebhookBacklog, file: Case): boolean {
+  const { failing_since } = webhook;
+  if (failing_since === null) return false;
+  return (
+    ageMs(failing_since, file.nowMs) > FAILING_FOR_MS || (file.service !== null && isOverdue(webhook, file))
+  );
+}
+
+function isOverdue({ next_attempt_at }: WebhookBacklog, { nowMs }: Case): boolean {
+  return ageMs(next_attempt_at, nowMs) > OVERDUE_MS;
 }
 
 /** The projects whose commands are to be checked; none if the file is damaged there, which `findingsOfFile` reports. */

@@ -157,6 +157,9 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     VALUES ('evt_1', 'deployment.created', 'dpl_1', 'prj_1', 1, '{}');
     INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at, ladder_trigger)
     VALUES ('dlv_1', 'evt_1', 'deployment.created', 'whk_1', 'pending', ${nextAttemptAt}, 1, 1, 'schedule');`;
+  const refusal = `
+    UPDATE deliveries SET attempt_count = 1;
+    INSERT INTO attempts VALUES ('dlv_1', 1, 1, NULL, 'connection_refused', 1, NULL, NULL, 'schedule');`;
   const keyEnds = (at: number) => `UPDATE keys SET expires_at = ${at};`;
   const none = null;
   const cases: [sql: string, servedBy: number | null, check: string, level: string, message: RegExp][] = [
@@ -217,6 +220,20 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     ],
     [webhook('whk_1', 'enabled') + delivery(fiveMinutesAgo), none, 'webhooks', 'ok', /^1 of them, none/],
     [webhook('whk_1', 'enabled') + delivery(hourAgo), own.processId, 'webhooks', 'problem', /^whk_1 is behi/],
+    [
+      webhook('whk_1', 'enabled', nowMs - 1_800_000) + delivery(hourAgo) + refusal,
+      own.processId,
+      'webhooks',
+      'problem',
+      /^whk_1 has been failing since 20\S+Z, 88 times in a row, last with connection_refused$/,
+    ],
+    [
+      webhook('whk_1', 'enabled', nowMs - 1_800_000) + delivery(fiveMinutesAgo),
+      own.processId,
+      'webhooks',
+      'note',
+      /^1 of 1 failing, for less than 1h$/,
+    ],
     [
       `UPDATE projects SET status = 'archived', command = '["/nowhere/release.sh"]'`,
       none,
