@@ -14,6 +14,7 @@ import type { Serving } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
+import { DISABLED_BY } from '../store/webhooks.ts';
 import { formatBytes } from './bytes.ts';
 import { checkDisk, type DiskTrial } from './doctor-disk.ts';
 import { checkLeftovers, checkPermissions } from './doctor-files.ts';
@@ -346,14 +347,15 @@ function findingOfDisabled(
 ): DoctorFinding {
   const message = `${id} is disabled${status_reason === null ? '' : ` (${status_reason})`}`;
   if (held_count === 0) return note('webhooks', message, null);
-  const isForEver = reads.keys.get(created_by.key_id)?.revoked_at !== null;
-  return problem(
-    'webhooks',
-    `${message}, with ${countText(held_count)} held for it`,
-    isForEver
-      ? `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`
-      : `fix the receiver, then davit admin webhook enable ${id}; or davit admin webhook delete ${id}`,
-  );
+  const held = `${message}, with ${countText(held_count)} held for it`;
+  const enableOrDelete = `davit admin webhook enable ${id}; or davit admin webhook delete ${id}`;
+  if (reads.keys.get(created_by.key_id)?.revoked_at !== null) {
+    const advice = `davit admin webhook delete ${id}: its key is revoked, so it stays disabled`;
+    return problem('webhooks', held, advice);
+  }
+  return Object.values<string | null>(DISABLED_BY).includes(status_reason)
+    ? note('webhooks', held, enableOrDelete)
+    : problem('webhooks', held, `fix the receiver, then ${enableOrDelete}`);
 }
 
 function findingsOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFinding[] {

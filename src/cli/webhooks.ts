@@ -5,6 +5,7 @@ import type { WebhookBacklog } from '../store/backlog.ts';
 import type { PendingPosition } from '../store/outbox.ts';
 import { inSteps } from '../store/steps.ts';
 import type { Store } from '../store/store.ts';
+import { DISABLED_BY } from '../store/webhooks.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { withStore } from './database-file.ts';
@@ -182,8 +183,7 @@ async function setStatus(
   { effects }: CommandContext,
 ): Promise<{ before: WebhookBacklog; after: WebhookBacklog }> {
   const before = resolveWebhook(store, idOrUrl, effects.now());
-  const disableReason = 'disabled by the administrator';
-  await store.writer.write('webhooks.update', { id: before.id, status, disableReason });
+  await store.writer.write('webhooks.update', { id: before.id, status, disableReason: DISABLED_BY.admin });
   // Also if it was enabled already: the process that enabled it may have ended before it had done this.
   if (status === 'enabled') await retryNow(store, before.id);
   return { before, after: resolveWebhook(store, before.id, effects.now()) };

@@ -13,7 +13,7 @@ import {
 } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { Reads } from '../store/store.ts';
-import { LIVE_SECRETS_MAX, WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
+import { DISABLED_BY, LIVE_SECRETS_MAX, WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
 import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -158,8 +158,7 @@ export function webhooks(
         }),
         handler(request, h) {
           const id = idOfVisible(request);
-          const disableReason = 'disabled through the API';
-          const update = id && { id, ...request.payload, disableReason };
+          const update = id && { id, ...request.payload, disableReason: DISABLED_BY.api };
           return answers.write(request, h, 'webhooks.update', update);
         },
       });

@@ -21,6 +21,12 @@ export const WEBHOOKS_OF_KEY_MAX = 100;
 /** How many secrets of a webhook are valid at a time: each adds a signature to every delivery. */
 export const LIVE_SECRETS_MAX = 5;
 
+/** The `status_reason` of a webhook that a person disabled. */
+export const DISABLED_BY = {
+  api: 'disabled through the API',
+  admin: 'disabled by the administrator',
+} as const;
+
 interface NewWebhook {
   keyId: KeyId;
   /** As parseWebhookUrl normalised it. */

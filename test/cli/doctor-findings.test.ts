@@ -157,6 +157,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     VALUES ('evt_1', 'deployment.created', 'dpl_1', 'prj_1', 1, '{}');
     INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at, ladder_started_at, ladder_trigger)
     VALUES ('dlv_1', 'evt_1', 'deployment.created', 'whk_1', 'pending', ${nextAttemptAt}, 1, 1, 'schedule');`;
+  const reason = (text: string) => `UPDATE webhooks SET status_reason = '${text}';`;
   const refusal = `
     UPDATE deliveries SET attempt_count = 1;
     INSERT INTO attempts VALUES ('dlv_1', 1, 1, NULL, 'connection_refused', 1, NULL, NULL, 'schedule');`;
@@ -203,6 +204,27 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       /^1 of 2 failing, for less than 1h$/,
     ],
     [webhook('whk_1', 'disabled', nowMs - 600_000), none, 'webhooks', 'note', /^whk_1 is disabled$/],
+    [
+      webhook('whk_1', 'disabled') + delivery(hourAgo) + reason('disabled by the administrator'),
+      none,
+      'webhooks',
+      'note',
+      /^whk_1 is disabled \(disabled by the administrator\), with 1 delivery held for it$/,
+    ],
+    [
+      webhook('whk_1', 'disabled') + delivery(hourAgo) + reason('disabled through the API'),
+      none,
+      'webhooks',
+      'note',
+      /^whk_1 is disabled \(disabled through the API\), with 1 delivery held for it$/,
+    ],
+    [
+      webhook('whk_1', 'disabled') + delivery(hourAgo) + reason('every delivery failed for 5 days'),
+      none,
+      'webhooks',
+      'problem',
+      /^whk_1 is disabled \(every delivery failed for 5 days\), with 1 delivery held for it$/,
+    ],
     [keyEnds(nowMs - 1) + webhook('whk_1', 'disabled'), none, 'webhooks', 'note', /^whk_1 is disabled$/],
     [
       keyEnds(nowMs + 15 * 24 * HOUR_MS) + webhook('whk_1', 'enabled'),
@@ -265,7 +287,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
     const found = findings.filter((finding) => finding.check === check);
     t.match(found, [{ level, message }], String(message));
     t.equal(found.length, 1, String(message));
-    t.equal(found[0]?.advice === null, level === 'ok' || /disabled/.test(String(message)));
+    t.equal(found[0]?.advice === null, level === 'ok' || /disabled\$/.test(String(message)));
   }
 });
 
