@@ -1,3 +1,4 @@
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type Deployment, type DeploymentId, isTerminal } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { leftOutMarker } from '../store/logs.ts';
@@ -53,6 +54,7 @@ export function createLogEvents(reads: Reads, effects: Pick<Effects, 'monotonicM
       }
       if (next.isOver) return;
       ({ at, midLine, isAll } = next);
+      await nextTurn(); // as in a log that is read as text
     }
   };
 }

@@ -1,4 +1,5 @@
 import { Readable } from 'node:stream';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Plugin, Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import type { Deployment, DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
@@ -106,7 +107,7 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
 
   function respondWithText(h: Toolkit, { id, log_bytes }: Deployment, from: number): ResponseObject {
     return h
-      .response(Readable.from(reads.logs.text(id, from, log_bytes), streamOptions))
+      .response(Readable.from(inTurns(reads.logs.text(id, from, log_bytes)), streamOptions))
       .type('text/plain')
       .header('Log-Next-Offset', String(Math.max(from, log_bytes)));
   }
@@ -126,6 +127,17 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
       .response(Readable.from(logEvents({ id, from, watch, mayFollow }), streamOptions))
       .type('text/event-stream')
       .header('X-Accel-Buffering', 'no'); // nginx would keep events back until it has a few pages of them
+  }
+}
+
+/**
+ * A turn of the event loop for each piece. A client that takes a log as fast as it comes never makes the stream wait:
+ * without the turns, 490 connections to a log of 5 MiB stopped all else for 6 s.
+ */
+async function* inTurns(pieces: Iterable<Buffer>): AsyncGenerator<Buffer, void, undefined> {
+  for (const piece of pieces) {
+    yield piece;
+    await nextTurn();
   }
 }
 

@@ -658,6 +658,32 @@ t.test('a log is not read far ahead of a client that does not take it', async (t
   await until(() => http.watches.size() === 0);
 });
 
+t.test('a client that takes a long log as fast as it comes leaves turns to others', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, Buffer.alloc(2 * 1024 * 1024, 'x'));
+  await finish(http.store, id);
+  const sockets: Socket[] = [];
+  http.server.listener.on('connection', (socket) => sockets.push(socket));
+  const written = () => sockets.reduce((sum, { bytesWritten }) => sum + bytesWritten, 0);
+  for (const accept of ['text/plain', 'text/event-stream']) {
+    let isOver = false;
+    const answer = getLog(http, id, key, '', { accept })
+      .then((response) => response.text())
+      .finally(() => {
+        isOver = true;
+      });
+    let most = 0;
+    while (!isOver) {
+      const before = written();
+      await nextTurn();
+      most = Math.max(most, written() - before);
+    }
+    t.ok((await answer).length >= 2 * 1024 * 1024);
+    t.ok(most < 64 * 1024, `${accept}: at most ${most} bytes in a turn`);
+  }
+  await until(() => http.watches.size() === 0);
+});
+
 interface Running {
   http: DeploymentsHttp;
   id: DeploymentId;
