@@ -51,7 +51,7 @@ export interface Service {
   metricsUrl: string | null;
   /** Reads the certificates and keys again. If they are invalid, that is logged, and the current ones stay in use. */
   reload(): void;
-  /** Lets the recovery, running commands and attempts end, the latter two within their limits, and closes the file. */
+  /** Lets the recovery, running commands and attempts end, each within its limit, and closes the file. */
   stop(): Promise<void>;
 }
 
@@ -75,6 +75,11 @@ const LAST_WAITS_UNTIL_MS = 27_500;
 const REQUESTS_IN_FLIGHT_MS = 50;
 /** By then every process that can be killed is gone. The API does not wait for others, nor for a full disk. */
 export const RECOVERY_WAIT_MS = 20_000;
+/**
+ * How long davit that stops waits for a recovery that had its 20 s: one more try of a record. The next start does the
+ * rest. One that waits for a process that cannot be ended kept the file open until davit was killed.
+ */
+export const LAST_RECOVERY_MS = 1_500;
 const WAL_STAYS =
   'the -wal stays, and may hold a part of the file: keep them together (another process has the file open, the disk is ' +
   'full, or the file was moved)';
@@ -85,8 +90,8 @@ const RECOVERY_PROBLEM =
  * Wires davit together and starts it: the file and its lock, the writer, crash recovery, the dispatcher, the executor,
  * HTTP. What was started is stopped in reverse order. The file must have passed `migrateOlder`. Throws AppError for
  * problems that the user can solve. `onFatal` is called when a part dies that davit cannot work without. If
- * `toldToStop` is aborted before the first deployment can start, everything is stopped after the recovery and the
- * signal's reason is thrown.
+ * `toldToStop` is aborted before the first deployment can start, everything is stopped after the recovery, or its time,
+ * and the signal's reason is thrown.
  */
 export async function startService(
   config: ServeConfig,
@@ -290,7 +295,7 @@ export async function startService(
     // a write, which must not delay the SIGTERM of commands.
     await Promise.all([executor.stop(config.shutdownGraceMs), reportsLoop.stop(), pruning.stop()]);
     await loop.stop();
-    await recovery;
+    await isWithin(recovery, atMost(LAST_RECOVERY_MS), effects);
   });
 
   const running = started.move();
@@ -320,7 +325,7 @@ export async function startService(
     await nextTurn();
     await nextTurn();
     if (!toldToStop.aborted) return;
-    await recovery;
+    await isWithin(recovery, atMost(LAST_RECOVERY_MS), effects);
     toldToStop.throwIfAborted();
   }
 }

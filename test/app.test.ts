@@ -1,9 +1,9 @@
 import { spawn } from 'node:child_process';
 import { once } from 'node:events';
-import { renameSync } from 'node:fs';
+import { existsSync, renameSync } from 'node:fs';
 import { join } from 'node:path';
 import t, { type Test } from 'tap';
-import { RECOVERY_WAIT_MS, startService } from '../src/app.ts';
+import { LAST_RECOVERY_MS, RECOVERY_WAIT_MS, startService } from '../src/app.ts';
 import { realEffects } from '../src/effects.ts';
 import { openForWriting } from '../src/store/database.ts';
 import { storeOn } from '../src/store/store.ts';
@@ -33,7 +33,7 @@ t.test(
     });
 
     busy.exec('BEGIN IMMEDIATE');
-    const service = await startService({ ...CONFIG, dbPath }, impatientEffects().effects, (error) =>
+    const service = await startService({ ...CONFIG, dbPath }, impatientEffects(), (error) =>
       t.fail('the service died', { error }),
     );
     t.teardown(service.stop);
@@ -139,29 +139,46 @@ t.test(
   },
 );
 
-t.test('davit that is told to stop does not end before a recovery that takes long', async (t) => {
-  const check = async (isStarting: boolean) => {
-    const { dbPath, store } = await fileWith(t, ['/bin/true']);
-    const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
-    await store.writer.write('deployments.claim', undefined);
-    const busy = openForWriting(dbPath, realEffects);
-    busy.exec('BEGIN IMMEDIATE');
+t.test(
+  'davit that is told to stop waits a moment for a recovery, and leaves the rest to the next start',
+  async (t) => {
+    const check = async (isStarting: boolean, endsInTime: boolean) => {
+      const { dbPath, store } = await fileWith(t, ['/bin/true']);
+      const { id } = await store.writer.write('deployments.create', newDeployment(store.projectId));
+      await store.writer.write('deployments.claim', undefined);
+      const left = spawn('sh', ['-c', "trap '' TERM; echo ready; exec sleep 600"], {
+        env: { PATH, DEPLOY_ID: id },
+        stdio: ['ignore', 'pipe', 'ignore'],
+      });
+      t.teardown(() => left.kill('SIGKILL'));
+      await once(left.stdout, 'data');
 
-    const start = new AbortController();
-    const { effects, refusals } = impatientEffects();
-    const serving = startService({ ...CONFIG, dbPath }, effects, () => undefined, start.signal);
-    if (isStarting) start.abort(new Error('told to stop'));
-    const ended = isStarting
-      ? t.rejects(serving, { message: 'told to stop' })
-      : serving.then(({ stop }) => stop());
-    await Promise.race([until(() => refusals.count === 3), ended]);
-    busy.exec('ROLLBACK');
-    busy.close();
-    await ended;
-    t.match(store.reads.deployments.get(id), { status: 'failed', reason: 'interrupted' });
-  };
-  await Promise.all([check(true), check(false)]);
-});
+      const effects: typeof realEffects = {
+        ...realEffects,
+        after(delayMs, action) {
+          const isLast = delayMs === LAST_RECOVERY_MS;
+          if (isLast && endsInTime) left.kill('SIGKILL');
+          const isAtOnce = delayMs === RECOVERY_WAIT_MS || (isLast && !endsInTime);
+          return realEffects.after(isAtOnce ? 0 : isLast ? 60_000 : delayMs, action);
+        },
+      };
+      const start = new AbortController();
+      const serving = startService({ ...CONFIG, dbPath }, effects, () => t.fail('died'), start.signal);
+      if (isStarting) start.abort(new Error('told to stop'));
+      await (isStarting
+        ? t.rejects(serving, { message: 'told to stop' })
+        : serving.then(({ stop }) => stop()));
+      t.match(
+        store.reads.deployments.get(id),
+        endsInTime ? { status: 'failed', reason: 'interrupted' } : { status: 'running' },
+      );
+      await store.close();
+      t.notOk(existsSync(`${dbPath}-wal`));
+    };
+    await Promise.all([check(true, false), check(false, false)]);
+    await check(false, true);
+  },
+);
 
 t.test('davit that is told to stop late in its start begins no deployment', async (t) => {
   const { dbPath, store } = await fileWith(t, ['/bin/true']);
@@ -213,15 +230,11 @@ t.test('a service whose database file was moved away is not ready', async (t) =>
   renameSync(`${dbPath}.elsewhere`, dbPath);
 });
 
-/** As if the recovery had been waited for long enough at once; `refusals`: of its writes, which are retried at once. */
-function impatientEffects() {
-  const refusals = { count: 0 };
-  const effects: typeof realEffects = {
+/** As if the recovery had been waited for long enough at once; its writes are tried again at once. */
+function impatientEffects(): typeof realEffects {
+  return {
     ...realEffects,
-    after(delayMs, action) {
-      if (delayMs === RETRY_AFTER_MS) refusals.count += 1;
-      return realEffects.after([RECOVERY_WAIT_MS, RETRY_AFTER_MS].includes(delayMs) ? 0 : delayMs, action);
-    },
+    after: (delayMs, action) =>
+      realEffects.after([RECOVERY_WAIT_MS, RETRY_AFTER_MS].includes(delayMs) ? 0 : delayMs, action),
   };
-  return { effects, refusals };
 }
