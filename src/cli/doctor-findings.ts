@@ -1,10 +1,10 @@
-import { type ProjectStatus, timestamp } from '../domain.ts';
+import { type DeploymentId, type ProjectStatus, timestamp } from '../domain.ts';
 import { DAY_MS, formatDuration, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
 import { readProc } from '../proc.ts';
-import { isAlive } from '../process-identity.ts';
+import { isAlive, type ProcessIdentity } from '../process-identity.ts';
 import type { WaitingDeployment, WebhookBacklog } from '../store/backlog.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk, isLocked } from '../store/database.ts';
@@ -22,6 +22,7 @@ import { type FindingOf, isProblem, note, ok, orOk, problem } from './findings.t
 import { nameOfKey, nameOfProject } from './names.ts';
 import { checkTemporaryDirectory, findingsOf } from './project-findings.ts';
 import type { Surroundings } from './project-surroundings.ts';
+import { isLeft } from './serving.ts';
 import { countText, keyExpiredAt } from './webhook-text.ts';
 
 export type DoctorFinding = FindingOf<
@@ -55,10 +56,10 @@ export interface Case {
 /** What is looked up before the checks. */
 interface LookedUp extends Surroundings {
   /**
-   * The running deployments of which any process lives. It need not be the first one: others may be being stopped after
+   * The living processes of running deployments. The first one need not be among them: others may be being stopped after
    * that has ended.
    */
-  livingDeployments: ReadonlySet<string>;
+  livingProcesses: ReadonlyMap<string, readonly ProcessIdentity[]>;
 }
 
 /** Clocks that NTP synchronises differ by less. */
@@ -248,18 +249,18 @@ function checkDeployments(file: Case, reads: Reads, surroundings: LookedUp): Doc
   const running = reads.deployments.running();
   const [next] = waiting.items;
   const findings = [
-    ...running.flatMap((deployment) => findingsOfRunning(deployment, file, reads, surroundings)),
+    ...running.flatMap((deployment) => findingsOfRunning(deployment, file, surroundings)),
     ...findingsOfWaiting(file, reads, running.length === 0 ? next : undefined),
   ];
   return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
 }
 
 function findingsOfRunning(
-  { id, process }: RunningDeployment,
+  deployment: RunningDeployment,
   { service, nowMs }: Case,
-  reads: Reads,
-  { serviceProcessId, livingDeployments }: LookedUp,
+  { serviceProcessId, livingProcesses }: LookedUp,
 ): DoctorFinding[] {
+  const { id, process, started_at } = deployment;
   const runs = process !== null && isAlive(process);
   if (service === null) {
     return [
@@ -272,14 +273,18 @@ function findingsOfRunning(
       ),
     ];
   }
-  const startedAt = reads.deployments.existing(id).started_at ?? timestamp(nowMs);
-  const lives = runs || livingDeployments.has(id);
-  if (lives || serviceProcessId === null || ageMs(startedAt, nowMs) <= JUST_BEGUN_MS) return [];
+  const living = livingProcesses.get(id) ?? [];
+  if (isLeft(deployment, service, nowMs)) {
+    const left = new Set([...(runs ? [process] : []), ...living].map(({ processId }) => processId));
+    return ageMs(service.since, nowMs) <= JUST_BEGUN_MS ? [] : [findingOfLeft(id, [...left])];
+  }
+  const lives = runs || living.length > 0;
+  if (lives || serviceProcessId === null || ageMs(started_at, nowMs) <= JUST_BEGUN_MS) return [];
   if (process === null) {
     return [
       problem(
         'deployments',
-        `${id} has been waiting since ${startedAt}, and its command could not be started`,
+        `${id} has been waiting since ${started_at}, and its command could not be started`,
         `see its log: davit admin deployment logs ${id}`,
       ),
     ];
@@ -287,6 +292,17 @@ function findingsOfRunning(
   return [
     problem('deployments', `${id} is recorded as running, but its process is gone`, 'restart davit serve'),
   ];
+}
+
+/** For one that an earlier run of the service left, and that a new one should have ended and recorded by now. */
+function findingOfLeft(id: DeploymentId, processIds: number[]): DoctorFinding {
+  return problem(
+    'deployments',
+    `${id}, which an earlier run of the service left, has not ended: until it has, no deployment starts`,
+    processIds.length === 0
+      ? 'the log of davit serve says which processes cannot be ended, or why the end cannot be recorded'
+      : `end what is left of it, as root or its user: kill -9 ${processIds.join(' ')}`,
+  );
 }
 
 /** `next` is the first that waits, if nothing runs: it should have started. */
@@ -414,13 +430,12 @@ export function projectsIn(file: Case, reads: Reads): ProjectDetails[] {
   return unlessDamaged(file, () => projectsToCheck(reads));
 }
 
-/** The ids for `livingDeployments`; the same if the file is damaged. */
-export async function livingIn(file: Case, reads: Reads): Promise<ReadonlySet<string>> {
+/** The `livingProcesses`; none if the file is damaged. */
+export async function livingIn(file: Case, reads: Reads): Promise<LookedUp['livingProcesses']> {
   const running = unlessDamaged(file, () => reads.deployments.running());
-  if (running.length === 0) return new Set();
+  if (running.length === 0) return new Map();
   const { findMarked } = await import('../deploy/processes.ts');
-  const found = await findMarked(new Set(running.map(({ id }) => id)));
-  return new Set(found.keys());
+  return findMarked(new Set(running.map(({ id }) => id)));
 }
 
 function unlessDamaged<Row>({ path }: Case, read: () => Row[]): Row[] {

@@ -122,7 +122,7 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
       { dbPath: file.path, service: file.service },
       effects,
     );
-    const lookedUp = { ...surroundings, livingDeployments: await doctor.livingIn(file, reads) };
+    const lookedUp = { ...surroundings, livingProcesses: await doctor.livingIn(file, reads) };
     return {
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),

@@ -14,16 +14,16 @@ import { statusColour } from './deployment-status.ts';
 import { limitOption } from './lists.ts';
 import { moment } from './moments.ts';
 import { printJson } from './results.ts';
-import { serviceOf, serviceText } from './serving.ts';
+import { isLeft, serviceOf, serviceText } from './serving.ts';
 import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';
 
 /**
  * Why a deployment has not started: no service runs; its project is paused; another one of its project runs, or is
- * before it; `--max-concurrent` is reached, or will be by those before it; or none of these, and it starts within a
- * second.
+ * before it; one that an earlier run of the service left has not ended; `--max-concurrent` is reached, or will be by
+ * those before it; or none of these, and the service starts it as soon as the database takes writes.
  */
-type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'place' | 'nothing';
+type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'earlier_run' | 'place' | 'nothing';
 
 /** `davit admin queue`. */
 export function defineQueue(command: Command, context: CommandContext): void {
@@ -36,11 +36,14 @@ export function defineQueue(command: Command, context: CommandContext): void {
     .addOption(limitOption())
     .addOption(jsonOption())
     .action(async ({ limit, json }: { limit: number; json?: boolean }) => {
-      const { service, backlog } = await withStore(command, context, 'refuse', async (store) => ({
+      const nowMs = context.effects.now();
+      const { service, backlog, running } = await withStore(command, context, 'refuse', async (store) => ({
         service: await serviceOf(command),
-        backlog: store.reads.backlog.all(context.effects.now(), limit),
+        backlog: store.reads.backlog.all(nowMs, limit),
+        running: store.reads.deployments.running(),
       }));
-      const queue = { service, ...backlog, waiting: withReasons(backlog, service) };
+      const areLeft = service !== null && running.some((deployment) => isLeft(deployment, service, nowMs));
+      const queue = { service, ...backlog, waiting: withReasons(backlog, service, areLeft) };
       if (json === true) printJson(context, queue);
       else printQueue(queue, context);
     });
@@ -55,14 +58,18 @@ interface ExplainedDeployment extends WaitingDeployment {
   waits_for: WaitsFor;
 }
 
-function withReasons({ waiting, running }: Backlog, service: Serving | null): Excerpt<ExplainedDeployment> {
+function withReasons(
+  { waiting, running }: Backlog,
+  service: Serving | null,
+  areLeft: boolean,
+): Excerpt<ExplainedDeployment> {
   const limit = service?.max_concurrent ?? null;
   // A service that does not tell its limit may have reached it as soon as it runs one.
   let freeSlots = limit === null ? (running.count > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - running.count;
   return {
     count: waiting.count,
     items: waiting.items.map((deployment) => {
-      const reason = waitsFor(deployment, service, freeSlots);
+      const reason = waitsFor(deployment, service, areLeft, freeSlots);
       if (reason === 'nothing') freeSlots -= 1;
       return { ...deployment, waits_for: reason };
     }),
@@ -72,12 +79,14 @@ function withReasons({ waiting, running }: Backlog, service: Serving | null): Ex
 function waitsFor(
   { project_status, project_runs, queue_position }: WaitingDeployment,
   service: Serving | null,
+  areLeft: boolean,
   freeSlots: number,
 ): WaitsFor {
   if (project_status === 'paused') return 'project_resumed';
   if (service === null) return 'service';
   if (project_runs !== null) return 'project_runs';
   if (queue_position !== 1) return 'turn';
+  if (areLeft) return 'earlier_run';
   return freeSlots > 0 ? 'nothing' : 'place';
 }
 
@@ -136,6 +145,8 @@ function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
       return 'the running one of its project';
     case 'turn':
       return 'earlier ones of its project';
+    case 'earlier_run':
+      return 'one of an earlier run, which has not ended';
     case 'place':
       return `a free slot: ${runningText(running.count, service)} running`;
     case 'nothing':

@@ -1,4 +1,5 @@
 import type { Command } from 'commander';
+import type { RunningDeployment } from '../store/deployments.ts';
 import type { Serving } from '../store/lock.ts';
 import type { CommandContext } from './command.ts';
 import { dbPathOf } from './database-file.ts';
@@ -13,6 +14,18 @@ export async function serviceOf(command: Command): Promise<Serving | null> {
 /** Whether there is such a service. */
 export async function isServed(command: Command): Promise<boolean> {
   return (await serviceOf(command)) !== null;
+}
+
+/**
+ * Whether an earlier run of the service left this deployment running: until it has ended, no other one starts. False if
+ * that cannot be told, as the clock was set back since the service started.
+ */
+export function isLeft(
+  { started_at }: Pick<RunningDeployment, 'started_at'>,
+  { since }: Serving,
+  nowMs: number,
+): boolean {
+  return since !== null && started_at < since && Date.parse(since) <= nowMs;
 }
 
 /** Its process id and start, as far as its lock tells. */

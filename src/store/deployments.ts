@@ -1,4 +1,4 @@
-import type { Deployment, DeploymentId, ProjectId } from '../domain.ts';
+import { type Deployment, type DeploymentId, type ProjectId, type Timestamp, timestamp } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
 import type { Database } from './database.ts';
@@ -11,6 +11,7 @@ import { VISIBLE_PROJECT, viewer } from './projects.ts';
 export interface RunningDeployment {
   id: DeploymentId;
   status: 'running' | 'canceling';
+  started_at: Timestamp;
   process: ProcessIdentity | null;
 }
 
@@ -36,12 +37,13 @@ export function deploymentReads(database: Database) {
     {
       id: DeploymentId;
       status: 'running' | 'canceling';
+      started_at: number;
       process_id: number | null;
       process_started_at: number | null;
       boot_id: string | null;
     }
   >(`
-    SELECT id, status, process_id, process_started_at, boot_id
+    SELECT id, status, started_at, process_id, process_started_at, boot_id
       FROM deployments INDEXED BY one_running_deployment_per_project
      WHERE status IN ('running', 'canceling') AND reported = 0
      ORDER BY seq`);
@@ -93,6 +95,7 @@ export function deploymentReads(database: Database) {
       running.all().map((row) => ({
         id: row.id,
         status: row.status,
+        started_at: timestamp(row.started_at),
         process:
           row.process_id === null || row.process_started_at === null || row.boot_id === null
             ? null

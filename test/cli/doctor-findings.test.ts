@@ -281,7 +281,7 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   for (const [sql, servedBy, check, level, message] of cases) {
     const there = await withProject(t);
     change(there.dbPath, sql);
-    const release = servedBy === null ? () => {} : lockForServing(there.dbPath, servedBy, realEffects);
+    const release = servedBy === null ? () => {} : servedSince(there.dbPath, hourAgo - HOUR_MS, servedBy);
     const { findings } = await reportOf(t, there, level === 'problem' ? 1 : 0);
     release();
     const found = findings.filter((finding) => finding.check === check);
@@ -304,7 +304,9 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
     level: 'note',
     message: '1 wait in paused projects',
   });
+  await service.kill();
   // As if the end of its command had been missed.
+  const release = servedSince(there.dbPath, nowMs - 2 * HOUR_MS);
   change(
     there.dbPath,
     `UPDATE deployments
@@ -315,7 +317,7 @@ t.test('doctor reports a deployment that is stuck in a running service', async (
     message: /^dpl_1 is recorded as running, but its process is gone$/,
     advice: 'restart davit serve',
   });
-  await service.kill();
+  release();
 });
 
 t.test('a deployment that has no process yet waits to start: no restart would help it', async (t) => {
@@ -326,7 +328,7 @@ t.test('a deployment that has no process yet waits to start: no restart would he
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
      SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects`,
   );
-  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  const release = servedSince(there.dbPath, nowMs - 2 * HOUR_MS);
   t.match(findingOf(await reportOf(t, there, 1), 'deployments'), {
     level: 'problem',
     message: `dpl_1 has been waiting since ${since}, and its command could not be started`,
@@ -343,7 +345,7 @@ t.test('a deployment is not stuck while processes that its first one left are be
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
      SELECT '${id}', id, 'main', 'canceling', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS}, 1, 1, 'b' FROM projects`,
   );
-  const release = lockForServing(there.dbPath, process.pid, realEffects);
+  const release = servedSince(there.dbPath, nowMs - 2 * HOUR_MS);
   const { child } = await startProcess(t, ['sleep', '600'], id);
   t.match(findingOf(await reportOf(t, there, 0), 'deployments'), { level: 'ok', message: /^1 running/ });
   child.kill('SIGKILL');
@@ -352,6 +354,40 @@ t.test('a deployment is not stuck while processes that its first one left are be
     message: `${id} is recorded as running, but its process is gone`,
   });
   release();
+});
+
+t.test('doctor names the processes that keep an earlier run of the service from being over', async (t) => {
+  const there = await withProject(t);
+  const id = newDeploymentId();
+  const [command, other] = [
+    await startProcess(t, ['sleep', '600']),
+    await startProcess(t, ['sleep', '600'], id),
+  ];
+  const { processId, processStartedAt, bootId } = command.identity;
+  change(
+    there.dbPath,
+    `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
+     SELECT '${id}', id, 'main', 'running', 0, 'api', ${nowMs - 2 * HOUR_MS}, ${nowMs - 2 * HOUR_MS}, ${processId}, ${processStartedAt}, '${bootId}' FROM projects`,
+  );
+  const foundSince = async (sinceMs: number, exitCode: number) => {
+    const release = servedSince(there.dbPath, sinceMs);
+    const found = findingOf(await reportOf(t, there, exitCode), 'deployments');
+    release();
+    return found;
+  };
+  const left = `${id}, which an earlier run of the service left, has not ended: until it has, no deployment starts`;
+  t.match(await foundSince(realEffects.now(), 0), { level: 'ok' }, 'it is being ended');
+  t.match(await foundSince(nowMs + HOUR_MS, 0), { level: 'ok' }, 'the clock was set back');
+  t.match(await foundSince(nowMs - HOUR_MS, 1), {
+    level: 'problem',
+    message: left,
+    advice: `end what is left of it, as root or its user: kill -9 ${processId} ${other.identity.processId}`,
+  });
+  for (const { child } of [command, other]) {
+    child.kill('SIGKILL');
+    await once(child, 'close');
+  }
+  t.match(await foundSince(nowMs - HOUR_MS, 1), { message: left, advice: /^the log of davit serve says/ });
 });
 
 t.test(
@@ -449,3 +485,8 @@ t.test('a service that does not come to the end of a commit is told from another
   writer.close();
   release();
 });
+
+/** Holds the file as a service does that has run since then; the returned function lets it go. */
+function servedSince(dbPath: string, sinceMs: number, processId = process.pid): () => void {
+  return lockForServing(dbPath, processId, { ...realEffects, now: () => sinceMs });
+}

@@ -68,6 +68,22 @@ t.test('as many deployments are about to start as the service has free places', 
   t.match(await reasons(null), { reasons: ['place', 'place', 'place'], stdout: /^running +1$/m });
 });
 
+t.test('a deployment that an earlier run left holds up all that could start', async (t) => {
+  const { store, queue, served, davit } = file(t);
+  const [left, other] = [await store.project({ name: 'left' }), await store.project({ name: 'other' })];
+  await deploy(store, left, 'a1');
+  await store.writer.write('deployments.claim', undefined);
+  for (const id of [left, other]) await deploy(store, id, 'b1');
+  served(9);
+  t.match((await queue()).waiting.items, [{ waits_for: 'nothing' }, { waits_for: 'project_runs' }]);
+  store.execute("UPDATE deployments SET started_at = 1 WHERE status = 'running'");
+  t.match((await queue()).waiting.items, [
+    { project_name: 'other', waits_for: 'earlier_run' },
+    { project_name: 'left', waits_for: 'project_runs' },
+  ]);
+  t.match((await davit(['admin', 'queue'])).stdout, / one of an earlier run, which has not ended$/m);
+});
+
 t.test('queue says which process serves the file, or that none does', async (t) => {
   const { store, queue, served, davit } = file(t);
   await deploy(store, await store.project(), 'main');
@@ -296,6 +312,7 @@ const SUCCEEDED = {
 /** A store that the test writes to, and the command line on its file. */
 function file(t: Test) {
   const store = testStore(t, realEffects);
+  const sinceMs = realEffects.now();
   const there = place(t);
   const davit: Place['davit'] = (words, options) => there.davit([...words, '--db', store.path], options);
   return {
@@ -308,9 +325,10 @@ function file(t: Test) {
       const { stdout } = await davit(['admin', 'queue', '--json']);
       return JSON.parse(stdout) as Queue;
     },
-    /** Holds the file as a service does; the returned function lets it go. */
+    /** Holds the file as a service does that has run since it was made; the returned function lets it go. */
     served(maxConcurrent: number | null = null) {
-      const release = lockForServing(store.path, process.pid, realEffects, maxConcurrent);
+      const effects = { ...realEffects, now: () => sinceMs };
+      const release = lockForServing(store.path, process.pid, effects, maxConcurrent);
       t.teardown(release);
       return release;
     },
