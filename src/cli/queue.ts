@@ -1,4 +1,5 @@
 import type { Command } from 'commander';
+import type { DeploymentId } from '../domain.ts';
 import type {
   Backlog,
   Excerpt,
@@ -7,6 +8,7 @@ import type {
   WaitingDeployment,
   WebhookBacklog,
 } from '../store/backlog.ts';
+import type { RunningDeployment } from '../store/deployments.ts';
 import type { Serving } from '../store/lock.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { withStore } from './database-file.ts';
@@ -20,10 +22,19 @@ import { nextAttemptText } from './webhook-text.ts';
 
 /**
  * Why a deployment has not started: no service runs; its project is paused; another one of its project runs, or is
- * before it; one that an earlier run of the service left has not ended; `--max-concurrent` is reached, or will be by
- * those before it; or none of these, and the service starts it as soon as the database takes writes.
+ * before it; one holds up all others; `--max-concurrent` is reached, or will be by those before it; or none of these,
+ * and the service starts it as soon as the database takes writes.
  */
-type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | 'earlier_run' | 'place' | 'nothing';
+type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | Hold | 'place' | 'nothing';
+
+/**
+ * Why a running deployment holds up all others: an earlier run of the service left it, and it has not ended; or its
+ * command cannot start yet, on a full disk for instance.
+ */
+type Hold = 'earlier_run' | 'earlier_start';
+
+/** The process of a command is recorded sooner after the claim, unless the database takes no writes. */
+const START_MAX_MS = 5_000;
 
 /** `davit admin queue`. */
 export function defineQueue(command: Command, context: CommandContext): void {
@@ -42,10 +53,10 @@ export function defineQueue(command: Command, context: CommandContext): void {
         backlog: store.reads.backlog.all(nowMs, limit),
         running: store.reads.deployments.running(),
       }));
-      const areLeft = service !== null && running.some((deployment) => isLeft(deployment, service, nowMs));
-      const queue = { service, ...backlog, waiting: withReasons(backlog, service, areLeft) };
+      const holds = holdsOf(running, service, nowMs);
+      const queue = { service, ...backlog, waiting: withReasons(backlog, service, holds) };
       if (json === true) printJson(context, queue);
-      else printQueue(queue, context);
+      else printQueue(queue, holds, context);
     });
 }
 
@@ -58,18 +69,33 @@ interface ExplainedDeployment extends WaitingDeployment {
   waits_for: WaitsFor;
 }
 
+type Holds = ReadonlyMap<DeploymentId, Hold>;
+
+function holdsOf(running: readonly RunningDeployment[], service: Serving | null, nowMs: number): Holds {
+  const holds = new Map<DeploymentId, Hold>();
+  if (service === null) return holds;
+  for (const deployment of running) {
+    const { id, process, started_at } = deployment;
+    if (isLeft(deployment, service, nowMs)) holds.set(id, 'earlier_run');
+    else if (process === null && nowMs - Date.parse(started_at) > START_MAX_MS)
+      holds.set(id, 'earlier_start');
+  }
+  return holds;
+}
+
 function withReasons(
   { waiting, running }: Backlog,
   service: Serving | null,
-  areLeft: boolean,
+  holds: Holds,
 ): Excerpt<ExplainedDeployment> {
+  const [hold] = holds.values();
   const limit = service?.max_concurrent ?? null;
   // A service that does not tell its limit may have reached it as soon as it runs one.
   let freeSlots = limit === null ? (running.count > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - running.count;
   return {
     count: waiting.count,
     items: waiting.items.map((deployment) => {
-      const reason = waitsFor(deployment, service, areLeft, freeSlots);
+      const reason = waitsFor(deployment, service, hold, freeSlots);
       if (reason === 'nothing') freeSlots -= 1;
       return { ...deployment, waits_for: reason };
     }),
@@ -79,24 +105,28 @@ function withReasons(
 function waitsFor(
   { project_status, project_runs, queue_position }: WaitingDeployment,
   service: Serving | null,
-  areLeft: boolean,
+  hold: Hold | undefined,
   freeSlots: number,
 ): WaitsFor {
   if (project_status === 'paused') return 'project_resumed';
   if (service === null) return 'service';
   if (project_runs !== null) return 'project_runs';
   if (queue_position !== 1) return 'turn';
-  if (areLeft) return 'earlier_run';
+  if (hold !== undefined) return hold;
   return freeSlots > 0 ? 'nothing' : 'place';
 }
 
-function printQueue(queue: Queue, context: CommandContext): void {
+function printQueue(queue: Queue, holds: Holds, context: CommandContext): void {
   const { service, running, waiting, reported, webhooks, replays } = queue;
   context.terminal.print(summary(queue, context));
   printExcerpt(context, 'RUNNING', running, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
-    { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
+    {
+      title: 'STATUS',
+      of: ({ id, status }) => `${status}${holdText(holds.get(id))}`,
+      colour: ({ status }) => statusColour(status),
+    },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
   ]);
   if (service === null && running.count > 0) {
@@ -135,6 +165,19 @@ function runningText(count: number, service: Serving | null): string {
   return limit === null ? String(count) : `${count} of at most ${limit}`;
 }
 
+function holdText(hold: Hold | undefined): string {
+  switch (hold) {
+    case undefined:
+      return '';
+    case 'earlier_run':
+      return ': left by an earlier run';
+    case 'earlier_start':
+      return ': cannot start yet';
+    default:
+      return hold satisfies never;
+  }
+}
+
 function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
   switch (waitsFor) {
     case 'service':
@@ -147,6 +190,8 @@ function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
       return 'earlier ones of its project';
     case 'earlier_run':
       return 'one of an earlier run, which has not ended';
+    case 'earlier_start':
+      return 'an earlier one, which cannot start yet';
     case 'place':
       return `a free slot: ${runningText(running.count, service)} running`;
     case 'nothing':

@@ -20,7 +20,7 @@ t.test('each waiting deployment says what it waits for, in the order in which th
   const { store, queue, served } = file(t);
   const busy = await store.project({ name: 'busy' });
   const running = await deploy(store, busy, 'a1');
-  await store.writer.write('deployments.claim', undefined);
+  await begin(store);
   await deploy(store, busy, 'a2');
   const idle = await store.project({ name: 'idle' });
   for (const name of ['b1', 'b2']) await deploy(store, idle, name);
@@ -50,7 +50,7 @@ t.test('as many deployments are about to start as the service has free places', 
   const projects = [];
   for (const name of ['one', 'two', 'three', 'four']) projects.push(await store.project({ name }));
   for (const id of projects) await deploy(store, id, 'main');
-  await store.writer.write('deployments.claim', undefined);
+  await begin(store);
   const reasons = async (maxConcurrent: number | null) => {
     const release = served(maxConcurrent);
     const { waiting, service } = await queue();
@@ -72,7 +72,7 @@ t.test('a deployment that an earlier run left holds up all that could start', as
   const { store, queue, served, davit } = file(t);
   const [left, other] = [await store.project({ name: 'left' }), await store.project({ name: 'other' })];
   await deploy(store, left, 'a1');
-  await store.writer.write('deployments.claim', undefined);
+  await begin(store);
   for (const id of [left, other]) await deploy(store, id, 'b1');
   served(9);
   t.match((await queue()).waiting.items, [{ waits_for: 'nothing' }, { waits_for: 'project_runs' }]);
@@ -81,7 +81,25 @@ t.test('a deployment that an earlier run left holds up all that could start', as
     { project_name: 'other', waits_for: 'earlier_run' },
     { project_name: 'left', waits_for: 'project_runs' },
   ]);
-  t.match((await davit(['admin', 'queue'])).stdout, / one of an earlier run, which has not ended$/m);
+  const { stdout } = await davit(['admin', 'queue']);
+  t.match(stdout, / a1 +running: left by an earlier run /m);
+  t.match(stdout, / one of an earlier run, which has not ended$/m);
+});
+
+t.test('a deployment that cannot start yet holds up all that could start', async (t) => {
+  const { store, queue, served, davit } = file(t);
+  const [first, other] = [await store.project({ name: 'first' }), await store.project({ name: 'other' })];
+  const id = await deploy(store, first, 'a1');
+  await store.writer.write('deployments.claim', undefined);
+  for (const project of [first, other]) await deploy(store, project, 'b1');
+  served(9);
+  store.execute(`UPDATE deployments SET started_at = ${realEffects.now() - 10_000} WHERE id = '${id}'`);
+  t.match((await queue()).waiting.items, [{ waits_for: 'earlier_start' }, { waits_for: 'project_runs' }]);
+  const { stdout } = await davit(['admin', 'queue']);
+  t.match(stdout, new RegExp(`^${id} +first +a1 +running: cannot start yet `, 'm'));
+  t.match(stdout, / an earlier one, which cannot start yet$/m);
+  await store.writer.write('deployments.setProcess', { id, ...PROCESS });
+  t.match((await queue()).waiting.items, [{ waits_for: 'nothing' }, { waits_for: 'project_runs' }]);
 });
 
 t.test('queue says which process serves the file, or that none does', async (t) => {
@@ -312,7 +330,7 @@ const SUCCEEDED = {
 /** A store that the test writes to, and the command line on its file. */
 function file(t: Test) {
   const store = testStore(t, realEffects);
-  const sinceMs = realEffects.now();
+  const sinceMs = realEffects.now() - 30_000;
   const there = place(t);
   const davit: Place['davit'] = (words, options) => there.davit([...words, '--db', store.path], options);
   return {
@@ -325,7 +343,7 @@ function file(t: Test) {
       const { stdout } = await davit(['admin', 'queue', '--json']);
       return JSON.parse(stdout) as Queue;
     },
-    /** Holds the file as a service does that has run since it was made; the returned function lets it go. */
+    /** Holds the file as a service does that has run for half a minute; the returned function lets it go. */
     served(maxConcurrent: number | null = null) {
       const effects = { ...realEffects, now: () => sinceMs };
       const release = lockForServing(store.path, process.pid, effects, maxConcurrent);
@@ -338,6 +356,15 @@ function file(t: Test) {
 async function deploy({ writer }: TestStore, projectId: ProjectId, name: string): Promise<DeploymentId> {
   const deployment = newDeployment(projectId, { ref: ref(name), maxQueued: null });
   return (await writer.write('deployments.create', deployment)).id;
+}
+
+const PROCESS = { processId: 1, processStartedAt: 1, bootId: 'b' };
+
+/** As the executor records it: the command of the next deployment runs. */
+async function begin({ writer }: TestStore): Promise<void> {
+  const claimed = await writer.write('deployments.claim', undefined);
+  if (claimed === null) throw new Error('nothing waits');
+  await writer.write('deployments.setProcess', { id: claimed.id, ...PROCESS });
 }
 
 /** As the dispatcher records it: the first delivery of the webhook failed. */
