@@ -1,4 +1,6 @@
+import { once } from 'node:events';
 import { existsSync } from 'node:fs';
+import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { Server as TlsListener } from 'node:tls';
@@ -182,6 +184,7 @@ export async function startService(
     logger,
   });
   started.defer(() => workspaces.close(atMost(LAST_REMOVALS_MS)));
+  await tryListening(config.listen);
   const recovery = recover(store, {
     killGraceMs: KILL_GRACE_MS,
     workspaces,
@@ -328,6 +331,17 @@ export async function startService(
     await isWithin(recovery, atMost(LAST_RECOVERY_MS), effects);
     toldToStop.throwIfAborted();
   }
+}
+
+/**
+ * Listens for less than a millisecond, so that no connection is accepted. Davit that is refused its place has then ended
+ * no command of another davit, as on a copy of its file, and sent nothing.
+ */
+async function tryListening({ host, port }: ServeConfig['listen']): Promise<void> {
+  const trial = createServer().listen(port, host);
+  await once(trial, 'listening');
+  trial.close();
+  await once(trial, 'close');
 }
 
 function urlOf({ listen, tls }: ServeConfig, port: number): string {

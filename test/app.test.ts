@@ -49,6 +49,21 @@ t.test(
   },
 );
 
+t.test('davit that is refused its place has ended no deployment of an earlier run', async (t) => {
+  const dbPath = join(temporaryDirectory(t), 'davit.db');
+  const store = storeOn(openForWriting(dbPath, realEffects), realEffects);
+  t.teardown(store.close);
+  const project = await store.writer.write('projects.create', { ...PROJECT, command: ['/bin/true'] });
+  const { id } = await store.writer.write('deployments.create', newDeployment(project.id));
+  await store.writer.write('deployments.claim', undefined);
+  const { port } = new URL((await startReceiver(t)).url);
+
+  const listen = { host: '127.0.0.1', port: Number(port) };
+  const start = startService({ ...CONFIG, dbPath, listen }, realEffects, () => undefined);
+  await t.rejects(start, { code: 'EADDRINUSE', syscall: 'listen' });
+  t.match(store.reads.deployments.get(id), { status: 'running' });
+});
+
 t.test('without a usable TMPDIR davit does not start if a project has a command', async (t) => {
   const { TMPDIR } = process.env;
   t.teardown(() => {
