@@ -3,6 +3,7 @@ import { AppError, isStorageProblem, isUnavailable } from '../errors.ts';
 import type { Change } from './context.ts';
 import {
   BUSY_TIMEOUT_MS,
+  checkpoint,
   type Database,
   isDamaged,
   isFailureOfDisk,
@@ -91,6 +92,9 @@ const LOW_PRIORITY_SHARE = 64;
  */
 const STILL_BUSY_TIMEOUT_MS = 250;
 
+/** Not for each refused write: a checkpoint that fails for want of room has written up to 4 MiB in vain. */
+const START_WAL_OVER_EVERY_MS = 1_000;
+
 /** Group commit in this thread. */
 export function createWriter(database: Database, effects: Effects): Writer {
   const group = createGroupCommit(database, effects);
@@ -145,6 +149,8 @@ export function createGroupCommit(
   let closed = false;
   /** Whether the last transaction could not begin, as another process had one. */
   let wasBusy = false;
+  /** On the monotonic clock. */
+  let startedOverAtMs = Number.NEGATIVE_INFINITY;
 
   return { enqueue, onCommit: (listener) => void listeners.push(listener), pollOtherProcesses, close };
 
@@ -229,10 +235,23 @@ export function createGroupCommit(
       wasBusy = sqliteCode(error) === 'SQLITE_BUSY';
       changes.clear();
       if (database.inTransaction) statements.rollback.run();
+      if (lacksRoom(error) && isInPlace()) startWalOver();
       if (isFailureOfDisk(error) && isInPlace()) overwriteFailedCommit();
       const cause = failure(storageProblem(error));
       return group.map(() => cause);
     }
+  }
+
+  /**
+   * Copies the WAL into the file, so that the next commit overwrites the WAL from its beginning, which takes no room. A
+   * WAL below the size at which checkpoints begin would stay as it is, and every write be refused, even if the file has
+   * room inside. In this thread, as no write gets on meanwhile anyway.
+   */
+  function startWalOver(): void {
+    const nowMs = effects.monotonicMs();
+    if (nowMs - startedOverAtMs < START_WAL_OVER_EVERY_MS) return;
+    startedOverAtMs = nowMs;
+    checkpoint(database);
   }
 
   /**
@@ -312,6 +331,11 @@ function beginWithRetries(begin: Statement<[]>, effects: Effects, timeoutMs: num
       effects.block(1);
     }
   }
+}
+
+/** Whether the WAL could not be made longer: a used up quota and a limit on the size of files are IOERR_WRITE to SQLite. */
+function lacksRoom(error: unknown): boolean {
+  return ['SQLITE_FULL', 'SQLITE_IOERR_WRITE'].includes(sqliteCode(error) ?? '');
 }
 
 function failure(error: unknown): WriteResult {

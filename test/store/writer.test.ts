@@ -25,7 +25,7 @@ import {
 } from '../../src/store/writer.ts';
 import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { useUpFiles } from '../helpers/limits.ts';
+import { limitFileSize, useUpFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import {
   KEY,
@@ -133,6 +133,54 @@ t.test('on a full disk writes are rejected and change nothing; later they succee
 
   store.limitPages(false);
   t.match(await store.writer.write('deployments.create', newDeployment(projectId)), { status: 'queued' });
+});
+
+t.test(
+  'a WAL that cannot grow starts over, as long as the file takes its pages',
+  ifHas('prlimit'),
+  async (t) => {
+    const store = testStore(t);
+    const projectId = await store.project();
+    const create = () => store.writer.write('deployments.create', newDeployment(projectId));
+    while (walBytesOf(store.path) < 2 * statSync(store.path).size) await create();
+    const walBytes = walBytesOf(store.path);
+
+    const ignore = () => undefined; // else the signal ends the process
+    process.on('SIGXFSZ', ignore);
+    const lift = limitFileSize(walBytes);
+    t.teardown(() => {
+      lift();
+      process.off('SIGXFSZ', ignore);
+    });
+    await t.rejects(create(), { code: 'unavailable' });
+    t.match(await create(), { status: 'queued' });
+    t.equal(walBytesOf(store.path), walBytes);
+  },
+);
+
+t.test('while the disk is full, the WAL is copied once a second at most', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const uncopied = () => {
+    const [use] = store.query<{ log: number; checkpointed: number }>('PRAGMA wal_checkpoint(NOOP)');
+    return use === undefined ? undefined : use.log - use.checkpointed;
+  };
+  const refused = async () => {
+    store.limitPages(true);
+    const large = { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } };
+    await t.rejects(store.writer.write('projects.create', large), { code: 'unavailable' });
+    store.limitPages(false);
+  };
+  await store.project();
+  await refused();
+  t.equal(uncopied(), 0);
+
+  await store.project({ name: 'another' });
+  await refused();
+  t.not(uncopied(), 0);
+  effects.advance(1_000);
+  await refused();
+  t.equal(uncopied(), 0);
 });
 
 t.test('a write that was rejected as its fsync failed does not come back after a kill', async (t) => {
