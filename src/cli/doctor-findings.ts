@@ -76,7 +76,7 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
   return [
     ...checkPermissions(file.path),
     ...checkDisk(file.path, file.diskTrial),
-    checkWal(file),
+    ...(file.service === null ? [checkLeftWal(file)] : []),
     ...checkLeftovers(file.path),
   ];
 }
@@ -90,6 +90,7 @@ export function findingsOfFile(
 ): DoctorFinding[] {
   const { reads, examination } = examined;
   const checks = [
+    () => (file.service === null ? [] : [checkServedWal(file, examination.walUncopiedBytes())]),
     () => [checkWrites(file, examination.keptTransaction(effects), surroundings)],
     () => checkIntegrity(examination),
     () => checkReferences(examination),
@@ -162,21 +163,31 @@ export function findingsOfOlder(
 
 const RESTORE = "restore the last backup: 'davit restore --help'";
 
-function checkWal({ service, walBytes }: Case): DoctorFinding {
-  const message = `the WAL has ${formatBytes(walBytes)}`;
+function checkLeftWal({ walBytes }: Case): DoctorFinding {
+  const message = walText(walBytes);
   if (walBytes > WAL_LARGE_BYTES) {
+    return problem('wal', message, 'start davit serve and stop it again: that copies it into the file');
+  }
+  if (walBytes === 0) return ok('wal', message);
+  return note('wal', `${message}: the service did not stop cleanly; nothing is lost`, null);
+}
+
+/** After a long read the WAL keeps its size until the next write, however much of it is copied by then. */
+function checkServedWal({ walBytes }: Case, uncopiedBytes: number): DoctorFinding {
+  const message = walText(walBytes);
+  if (uncopiedBytes > WAL_LARGE_BYTES) {
     return problem(
       'wal',
-      message,
-      service === null
-        ? 'start davit serve and stop it again: that copies it into the file'
-        : 'a program that reads for long holds it up, usually a backup: once that has ended, restart davit serve',
+      `${message}, of which ${formatBytes(uncopiedBytes)} are not copied into the file`,
+      'a program that reads for long holds it up, usually a backup: once that has ended, restart davit serve',
     );
   }
-  if (service === null && walBytes > 0) {
-    return note('wal', `${message}: the service did not stop cleanly; nothing is lost`, null);
-  }
-  return ok('wal', message);
+  if (walBytes <= WAL_LARGE_BYTES) return ok('wal', message);
+  return note('wal', `${message}: a write makes it short again once no program reads it any more`, null);
+}
+
+function walText(walBytes: number): string {
+  return `the WAL has ${formatBytes(walBytes)}`;
 }
 
 function checkWrites(

@@ -17,10 +17,12 @@ import {
   pragmaNumber,
   SCHEMA_VERSION,
   schemaVersionOf,
+  sqliteCode,
 } from './database.ts';
 import { lockersOf, refuseOtherMachine } from './lock.ts';
 import { statusOf } from './place.ts';
 import { type Reads, readsOn } from './store.ts';
+import { walUseOf } from './wal.ts';
 
 /** A file that was opened for examination. Nothing can be written to it. */
 export interface ExaminedFile {
@@ -116,6 +118,8 @@ function examine(database: Database) {
     keptTransaction: (effects: Pick<Effects, 'monotonicMs' | 'block'>) =>
       keptTransaction(database.name, effects),
 
+    walUncopiedBytes: (): number => walUncopiedBytes(database),
+
     newestMs: (): number => newestMs(database),
 
     /** The largest first; empty if the file is damaged. Reads the whole file. */
@@ -138,6 +142,16 @@ function examine(database: Database) {
     return names
       .map((name) => ({ name, rows: number(`SELECT count(*) FROM "${name}"`), bytes: bytes.get(name) ?? 0 }))
       .sort((one, other) => other.bytes - one.bytes);
+  }
+}
+
+/** 0 where SQLite does not tell: on a read-only file system. */
+function walUncopiedBytes(database: Database): number {
+  try {
+    return walUseOf(database)().uncopiedBytes;
+  } catch (error) {
+    if (sqliteCode(error)?.startsWith('SQLITE_READONLY') === true) return 0;
+    throw error;
   }
 }
 
