@@ -13,16 +13,19 @@ const CLOCK_SET_MIN_MS = MINUTE_MS;
  * is awaited.
  */
 export function createOverdue({ reads, writer }: Store, effects: Effects): () => Promise<number | null> {
-  /** By how much the clock was set, until that is written, and when that was noticed. */
-  let set = { byMs: 0, atMs: 0 };
+  let lastSeq = reads.deployments.newestSeq();
+  /** By how much the clock was set, until that is written. */
+  let set = { byMs: 0, atMs: 0, lastSeq };
   const now = createWatchedClock(effects, (byMs) => {
-    if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) set = { byMs: set.byMs + byMs, atMs: effects.now() };
+    if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) set = { byMs: set.byMs + byMs, atMs: effects.now(), lastSeq };
   });
 
   return async () => {
+    const newestSeq = reads.deployments.newestSeq();
     const nowMs = now();
+    lastSeq = newestSeq;
     if (set.byMs !== 0) await writer.write('deployments.moveReportsDue', set);
-    set = { byMs: 0, atMs: 0 };
+    set = { byMs: 0, atMs: 0, lastSeq };
     const dueAtMs = reads.deployments.nextReportDueAt();
     if (dueAtMs === null || dueAtMs > nowMs) return dueAtMs;
     await writer.write('deployments.endOverdue', { dueByMs: nowMs });

@@ -54,6 +54,8 @@ export function deploymentReads(database: Database) {
        WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL`)
     .pluck();
 
+  const newestSeq = database.prepare<[], number | null>('SELECT max(seq) FROM deployments').pluck();
+
   const countAwaited = database
     .prepare<[string], number>(`
       SELECT count(*) FROM deployments INDEXED BY deployments_unfinished
@@ -86,6 +88,9 @@ export function deploymentReads(database: Database) {
 
     /** When the next report is overdue; null: no report with a time limit is expected. */
     nextReportDueAt: (): number | null => nextReportDueAt.get() ?? null,
+
+    /** 0: there is no deployment. */
+    newestSeq: (): number => newestSeq.get() ?? 0,
 
     /** How many deployments of a project another system carries out and has not reported the end of. */
     reportsAwaited: (projectId: ProjectId): number => countAwaited.get(projectId) ?? 0,

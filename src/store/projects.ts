@@ -144,11 +144,12 @@ export function projectWrites({ database, effects, changed }: WriteContext) {
     INSERT INTO project_variables (project_id, name, value) VALUES (?, ?, ?)
         ON CONFLICT (project_id, name) DO UPDATE SET value = excluded.value`);
   const unsetVariable = database.prepare('DELETE FROM project_variables WHERE project_id = +? AND name = +?');
-  // Moved, as it may have been corrected since, when the clock was set. Where no report was due, the time counts from
-  // now, so that nothing ends at once: no end can be taken back. Not in steps: 200,000 take 0.45 s.
+  // Moved, as it may have been corrected since, when the clock was set, but never to before the deployment has had the new
+  // time: its own may come from another timeout than the present one. Where no report was due, the time counts from now,
+  // so that nothing ends at once: no end can be taken back. Not in steps: 200,000 take 0.45 s.
   const moveDue = database.prepare(`
     UPDATE deployments INDEXED BY deployments_unfinished
-       SET report_due_at = coalesce(report_due_at - :beforeMs, :nowMs) + :timeoutMs
+       SET report_due_at = max(coalesce(report_due_at - :beforeMs, :nowMs), created_at) + :timeoutMs
      WHERE project_id = +:id AND reported = 1 AND finished_at IS NULL`);
   const updateStatus = database.prepare('UPDATE projects SET status = :status WHERE id = +:id');
 

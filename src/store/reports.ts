@@ -26,6 +26,16 @@ const OVERDUE_AT_ONCE = 100;
 /** A clock that is set is noticed sooner, as the loop looks twice a second. */
 const NOTICED_WITHIN_MS = 10_000;
 
+/** How the clock was set. */
+interface ClockChange {
+  /** A minute or more, either way. */
+  byMs: number;
+  /** When it was noticed. */
+  atMs: number;
+  /** The newest deployment when the clock was looked at before. */
+  lastSeq: number;
+}
+
 /** Reports on deployments of projects without a command, which another system carries out. */
 export function reportWrites(
   { database, effects, changed }: WriteContext,
@@ -46,12 +56,12 @@ export function reportWrites(
        WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL AND report_due_at <= +:dueByMs
        ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`)
     .pluck();
-  // All that were created before the clock was set: longer ago, or in the future, when it was set back. Not in steps:
-  // 200,000 take 0.25 s.
+  // All that were created before the clock was set. Those since the last look at it, half a second ago, are told apart by
+  // when they seem to be created: earlier, or in the future, if it was set back. Not in steps: 200,000 take 0.25 s.
   const moveDue = database.prepare(`
     UPDATE deployments SET report_due_at = report_due_at + :byMs
      WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL
-       AND created_at NOT BETWEEN +:fromMs AND +:nowMs`);
+       AND (seq <= +:lastSeq OR created_at NOT BETWEEN +:fromMs AND +:nowMs)`);
 
   return {
     /**
@@ -89,11 +99,11 @@ export function reportWrites(
     },
 
     /**
-     * Corrects when reports are due after the clock was set by `byMs`, a minute or more, which was noticed at `atMs`, as it
-     * says since: those that are awaited are due as much later or, if it was set back, earlier.
+     * Corrects when reports are due after the clock was set: those that are awaited are due as much later or, if it was
+     * set back, earlier.
      */
-    moveReportsDue({ byMs, atMs }: { byMs: number; atMs: number }): void {
-      moveDue.run({ byMs, fromMs: atMs - NOTICED_WITHIN_MS, nowMs: effects.now() });
+    moveReportsDue({ byMs, atMs, lastSeq }: ClockChange): void {
+      moveDue.run({ byMs, fromMs: atMs - NOTICED_WITHIN_MS, nowMs: effects.now(), lastSeq });
     },
   };
 

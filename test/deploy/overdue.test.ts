@@ -72,6 +72,24 @@ t.test('a report is awaited for a time that passed, however the clock is set mea
   }
 });
 
+t.test('nor does it matter if a deployment seems to be created just when the clock was set', async (t) => {
+  for (const setMs of [2 * HOUR_MS, -2 * HOUR_MS]) {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const endOverdue = createOverdue(store, effects);
+    const projectId = await store.project({ command: null, reportTimeoutMs: HOUR_MS });
+    effects.jump(setMs);
+    await endOverdue();
+    await store.writer.write('deployments.create', newDeployment(projectId));
+    await endOverdue();
+    for (const byMs of [-setMs, setMs]) {
+      effects.advance(2_000);
+      effects.jump(byMs);
+      t.equal(await endOverdue(), effects.now() + HOUR_MS - (byMs === setMs ? 4_000 : 2_000));
+    }
+  }
+});
+
 t.test('when the clock was set is written once, also if it cannot be at first', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);

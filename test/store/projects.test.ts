@@ -163,9 +163,15 @@ t.test('a new report timeout moves when reports are due that are awaited already
   await store.writer.write('deployments.moveReportsDue', {
     byMs: 3_600_000,
     atMs: effects.now() + 3_600_000,
+    lastSeq: 3,
   });
   await set({ reportTimeoutMs: 51_000 });
   t.equal(dueAfterMs(openId), 3_661_000, 'the correction stays');
+
+  // As an earlier davit left it, that changed the timeout only for later deployments.
+  store.execute(`UPDATE projects SET report_timeout_ms = 86400000 WHERE id = '${id}'`);
+  await set({ reportTimeoutMs: 72_000_000 });
+  t.equal(dueAfterMs(openId), 72_000_000, 'it has the new time at least');
 });
 
 t.test('a command that deployments wait for cannot be taken away', async (t) => {
