@@ -9,7 +9,7 @@ import { walBytesOf } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { existingDbPathOf } from './database-file.ts';
-import type { Case, DoctorFinding } from './doctor-findings.ts';
+import type { Case, DoctorFinding } from './doctor-case.ts';
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
 import { surroundingsOf } from './project-surroundings.ts';
 import { printJson } from './results.ts';

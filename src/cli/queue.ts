@@ -8,15 +8,15 @@ import type {
   WaitingDeployment,
   WebhookBacklog,
 } from '../store/backlog.ts';
-import type { RunningDeployment } from '../store/deployments.ts';
 import type { Serving } from '../store/lock.ts';
+import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { withStore } from './database-file.ts';
 import { statusColour } from './deployment-status.ts';
 import { limitOption } from './lists.ts';
 import { moment } from './moments.ts';
 import { printJson } from './results.ts';
-import { isLeft, serviceOf, serviceText } from './serving.ts';
+import { isLeft, serviceOf, serviceText, waitsForResume } from './serving.ts';
 import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';
 
@@ -33,6 +33,9 @@ type WaitsFor = 'service' | 'project_resumed' | 'project_runs' | 'turn' | Hold |
  */
 type Hold = 'earlier_run' | 'earlier_start';
 
+/** `project_resumed`: it waits to start, and until then holds up none. */
+type RunningState = Hold | 'project_resumed';
+
 /** The process of a command is recorded sooner after the claim, unless the database takes no writes. */
 const START_MAX_MS = 5_000;
 
@@ -48,15 +51,17 @@ export function defineQueue(command: Command, context: CommandContext): void {
     .addOption(jsonOption())
     .action(async ({ limit, json }: { limit: number; json?: boolean }) => {
       const nowMs = context.effects.now();
-      const { service, backlog, running } = await withStore(command, context, 'refuse', async (store) => ({
-        service: await serviceOf(command),
-        backlog: store.reads.backlog.all(nowMs, limit),
-        running: store.reads.deployments.running(),
-      }));
-      const holds = holdsOf(running, service, nowMs);
-      const queue = { service, ...backlog, waiting: withReasons(backlog, service, holds) };
+      const { service, backlog, states } = await withStore(command, context, 'refuse', async (store) => {
+        const service = await serviceOf(command);
+        return {
+          service,
+          backlog: store.reads.backlog.all(nowMs, limit),
+          states: statesOf(store, service, nowMs),
+        };
+      });
+      const queue = { service, ...backlog, waiting: withReasons(backlog, service, states) };
       if (json === true) printJson(context, queue);
-      else printQueue(queue, holds, context);
+      else printQueue(queue, states, context);
     });
 }
 
@@ -69,29 +74,31 @@ interface ExplainedDeployment extends WaitingDeployment {
   waits_for: WaitsFor;
 }
 
-type Holds = ReadonlyMap<DeploymentId, Hold>;
+type States = ReadonlyMap<DeploymentId, RunningState>;
 
-function holdsOf(running: readonly RunningDeployment[], service: Serving | null, nowMs: number): Holds {
-  const holds = new Map<DeploymentId, Hold>();
-  if (service === null) return holds;
-  for (const deployment of running) {
+function statesOf(store: Pick<Store, 'reads'>, service: Serving | null, nowMs: number): States {
+  const states = new Map<DeploymentId, RunningState>();
+  if (service === null) return states;
+  for (const deployment of store.reads.deployments.running()) {
     const { id, process, started_at } = deployment;
-    if (isLeft(deployment, service, nowMs)) holds.set(id, 'earlier_run');
+    if (isLeft(deployment, service, nowMs)) states.set(id, 'earlier_run');
+    else if (waitsForResume(store, deployment)) states.set(id, 'project_resumed');
     else if (process === null && nowMs - Date.parse(started_at) > START_MAX_MS)
-      holds.set(id, 'earlier_start');
+      states.set(id, 'earlier_start');
   }
-  return holds;
+  return states;
 }
 
 function withReasons(
   { waiting, running }: Backlog,
   service: Serving | null,
-  holds: Holds,
+  states: States,
 ): Excerpt<ExplainedDeployment> {
-  const [hold] = holds.values();
+  const hold = [...states.values()].find((state) => state !== 'project_resumed');
   const limit = service?.max_concurrent ?? null;
+  const taken = slotsTaken(running.count, states);
   // A service that does not tell its limit may have reached it as soon as it runs one.
-  let freeSlots = limit === null ? (running.count > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - running.count;
+  let freeSlots = limit === null ? (taken > 0 ? 0 : Number.POSITIVE_INFINITY) : limit - taken;
   return {
     count: waiting.count,
     items: waiting.items.map((deployment) => {
@@ -100,6 +107,10 @@ function withReasons(
       return { ...deployment, waits_for: reason };
     }),
   };
+}
+
+function slotsTaken(runningCount: number, states: States): number {
+  return runningCount - [...states.values()].filter((state) => state === 'project_resumed').length;
 }
 
 function waitsFor(
@@ -116,15 +127,16 @@ function waitsFor(
   return freeSlots > 0 ? 'nothing' : 'place';
 }
 
-function printQueue(queue: Queue, holds: Holds, context: CommandContext): void {
+function printQueue(queue: Queue, states: States, context: CommandContext): void {
   const { service, running, waiting, reported, webhooks, replays } = queue;
-  context.terminal.print(summary(queue, context));
+  const slots = runningText(slotsTaken(running.count, states), service);
+  context.terminal.print(summary(queue, slots, context));
   printExcerpt(context, 'RUNNING', running, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
     {
       title: 'STATUS',
-      of: ({ id, status }) => `${status}${holdText(holds.get(id))}`,
+      of: ({ id, status }) => `${status}${stateText(states.get(id))}`,
       colour: ({ status }) => statusColour(status),
     },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
@@ -137,7 +149,7 @@ function printQueue(queue: Queue, holds: Holds, context: CommandContext): void {
     { title: 'REF', of: ({ ref }) => ref, shrinks: true },
     { title: 'NUMBER', of: ({ queue_position }) => String(queue_position ?? '') },
     { title: 'SINCE', of: ({ created_at }) => moment(context, created_at) },
-    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, queue), shrinks: true },
+    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, slots), shrinks: true },
   ]);
   printReported(reported, context);
   printWebhooks(webhooks, service, context);
@@ -145,14 +157,15 @@ function printQueue(queue: Queue, holds: Holds, context: CommandContext): void {
 }
 
 function summary(
-  { service, running, waiting, reported, deliveries, replays }: Queue,
+  { service, waiting, reported, deliveries, replays }: Queue,
+  slots: string,
   context: CommandContext,
 ) {
   const { pending_count, due_count, held_count } = deliveries;
   const unserved = "none: nothing is started or sent until 'davit serve' runs";
   return fields(context.terminal, [
     ['service', service === null ? unserved : serviceText(service, context)],
-    ['running', runningText(running.count, service)],
+    ['running', slots],
     ['waiting', String(waiting.count)],
     ['elsewhere', reported.count === 0 ? null : `${reported.count}, carried out by other systems`],
     ['deliveries', `${pending_count} pending, ${due_count} of them due; ${held_count} held`],
@@ -165,20 +178,22 @@ function runningText(count: number, service: Serving | null): string {
   return limit === null ? String(count) : `${count} of at most ${limit}`;
 }
 
-function holdText(hold: Hold | undefined): string {
-  switch (hold) {
+function stateText(state: RunningState | undefined): string {
+  switch (state) {
     case undefined:
       return '';
     case 'earlier_run':
       return ': left by an earlier run';
     case 'earlier_start':
       return ': cannot start yet';
+    case 'project_resumed':
+      return ': its project is paused';
     default:
-      return hold satisfies never;
+      return state satisfies never;
   }
 }
 
-function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
+function reasonText(waitsFor: WaitsFor, slots: string): string {
   switch (waitsFor) {
     case 'service':
       return "'davit serve'";
@@ -193,7 +208,7 @@ function reasonText(waitsFor: WaitsFor, { running, service }: Queue): string {
     case 'earlier_start':
       return 'an earlier one, which cannot start yet';
     case 'place':
-      return `a free slot: ${runningText(running.count, service)} running`;
+      return `a free slot: ${slots} running`;
     case 'nothing':
       return 'nothing: it is starting';
     default:

@@ -1,6 +1,8 @@
 import type { Command } from 'commander';
+import { processIdentity } from '../process-identity.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
 import type { Serving } from '../store/lock.ts';
+import type { Store } from '../store/store.ts';
 import type { CommandContext } from './command.ts';
 import { dbPathOf } from './database-file.ts';
 import { exactMoment } from './moments.ts';
@@ -21,11 +23,24 @@ export async function isServed(command: Command): Promise<boolean> {
  * that cannot be told, as the clock was set back since the service started.
  */
 export function isLeft(
-  { started_at }: Pick<RunningDeployment, 'started_at'>,
-  { since }: Serving,
+  { started_at, process }: Pick<RunningDeployment, 'started_at' | 'process'>,
+  { since, process_id }: Serving,
   nowMs: number,
 ): boolean {
-  return since !== null && started_at < since && Date.parse(since) <= nowMs;
+  if (since === null || started_at >= since || Date.parse(since) > nowMs) return false;
+  const service = process_id === null ? undefined : processIdentity(process_id);
+  // The clock may have been set back, and be beyond that time again.
+  const isOfService =
+    process !== null &&
+    process.bootId === service?.bootId &&
+    process.processStartedAt >= service.processStartedAt;
+  return !isOfService;
+}
+
+/** Whether this deployment, which waits to start, does so as its project is paused: it takes no slot then. */
+export function waitsForResume({ reads }: Pick<Store, 'reads'>, { id, process }: RunningDeployment): boolean {
+  if (process !== null) return false;
+  return reads.projects.resolve(reads.deployments.existing(id).project_id).status === 'paused';
 }
 
 /** Its process id and start, as far as its lock tells. */

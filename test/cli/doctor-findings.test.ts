@@ -360,15 +360,11 @@ t.test('a deployment is not stuck while processes that its first one left are be
 t.test('doctor names the processes that keep an earlier run of the service from being over', async (t) => {
   const there = await withProject(t);
   const id = newDeploymentId();
-  const [command, other] = [
-    await startProcess(t, ['sleep', '600']),
-    await startProcess(t, ['sleep', '600'], id),
-  ];
-  const { processId, processStartedAt, bootId } = command.identity;
+  const { child, identity } = await startProcess(t, ['sleep', '600'], id);
   change(
     there.dbPath,
     `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
-     SELECT '${id}', id, 'main', 'running', 0, 'api', ${nowMs - 2 * HOUR_MS}, ${nowMs - 2 * HOUR_MS}, ${processId}, ${processStartedAt}, '${bootId}' FROM projects`,
+     SELECT '${id}', id, 'main', 'running', 0, 'api', ${nowMs - 2 * HOUR_MS}, ${nowMs - 2 * HOUR_MS}, 1, 1, '${identity.bootId}' FROM projects`,
   );
   const foundSince = async (sinceMs: number, exitCode: number) => {
     const release = servedSince(there.dbPath, sinceMs);
@@ -382,13 +378,44 @@ t.test('doctor names the processes that keep an earlier run of the service from 
   t.match(await foundSince(nowMs - HOUR_MS, 1), {
     level: 'problem',
     message: left,
-    advice: `end what is left of it, as root or its user: kill -9 ${processId} ${other.identity.processId}`,
+    advice: `end what is left of it, as root or its user: kill -9 ${identity.processId}`,
   });
-  for (const { child } of [command, other]) {
-    child.kill('SIGKILL');
-    await once(child, 'close');
-  }
+  child.kill('SIGKILL');
+  await once(child, 'close');
   t.match(await foundSince(nowMs - HOUR_MS, 1), { message: left, advice: /^the log of davit serve says/ });
+});
+
+t.test(
+  'doctor takes no command of the service for that of an earlier run, however its clock was set',
+  async (t) => {
+    const there = await withProject(t);
+    const { identity } = await startProcess(t, ['sleep', '600']);
+    const { processId, processStartedAt, bootId } = identity;
+    change(
+      there.dbPath,
+      `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
+     SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - 2 * HOUR_MS}, ${nowMs - 2 * HOUR_MS}, ${processId}, ${processStartedAt}, '${bootId}' FROM projects`,
+    );
+    const release = servedSince(there.dbPath, nowMs - HOUR_MS);
+    t.match(findingOf(await reportOf(t, there, 0), 'deployments'), { level: 'ok' });
+    release();
+  },
+);
+
+t.test('a deployment that waits to start in a paused project is a note', async (t) => {
+  const there = await withProject(t);
+  change(
+    there.dbPath,
+    `INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at)
+     SELECT 'dpl_1', id, 'main', 'running', 0, 'api', ${nowMs - HOUR_MS}, ${nowMs - HOUR_MS} FROM projects;
+     UPDATE projects SET status = 'paused'`,
+  );
+  const release = servedSince(there.dbPath, nowMs - 2 * HOUR_MS);
+  t.match(findingOf(await reportOf(t, there, 0), 'deployments'), {
+    level: 'note',
+    message: 'dpl_1 waits to start, as its project is paused',
+  });
+  release();
 });
 
 t.test(

@@ -98,6 +98,15 @@ t.test('a deployment that cannot start yet holds up all that could start', async
   const { stdout } = await davit(['admin', 'queue']);
   t.match(stdout, new RegExp(`^${id} +first +a1 +running: cannot start yet `, 'm'));
   t.match(stdout, / an earlier one, which cannot start yet$/m);
+  await store.writer.write('projects.setStatus', { id: first, status: 'paused' });
+  t.match((await queue()).waiting.items, [
+    { project_name: 'other', waits_for: 'nothing' },
+    { project_name: 'first', waits_for: 'project_resumed' },
+  ]);
+  const { stdout: paused } = await davit(['admin', 'queue']);
+  t.match(paused, /^running +0 of at most 9$/m, 'it takes no slot');
+  t.match(paused, / a1 +running: its project is paused /m);
+  await store.writer.write('projects.setStatus', { id: first, status: 'active' });
   await store.writer.write('deployments.setProcess', { id, ...PROCESS });
   t.match((await queue()).waiting.items, [{ waits_for: 'nothing' }, { waits_for: 'project_runs' }]);
 });
