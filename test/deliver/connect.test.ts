@@ -8,7 +8,7 @@ import {
 } from 'node:net';
 import { join } from 'node:path';
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { createServer, getCACertificates, setDefaultCACertificates } from 'node:tls';
+import tls, { createServer, getCACertificates, setDefaultCACertificates, type TLSSocket } from 'node:tls';
 import t, { type Test } from 'tap';
 import { type Connector, type ConnectorOptions, createConnector } from '../../src/deliver/connect.ts';
 import { cidr } from '../helpers/cidr.ts';
@@ -110,11 +110,43 @@ t.test(
 );
 
 t.test('a receiver that gives sessions without end is left', ifHas('openssl'), async (t) => {
+  const { url } = await opensslReceiver(t, '-www', '-num_tickets', '40');
+  await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), { message: 'invalid_response' });
+});
+
+t.test('a receiver may update its keys now and then, but not without end', ifHas('openssl'), async (t) => {
+  const { url, ask, heard } = await opensslReceiver(t, '-msg');
+  const came: string[] = [];
+  const ended = Promise.withResolvers<Error | null>();
+  const events = {
+    connected: () => socket.write('first\n'),
+    received: (bytes: Buffer) => came.push(bytes.toString()),
+    closed: ended.resolve,
+  };
+  const socket = newConnector({ caPem: CA_PEM }).connect(url, events, null);
+  t.teardown(() => socket.destroy());
+  await heard('first');
+  // K asks for an update of the other side's keys in return, which may come with the next request only.
+  for (const [update, times] of [
+    ['K', 6],
+    ['k', 12],
+    ['k', 12],
+  ] as const) {
+    for (let updates = 0; updates < times; updates++) await ask(update);
+    const answer = `answer ${came.length}`;
+    await ask(answer, () => came.at(-1) === `${answer}\n`);
+    if (came.length < 3) socket.write('next\n');
+  }
+  // Nothing is asked of it now, as of a connection that is idle. The last of these is the 17th.
+  for (let updates = 0; updates < 5; updates++) await ask('k');
+  t.match(await ended.promise, { message: 'invalid_response' });
+});
+
+/** `ask` gives a command of s_server, or a text to be sent, and waits: for the key update by default, which needs -msg. */
+async function opensslReceiver(t: Test, ...more: string[]) {
   const key = join(import.meta.dirname, '../fixtures/tls/localhost.key');
   const words = ['s_server', '-accept', '127.0.0.1:0', '-cert', key.replace('.key', '.pem'), '-key', key];
-  const openssl = spawn('openssl', [...words, '-tls1_3', '-www', '-num_tickets', '40'], {
-    stdio: ['pipe', 'pipe', 'ignore'],
-  });
+  const openssl = spawn('openssl', [...words, '-tls1_3', ...more], { stdio: ['pipe', 'pipe', 'ignore'] });
   t.teardown(() => openssl.kill());
   let said = '';
   openssl.stdout.on('data', (bytes) => {
@@ -122,24 +154,69 @@ t.test('a receiver that gives sessions without end is left', ifHas('openssl'), a
   });
   await until(() => /ACCEPT .*:\d+\n/.test(said));
   const url = new URL(`https://localhost:${/ACCEPT .*:(\d+)\n/.exec(said)?.[1]}/`);
-  await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), { message: 'invalid_response' });
+  const updates = () => said.match(/>>> .*KeyUpdate/g)?.length ?? 0;
+  return {
+    url,
+    heard: (text: string) => until(() => said.includes(text)),
+    async ask(command: string, isDone?: () => boolean) {
+      const before = updates();
+      openssl.stdin.write(`${command}\n`);
+      await until(isDone ?? (() => updates() > before));
+    },
+  };
+}
+
+t.test('a receiver may ask for an optional client certificate once it has the request', async (t) => {
+  const url = await renegotiatingReceiver(t, (socket) => {
+    socket.on('data', () => askForCertificate(socket, () => socket.write('HTTP/1.1 200 OK\r\n\r\n')));
+  });
+  let answers = 0;
+  const ended = Promise.withResolvers<Error | null>();
+  const events = {
+    connected: () => socket.write(REQUEST),
+    received() {
+      answers += 1;
+      if (answers < 20) socket.write(REQUEST);
+      else ended.resolve(null);
+    },
+    closed: ended.resolve,
+  };
+  const socket = newConnector({ caPem: CA_PEM }).connect(url, events, null);
+  t.teardown(() => socket.destroy());
+  t.equal(await ended.promise, null);
+  t.equal(answers, 20, 'over one connection');
 });
 
-t.test('a receiver is not granted further handshakes', async (t) => {
+t.test('a receiver that asks for handshakes without end is left', async (t) => {
   let count = 0;
-  const receiver = createServer({ ...LOCALHOST, maxVersion: 'TLSv1.2' }, (socket) => {
-    socket.on('error', () => undefined);
-    socket.on('secure', () => {
+  const url = await renegotiatingReceiver(t, (socket) => {
+    const again = () => {
       count += 1;
-    });
-    // The client's refusal is the next that it sends.
-    socket.once('data', () => socket.renegotiate({}, () => undefined));
-    socket.setTimeout(200, () => socket.destroy());
+      askForCertificate(socket, again);
+    };
+    socket.once('data', again);
   });
-  const url = new URL(`https://localhost:${await portOf(t, receiver)}/`);
-  await exchange(newConnector({ caPem: CA_PEM }), url).catch(() => undefined);
-  t.equal(count, 0);
+  await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), { message: 'invalid_response' });
+  t.ok(count <= 17, `${count}`);
 });
+
+/** On TLS 1.2, and without Node's own bound for handshakes. */
+async function renegotiatingReceiver(t: Test, onConnection: (socket: TLSSocket) => void): Promise<URL> {
+  const { CLIENT_RENEG_LIMIT } = tls;
+  t.teardown(() => Object.assign(tls, { CLIENT_RENEG_LIMIT }));
+  Object.assign(tls, { CLIENT_RENEG_LIMIT: Number.POSITIVE_INFINITY });
+  const server = createServer({ ...LOCALHOST, maxVersion: 'TLSv1.2' }, (socket) => {
+    socket.on('error', () => undefined);
+    onConnection(socket);
+  });
+  return new URL(`https://localhost:${await portOf(t, server)}/`);
+}
+
+function askForCertificate(socket: TLSSocket, onAnswer: () => void): void {
+  socket.renegotiate({ requestCert: true, rejectUnauthorized: false }, (error) => {
+    if (error === null) onAnswer();
+  });
+}
 
 /** In a ClientHello they follow the record's head, the message's, the version, 32 random bytes and a session id. */
 function cipherSuitesOf(hello: Buffer): string[] {
