@@ -79,17 +79,14 @@ const LONGEST_DELAY_MS = 15_000;
 /** The service is away, stopping or overloaded, or a proxy before it says so. */
 const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504]);
 
-/** Those of them with which a request was surely not carried out: a proxy answers 502 and 504 also if it was passed on. */
+/**
+ * Those of them with which a request was surely not carried out, 503 only if davit itself says it: a proxy answers 502,
+ * 503 and 504 also if the request was passed on.
+ */
 const NOT_DONE_STATUSES = new Set([425, 429, 503]);
 
-/** Errors with which nothing was sent. */
-const NOT_SENT = new Set([
-  'ECONNREFUSED',
-  'EHOSTUNREACH',
-  'ENETUNREACH',
-  'EAI_AGAIN',
-  'UND_ERR_CONNECT_TIMEOUT',
-]);
+/** Calls that come before anything is sent. The network may become unreachable (EHOSTUNREACH) later, too. */
+const CALLS_BEFORE_SENDING = new Set(['connect', 'getaddrinfo']);
 
 /** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
@@ -148,15 +145,16 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       try {
         const response = await send(asked);
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
-        why = refusedForNow(response, await beginningOf(response), watched.placeOf(baseUrl.host));
+        const text = await beginningOf(response);
+        why = refusedForNow(response, text, watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
-        mayBeDone ||= !NOT_DONE_STATUSES.has(response.statusCode);
+        mayBeDone ||= !isSurelyNotDone(response, text);
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
         if (status === 407 || !isDropped(error)) throw explained(error, place);
         why = `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
-        mayBeDone ||= !NOT_SENT.has(firstCodeOf(error));
+        mayBeDone ||= !isUnsent(error);
       }
       asked.onTry?.(mayBeDone);
       await waiting.wait(why, retryAfterMs);
@@ -188,6 +186,17 @@ export function isDropped(error: unknown): boolean {
   return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|PRX_CONN|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
     code,
   );
+}
+
+/** Whether a request failed before anything of it was sent. */
+export function isUnsent(error: unknown): boolean {
+  const first = firstOf(error);
+  if (firstCodeOf(first) === 'UND_ERR_CONNECT_TIMEOUT') return true;
+  return first instanceof Error && 'syscall' in first && CALLS_BEFORE_SENDING.has(String(first.syscall));
+}
+
+function isSurelyNotDone({ statusCode }: Dispatcher.ResponseData, text: string): boolean {
+  return NOT_DONE_STATUSES.has(statusCode) && (statusCode !== 503 || errorIn(text) !== undefined);
 }
 
 function createPatience(limitMs: number, { effects, terminal }: CommandContext): Patience {
@@ -344,8 +353,11 @@ function explanationOf(error: unknown, place: string): string | undefined {
 }
 
 function firstCodeOf(error: unknown): string {
-  if (!(error instanceof Error)) return '';
-  // Several addresses were tried, and each has its error.
-  if (error instanceof AggregateError && error.errors.length > 0) return firstCodeOf(error.errors[0]);
-  return 'code' in error ? String(error.code) : '';
+  const first = firstOf(error);
+  return first instanceof Error && 'code' in first ? String(first.code) : '';
+}
+
+/** Several addresses may have been tried, and each has its error. */
+function firstOf(error: unknown): unknown {
+  return error instanceof AggregateError && error.errors.length > 0 ? firstOf(error.errors[0]) : error;
 }

@@ -7,6 +7,7 @@ import t from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
 import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
+import { startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
 t.test('a signal ends the client at once, and the deployment goes on', async (t) => {
@@ -107,6 +108,18 @@ t.test('a signal before anything can have been created ends the client, which cr
   t.strictSame(await once(client, 'exit'), [143, null]);
   await said.until(/left; this created no deployment\n$/);
   t.strictSame(await deployments(), []);
+});
+
+t.test("after a proxy's 503, the deployment may exist, and a signal does not end the client", async (t) => {
+  const { startDeploy } = await runningDeployments(t);
+  const { port } = await startReceiver(t, { answers: [status(503, { body: 'connection termination' })] });
+  const client = startDeploy(['slow', '--cancel-on-interrupt'], { url: `http://127.0.0.1:${port}` });
+  const said = collect(client, 'stderr');
+  await said.until(/answers 503: trying again/);
+  client.kill('SIGTERM');
+  await said.until(/the deployment is canceled as soon as it is created; a second signal leaves at once\n/);
+  await repeatUntilEnd(client, () => client.kill('SIGTERM'));
+  await said.until(/left; the deployment may have been created: repeat with --idempotency-key \S+ to get/);
 });
 
 t.test('a client interrupted before the answer says how to find the deployment again', async (t) => {
