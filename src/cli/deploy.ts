@@ -196,12 +196,14 @@ function onInterruption(
   let id: DeploymentId | undefined;
   let mayBeCreated = false;
   let signals = 0;
+  let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
   let canceling = false;
   let question: Promise<void> | undefined;
   let requesting = false;
 
   const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
     signals += 1;
+    lastSignal = signal;
     if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
     else leave(signal);
@@ -211,6 +213,8 @@ function onInterruption(
   return {
     tried(may) {
       mayBeCreated = may;
+      // Another try would create what is to be canceled.
+      if (canceling && !may) leave(lastSignal);
     },
     created(createdId) {
       id = createdId;

@@ -7,7 +7,7 @@ import t from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
 import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
-import { startReceiver, status } from '../helpers/receiver.ts';
+import { held, startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
 t.test('a signal ends the client at once, and the deployment goes on', async (t) => {
@@ -120,6 +120,23 @@ t.test("after a proxy's 503, the deployment may exist, and a signal does not end
   await said.until(/the deployment is canceled as soon as it is created; a second signal leaves at once\n/);
   await repeatUntilEnd(client, () => client.kill('SIGTERM'));
   await said.until(/left; the deployment may have been created: repeat with --idempotency-key \S+ to get/);
+});
+
+t.test('a signal during a try that surely creates nothing ends the client after that try', async (t) => {
+  const { startDeploy } = await runningDeployments(t);
+  const error = { code: 'unavailable', message: 'the service is stopping', request_id: 'req_1' };
+  const stopping = held(status(503, { body: JSON.stringify({ error }) }));
+  const service = await startReceiver(t, { answers: [stopping.answer] });
+  const url = `http://127.0.0.1:${service.port}`;
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
+  const said = collect(client, 'stderr');
+  await service.next();
+  client.kill('SIGTERM');
+  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
+  stopping.release();
+  t.strictSame(await once(client, 'exit'), [143, null]);
+  await said.until(/\nleft; this created no deployment\n$/);
+  t.equal(service.requests.length, 1);
 });
 
 t.test('a client interrupted before the answer says how to find the deployment again', async (t) => {
