@@ -200,6 +200,7 @@ function onInterruption(
   let canceling = false;
   let question: Promise<void> | undefined;
   let requesting = false;
+  let requested = false;
 
   const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
     signals += 1;
@@ -246,7 +247,8 @@ function onInterruption(
     try {
       const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });
       // 409: it had just ended.
-      if (!answer.ok && answer.status !== 409) terminal.note(`it cannot be canceled: ${answer.message}`);
+      requested = answer.ok || answer.status === 409;
+      if (!answer.ok && !requested) terminal.note(`it cannot be canceled: ${answer.message}`);
     } catch (error) {
       if (!(error instanceof AppError)) throw error;
       terminal.note(`it cannot be canceled: ${error.message}`);
@@ -265,7 +267,9 @@ function onInterruption(
     if (!mayBeCreated) return 'this created no deployment';
     if (id === undefined)
       return `the deployment may have been created: repeat with --idempotency-key ${idempotencyKey} to get its id`;
-    return canceling ? `the cancellation of deployment ${id} was requested` : `deployment ${id} goes on`;
+    return requesting || requested
+      ? `the cancellation of deployment ${id} was requested`
+      : `deployment ${id} goes on`;
   }
 }
 

@@ -7,8 +7,21 @@ import t from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
 import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
-import { held, startReceiver, status } from '../helpers/receiver.ts';
+import { held, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
+
+/** What a service answers that has created a deployment. */
+const CREATED = {
+  id: 'dpl_1',
+  ref: 'slow',
+  status: 'queued',
+  reason: null,
+  message: null,
+  duration_ms: null,
+  exit_code: null,
+  signal: null,
+  queue_position: 1,
+};
 
 t.test('a signal ends the client at once, and the deployment goes on', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);
@@ -82,6 +95,26 @@ t.test('a second signal says that the cancellation was requested', async (t) => 
   await repeatUntilEnd(client, () => client.kill('SIGINT'));
   t.strictSame([client.exitCode, client.signalCode], [130, null]);
   await said.until(/left; the cancellation of deployment dpl_\w+ was requested\n$/);
+});
+
+t.test('a second signal after a refused cancellation says that the deployment goes on', async (t) => {
+  const { startDeploy } = await runningDeployments(t);
+  const error = { code: 'forbidden', message: 'it may not', request_id: 'req_1' };
+  const service = await startReceiver(t, {
+    answers: [
+      status(201, { body: JSON.stringify(CREATED) }),
+      silence(),
+      status(403, { body: JSON.stringify({ error }) }),
+    ],
+  });
+  const url = `http://127.0.0.1:${service.port}`;
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
+  const said = collect(client, 'stderr');
+  for (const _ of ['created', 'followed']) await service.next();
+  client.kill('SIGTERM');
+  await said.until(/it cannot be canceled: it may not \(403 forbidden, req_1\)\n$/);
+  await repeatUntilEnd(client, () => client.kill('SIGTERM'));
+  await said.until(/left; deployment dpl_1 goes on\n$/);
 });
 
 t.test('a signal before the deployment exists cancels it once created, also without --wait', async (t) => {
