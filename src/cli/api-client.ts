@@ -63,7 +63,7 @@ export interface Patience {
 }
 
 const CONNECT_TIMEOUT_MS = 10_000;
-/** `?wait=` delays an answer by up to a minute. */
+/** `?wait=` delays an answer, and so does a busy service. */
 const ANSWER_TIMEOUT_MS = 75_000;
 /** The service sends a heartbeat every 15 s. */
 const SILENCE_TIMEOUT_MS = 60_000;

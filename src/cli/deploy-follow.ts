@@ -74,11 +74,14 @@ async function* resettingPatience(
 /** The service may answer before the deployment has ended, or with a status that only a later davit knows. */
 const ASK_EVERY_MS = 1_000;
 
+/** Of the 60 that the service allows: gateways give up a request after 30 s or more, mostly. */
+const WAIT_SECONDS = 20;
+
 /** Waits for the end of a deployment without its log. */
 export async function awaitEnd(id: DeploymentId, api: ApiClient, effects: Effects): Promise<Outcome> {
   for (;;) {
     const askedAtMs = effects.monotonicMs();
-    const answer = await deploymentOf(id, api, '?wait=60');
+    const answer = await deploymentOf(id, api, `?wait=${WAIT_SECONDS}`);
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     const { body } = answer;
     if (isTerminal(body.status)) return { kind: 'ended', status: body.status, deployment: body };

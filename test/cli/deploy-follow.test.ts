@@ -75,7 +75,7 @@ t.test('waiting polls until the deployment has ended or the service refuses', as
   const api = apiOf({
     call: async ({ path }) => {
       asked.push(path);
-      effects.advance(60_000);
+      effects.advance(20_000);
       return { ok: true, body: { status: statuses.shift() } as never };
     },
   });
@@ -84,8 +84,8 @@ t.test('waiting polls until the deployment has ended or the service refuses', as
     status: 'failed',
     deployment: { status: 'failed' },
   });
-  t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=60'));
-  t.equal(effects.monotonicMs(), 180_000);
+  t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=20'));
+  t.equal(effects.monotonicMs(), 60_000);
   const refusal = { ok: false as const, status: 403, message: 'it may not' };
   t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal }), effects), {
     kind: 'refused',
