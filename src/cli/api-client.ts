@@ -76,8 +76,8 @@ const ANSWER_MAX_BYTES = 4 * 1024 * 1024;
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
-/** The service is away, stopping or overloaded, or a proxy before it says so. */
-const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504]);
+/** The service is away, stopping or overloaded, or a proxy before it says so; Cloudflare with 520 to 524. */
+const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504, 520, 521, 522, 523, 524]);
 
 /**
  * Those of them with which a request was surely not carried out, 503 only if davit itself says it: a proxy answers 502,

@@ -129,6 +129,19 @@ t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
   t.match(await deployHastily(['good'], endless.url), { exitCode: 1, stderr: /asks to wait 36500d, longer/ });
 });
 
+t.test('deploy waits until Cloudflare reaches the service again', async (t) => {
+  const { deployHastily } = await shared.another();
+  const statuses = [520, 521, 522, 523, 524];
+  const cloudflare = await scripted(
+    t,
+    statuses.map((status) => [status, {}]),
+  );
+  cloudflare.thenLeadTo(shared.url);
+  const { stderr, exitCode } = await deployHastily(['good'], cloudflare.url);
+  t.equal(exitCode, 0);
+  for (const status of statuses) t.match(stderr, `answers ${status}: trying again in `);
+});
+
 t.test('giving up quotes why the service asked to wait', async (t) => {
   const { deploy } = await runningDeployments(t, '--max-queued', '1');
   for (const ref of ['slow', 'good']) t.match(await deploy([ref]), { exitCode: 0 });
