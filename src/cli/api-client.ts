@@ -152,7 +152,10 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
-        if (status === 407 || !isDropped(error)) throw explained(error, place);
+        if (status === 407 || !isDropped(error)) {
+          asked.onTry?.(mayBeDone); // what does not get through to a davit is not carried out
+          throw explained(error, place);
+        }
         why = `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
         mayBeDone ||= !isUnsent(error);
       }

@@ -120,6 +120,10 @@ async function deploy(
       const { body } = created;
       printMade(context, options, body, deploymentText(body), body.id);
     }
+  } catch (error) {
+    const gaveUp = error instanceof AppError && error.code === 'unavailable';
+    if (!gaveUp || !interruption.mayBeCreated()) throw error;
+    throw new AppError('unavailable', `${error.message}; ${interruption.whatIsLeft()}`, { cause: error });
   } finally {
     await api.close();
   }
@@ -184,6 +188,9 @@ interface Interruption {
   isOpen(): boolean;
   /** Resolves when no question is on the screen. */
   answered(): Promise<void>;
+  mayBeCreated(): boolean;
+  /** What becomes of the deployment when davit ends now, and how to find it. */
+  whatIsLeft(): string;
 }
 
 function onInterruption(
@@ -224,6 +231,8 @@ function onInterruption(
     isCanceling: () => canceling,
     isOpen: () => question !== undefined || requesting,
     answered: async () => question,
+    mayBeCreated: () => mayBeCreated,
+    whatIsLeft,
   };
 
   async function ask(askedId: DeploymentId): Promise<void> {

@@ -2,7 +2,7 @@ import t, { type Test } from 'tap';
 import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../../src/domain.ts';
 import { runHere } from '../helpers/cli.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
-import { type Answer, endless, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, endless, hangUp, startReceiver, status } from '../helpers/receiver.ts';
 
 /** Control characters in every form that JSON allows: ESC, BEL, CR, LF, a C1 control, a bidirectional override. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
@@ -62,7 +62,8 @@ t.test('an error message that is not a string is ignored', async (t) => {
   for (const message of [7, null, { toString: 1 }, ['no']]) {
     const error = { ...REFUSED.error, message };
     t.match(await answered(t, ['--retry-for', '0'], json(503, { error })), {
-      stderr: /^error: 127\.0\.0\.1:\d+ answers 503, and --retry-for is over: gave up\n$/,
+      stderr:
+        /^error: 127\.0\.0\.1:\d+ answers 503, and --retry-for is over: gave up; the deployment may .*\n$/,
       exitCode: 1,
     });
     t.match(await answered(t, [], json(400, { error })), {
@@ -117,6 +118,15 @@ t.test('a service that ignores ?wait= is polled once a second', async (t) => {
   );
   t.match(JSON.parse(stdout), { status: 'failed' });
   t.equal(waitedMs, 4_000);
+});
+
+t.test('giving up on a deployment that was created names it, also with --json', async (t) => {
+  const words = ['--wait', '--json', '--retry-for', '0'];
+  t.match(await answered(t, words, json(201, QUEUED), hangUp()), {
+    stdout: '',
+    stderr: /^error: [^\n]*: gave up; deployment dpl_1 goes on\n$/,
+    exitCode: 1,
+  });
 });
 
 t.test('an end event without a final status counts as a dropped connection', async (t) => {

@@ -116,7 +116,7 @@ t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
   const busier = await scripted(t, [[503, { 'Retry-After': '600' }]]);
   const refused = await deployHastily(['good', '--retry-for', '10s'], busier.url);
   t.strictSame(
-    { ...refused, stderr: refused.stderr.replace(/:\d+/, '') },
+    { ...refused, stderr: refused.stderr.replace(/:\d+/, '').replace(/;.*/, '') },
     {
       stdout: '',
       stderr: 'error: 127.0.0.1 answers 503 and asks to wait 10m, longer than --retry-for leaves: gave up\n',
@@ -150,6 +150,19 @@ t.test('giving up quotes why the service asked to wait', async (t) => {
     stderr:
       /^error: 127\.0\.0\.1:\d+ answers 429 \(1 deployment waits .*\) and asks to wait 30s, longer than/,
   });
+});
+
+t.test('giving up says what is left, and how to find it', async (t) => {
+  const { deploy, deployHastily, deployments } = await shared.another();
+  const proxy = await startProxy(t, shared.url);
+  proxy.fates('lose-answer');
+  const lost = await deployHastily(['good', '--retry-for', '0'], proxy.url);
+  const [, key = ''] =
+    /^error: .*: gave up; the deployment may have been created: repeat with --idempotency-key (\S+) to get its id\n$/.exec(
+      lost.stderr,
+    ) ?? [];
+  t.match(await deploy(['good', '--idempotency-key', key]), { exitCode: 0 });
+  t.equal((await deployments()).length, 1);
 });
 
 t.test('the last attempt is made when --retry-for is over', async (t) => {
