@@ -103,6 +103,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   });
   const watched = watchProxies(proxies);
   const patience = () => createPatience(options.retryForMs, context);
+  let wasAnswered = false;
 
   return {
     patience,
@@ -144,6 +145,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       asked.onTry?.(true);
       try {
         const response = await send(asked);
+        wasAnswered = true;
         if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
         const text = await beginningOf(response);
         why = refusedForNow(response, text, watched.placeOf(baseUrl.host));
@@ -152,7 +154,9 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
-        if (status === 407 || !isDropped(error)) {
+        // A name that had an address is right: its DNS server is at fault for the moment.
+        const mayPass = isDropped(error) || (wasAnswered && firstCodeOf(error) === 'ENOTFOUND');
+        if (status === 407 || !mayPass) {
           asked.onTry?.(mayBeDone); // what does not get through to a davit is not carried out
           throw explained(error, place);
         }
