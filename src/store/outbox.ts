@@ -373,15 +373,24 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
      ORDER BY webhook_id, next_attempt_at, seq
      LIMIT ${STEP_ROWS}`);
-  const waitingAfter = database.prepare<PendingPosition, PendingPosition & { wasHeld: number }>(`
+  // A ladder that begins in the future began before the clock was set back.
+  const waitingAfter = database.prepare<
+    PendingPosition & { nowMs: number },
+    PendingPosition & { wasHeld: number }
+  >(`
     SELECT d.webhook_id AS webhookId, d.next_attempt_at AS nextAttemptAtMs, d.seq,
-           d.ladder_started_at < w.enabled_at AS wasHeld
+           d.ladder_started_at < w.enabled_at OR d.ladder_started_at > +:nowMs AS wasHeld
       FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
      WHERE d.webhook_id = +:webhookId AND d.status = 'pending'
        AND (d.next_attempt_at, d.seq) > (+:nextAttemptAtMs, +:seq)
      ORDER BY d.next_attempt_at, d.seq
      LIMIT ${STEP_ROWS}`);
   const planAt = database.prepare('UPDATE deliveries SET next_attempt_at = :atMs WHERE seq = +:seq');
+  const endHolding = database.prepare(`
+    UPDATE deliveries
+       SET next_attempt_at = :atMs,
+           ladder_started_at = min(ladder_started_at, (SELECT enabled_at - 1 FROM webhooks WHERE id = webhook_id))
+     WHERE seq = +:seq`);
 
   return {
     /**
@@ -431,13 +440,14 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     },
 
     /**
-     * Makes the retries of a webhook that was enabled due now, as its held deliveries are. Those that have failed since
-     * it was enabled keep their time. Does one step, from `after` on, and returns as `setBack` does.
+     * Makes the retries of a webhook that was enabled due now, as its held deliveries are, each on a new ladder. Those
+     * that have failed since it was enabled keep their time. Does one step, from `after` on, and returns as `setBack` does.
      */
     hurry({ webhookId, after }: Hurry): PendingPosition | null {
       const nowMs = effects.now();
-      const rows = waitingAfter.all(after ?? { webhookId, nextAttemptAtMs: nowMs, seq: LAST_SEQ });
-      for (const { seq, wasHeld } of rows) if (wasHeld === 1) planAt.run({ seq, atMs: nowMs });
+      const from = after ?? { webhookId, nextAttemptAtMs: nowMs, seq: LAST_SEQ };
+      const rows = waitingAfter.all({ ...from, nowMs });
+      for (const { seq, wasHeld } of rows) if (wasHeld === 1) endHolding.run({ seq, atMs: nowMs });
       changed(webhookId);
       return endOfStep(rows);
     },

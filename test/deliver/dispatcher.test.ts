@@ -692,6 +692,33 @@ t.test('a clock that was set back and, while davit was down, put right ends no l
   }
 });
 
+t.test('enabling a webhook after the clock was set back begins new ladders, at once', async (t) => {
+  const effects = fakeEffects();
+  const { store, dispatcher } = service(t, effects);
+  const receiver = await startReceiver(t, { answers: [status(500)] });
+  const { id } = await subscribe(store, receiver.url);
+  effects.advance(24 * HOUR_MS);
+  await newDeliveries(store, id, 1);
+  for (let attempts = 0; attempts < 8; attempts++) {
+    const nextAtMs = await deliverDue(dispatcher, effects);
+    effects.advance((nextAtMs ?? 0) - effects.now());
+  }
+  await deliverDue(dispatcher, effects);
+  const { length } = receiver.requests;
+
+  effects.jump(-24 * HOUR_MS);
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, length, 'the retry is hours away');
+  for (const status of ['disabled', 'enabled'] as const) {
+    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+  }
+  effects.advance(5_000);
+  await dispatcher.settled();
+  await deliverDue(dispatcher, effects);
+  t.equal(receiver.requests.length, length + 1);
+  t.match(store.query('SELECT ladder_attempts FROM deliveries'), [{ ladder_attempts: 1 }]);
+});
+
 t.test('that the clock was set ahead is recorded at once, whatever walk is under way', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
@@ -703,8 +730,12 @@ t.test('that the clock was set ahead is recorded at once, whatever walk is under
   await dispatcher.tick();
   effects.jump(6 * DAY_MS);
   await dispatcher.tick();
-  await store.writer.write('instance.probe', undefined);
-  t.match(store.query('SELECT by_ms FROM clock_settings'), [{ by_ms: 6 * DAY_MS }]);
+  for (let writes = 0; writes < 5; writes++) await store.writer.write('instance.probe', undefined);
+  t.match(
+    store.query('SELECT by_ms FROM clock_settings ORDER BY seq'),
+    [{ by_ms: -HOUR_MS }, { by_ms: 6 * DAY_MS }],
+    'in order',
+  );
 });
 
 t.test('setting the clock forward by an hour sends each retry once', async (t) => {
