@@ -28,22 +28,25 @@ process.env['UV_THREADPOOL_SIZE'] = String(poolThreads());
 /** With a umask such as 177, meant to keep files private, davit could not enter the directories that it creates. */
 process.umask(process.umask(0o077) & 0o077);
 
+/** An empty one is refused, or has a meaning of its own. */
+const KEPT_EMPTY = new Set([
+  'DAVIT_DB', // davit would work on another file than was meant
+  'DAVIT_TLS_CERT', // and serve without TLS
+  'DAVIT_TLS_KEY',
+  'DAVIT_EXPIRES_IN', // and make a key that never expires
+  'DAVIT_HEADER', // a delivery without a signature
+]);
+
 forgetEmptyVariables(process.env);
 
 nameProcess('davit');
 
 void main(commandLine);
 
-/**
- * An empty variable counts as none, for all options: `${X:-}` of Compose and a variable that a CI lacks give such. Not
- * that of the file, as davit would work on another one than was meant, nor that of the header of a delivery, which is
- * no signature then.
- */
+/** An empty variable counts as none: `${X:-}` of Compose and a variable that a CI lacks give such. */
 function forgetEmptyVariables(environment: NodeJS.ProcessEnv): void {
   for (const [name, value] of Object.entries(environment)) {
-    if (value !== '' || !name.startsWith('DAVIT_') || name === 'DAVIT_DB' || name === 'DAVIT_HEADER')
-      continue;
-    delete environment[name];
+    if (value === '' && name.startsWith('DAVIT_') && !KEPT_EMPTY.has(name)) delete environment[name];
   }
 }
 

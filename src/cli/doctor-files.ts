@@ -2,10 +2,11 @@ import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:f
 import { basename, dirname, join } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { formatBytes } from './bytes.ts';
+import type { Case } from './doctor-case.ts';
 import { type FindingOf, note, orOk, problem } from './findings.ts';
 
 /** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
-export function checkPermissions(path: string): FindingOf<'permissions'>[] {
+export function checkPermissions({ path, service }: Case): FindingOf<'permissions'>[] {
   const file = statSync(path);
   const directory = statSync(dirname(path));
   const findings: FindingOf<'permissions'>[] = [];
@@ -45,8 +46,8 @@ export function checkPermissions(path: string): FindingOf<'permissions'>[] {
       );
     }
   }
-  // Root may have made it, or copied it there, before the service ran.
-  if (directory.uid !== 0 && directory.uid !== file.uid) {
+  // Root may have copied it there. A service that runs could open it.
+  if (file.uid === 0 && directory.uid !== 0 && service === null) {
     findings.push(
       problem(
         'permissions',

@@ -29,7 +29,7 @@ const KEY_EXPIRED_LATELY_MS = 14 * DAY_MS;
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
 export function findingsOfPlace(file: Case): DoctorFinding[] {
   return [
-    ...checkPermissions(file.path),
+    ...checkPermissions(file),
     ...checkDisk(file.path, file.diskTrial),
     ...(file.service === null ? [checkLeftWal(file)] : []),
     ...checkLeftovers(file.path),

@@ -257,10 +257,12 @@ async function rotateKey(
   const { key, secret } = await withStore(command, context, 'refuse', (store) =>
     store.writer.write('keys.rotate', { id: resolveKey(store, text).id, overlapMs: options.overlap }),
   );
-  const keyLeftMs =
-    key.expires_at === null ? Number.POSITIVE_INFINITY : Date.parse(key.expires_at) - context.effects.now();
-  const oldLeftMs = Math.min(options.overlap, keyLeftMs);
-  const old = oldLeftMs <= 0 ? 'ended' : `ends in ${formatDuration(oldLeftMs)}`;
+  const oldEndsMs = context.effects.now() + options.overlap;
+  const ends =
+    key.expires_at !== null && Date.parse(key.expires_at) <= oldEndsMs
+      ? `with the key, at ${key.expires_at}`
+      : `in ${formatDuration(options.overlap)}`;
+  const old = options.overlap === 0 ? 'ended' : `ends ${ends}`;
   printSecret(context, options, { ...key, secret }, `${nameOfKey(key)} has a new secret; the old one ${old}`);
 }
 

@@ -12,8 +12,8 @@ import { applyRateDecision, type RateLimiter } from './limits.ts';
 /** How often a key's `last_used_at` is written at most. */
 const USE_NOTED_EVERY_MS = 60_000;
 
-/** While the disk is full, the use of a key cannot be recorded at any request. */
-const WARN_EVERY_MS = 60_000;
+/** While the disk is full, each try is a failed transaction, and an entry in the log. */
+const TRY_AGAIN_AFTER_MS = 60_000;
 
 /**
  * Authenticates `Authorization: Bearer <API_KEY>`. Each request checks the key as of the latest commit, so a revocation,
@@ -27,7 +27,10 @@ export function authentication(
   effects: Effects,
   logger: Logger,
 ): Plugin<void> {
-  /** While the disk does not answer, reads are answered all the same, and each one would add a write that waits. */
+  /**
+   * Also those whose use could not be noted a moment ago. While the disk does not answer, reads are answered all the same,
+   * and each one would add a write that waits.
+   */
   const beingNoted = new Set<KeyId>();
   let warnedAtMs = Number.NEGATIVE_INFINITY;
 
@@ -61,13 +64,16 @@ export function authentication(
     beingNoted.add(keyId);
     writer
       .write('keys.touch', { keyId, atMs })
-      // Not a reason to fail the request; the next one tries again.
-      .catch(warn)
-      .finally(() => beingNoted.delete(keyId));
+      .then(() => beingNoted.delete(keyId))
+      // Not a reason to fail the request; one in a minute tries again.
+      .catch((error) => {
+        warn(error);
+        effects.after(TRY_AGAIN_AFTER_MS, () => beingNoted.delete(keyId));
+      });
   }
 
   function warn(error: unknown): void {
-    if (effects.monotonicMs() - warnedAtMs < WARN_EVERY_MS) return;
+    if (effects.monotonicMs() - warnedAtMs < TRY_AGAIN_AFTER_MS) return;
     warnedAtMs = effects.monotonicMs();
     logger.warn({ err: error }, 'the use of a key could not be recorded');
   }

@@ -217,7 +217,11 @@ function createForOwner(path: string): void {
     const file = openSync(`/proc/self/fd/${directory}/${basename(path)}`, 'wx', 0o600);
     try {
       const { uid, gid } = fstatSync(directory);
-      if (uid !== 0) fchownSync(file, uid, gid);
+      if (uid !== 0) {
+        fchownSync(file, uid, gid);
+        // Root without CAP_DAC_OVERRIDE could not open it any more.
+        if (!isWritable(`/proc/self/fd/${file}`)) fchownSync(file, 0, 0);
+      }
     } catch (error) {
       // Root without CAP_CHOWN, as in some containers, or of a user namespace without that user: the file stays root's.
       if (!['EPERM', 'EINVAL'].includes(codeOf(error))) throw error;
@@ -246,15 +250,20 @@ function refuseUnwritable(path: string): void {
 }
 
 function requireWritable(file: string): void {
+  if (!isWritable(file)) throw unwritable(file);
+}
+
+/** Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2). */
+function isWritable(file: string): boolean {
   try {
-    // Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2).
     accessSync(file, constants.W_OK);
+    return true;
   } catch (error) {
-    if (codeOf(error) === 'EACCES') throw unwritable(file, error);
+    return codeOf(error) !== 'EACCES';
   }
 }
 
-function unwritable(file: string, cause: unknown): AppError {
+function unwritable(file: string, cause?: unknown): AppError {
   return new AppError(
     'conflict',
     `cannot write to ${file}: check that this user may write to it and its directory`,

@@ -364,17 +364,20 @@ t.test('GET of a delivery shows the payload as it was sent and the result of eac
 t.test('other requests are answered while many deliveries are read with all their attempts', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [large = noDelivery(), small = noDelivery()] = await newDeliveries(store, id, 2);
+  store.execute(`UPDATE deliveries SET attempt_count = 21 WHERE id = '${large}'`);
   // As many others that were requested before.
   const before = Array.from({ length: 100 }, () => inSpareTurn(() => realEffects.block(2)));
+  const get = (delivery: DeliveryId) => call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret);
   let shown = false;
-  const showing = call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret).then((answer) => {
+  const showing = get(large).then((answer) => {
     shown = true;
     return answer;
   });
   t.match(await call(http, 'GET', `/v2/webhooks/${id}/deliveries`, keys.owner.secret), { status: 200 });
+  t.match(await get(small), { status: 200, body: { id: small } }, 'nor does one with few attempts wait');
   t.equal(shown, false);
-  t.match(await showing, { status: 200, body: { id: delivery, attempts: [] } });
+  t.match(await showing, { status: 200, body: { id: large, attempts: [] } });
   await Promise.all(before);
 });
 
@@ -561,6 +564,10 @@ t.test('a repeat of a replay gets the stored answer also after the clock was set
   const repeat = await ask('again');
   t.strictSame([repeat.status, repeat.body], [202, first.body]);
   t.match(await ask('new'), { status: 400, body: { error: { details: [{ field: 'since' }] } } });
+  const unknown = await call(http, 'POST', '/v2/webhooks/whk_unknown/replay', keys.owner.secret, {
+    since: SINCE,
+  });
+  t.equal(unknown.status, 400, 'a wrong value comes before what is not visible');
   t.equal(store.query('SELECT * FROM replays').length, 1);
 });
 
