@@ -80,7 +80,7 @@ const SETTINGS = {
   ),
   webhookRetryWindowMs: setting(
     '--webhook-retry-window <duration>',
-    'how long after the first attempt of a delivery the last one is made',
+    'how long after the event, or a first attempt that came late, the last attempt is made',
     '24h',
     durationMsOf,
   ),

@@ -1,6 +1,7 @@
 import t, { type Test } from 'tap';
 import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../../src/domain.ts';
 import { runHere } from '../helpers/cli.ts';
+import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
 import { type Answer, endless, hangUp, startReceiver, status } from '../helpers/receiver.ts';
 
@@ -8,17 +9,6 @@ import { type Answer, endless, hangUp, startReceiver, status } from '../helpers/
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
 const SHOWN = '\\x1b]0;owned\\x07\\x0d\\x0a\\x9b2J\\u202e';
 
-const QUEUED = {
-  id: 'dpl_1',
-  ref: 'main',
-  status: 'queued',
-  reason: null,
-  message: null,
-  duration_ms: null,
-  exit_code: null,
-  signal: null,
-  queue_position: 1,
-};
 const FAILED = { ...QUEUED, status: 'failed', reason: 'exit_code', exit_code: 3, queue_position: null };
 const EVENT_STREAM = { 'Content-Type': 'text/event-stream' };
 const REFUSED = { error: { code: 'forbidden', message: 'it may not', request_id: 'req_1' } };

@@ -5,23 +5,12 @@ import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
 import t from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
-import { runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import { QUEUED, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { held, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
-/** What a service answers that has created a deployment. */
-const CREATED = {
-  id: 'dpl_1',
-  ref: 'slow',
-  status: 'queued',
-  reason: null,
-  message: null,
-  duration_ms: null,
-  exit_code: null,
-  signal: null,
-  queue_position: 1,
-};
+const CREATED = { ...QUEUED, ref: 'slow' };
 
 t.test('a signal ends the client at once, and the deployment goes on', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);

@@ -10,6 +10,19 @@ import { COMPILE_CACHE, MAIN, place, runHere } from './cli.ts';
 import { serve } from './served.ts';
 import { KEY, PROJECT } from './store.ts';
 
+/** What a service answers that has created a deployment. */
+export const QUEUED = {
+  id: 'dpl_1',
+  ref: 'main',
+  status: 'queued',
+  reason: null,
+  message: null,
+  duration_ms: null,
+  exit_code: null,
+  signal: null,
+  queue_position: 1,
+};
+
 /** The ref that a test deploys decides what the command does. */
 const COMMAND = `
   case "$DEPLOY_REF" in
