@@ -1,6 +1,8 @@
+import { dirname } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/check.ts';
+import { CHECKPOINT_AT_BYTES } from '../store/wal.ts';
 import type { CommandContext } from './command.ts';
 import { problemText } from './error-text.ts';
 
@@ -16,9 +18,16 @@ export type FileMessage =
   | { kind: 'checking' }
   | { kind: 'done'; check: FileCheck }
   | { kind: 'migrated' }
-  /** `code`: the system's or SQLite's. */
-  | { kind: 'noRoom'; code: string }
+  /** `code`: the system's or SQLite's. `room`: the copy was not begun, as it needs more than there is. */
+  | { kind: 'noRoom'; code: string; room?: Room }
   | { kind: 'failed'; code: ErrorCode; message: string };
+
+/** `neededBytes`: with `spareBytes`. */
+export interface Room {
+  neededBytes: number;
+  spareBytes: number;
+  freeBytes: number;
+}
 
 /** How davit calls itself for this: see file-work.ts. Not for users. */
 export const FILE_PROCESS = '__file';
@@ -54,7 +63,14 @@ async function perform(
   to: string,
   tell: (message: FileMessage) => void,
 ): Promise<FileMessage> {
-  const onBegin = (bytes: number) => tell({ kind: 'copying', bytes });
+  const { freeBytesIn } = await import('../store/partial-file.ts');
+  const onBegin = (bytes: number) => {
+    const freeBytes = freeBytesIn(dirname(to));
+    const neededBytes = bytes + SPARE_BYTES;
+    if (freeBytes !== undefined && freeBytes < neededBytes)
+      throw new NoRoom({ neededBytes, spareBytes: SPARE_BYTES, freeBytes });
+    tell({ kind: 'copying', bytes });
+  };
   const onCopied = () => tell({ kind: 'checking' });
   switch (job) {
     case 'copy': {
@@ -81,10 +97,24 @@ async function perform(
   }
 }
 
+/** What a copy leaves on the disk, which may be that of a service: it needs room for its WAL. */
+const SPARE_BYTES = CHECKPOINT_AT_BYTES;
+
+/** Thrown before a copy fills the disk, on which a service may write, only to fail then. */
+class NoRoom extends Error {
+  readonly room: Room;
+
+  constructor(room: Room) {
+    super('the copy needs more room than there is');
+    this.room = room;
+  }
+}
+
 const NO_ROOM = new Set(['SQLITE_FULL', 'ENOSPC', 'EDQUOT', 'EFBIG']);
 
 function failureOf(error: unknown): FileMessage {
   const code = codeOf(error);
+  if (error instanceof NoRoom) return { kind: 'noRoom', code: 'ENOSPC', room: error.room };
   if (NO_ROOM.has(code)) return { kind: 'noRoom', code };
   if (error instanceof AppError) return { kind: 'failed', code: error.code, message: error.message };
   return { kind: 'failed', code: 'internal_error', message: problemText(error) };

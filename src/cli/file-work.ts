@@ -11,7 +11,7 @@ import { newer } from '../store/newer.ts';
 import type { PartialFile } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';
 import { type CommandContext, EXIT_CODE_OF_SIGNAL } from './command.ts';
-import { type CopyJob, FILE_PROCESS, type FileJob, type FileMessage } from './file-process.ts';
+import { type CopyJob, FILE_PROCESS, type FileJob, type FileMessage, type Room } from './file-process.ts';
 
 const SHOW_EVERY_MS = 200;
 
@@ -114,11 +114,16 @@ async function runJob(
 function jobProblem(message: FileMessage, what: string, path: string): Error {
   if (message.kind === 'failed') return new AppError(message.code, message.message);
   if (message.kind !== 'noRoom') return new Error(`the process for ${what} ended while ${message.kind}`);
-  const limit = LIMITS[message.code];
+  const why = message.room === undefined ? LIMITS[message.code] : shortageText(message.room);
   return new AppError(
     'unavailable',
-    `there is no room in ${dirname(path)} for ${what}${limit === undefined ? '' : ` (${limit})`}: make some; nothing was changed`,
+    `there is no room in ${dirname(path)} for ${what}${why === undefined ? '' : ` (${why})`}: make some; nothing was changed`,
   );
+}
+
+function shortageText({ neededBytes, spareBytes, freeBytes }: Room): string {
+  const [needed, spare, free] = [neededBytes, spareBytes, freeBytes].map(formatBytes);
+  return `it needs ${needed} with ${spare} to spare, and ${free} are free`;
 }
 
 /** What leaves no room although the disk has some, by the error that tells it. */

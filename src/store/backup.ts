@@ -36,7 +36,11 @@ function copyInto(database: Database, to: string, bytes: number): void {
   try {
     database.prepare('VACUUM INTO ?').run(to);
   } catch (error) {
-    if (WRITE_FAILURES.has(sqliteCode(error) ?? '')) fill(to, bytes);
+    const code = sqliteCode(error) ?? '';
+    // As the system says it: SQLite's error would be taken for one of the disk that is copied from.
+    if (code === 'SQLITE_FULL')
+      throw Object.assign(new Error('the copy has no room', { cause: error }), { code: 'ENOSPC' });
+    if (WRITE_FAILURES.has(code)) fill(to, bytes);
     throw error;
   }
 }

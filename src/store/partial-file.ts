@@ -11,6 +11,7 @@ import {
   renameSync,
   rmSync,
   type Stats,
+  statfsSync,
   statSync,
   unlinkSync,
 } from 'node:fs';
@@ -67,6 +68,16 @@ export function startPartial(directory: string, nowMs: number): PartialFile {
     },
     discard: () => removePartial(path),
   };
+}
+
+/**
+ * How much this user can write in the directory, by statfs(2), which knows of no quota; undefined: the file system does
+ * not tell.
+ */
+export function freeBytesIn(directory: string): number | undefined {
+  const { blocks, bavail, bfree, bsize } = statfsSync(directory);
+  if (blocks === 0) return undefined;
+  return (process.geteuid?.() === 0 ? bfree : bavail) * bsize;
 }
 
 /** Removes a file and what SQLite may have created beside it. */

@@ -1,0 +1,26 @@
+import { mkdirSync } from 'node:fs';
+import { join } from 'node:path';
+import t from 'tap';
+import { makeLarge } from '../helpers/large.ts';
+import { ifMayMount, onSmallDisk } from '../helpers/small-disk.ts';
+import { temporaryDirectory } from '../helpers/store.ts';
+
+const BACKUP = join(import.meta.dirname, '../../src/store/backup.ts');
+
+t.test('a disk that is full by the end of a copy is told as the system tells it', ifMayMount, async (t) => {
+  const directory = temporaryDirectory(t);
+  makeLarge(join(directory, 'davit.db'), 8);
+  mkdirSync(join(directory, 'small'));
+  const copy = `
+    import { copyDatabase } from '${BACKUP}';
+    try {
+      copyDatabase('small/davit.db', 'small/copy.db', { onBegin() {}, onCopied() {} });
+    } catch ({ code, cause }) {
+      console.log(code, cause.code);
+    }`;
+  const { stdout, stderr } = await onSmallDisk(directory, 'small', '12m', [
+    'cp davit.db small/davit.db; touch small/copy.db',
+    `"$0" --input-type=module -e "${copy}"`,
+  ]);
+  t.strictSame([stdout, stderr], ['ENOSPC SQLITE_FULL\n', '']);
+});
