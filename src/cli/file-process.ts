@@ -2,7 +2,7 @@ import { dirname } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/check.ts';
-import { CHECKPOINT_AT_BYTES } from '../store/wal.ts';
+import { CHECKPOINT_AT_BYTES } from '../store/checkpoints.ts';
 import type { CommandContext } from './command.ts';
 import { problemText } from './error-text.ts';
 

@@ -16,7 +16,7 @@ interface Checkpoints {
 }
 
 /** A checkpoint begins at this much uncopied: it fits the page cache, and pages written often are copied once. */
-const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
+export const CHECKPOINT_AT_BYTES = 4 * 1024 * 1024;
 /** When more of the WAL is in use, the writer copies the rest itself, so that the next write starts the WAL over. */
 const CATCH_UP_AT_BYTES = 32 * 1024 * 1024;
 /**

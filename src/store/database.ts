@@ -115,14 +115,23 @@ export function connect(path: string, { readonly = false, timeoutMs = BUSY_TIMEO
 /**
  * Copies as much of the WAL into the file as possible without waiting: what readers still use is copied the next time.
  * Errors of the disk are ignored, as the WAL still has everything; if they concern writes, the next commit reports
- * them.
+ * them. Returns whether all of it was copied.
  */
-export function checkpoint(database: Database): void {
+export function checkpoint(database: Database): boolean {
   try {
-    database.pragma('wal_checkpoint(PASSIVE)');
+    const [wal] = database.pragma('wal_checkpoint(PASSIVE)') as WalCheckpoint[];
+    return wal?.busy === 0 && wal.log === wal.checkpointed;
   } catch (error) {
     if (sqliteCode(error) === undefined) throw error;
+    return false;
   }
+}
+
+/** What the pragma returns; both numbers are frames. `busy`: another connection was copying. */
+interface WalCheckpoint {
+  busy: number;
+  log: number;
+  checkpointed: number;
 }
 
 /**

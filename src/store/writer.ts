@@ -92,8 +92,11 @@ const LOW_PRIORITY_SHARE = 64;
  */
 const STILL_BUSY_TIMEOUT_MS = 250;
 
-/** Not for each refused write: a checkpoint that fails for want of room has written up to 4 MiB in vain. */
-const START_WAL_OVER_EVERY_MS = 1_000;
+/**
+ * After a checkpoint that did not copy all, as the file would have to grow for instance: each copies up to 4 MiB again,
+ * for 40 ms. Without the pause after those that did, no write is refused twice.
+ */
+const START_WAL_OVER_AGAIN_MS = 1_000;
 
 /** Group commit in this thread. */
 export function createWriter(database: Database, effects: Effects): Writer {
@@ -150,7 +153,7 @@ export function createGroupCommit(
   /** Whether the last transaction could not begin, as another process had one. */
   let wasBusy = false;
   /** On the monotonic clock. */
-  let startedOverAtMs = Number.NEGATIVE_INFINITY;
+  let startOverFromMs = Number.NEGATIVE_INFINITY;
 
   return { enqueue, onCommit: (listener) => void listeners.push(listener), pollOtherProcesses, close };
 
@@ -248,10 +251,8 @@ export function createGroupCommit(
    * room inside. In this thread, as no write gets on meanwhile anyway.
    */
   function startWalOver(): void {
-    const nowMs = effects.monotonicMs();
-    if (nowMs - startedOverAtMs < START_WAL_OVER_EVERY_MS) return;
-    startedOverAtMs = nowMs;
-    checkpoint(database);
+    if (effects.monotonicMs() < startOverFromMs || checkpoint(database)) return;
+    startOverFromMs = effects.monotonicMs() + START_WAL_OVER_AGAIN_MS;
   }
 
   /**

@@ -114,7 +114,6 @@ t.test('while an older service has the file, it can be backed up and examined, n
   t.match(JSON.parse(doctor.stdout).findings, [
     { check: 'permissions' },
     { check: 'disk' },
-    { check: 'wal' },
     { check: 'integrity', level: 'ok' },
     { check: 'schema', level: 'problem', advice: /restart the service with this one/ },
   ]);

@@ -158,29 +158,40 @@ t.test(
   },
 );
 
-t.test('while the disk is full, the WAL is copied once a second at most', async (t) => {
+t.test('on a full disk a short WAL is copied, too, so that it starts over', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const uncopied = () => {
-    const [use] = store.query<{ log: number; checkpointed: number }>('PRAGMA wal_checkpoint(NOOP)');
-    return use === undefined ? undefined : use.log - use.checkpointed;
-  };
-  const refused = async () => {
-    store.limitPages(true);
-    const large = { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } };
-    await t.rejects(store.writer.write('projects.create', large), { code: 'unavailable' });
-    store.limitPages(false);
-  };
+  const other = new Sqlite(store.path);
+  t.teardown(() => other.close());
+  const wal = () => (other.pragma('wal_checkpoint(NOOP)') as { log: number; checkpointed: number }[])[0];
+  const probe = () => store.writer.write('instance.probe', undefined);
+  const refuse = () =>
+    t.rejects(
+      store.writer.write('projects.create', { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } }),
+      { message: /the disk is full/ },
+    );
   await store.project();
-  await refused();
-  t.equal(uncopied(), 0);
+  store.limitPages(true);
+  t.match(wal(), { checkpointed: 0 });
+  await refuse();
+  t.equal(wal()?.checkpointed, wal()?.log);
+  await probe();
+  t.match(wal(), { log: 1, checkpointed: 0 });
+  await refuse();
+  t.match(wal(), { log: 1, checkpointed: 1 });
 
-  await store.project({ name: 'another' });
-  await refused();
-  t.not(uncopied(), 0);
-  effects.advance(1_000);
-  await refused();
-  t.equal(uncopied(), 0);
+  await probe();
+  other.exec('BEGIN; SELECT * FROM instance');
+  await probe();
+  await refuse();
+  other.exec('COMMIT');
+  t.match(wal(), { log: 2, checkpointed: 1 }, 'a reader had the rest copied later');
+  effects.advance(999);
+  await refuse();
+  t.match(wal(), { log: 2, checkpointed: 1 }, 'a second later');
+  effects.advance(1);
+  await refuse();
+  t.match(wal(), { log: 2, checkpointed: 2 });
 });
 
 t.test('a write that was rejected as its fsync failed does not come back after a kill', async (t) => {
