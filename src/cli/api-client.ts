@@ -85,6 +85,10 @@ const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504, 520, 521, 522, 5
  */
 const NOT_DONE_STATUSES = new Set([425, 429, 503]);
 
+/** Errors of a connection that was not established: no answer, or a certificate that is refused. */
+const UNSENT_CODES =
+  /^(?:UND_ERR_CONNECT_TIMEOUT|CERT_.*|ERR_TLS_CERT.*|SELF_SIGNED.*|DEPTH_ZERO.*|UNABLE_TO_.*|ERR_SSL_WRONG_VERSION_NUMBER)$/;
+
 /** Calls that come before anything is sent. The network may become unreachable (EHOSTUNREACH) later, too. */
 const CALLS_BEFORE_SENDING = new Set(['connect', 'getaddrinfo']);
 
@@ -156,12 +160,12 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         const status = proxyStatusOf(error);
         // A name that had an address is right: its DNS server is at fault for the moment.
         const mayPass = isDropped(error) || (wasAnswered && firstCodeOf(error) === 'ENOTFOUND');
+        mayBeDone ||= status !== 407 && !isUnsent(error);
         if (status === 407 || !mayPass) {
-          asked.onTry?.(mayBeDone); // what does not get through to a davit is not carried out
+          asked.onTry?.(mayBeDone);
           throw explained(error, place);
         }
         why = `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
-        mayBeDone ||= !isUnsent(error);
       }
       asked.onTry?.(mayBeDone);
       await waiting.wait(why, retryAfterMs);
@@ -198,7 +202,7 @@ export function isDropped(error: unknown): boolean {
 /** Whether a request failed before anything of it was sent. */
 export function isUnsent(error: unknown): boolean {
   const first = firstOf(error);
-  if (firstCodeOf(first) === 'UND_ERR_CONNECT_TIMEOUT') return true;
+  if (UNSENT_CODES.test(firstCodeOf(first))) return true;
   return first instanceof Error && 'syscall' in first && CALLS_BEFORE_SENDING.has(String(first.syscall));
 }
 

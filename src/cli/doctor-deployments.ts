@@ -56,7 +56,7 @@ function findingsOfRunning(
     ];
   }
   const living = livingProcesses.get(id) ?? [];
-  if (isLeft(deployment, service, nowMs)) {
+  if (isLeft(deployment, service, serviceProcessId, nowMs)) {
     const left = new Set([...(runs ? [process] : []), ...living].map(({ processId }) => processId));
     return ageMs(service.since, nowMs) <= JUST_BEGUN_MS ? [] : [findingOfLeft(id, [...left])];
   }

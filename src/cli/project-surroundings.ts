@@ -9,6 +9,7 @@ import { absolutePath } from '../paths.ts';
 import type { Serving } from '../store/lock.ts';
 import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
+import { visibleProcess } from './serving.ts';
 
 /** What else than a project's files and settings decides whether its command can be started. */
 export interface Surroundings {
@@ -56,15 +57,6 @@ export async function surroundingsOf(
 export function pathsOf({ command, directory }: ProjectDetails): string[] {
   const given = command === null ? undefined : givenPath({ command, directory: directory ?? '/' });
   return [...(directory === null ? [] : [directory]), ...(given === undefined ? [] : [given])];
-}
-
-/** Null if that process is not the service, usually as the service is in another PID namespace, where ids differ. */
-async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
-  const [{ openFilesOf }, { lockPath }] = await Promise.all([
-    import('../proc.ts'),
-    import('../store/lock.ts'),
-  ]);
-  return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
 }
 
 /** As `tmpdir` of node:os finds it; undefined if it is relative, or the process is another user's. */

@@ -9,14 +9,15 @@ import type {
   WebhookBacklog,
 } from '../store/backlog.ts';
 import type { Serving } from '../store/lock.ts';
+import { realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
-import { withStore } from './database-file.ts';
+import { dbPathOf, withStore } from './database-file.ts';
 import { statusColour } from './deployment-status.ts';
 import { limitOption } from './lists.ts';
 import { moment } from './moments.ts';
 import { printJson } from './results.ts';
-import { isLeft, serviceOf, serviceText, waitsForResume } from './serving.ts';
+import { isLeft, serviceOf, serviceText, visibleProcess, waitsForResume } from './serving.ts';
 import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';
 
@@ -56,7 +57,7 @@ export function defineQueue(command: Command, context: CommandContext): void {
         return {
           service,
           backlog: store.reads.backlog.all(nowMs, limit),
-          states: statesOf(store, service, nowMs),
+          states: await statesOf(store, service, realPath(dbPathOf(command)), nowMs),
         };
       });
       const queue = { service, ...backlog, waiting: withReasons(backlog, service, states) };
@@ -76,12 +77,18 @@ interface ExplainedDeployment extends WaitingDeployment {
 
 type States = ReadonlyMap<DeploymentId, RunningState>;
 
-function statesOf(store: Pick<Store, 'reads'>, service: Serving | null, nowMs: number): States {
+async function statesOf(
+  store: Pick<Store, 'reads'>,
+  service: Serving | null,
+  dbPath: string,
+  nowMs: number,
+): Promise<States> {
   const states = new Map<DeploymentId, RunningState>();
   if (service === null) return states;
+  const serviceProcessId = await visibleProcess(service, dbPath);
   for (const deployment of store.reads.deployments.running()) {
     const { id, process, started_at } = deployment;
-    if (isLeft(deployment, service, nowMs)) states.set(id, 'earlier_run');
+    if (isLeft(deployment, service, serviceProcessId, nowMs)) states.set(id, 'earlier_run');
     else if (waitsForResume(store, deployment)) states.set(id, 'project_resumed');
     else if (process === null && nowMs - Date.parse(started_at) > START_MAX_MS)
       states.set(id, 'earlier_start');

@@ -18,17 +18,27 @@ export async function isServed(command: Command): Promise<boolean> {
   return (await serviceOf(command)) !== null;
 }
 
+/** Null if that process is not the service, usually as the service is in another PID namespace, where ids differ. */
+export async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
+  const [{ openFilesOf }, { lockPath }] = await Promise.all([
+    import('../proc.ts'),
+    import('../store/lock.ts'),
+  ]);
+  return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
+}
+
 /**
  * Whether an earlier run of the service left this deployment running: until it has ended, no other one starts. False if
- * that cannot be told, as the clock was set back since the service started.
+ * that cannot be told, as the clock was set back since the service started. `serviceProcessId`: as `visibleProcess`.
  */
 export function isLeft(
   { started_at, process }: Pick<RunningDeployment, 'started_at' | 'process'>,
-  { since, process_id }: Serving,
+  { since }: Pick<Serving, 'since'>,
+  serviceProcessId: number | null,
   nowMs: number,
 ): boolean {
   if (since === null || started_at >= since || Date.parse(since) > nowMs) return false;
-  const service = process_id === null ? undefined : processIdentity(process_id);
+  const service = serviceProcessId === null ? undefined : processIdentity(serviceProcessId);
   // The clock may have been set back, and be beyond that time again.
   const isOfService =
     process !== null &&

@@ -84,9 +84,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const running = createSlots<Promise<void>>();
   let queuedWalks = 0;
   let lastWalk = Promise.resolve();
-  /** How the clock was set, the oldest first. */
-  const unrecorded: ClockSetting[] = [];
-  let recorded = Promise.resolve();
+  let lastSetBack = Promise.resolve();
   /** Those that commits have reported since the last tick. */
   let changedWebhooks: WebhookId[] = [];
   let isRescanDue = true;
@@ -174,29 +172,20 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
 
   /**
    * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
-   * that it was set back if davit ends before.
+   * that it was set back if davit ends before. What `clockSettings` tells depends on the order of the records.
    */
-  function followClock(setting: ClockSetting): void {
-    const { byMs } = setting;
-    unrecorded.push(setting);
+  function followClock({ atMs, byMs }: ClockSetting): void {
+    const record = () => writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects);
     if (byMs >= 0) {
-      track(recordClock(), 'a change of the clock could not be recorded');
+      track(lastSetBack.then(record), 'a change of the clock could not be recorded');
       return;
     }
     logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
     queueWalk(async () => {
       await reschedule(-byMs);
-      await recordClock();
+      await record();
     });
-  }
-
-  /** All at a time, as what `clockSettings` tells depends on their order. */
-  function recordClock(): Promise<void> {
-    recorded = recorded.then(async () => {
-      for (const setting of unrecorded.splice(0))
-        await writePersistently(writer, 'instance.clockWasSet', setting, effects);
-    });
-    return recorded;
+    lastSetBack = lastWalk;
   }
 
   /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */

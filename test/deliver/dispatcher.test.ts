@@ -722,20 +722,44 @@ t.test('enabling a webhook after the clock was set back begins new ladders, at o
 t.test('that the clock was set ahead is recorded at once, whatever walk is under way', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const write: TestStore['writer']['write'] = (name, input) =>
-    name === 'outbox.setBack' ? new Promise<never>(() => {}) : store.writer.write(name, input);
+  const receiver = await startReceiver(t);
+  await newDeliveries(store, (await subscribe(store, receiver.url)).id, 1);
+  copyWaiting(store, 1, effects.now() + 100 * DAY_MS);
+  let walks = 0;
+  const write: TestStore['writer']['write'] = (name, input) => {
+    if (name !== 'outbox.setBack') return store.writer.write(name, input);
+    walks += 1;
+    return new Promise<never>(() => {});
+  };
   const dispatcher = testDispatcher(t, store, effects, { writer: { ...store.writer, write } });
   await dispatcher.tick();
-  effects.jump(-HOUR_MS);
-  await dispatcher.tick();
+  await store.writer.write('instance.probe', undefined);
+  t.equal(walks, 1, 'for the one beyond the window');
   effects.jump(6 * DAY_MS);
   await dispatcher.tick();
-  for (let writes = 0; writes < 5; writes++) await store.writer.write('instance.probe', undefined);
-  t.match(
-    store.query('SELECT by_ms FROM clock_settings ORDER BY seq'),
-    [{ by_ms: -HOUR_MS }, { by_ms: 6 * DAY_MS }],
-    'in order',
-  );
+  await store.writer.write('instance.probe', undefined);
+  t.match(store.query('SELECT by_ms FROM clock_settings'), [{ by_ms: 6 * DAY_MS }]);
+});
+
+t.test('how the clock was set is recorded in order, and only once retries were rescheduled', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { promise: freed, resolve: free } = Promise.withResolvers<void>();
+  const write: TestStore['writer']['write'] = async (name, input) => {
+    if (name === 'outbox.setBack') await freed;
+    return store.writer.write(name, input);
+  };
+  const dispatcher = testDispatcher(t, store, effects, { writer: { ...store.writer, write } });
+  for (const byMs of [-HOUR_MS, 2 * HOUR_MS]) {
+    effects.jump(byMs);
+    await dispatcher.tick();
+  }
+  await store.writer.write('instance.probe', undefined);
+  const recorded = () => store.query('SELECT by_ms FROM clock_settings ORDER BY seq');
+  t.strictSame(recorded(), []);
+  free();
+  await dispatcher.settled();
+  t.strictSame(recorded(), [{ by_ms: -HOUR_MS }, { by_ms: 2 * HOUR_MS }]);
 });
 
 t.test('setting the clock forward by an hour sends each retry once', async (t) => {

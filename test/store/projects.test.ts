@@ -172,6 +172,10 @@ t.test('a new report timeout moves when reports are due that are awaited already
   store.execute(`UPDATE projects SET report_timeout_ms = 86400000 WHERE id = '${id}'`);
   await set({ reportTimeoutMs: 72_000_000 });
   t.equal(dueAfterMs(openId), 72_000_000, 'it has the new time at least');
+
+  effects.jump(-86_400_000 * 30);
+  for (const reportTimeoutMs of [null, 60_000]) await set({ reportTimeoutMs });
+  t.equal(dueAfterMs(openId), effects.now() + 60_000 - createdAtMs, 'from now, however the clock was set');
 });
 
 t.test('a command that deployments wait for cannot be taken away', async (t) => {
