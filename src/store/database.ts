@@ -17,7 +17,7 @@ import type { Effects } from '../effects.ts';
 import { AppError, codeOf, messageOf } from '../errors.ts';
 import { networkFileSystemOf } from './mounts.ts';
 import { type NewerFile, newer } from './newer.ts';
-import { realPath, statusOf } from './place.ts';
+import { realPath, statusOf, writableBytes } from './place.ts';
 
 /*
  * All statements compare parameters as `+:name`, not `:name`. This SQLite, built with STAT4, prepares a statement again
@@ -183,15 +183,14 @@ export function openingProblem(path: string, error: unknown): unknown {
 const BESIDE_FILES = 2;
 const BESIDE_BYTES = 32 * 1024;
 
-/** Why SQLite cannot create its files beside the database, as far as statfs(2) tells, which knows of no quota. */
+/** Why SQLite cannot create its files beside the database, as far as statfs(2) tells. */
 function shortageBeside(path: string): string | undefined {
   try {
-    const { bavail, bfree, bsize, files, ffree } = statfsSync(dirname(realPath(path)));
-    if (files > 0 && ffree < BESIDE_FILES) {
+    const stats = statfsSync(dirname(realPath(path)));
+    if (stats.files > 0 && stats.ffree < BESIDE_FILES) {
       return 'its disk has no room for further files (inodes), however small: remove some that nobody needs';
     }
-    const freeBlocks = process.geteuid?.() === 0 ? bfree : bavail;
-    return freeBlocks * bsize < BESIDE_BYTES ? 'its disk is full: make room' : undefined;
+    return writableBytes(stats) < BESIDE_BYTES ? 'its disk is full: make room' : undefined;
   } catch {
     return undefined;
   }

@@ -19,6 +19,7 @@ import { basename, dirname, join } from 'node:path';
 import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { isAlive, processIdentity } from '../process-identity.ts';
+import { writableBytes } from './place.ts';
 
 /** A file that is written under a temporary name, in the directory where it will get its final name. */
 export interface PartialFile {
@@ -70,14 +71,10 @@ export function startPartial(directory: string, nowMs: number): PartialFile {
   };
 }
 
-/**
- * How much this user can write in the directory, by statfs(2), which knows of no quota; undefined: the file system does
- * not tell.
- */
+/** How much this user can write in the directory, see `writableBytes`; undefined: the file system does not tell. */
 export function freeBytesIn(directory: string): number | undefined {
-  const { blocks, bavail, bfree, bsize } = statfsSync(directory);
-  if (blocks === 0) return undefined;
-  return (process.geteuid?.() === 0 ? bfree : bavail) * bsize;
+  const stats = statfsSync(directory);
+  return stats.blocks === 0 ? undefined : writableBytes(stats);
 }
 
 /** Removes a file and what SQLite may have created beside it. */

@@ -1,4 +1,4 @@
-import { readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
+import { readlinkSync, realpathSync, type Stats, type StatsFs, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import type { Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
@@ -98,4 +98,9 @@ export function statusOf(file: string): Stats | undefined {
   } catch {
     return undefined;
   }
+}
+
+/** How much this user can write to a file system, root also what is reserved. statfs(2) knows of no quota. */
+export function writableBytes({ bavail, bfree, bsize }: StatsFs): number {
+  return (process.geteuid?.() === 0 ? bfree : bavail) * bsize;
 }
