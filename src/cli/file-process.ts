@@ -2,7 +2,6 @@ import { dirname } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
 import type { FileCheck } from '../store/check.ts';
-import { CHECKPOINT_AT_BYTES } from '../store/checkpoints.ts';
 import type { CommandContext } from './command.ts';
 import { problemText } from './error-text.ts';
 
@@ -63,12 +62,17 @@ async function perform(
   to: string,
   tell: (message: FileMessage) => void,
 ): Promise<FileMessage> {
-  const { freeBytesIn } = await import('../store/partial-file.ts');
+  const [{ freeBytesIn }, { CHECKPOINT_AT_BYTES }] = await Promise.all([
+    import('../store/partial-file.ts'),
+    import('../store/checkpoints.ts'),
+  ]);
   const onBegin = (bytes: number) => {
     const freeBytes = freeBytesIn(dirname(to));
-    const neededBytes = bytes + SPARE_BYTES;
+    // The disk may be that of a service, which needs room for its WAL.
+    const spareBytes = CHECKPOINT_AT_BYTES;
+    const neededBytes = bytes + spareBytes;
     if (freeBytes !== undefined && freeBytes < neededBytes)
-      throw new NoRoom({ neededBytes, spareBytes: SPARE_BYTES, freeBytes });
+      throw new NoRoom({ neededBytes, spareBytes, freeBytes });
     tell({ kind: 'copying', bytes });
   };
   const onCopied = () => tell({ kind: 'checking' });
@@ -96,9 +100,6 @@ async function perform(
       return job satisfies never;
   }
 }
-
-/** What a copy leaves on the disk, which may be that of a service: it needs room for its WAL. */
-const SPARE_BYTES = CHECKPOINT_AT_BYTES;
 
 /** Thrown before a copy fills the disk, on which a service may write, only to fail then. */
 class NoRoom extends Error {
