@@ -57,7 +57,9 @@ function findingsOfRunning(
   }
   const living = livingProcesses.get(id) ?? [];
   if (isLeft(deployment, service, serviceProcessId, nowMs)) {
-    const left = new Set([...(runs ? [process] : []), ...living].map(({ processId }) => processId));
+    // Named only where they cannot be those of the service itself.
+    const known = serviceProcessId === null ? [] : [...(runs ? [process] : []), ...living];
+    const left = new Set(known.map(({ processId }) => processId));
     return ageMs(service.since, nowMs) <= JUST_BEGUN_MS ? [] : [findingOfLeft(id, [...left])];
   }
   const lives = runs || living.length > 0;

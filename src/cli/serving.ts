@@ -20,11 +20,8 @@ export async function isServed(command: Command): Promise<boolean> {
 
 /** Null if that process is not the service, usually as the service is in another PID namespace, where ids differ. */
 export async function visibleProcess({ process_id }: Serving, dbPath: string): Promise<number | null> {
-  const [{ openFilesOf }, { lockPath }] = await Promise.all([
-    import('../proc.ts'),
-    import('../store/lock.ts'),
-  ]);
-  return process_id !== null && openFilesOf(process_id).includes(lockPath(dbPath)) ? process_id : null;
+  const { isServedByProcess } = await import('../store/lock.ts');
+  return process_id !== null && isServedByProcess(process_id, dbPath) ? process_id : null;
 }
 
 /**

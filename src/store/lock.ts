@@ -17,7 +17,7 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { readProc } from '../proc.ts';
+import { openFilesOf, readProc } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { realPath } from './place.ts';
 
@@ -243,6 +243,18 @@ function holderByLocks(file: string): Holder | null {
 
 /** The byte that a write transaction of SQLite locks, sqlite.org/fileformat2.html, section 1.3.1. */
 const RESERVED_BYTE = 0x40000001;
+
+/**
+ * Whether this process is the service that holds the lock of the file. False for one of another PID namespace, where
+ * ids differ. Not every system tells who has a lock, nor which files a process with capabilities has open: either will
+ * do.
+ */
+export function isServedByProcess(processId: number, path: string): boolean {
+  const file = lockPath(path);
+  return (
+    lockersOf(statSync(file), RESERVED_BYTE).includes(processId) || openFilesOf(processId).includes(file)
+  );
+}
 
 /** The processes that have locked this byte of a file for writing. */
 export function lockersOf(file: Stats, byte: number): number[] {

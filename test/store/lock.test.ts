@@ -16,7 +16,13 @@ import {
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
-import { lockForServing, lockPath, refuseOtherMachine, servedBy } from '../../src/store/lock.ts';
+import {
+  isServedByProcess,
+  lockForServing,
+  lockPath,
+  refuseOtherMachine,
+  servedBy,
+} from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -162,6 +168,15 @@ t.test('a lock file that is overwritten while locked still keeps others out', as
   });
   t.strictSame(servedBy(path), { process_id: null, since: null, max_concurrent: null });
   release();
+});
+
+t.test('which process holds the lock is told by the kernel, whatever the lock file says', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  const release = lockForServing(path, 4711, fakeEffects());
+  t.ok(isServedByProcess(process.pid, path));
+  t.notOk(isServedByProcess(4711, path));
+  release();
+  t.notOk(isServedByProcess(process.pid, path));
 });
 
 t.test('servedBy names the process that holds the lock even if the lock file was overwritten', async (t) => {
