@@ -1,3 +1,4 @@
+import { statSync } from 'node:fs';
 import { dirname } from 'node:path';
 import { type Command, InvalidArgumentError } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
@@ -48,7 +49,7 @@ export function defineFileProcess(command: Command, { terminal }: CommandContext
         tell(message);
       };
       try {
-        tell(await perform(job, from, to, tellNext));
+        tell(await perform(job, from, to, parentProcessId, tellNext));
       } catch (error) {
         tell(failureOf(error));
       }
@@ -60,26 +61,22 @@ async function perform(
   job: FileJob,
   from: string,
   to: string,
+  parentProcessId: number,
   tell: (message: FileMessage) => void,
 ): Promise<FileMessage> {
-  const [{ freeBytesIn }, { CHECKPOINT_AT_BYTES }] = await Promise.all([
-    import('../store/partial-file.ts'),
-    import('../store/checkpoints.ts'),
-  ]);
-  const onBegin = (bytes: number) => {
-    const freeBytes = freeBytesIn(dirname(to));
-    // The disk may be that of a service, which needs room for its WAL.
-    const spareBytes = CHECKPOINT_AT_BYTES;
-    const neededBytes = bytes + spareBytes;
-    if (freeBytes !== undefined && freeBytes < neededBytes)
-      throw new NoRoom({ neededBytes, spareBytes, freeBytes });
-    tell({ kind: 'copying', bytes });
-  };
+  const onBegin = (bytes: number) => tell({ kind: 'copying', bytes });
   const onCopied = () => tell({ kind: 'checking' });
   switch (job) {
     case 'copy': {
-      const { copyDatabase } = await import('../store/backup.ts');
-      return { kind: 'done', check: copyDatabase(from, to, { onBegin, onCopied }) };
+      const [{ copyDatabase }, spare] = await Promise.all([
+        import('../store/backup.ts'),
+        spareOf(from, dirname(to), parentProcessId),
+      ]);
+      const onCopy = (bytes: number) => {
+        if (spare !== undefined) refuseToTake(bytes, spare);
+        onBegin(bytes);
+      };
+      return { kind: 'done', check: copyDatabase(from, to, { onBegin: onCopy, onCopied }) };
     }
     case 'adopt': {
       const { checkDatabase } = await import('../store/check.ts');
@@ -101,7 +98,36 @@ async function perform(
   }
 }
 
-/** Thrown before a copy fills the disk, on which a service may write, only to fail then. */
+/**
+ * What must be left on the disk of a service that writes on, for its WAL, and what is free; undefined: the copy is made
+ * on another disk, or of a file that is not served. There it may fill the disk: its size is known only roughly before.
+ */
+async function spareOf(
+  from: string,
+  directory: string,
+  parentProcessId: number,
+): Promise<{ spareBytes: number; freeBytes: number } | undefined> {
+  const [{ servedBy }, { freeBytesIn }, { CHECKPOINT_AT_BYTES }] = await Promise.all([
+    import('../store/lock.ts'),
+    import('../store/partial-file.ts'),
+    import('../store/checkpoints.ts'),
+  ]);
+  const service = servedBy(from);
+  // A service that migrates the file at its start has locked it, and has this copy made first.
+  if (service === null || service.process_id === parentProcessId) return undefined;
+  const freeBytes = statSync(from).dev === statSync(directory).dev ? freeBytesIn(directory) : undefined;
+  return freeBytes === undefined ? undefined : { spareBytes: CHECKPOINT_AT_BYTES, freeBytes };
+}
+
+/** Throws NoRoom if a file of that size would leave less than `spareBytes`. */
+function refuseToTake(
+  bytes: number,
+  { spareBytes, freeBytes }: { spareBytes: number; freeBytes: number },
+): void {
+  const neededBytes = bytes + spareBytes;
+  if (freeBytes < neededBytes) throw new NoRoom({ neededBytes, spareBytes, freeBytes });
+}
+
 class NoRoom extends Error {
   readonly room: Room;
 

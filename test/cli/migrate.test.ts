@@ -281,11 +281,7 @@ t.test('during a migration, serve ignores SIGHUP and ends at SIGTERM as it does 
 
 t.test('a full disk during the copy or the migration leaves the file unchanged', ifMayMount, async (t) => {
   for (const [size, mode, what] of [
-    [
-      '7m',
-      '',
-      'a copy of small/davit\\.db \\(it needs [\\d.]+ MB with 4\\.2 MB to spare, and [\\d.]+ MB are free\\)',
-    ],
+    ['7m', '', 'a copy of small/davit\\.db'],
     ['14m', 'grows', 'the migration of small/davit\\.db'],
   ] as const) {
     const { directory, dbPath } = await olderFile(t);

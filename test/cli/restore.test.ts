@@ -434,7 +434,7 @@ t.test('a restore to a full disk changes nothing', ifMayMount, async (t) => {
   );
   t.match(
     stderr,
-    /^error: there is no room in .*small for a copy of davit\.db \(it needs 12\.6 MB with 4\.2 MB to spare, and [\d.]+ MB are free\): make some; nothing was changed\n$/,
+    /^error: there is no room in .*small for a copy of davit\.db: make some; nothing was changed\n$/,
   );
 });
 
