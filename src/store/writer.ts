@@ -93,8 +93,8 @@ const LOW_PRIORITY_SHARE = 64;
 const STILL_BUSY_TIMEOUT_MS = 250;
 
 /**
- * After a checkpoint that did not copy all, as the file would have to grow for instance: each copies up to 4 MiB again,
- * for 40 ms. Without the pause after those that did, no write is refused twice.
+ * After a checkpoint that failed, as the file would have to grow for instance: each copies up to 4 MiB again, for 40
+ * ms. Without the pause after others no write is refused twice; what a reader held up costs nothing to ask for again.
  */
 const START_WAL_OVER_AGAIN_MS = 1_000;
 

@@ -145,13 +145,7 @@ t.test(
     while (walBytesOf(store.path) < 2 * statSync(store.path).size) await create();
     const walBytes = walBytesOf(store.path);
 
-    const ignore = () => undefined; // else the signal ends the process
-    process.on('SIGXFSZ', ignore);
-    const lift = limitFileSize(walBytes);
-    t.teardown(() => {
-      lift();
-      process.off('SIGXFSZ', ignore);
-    });
+    limitFiles(t, walBytes);
     await t.rejects(create(), { code: 'unavailable' });
     t.match(await create(), { status: 'queued' });
     t.equal(walBytesOf(store.path), walBytes);
@@ -185,14 +179,42 @@ t.test('on a full disk a short WAL is copied, too, so that it starts over', asyn
   await probe();
   await refuse();
   other.exec('COMMIT');
-  t.match(wal(), { log: 2, checkpointed: 1 }, 'a reader had the rest copied later');
-  effects.advance(999);
+  t.match(wal(), { log: 2, checkpointed: 1 });
   await refuse();
-  t.match(wal(), { log: 2, checkpointed: 1 }, 'a second later');
-  effects.advance(1);
-  await refuse();
-  t.match(wal(), { log: 2, checkpointed: 2 });
+  t.match(wal(), { log: 2, checkpointed: 2 }, 'what a reader held up is copied as soon as it may be');
 });
+
+t.test(
+  'after a checkpoint that failed on a full disk, the next comes a second later',
+  ifHas('prlimit'),
+  async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const large = { ...PROJECT, variables: { FILLER: 'x'.repeat(100_000) } };
+    await store.writer.write('projects.create', large);
+    const refuse = () =>
+      t.rejects(store.writer.write('projects.create', { ...large, name: 'other' }), {
+        message: /the disk is full/,
+      });
+    const copiedFrames = () => {
+      const other = new Sqlite(store.path);
+      const [wal] = other.pragma('wal_checkpoint(NOOP)') as { checkpointed: number }[];
+      other.close();
+      return wal?.checkpointed;
+    };
+    store.limitPages(true);
+    const lift = limitFiles(t, statSync(store.path).size);
+    await refuse();
+    lift();
+    const failedAt = copiedFrames();
+    effects.advance(999);
+    await refuse();
+    t.equal(copiedFrames(), failedAt);
+    effects.advance(1);
+    await refuse();
+    t.not(copiedFrames(), failedAt);
+  },
+);
 
 t.test('a write that was rejected as its fsync failed does not come back after a kill', async (t) => {
   const store = testStore(t);
@@ -576,4 +598,16 @@ function copyAfterKill(t: Test, path: string): string {
   const copy = join(temporaryDirectory(t), 'davit.db');
   for (const side of ['', '-wal']) copyFileSync(path + side, copy + side);
   return copy;
+}
+
+/** No file grows beyond `bytes` until the returned function is called, or the test has ended. */
+function limitFiles(t: Test, bytes: number): () => void {
+  const ignore = () => undefined; // else the signal ends the process
+  process.on('SIGXFSZ', ignore);
+  const lift = limitFileSize(bytes);
+  t.teardown(() => {
+    lift();
+    process.off('SIGXFSZ', ignore);
+  });
+  return lift;
 }
