@@ -54,10 +54,11 @@ export function defineQueue(command: Command, context: CommandContext): void {
       const nowMs = context.effects.now();
       const { service, backlog, states } = await withStore(command, context, 'refuse', async (store) => {
         const service = await serviceOf(command);
+        const serviceProcessId = service && (await visibleProcess(service, realPath(dbPathOf(command))));
         return {
           service,
           backlog: store.reads.backlog.all(nowMs, limit),
-          states: await statesOf(store, service, realPath(dbPathOf(command)), nowMs),
+          states: statesOf(store, service, serviceProcessId, nowMs),
         };
       });
       const queue = { service, ...backlog, waiting: withReasons(backlog, service, states) };
@@ -77,15 +78,14 @@ interface ExplainedDeployment extends WaitingDeployment {
 
 type States = ReadonlyMap<DeploymentId, RunningState>;
 
-async function statesOf(
+function statesOf(
   store: Pick<Store, 'reads'>,
   service: Serving | null,
-  dbPath: string,
+  serviceProcessId: number | null,
   nowMs: number,
-): Promise<States> {
+): States {
   const states = new Map<DeploymentId, RunningState>();
   if (service === null) return states;
-  const serviceProcessId = await visibleProcess(service, dbPath);
   for (const deployment of store.reads.deployments.running()) {
     const { id, process, started_at } = deployment;
     if (isLeft(deployment, service, serviceProcessId, nowMs)) states.set(id, 'earlier_run');
