@@ -7,74 +7,52 @@ import { type FindingOf, note, orOk, problem } from './findings.ts';
 
 /** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
 export function checkPermissions({ path, service }: Case): FindingOf<'permissions'>[] {
+  const place = dirname(path);
+  const name = basename(path);
   const file = statSync(path);
-  const directory = statSync(dirname(path));
-  const findings: FindingOf<'permissions'>[] = [];
-  // Those beside it get its mode when davit writes.
-  if ((file.mode & 0o200) === 0) {
-    findings.push(
-      problem(
-        'permissions',
-        `${basename(path)} is not writable (mode ${octal(file.mode)})`,
-        `chmod 600 ${path}`,
-      ),
-    );
-  }
+  const directory = statSync(place);
   const inUse = filesBeside(
     path,
-    ['', '-wal', '-shm', '-lock'].map((side) => basename(path) + side),
+    ['', '-wal', '-shm', '-lock'].map((side) => name + side),
   );
-  for (const [name, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path))]) {
-    if ((mode & 0o077) !== 0) {
-      findings.push(
-        problem(
-          'permissions',
-          `others can read ${name} (mode ${octal(mode)})`,
-          `chmod 600 ${join(dirname(path), name)}`,
-        ),
-      );
-    }
+  const uid = process.getuid?.();
+  const findings: FindingOf<'permissions'>[] = [];
+  const report = (message: string, advice: string) => findings.push(problem('permissions', message, advice));
+
+  // Those beside it get its mode when davit writes.
+  if ((file.mode & 0o200) === 0)
+    report(`${name} is not writable (mode ${octal(file.mode)})`, `chmod 600 ${path}`);
+  for (const [one, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path))]) {
+    if ((mode & 0o077) !== 0)
+      report(`others can read ${one} (mode ${octal(mode)})`, `chmod 600 ${join(place, one)}`);
   }
-  for (const [name, { uid }] of inUse) {
-    if (uid !== file.uid) {
-      findings.push(
-        problem(
-          'permissions',
-          `${name} belongs to another user than ${basename(path)}: the service may not be able to write`,
-          `chown --reference=${path} ${join(dirname(path), name)}`,
-        ),
+  for (const [one, stats] of inUse) {
+    if (stats.uid !== file.uid) {
+      report(
+        `${one} belongs to another user than ${name}: the service may not be able to write`,
+        `chown --reference=${path} ${join(place, one)}`,
       );
     }
   }
   // Root may have copied it there. A service that runs could open it.
   if (file.uid === 0 && directory.uid !== 0 && service === null) {
-    findings.push(
-      problem(
-        'permissions',
-        `${basename(path)} belongs to another user than ${dirname(path)}: a service of that user cannot open it`,
-        `chown -h --reference=${dirname(path)} ${inUse.map(([name]) => join(dirname(path), name)).join(' ')}`,
-      ),
+    report(
+      `${name} belongs to another user than ${place}: a service of that user cannot open it`,
+      `chown -h --reference=${place} ${inUse.map(([one]) => join(place, one)).join(' ')}`,
     );
   }
-  const uid = process.getuid?.();
-  if (uid === file.uid && !mayCreateIn(dirname(path))) {
-    findings.push(
-      problem(
-        'permissions',
-        `this user cannot create files in ${dirname(path)} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
-        directory.uid === uid
-          ? `chmod u+wx ${dirname(path)}`
-          : "move the file into a directory of this user's own, such as /var/lib/davit",
-      ),
+  if (uid === file.uid && !mayCreateIn(place)) {
+    report(
+      `this user cannot create files in ${place} (mode ${octal(directory.mode)}), where -wal and -lock belong`,
+      directory.uid === uid
+        ? `chmod u+wx ${place}`
+        : "move the file into a directory of this user's own, such as /var/lib/davit",
     );
   }
   if ((directory.mode & 0o022) !== 0 && (directory.mode & 0o1000) === 0) {
-    findings.push(
-      problem(
-        'permissions',
-        `others can replace the file, as they can write to ${dirname(path)} (mode ${octal(directory.mode)})`,
-        `chmod go-w ${dirname(path)}`,
-      ),
+    report(
+      `others can replace the file, as they can write to ${place} (mode ${octal(directory.mode)})`,
+      `chmod go-w ${place}`,
     );
   }
   if (uid !== file.uid) {
