@@ -3,7 +3,7 @@ import { InvalidArgumentError, type Option } from 'commander';
 import { type Cidr, parseCidr } from './address.ts';
 import { LONGEST_DURATION, parseDuration } from './durations.ts';
 import { AppError } from './errors.ts';
-import { appending, durationMsOf, nullIfOff, option, orOff, parseCount } from './options.ts';
+import { appending, durationMsOf, nullIfOff, oneOf, option, orOff, parseCount } from './options.ts';
 import { absolutePath } from './paths.ts';
 
 /** The checked options of `davit serve`, with units in the names. All paths are absolute. */
@@ -110,7 +110,7 @@ const SETTINGS = {
     '--log-level <level>',
     'debug, info, warn, error or silent',
     'info',
-    parseLogLevel,
+    oneOf(LOG_LEVELS),
     LOG_LEVELS,
   ),
 };
@@ -274,12 +274,6 @@ function parseBlock(text: string): Cidr {
   const result = parseCidr(text);
   if (!result.ok) throw new InvalidArgumentError(`It ${result.reason}.`);
   return result.cidr;
-}
-
-function parseLogLevel(text: string): LogLevel {
-  const level = LOG_LEVELS.find((known) => known === text);
-  if (level === undefined) throw new InvalidArgumentError('It must be debug, info, warn, error or silent.');
-  return level;
 }
 
 function parsePath(text: string): string {

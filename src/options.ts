@@ -42,6 +42,15 @@ export function nullIfOff<Value>(value: Value | 'off'): Value | null {
   return value === 'off' ? null : value;
 }
 
+/** The parser of an option with one of these values. Throws InvalidArgumentError. */
+export function oneOf<Value extends string>(values: readonly Value[]): (text: string) => Value {
+  return (text) => {
+    const value = values.find((known) => known === text);
+    if (value !== undefined) return value;
+    throw new InvalidArgumentError(`It must be ${values.slice(0, -1).join(', ')} or ${values.at(-1)}.`);
+  };
+}
+
 /** Parses a duration greater than zero. Throws InvalidArgumentError. */
 export function durationMsOf(text: string): number {
   const durationMs = parseDuration(text);

@@ -1,15 +1,19 @@
 import { statSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { type Command, InvalidArgumentError } from 'commander';
+import type { Command } from 'commander';
 import { AppError, codeOf, type ErrorCode } from '../errors.ts';
+import { oneOf } from '../options.ts';
 import type { FileCheck } from '../store/check.ts';
 import type { CommandContext } from './command.ts';
 import { problemText } from './error-text.ts';
 
-/** `copy`: a compact copy of a file that may be served. `adopt`: a copy of a backup, byte for byte. */
-export type CopyJob = 'copy' | 'adopt';
-/** `migrate`: a file of an older davit, in place. */
-export type FileJob = CopyJob | 'migrate';
+/**
+ * `copy`: a compact copy of a file that may be served. `adopt`: a copy of a backup, byte for byte. `migrate`: a file of an
+ * older davit, in place.
+ */
+const JOBS = ['copy', 'adopt', 'migrate'] as const;
+export type FileJob = (typeof JOBS)[number];
+export type CopyJob = Exclude<FileJob, 'migrate'>;
 
 /** What the process prints to stdout, a line of JSON each. The last is `done`, `migrated`, `noRoom` or `failed`. */
 export type FileMessage =
@@ -38,7 +42,7 @@ export const FILE_PROCESS = '__file';
  */
 export function defineFileProcess(command: Command, { terminal }: CommandContext): void {
   command
-    .argument('<job>', '', parseJob)
+    .argument('<job>', '', oneOf(JOBS))
     .argument('<from>')
     .argument('<to>')
     .argument('<parent>', '', Number)
@@ -151,11 +155,4 @@ function failureOf(error: unknown): FileMessage {
 async function removeOrphan(path: string): Promise<void> {
   const { removePartial } = await import('../store/partial-file.ts');
   removePartial(path);
-}
-
-function parseJob(text: string): FileJob {
-  if (text !== 'copy' && text !== 'adopt' && text !== 'migrate') {
-    throw new InvalidArgumentError('It must be copy, adopt or migrate.');
-  }
-  return text;
 }

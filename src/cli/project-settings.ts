@@ -1,9 +1,9 @@
 import { isAbsolute } from 'node:path';
-import { type Command, InvalidArgumentError } from 'commander';
+import type { Command } from 'commander';
 import { problemText } from '../deploy/command-file.ts';
 import { QUEUE_POLICIES, type QueuePolicy } from '../domain.ts';
 import { AppError } from '../errors.ts';
-import { durationMsOf, nullIfOff, option, orOff, repeated } from '../options.ts';
+import { durationMsOf, nullIfOff, oneOf, option, orOff, repeated } from '../options.ts';
 import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
 import type { ProjectDetails, ProjectSettings } from '../store/projects.ts';
@@ -136,7 +136,7 @@ function addSettings(command: Command, defaults: 'with defaults' | 'as they are'
   addSetting(
     '--policy <policy>',
     QUEUE_POLICIES.map((policy) => `${policy}: ${POLICY_MEANINGS[policy]}`).join('; '),
-    policyOf,
+    oneOf(QUEUE_POLICIES),
     'queue',
     QUEUE_POLICIES,
   );
@@ -308,10 +308,4 @@ function warnOfStart(
   const problem = startProblemOf(project, variables);
   if (problem === undefined) return;
   terminal.note(`warning: ${printable(problemText(problem))}: deployments fail until that is fixed`);
-}
-
-function policyOf(text: string): QueuePolicy {
-  const policy = QUEUE_POLICIES.find((known) => known === text);
-  if (policy === undefined) throw new InvalidArgumentError(`It must be ${QUEUE_POLICIES.join(' or ')}.`);
-  return policy;
 }
