@@ -19,7 +19,8 @@ import {
   schemaVersionOf,
   sqliteCode,
 } from './database.ts';
-import { lockersOf, refuseOtherMachine } from './lock.ts';
+import { lockersOf } from './file-locks.ts';
+import { refuseOtherMachine } from './lock.ts';
 import { statusOf } from './place.ts';
 import { type Reads, readsOn } from './store.ts';
 import { walUseOf } from './wal.ts';

@@ -17,8 +17,9 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { openFilesOf, readProc } from '../proc.ts';
+import { openFilesOf } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
+import { lockersOf } from './file-locks.ts';
 import { realPath } from './place.ts';
 
 /** A service that serves the file; null fields could not be read. */
@@ -254,40 +255,6 @@ export function isServedByProcess(processId: number, path: string): boolean {
   return (
     lockersOf(statSync(file), RESERVED_BYTE).includes(processId) || openFilesOf(processId).includes(file)
   );
-}
-
-/** The processes that have locked this byte of a file for writing. */
-export function lockersOf(file: Stats, byte: number): number[] {
-  return locksOn(file)
-    .filter(({ kind, start }) => kind === 'WRITE' && start === byte)
-    .map(({ processId }) => processId);
-}
-
-/**
- * Which process has locked which byte of a file, proc_locks(5); none where the system does not tell. Ids of other PID
- * namespaces are not positive.
- */
-function locksOn({ ino }: Stats): { kind: string; processId: number; start: number }[] {
-  const lines = (readProc('/proc/locks') ?? '').matchAll(/ (\w+) +(-?\d+) [\da-f]+:[\da-f]+:(\d+) (\d+) /g);
-  return [...lines]
-    .filter(([, , , inode]) => Number(inode) === ino)
-    .map(([, kind = '', processId, , start]) => ({
-      kind,
-      processId: Number(processId),
-      start: Number(start),
-    }));
-}
-
-/** Which other processes have the database open: SQLite holds a lock on a part of the file then. */
-export function openersOf(stats: Stats): Set<number> {
-  const processIds = locksOn(stats).map(({ processId }) => processId);
-  return new Set(processIds.filter((processId) => processId > 0 && processId !== process.pid));
-}
-
-/** One of them, for a message: `process 12`, or `another process` where the system does not tell. */
-export function openerOf(stats: Stats): string {
-  const [opener] = openersOf(stats);
-  return opener === undefined ? 'another process' : `process ${opener}`;
 }
 
 /**

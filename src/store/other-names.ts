@@ -2,7 +2,8 @@ import { AppError } from '../errors.ts';
 import { openFilesOf } from '../proc.ts';
 import { connect, kindOf, openingProblem, sqliteCode } from './database.ts';
 import { beginExclusive } from './exclusive.ts';
-import { LOCK_PROBE_TIMEOUT_MS, openerOf, openersOf, servedBy } from './lock.ts';
+import { openerOf, openersOf } from './file-locks.ts';
+import { LOCK_PROBE_TIMEOUT_MS, servedBy } from './lock.ts';
 import { isMountPoint } from './mounts.ts';
 import { realPath, statusOf } from './place.ts';
 
