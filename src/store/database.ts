@@ -1,23 +1,13 @@
-import {
-  accessSync,
-  chmodSync,
-  closeSync,
-  constants,
-  existsSync,
-  fchownSync,
-  fstatSync,
-  openSync,
-  statfsSync,
-  statSync,
-} from 'node:fs';
-import { basename, dirname } from 'node:path';
+import { existsSync, statfsSync, statSync } from 'node:fs';
+import { dirname } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf, messageOf } from '../errors.ts';
 import { networkFileSystemOf } from './mounts.ts';
 import { type NewerFile, newer } from './newer.ts';
-import { realPath, statusOf, writableBytes } from './place.ts';
+import { realPath, writableBytes } from './place.ts';
+import { createPrivately, refuseUnwritable, unwritable } from './prepare-file.ts';
 
 /*
  * All statements compare parameters as `+:name`, not `:name`. This SQLite, built with STAT4, prepares a statement again
@@ -187,101 +177,6 @@ function shortageBeside(path: string): string | undefined {
   } catch {
     return undefined;
   }
-}
-
-/** The file holds secrets, and SQLite would create it with the mode that the umask allows. */
-function createPrivately(path: string): void {
-  if (existsSync(path)) return;
-  refuseLoneWal(path);
-  try {
-    if (process.getuid?.() === 0) createForOwner(realPath(path));
-    // Follows a symbolic link, and leaves a file unchanged that another davit has created meanwhile.
-    else closeSync(openSync(path, 'a', 0o600));
-  } catch (error) {
-    const code = codeOf(error);
-    if (code === 'EEXIST') return; // another davit has created it meanwhile
-    const reason = code === 'ENOENT' ? 'its directory is not there' : code;
-    throw new AppError('conflict', `cannot create ${path} (${reason}): choose another place with --db`, {
-      cause: error,
-    });
-  }
-}
-
-/**
- * Creates a file as root, and gives it to the owner of its directory, most often the service's user, who could not open
- * it otherwise; SQLite gives the -wal and -shm to the owner of the file. Both are opened first: whoever may rename or
- * link anything on the path could else have root give away a file of another directory.
- */
-function createForOwner(path: string): void {
-  const directory = openSync(dirname(path), constants.O_RDONLY | constants.O_DIRECTORY);
-  try {
-    const file = openSync(`/proc/self/fd/${directory}/${basename(path)}`, 'wx', 0o600);
-    try {
-      const { uid, gid } = fstatSync(directory);
-      if (uid !== 0) {
-        fchownSync(file, uid, gid);
-        // Root without CAP_DAC_OVERRIDE could not open it any more.
-        if (!isWritable(`/proc/self/fd/${file}`)) fchownSync(file, 0, 0);
-      }
-    } catch (error) {
-      // Root without CAP_CHOWN, as in some containers, or of a user namespace without that user: the file stays root's.
-      if (!['EPERM', 'EINVAL'].includes(codeOf(error))) throw error;
-    } finally {
-      closeSync(file);
-    }
-  } finally {
-    closeSync(directory);
-  }
-}
-
-/**
- * Refuses read-only files. SQLite would open them all the same, and create the -wal and -shm with the same mode, so
- * that no write would succeed later either. Those that a reader left so get the mode that the file has now.
- */
-function refuseUnwritable(path: string): void {
-  requireWritable(path);
-  for (const side of [`${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
-    try {
-      requireWritable(side);
-    } catch (error) {
-      if (statusOf(side)?.uid !== process.getuid?.()) throw error;
-      chmodSync(side, statSync(path).mode & 0o777);
-    }
-  }
-}
-
-function requireWritable(file: string): void {
-  if (!isWritable(file)) throw unwritable(file);
-}
-
-/** Not by opening it: closing any descriptor of a file releases this process's locks on it, fcntl(2). */
-function isWritable(file: string): boolean {
-  try {
-    accessSync(file, constants.W_OK);
-    return true;
-  } catch (error) {
-    return codeOf(error) !== 'EACCES';
-  }
-}
-
-function unwritable(file: string, cause?: unknown): AppError {
-  return new AppError(
-    'conflict',
-    `cannot write to ${file}: check that this user may write to it and its directory`,
-    { cause },
-  );
-}
-
-/**
- * Refuses to create a file beside a WAL: SQLite would delete the WAL of an empty file, and the writes that only it has.
- */
-function refuseLoneWal(path: string): void {
-  const wal = `${realPath(path)}-wal`;
-  if ((statusOf(wal)?.size ?? 0) === 0) return;
-  throw new AppError(
-    'conflict',
-    `${path} is not there, but ${wal} is, which holds a part of it: move ${path} back, or, to begin anew without it, move the -wal away too`,
-  );
 }
 
 function prepareSchema(database: Database, path: string, effects: Effects): void {
