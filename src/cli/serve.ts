@@ -83,10 +83,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   using _ = stayAlive();
   const { promise: toldToStop, resolve: tellToStop } = Promise.withResolvers<void>();
   const start = new AbortController();
-  let isTold = false;
   const stop = (signal: 'SIGINT' | 'SIGTERM') => {
-    if (isTold) return exit(EXIT_CODE_OF_SIGNAL[signal]);
-    isTold = true;
+    if (start.signal.aborted) return exit(EXIT_CODE_OF_SIGNAL[signal]);
     // From now on, even if davit is still starting, and waits for what a crash left running.
     effects.after(STOP_MAX_MS, () => {
       terminal.note('error: stopping took too long; the next start ends what is still running');
