@@ -4,6 +4,7 @@ import type { Effects } from '../effects.ts';
 import { createSlots, type Slots } from '../slots.ts';
 import type { PendingWebhook, WebhookHistory } from '../store/outbox.ts';
 import { createKeyedSlots, createSharedPlaces, type Owner, type SharedPlaces } from './key-shares.ts';
+import { createProbes, PROBES_GAP_MS, probeGapMs } from './probes.ts';
 
 /*
  * Decides which webhook may send now: fair queuing, bulkheads and a circuit breaker in one. A receiver's standing
@@ -53,23 +54,6 @@ const SLOW_AFTER_MS = 1_000;
 
 /** After so many consecutive failures a webhook is failing; one that has never succeeded is after the first. */
 const FAILING_AFTER = 3;
-
-/**
- * The gap between two attempts (probes) to a failing webhook is a thousandth of the time for which it has been failing,
- * within these bounds. Without it, a receiver with a long backlog that refuses at once would cost as much as a busy one,
- * and record 20 million attempts a day. It gets 1,000 attempts in the first 10 s, 2,800 in the first minute, 7,200 in
- * the first 83 minutes and then one every 5 s, within which its recovery is noticed.
- */
-const PROBE_GAP_MIN_MS = 10;
-const PROBE_GAP_MAX_MS = 5_000;
-const PROBE_GAP_FRACTION = 1 / 1_000;
-
-/**
- * A token bucket for the probes of all failing webhooks: 500 a second, in bursts of up to 50. When the network is down,
- * the failing attempts of a thousand webhooks would otherwise keep a core busy.
- */
-const PROBES_GAP_MS = 2;
-const PROBES_BURST_MS = 100;
 
 /**
  * A slot is free once the attempt has ended, but its result still has to be committed. So many attempts, of one webhook
@@ -199,8 +183,7 @@ export function createLanes(
   let totalUnderWay = 0;
   /** How often there were turns. */
   let turnsTaken = 0;
-  /** The token bucket of probes: the monotonic time up to which tokens are spent, of which each PROBES_GAP_MS gives one. */
-  let probedUntilMs = Number.NEGATIVE_INFINITY;
+  const probes = createProbes(effects);
   /** Slots whose attempts have not taken SLOW_AFTER_MS yet, the oldest first. */
   const notYetSlow = createSlots<OwnSlot>();
 
@@ -228,7 +211,7 @@ export function createLanes(
       lane.dueAtMs = Number.POSITIVE_INFINITY;
       lane.ahead.length = 0;
       // If the clock was set back, this may be far ahead.
-      lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + probeGapMs(lane, nowMs));
+      lane.notBeforeMs = Math.min(lane.notBeforeMs, nowMs + gapMs(lane, nowMs));
       // Of a turn that was lost as its claim failed.
       giveBack(lane);
     }
@@ -287,8 +270,8 @@ export function createLanes(
     lane.underWay.push(seq);
     lane.usedAtMs = slot.beganAtMs;
     lane.unusedSlots -= 1;
-    lane.notBeforeMs = nowMs + probeGapMs(lane, nowMs); // has an effect only once it is failing
-    if (lane.standing === 'failing') probedUntilMs += PROBES_GAP_MS;
+    lane.notBeforeMs = nowMs + gapMs(lane, nowMs); // has an effect only once it is failing
+    if (lane.standing === 'failing') probes.take();
     return slot;
   }
 
@@ -351,10 +334,7 @@ export function createLanes(
   /** How many more attempts all lanes of this standing may begin. */
   function freeSlotsFor(standing: Standing): number {
     const free = slotsOf[standing].free();
-    if (standing !== 'failing') return free;
-    const elapsedMs = effects.monotonicMs();
-    probedUntilMs = Math.max(probedUntilMs, elapsedMs - PROBES_BURST_MS);
-    return Math.min(free, Math.floor((elapsedMs - probedUntilMs) / PROBES_GAP_MS));
+    return standing === 'failing' ? Math.min(free, probes.free()) : free;
   }
 
   function hold(lane: OwnLane, slots: number): void {
@@ -429,14 +409,6 @@ export function createLanes(
     return taken < limits.total - limits.share ? own : Math.min(own, 1 - lane.slots);
   }
 
-  function probeGapMs(lane: OwnLane, nowMs: number): number {
-    const failedForMs = lane.failures === 0 ? 0 : nowMs - lane.failingSinceMs;
-    return Math.max(
-      PROBE_GAP_MIN_MS,
-      Math.min(Math.round(failedForMs * PROBE_GAP_FRACTION), PROBE_GAP_MAX_MS),
-    );
-  }
-
   function enterQueue(lane: OwnLane, queue: Slots<OwnLane>): void {
     if (lane.queue === queue) return;
     leaveQueue(lane);
@@ -456,6 +428,10 @@ export function createLanes(
     lanes.set(webhookId, lane);
     return lane;
   }
+}
+
+function gapMs({ failures, failingSinceMs }: OwnLane, nowMs: number): number {
+  return probeGapMs(failures === 0 ? 0 : nowMs - failingSinceMs);
 }
 
 function standingOf(lane: OwnLane): Standing {
