@@ -1,3 +1,4 @@
+import { findMarked } from '../deploy/processes.ts';
 import { timestamp } from '../domain.ts';
 import { DAY_MS, formatDuration, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
@@ -218,9 +219,7 @@ export function projectsIn(file: Case, reads: Reads): ProjectDetails[] {
 /** The `livingProcesses`; none if the file is damaged. */
 export async function livingIn(file: Case, reads: Reads): Promise<LivingProcesses['livingProcesses']> {
   const running = unlessDamaged(file, () => reads.deployments.running());
-  if (running.length === 0) return new Map();
-  const { findMarked } = await import('../deploy/processes.ts');
-  return findMarked(new Set(running.map(({ id }) => id)));
+  return running.length === 0 ? new Map() : await findMarked(new Set(running.map(({ id }) => id)));
 }
 
 function unlessDamaged<Row>({ path }: Case, read: () => Row[]): Row[] {

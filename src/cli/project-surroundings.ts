@@ -6,6 +6,7 @@ import { givenPath } from '../deploy/command-file.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
 import { absolutePath } from '../paths.ts';
+import { readProc } from '../proc.ts';
 import type { Serving } from '../store/lock.ts';
 import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -35,7 +36,7 @@ export async function surroundingsOf(
   statPath: (path: string) => Promise<unknown> = stat,
 ): Promise<Surroundings> {
   const serviceProcessId = service === null ? null : await visibleProcess(service, dbPath);
-  const ofService = serviceProcessId === null ? undefined : await temporaryDirectoryOf(serviceProcessId);
+  const ofService = serviceProcessId === null ? undefined : temporaryDirectoryOf(serviceProcessId);
   const temporaryDirectory = ofService ?? absolutePath(tmpdir());
   const paths = [...new Set([...projects.flatMap(pathsOf), temporaryDirectory])];
   const answered = (path: string) =>
@@ -60,8 +61,7 @@ export function pathsOf({ command, directory }: ProjectDetails): string[] {
 }
 
 /** As `tmpdir` of node:os finds it; undefined if it is relative, or the process is another user's. */
-async function temporaryDirectoryOf(processId: number): Promise<string | undefined> {
-  const { readProc } = await import('../proc.ts');
+function temporaryDirectoryOf(processId: number): string | undefined {
   const environment = readProc(`/proc/${processId}/environ`);
   if (environment === undefined) return undefined;
   const variable = (name: string) => new RegExp(`(?:^|\\0)${name}=([^\\0]+)`).exec(environment)?.[1];

@@ -1,4 +1,5 @@
 import { type Command, InvalidArgumentError } from 'commander';
+import { verify } from '../deliver/sign.ts';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { option } from '../options.ts';
 import { type CommandContext, explain, jsonOption, Refusal, requiredOption } from './command.ts';
@@ -38,7 +39,6 @@ export function defineVerify(command: Command, context: CommandContext): void {
 
 async function verifyInput(options: VerifyOptions, context: CommandContext): Promise<void> {
   const { terminal, effects } = context;
-  const { verify } = await import('../deliver/sign.ts');
   if (terminal.inputIsTyped) terminal.note('reading the body from the terminal until ^D');
   const body = await terminal.readInput();
   const verified = verify({
