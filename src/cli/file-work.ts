@@ -15,29 +15,32 @@ import { type CopyJob, FILE_PROCESS, type FileJob, type FileMessage, type Room }
 
 const SHOW_EVERY_MS = 200;
 
+/** Said when davit was stopped before it had changed anything. */
+export const NOTHING_CHANGED = 'stopped: nothing was changed';
+
 /**
  * Gives `action` a new, empty file in the directory, and removes it afterwards unless `action` has given it a name.
- * SIGINT, SIGTERM and SIGHUP abort `signal`, print the note that `stopped` makes, and end davit with their exit code.
+ * SIGINT, SIGTERM and SIGHUP abort `signal`, print what `stoppedNote` returns, and end davit with their exit code.
  */
 export async function withPartial<Result>(
   directory: string,
   context: CommandContext,
-  action: (partial: PartialFile, signal: AbortSignal, stopped: { note: () => string }) => Promise<Result>,
+  action: (partial: PartialFile, signal: AbortSignal) => Promise<Result>,
+  stoppedNote = () => NOTHING_CHANGED,
 ): Promise<Result> {
   const { effects, terminal, onSignal, exit } = context;
   const { startPartial } = await import('../store/partial-file.ts');
   const interruption = new AbortController();
-  const stopped = { note: () => 'stopped: nothing was changed' };
   let partial: PartialFile | undefined;
   const stopListening = onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], (name) => {
     interruption.abort();
     partial?.discard();
-    terminal.note(stopped.note());
+    terminal.note(stoppedNote());
     exit(EXIT_CODE_OF_SIGNAL[name]);
   });
   partial = startPartial(directory, effects.now());
   try {
-    return await action(partial, interruption.signal, stopped);
+    return await action(partial, interruption.signal);
   } finally {
     partial.discard();
     stopListening();

@@ -3,10 +3,11 @@ import { dirname } from 'node:path';
 import type { Command } from 'commander';
 import { timestamp } from '../domain.ts';
 import { printable } from '../printable.ts';
+import type { PartialFile } from '../store/partial-file.ts';
 import { realPath } from '../store/place.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { existingDbPathOf } from './database-file.ts';
-import { fillPartial, migrateInPlace, withPartial } from './file-work.ts';
+import { fillPartial, migrateInPlace, NOTHING_CHANGED, withPartial } from './file-work.ts';
 import { printJson } from './results.ts';
 
 /** The result of a migration. */
@@ -89,19 +90,20 @@ export async function migrateOlder(
     // A service that is restarted every second must not copy and check the whole file each time, to be refused then.
     refuseWhileOpen(path);
     await listener?.onBegin(SCHEMA_VERSION);
-    return await withPartial(dirname(path), context, async (partial, signal, stopped) => {
+    let published: string | undefined;
+    const stoppedNote = () =>
+      published === undefined || removeNeedless(published)
+        ? NOTHING_CHANGED
+        : `stopped while it was migrated: the file as it was is kept as ${printable(published)}`;
+    const keepAndMigrate = async (partial: PartialFile, signal: AbortSignal) => {
       const file = { path, name: dbPath };
       const { schema_version } = await fillPartial('copy', file, partial, signal, context);
       giveToOwner([partial.path], statSync(path));
       const at = timestamp(context.effects.now()).replaceAll(':', '-');
       const keptAs = `${path}.before-v${SCHEMA_VERSION}-${at}`;
       partial.publishAs(keptAs);
+      published = keptAs;
       listener?.onKept(keptAs);
-      const nothingChanged = stopped.note;
-      stopped.note = () =>
-        removeNeedless(keptAs)
-          ? nothingChanged()
-          : `stopped while it was migrated: the file as it was is kept as ${printable(keptAs)}`;
       try {
         await migrateInPlace(file, signal, context, (message) => {
           if (message.kind === 'migrating') listener?.onStep(message.version);
@@ -111,7 +113,8 @@ export async function migrateOlder(
         throw error;
       }
       return { from_schema: schema_version, to_schema: SCHEMA_VERSION, kept_as: keptAs };
-    });
+    };
+    return await withPartial(dirname(path), context, keepAndMigrate, stoppedNote);
   } finally {
     unlock();
   }
