@@ -1,5 +1,5 @@
 import { type Command, InvalidArgumentError } from 'commander';
-import { verify } from '../deliver/sign.ts';
+import { TOLERANCE_SECONDS, verify } from '../deliver/sign.ts';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { option } from '../options.ts';
 import { type CommandContext, explain, jsonOption, Refusal, requiredOption } from './command.ts';
@@ -31,7 +31,7 @@ export function defineVerify(command: Command, context: CommandContext): void {
     .addOption(
       option('--tolerance <seconds>', 'how far its time may differ from now, in seconds or as a duration')
         .argParser(parseTolerance)
-        .default(300),
+        .default(TOLERANCE_SECONDS),
     )
     .addOption(jsonOption())
     .action((options: VerifyOptions) => verifyInput(options, context));

@@ -78,7 +78,8 @@ export interface Verification {
 
 type VerificationResult = { ok: true } | { ok: false; reason: string };
 
-const TOLERANCE_SECONDS = 300;
+/** How far the time of a delivery may differ from now: the default of the reference verifier. */
+export const TOLERANCE_SECONDS = 300;
 
 /** A real header with a dozen secrets takes less than a fifth of this. */
 const HEADER_MAX_LENGTH = 4096;
