@@ -30,56 +30,55 @@ export function checkDeployments(
   const running = reads.deployments.running();
   const [next] = waiting.items;
   const findings = [
-    ...running.flatMap((deployment) => findingsOfRunning(deployment, file, reads, surroundings)),
+    ...running.flatMap((deployment) => findingOfRunning(deployment, file, reads, surroundings) ?? []),
     ...findingsOfWaiting(file, reads, running.length === 0 ? next : undefined),
   ];
   return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
 }
 
-function findingsOfRunning(
+/** Undefined: it runs as it should. */
+function findingOfRunning(
   deployment: RunningDeployment,
   { service, nowMs }: Case,
   reads: Reads,
   { serviceProcessId, livingProcesses }: Surroundings & LivingProcesses,
-): DoctorFinding[] {
+): DoctorFinding | undefined {
   const { id, process, started_at } = deployment;
   const runs = process !== null && isAlive(process);
   if (service === null) {
-    return [
-      problem(
-        'deployments',
-        runs
-          ? `${id} runs as process ${process.processId}, but no service is running`
-          : `${id} is recorded as running, but no service is running`,
-        'davit serve: it ends what is left of the deployment, and records it as interrupted',
-      ),
-    ];
+    return problem(
+      'deployments',
+      runs
+        ? `${id} runs as process ${process.processId}, but no service is running`
+        : `${id} is recorded as running, but no service is running`,
+      'davit serve: it ends what is left of the deployment, and records it as interrupted',
+    );
   }
   const living = livingProcesses.get(id) ?? [];
   if (isLeft(deployment, service, serviceProcessId, nowMs)) {
     // Named only where they cannot be those of the service itself.
     const known = serviceProcessId === null ? [] : [...(runs ? [process] : []), ...living];
     const left = new Set(known.map(({ processId }) => processId));
-    return ageMs(service.since, nowMs) <= JUST_BEGUN_MS ? [] : [findingOfLeft(id, [...left])];
+    return ageMs(service.since, nowMs) <= JUST_BEGUN_MS ? undefined : findingOfLeft(id, [...left]);
   }
   const lives = runs || living.length > 0;
-  if (lives || serviceProcessId === null || ageMs(started_at, nowMs) <= JUST_BEGUN_MS) return [];
+  if (lives || serviceProcessId === null || ageMs(started_at, nowMs) <= JUST_BEGUN_MS) return undefined;
   if (waitsForResume({ reads }, deployment)) {
     const message = `${id} waits to start, as its project is paused`;
-    return [note('deployments', message, 'davit admin project resume')];
+    return note('deployments', message, 'davit admin project resume');
   }
   if (process === null) {
-    return [
-      problem(
-        'deployments',
-        `${id} has been waiting since ${started_at}, and its command could not be started`,
-        `see its log: davit admin deployment logs ${id}`,
-      ),
-    ];
+    return problem(
+      'deployments',
+      `${id} has been waiting since ${started_at}, and its command could not be started`,
+      `see its log: davit admin deployment logs ${id}`,
+    );
   }
-  return [
-    problem('deployments', `${id} is recorded as running, but its process is gone`, 'restart davit serve'),
-  ];
+  return problem(
+    'deployments',
+    `${id} is recorded as running, but its process is gone`,
+    'restart davit serve',
+  );
 }
 
 /** For one that an earlier run of the service left, and that a new one should have ended and recorded by now. */

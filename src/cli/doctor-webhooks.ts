@@ -15,7 +15,7 @@ export function checkWebhooks(file: Case, reads: Reads): DoctorFinding[] {
   const findings = webhooks.flatMap((webhook) =>
     webhook.status === 'disabled'
       ? findingOfDisabled(webhook, reads)
-      : [...findingsOfExpired(webhook, file), ...findingsOfEnabled(webhook, file)],
+      : [findingOfExpired(webhook, file) ?? [], findingOfEnabled(webhook, file) ?? []].flat(),
   );
   const failing = webhooks.filter(
     (webhook) =>
@@ -50,42 +50,36 @@ function findingOfDisabled(
     : problem('webhooks', held, `fix the receiver, then ${enableOrDelete}`);
 }
 
-function findingsOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFinding[] {
+function findingOfExpired(webhook: WebhookBacklog, { nowMs }: Case): DoctorFinding | undefined {
   const expiredAt = keyExpiredAt(webhook, nowMs);
-  if (expiredAt === null) return [];
+  if (expiredAt === null) return undefined;
   const { id, created_by } = webhook;
   const key = nameOfKey({ id: created_by.key_id, name: created_by.name });
-  return [
-    problem(
-      'webhooks',
-      `${id} gets no new events: its ${key} expired at ${expiredAt}`,
-      `register it again with another key, then davit admin webhook delete ${id}`,
-    ),
-  ];
+  return problem(
+    'webhooks',
+    `${id} gets no new events: its ${key} expired at ${expiredAt}`,
+    `register it again with another key, then davit admin webhook delete ${id}`,
+  );
 }
 
-function findingsOfEnabled(webhook: WebhookBacklog, file: Case): DoctorFinding[] {
+function findingOfEnabled(webhook: WebhookBacklog, file: Case): DoctorFinding | undefined {
   const { id, failing_since, consecutive_failures, last_error, due_count, next_attempt_at } = webhook;
   if (failsForLong(webhook, file)) {
     const how = last_error === null ? '' : `, last with ${last_error}`;
-    return [
-      problem(
-        'webhooks',
-        `${id} has been failing since ${failing_since}, ${consecutive_failures} times in a row${how}`,
-        `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
-      ),
-    ];
-  }
-  if (!isOverdue(webhook, file)) return [];
-  return [
-    problem(
+    return problem(
       'webhooks',
-      `${id} is behind with ${countText(due_count)}, the first due since ${next_attempt_at}`,
-      file.service === null
-        ? 'davit serve'
-        : 'its receiver is too slow for its events, or davit serve needs a restart',
-    ),
-  ];
+      `${id} has been failing since ${failing_since}, ${consecutive_failures} times in a row${how}`,
+      `davit admin webhook ping ${id}; davit admin webhook deliveries ${id}`,
+    );
+  }
+  if (!isOverdue(webhook, file)) return undefined;
+  return problem(
+    'webhooks',
+    `${id} is behind with ${countText(due_count)}, the first due since ${next_attempt_at}`,
+    file.service === null
+      ? 'davit serve'
+      : 'its receiver is too slow for its events, or davit serve needs a restart',
+  );
 }
 
 /** Also if its deliveries are late because it fails: few attempts are made then, however many wait. */

@@ -30,10 +30,10 @@ export function findingsOf(
 ): Finding[] {
   const { command } = project;
   return [
-    ...checkStatus(project),
+    checkStatus(project),
     ...(command === null ? [NO_COMMAND] : checkFiles(project, command, variables, surroundings)),
     ...checkVariables(project, variables),
-    ...(command === null ? checkReportTimeout(project) : checkTimeouts(project)),
+    command === null ? checkReportTimeout(project) : checkTimeouts(project),
   ];
 }
 
@@ -63,15 +63,15 @@ export function startProblemOf(
 
 const NO_COMMAND = ok('command', 'none: another system does the work and reports it');
 
-function checkStatus({ id, status }: ProjectDetails): Finding[] {
+function checkStatus({ id, status }: ProjectDetails): Finding {
   const resume = `davit admin project resume ${id}`;
   switch (status) {
     case 'active':
-      return [ok('status', 'active')];
+      return ok('status', 'active');
     case 'paused':
-      return [note('status', 'paused: its deployments wait', resume)];
+      return note('status', 'paused: its deployments wait', resume);
     case 'archived':
-      return [note('status', 'archived: it accepts no deployments', resume)];
+      return note('status', 'archived: it accepts no deployments', resume);
     default:
       return status satisfies never;
   }
@@ -289,28 +289,24 @@ function checkVariables(project: ProjectDetails, variables: Readonly<Record<stri
 /** A command that is stopped sooner can hardly do its work. */
 const SHORT_TIMEOUT_MS = 5_000;
 
-function checkTimeouts(project: ProjectDetails): Finding[] {
+function checkTimeouts(project: ProjectDetails): Finding {
   const { id, timeout_ms, idle_timeout_ms } = project;
   const set = `davit admin project set ${id}`;
   if (timeout_ms === null && idle_timeout_ms === null) {
-    return [
-      note(
-        'limits',
-        'none: a command that hangs blocks all later deployments of the project',
-        `${set} --timeout 30m`,
-      ),
-    ];
+    return note(
+      'limits',
+      'none: a command that hangs blocks all later deployments of the project',
+      `${set} --timeout 30m`,
+    );
   }
   const timeout = timeout_ms === null ? 'off' : formatDuration(timeout_ms);
   const idleTimeout = idle_timeout_ms === null ? 'off' : formatDuration(idle_timeout_ms);
   if (timeout_ms !== null && idle_timeout_ms !== null && idle_timeout_ms >= timeout_ms) {
-    return [
-      problem(
-        'limits',
-        `the idle timeout (${idleTimeout}) has no effect, as the timeout (${timeout}) is not longer`,
-        `${set} --idle-timeout, with less than ${timeout} or off`,
-      ),
-    ];
+    return problem(
+      'limits',
+      `the idle timeout (${idleTimeout}) has no effect, as the timeout (${timeout}) is not longer`,
+      `${set} --idle-timeout, with less than ${timeout} or off`,
+    );
   }
   const shortest = Math.min(
     timeout_ms ?? Number.POSITIVE_INFINITY,
@@ -318,19 +314,15 @@ function checkTimeouts(project: ProjectDetails): Finding[] {
   );
   const message = `timeout ${timeout}, idle timeout ${idleTimeout}`;
   return shortest < SHORT_TIMEOUT_MS
-    ? [note('limits', `${message}: very short`, `${set} --timeout 30m`)]
-    : [ok('limits', message)];
+    ? note('limits', `${message}: very short`, `${set} --timeout 30m`)
+    : ok('limits', message);
 }
 
-function checkReportTimeout({ id, report_timeout_ms }: ProjectDetails): Finding[] {
-  if (report_timeout_ms !== null) {
-    return [ok('limits', `report timeout ${formatDuration(report_timeout_ms)}`)];
-  }
-  return [
-    note(
-      'limits',
-      'none: a deployment whose end is never reported stays open for ever',
-      `davit admin project set ${id} --report-timeout 2h`,
-    ),
-  ];
+function checkReportTimeout({ id, report_timeout_ms }: ProjectDetails): Finding {
+  if (report_timeout_ms !== null) return ok('limits', `report timeout ${formatDuration(report_timeout_ms)}`);
+  return note(
+    'limits',
+    'none: a deployment whose end is never reported stays open for ever',
+    `davit admin project set ${id} --report-timeout 2h`,
+  );
 }
