@@ -9,9 +9,11 @@ import t, { type Test } from 'tap';
 import { serviceSignature } from '../../src/deliver/sign.ts';
 import { realEffects } from '../../src/effects.ts';
 import { newSigningSecret } from '../../src/secrets.ts';
+import { QUEUED } from '../helpers/deploy-client.ts';
 import { executablePath } from '../helpers/executable.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { readmeBlock } from '../helpers/readme.ts';
+import { hangUp, startReceiver, status } from '../helpers/receiver.ts';
 import { place, type RunningService } from '../helpers/service.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -110,6 +112,29 @@ curl -s -H "Authorization: Bearer $DAVIT_KEY" -H 'Content-Type: application/json
   ]);
 });
 
+t.test('a worker that is refused for now or cut off loses no report', ifHas('curl', 'jq'), async (t) => {
+  const there = reader(t);
+  writeFileSync(join(there.directory, 'roll-out'), '#!/bin/sh\necho "$1" >>rolled-out\n', { mode: 0o755 });
+  const service = await startReceiver(t, {
+    answers: [
+      status(503, { body: '<h1>Service Unavailable</h1>' }),
+      status(200, { body: JSON.stringify({ data: [QUEUED], next_cursor: null }) }),
+      hangUp(),
+      status(200, { body: JSON.stringify({ ...QUEUED, status: 'running' }) }),
+      status(429, { body: JSON.stringify(LIMITED) }),
+      status(200, { body: JSON.stringify({ ...QUEUED, status: 'succeeded' }) }),
+    ],
+  });
+  const variables = 'export DAVIT_KEY=davit_key PROJECT=prj_1';
+  await there.shell(`${variables}\n${readmeBlock('worker.sh')}`, { url: `http://127.0.0.1:${service.port}` });
+  t.equal(readFileSync(join(there.directory, 'rolled-out'), 'utf8'), 'main\n');
+  const reported = service.requests.filter(({ method }) => method === 'POST');
+  t.strictSame(
+    reported.map(({ body }) => JSON.parse(`${body}`).status),
+    ['running', 'running', 'succeeded', 'succeeded'],
+  );
+});
+
 t.test('a release of compose that fails goes back to the tag that succeeded last', async (t) => {
   const there = reader(t);
   const bin = join(there.directory, 'bin');
@@ -169,6 +194,34 @@ t.test('the CI job of the README exits as the deployment ended', ifHas('curl', '
   await t.rejects(job('good', 'job-bad'), { code: 1, stdout: '', stderr: /idempotency_key_reused/ });
 });
 
+t.test('the CI job goes on after what was refused for now or cut off', ifHas('curl', 'jq'), async (t) => {
+  const there = reader(t);
+  const service = await startReceiver(t, {
+    answers: [
+      status(429, { body: JSON.stringify(LIMITED) }),
+      status(201, { body: JSON.stringify(QUEUED) }),
+      hangUp(),
+      status(200, { body: JSON.stringify({ ...QUEUED, status: 'succeeded' }) }),
+      status(503, { body: '<h1>Service Unavailable</h1>' }),
+      status(200, { body: 'of main\n' }),
+    ],
+  });
+  const variables = 'export DAVIT_KEY=davit_key PROJECT=prj_1 REF=main JOB_ID=job';
+  t.match(
+    await there.shell(`${variables}\n${readmeBlock('ci.sh')}`, { url: `http://127.0.0.1:${service.port}` }),
+    { stdout: 'of main\n' },
+  );
+  t.strictSame(
+    service.requests.map(({ path }) => path.replace(/\?.*/, '')),
+    ['/v2/projects/prj_1/deployments', '/v2/deployments/dpl_1', '/v2/deployments/dpl_1/logs'].flatMap(
+      (path) => [path, path],
+    ),
+  );
+});
+
+/** The answer to a request too many. */
+const LIMITED = { error: { code: 'rate_limited', message: 'too many requests', request_id: 'req_1' } };
+
 t.test('the receiver accepts a delivery, recognizes a repeat, and rejects a forgery', async (t) => {
   const directory = temporaryDirectory(t);
   for (const name of ['verify.mjs', 'receiver.mjs']) writeFileSync(join(directory, name), readmeBlock(name));
@@ -222,7 +275,7 @@ function reader(t: Test) {
     directory,
     serve: () => there.serve(),
     /** Rejects if it exits with another code than 0. A service's own address stands for the README's. */
-    shell(script: string, service?: RunningService) {
+    shell(script: string, service?: Pick<RunningService, 'url'>) {
       const text = script.replaceAll('http://127.0.0.1:8080', service?.url ?? 'no service yet');
       return execute('sh', ['-e', '-c', text], {
         cwd: directory,
