@@ -31,7 +31,14 @@ interface ApiRequest {
   onTry?(mayBeDone: boolean): void;
 }
 
-export type ApiAnswer<Body> = { ok: true; body: Body } | ApiRefusal;
+export type ApiAnswer<Body> = ApiSuccess<Body> | ApiRefusal;
+
+interface ApiSuccess<Body> {
+  ok: true;
+  body: Body;
+  /** Whether it answers a request before this call, with the same Idempotency-Key: nothing was done now. */
+  replayed?: boolean;
+}
 
 /** An answer that a retry would not change. */
 export interface ApiRefusal {
@@ -137,10 +144,10 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     },
   };
 
-  async function persistently<Result>(
+  async function persistently<Body>(
     asked: ApiRequest,
-    read: (response: Dispatcher.ResponseData) => Promise<Result>,
-  ): Promise<Result> {
+    read: (response: Dispatcher.ResponseData) => Promise<ApiAnswer<Body>>,
+  ): Promise<ApiAnswer<Body>> {
     const waiting = patience();
     let mayBeDone = false;
     for (;;) {
@@ -150,7 +157,11 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       try {
         const response = await send(asked);
         wasAnswered = true;
-        if (!PASSING_STATUSES.has(response.statusCode)) return await read(response);
+        if (!PASSING_STATUSES.has(response.statusCode)) {
+          const answer = await read(response);
+          // After a try that may have been carried out, the request that is answered again is our own.
+          return answer.ok ? { ...answer, replayed: isReplay(response) && !mayBeDone } : answer;
+        }
         const text = await beginningOf(response);
         why = refusedForNow(response, text, watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
@@ -266,6 +277,10 @@ function isSuccess({ statusCode }: Dispatcher.ResponseData): boolean {
   return statusCode >= 200 && statusCode <= 299;
 }
 
+function isReplay({ headers }: Dispatcher.ResponseData): boolean {
+  return headers['idempotent-replayed'] === 'true';
+}
+
 function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRequest): ApiRefusal {
   const { statusCode, headers } = response;
   const [location] = [headers.location].flat();
@@ -308,7 +323,7 @@ function isDeployment(value: unknown): value is Deployment {
   const told = Object(value) as Record<keyof Deployment, unknown>;
   return (
     parseId('dpl', told.id) !== undefined &&
-    [told.ref, told.status].every((one) => typeof one === 'string') &&
+    [told.ref, told.status, told.created_at].every((one) => typeof one === 'string') &&
     [told.reason, told.message, told.signal].every((one) => one === null || typeof one === 'string') &&
     [told.duration_ms, told.exit_code, told.queue_position].every(
       (one) => one === null || Number.isFinite(one),

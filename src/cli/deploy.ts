@@ -29,7 +29,7 @@ import { isYes } from './confirm.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { createLogOutput, type LogOutput } from './deployment-logs.ts';
 import { deploymentText, statusText, tookText } from './deployment-status.ts';
-import { printJson, printMade } from './results.ts';
+import { printJson } from './results.ts';
 
 interface DeployOptions {
   url: URL;
@@ -113,13 +113,14 @@ async function deploy(
       onTry: interruption.tried,
     });
     if (!created.ok) throw refused('not deployed', created);
-    interruption.created(created.body.id);
-    if (options.wait === true || interruption.isCanceling()) {
-      await awaitOutcome(created.body, api, log, interruption, options, context);
-    } else {
-      const { body } = created;
-      printMade(context, options, body, deploymentText(body), body.id);
-    }
+    const { body, replayed } = created;
+    interruption.created(body.id);
+    if (replayed === true) context.terminal.note(replayText(body));
+    else if (options.json !== true) context.terminal.note(deploymentText(body));
+    if (options.wait === true || interruption.isCanceling())
+      await awaitOutcome(body, api, log, interruption, options, context);
+    else if (options.json === true) printJson(context, body);
+    else context.terminal.print(body.id);
   } catch (error) {
     const gaveUp = error instanceof AppError && error.code === 'unavailable';
     if (!gaveUp || !interruption.mayBeCreated()) throw error;
@@ -140,10 +141,13 @@ async function awaitOutcome(
 ): Promise<void> {
   const { terminal, exit } = context;
   const { id } = created;
-  if (options.json !== true) terminal.note(deploymentText(created));
   const outcome =
     options.json === true ? await endOf(id, api, context) : await follow(id, api, log, interruption, context);
-  if (outcome.kind === 'refused') throw refused(`${id} goes on, and cannot be followed`, outcome.refusal);
+  if (outcome.kind === 'refused') {
+    // 404: it was removed, or the key does not see it any more.
+    const state = outcome.refusal.status === 404 ? '' : 'goes on, and ';
+    throw refused(`${id} ${state}cannot be followed`, outcome.refusal);
+  }
   const { status, deployment } = outcome;
   if (options.json === true) {
     printJson(context, deployment);
@@ -303,6 +307,13 @@ function warnOfPlainText({ protocol, hostname }: URL, { terminal }: CommandConte
   const isHere = hostname === 'localhost' || hostname === '[::1]' || hostname.startsWith('127.');
   if (protocol === 'https:' || isHere) return;
   terminal.note(`warning: the key goes to ${hostname} in clear text: use https where others can listen`);
+}
+
+/** The status in the answer is that of the first time. */
+function replayText({ id, created_at }: Deployment): string {
+  return printable(
+    `this idempotency key was used before: deployment ${id} of ${created_at}; nothing new was deployed`,
+  );
 }
 
 function refused(what: string, { message }: ApiRefusal): AppError {

@@ -120,6 +120,15 @@ t.test('giving up on a deployment that was created names it, also with --json', 
   });
 });
 
+t.test('a deployment that was removed meanwhile is not said to go on', async (t) => {
+  const error = { code: 'not_found', message: 'there is no such resource', request_id: 'req_1' };
+  t.match(await answered(t, ['--wait', '--json'], json(201, QUEUED), json(404, { error })), {
+    stdout: '',
+    stderr: 'error: dpl_1 cannot be followed: there is no such resource (404 not_found, req_1)\n',
+    exitCode: 1,
+  });
+});
+
 t.test('an end event without a final status counts as a dropped connection', async (t) => {
   const { stderr, exitCode } = await answered(
     t,
@@ -176,6 +185,7 @@ t.test('a deployment with an invalid field is refused as not from davit', async 
     { id: '7' },
     { ref: undefined },
     { status: { toString: 1 } },
+    { created_at: null },
     { reason: 7 },
     { signal: ['SIGKILL'] },
     { message: 7 },

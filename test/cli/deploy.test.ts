@@ -218,8 +218,28 @@ t.test('a repeated idempotency key leads to the same deployment', async (t) => {
   const { deploy, deployments } = await shared.another();
   const one = await deploy(['good', '--wait', '--idempotency-key', 'job-7']);
   const two = await deploy(['good', '--wait'], { env: { DAVIT_IDEMPOTENCY_KEY: 'job-7' } });
-  t.equal((await deployments()).length, 1);
+  const [made, ...more] = await deployments();
+  t.strictSame(more, []);
   t.match([one, two], [{ exitCode: 0 }, { exitCode: 0, stdout: one.stdout }]);
+  const said = `this idempotency key was used before: deployment ${made?.id} of ${made?.created_at}; nothing new was deployed\n`;
+  t.match(two.stderr.replace(said, ''), /^deployment dpl_\w+ of good: succeeded in \w+\n$/);
+  t.strictSame(await deploy(['good', '--idempotency-key', 'job-7']), {
+    stdout: `${made?.id}\n`,
+    stderr: said,
+    exitCode: 0,
+  });
+  const json = await deploy(['good', '--idempotency-key', 'job-7', '--json']);
+  t.match([JSON.parse(json.stdout), json.stderr], [{ id: made?.id, status: 'queued' }, said]);
+});
+
+t.test('a retry that is answered as its own first try was made a new deployment', async (t) => {
+  const { deployHastily, deployments } = await shared.another();
+  const proxy = await startProxy(t, shared.url);
+  proxy.fates('lose-answer');
+  const { stderr, exitCode } = await deployHastily(['good'], proxy.url);
+  t.equal(exitCode, 0);
+  t.match(stderr, /trying again in \w+\ndeployment dpl_\w+ of good: queued, number 1\n$/);
+  t.equal((await deployments()).length, 1);
 });
 
 t.test('without logs:read, deploy waits without the log; without any read scope, it fails', async (t) => {

@@ -15,6 +15,7 @@ export const QUEUED = {
   id: 'dpl_1',
   ref: 'main',
   status: 'queued',
+  created_at: '2026-11-21T08:00:00.000Z',
   reason: null,
   message: null,
   duration_ms: null,
