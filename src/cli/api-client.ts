@@ -44,6 +44,8 @@ interface ApiSuccess<Body> {
 export interface ApiRefusal {
   ok: false;
   status: number;
+  /** Whether the request, or an earlier try of it, may have been carried out nevertheless. */
+  mayBeDone: boolean;
   /** With the request id, to find it in the service's log. */
   message: string;
 }
@@ -159,8 +161,10 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         wasAnswered = true;
         if (!PASSING_STATUSES.has(response.statusCode)) {
           const answer = await read(response);
-          // After a try that may have been carried out, the request that is answered again is our own.
-          return answer.ok ? { ...answer, replayed: isReplay(response) && !mayBeDone } : answer;
+          return answer.ok
+            ? // After a try that may have been carried out, the request that is answered again is our own.
+              { ...answer, replayed: isReplay(response) && !mayBeDone }
+            : { ...answer, mayBeDone: mayBeDone || answer.mayBeDone };
         }
         const text = await beginningOf(response);
         why = refusedForNow(response, text, watched.placeOf(baseUrl.host));
@@ -288,6 +292,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
     return {
       ok: false,
       status: statusCode,
+      mayBeDone: false,
       message: `the service has moved (${statusCode}): ${printable(location ?? 'it does not say where')}`,
     };
   }
@@ -297,6 +302,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
   return {
     ok: false,
     status: statusCode,
+    mayBeDone: false,
     message: printable(`${message} (${statusCode} ${code}, ${request_id})`),
   };
 }
@@ -310,10 +316,13 @@ function errorIn(text: string): { code: string; message: string; request_id: str
 }
 
 /** For an answer of a proxy, or of another program at that address. */
-function notDavit({ statusCode }: Dispatcher.ResponseData, { path }: ApiRequest): ApiRefusal {
+function notDavit(response: Dispatcher.ResponseData, { path }: ApiRequest): ApiRefusal {
+  const { statusCode } = response;
   return {
     ok: false,
     status: statusCode,
+    // Something between may have changed the answer to what was done, or have failed after that.
+    mayBeDone: isSuccess(response) || statusCode >= 500,
     message: `${path} was answered with ${statusCode}, and not by davit: is the URL right?`,
   };
 }

@@ -112,7 +112,11 @@ async function deploy(
       body: { ref },
       onTry: interruption.tried,
     });
-    if (!created.ok) throw refused('not deployed', created);
+    if (!created.ok) {
+      throw created.mayBeDone
+        ? new AppError('conflict', `${created.message}; ${interruption.whatIsLeft()}`)
+        : refused('not deployed', created);
+    }
     const { body, replayed } = created;
     interruption.created(body.id);
     if (replayed === true) context.terminal.note(replayText(body));
@@ -278,8 +282,10 @@ function onInterruption(
 
   function whatIsLeft(): string {
     if (!mayBeCreated) return 'this created no deployment';
-    if (id === undefined)
-      return `the deployment may have been created: repeat with --idempotency-key ${idempotencyKey} to get its id`;
+    if (id === undefined) {
+      const state = canceling ? ', and is not canceled' : '';
+      return `the deployment may have been created${state}: repeat with --idempotency-key ${idempotencyKey} to get its id`;
+    }
     return requesting || requested
       ? `the cancellation of deployment ${id} was requested`
       : `deployment ${id} goes on`;

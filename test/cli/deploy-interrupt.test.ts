@@ -141,7 +141,26 @@ t.test("after a proxy's 503, the deployment may exist, and a signal does not end
   client.kill('SIGTERM');
   await said.until(/the deployment is canceled as soon as it is created; a second signal leaves at once\n/);
   await repeatUntilEnd(client, () => client.kill('SIGTERM'));
-  await said.until(/left; the deployment may have been created: repeat with --idempotency-key \S+ to get/);
+  await said.until(
+    /left; the deployment may have been created, and is not canceled: repeat with --idempotency-key \S+ to get/,
+  );
+});
+
+t.test('a cancellation that was promised is taken back when deploy is refused', async (t) => {
+  const { startDeploy } = await runningDeployments(t);
+  const broken = held(status(502, { body: 'bad gateway' }));
+  const service = await startReceiver(t, { answers: [broken.answer, status(404, { body: 'no backend' })] });
+  const url = `http://127.0.0.1:${service.port}`;
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
+  const said = collect(client, 'stderr');
+  await service.next();
+  client.kill('SIGTERM');
+  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
+  broken.release();
+  t.strictSame(await once(client, 'exit'), [1, null]);
+  await said.until(
+    /error: .* answered with 404, [^;]*; the deployment may have been created, and is not canceled: /,
+  );
 });
 
 t.test('a signal during a try that surely creates nothing ends the client after that try', async (t) => {

@@ -16,7 +16,7 @@ import {
 import { fakeEffects, hurried } from '../helpers/effects.ts';
 import { NOWHERE } from '../helpers/nowhere.ts';
 import { startProxy } from '../helpers/proxy.ts';
-import { raw, startReceiver } from '../helpers/receiver.ts';
+import { type Answer, raw, startReceiver, status } from '../helpers/receiver.ts';
 import { serve } from '../helpers/served.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
@@ -163,6 +163,27 @@ t.test('giving up says what is left, and how to find it', async (t) => {
     ) ?? [];
   t.match(await deploy(['good', '--idempotency-key', key]), { exitCode: 0 });
   t.equal((await deployments()).length, 1);
+});
+
+t.test('deploy that is refused does not say that nothing was deployed if something may be', async (t) => {
+  const { deployHastily } = await shared.another();
+  const error = { code: 'forbidden', message: 'it may not', request_id: 'req_1' };
+  const cases: [Answer, ...Answer[]][] = [
+    [status(500)],
+    [status(502), status(404)],
+    [status(502), status(403, { body: JSON.stringify({ error }) })],
+  ];
+  for (const answers of cases) {
+    const { port } = await startReceiver(t, { answers });
+    const refused = await deployHastily(['main', '--idempotency-key', 'job'], `http://127.0.0.1:${port}`);
+    t.match(refused, {
+      stdout: '',
+      stderr:
+        /^error: [^;]*; the deployment may have been created: repeat with --idempotency-key job to get its id\n$/m,
+      exitCode: 1,
+    });
+    t.notMatch(refused.stderr, /not deployed/);
+  }
 });
 
 t.test('the last attempt is made when --retry-for is over', async (t) => {
@@ -334,7 +355,7 @@ t.test('an error that a retry cannot mend fails at once', async (t) => {
     [`${other.url}/somewhere`, /was answered with 200, and not by davit: is the URL right\?/],
     [
       `http://127.0.0.1:${likeDavit.port}`,
-      /not deployed: \S+ was answered with 201, and not by davit: is the URL right\?/,
+      /error: \S+ was answered with 201, and not by davit: is the URL right\?; the deployment may have been created: /,
     ],
   ];
   for (const [url, message] of cases) {
