@@ -44,6 +44,8 @@ interface ApiSuccess<Body> {
 export interface ApiRefusal {
   ok: false;
   status: number;
+  /** Otherwise a proxy answered, or another program at that address. */
+  isDavits: boolean;
   /** Whether the request, or an earlier try of it, may have been carried out nevertheless. */
   mayBeDone: boolean;
   /** With the request id, to find it in the service's log. */
@@ -85,8 +87,11 @@ const ANSWER_MAX_BYTES = 4 * 1024 * 1024;
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
-/** The service is away, stopping or overloaded, or a proxy before it says so; Cloudflare with 520 to 524. */
-const PASSING_STATUSES = new Set([408, 425, 429, 502, 503, 504, 520, 521, 522, 523, 524]);
+/** The service is away, stopping or overloaded, or a proxy before it says so; Cloudflare with 520 to 527 and 530. */
+const PASSING_STATUSES = new Set([
+  ...[408, 425, 429, 502, 503, 504],
+  ...[520, 521, 522, 523, 524, 525, 526, 527, 530],
+]);
 
 /**
  * Those of them with which a request was surely not carried out, 503 only if davit itself says it: a proxy answers 502,
@@ -116,7 +121,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   });
   const watched = watchProxies(proxies);
   const patience = () => createPatience(options.retryForMs, context);
-  let wasAnswered = false;
+  let hadAddress = false;
+  let wasReached = false;
 
   return {
     patience,
@@ -158,23 +164,29 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       asked.onTry?.(true);
       try {
         const response = await send(asked);
-        wasAnswered = true;
-        if (!PASSING_STATUSES.has(response.statusCode)) {
+        hadAddress = true;
+        const place = watched.placeOf(baseUrl.host);
+        if (PASSING_STATUSES.has(response.statusCode)) {
+          const text = await beginningOf(response);
+          why = refusedForNow(response, text, place);
+          mayBeDone ||= !isSurelyNotDone(response, text);
+          wasReached ||= errorIn(text) !== undefined;
+        } else {
           const answer = await read(response);
-          return answer.ok
-            ? // After a try that may have been carried out, the request that is answered again is our own.
-              { ...answer, replayed: isReplay(response) && !mayBeDone }
-            : { ...answer, mayBeDone: mayBeDone || answer.mayBeDone };
+          wasReached ||= answer.ok || answer.isDavits;
+          // After a try that may have been carried out, the request that is answered again is our own.
+          if (answer.ok) return { ...answer, replayed: isReplay(response) && !mayBeDone };
+          mayBeDone ||= answer.mayBeDone;
+          // While the service restarts, Traefik has no route to it and answers 404, others show a page.
+          if (answer.isDavits || !wasReached) return { ...answer, mayBeDone };
+          why = `${place} answers ${response.statusCode} (not from davit)`;
         }
-        const text = await beginningOf(response);
-        why = refusedForNow(response, text, watched.placeOf(baseUrl.host));
         retryAfterMs = retryAfterOf(response, context.effects.now());
-        mayBeDone ||= !isSurelyNotDone(response, text);
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
         // A name that had an address is right: its DNS server is at fault for the moment.
-        const mayPass = isDropped(error) || (wasAnswered && firstCodeOf(error) === 'ENOTFOUND');
+        const mayPass = isDropped(error) || (hadAddress && firstCodeOf(error) === 'ENOTFOUND');
         mayBeDone ||= status !== 407 && !isUnsent(error);
         if (status === 407 || !mayPass) {
           asked.onTry?.(mayBeDone);
@@ -292,6 +304,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
     return {
       ok: false,
       status: statusCode,
+      isDavits: false,
       mayBeDone: false,
       message: `the service has moved (${statusCode}): ${printable(location ?? 'it does not say where')}`,
     };
@@ -302,6 +315,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
   return {
     ok: false,
     status: statusCode,
+    isDavits: true,
     mayBeDone: false,
     message: printable(`${message} (${statusCode} ${code}, ${request_id})`),
   };
@@ -321,6 +335,7 @@ function notDavit(response: Dispatcher.ResponseData, { path }: ApiRequest): ApiR
   return {
     ok: false,
     status: statusCode,
+    isDavits: false,
     // Something between may have changed the answer to what was done, or have failed after that.
     mayBeDone: isSuccess(response) || statusCode >= 500,
     message: `${path} was answered with ${statusCode}, and not by davit: is the URL right?`,

@@ -86,7 +86,13 @@ t.test('waiting polls until the deployment has ended or the service refuses', as
   });
   t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=20'));
   t.equal(effects.monotonicMs(), 60_000);
-  const refusal = { ok: false as const, status: 403, mayBeDone: false, message: 'it may not' };
+  const refusal = {
+    ok: false as const,
+    status: 403,
+    isDavits: true,
+    mayBeDone: false,
+    message: 'it may not',
+  };
   t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal }), effects), {
     kind: 'refused',
     refusal,
@@ -138,7 +144,13 @@ function follow(connections: string[][], following: Partial<Following> = {}, cal
 
 /** Of a key that may only read logs. */
 function apiOf(changes: Partial<ApiClient>): ApiClient {
-  const refusal = { ok: false as const, status: 403, mayBeDone: false, message: 'it may only read logs' };
+  const refusal = {
+    ok: false as const,
+    status: 403,
+    isDavits: true,
+    mayBeDone: false,
+    message: 'it may only read logs',
+  };
   return {
     patience: () => ({ reset: () => undefined, wait: async () => undefined }),
     call: async () => refusal,

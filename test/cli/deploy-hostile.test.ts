@@ -3,7 +3,7 @@ import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../
 import { runHere } from '../helpers/cli.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
-import { type Answer, endless, hangUp, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, endless, hangUp, redirect, startReceiver, status } from '../helpers/receiver.ts';
 
 /** Control characters in every form that JSON allows: ESC, BEL, CR, LF, a C1 control, a bidirectional override. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
@@ -73,7 +73,8 @@ t.test('an endless answer is read only up to a limit and fails the command', asy
   }
   for (const answers of [[endless(400)], [json(403, REFUSED), endless(200)]]) {
     t.match(await answered(t, ['--wait'], json(201, QUEUED), ...answers), {
-      stderr: /error: dpl_1 goes on, and cannot be followed: \S+ was answered with \d+, and not by davit/,
+      stderr:
+        /error: \S+ answers \d+ \(not from davit\), and --retry-for is over: gave up; deployment dpl_1 goes/,
       exitCode: 1,
     });
   }
@@ -118,6 +119,31 @@ t.test('giving up on a deployment that was created names it, also with --json', 
     stderr: /^error: [^\n]*: gave up; deployment dpl_1 goes on\n$/,
     exitCode: 1,
   });
+});
+
+t.test('once davit has answered, what a proxy answers while davit restarts passes', async (t) => {
+  const stopping = {
+    error: { code: 'unavailable', message: 'the service is stopping', request_id: 'req_1' },
+  };
+  const proxies = [
+    status(404, { body: '404 page not found\n' }),
+    redirect('https://status.example.com/'),
+    status(200, { body: '<h1>Back soon</h1>' }),
+  ];
+  const { stdout, stderr, exitCode } = await answered(
+    t,
+    ['--wait', '--json'],
+    json(503, stopping),
+    ...proxies,
+    json(201, QUEUED),
+    ...proxies,
+    json(200, FAILED),
+  );
+  t.match([JSON.parse(stdout), exitCode], [{ status: 'failed' }, 1]);
+  t.strictSame(
+    [...stderr.matchAll(/answers (\d+) \(not from davit\): trying again/g)].map(([, code]) => code),
+    ['404', '302', '200', '404', '302', '200'],
+  );
 });
 
 t.test('a deployment that was removed meanwhile is not said to go on', async (t) => {
@@ -169,14 +195,14 @@ t.test('an endless line or event in a log stream is refused as not from davit', 
   }
 });
 
-t.test('a page that comes in place of the log is refused as not from davit', async (t) => {
+t.test('a page that comes in place of the log is not taken for it', async (t) => {
   const page = endless(200, '<h1>Log in</h1>', { 'Content-Type': 'text/html' });
   t.match(await answered(t, ['--wait'], json(201, QUEUED), page), {
     stdout: '',
     stderr:
-      /\nerror: dpl_1 goes on, and cannot be followed: \S+ was answered with 200, and not by davit: is the/,
+      /\nerror: \S+ answers 200 \(not from davit\), and --retry-for is over: gave up; deployment dpl_1 goes/,
     exitCode: 1,
-    waitedMs: 0,
+    waitedMs: 120_000,
   });
 });
 
@@ -203,7 +229,8 @@ t.test('a deployment with an invalid field is refused as not from davit', async 
     const ended = json(200, { ...FAILED, ...change });
     t.match(await answered(t, ['--wait', '--json'], json(201, QUEUED), ended), {
       stdout: '',
-      stderr: /^error: dpl_1 goes on, and cannot be followed: \S+ was answered with 200, and not by davit/,
+      stderr:
+        /\nerror: \S+ answers 200 \(not from davit\), and --retry-for is over: gave up; deployment dpl_1 goes/,
       exitCode: 1,
     });
   }

@@ -131,7 +131,7 @@ t.test('Retry-After is obeyed as long as --retry-for allows', async (t) => {
 
 t.test('deploy waits until Cloudflare reaches the service again', async (t) => {
   const { deployHastily } = await shared.another();
-  const statuses = [520, 521, 522, 523, 524];
+  const statuses = [520, 521, 522, 523, 524, 525, 526, 527, 530];
   const cloudflare = await scripted(
     t,
     statuses.map((status) => [status, {}]),
