@@ -55,7 +55,7 @@ export interface ApiRefusal {
 export interface ApiClient {
   /** A request that is answered with a deployment. Throws AppError `unavailable` if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
-  /** The same for a streamed answer. If the connection breaks, reading it throws: see `isDropped`. */
+  /** The same for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
   /** Pending calls throw AppError `unavailable`. */
@@ -185,14 +185,19 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
-        // A name that had an address is right: its DNS server is at fault for the moment.
-        const mayPass = isDropped(error) || (hadAddress && firstCodeOf(error) === 'ENOTFOUND');
+        const mayPass =
+          isDropped(error) ||
+          // A name that had an address is right: its DNS server is at fault for the moment.
+          (hadAddress && firstCodeOf(error) === 'ENOTFOUND') ||
+          (wasReached && isGarbled(error));
         mayBeDone ||= status !== 407 && !isUnsent(error);
         if (status === 407 || !mayPass) {
           asked.onTry?.(mayBeDone);
           throw explained(error, place);
         }
-        why = `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
+        why = isGarbled(error)
+          ? `${place} does not answer in HTTP`
+          : `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
       }
       asked.onTry?.(mayBeDone);
       await waiting.wait(why, retryAfterMs);
@@ -224,6 +229,11 @@ export function isDropped(error: unknown): boolean {
   return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|PRX_CONN|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
     code,
   );
+}
+
+/** Whether what came was not HTTP. In place of davit's answer, a proxy that failed half-way has cut it off. */
+export function isGarbled(error: unknown): boolean {
+  return firstOf(error) instanceof errors.HTTPParserError;
 }
 
 /** Whether a request failed before anything of it was sent. */
@@ -389,7 +399,7 @@ function explanationOf(error: unknown, place: string): string | undefined {
     return `${place} cannot be reached: the proxy requires a user and a password`;
   if (error instanceof errors.ClientDestroyedError) return `the client of ${place} is closed`;
   if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
-  if (error instanceof errors.HTTPParserError) return `${place} does not answer in HTTP: is the URL right?`;
+  if (isGarbled(error)) return `${place} does not answer in HTTP: is the URL right?`;
   if (error instanceof errors.HeadersOverflowError)
     return `${place} does not answer as davit does: is the URL right?`;
   if (/SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)/.test(code)) {

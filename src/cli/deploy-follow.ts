@@ -6,6 +6,7 @@ import {
   type ApiClient,
   type ApiRefusal,
   isDropped,
+  isGarbled,
   type Patience,
   parsed,
 } from './api-client.ts';
@@ -49,7 +50,7 @@ export async function followLog(
         isRead = await output.write(Buffer.from(event.data));
       }
     } catch (error) {
-      if (!isDropped(error)) throw error;
+      if (!isDropped(error) && !isGarbled(error)) throw error;
     }
     await patience.wait('the connection ended before the deployment did');
   }

@@ -3,7 +3,7 @@ import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../
 import { runHere } from '../helpers/cli.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
-import { type Answer, endless, hangUp, redirect, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, endless, hangUp, raw, redirect, startReceiver, status } from '../helpers/receiver.ts';
 
 /** Control characters in every form that JSON allows: ESC, BEL, CR, LF, a C1 control, a bidirectional override. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
@@ -170,6 +170,27 @@ t.test('an end event without a final status counts as a dropped connection', asy
     /(?:the connection ended before the deployment did: trying again in \d+ms\n){2}.*: failed: exit code 3\n$/,
   );
   t.equal(exitCode, 1);
+});
+
+t.test('an answer that is garbled half-way counts as a dropped connection', async (t) => {
+  const page = '<html>502 Bad Gateway</html>\r\n';
+  const begun =
+    'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n' +
+    '17\r\nid: 4\ndata: one\ndata:\n\n\r\n';
+  const { stdout, stderr } = await answered(
+    t,
+    ['--wait'],
+    json(201, QUEUED),
+    raw(page),
+    raw(begun + page),
+    events('data: two\ndata:\n\nevent: end\ndata: {"status":"failed"}\n\n'),
+    json(200, FAILED),
+  );
+  t.equal(stdout, 'one\ntwo\n');
+  t.match(
+    stderr,
+    / does not answer in HTTP: trying again in \d+ms\nthe connection ended before .*: trying again in \d+ms\n.*: failed: exit code 3\n$/,
+  );
 });
 
 t.test('an event id that is not an offset does not keep the log from being resumed', async (t) => {
