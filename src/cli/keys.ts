@@ -192,7 +192,7 @@ function defineShow(command: Command, context: CommandContext): void {
     .addOption(jsonOption())
     .action((text: string, options: { json?: boolean }) =>
       withStore(command, context, 'refuse', (store) => {
-        const key = resolveKey(store, text);
+        const key = resolveKey(store, text, context.effects.now());
         if (options.json === true) return printJson(context, key);
         context.terminal.print(keyText(key, store, context));
       }),
@@ -255,7 +255,10 @@ async function rotateKey(
   context: CommandContext,
 ): Promise<void> {
   const { key, secret } = await withStore(command, context, 'refuse', (store) =>
-    store.writer.write('keys.rotate', { id: resolveKey(store, text).id, overlapMs: options.overlap }),
+    store.writer.write('keys.rotate', {
+      id: resolveKey(store, text, context.effects.now()).id,
+      overlapMs: options.overlap,
+    }),
   );
   const oldEndsMs = context.effects.now() + options.overlap;
   const ends =
@@ -284,7 +287,9 @@ async function revokeKey(
   options: ConfirmedOptions,
   context: CommandContext,
 ): Promise<void> {
-  const before = await withStore(command, context, 'refuse', (store) => resolveKey(store, text));
+  const before = await withStore(command, context, 'refuse', (store) =>
+    resolveKey(store, text, context.effects.now()),
+  );
   if (before.revoked_at === null) {
     const consequence = 'This also disables its webhooks, and cannot be undone.';
     await confirm(command, `${consequence}\nRevoke ${nameOfKey(before)}?`, options.yes, context);

@@ -62,8 +62,9 @@ export function resolveProject(store: Store, idOrName: string): ProjectDetails {
 }
 
 /** By id, or by a name that only one key has. Throws AppError `not_found` or `conflict` with what to do. */
-export function resolveKey(store: Store, idOrName: string): Key {
-  return resolved('key', idOrName, store.reads.keys);
+export function resolveKey(store: Store, idOrName: string, nowMs: number): Key {
+  const { keys } = store.reads;
+  return resolved('key', idOrName, { ...keys, resolve: (name) => keys.resolve(name, nowMs) });
 }
 
 /** By id. Throws AppError `not_found` with what to do. */

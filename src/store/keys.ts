@@ -67,8 +67,12 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
      WHERE s.hash = +? AND k.revoked_at IS NULL`);
   const found = createReadCache<{ caller: Caller; endsAtMs: number | null } | null>(moment);
   const byId = database.prepare<[string], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k WHERE k.id = +?`);
-  const byName = database.prepare<[string], KeyRow>(`
-    SELECT ${KEY_COLUMNS} FROM keys k WHERE k.name = +? ORDER BY k.revoked_at IS NOT NULL LIMIT 2`);
+  const byName = database.prepare<{ name: string; nowMs: number }, KeyRow & { precedence: number }>(`
+    SELECT ${KEY_COLUMNS},
+           CASE WHEN k.revoked_at IS NOT NULL THEN 2 WHEN k.expires_at <= +:nowMs THEN 1 ELSE 0 END AS precedence
+      FROM keys k
+     WHERE k.name = +:name
+     ORDER BY precedence LIMIT 2`);
   const all = database.prepare<[], KeyRow>(`SELECT ${KEY_COLUMNS} FROM keys k ORDER BY k.seq`);
   const outgoing = database.prepare<{ keyId: string; nowMs: number }, { last4: string; ends_at: number }>(`
     SELECT s.last4, min(s.expires_at, coalesce(k.expires_at, s.expires_at)) AS ends_at
@@ -94,15 +98,15 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
     },
 
     /**
-     * Finds a key by id, or by a name that only one key has; a revoked key is found by its name only if no other key
-     * has the name. Throws `not_found`, and `conflict` for a name that several have.
+     * Finds a key by id, or by a name that only one key has; a key that has expired gives way to one that lives, and a
+     * revoked one to both. Throws `not_found`, and `conflict` for a name that several have.
      */
-    resolve(idOrName: string): Key {
+    resolve(idOrName: string, nowMs: number): Key {
       const row = byId.get(idOrName);
       if (row !== undefined) return toKey(row);
-      const [named, another] = byName.all(idOrName);
+      const [named, another] = byName.all({ name: idOrName, nowMs });
       if (named === undefined) throw noSuchKey();
-      if (another !== undefined && (another.revoked_at === null || named.revoked_at !== null)) {
+      if (another?.precedence === named.precedence) {
         throw new AppError('conflict', 'several keys have this name: use the id');
       }
       return toKey(named);

@@ -83,7 +83,7 @@ export function projectReads(database: Database) {
       FROM projects p`;
   const byId = database.prepare<[string], SettingsRow>(`${details} WHERE p.id = +?`);
   const byName = database.prepare<[string], SettingsRow>(
-    `${details} WHERE p.name = +? ORDER BY p.seq LIMIT 2`,
+    `${details} WHERE p.name = +? ORDER BY p.status = 'archived', p.seq LIMIT 2`,
   );
   const all = database.prepare<[], SettingsRow>(`${details} ORDER BY p.seq`);
   const variables = database.prepare<[string], { name: string; value: string }>(
@@ -106,13 +106,16 @@ export function projectReads(database: Database) {
       return pageOf(rows, limit, toProject);
     },
 
-    /** Finds a project by id, or by a name that only one has. Throws `not_found`, and `conflict` if several have it. */
+    /**
+     * Finds a project by id, or by a name that only one has; an archived project gives way to one that is not. Throws
+     * `not_found`, and `conflict` if several have the name.
+     */
     resolve(idOrName: string): ProjectDetails {
       const row = byId.get(idOrName);
       if (row !== undefined) return toDetails(row);
       const [named, another] = byName.all(idOrName);
       if (named === undefined) throw noSuchProject();
-      if (another !== undefined)
+      if (another !== undefined && (another.status !== 'archived' || named.status === 'archived'))
         throw new AppError('conflict', 'several projects have this name: use the id');
       return toDetails(named);
     },

@@ -104,9 +104,9 @@ t.test('a key that is unknown, revoked or expired is not rotated', async (t) => 
   t.strictSame(store.dump(), before);
 });
 
-t.test('a name finds the only key that has it, or else the only one that is not revoked', async (t) => {
-  const { store } = setup(t);
-  const resolve = (idOrName: string) => store.reads.keys.resolve(idOrName).id;
+t.test('a name finds the only key that has it, or else the only one that lives', async (t) => {
+  const { store, effects } = setup(t);
+  const resolve = (idOrName: string) => store.reads.keys.resolve(idOrName, effects.now()).id;
   const first = await store.key({ name: 'ci' });
   t.equal(resolve('ci'), first.keyId);
   await store.writer.write('keys.revoke', { id: first.keyId });
@@ -121,6 +121,18 @@ t.test('a name finds the only key that has it, or else the only one that is not 
   await store.writer.write('keys.revoke', { id: second.keyId });
   t.throws(() => resolve('ci'), { code: 'conflict' });
   t.throws(() => resolve('nobody'), { code: 'not_found' });
+
+  const [expired, fourth] = [
+    await store.key({ name: 'ci', expiresAtMs: effects.now() + 1 }),
+    await store.key({ name: 'ci', expiresAtMs: effects.now() + 2 }),
+  ];
+  t.throws(() => resolve('ci'), { code: 'conflict' });
+  effects.advance(1);
+  t.equal(resolve('ci'), fourth.keyId);
+  await store.writer.write('keys.revoke', { id: fourth.keyId });
+  t.equal(resolve('ci'), expired.keyId, 'rather than a revoked one');
+  await store.key({ name: 'ci', expiresAtMs: effects.now() });
+  t.throws(() => resolve('ci'), { code: 'conflict' });
 });
 
 function setup(t: Parameters<typeof testStore>[0]) {

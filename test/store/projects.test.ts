@@ -58,16 +58,27 @@ t.test('pages and the list of all projects begin with the oldest', async (t) => 
   );
 });
 
-t.test('a project is found by its id, and by its name as long as no other has that', async (t) => {
-  const store = testStore(t);
-  const id = await store.project({ name: 'docs' });
-  await store.project();
-  for (const name of [id, 'docs']) t.match(store.reads.projects.resolve(name), { id });
-  const second = await store.project({ name: 'docs' });
-  t.throws(() => store.reads.projects.resolve('docs'), { code: 'conflict' });
-  t.match(store.reads.projects.resolve(second), { id: second });
-  t.throws(() => store.reads.projects.resolve('nothing'), { code: 'not_found' });
-});
+t.test(
+  'a project is found by its id, and by its name unless another that is not archived has it',
+  async (t) => {
+    const store = testStore(t);
+    const id = await store.project({ name: 'docs' });
+    await store.project();
+    for (const name of [id, 'docs']) t.match(store.reads.projects.resolve(name), { id });
+    const second = await store.project({ name: 'docs' });
+    t.throws(() => store.reads.projects.resolve('docs'), { code: 'conflict' });
+    t.match(store.reads.projects.resolve(second), { id: second });
+    t.throws(() => store.reads.projects.resolve('nothing'), { code: 'not_found' });
+    const archive = (one: ProjectId) =>
+      store.writer.write('projects.setStatus', { id: one, status: 'archived' });
+    await archive(id);
+    t.match(store.reads.projects.resolve('docs'), { id: second });
+    await store.writer.write('projects.setStatus', { id: second, status: 'paused' });
+    t.match(store.reads.projects.resolve('docs'), { id: second });
+    await archive(second);
+    t.throws(() => store.reads.projects.resolve('docs'), { code: 'conflict' });
+  },
+);
 
 t.test('a new project has every setting that was given', async (t) => {
   const store = testStore(t);
