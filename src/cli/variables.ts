@@ -69,7 +69,8 @@ function entryOf(
   // The text is not shown, as it may be a secret.
   if (separator === 0) misused(command, '--env needs a name before the =, as in --env STAGE=live');
   const name = separator < 0 ? text : text.slice(0, separator);
-  const value = separator < 0 ? environment[name] : text.slice(separator + 1);
+  const own = Object.hasOwn(environment, name) ? environment[name] : undefined; // not `constructor` of every object
+  const value = separator < 0 ? own : text.slice(separator + 1);
   const problem = variableProblem(name, value ?? '');
   if (problem !== undefined) misused(command, `the variable ${printable(name)} ${problem}`);
   if (value === undefined)

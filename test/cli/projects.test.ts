@@ -206,7 +206,11 @@ t.test('invalid project options are refused and change nothing', async (t) => {
     [create('x', '--env', 'a b'), 2, /must be named with letters/],
     [create('x', '--env', 'a b=secret'), 2, /must be named with letters/],
     [create('x', '--env', '=secret'), 2, /--env needs a name before the =/],
-    [create('x', '--env', 'NOT_SET_HERE'), 1, /NOT_SET_HERE: no such variable is set here/],
+    ...['NOT_SET_HERE', '__proto__', 'constructor', 'toString'].map((name): [string[], number, RegExp] => [
+      create('x', '--env', name),
+      1,
+      new RegExp(`--env ${name}: no such variable is set here`),
+    ]),
     [
       create('x', '--env-from', 'none.env'),
       1,
