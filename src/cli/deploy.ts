@@ -341,7 +341,8 @@ function refOf(text: string): Ref {
 
 function urlOf(text: string): URL {
   const url = URL.parse(text);
-  if (url === null || !/^https?:$/.test(url.protocol) || url.search !== '' || url.hash !== '') {
+  // An empty query or fragment is only in `href`.
+  if (url === null || !/^https?:$/.test(url.protocol) || /[?#]/.test(url.href)) {
     throw new InvalidArgumentError('It must be a URL such as https://deploy.example.com.');
   }
   if (url.username !== '' || url.password !== '') {

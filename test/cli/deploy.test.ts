@@ -318,6 +318,8 @@ t.test('wrong usage is refused before any request', async (t) => {
     [['prj_1', 'main', '--url', 'ftp://example.com'], good, /It must be a URL/],
     [['prj_1', 'main', '--url', 'https://example.com/?key=1'], good, /It must be a URL/],
     [['prj_1', 'main', '--url', 'https://example.com/#top'], good, /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/?'], good, /It must be a URL/],
+    [['prj_1', 'main', '--url', 'https://example.com/#'], good, /It must be a URL/],
     [['prj_1', 'main', '--url', 'https://u@example.com'], good, /must not hold a user or a password/],
     [['prj_1', 'main', '--url', 'https://:p@example.com'], good, /must not hold a user or a password/],
     [
