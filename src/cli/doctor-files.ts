@@ -1,6 +1,7 @@
 import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { codeOf } from '../errors.ts';
+import { isBeingMade } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
 import { type FindingOf, note, orOk, problem } from './findings.ts';
@@ -90,7 +91,8 @@ function earlierCopies(path: string): string[] {
   return readdirSync(dirname(path), { withFileTypes: true })
     .filter((entry) => entry.isFile())
     .map(({ name }) => name)
-    .filter((name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'));
+    .filter((name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'))
+    .filter((name) => isBeingMade(name) !== true);
 }
 
 /** The copies of the file `path` that may be removed. */

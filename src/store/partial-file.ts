@@ -15,7 +15,8 @@ import {
   statSync,
   unlinkSync,
 } from 'node:fs';
-import { basename, dirname, join } from 'node:path';
+import { dirname, join } from 'node:path';
+import { bootId } from '../boot-id.ts';
 import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { isAlive, processIdentity } from '../process-identity.ts';
@@ -45,11 +46,10 @@ const SIDES = ['-wal', '-shm', '-journal'] as const;
 export function startPartial(directory: string, nowMs: number): PartialFile {
   const self = processIdentity(process.pid);
   if (self === undefined) throw new Error('/proc does not show this very process');
-  const namespace = ownNamespace();
-  const name = `.davit-partial-${self.processId}-${self.processStartedAt}-${self.bootId}-${namespace}`;
+  const name = `.davit-partial-${self.processId}-${self.processStartedAt}-${self.bootId}-${ownNamespace()}`;
   const path = join(directory, name);
   try {
-    removeAbandoned(directory, { bootId: self.bootId, namespace, nowMs });
+    removeAbandoned(directory, nowMs);
     closeSync(openSync(path, 'wx', 0o600));
   } catch (error) {
     const code = codeOf(error);
@@ -161,18 +161,23 @@ function nameTaken(path: string, cause?: unknown): AppError {
   });
 }
 
-function removeAbandoned(
-  directory: string,
-  here: { bootId: string; namespace: string; nowMs: number },
-): void {
+/** Whether the process that makes the partial file `name` runs; undefined: that cannot be checked from here. */
+export function isBeingMade(name: string): boolean | undefined {
+  const [, processId, processStartedAt, madeInBootId, namespace] = NAME_FORM.exec(name) ?? [];
+  if (madeInBootId !== bootId() || namespace !== ownNamespace()) return undefined;
+  return isAlive({
+    processId: Number(processId),
+    processStartedAt: Number(processStartedAt),
+    bootId: madeInBootId,
+  });
+}
+
+function removeAbandoned(directory: string, nowMs: number): void {
   for (const name of readdirSync(directory)) {
-    const [, processId, processStartedAt, bootId, namespace] = NAME_FORM.exec(basename(name)) ?? [];
-    if (bootId === undefined) continue;
-    const maker = { processId: Number(processId), processStartedAt: Number(processStartedAt), bootId };
+    if (!NAME_FORM.test(name)) continue;
     const path = join(directory, name);
-    const ageMs = here.nowMs - (lstatSync(path, { throwIfNoEntry: false })?.mtimeMs ?? here.nowMs);
-    const isKnown = bootId === here.bootId && namespace === here.namespace;
-    const isAbandoned = isKnown ? !isAlive(maker) : ageMs > ABANDONED_AFTER_MS;
+    const ageMs = nowMs - (lstatSync(path, { throwIfNoEntry: false })?.mtimeMs ?? nowMs);
+    const isAbandoned = !(isBeingMade(name) ?? ageMs <= ABANDONED_AFTER_MS);
     if (isAbandoned) removeIfAllowed(path);
   }
 }

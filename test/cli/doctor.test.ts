@@ -15,8 +15,10 @@ import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockPath } from '../../src/store/lock.ts';
+import { startPartial } from '../../src/store/partial-file.ts';
 import { busyWriter } from '../helpers/busy.ts';
 import { COMPILE_CACHE, MAIN, place } from '../helpers/cli.ts';
 import { change, findingOf, type Report, reportOf, withProject } from '../helpers/doctor.ts';
@@ -110,6 +112,14 @@ t.test('a WAL left by a killed process is a note, and so are other leftovers', a
     level: 'note',
     message: /^7 B of earlier copies are kept: (?:davit\.db\.before-\S+|, |\.davit-partial-1)+$/,
   });
+});
+
+t.test('a copy that is being made is not one that was left', async (t) => {
+  const there = await withProject(t);
+  const partial = startPartial(there.directory, realEffects.now());
+  t.teardown(partial.discard);
+  writeFileSync(`${partial.path}-journal`, '', { mode: 0o600 });
+  t.equal(findingOf(await reportOf(t, there, 0), 'leftovers'), undefined);
 });
 
 for (const damaged of ['webhooks', 'projects']) {
