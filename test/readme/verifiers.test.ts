@@ -221,6 +221,15 @@ for (const [name, language] of Object.entries(LANGUAGES)) {
   });
 }
 
+t.test("the README's Ruby refuses a header that is not UTF-8", ifHas('ruby'), (t) => {
+  const directory = temporaryDirectory(t);
+  writeFileSync(join(directory, 'verify.rb'), readmeBlock('verify.rb'));
+  const code = `require "./verify"; p verify("whsec_a", "t=1,v1=\\xff", ""), verify("whsec_a", "t=\\xff,v1=a", "")`;
+  const { stdout, stderr } = spawnSync('ruby', ['-e', code], { cwd: directory, encoding: 'utf8' });
+  t.equal(stdout, 'false\nfalse\n', stderr);
+  t.end();
+});
+
 /** By the name of each delivery, what this language says of it. */
 function verdicts(
   directory: string,
