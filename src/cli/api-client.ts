@@ -110,12 +110,14 @@ const CALLS_BEFORE_SENDING = new Set(['connect', 'getaddrinfo']);
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
   const { baseUrl, key, caPem, version } = options;
   const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
-  const tls = ca === undefined ? {} : { ca };
+  // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
+  const tls = { rejectUnauthorized: true, ...(ca === undefined ? {} : { ca }) };
   const proxies = proxiesOf(context.environment, baseUrl);
   const agent = new EnvHttpProxyAgent({
     ...proxies,
     connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
     requestTls: tls,
+    proxyTls: tls,
     headersTimeout: ANSWER_TIMEOUT_MS,
     bodyTimeout: SILENCE_TIMEOUT_MS,
   });

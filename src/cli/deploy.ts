@@ -51,8 +51,8 @@ export function defineDeploy(command: Command, context: CommandContext): void {
       'logs:read. A request that is lost is repeated, and still makes only one deployment.\n\n' +
       'Exit code 0: it succeeded (without --wait: it was accepted). 1: it failed, was canceled or refused, or the ' +
       'service could not be reached in time. 2: wrong usage. 130, 143: a signal. With --wait, ^C asks whether to cancel ' +
-      'the deployment; a second ^C leaves at once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY, NO_PROXY and ' +
-      'NODE_EXTRA_CA_CERTS are used too.',
+      'the deployment; a second ^C leaves at once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY and NO_PROXY are ' +
+      'used too; NODE_EXTRA_CA_CERTS adds an authority, and NODE_TLS_REJECT_UNAUTHORIZED has no effect.',
     [
       'DAVIT_URL=https://deploy.example.com davit deploy prj_… v1.2.3 --wait',
       'davit deploy prj_… "$SHA" --wait --idempotency-key "$CI_JOB_ID"',

@@ -432,6 +432,16 @@ t.test('a private certificate authority is trusted with --ca-file or NODE_EXTRA_
   });
 });
 
+t.test('NODE_TLS_REJECT_UNAUTHORIZED=0 does not give the key to whoever answers', async (t) => {
+  const { deploy } = await sharedByTls.another();
+  const url = sharedByTls.url.replace('127.0.0.1', 'localhost');
+  t.match(await deploy(['good'], { url, env: { NODE_TLS_REJECT_UNAUTHORIZED: '0' } }), {
+    stdout: '',
+    stderr: /^error: localhost:\d+ cannot be trusted /m,
+    exitCode: 1,
+  });
+});
+
 t.test('a service without TLS and an unusable --ca-file are named as the cause', async (t) => {
   const { deploy } = await shared.another();
   t.match(await deploy(['good'], { url: shared.url.replace('http:', 'https:') }), {
