@@ -1,7 +1,7 @@
 import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
-import { type Deployment, parseId } from '../domain.ts';
+import { type Deployment, type Project, type ProjectId, parseId } from '../domain.ts';
 import { DURATION_MAX_MS } from '../durations.ts';
 import { delay } from '../effects.ts';
 import { AppError } from '../errors.ts';
@@ -55,6 +55,7 @@ export interface ApiRefusal {
 export interface ApiClient {
   /** A request that is answered with a deployment. Throws AppError `unavailable` if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
+  project(id: ProjectId): Promise<ApiAnswer<Pick<Project, 'status'>>>;
   /** The same for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
@@ -129,14 +130,9 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   return {
     patience,
 
-    async call(asked) {
-      return await persistently(asked, async (response) => {
-        const text = await beginningOf(response);
-        if (!isSuccess(response)) return refusalOf(response, text, asked);
-        const body = parsed(text);
-        return isDeployment(body) ? { ok: true, body } : notDavit(response, asked);
-      });
-    },
+    call: (asked) => fetched(asked, isDeployment),
+
+    project: (id) => fetched({ method: 'GET', path: `/v2/projects/${id}` }, isProject),
 
     async stream(asked) {
       return await persistently(asked, async (response) => {
@@ -153,6 +149,18 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       await agent.destroy();
     },
   };
+
+  async function fetched<Body>(
+    asked: ApiRequest,
+    isExpected: (value: unknown) => value is Body,
+  ): Promise<ApiAnswer<Body>> {
+    return await persistently(asked, async (response) => {
+      const text = await beginningOf(response);
+      if (!isSuccess(response)) return refusalOf(response, text, asked);
+      const body = parsed(text);
+      return isExpected(body) ? { ok: true, body } : notDavit(response, asked);
+    });
+  }
 
   async function persistently<Body>(
     asked: ApiRequest,
@@ -359,12 +367,19 @@ function isDeployment(value: unknown): value is Deployment {
   const told = Object(value) as Record<keyof Deployment, unknown>;
   return (
     parseId('dpl', told.id) !== undefined &&
+    parseId('prj', told.project_id) !== undefined &&
     [told.ref, told.status, told.created_at].every((one) => typeof one === 'string') &&
-    [told.reason, told.message, told.signal].every((one) => one === null || typeof one === 'string') &&
+    [told.reason, told.message, told.signal, told.superseded_by].every(
+      (one) => one === null || typeof one === 'string',
+    ) &&
     [told.duration_ms, told.exit_code, told.queue_position].every(
       (one) => one === null || Number.isFinite(one),
     )
   );
+}
+
+function isProject(value: unknown): value is Pick<Project, 'status'> {
+  return typeof Object(value).status === 'string';
 }
 
 /** Undefined: the text is no JSON, or null. */

@@ -17,6 +17,9 @@ export type Outcome =
   | { kind: 'ended'; status: TerminalStatus; deployment: Deployment | null }
   | { kind: 'refused'; refusal: ApiRefusal };
 
+/** Is told once of a deployment that is still queued after some time. */
+type OnQueued = (deployment: Deployment) => Promise<void>;
+
 /**
  * Writes the log of a deployment until it has ended, over as many connections as that takes, every byte once.
  * `mayWrite` is awaited before each piece. In the outcome `deployment` is null if it cannot be read, as with a key that
@@ -27,8 +30,16 @@ export async function followLog(
   api: ApiClient,
   output: Pick<LogOutput, 'write'>,
   mayWrite: () => Promise<void>,
+  onQueued: OnQueued,
 ): Promise<Outcome> {
   const patience = api.patience();
+  let mayBeQueued = true;
+  const lookWhileSilent = async () => {
+    if (!mayBeQueued) return;
+    mayBeQueued = false;
+    const looked = await deploymentOf(id, api, '');
+    if (looked.ok && looked.body.status === 'queued') await onQueued(looked.body);
+  };
   let lastEventId = '0';
   let isRead = true;
   for (;;) {
@@ -39,7 +50,8 @@ export async function followLog(
     });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     try {
-      for await (const event of readEvents(resettingPatience(answer.body, patience))) {
+      for await (const event of readEvents(attended(answer.body, patience, lookWhileSilent))) {
+        mayBeQueued = false;
         patience.reset();
         // It is sent back in a header, which not every text may be.
         if (/^\d+$/.test(event.lastEventId)) lastEventId = event.lastEventId;
@@ -56,18 +68,24 @@ export async function followLog(
   }
 }
 
+/** A comment, and nothing else. */
+const HEARTBEAT = /^:[^\n]*\n\n$/;
+
 /**
  * Passes the bytes on. Heartbeats reset `patience` too, so that a silent log is followed to its end even if a proxy
- * cuts the connection every few minutes. The greeting with which every connection begins does not.
+ * cuts the connection every few minutes. The greeting with which every connection begins does not. `onHeartbeat` is
+ * awaited at each heartbeat that comes alone.
  */
-async function* resettingPatience(
+async function* attended(
   bytes: AsyncIterable<Uint8Array>,
   patience: Patience,
+  onHeartbeat: () => Promise<void>,
 ): AsyncGenerator<Uint8Array, void, undefined> {
   let isGreeting = true;
   for await (const piece of bytes) {
     if (!isGreeting) patience.reset();
     isGreeting = false;
+    if (HEARTBEAT.test(Buffer.from(piece).toString('latin1'))) await onHeartbeat();
     yield piece;
   }
 }
@@ -79,13 +97,19 @@ const ASK_EVERY_MS = 1_000;
 const WAIT_SECONDS = 20;
 
 /** Waits for the end of a deployment without its log. */
-export async function awaitEnd(id: DeploymentId, api: ApiClient, effects: Effects): Promise<Outcome> {
-  for (;;) {
+export async function awaitEnd(
+  id: DeploymentId,
+  api: ApiClient,
+  effects: Effects,
+  onQueued: OnQueued,
+): Promise<Outcome> {
+  for (let isFirst = true; ; isFirst = false) {
     const askedAtMs = effects.monotonicMs();
     const answer = await deploymentOf(id, api, `?wait=${WAIT_SECONDS}`);
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     const { body } = answer;
     if (isTerminal(body.status)) return { kind: 'ended', status: body.status, deployment: body };
+    if (isFirst && body.status === 'queued') await onQueued(body);
     const leftMs = askedAtMs + ASK_EVERY_MS - effects.monotonicMs();
     if (leftMs > 0) await delay(leftMs, effects);
   }

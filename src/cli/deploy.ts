@@ -28,7 +28,7 @@ import {
 import { isYes } from './confirm.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { createLogOutput, type LogOutput } from './deployment-logs.ts';
-import { deploymentText, statusText, tookText } from './deployment-status.ts';
+import { deploymentText, obstacleOf, statusText, tookText } from './deployment-status.ts';
 import { printJson } from './results.ts';
 
 interface DeployOptions {
@@ -158,7 +158,8 @@ async function awaitOutcome(
   } else {
     const { duration_ms, message } = deployment ?? { duration_ms: null, message: null };
     const took = duration_ms === null ? '' : ` in ${tookText(duration_ms)}`;
-    const how = deployment === null ? status : statusText(deployment);
+    const by = deployment?.superseded_by ? ` by ${deployment.superseded_by}` : '';
+    const how = deployment === null ? status : `${statusText(deployment)}${by}`;
     terminal.note(deploymentText(created, `${how}${took}`));
     if (message !== null) terminal.note(printable(message));
   }
@@ -175,15 +176,30 @@ async function follow(
   { terminal, effects }: CommandContext,
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
-  const outcome = await followLog(id, api, log, interruption.answered).finally(log.end);
+  const onQueued = noteObstacle(api, terminal);
+  const outcome = await followLog(id, api, log, interruption.answered, onQueued).finally(log.end);
   if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
   terminal.note('the key may not read logs (logs:read): waiting for the end without them');
-  return await awaitEnd(id, api, effects);
+  return await awaitEnd(id, api, effects, onQueued);
 }
 
-async function endOf(id: DeploymentId, api: ApiClient, { effects }: CommandContext): Promise<Outcome> {
+async function endOf(
+  id: DeploymentId,
+  api: ApiClient,
+  { effects, terminal }: CommandContext,
+): Promise<Outcome> {
   const { awaitEnd } = await import('./deploy-follow.ts');
-  return await awaitEnd(id, api, effects);
+  return await awaitEnd(id, api, effects, noteObstacle(api, terminal));
+}
+
+/** Says why a queued deployment does not start. That its project is paused, only if the key may read projects. */
+function noteObstacle(api: ApiClient, terminal: CommandContext['terminal']) {
+  return async (deployment: Deployment): Promise<void> => {
+    const project = await api.project(deployment.project_id);
+    const status = project.ok ? project.body.status : 'active';
+    const obstacle = obstacleOf(deployment, { status }, true);
+    if (obstacle !== undefined) terminal.note(obstacle);
+  };
 }
 
 interface Interruption {

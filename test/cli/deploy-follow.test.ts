@@ -2,7 +2,7 @@ import t from 'tap';
 import type { ApiClient, Patience } from '../../src/cli/api-client.ts';
 import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
 import type { LogOutput } from '../../src/cli/deployment-logs.ts';
-import type { DeploymentId } from '../../src/domain.ts';
+import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { AppError } from '../../src/errors.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 
@@ -71,7 +71,9 @@ t.test('an error that is not a dropped connection is not retried', async (t) => 
 t.test('waiting polls until the deployment has ended or the service refuses', async (t) => {
   const effects = fakeEffects();
   const asked: string[] = [];
-  const statuses = ['queued', 'running', 'failed'];
+  const told: string[] = [];
+  const onQueued = async ({ status }: Deployment) => void told.push(status);
+  const statuses = ['queued', 'queued', 'failed'];
   const api = apiOf({
     call: async ({ path }) => {
       asked.push(path);
@@ -79,11 +81,12 @@ t.test('waiting polls until the deployment has ended or the service refuses', as
       return { ok: true, body: { status: statuses.shift() } as never };
     },
   });
-  t.match(await awaitEnd(ID, api, effects), {
+  t.match(await awaitEnd(ID, api, effects, onQueued), {
     kind: 'ended',
     status: 'failed',
     deployment: { status: 'failed' },
   });
+  t.strictSame(told, ['queued'], 'only at the first look');
   t.strictSame(asked, Array(3).fill('/v2/deployments/dpl_test?wait=20'));
   t.equal(effects.monotonicMs(), 60_000);
   const refusal = {
@@ -93,10 +96,23 @@ t.test('waiting polls until the deployment has ended or the service refuses', as
     mayBeDone: false,
     message: 'it may not',
   };
-  t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal }), effects), {
+  t.strictSame(await awaitEnd(ID, apiOf({ call: async () => refusal }), effects, onQueued), {
     kind: 'refused',
     refusal,
   });
+});
+
+t.test('at its first heartbeat, a deployment that printed nothing is looked at, once', async (t) => {
+  const told: string[] = [];
+  const onQueued = async ({ status }: Deployment) => void told.push(status);
+  const callOf = (status: string) => async () => ({ ok: true as const, body: { status } as never });
+  const silent = [GREETING, HEARTBEAT, HEARTBEAT];
+  await follow([silent, silent, [GREETING, END]], { onQueued }, callOf('queued'));
+  t.strictSame(told, ['queued']);
+  await follow([[...silent, END]], { onQueued }, callOf('running'));
+  await follow([[GREETING, 'data: x\n\n', HEARTBEAT, END]], { onQueued }, callOf('queued'));
+  await follow([[GREETING, END]], { onQueued }, callOf('queued'));
+  t.equal(told.length, 1);
 });
 
 t.test('an end event counts even if the service is unavailable afterwards', async (t) => {
@@ -115,6 +131,7 @@ t.test('an end event counts even if the service is unavailable afterwards', asyn
 interface Following {
   onStream(request: Parameters<ApiClient['stream']>[0]): void;
   mayWrite(): Promise<void>;
+  onQueued(deployment: Deployment): Promise<void>;
   write: LogOutput['write'];
 }
 
@@ -130,7 +147,8 @@ function follow(connections: string[][], following: Partial<Following> = {}, cal
       if (failures > 2) throw new AppError('unavailable', why);
     },
   };
-  const { onStream, mayWrite = async () => undefined, write = async () => true } = following;
+  const nothing = async () => undefined;
+  const { onStream, mayWrite = nothing, onQueued = nothing, write = async () => true } = following;
   const api = apiOf({
     ...(call === undefined ? {} : { call }),
     patience: () => patience,
@@ -139,7 +157,7 @@ function follow(connections: string[][], following: Partial<Following> = {}, cal
       return { ok: true, body: said(connections.shift() ?? []) };
     },
   });
-  return followLog(ID, api, { write }, mayWrite);
+  return followLog(ID, api, { write }, mayWrite, onQueued);
 }
 
 /** Of a key that may only read logs. */
@@ -154,6 +172,7 @@ function apiOf(changes: Partial<ApiClient>): ApiClient {
   return {
     patience: () => ({ reset: () => undefined, wait: async () => undefined }),
     call: async () => refusal,
+    project: async () => refusal,
     stream: async () => refusal,
     close: async () => undefined,
     ...changes,

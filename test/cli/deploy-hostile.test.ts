@@ -112,6 +112,42 @@ t.test('a service that ignores ?wait= is polled once a second', async (t) => {
   t.equal(waitedMs, 4_000);
 });
 
+t.test('a deployment that stays queued is explained, as far as the key may know', async (t) => {
+  const reported = { ...QUEUED, queue_position: null };
+  for (const [queued, project, said] of [
+    [
+      QUEUED,
+      json(200, { status: 'paused' }),
+      "the project is paused: it waits for 'davit admin project resume'\n",
+    ],
+    [reported, json(200, { status: 'active' }), 'another system carries it out, and reports how it went\n'],
+    [reported, json(403, REFUSED), 'another system carries it out, and reports how it went\n'],
+    [QUEUED, json(200, { status: 'active' }), ''],
+    [QUEUED, json(403, REFUSED), ''],
+  ] as const) {
+    const answers = [
+      json(201, queued),
+      json(200, queued),
+      project,
+      json(200, queued),
+      json(200, FAILED),
+    ] as const;
+    t.match(await answered(t, ['--wait', '--json'], ...answers), { stderr: said, exitCode: 1 });
+  }
+});
+
+t.test('a deployment that another one superseded names that', async (t) => {
+  const canceled = { ...QUEUED, status: 'canceled', reason: 'superseded', queue_position: null };
+  const { stderr } = await answered(
+    t,
+    ['--wait'],
+    json(201, QUEUED),
+    events('event: end\ndata: {"status":"canceled"}\n\n'),
+    json(200, { ...canceled, superseded_by: 'dpl_2' }),
+  );
+  t.match(stderr, /^deployment dpl_1 of main: canceled: superseded by dpl_2$/m);
+});
+
 t.test('giving up on a deployment that was created names it, also with --json', async (t) => {
   const words = ['--wait', '--json', '--retry-for', '0'];
   t.match(await answered(t, words, json(201, QUEUED), hangUp()), {
@@ -233,6 +269,8 @@ t.test('a deployment with an invalid field is refused as not from davit', async 
     { ref: undefined },
     { status: { toString: 1 } },
     { created_at: null },
+    { project_id: '../deployments' },
+    { superseded_by: 7 },
     { reason: 7 },
     { signal: ['SIGKILL'] },
     { message: 7 },

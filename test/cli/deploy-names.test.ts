@@ -10,8 +10,8 @@ const LOSES_ITS_NAME = `
   import { writeFileSync } from 'node:fs';
   import { createServer } from 'node:http';
   const [main, hosts, name] = process.argv.slice(1);
-  const made = { id: 'dpl_1', ref: 'main', status: 'queued', created_at: '2026-11-21T08:00:00.000Z', reason: null,
-    message: null, duration_ms: null, exit_code: null, signal: null, queue_position: 1 };
+  const made = { id: 'dpl_1', project_id: 'prj_1', ref: 'main', status: 'queued', reason: null, message: null,
+    created_at: '2026-11-21T08:00:00.000Z', duration_ms: null, exit_code: null, signal: null, superseded_by: null, queue_position: 1 };
   const server = createServer((request, response) => {
     const isMaking = request.method === 'POST';
     if (isMaking) writeFileSync(hosts, '');

@@ -13,6 +13,7 @@ import { KEY, PROJECT } from './store.ts';
 /** What a service answers that has created a deployment. */
 export const QUEUED = {
   id: 'dpl_1',
+  project_id: 'prj_1',
   ref: 'main',
   status: 'queued',
   created_at: '2026-11-21T08:00:00.000Z',
@@ -21,6 +22,7 @@ export const QUEUED = {
   duration_ms: null,
   exit_code: null,
   signal: null,
+  superseded_by: null,
   queue_position: 1,
 };
 
