@@ -52,14 +52,21 @@ export interface ApiRefusal {
   message: string;
 }
 
+/** The service was not reached, and there is no retry left, or none would help. */
+export class GaveUp extends AppError {
+  constructor(message: string, options: { cause?: unknown } = {}) {
+    super('unavailable', message, options);
+  }
+}
+
 export interface ApiClient {
-  /** A request that is answered with a deployment. Throws AppError `unavailable` if all retries fail. */
+  /** A request that is answered with a deployment. Throws GaveUp if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
   project(id: ProjectId): Promise<ApiAnswer<Pick<Project, 'status'>>>;
   /** The same for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
-  /** Pending calls throw AppError `unavailable`. */
+  /** Pending calls throw GaveUp. */
   close(): Promise<void>;
 }
 
@@ -69,7 +76,7 @@ export interface Patience {
   reset(): void;
   /**
    * Waits longer each time, at least what the service asks for, and at most what is left of the time for retries.
-   * Throws AppError `unavailable` when that is over, or too short for what the service asks for.
+   * Throws GaveUp when that is over, or too short for what the service asks for.
    */
   wait(why: string, retryAfterMs?: number): Promise<void>;
 }
@@ -274,13 +281,10 @@ function createPatience(limitMs: number, { effects, terminal }: CommandContext):
       const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
       const leftMs = sinceMs + limitMs - nowMs;
       failures += 1;
-      if (leftMs <= 0) throw new AppError('unavailable', `${why}, and --retry-for is over: gave up`);
+      if (leftMs <= 0) throw new GaveUp(`${why}, and --retry-for is over: gave up`);
       if (retryAfterMs > leftMs) {
         const asked = tookText(retryAfterMs);
-        throw new AppError(
-          'unavailable',
-          `${why} and asks to wait ${asked}, longer than --retry-for leaves: gave up`,
-        );
+        throw new GaveUp(`${why} and asks to wait ${asked}, longer than --retry-for leaves: gave up`);
       }
       // The last retry is made at the end of the time.
       const delayMs = Math.ceil(Math.min(Math.max(ownMs, retryAfterMs), leftMs));
@@ -400,7 +404,7 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
 /** An error that a retry does not help with, such as an unknown host or an untrusted certificate, in words. */
 function explained(error: unknown, place: string): unknown {
   const message = explanationOf(error, place);
-  return message === undefined ? error : new AppError('unavailable', message, { cause: error });
+  return message === undefined ? error : new GaveUp(message, { cause: error });
 }
 
 /** For errors of certificates that --ca-file cannot solve. */

@@ -1,10 +1,10 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import { AppError } from '../errors.ts';
 import {
   type ApiAnswer,
   type ApiClient,
   type ApiRefusal,
+  GaveUp,
   isDropped,
   isGarbled,
   type Patience,
@@ -128,7 +128,7 @@ function endIn({ type, data }: ServerEvent): TerminalStatus | undefined {
  */
 async function ended(id: DeploymentId, api: ApiClient, status: TerminalStatus): Promise<Outcome> {
   const answer = await deploymentOf(id, api, '').catch((error) => {
-    if (error instanceof AppError && error.code === 'unavailable') return undefined;
+    if (error instanceof GaveUp) return undefined;
     throw error;
   });
   return { kind: 'ended', status, deployment: answer?.ok === true ? answer.body : null };

@@ -98,7 +98,7 @@ async function deploy(
   const idempotencyKey =
     options.idempotencyKey ?? `davit-deploy-${randomBase62(22, context.effects.randomBytes)}`;
   warnOfPlainText(options.url, context);
-  const { createApiClient } = await import('./api-client.ts');
+  const { createApiClient, GaveUp } = await import('./api-client.ts');
   using _ = stayAlive();
   const { url: baseUrl, retryFor: retryForMs } = options;
   const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);
@@ -126,9 +126,8 @@ async function deploy(
     else if (options.json === true) printJson(context, body);
     else context.terminal.print(body.id);
   } catch (error) {
-    const gaveUp = error instanceof AppError && error.code === 'unavailable';
-    if (!gaveUp || !interruption.mayBeCreated()) throw error;
-    throw new AppError('unavailable', `${error.message}; ${interruption.whatIsLeft()}`, { cause: error });
+    if (!(error instanceof GaveUp) || !interruption.mayBeCreated()) throw error;
+    throw new GaveUp(`${error.message}; ${interruption.whatIsLeft()}`, { cause: error });
   } finally {
     await api.close();
   }

@@ -1,9 +1,8 @@
 import t from 'tap';
-import type { ApiClient, Patience } from '../../src/cli/api-client.ts';
+import { type ApiClient, GaveUp, type Patience } from '../../src/cli/api-client.ts';
 import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
 import type { LogOutput } from '../../src/cli/deployment-logs.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
-import { AppError } from '../../src/errors.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 
 const ID = 'dpl_test' as DeploymentId;
@@ -116,7 +115,7 @@ t.test('at its first heartbeat, a deployment that printed nothing is looked at, 
 });
 
 t.test('an end event counts even if the service is unavailable afterwards', async (t) => {
-  const away = () => Promise.reject(new AppError('unavailable', 'it cannot be reached'));
+  const away = () => Promise.reject(new GaveUp('it cannot be reached'));
   t.strictSame(await follow([[GREETING, END]], {}, away), {
     kind: 'ended',
     status: 'succeeded',
@@ -144,7 +143,7 @@ function follow(connections: string[][], following: Partial<Following> = {}, cal
     },
     async wait(why) {
       failures += 1;
-      if (failures > 2) throw new AppError('unavailable', why);
+      if (failures > 2) throw new GaveUp(why);
     },
   };
   const nothing = async () => undefined;
