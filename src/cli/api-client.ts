@@ -1,14 +1,20 @@
 import { getCACertificates } from 'node:tls';
-import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
+import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { type Deployment, type Project, type ProjectId, parseId } from '../domain.ts';
 import { DURATION_MAX_MS } from '../durations.ts';
-import { delay } from '../effects.ts';
-import { AppError } from '../errors.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
-import { tookText } from './deployment-status.ts';
-import { proxiesOf, proxyStatusOf, watchProxies } from './proxies.ts';
+import {
+  explained,
+  firstCodeOf,
+  isDropped,
+  isGarbled,
+  proxyStatusOf,
+  watchConnections,
+} from './connections.ts';
+import { createPatience, type Patience } from './patience.ts';
+import { proxiesOf } from './proxies.ts';
 
 export interface ApiOptions {
   /** Where the service is, with the path under which a proxy may serve it. */
@@ -52,13 +58,6 @@ export interface ApiRefusal {
   message: string;
 }
 
-/** The service was not reached, and there is no retry left, or none would help. */
-export class GaveUp extends AppError {
-  constructor(message: string, options: { cause?: unknown } = {}) {
-    super('unavailable', message, options);
-  }
-}
-
 export interface ApiClient {
   /** A request that is answered with a deployment. Throws GaveUp if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
@@ -68,17 +67,6 @@ export interface ApiClient {
   patience(): Patience;
   /** Pending calls throw GaveUp. */
   close(): Promise<void>;
-}
-
-/** The waits between retries. */
-export interface Patience {
-  /** To be called on success: the time for retries restarts with the next failure. */
-  reset(): void;
-  /**
-   * Waits longer each time, at least what the service asks for, and at most what is left of the time for retries.
-   * Throws GaveUp when that is over, or too short for what the service asks for.
-   */
-  wait(why: string, retryAfterMs?: number): Promise<void>;
 }
 
 const CONNECT_TIMEOUT_MS = 10_000;
@@ -92,9 +80,6 @@ const REFUSAL_MAX_BYTES = 16 * 1024;
 /** Those of davit have less: 100 outputs of 4 KiB, six times as much in JSON at worst, and a few more fields. */
 const ANSWER_MAX_BYTES = 4 * 1024 * 1024;
 
-const FIRST_DELAY_MS = 500;
-const LONGEST_DELAY_MS = 15_000;
-
 /** The service is away, stopping or overloaded, or a proxy before it says so; Cloudflare with 520 to 527 and 530. */
 const PASSING_STATUSES = new Set([
   ...[408, 425, 429, 502, 503, 504],
@@ -106,13 +91,6 @@ const PASSING_STATUSES = new Set([
  * 503 and 504 also if the request was passed on.
  */
 const NOT_DONE_STATUSES = new Set([425, 429, 503]);
-
-/** Errors of a connection that was not established: no answer, or a certificate that is refused. */
-const UNSENT_CODES =
-  /^(?:UND_ERR_CONNECT_TIMEOUT|CERT_.*|ERR_TLS_CERT.*|SELF_SIGNED.*|DEPTH_ZERO.*|UNABLE_TO_.*|ERR_SSL_WRONG_VERSION_NUMBER)$/;
-
-/** Calls that come before anything is sent. The network may become unreachable (EHOSTUNREACH) later, too. */
-const CALLS_BEFORE_SENDING = new Set(['connect', 'getaddrinfo']);
 
 /** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
@@ -129,7 +107,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     headersTimeout: ANSWER_TIMEOUT_MS,
     bodyTimeout: SILENCE_TIMEOUT_MS,
   });
-  const watched = watchProxies(proxies);
+  const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);
   let hadAddress = false;
   let wasReached = false;
@@ -207,7 +185,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
           // A name that had an address is right: its DNS server is at fault for the moment.
           (hadAddress && firstCodeOf(error) === 'ENOTFOUND') ||
           (wasReached && isGarbled(error));
-        mayBeDone ||= status !== 407 && !isUnsent(error);
+        mayBeDone ||= status === undefined && !watched.isUnsent(error);
         if (status === 407 || !mayPass) {
           asked.onTry?.(mayBeDone);
           throw explained(error, place);
@@ -240,58 +218,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   }
 }
 
-/** Whether a connection failed or was lost for a reason that may pass. */
-export function isDropped(error: unknown): boolean {
-  const code = firstCodeOf(error);
-  return /^(E(CONN|PIPE|TIMEDOUT|HOST|NET|AI_AGAIN)|UND_ERR_(SOCKET|CONNECT|PRX_CONN|HEADERS_TIMEOUT|BODY_TIMEOUT|RES_CONTENT|ABORTED))/.test(
-    code,
-  );
-}
-
-/** Whether what came was not HTTP. In place of davit's answer, a proxy that failed half-way has cut it off. */
-export function isGarbled(error: unknown): boolean {
-  return firstOf(error) instanceof errors.HTTPParserError;
-}
-
-/** Whether a request failed before anything of it was sent. */
-export function isUnsent(error: unknown): boolean {
-  const first = firstOf(error);
-  if (UNSENT_CODES.test(firstCodeOf(first))) return true;
-  return first instanceof Error && 'syscall' in first && CALLS_BEFORE_SENDING.has(String(first.syscall));
-}
-
 function isSurelyNotDone({ statusCode }: Dispatcher.ResponseData, text: string): boolean {
   return NOT_DONE_STATUSES.has(statusCode) && (statusCode !== 503 || errorIn(text) !== undefined);
-}
-
-function createPatience(limitMs: number, { effects, terminal }: CommandContext): Patience {
-  let failures = 0;
-  let sinceMs: number | undefined;
-
-  return {
-    reset() {
-      failures = 0;
-      sinceMs = undefined;
-    },
-    async wait(why, retryAfterMs = 0) {
-      const nowMs = effects.monotonicMs();
-      sinceMs ??= nowMs;
-      const [random = 0] = effects.randomBytes(1);
-      // Up to a third less, so that jobs that a restart has cut off do not all come back at once.
-      const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
-      const leftMs = sinceMs + limitMs - nowMs;
-      failures += 1;
-      if (leftMs <= 0) throw new GaveUp(`${why}, and --retry-for is over: gave up`);
-      if (retryAfterMs > leftMs) {
-        const asked = tookText(retryAfterMs);
-        throw new GaveUp(`${why} and asks to wait ${asked}, longer than --retry-for leaves: gave up`);
-      }
-      // The last retry is made at the end of the time.
-      const delayMs = Math.ceil(Math.min(Math.max(ownMs, retryAfterMs), leftMs));
-      terminal.note(`${why}: trying again in ${tookText(delayMs)}`);
-      await delay(delayMs, effects);
-    },
-  };
 }
 
 /** Reads an answer up to a limit, as one that is not davit's may be huge. */
@@ -340,7 +268,7 @@ function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRe
     ok: false,
     status: statusCode,
     isDavits: true,
-    mayBeDone: false,
+    mayBeDone: statusCode >= 500,
     message: printable(`${message} (${statusCode} ${code}, ${request_id})`),
   };
 }
@@ -399,46 +327,4 @@ function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): numb
   const [value] = [headers['retry-after']].flat();
   const waitMs = value === undefined ? undefined : parseRetryAfter(value, nowMs);
   return waitMs && Math.min(waitMs, DURATION_MAX_MS);
-}
-
-/** An error that a retry does not help with, such as an unknown host or an untrusted certificate, in words. */
-function explained(error: unknown, place: string): unknown {
-  const message = explanationOf(error, place);
-  return message === undefined ? error : new GaveUp(message, { cause: error });
-}
-
-/** For errors of certificates that --ca-file cannot solve. */
-const CERTIFICATE_ADVICE: Record<string, string> = {
-  CERT_HAS_EXPIRED: 'its certificate has expired, and has to be renewed there',
-  CERT_NOT_YET_VALID: 'its certificate is not valid yet: are the clocks right, here and there?',
-  ERR_TLS_CERT_ALTNAME_INVALID: 'its certificate is for another name: is the URL right?',
-};
-
-function explanationOf(error: unknown, place: string): string | undefined {
-  const code = firstCodeOf(error);
-  if (proxyStatusOf(error) === 407)
-    return `${place} cannot be reached: the proxy requires a user and a password`;
-  if (error instanceof errors.ClientDestroyedError) return `the client of ${place} is closed`;
-  if (code === 'ENOTFOUND') return `${place} has no address: is the name right?`;
-  if (isGarbled(error)) return `${place} does not answer in HTTP: is the URL right?`;
-  if (error instanceof errors.HeadersOverflowError)
-    return `${place} does not answer as davit does: is the URL right?`;
-  if (/SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)/.test(code)) {
-    return `${place} does not speak TLS: is it http:// in place of https://?`;
-  }
-  if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
-    const advice = CERTIFICATE_ADVICE[code] ?? '--ca-file makes davit trust an authority of your own';
-    return `${place} cannot be trusted (${code}): ${advice}`;
-  }
-  return undefined;
-}
-
-function firstCodeOf(error: unknown): string {
-  const first = firstOf(error);
-  return first instanceof Error && 'code' in first ? String(first.code) : '';
-}
-
-/** Several addresses may have been tried, and each has its error. */
-function firstOf(error: unknown): unknown {
-  return error instanceof AggregateError && error.errors.length > 0 ? firstOf(error.errors[0]) : error;
 }

@@ -1,17 +1,10 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import {
-  type ApiAnswer,
-  type ApiClient,
-  type ApiRefusal,
-  GaveUp,
-  isDropped,
-  isGarbled,
-  type Patience,
-  parsed,
-} from './api-client.ts';
+import { type ApiAnswer, type ApiClient, type ApiRefusal, parsed } from './api-client.ts';
+import { isDropped, isGarbled } from './connections.ts';
 import type { LogOutput } from './deployment-logs.ts';
 import { readEvents, type ServerEvent } from './event-stream.ts';
+import { GaveUp, type Patience } from './patience.ts';
 
 export type Outcome =
   | { kind: 'ended'; status: TerminalStatus; deployment: Deployment | null }

@@ -29,6 +29,7 @@ import { isYes } from './confirm.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { createLogOutput, type LogOutput } from './deployment-logs.ts';
 import { deploymentText, obstacleOf, statusText, tookText } from './deployment-status.ts';
+import { GaveUp } from './patience.ts';
 import { printJson } from './results.ts';
 
 interface DeployOptions {
@@ -98,7 +99,7 @@ async function deploy(
   const idempotencyKey =
     options.idempotencyKey ?? `davit-deploy-${randomBase62(22, context.effects.randomBytes)}`;
   warnOfPlainText(options.url, context);
-  const { createApiClient, GaveUp } = await import('./api-client.ts');
+  const { createApiClient } = await import('./api-client.ts');
   using _ = stayAlive();
   const { url: baseUrl, retryFor: retryForMs } = options;
   const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);

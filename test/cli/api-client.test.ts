@@ -1,11 +1,7 @@
-import { lookup } from 'node:dns/promises';
-import { once } from 'node:events';
-import { connect } from 'node:net';
 import t from 'tap';
-import { createApiClient, isUnsent } from '../../src/cli/api-client.ts';
+import { createApiClient } from '../../src/cli/api-client.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
 import { realEffects } from '../../src/effects.ts';
-import { NOWHERE } from '../helpers/nowhere.ts';
 import { silence, startReceiver } from '../helpers/receiver.ts';
 
 t.test('a call still under way when the client is closed fails as unavailable', async (t) => {
@@ -29,17 +25,3 @@ t.test('a call still under way when the client is closed fails as unavailable', 
   await client.close();
   await refused;
 });
-
-t.test(
-  'of a request that cannot connect nothing was sent; one that becomes unreachable later may be',
-  async (t) => {
-    const refused = await once(connect(1, '127.0.0.1'), 'connect').catch((error) => error);
-    const unknown = await lookup(NOWHERE).catch((error) => error);
-    for (const error of [refused, unknown, new AggregateError([refused])])
-      t.ok(isUnsent(error), error.message);
-    for (const syscall of ['read', 'write']) {
-      t.notOk(isUnsent(Object.assign(new Error('unreachable'), { code: 'EHOSTUNREACH', syscall })));
-    }
-    t.notOk(isUnsent(new Error('another')));
-  },
-);
