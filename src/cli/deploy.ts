@@ -15,18 +15,9 @@ import { durationMsOrNone, option } from '../options.ts';
 import { readAuthorities } from '../pem.ts';
 import { printable } from '../printable.ts';
 import type { ApiClient, ApiRefusal } from './api-client.ts';
-import {
-  type CommandContext,
-  countingOnce,
-  EXIT_CODE_OF_SIGNAL,
-  explain,
-  misused,
-  Refusal,
-  requiredOption,
-  stayAlive,
-} from './command.ts';
-import { isYes } from './confirm.ts';
+import { type CommandContext, explain, misused, Refusal, requiredOption, stayAlive } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
+import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
 import { createLogOutput, type LogOutput } from './deployment-logs.ts';
 import { deploymentText, obstacleOf, statusText, tookText } from './deployment-status.ts';
 import { GaveUp } from './patience.ts';
@@ -104,7 +95,7 @@ async function deploy(
   const { url: baseUrl, retryFor: retryForMs } = options;
   const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);
   const log = createLogOutput(context.terminal);
-  const interruption = onInterruption(api, idempotencyKey, log, options, context);
+  const interruption = handleInterruption(api, idempotencyKey, log, options, context);
   try {
     const created = await api.call({
       method: 'POST',
@@ -145,8 +136,7 @@ async function awaitOutcome(
 ): Promise<void> {
   const { terminal, exit } = context;
   const { id } = created;
-  const outcome =
-    options.json === true ? await endOf(id, api, context) : await follow(id, api, log, interruption, context);
+  const outcome = await endOf(id, api, options.json === true ? null : log, interruption, context);
   if (outcome.kind === 'refused') {
     // 404: it was removed, or the key does not see it any more.
     const state = outcome.refusal.status === 404 ? '' : 'goes on, and ';
@@ -168,28 +158,22 @@ async function awaitOutcome(
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
 }
 
-async function follow(
+/** Writes the log meanwhile, if there is one. */
+async function endOf(
   id: DeploymentId,
   api: ApiClient,
-  log: LogOutput,
+  log: LogOutput | null,
   interruption: Interruption,
   { terminal, effects }: CommandContext,
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
   const onQueued = noteObstacle(api, terminal);
-  const outcome = await followLog(id, api, log, interruption.answered, onQueued).finally(log.end);
-  if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
-  terminal.note('the key may not read logs (logs:read): waiting for the end without them');
+  if (log !== null) {
+    const outcome = await followLog(id, api, log, interruption.answered, onQueued).finally(log.end);
+    if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
+    terminal.note('the key may not read logs (logs:read): waiting for the end without them');
+  }
   return await awaitEnd(id, api, effects, onQueued);
-}
-
-async function endOf(
-  id: DeploymentId,
-  api: ApiClient,
-  { effects, terminal }: CommandContext,
-): Promise<Outcome> {
-  const { awaitEnd } = await import('./deploy-follow.ts');
-  return await awaitEnd(id, api, effects, noteObstacle(api, terminal));
 }
 
 /** Says why a queued deployment does not start. That its project is paused, only if the key may read projects. */
@@ -200,112 +184,6 @@ function noteObstacle(api: ApiClient, terminal: CommandContext['terminal']) {
     const obstacle = obstacleOf(deployment, { status }, true);
     if (obstacle !== undefined) terminal.note(obstacle);
   };
-}
-
-interface Interruption {
-  /** To be called before and after each try to create the deployment. */
-  tried(mayBeCreated: boolean): void;
-  /** To be called when the deployment is created: cancels it if a signal has asked for that. */
-  created(id: DeploymentId): void;
-  isCanceling(): boolean;
-  /** Whether an answer is awaited, of the user to the question or of the service to the cancellation. */
-  isOpen(): boolean;
-  /** Resolves when no question is on the screen. */
-  answered(): Promise<void>;
-  mayBeCreated(): boolean;
-  /** What becomes of the deployment when davit ends now, and how to find it. */
-  whatIsLeft(): string;
-}
-
-function onInterruption(
-  api: ApiClient,
-  idempotencyKey: string,
-  log: LogOutput,
-  { cancelOnInterrupt = false, wait = false }: DeployOptions,
-  { terminal, effects, onSignal, exit }: CommandContext,
-): Interruption {
-  let id: DeploymentId | undefined;
-  let mayBeCreated = false;
-  let signals = 0;
-  let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
-  let canceling = false;
-  let question: Promise<void> | undefined;
-  let requesting = false;
-  let requested = false;
-
-  const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
-    signals += 1;
-    lastSignal = signal;
-    if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
-    else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
-    else leave(signal);
-  };
-  onSignal(['SIGINT', 'SIGTERM'], countingOnce(interrupt, effects));
-
-  return {
-    tried(may) {
-      mayBeCreated = may;
-      // Another try would create what is to be canceled.
-      if (canceling && !may) leave(lastSignal);
-    },
-    created(createdId) {
-      id = createdId;
-      if (canceling) void requestCancel(createdId);
-    },
-    isCanceling: () => canceling,
-    isOpen: () => question !== undefined || requesting,
-    answered: async () => question,
-    mayBeCreated: () => mayBeCreated,
-    whatIsLeft,
-  };
-
-  async function ask(askedId: DeploymentId): Promise<void> {
-    const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `);
-    question = undefined;
-    if (answer === null) leave('SIGINT');
-    else if (isYes(answer)) cancel();
-    else terminal.note('the deployment goes on; ^C again stops following it');
-  }
-
-  function cancel(): void {
-    canceling = true;
-    if (id === undefined)
-      terminal.note('the deployment is canceled as soon as it is created; a second signal leaves at once');
-    else void requestCancel(id);
-  }
-
-  async function requestCancel(canceledId: DeploymentId): Promise<void> {
-    terminal.note(`canceling deployment ${canceledId}; a second signal leaves at once`);
-    requesting = true;
-    try {
-      const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });
-      // 409: it had just ended.
-      requested = answer.ok || answer.status === 409;
-      if (!answer.ok && !requested) terminal.note(`it cannot be canceled: ${answer.message}`);
-    } catch (error) {
-      if (!(error instanceof AppError)) throw error;
-      terminal.note(`it cannot be canceled: ${error.message}`);
-    } finally {
-      requesting = false;
-    }
-  }
-
-  function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
-    log.resetColours();
-    terminal.note(`left; ${whatIsLeft()}`);
-    exit(EXIT_CODE_OF_SIGNAL[signal]);
-  }
-
-  function whatIsLeft(): string {
-    if (!mayBeCreated) return 'this created no deployment';
-    if (id === undefined) {
-      const state = canceling ? ', and is not canceled' : '';
-      return `the deployment may have been created${state}: repeat with --idempotency-key ${idempotencyKey} to get its id`;
-    }
-    return requesting || requested
-      ? `the cancellation of deployment ${id} was requested`
-      : `deployment ${id} goes on`;
-  }
 }
 
 /** Never from the command line, which every user of the machine can read. */

@@ -1,0 +1,118 @@
+import type { DeploymentId } from '../domain.ts';
+import { AppError } from '../errors.ts';
+import type { ApiClient } from './api-client.ts';
+import { type CommandContext, countingOnce, EXIT_CODE_OF_SIGNAL } from './command.ts';
+import { isYes } from './confirm.ts';
+import type { LogOutput } from './deployment-logs.ts';
+
+/** How far a cancellation is; `wanted`: it is requested once the deployment is created. */
+type Cancellation = 'wanted' | 'requested' | 'accepted' | 'refused';
+
+/** What SIGINT and SIGTERM do to `davit deploy`, and how far that is. */
+export interface Interruption {
+  /** To be called before and after each try to create the deployment. */
+  tried(mayBeCreated: boolean): void;
+  /** To be called when the deployment is created: cancels it if a signal has asked for that. */
+  created(id: DeploymentId): void;
+  isCanceling(): boolean;
+  /** Whether an answer is awaited, of the user to the question or of the service to the cancellation. */
+  isOpen(): boolean;
+  /** Resolves when no question is on the screen. */
+  answered(): Promise<void>;
+  mayBeCreated(): boolean;
+  /** What becomes of the deployment when davit ends now, and how to find it. */
+  whatIsLeft(): string;
+}
+
+/** Handles SIGINT and SIGTERM: the first may cancel the deployment, or asks; the second leaves at once. */
+export function handleInterruption(
+  api: ApiClient,
+  idempotencyKey: string,
+  log: LogOutput,
+  { cancelOnInterrupt = false, wait = false }: { cancelOnInterrupt?: boolean; wait?: boolean },
+  { terminal, effects, onSignal, exit }: CommandContext,
+): Interruption {
+  let id: DeploymentId | undefined;
+  let mayBeCreated = false;
+  let signals = 0;
+  let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
+  let cancellation: Cancellation | undefined;
+  let question: Promise<void> | undefined;
+
+  const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
+    signals += 1;
+    lastSignal = signal;
+    if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
+    else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
+    else leave(signal);
+  };
+  onSignal(['SIGINT', 'SIGTERM'], countingOnce(interrupt, effects));
+
+  return {
+    tried(may) {
+      mayBeCreated = may;
+      // Another try would create what is to be canceled.
+      if (cancellation !== undefined && !may) leave(lastSignal);
+    },
+    created(createdId) {
+      id = createdId;
+      if (cancellation === 'wanted') void requestCancel(createdId);
+    },
+    isCanceling: () => cancellation !== undefined,
+    isOpen: () => question !== undefined || cancellation === 'requested',
+    answered: async () => question,
+    mayBeCreated: () => mayBeCreated,
+    whatIsLeft,
+  };
+
+  async function ask(askedId: DeploymentId): Promise<void> {
+    const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `);
+    question = undefined;
+    if (answer === null) leave('SIGINT');
+    else if (isYes(answer)) cancel();
+    else terminal.note('the deployment goes on; ^C again stops following it');
+  }
+
+  function cancel(): void {
+    cancellation = 'wanted';
+    if (id === undefined)
+      terminal.note('the deployment is canceled as soon as it is created; a second signal leaves at once');
+    else void requestCancel(id);
+  }
+
+  async function requestCancel(canceledId: DeploymentId): Promise<void> {
+    terminal.note(`canceling deployment ${canceledId}; a second signal leaves at once`);
+    cancellation = 'requested';
+    try {
+      const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });
+      // 409: it had just ended.
+      if (answer.ok || answer.status === 409) cancellation = 'accepted';
+      else refuse(answer.message);
+    } catch (error) {
+      if (!(error instanceof AppError)) throw error;
+      refuse(error.message);
+    }
+  }
+
+  function refuse(why: string): void {
+    cancellation = 'refused';
+    terminal.note(`it cannot be canceled: ${why}`);
+  }
+
+  function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
+    log.resetColours();
+    terminal.note(`left; ${whatIsLeft()}`);
+    exit(EXIT_CODE_OF_SIGNAL[signal]);
+  }
+
+  function whatIsLeft(): string {
+    if (!mayBeCreated) return 'this created no deployment';
+    if (id === undefined) {
+      const state = cancellation === 'wanted' ? ', and is not canceled' : '';
+      return `the deployment may have been created${state}: repeat with --idempotency-key ${idempotencyKey} to get its id`;
+    }
+    return cancellation === 'requested' || cancellation === 'accepted'
+      ? `the cancellation of deployment ${id} was requested`
+      : `deployment ${id} goes on`;
+  }
+}
