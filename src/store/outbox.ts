@@ -90,7 +90,7 @@ export interface Settlement {
   webhookId: WebhookId;
   /**
    * The webhook's url and `enabled_at` when the attempt was made. If either has changed since, the result does not
-   * count for the webhook.
+   * count for the webhook; if it was enabled again, a failure does not count for the delivery's ladder either.
    */
   url: string;
   enabledAtMs: number;
@@ -328,7 +328,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
            attempt_count = attempt_count + 1,
            ladder_attempts = :ladderAttempts, ladder_started_at = :ladderStartedAtMs
      WHERE seq = +:seq AND ladder_started_at <= +:ladderStartedAtMs
-       AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) <= +:enabledAtMs`);
+       AND (SELECT enabled_at FROM webhooks WHERE id = deliveries.webhook_id) = +:enabledAtMs`);
   const statusOf = database
     .prepare<[number], 'pending' | 'delivered' | 'exhausted'>('SELECT status FROM deliveries WHERE seq = +?')
     .pluck();
@@ -373,24 +373,15 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
      WHERE status = 'pending' AND (webhook_id, next_attempt_at, seq) > (+:webhookId, +:nextAttemptAtMs, +:seq)
      ORDER BY webhook_id, next_attempt_at, seq
      LIMIT ${STEP_ROWS}`);
-  // A ladder that begins in the future began before the clock was set back.
-  const waitingAfter = database.prepare<
-    PendingPosition & { nowMs: number },
-    PendingPosition & { wasHeld: number }
-  >(`
+  const waitingAfter = database.prepare<PendingPosition, PendingPosition & { wasHeld: number }>(`
     SELECT d.webhook_id AS webhookId, d.next_attempt_at AS nextAttemptAtMs, d.seq,
-           d.ladder_started_at < w.enabled_at OR d.ladder_started_at > +:nowMs AS wasHeld
+           d.ladder_started_at < w.enabled_at AS wasHeld
       FROM deliveries d JOIN webhooks w ON w.id = d.webhook_id
      WHERE d.webhook_id = +:webhookId AND d.status = 'pending'
        AND (d.next_attempt_at, d.seq) > (+:nextAttemptAtMs, +:seq)
      ORDER BY d.next_attempt_at, d.seq
      LIMIT ${STEP_ROWS}`);
   const planAt = database.prepare('UPDATE deliveries SET next_attempt_at = :atMs WHERE seq = +:seq');
-  const endHolding = database.prepare(`
-    UPDATE deliveries
-       SET next_attempt_at = :atMs,
-           ladder_started_at = min(ladder_started_at, (SELECT enabled_at - 1 FROM webhooks WHERE id = webhook_id))
-     WHERE seq = +:seq`);
 
   return {
     /**
@@ -446,8 +437,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
     hurry({ webhookId, after }: Hurry): PendingPosition | null {
       const nowMs = effects.now();
       const from = after ?? { webhookId, nextAttemptAtMs: nowMs, seq: LAST_SEQ };
-      const rows = waitingAfter.all({ ...from, nowMs });
-      for (const { seq, wasHeld } of rows) if (wasHeld === 1) endHolding.run({ seq, atMs: nowMs });
+      const rows = waitingAfter.all(from);
+      for (const { seq, wasHeld } of rows) if (wasHeld === 1) planAt.run({ seq, atMs: nowMs });
       changed(webhookId);
       return endOfStep(rows);
     },

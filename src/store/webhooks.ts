@@ -156,6 +156,11 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
   const enable = database.prepare(
     "UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = :at WHERE id = +:id",
   );
+  // What was held began its ladder earlier: also if not by the clock, as that was set back since. Not in steps, as an
+  // attempt could come between them: 200,000 that are as they should be take 0.03 s, 0.4 s if scattered.
+  const putBefore = database.prepare(`
+    UPDATE deliveries SET ladder_started_at = :at - 1
+     WHERE webhook_id = +:id AND status = 'pending' AND ladder_started_at >= +:at`);
   const disable = database.prepare(
     "UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = +:id",
   );
@@ -257,7 +262,9 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
         return;
       case 'enabled': {
         reads.refuseRevoked(id);
-        enable.run({ id, at: effects.now() });
+        const at = effects.now();
+        putBefore.run({ id, at });
+        enable.run({ id, at });
         forgiveFailures.run(id);
         changed('outbox');
         changed(enabledChange(id));

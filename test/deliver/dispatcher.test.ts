@@ -692,32 +692,37 @@ t.test('a clock that was set back and, while davit was down, put right ends no l
   }
 });
 
-t.test('enabling a webhook after the clock was set back begins new ladders, at once', async (t) => {
-  const effects = fakeEffects();
-  const { store, dispatcher } = service(t, effects);
-  const receiver = await startReceiver(t, { answers: [status(500)] });
-  const { id } = await subscribe(store, receiver.url);
-  effects.advance(24 * HOUR_MS);
-  await newDeliveries(store, id, 1);
-  for (let attempts = 0; attempts < 8; attempts++) {
-    const nextAtMs = await deliverDue(dispatcher, effects);
-    effects.advance((nextAtMs ?? 0) - effects.now());
-  }
-  await deliverDue(dispatcher, effects);
-  const { length } = receiver.requests;
+for (const isDue of [false, true]) {
+  const held = isDue ? 'what is due' : 'what waits';
+  t.test(`enabling a webhook after the clock was set back begins a new ladder for ${held}`, async (t) => {
+    const effects = fakeEffects();
+    const { store, dispatcher } = service(t, effects);
+    const receiver = await startReceiver(t, { answers: [status(500)] });
+    const { id } = await subscribe(store, receiver.url);
+    const turn = (status: 'disabled' | 'enabled') =>
+      store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
+    effects.advance(24 * HOUR_MS);
+    await newDeliveries(store, id, 1);
+    for (let attempts = 0; attempts < 8; attempts++) {
+      const nextAtMs = await deliverDue(dispatcher, effects);
+      effects.advance((nextAtMs ?? 0) - effects.now());
+    }
+    await deliverDue(dispatcher, effects);
+    const { length } = receiver.requests;
 
-  effects.jump(-24 * HOUR_MS);
-  await deliverDue(dispatcher, effects);
-  t.equal(receiver.requests.length, length, 'the retry is hours away');
-  for (const status of ['disabled', 'enabled'] as const) {
-    await store.writer.write('webhooks.update', { id, status, disableReason: 'tired' });
-  }
-  effects.advance(5_000);
-  await dispatcher.settled();
-  await deliverDue(dispatcher, effects);
-  t.equal(receiver.requests.length, length + 1);
-  t.match(store.query('SELECT ladder_attempts FROM deliveries'), [{ ladder_attempts: 1 }]);
-});
+    effects.jump(-24 * HOUR_MS);
+    await deliverDue(dispatcher, effects);
+    t.equal(receiver.requests.length, length, 'the retry is hours away');
+    await turn('disabled');
+    if (isDue) effects.advance(8 * HOUR_MS);
+    await turn('enabled');
+    effects.advance(5_000);
+    await dispatcher.settled();
+    await deliverDue(dispatcher, effects);
+    t.equal(receiver.requests.length, length + 1);
+    t.match(store.query('SELECT ladder_attempts FROM deliveries'), [{ ladder_attempts: 1 }]);
+  });
+}
 
 t.test('that the clock was set ahead is recorded at once, whatever walk is under way', async (t) => {
   const effects = fakeEffects();

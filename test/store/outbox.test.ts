@@ -342,7 +342,12 @@ t.test('an attempt of a delivery that was pruned meanwhile is not recorded', asy
 });
 
 /** `missed`: the deliveries that failed; after the webhook was enabled they have the whole ladder ahead. */
-const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[]; missed: [object, object] }[] = [
+const OTHER_RECEIVERS: {
+  name: string;
+  setMs?: number;
+  changes: Partial<WebhookUpdate>[];
+  missed: [object, object];
+}[] = [
   {
     name: 'has another url',
     changes: [{ url: 'https://other.example/hook' }],
@@ -359,13 +364,22 @@ const OTHER_RECEIVERS: { name: string; changes: Partial<WebhookUpdate>[]; missed
       { status: 'pending', ladder_attempts: 0 },
     ],
   },
+  {
+    name: 'was enabled again, by a clock that was set back',
+    setMs: -DAY_MS,
+    changes: [{ status: 'disabled' }, { status: 'enabled' }],
+    missed: [
+      { status: 'pending', ladder_attempts: 0 },
+      { status: 'pending', ladder_attempts: 0 },
+    ],
+  },
 ];
 const OUTCOMES: { next: Settlement['next']; disableReason: string | null }[] = [
   { next: { kind: 'retry', atMs: Date.parse('2026-11-22T08:00:00Z') }, disableReason: 'it answered 410' },
   { next: { kind: 'exhausted' }, disableReason: null },
   { next: { kind: 'delivered' }, disableReason: null },
 ];
-for (const { name, changes, missed } of OTHER_RECEIVERS) {
+for (const { name, setMs = 0, changes, missed } of OTHER_RECEIVERS) {
   t.test(`an attempt from before counts neither for nor against a webhook that ${name}`, async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -373,6 +387,7 @@ for (const { name, changes, missed } of OTHER_RECEIVERS) {
     await newDeliveries(store, id, OUTCOMES.length);
     const due = dueOf(store, id, effects.now(), OUTCOMES.length);
     effects.advance(1_000);
+    effects.jump(setMs);
     for (const change of changes) {
       await store.writer.write('webhooks.update', { id, disableReason: 'tired', ...change });
     }

@@ -162,6 +162,35 @@ t.test('enabling a webhook resets its failures, and held deliveries begin their 
   );
 });
 
+t.test('enabling a webhook begins new ladders, also by a clock that was set back', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  effects.advance(DAY_MS);
+  const [due, waiting] = await newDeliveries(store, id, 2);
+  store.execute(`
+    UPDATE deliveries
+       SET attempt_count = 8, ladder_attempts = 8, next_attempt_at = ${effects.now() - DAY_MS / 2} + iif(id = '${due}', 0, 20000)`);
+  effects.jump(-DAY_MS / 2);
+  await update(store, id, { status: 'disabled' });
+  effects.advance(10_000);
+  await update(store, id, { status: 'enabled' });
+  const claimed = () =>
+    dueOf(store, id, effects.now(), 10).map((delivery) => [delivery.id, delivery.ladder_attempts]);
+  t.strictSame(claimed(), [[due, 0]]);
+  t.ok(
+    store.reads.outbox.isUnhurried(id, effects.now()),
+    'also if no service runs that makes the other one due',
+  );
+  // Then the clock is right again.
+  effects.jump(DAY_MS / 2);
+  t.strictSame(claimed(), [
+    [due, 0],
+    [waiting, 0],
+  ]);
+});
+
 t.test('enabling an enabled webhook changes nothing', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
