@@ -40,12 +40,12 @@ export interface ClockSettings {
    * that really passed, whatever the clock said meanwhile.
    */
   recent(withinMs: number, nowMs: number): RecentSetting[];
+  /** Whether one of these set the clock back past `saidMs`: then it may have said that twice. */
+  saidTwice(saidMs: number, withinMs: number, nowMs: number): boolean;
 }
 
-interface RecentSetting {
+interface RecentSetting extends ClockSetting {
   agoMs: number;
-  /** As in `ClockSetting`. */
-  byMs: number;
 }
 
 /**
@@ -66,16 +66,20 @@ export function createClockSettings(earlier: readonly ClockSetting[] = []): Cloc
       }
       return sumMs;
     },
-    recent(withinMs, nowMs) {
-      const recent: RecentSetting[] = [];
-      let sumMs = 0;
-      for (const { atMs, byMs } of settings.toReversed()) {
-        const agoMs = nowMs - atMs - sumMs;
-        if (agoMs >= withinMs) break;
-        recent.unshift({ agoMs, byMs });
-        sumMs += byMs;
-      }
-      return recent;
-    },
+    recent,
+    saidTwice: (saidMs, withinMs, nowMs) =>
+      recent(withinMs, nowMs).some(({ atMs, byMs }) => saidMs >= atMs && saidMs <= atMs - byMs + STEP_MS),
   };
+
+  function recent(withinMs: number, nowMs: number): RecentSetting[] {
+    const recent: RecentSetting[] = [];
+    let sumMs = 0;
+    for (const { atMs, byMs } of settings.toReversed()) {
+      const agoMs = nowMs - atMs - sumMs;
+      if (agoMs >= withinMs) break;
+      recent.unshift({ agoMs, atMs, byMs });
+      sumMs += byMs;
+    }
+    return recent;
+  }
 }

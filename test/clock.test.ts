@@ -57,9 +57,23 @@ t.test('recent() gives the recent settings with their age in elapsed time', asyn
   settings.add(10_000, 11_500);
   settings.add(-10_000, 1_700);
   t.strictSame(settings.recent(1_000, 1_900), [
-    { byMs: -50, agoMs: 900 },
-    { byMs: 10_000, agoMs: 400 },
-    { byMs: -10_000, agoMs: 200 },
+    { atMs: 1_000, byMs: -50, agoMs: 900 },
+    { atMs: 11_500, byMs: 10_000, agoMs: 400 },
+    { atMs: 1_700, byMs: -10_000, agoMs: 200 },
   ]);
-  t.strictSame(settings.recent(400, 1_900), [{ byMs: -10_000, agoMs: 200 }]);
+  t.strictSame(settings.recent(400, 1_900), [{ atMs: 1_700, byMs: -10_000, agoMs: 200 }]);
+});
+
+t.test('saidTwice() tells what the clock was set back past in the last while', async (t) => {
+  const settings = createClockSettings();
+  settings.add(-90_000, 100_000);
+  settings.add(20_000, 130_000);
+  const twice = (saidMs: number, nowMs = 140_000) => settings.saidTwice(saidMs, 60_000, nowMs);
+  t.strictSame(
+    [99_999, 100_000, 140_000, 190_000].map((saidMs) => twice(saidMs)),
+    [false, true, true, true],
+  );
+  t.notOk(twice(192_000), 'it never said that');
+  t.ok(twice(120_000, 179_999));
+  t.notOk(twice(120_000, 180_000), 'that is too long ago');
 });

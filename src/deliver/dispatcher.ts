@@ -327,11 +327,13 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     if (outcome.ok) return { kind: 'delivered' };
     // It is held with the webhook, which this disables: also after the last attempt of its ladder.
     if (isGone(outcome)) return { kind: 'retry', atMs: now() };
+    const nowMs = now();
     return nextAttempt({
       // Without time that never passed because the clock was set ahead, which must not cost retries.
       ladderStartedAtMs: ladderStartedAtMs + clockSettings.since(ladderStartedAtMs),
+      isStartDoubtful: clockSettings.saidTwice(ladderStartedAtMs, schedule.windowMs, nowMs),
       ladderAttempts,
-      nowMs: now(),
+      nowMs,
       retryAfter: outcome.retryAfter,
       randomFraction: randomFraction(effects),
       schedule,

@@ -18,6 +18,8 @@ type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 export interface FailedAttempt {
   /** When the ladder's first attempt was made. In milliseconds since 1970, as `nowMs` is. */
   ladderStartedAtMs: number;
+  /** Whether that may have been earlier, as the clock was set back. */
+  isStartDoubtful: boolean;
   /** Attempts made on this ladder, including the one that has just failed. */
   ladderAttempts: number;
   nowMs: number;
@@ -35,12 +37,23 @@ export interface FailedAttempt {
  */
 export function nextAttempt(failed: FailedAttempt): NextAttempt {
   const { ladderAttempts, nowMs, schedule } = failed;
-  // If the clock was set back to before the start of the ladder, the window counts from now.
-  const lastAtMs = Math.min(failed.ladderStartedAtMs, nowMs) + schedule.windowMs;
+  const lastAtMs = Math.min(failed.ladderStartedAtMs, nowMs - leastAgeMs(failed)) + schedule.windowMs;
   if (nowMs >= lastAtMs || ladderAttempts > schedule.delaysMs.length + 1) return { kind: 'exhausted' };
   const delayMs = schedule.delaysMs[ladderAttempts - 1];
   const atMs = delayMs === undefined ? lastAtMs : nowMs + gapMs(delayMs, failed);
   return { kind: 'retry', atMs: Math.min(atMs, lastAtMs) };
+}
+
+/**
+ * How long ago the ladder began at least, as it seems to begin later if the clock was set back since. Its gaps have
+ * passed: they are taken to have been as long as they can be, so that the last attempt is not made after the window.
+ */
+function leastAgeMs({ isStartDoubtful, ladderAttempts, schedule }: FailedAttempt): number {
+  if (!isStartDoubtful) return 0;
+  const gapsMs = schedule.delaysMs
+    .slice(0, ladderAttempts - 1)
+    .reduce((sumMs, delayMs) => sumMs + delayMs, 0);
+  return Math.ceil(gapsMs * (1 + JITTER));
 }
 
 function gapMs(delayMs: number, { nowMs, retryAfter, randomFraction }: FailedAttempt): number {

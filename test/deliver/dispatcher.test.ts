@@ -118,6 +118,48 @@ t.test(
   },
 );
 
+for (const { byHours, after, redelivered = false } of [
+  { byHours: -1, after: 5 },
+  { byHours: -12, after: 6 },
+  { byHours: -24, after: 3 },
+  { byHours: -72, after: 9 },
+  { byHours: -30, after: 9, redelivered: true },
+]) {
+  const name = redelivered ? 'a redelivery requested after' : 'a ladder during which';
+  t.test(`${name} the clock was set back by ${-byHours} h lasts 24 h at most`, async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const receiver = await startReceiver(t, { answers: [status(500)] });
+    const { id: webhookId } = await subscribe(store, receiver.url);
+    let dispatcher = testDispatcher(t, store, effects);
+    effects.advance(100 * HOUR_MS);
+    const [id] = await newDeliveries(store, webhookId, 1);
+    if (id === undefined) throw new Error('there is no delivery');
+    let startedAtMs = effects.monotonicMs();
+    let lastAtMs = 0;
+    for (let requests = 0; ; ) {
+      const nextAtMs = await deliverDue(dispatcher, effects);
+      if (receiver.requests.length > requests) lastAtMs = effects.monotonicMs();
+      requests = receiver.requests.length;
+      if (nextAtMs === null) break;
+      effects.advance(nextAtMs - effects.now());
+      if (requests !== after || lastAtMs < startedAtMs) continue;
+      effects.jump(byHours * HOUR_MS);
+      await dispatcher.tick();
+      await dispatcher.settled();
+      dispatcher = testDispatcher(t, store, effects);
+      if (!redelivered) continue;
+      await store.writer.write('deliveries.redeliver', { id });
+      startedAtMs = effects.monotonicMs();
+    }
+    const before = redelivered ? after : 0;
+    t.equal(receiver.requests.length - before, DEFAULT_SCHEDULE.delaysMs.length + 2);
+    const lastedMs = lastAtMs - startedAtMs;
+    t.ok(lastedMs >= 22.5 * HOUR_MS && lastedMs <= 24 * HOUR_MS, `${lastedMs / HOUR_MS} h`);
+    t.match(store.query('SELECT status FROM deliveries'), [{ status: 'exhausted' }]);
+  });
+}
+
 t.test('Retry-After of a receiver delays the retry', async (t) => {
   const effects = fakeEffects();
   const { store, dispatcher } = service(t, effects);

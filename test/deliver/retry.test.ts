@@ -9,6 +9,7 @@ const START_MS = Date.parse('2026-11-21T08:00:00.000Z');
 function failed(changes: Partial<FailedAttempt>): FailedAttempt {
   return {
     ladderStartedAtMs: START_MS,
+    isStartDoubtful: false,
     ladderAttempts: 1,
     nowMs: START_MS,
     retryAfter: null,
@@ -50,6 +51,16 @@ t.test('the ladder', async (t) => {
     }
     t.equal(longest.length, 11);
     t.equal(longest.at(-1), 24 * HOUR_MS);
+  });
+
+  t.test('is over after 24 h also if by the clock, which was set back, it is yet to begin', async (t) => {
+    const doubtful = { isStartDoubtful: true, ladderStartedAtMs: START_MS + 48 * HOUR_MS };
+    for (const randomFraction of [0, 0.5, 1]) {
+      const attemptsMs = ladder({ ...doubtful, randomFraction });
+      t.same(attemptsMs.slice(0, -1), ladder({ randomFraction }).slice(0, -1));
+      const lastMs = attemptsMs.at(-1) ?? 0;
+      t.ok(lastMs > 22.6 * HOUR_MS && lastMs <= 24 * HOUR_MS, `${lastMs / HOUR_MS} h`);
+    }
   });
 
   t.test('goes on from the attempt that was late, and still ends after 24 h', async (t) => {
@@ -138,6 +149,7 @@ t.test('for any clock and schedule', async (t) => {
   });
   const anyFailed = fc.record({
     ladderStartedAtMs: fc.integer({ min: 0, max: 4e12 }),
+    isStartDoubtful: fc.boolean(),
     ladderAttempts: fc.integer({ min: 1, max: 20 }),
     nowMs: fc.integer({ min: 0, max: 4e12 }),
     retryAfter: fc.oneof(
