@@ -84,7 +84,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const running = createSlots<Promise<void>>();
   let queuedWalks = 0;
   let lastWalk = Promise.resolve();
-  let lastSetBack = Promise.resolve();
+  let lastRecord = Promise.resolve();
   /** Those that commits have reported since the last tick. */
   let changedWebhooks: WebhookId[] = [];
   let isRescanDue = true;
@@ -174,10 +174,15 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
    * Records that the clock was set and, if back, reschedules retries. That comes first, so that the next start finds out
    * that it was set back if davit ends before. What `clockSettings` tells depends on the order of the records.
    */
-  function followClock({ atMs, byMs }: ClockSetting): void {
-    const record = () => writePersistently(writer, 'instance.clockWasSet', { atMs, byMs }, effects);
+  function followClock(setting: ClockSetting): void {
+    const earlierOnes = lastRecord;
+    const record = async () => {
+      await earlierOnes;
+      await writePersistently(writer, 'instance.clockWasSet', setting, effects);
+    };
+    const { byMs } = setting;
     if (byMs >= 0) {
-      track(lastSetBack.then(record), 'a change of the clock could not be recorded');
+      lastRecord = track(record(), 'a change of the clock could not be recorded');
       return;
     }
     logger.warn({ by_ms: -byMs }, 'the clock was set back: pending retries are rescheduled');
@@ -185,7 +190,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
       await reschedule(-byMs);
       await record();
     });
-    lastSetBack = lastWalk;
+    lastRecord = lastWalk;
   }
 
   /** Walks through retries run one after the other: one that is further on would miss what another moves to earlier. */

@@ -788,26 +788,43 @@ t.test('that the clock was set ahead is recorded at once, whatever walk is under
   t.match(store.query('SELECT by_ms FROM clock_settings'), [{ by_ms: 6 * DAY_MS }]);
 });
 
-t.test('how the clock was set is recorded in order, and only once retries were rescheduled', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const { promise: freed, resolve: free } = Promise.withResolvers<void>();
-  const write: TestStore['writer']['write'] = async (name, input) => {
-    if (name === 'outbox.setBack') await freed;
-    return store.writer.write(name, input);
-  };
-  const dispatcher = testDispatcher(t, store, effects, { writer: { ...store.writer, write } });
-  for (const byMs of [-HOUR_MS, 2 * HOUR_MS]) {
-    effects.jump(byMs);
-    await dispatcher.tick();
-  }
-  await store.writer.write('instance.probe', undefined);
-  const recorded = () => store.query('SELECT by_ms FROM clock_settings ORDER BY seq');
-  t.strictSame(recorded(), []);
-  free();
-  await dispatcher.settled();
-  t.strictSame(recorded(), [{ by_ms: -HOUR_MS }, { by_ms: 2 * HOUR_MS }]);
-});
+for (const [delayed, ...settings] of [
+  ['outbox.setBack', -HOUR_MS, 2 * HOUR_MS],
+  ['instance.clockWasSet', 2 * HOUR_MS, HOUR_MS],
+  ['instance.clockWasSet', 2 * HOUR_MS, -2 * HOUR_MS],
+] as const) {
+  const name = settings.map((byMs) => byMs / HOUR_MS).join(' and ');
+  t.test(
+    `that the clock was set by ${name} h is recorded in order, whatever ${delayed} waits for`,
+    async (t) => {
+      const effects = fakeEffects();
+      const store = testStore(t, effects);
+      const { promise: freed, resolve: free } = Promise.withResolvers<void>();
+      let isFirst = true;
+      const write: TestStore['writer']['write'] = async (name, input) => {
+        if (isFirst && name === delayed) {
+          isFirst = false;
+          await freed;
+        }
+        return store.writer.write(name, input);
+      };
+      const dispatcher = testDispatcher(t, store, effects, { writer: { ...store.writer, write } });
+      for (const byMs of settings) {
+        effects.jump(byMs);
+        await dispatcher.tick();
+      }
+      for (let turn = 0; turn < 3; turn++) await store.writer.write('instance.probe', undefined);
+      const recorded = () => store.query('SELECT by_ms FROM clock_settings ORDER BY seq');
+      t.strictSame(recorded(), []);
+      free();
+      await dispatcher.settled();
+      t.strictSame(
+        recorded(),
+        settings.map((by_ms) => ({ by_ms })),
+      );
+    },
+  );
+}
 
 t.test('setting the clock forward by an hour sends each retry once', async (t) => {
   const effects = fakeEffects();
