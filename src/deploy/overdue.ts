@@ -1,6 +1,7 @@
 import { createWatchedClock } from '../clock.ts';
 import { MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
+import type { ClockChange } from '../store/reports.ts';
 import type { Store } from '../store/store.ts';
 
 /** By less, a report is ended early or late: what was created before the clock was set cannot be told from the rest. */
@@ -14,18 +15,20 @@ const CLOCK_SET_MIN_MS = MINUTE_MS;
  */
 export function createOverdue({ reads, writer }: Store, effects: Effects): () => Promise<number | null> {
   let lastSeq = reads.deployments.newestSeq();
-  /** By how much the clock was set, until that is written. */
-  let set = { byMs: 0, atMs: 0, lastSeq };
+  /** How the clock was set, the oldest first, until that is written. */
+  let unwritten: ClockChange[] = [];
   const now = createWatchedClock(effects, (byMs) => {
-    if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) set = { byMs: set.byMs + byMs, atMs: effects.now(), lastSeq };
+    if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) unwritten.push({ byMs, atMs: effects.now(), lastSeq });
   });
 
   return async () => {
     const newestSeq = reads.deployments.newestSeq();
     const nowMs = now();
     lastSeq = newestSeq;
-    if (set.byMs !== 0) await writer.write('deployments.moveReportsDue', set);
-    set = { byMs: 0, atMs: 0, lastSeq };
+    for (const change of unwritten) {
+      await writer.write('deployments.moveReportsDue', change);
+      unwritten = unwritten.slice(1);
+    }
     const dueAtMs = reads.deployments.nextReportDueAt();
     if (dueAtMs === null || dueAtMs > nowMs) return dueAtMs;
     await writer.write('deployments.endOverdue', { dueByMs: nowMs });

@@ -27,7 +27,7 @@ const OVERDUE_AT_ONCE = 100;
 const NOTICED_WITHIN_MS = 10_000;
 
 /** How the clock was set. */
-interface ClockChange {
+export interface ClockChange {
   /** A minute or more, either way. */
   byMs: number;
   /** When it was noticed. */
@@ -57,11 +57,11 @@ export function reportWrites(
        ORDER BY report_due_at LIMIT ${OVERDUE_AT_ONCE}`)
     .pluck();
   // All that were created before the clock was set. Those since the last look at it, half a second ago, are told apart by
-  // when they seem to be created: earlier, or in the future, if it was set back. Not in steps: 200,000 take 0.25 s.
+  // when they were created: what came later seems a minute older or younger. Not in steps: 200,000 take 0.25 s.
   const moveDue = database.prepare(`
     UPDATE deployments SET report_due_at = report_due_at + :byMs
      WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL
-       AND (seq <= +:lastSeq OR created_at NOT BETWEEN +:fromMs AND +:nowMs)`);
+       AND (seq <= +:lastSeq OR created_at BETWEEN +:beforeMs - ${NOTICED_WITHIN_MS} AND +:beforeMs)`);
 
   return {
     /**
@@ -103,7 +103,7 @@ export function reportWrites(
      * set back, earlier.
      */
     moveReportsDue({ byMs, atMs, lastSeq }: ClockChange): void {
-      moveDue.run({ byMs, fromMs: atMs - NOTICED_WITHIN_MS, nowMs: effects.now(), lastSeq });
+      moveDue.run({ byMs, beforeMs: atMs - byMs, lastSeq });
     },
   };
 

@@ -114,6 +114,44 @@ t.test('when the clock was set is written once, also if it cannot be at first', 
   t.equal(await endOverdue(), Number(dueAtMs) - 365 * DAY_MS);
 });
 
+t.test('what is created between two settings of the clock is moved by the second only', async (t) => {
+  for (const [firstMs, secondMs] of [
+    [2 * HOUR_MS, 3 * HOUR_MS],
+    [2 * HOUR_MS, -3 * HOUR_MS],
+    [-2 * HOUR_MS, 3 * HOUR_MS],
+    [2 * HOUR_MS, -2 * HOUR_MS],
+  ] as const) {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    let isFull = true;
+    const write: TestStore['writer']['write'] = (name, input) =>
+      isFull
+        ? Promise.reject(new AppError('unavailable', 'the disk is full'))
+        : store.writer.write(name, input);
+    const endOverdue = createOverdue({ ...store, writer: { ...store.writer, write } }, effects);
+    const projectId = await store.project({ command: null, reportTimeoutMs: 9 * HOUR_MS });
+    const create = async () =>
+      void (await store.writer.write('deployments.create', newDeployment(projectId)));
+    await create();
+    await endOverdue();
+    for (const byMs of [firstMs, secondMs]) {
+      effects.advance(500);
+      effects.jump(byMs);
+      await t.rejects(endOverdue(), { code: 'unavailable' });
+      effects.advance(500);
+      await create();
+    }
+    isFull = false;
+    await endOverdue();
+    await endOverdue();
+    t.strictSame(
+      store.query(`SELECT report_due_at - ${effects.now()} AS left FROM deployments ORDER BY seq`),
+      [2_000, 1_000, 0].map((passedMs) => ({ left: 9 * HOUR_MS - passedMs })),
+      `by ${firstMs / HOUR_MS} and ${secondMs / HOUR_MS} h`,
+    );
+  }
+});
+
 t.test(
   'what is created after the clock was set, and before that is noticed, is due in its time',
   async (t) => {
