@@ -65,7 +65,7 @@ export function obstacleOf(
   { status }: Pick<Project, 'status'>,
   served: boolean,
 ): string | undefined {
-  if (status === 'paused') return "the project is paused: it waits for 'davit admin project resume'";
+  if (status !== 'active') return `the project is ${status}: it waits for 'davit admin project resume'`;
   if (queue_position === null) return REPORTED_ELSEWHERE;
   return served ? undefined : "no service is running: it waits for 'davit serve'";
 }

@@ -149,7 +149,8 @@ function defineArchive(command: Command, context: CommandContext): void {
   explain(
     command.summary('refuse new deployments, and cancel those that wait'),
     'An archived project is still listed, but refuses new deployments. Deployments that wait for its command are canceled; ' +
-      'those that are running, or are carried out by another system, go on to their end. ' +
+      'those that are running go on to their end. Of those that another system carries out none is canceled, but it is ' +
+      'answered 409 when it reports that one of them begins. ' +
       "'davit admin project resume' makes the project active again.",
     ['davit admin project archive website', 'davit admin project archive prj_… --yes'],
   )

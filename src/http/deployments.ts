@@ -240,13 +240,13 @@ export function deployments(
           operationId: 'reportDeployment',
           summary: 'Report how a deployment goes',
           description:
-            'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with the status `canceling`, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing. While its project is `paused`, a queued deployment does not become `running`.',
+            'For projects without a command, whose deployments another system carries out. To report the same end again changes nothing. While the deployment is `canceling`, a report of `running` is answered with the status `canceling`, and `failed` ends it as `canceled`. If it was canceled before it ran, only `failed` is accepted, and changes nothing. While its project is `paused` or `archived`, a queued deployment does not become `running`.',
           responses: {
             200: { description: 'The deployment.', resource: 'Deployment', example: REPORTED_DEPLOYMENT },
           },
           errors: {
             conflict:
-              'The deployment has ended in another way, its project has a command, or it would become `running` while its project is paused.',
+              'The deployment has ended in another way, its project has a command, or it would become `running` while its project is paused or archived.',
           },
         }),
         handler(request, h) {

@@ -97,7 +97,7 @@ const PROJECT: Described<Project> = {
     status: {
       ...oneOf(PROJECT_STATUSES),
       description:
-        '`paused` takes deployments and starts none: if another system carries them out, its report that a queued one is `running` is 409. `archived` refuses new ones with 409.',
+        '`paused` takes deployments and starts none. `archived` refuses new ones with 409. In both, if another system carries them out, its report that a queued one is `running` is 409.',
     },
   },
   example: {

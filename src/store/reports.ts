@@ -67,12 +67,12 @@ export function reportWrites(
     /**
      * Records a report. Repeating the report of an end changes nothing and is no error; `failed` ends a deployment that
      * is `canceling` as `canceled`. Throws `not_found`, and `conflict` where davit runs the command itself, the
-     * deployment has ended otherwise, or it would start although its project is paused.
+     * deployment has ended otherwise, or it would start although its project is paused or archived.
      */
     report({ id, status, message, outputs }: Report): Deployment {
       const deployment = reads.existing(id);
-      const { reported, project_status } = circumstances.get(id) ?? {};
-      if (reported !== 1) {
+      const circumstance = circumstances.get(id);
+      if (circumstance?.reported !== 1) {
         throw new AppError('conflict', 'davit itself runs the command of this project: it takes no reports');
       }
       if (isTerminal(deployment.status)) return repeated(deployment, deployment.status, status);
@@ -81,7 +81,7 @@ export function reportWrites(
         message: message ?? deployment.message,
         outputs: outputs ?? deployment.outputs,
       };
-      if (status === 'running') goOn(told, project_status === 'paused');
+      if (status === 'running') goOn(told, circumstance.project_status);
       else end(told, status, status === 'failed' ? 'reported' : null);
       return reads.existing(id);
     },
@@ -107,10 +107,12 @@ export function reportWrites(
     },
   };
 
-  function goOn(deployment: Deployment, isPaused: boolean): void {
+  function goOn(deployment: Deployment, projectStatus: ProjectStatus): void {
     const { id, status, message, outputs } = deployment;
     if (status === 'queued') {
-      if (isPaused) throw new AppError('conflict', 'the project is paused: report again once it is active');
+      if (projectStatus !== 'active') {
+        throw new AppError('conflict', `the project is ${projectStatus}: report again once it is active`);
+      }
       starts.start(deployment, effects.now());
     }
     note.run({ id, message, outputs: JSON.stringify(outputs) });

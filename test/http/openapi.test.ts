@@ -202,7 +202,7 @@ t.test('the OpenAPI description', async (t) => {
       description: /If it has none, another system carries it out, in an order of its own/,
     });
     t.match(RESOURCES.Project.properties?.['status'], {
-      description: /`paused`.* that a queued one is `running` is 409/,
+      description: /`archived`.*In both, .* that a queued one is `running` is 409/,
     });
   });
 

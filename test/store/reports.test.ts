@@ -119,28 +119,31 @@ t.test('a report on an unknown deployment, or one that davit runs itself, is rej
 });
 
 t.test(
-  'a report starts nothing in a paused project, and is taken on work that runs or has ended',
+  'a report starts nothing in a paused or archived project, and is taken on work that runs or has ended',
   async (t) => {
-    const { store, id } = await reported(t);
-    const { project_id: projectId } = store.reads.deployments.existing(id);
-    const deployment = newDeployment(projectId);
-    const { id: waiting } = await store.writer.write('deployments.create', deployment);
-    const { id: over } = await store.writer.write('deployments.create', deployment);
-    await report(store, id, {});
-    await store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
+    for (const status of ['paused', 'archived'] as const) {
+      const { store, id } = await reported(t);
+      const { project_id: projectId } = store.reads.deployments.existing(id);
+      const deployment = newDeployment(projectId);
+      const { id: waiting } = await store.writer.write('deployments.create', deployment);
+      const { id: over } = await store.writer.write('deployments.create', deployment);
+      await report(store, id, {});
+      if (status === 'archived') await store.writer.write('projects.archive', { id: projectId });
+      else await store.writer.write('projects.setStatus', { id: projectId, status });
 
-    const before = store.dump();
-    await t.rejects(report(store, waiting, { message: 'building' }), {
-      code: 'conflict',
-      message: /is paused/,
-    });
-    t.strictSame(store.dump(), before);
-    t.match(await report(store, id, { message: 'building' }), { status: 'running', message: 'building' });
-    t.match(await report(store, id, { status: 'succeeded' }), { status: 'succeeded' });
-    t.match(await report(store, over, { status: 'failed' }), { status: 'failed', started_at: null });
+      const before = store.dump();
+      await t.rejects(report(store, waiting, { message: 'building' }), {
+        code: 'conflict',
+        message: `the project is ${status}: report again once it is active`,
+      });
+      t.strictSame(store.dump(), before);
+      t.match(await report(store, id, { message: 'building' }), { status: 'running', message: 'building' });
+      t.match(await report(store, id, { status: 'succeeded' }), { status: 'succeeded' });
+      t.match(await report(store, over, { status: 'failed' }), { status: 'failed', started_at: null });
 
-    await store.writer.write('projects.setStatus', { id: projectId, status: 'active' });
-    t.match(await report(store, waiting, {}), { status: 'running' });
+      await store.writer.write('projects.setStatus', { id: projectId, status: 'active' });
+      t.match(await report(store, waiting, {}), { status: 'running' });
+    }
   },
 );
 
