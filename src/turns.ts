@@ -1,7 +1,12 @@
+import type { KeyId } from './domain.ts';
 import { type Effects, realEffects } from './effects.ts';
+import { createKeyedSlots } from './keyed-slots.ts';
 
-/** Runs `task` when its turn comes, and resolves to its result. Rejects with what it throws. */
-type InTurn = <Result>(task: () => Result) => Promise<Result>;
+/**
+ * Runs `task` when its turn comes, and resolves to its result. Rejects with what it throws. `key`: who has asked for it;
+ * null: davit itself.
+ */
+type InTurn = <Result>(task: () => Result, key: KeyId | null) => Promise<Result>;
 
 /**
  * How long tasks may occupy one turn of the event loop. With only one task in each turn, 64 connections got 1,500 lists
@@ -10,40 +15,50 @@ type InTurn = <Result>(task: () => Result) => Promise<Result>;
 export const TURN_MAX_MS = 5;
 
 /**
- * A queue of synchronous tasks that may take some milliseconds each, such as reads of the database. They run in the
- * order of the calls. Once they have used `turnMaxMs` of a turn of the event loop, the others wait for the next turn,
- * so that other work runs in between. An isolated task runs at once.
+ * A queue of synchronous tasks that may take some milliseconds each, such as reads of the database. Keys take turns, and
+ * those of one key run in the order of the calls: when they all did, 500 lists of one key delayed those of others by 2 s.
+ * Once they have used `turnMaxMs` of a turn of the event loop, the others wait for the next turn, so that other work runs
+ * in between. An isolated task runs at once.
  */
 export function createTurns({ monotonicMs }: Pick<Effects, 'monotonicMs'>, turnMaxMs = TURN_MAX_MS): InTurn {
-  const waiting: (() => void)[] = [];
+  const waiting = createKeyedSlots<{ key: KeyId | null; slot: number; run: () => void }>(({ key }) => key);
   let usedMs = 0;
   let ending = false;
 
-  return (task) =>
+  return (task, key) =>
     new Promise((resolve, reject) => {
-      waiting.push(() => {
+      const waiter = { key, slot: 0, run };
+      waiter.slot = waiting.put(waiter);
+      runWaiting();
+
+      function run(): void {
         try {
           resolve(task());
         } catch (error) {
           reject(error);
         }
-      });
-      runWaiting();
+      }
     });
 
   function runWaiting(): void {
-    while (waiting.length > 0 && usedMs < turnMaxMs) {
-      const beganAtMs = monotonicMs();
-      waiting.shift()?.();
-      usedMs += monotonicMs() - beganAtMs;
-    }
+    if (usedMs < turnMaxMs) runSome();
     if (ending) return;
     ending = true;
     setImmediate(() => {
       ending = false;
       usedMs = 0;
-      if (waiting.length > 0) runWaiting();
+      if (waiting.size > 0) runWaiting();
     });
+  }
+
+  function runSome(): void {
+    for (const { slot, run } of waiting) {
+      const beganAtMs = monotonicMs();
+      waiting.take(slot);
+      run();
+      usedMs += monotonicMs() - beganAtMs;
+      if (usedMs >= turnMaxMs) return;
+    }
   }
 }
 

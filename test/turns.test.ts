@@ -1,4 +1,5 @@
 import t from 'tap';
+import type { KeyId } from '../src/domain.ts';
 import { realEffects } from '../src/effects.ts';
 import { createTurns, TURN_MAX_MS } from '../src/turns.ts';
 import { fakeEffects } from './helpers/effects.ts';
@@ -20,24 +21,41 @@ t.test('looks that may use less of each turn of the event loop take more turns',
   t.strictSame(await turnsOfLooks([1, 0.5, 0.5, 1], 1), [0, 1, 1, 2]);
 });
 
+t.test('keys take turns: many looks of one delay another for one look', async (t) => {
+  const effects = fakeEffects();
+  const inTurn = createTurns(effects);
+  const looked: string[] = [];
+  const look = (key: string, name: string) =>
+    inTurn(() => {
+      effects.advance(TURN_MAX_MS);
+      looked.push(name);
+    }, key as KeyId);
+  await Promise.all([
+    ...['a1', 'a2', 'a3', 'a4'].map((name) => look('key_a', name)),
+    ...['b1', 'b2'].map((name) => look('key_b', name)),
+    inTurn(() => looked.push('own'), null),
+  ]);
+  t.strictSame(looked, ['a1', 'a2', 'b1', 'own', 'a3', 'b2', 'a4']);
+});
+
 t.test('a single look does not wait', async (t) => {
   const inTurn = createTurns(realEffects);
   let turned = false;
   setImmediate(() => {
     turned = true;
   });
-  await inTurn(() => undefined);
+  await inTurn(() => undefined, null);
   t.equal(turned, false);
 });
 
 t.test('a look that fails does not keep the next one from running', async (t) => {
   const effects = fakeEffects();
   const inTurn = createTurns(effects);
-  const first = inTurn(() => effects.advance(TURN_MAX_MS)); // the others wait for their turn
+  const first = inTurn(() => effects.advance(TURN_MAX_MS), null); // the others wait for their turn
   const failing = inTurn(() => {
     throw new Error('the disk is gone');
-  });
-  const next = inTurn(() => 'seen');
+  }, null);
+  const next = inTurn(() => 'seen', null);
   await t.rejects(failing, { message: 'the disk is gone' });
   t.equal(await next, 'seen');
   await first;
@@ -57,7 +75,7 @@ async function turnsOfLooks(durationsMs: number[], turnMaxMs?: number): Promise<
     inTurn(() => {
       effects.advance(durationMs);
       return turn;
-    }),
+    }, null),
   );
   const turns = await Promise.all(looks);
   clearImmediate(counting);

@@ -8,6 +8,7 @@ import {
 } from '../domain.ts';
 import { LONGEST_DURATION, parseDuration } from '../durations.ts';
 import { appending, option } from '../options.ts';
+import { ADMINISTRATOR } from '../store/administrator.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
 import { withStore } from './database-file.ts';
@@ -65,7 +66,7 @@ async function listDeliveries(
     const webhook = resolveWebhook(store, idOrUrl, context.effects.now());
     const filter = { statuses, eventTypes, createdAfterMs: null, createdBeforeMs: null };
     const { items, isAll } = await latestOf(limit, (beforeSeq, pageLimit) =>
-      store.reads.deliveries.page(webhook, filter, beforeSeq, pageLimit),
+      store.reads.deliveries.page(ADMINISTRATOR, webhook, filter, beforeSeq, pageLimit),
     );
     if (json === true) return printJson(context, items);
     printDeliveries(items, store, context);

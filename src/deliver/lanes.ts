@@ -1,9 +1,10 @@
 import type { WebhookId } from '../domain.ts';
 import { HOUR_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
+import { createKeyedSlots } from '../keyed-slots.ts';
 import { createSlots, type Slots } from '../slots.ts';
 import type { PendingWebhook, WebhookHistory } from '../store/outbox.ts';
-import { createKeyedSlots, createSharedPlaces, type Owner, type SharedPlaces } from './key-shares.ts';
+import { createSharedPlaces, type Owner, type SharedPlaces } from './key-shares.ts';
 import { createProbes, PROBES_GAP_MS, probeGapMs } from './probes.ts';
 
 /*

@@ -75,15 +75,16 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
             createdAfterMs: created_after ?? null,
             createdBeforeMs: created_before ?? null,
           };
+          const caller = callerOf(request);
           const walk = {
             list: 'deliveries',
             filters: { webhookId: request.params.webhook_id, ...filter },
-            keyId: callerOf(request).keyId,
+            keyId: caller.keyId,
           };
           // First: a wrong cursor is a wrong value, and those come before visibility.
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
           const webhook = visibleWebhook(reads, request);
-          return pages.page(walk, await reads.deliveries.page(webhook, filter, beforeSeq, limit));
+          return pages.page(walk, await reads.deliveries.page(caller, webhook, filter, beforeSeq, limit));
         },
       });
 
@@ -99,17 +100,18 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           },
         }),
         async handler(request, h) {
+          const caller = callerOf(request);
           const id = pathId('dlv', request.params.delivery_id);
-          const delivery = reads.deliveries.visibleTo(callerOf(request), id);
+          const delivery = reads.deliveries.visibleTo(caller, id);
           if (delivery === undefined) throw notFound();
           // With a thousand attempts it takes 3 ms: 600 at once kept all other requests waiting.
           const inItsTurn = delivery.attempt_count > BODIES_SHOWN_MAX ? inSpareTurn : inTurn;
           const body = await inItsTurn(() => {
             // Whoever asked may have left meanwhile.
-            const details = request.active() && reads.deliveries.detailsVisibleTo(callerOf(request), id);
+            const details = request.active() && reads.deliveries.detailsVisibleTo(caller, id);
             if (!details) throw notFound();
             return JSON.stringify(details);
-          });
+          }, caller.keyId);
           return h.response(body).type('application/json');
         },
       });

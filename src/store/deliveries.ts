@@ -135,8 +135,9 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
       });
     },
 
-    /** The webhook's deliveries before `beforeSeq`, at most `limit`. */
+    /** The webhook's deliveries before `beforeSeq`, at most `limit`, read in the caller's turns. */
     async page(
+      { keyId }: Caller,
       webhook: Webhook,
       filter: DeliveryFilter,
       beforeSeq: number,
@@ -158,13 +159,14 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
           const within = { beforeSeq: before, endSeq: endSeq ?? 0, limit: wanted };
           return { rows: slice.all({ ...parameters, ...within }), endSeq };
         },
+        keyId,
         beforeSeq,
         limit,
         searching,
       );
       const { items: seqs, goOnAt } = pageOf(found.rows, limit, ({ seq }) => seq);
       // Read again, with the webhook's status now: by the end of a search it may be another one than at its beginning.
-      const read = await inTurn(() => bySeqs.all({ seqs: JSON.stringify(seqs) }));
+      const read = await inTurn(() => bySeqs.all({ seqs: JSON.stringify(seqs) }), keyId);
       const items = read.map(toDelivery).filter(({ status }) => statuses?.includes(status) ?? true);
       return { items, goOnAt: goOnAt ?? found.endSeq };
     },

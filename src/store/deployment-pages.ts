@@ -102,12 +102,16 @@ export function deploymentPages<Item>(
     };
     const found = await search(
       (before, wanted) => furthestSlice(scans, { ...parameters, beforeSeq: before, limit: wanted }),
+      caller.keyId,
       beforeSeq,
       limit,
       searching,
     );
     const { items: seqs, goOnAt } = pageOf(found.rows, limit, ({ seq }) => seq);
-    return inTurn(() => inSnapshot(database, () => pageOfSeqs(seqs, statuses, goOnAt ?? found.endSeq)));
+    return inTurn(
+      () => inSnapshot(database, () => pageOfSeqs(seqs, statuses, goOnAt ?? found.endSeq)),
+      caller.keyId,
+    );
   };
 
   /** The scans that find what is requested. The first one is usually quick; the others are for when it is slow. */

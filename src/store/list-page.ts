@@ -1,3 +1,4 @@
+import type { KeyId } from '../domain.ts';
 import { realEffects } from '../effects.ts';
 import { inSpareTurn as inSpareTurnOfThread, inTurn as inTurnOfThread } from '../turns.ts';
 
@@ -47,11 +48,12 @@ export interface Searching {
 }
 
 /**
- * Reads a list from `beforeSeq` down until `limit` rows are found, it ends or the time is over: slice by slice, at least
- * one. `slice` finds at most `limit + 1` of the rows in a slice.
+ * Reads a list for `keyId`, from `beforeSeq` down until `limit` rows are found, it ends or the time is over: slice by
+ * slice, at least one. `slice` finds at most `limit + 1` of the rows in a slice.
  */
 export async function search<Row>(
   slice: (beforeSeq: number, limit: number) => Found<Row>,
+  keyId: KeyId,
   beforeSeq: number,
   limit: number,
   {
@@ -62,14 +64,15 @@ export async function search<Row>(
 ): Promise<Found<Row>> {
   const untilMs = monotonicMs() + SEARCH_MAX_MS;
   const rows: Row[] = [];
-  let found = await inTurn(() => slice(beforeSeq, limit));
+  let found = await inTurn(() => slice(beforeSeq, limit), keyId);
   for (;;) {
     rows.push(...found.rows);
     const { endSeq } = found;
     if (endSeq === null || rows.length >= limit) return { rows, endSeq };
     // The time is looked at when the turn has come, for which one of many searches may wait long.
-    const next = await inSpareTurn(() =>
-      monotonicMs() < untilMs ? slice(endSeq, limit - rows.length) : undefined,
+    const next = await inSpareTurn(
+      () => (monotonicMs() < untilMs ? slice(endSeq, limit - rows.length) : undefined),
+      keyId,
     );
     if (next === undefined) return { rows, endSeq };
     found = next;

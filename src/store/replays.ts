@@ -179,6 +179,7 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
   }
 
   async function count(selection: ReplaySelection): Promise<number> {
+    const keyId = webhooks.addressOf(selection.webhookId)?.keyId ?? null;
     let count = 0;
     for (let afterSeq = 0; ; ) {
       const from = afterSeq;
@@ -186,7 +187,7 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
         const endSeq = endOfSlice(selection, from);
         count += countWithin.get({ ...selection, afterSeq: from, endSeq }) ?? 0;
         return endSeq;
-      });
+      }, keyId);
       if (afterSeq === selection.lastSeq) return count;
     }
   }

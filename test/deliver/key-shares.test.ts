@@ -1,10 +1,5 @@
 import t from 'tap';
-import {
-  createKeyedSlots,
-  createSharedPlaces,
-  createSharedSemaphore,
-  type Owner,
-} from '../../src/deliver/key-shares.ts';
+import { createSharedPlaces, createSharedSemaphore, type Owner } from '../../src/deliver/key-shares.ts';
 import type { KeyId } from '../../src/domain.ts';
 
 const ONE = 'one' as KeyId;
@@ -83,31 +78,4 @@ t.test('a permit for which a key waited is not free as well', async (t) => {
   t.equal(semaphore.tryAcquire(ONE), false);
   semaphore.release(TWO);
   t.equal(semaphore.tryAcquire(ONE), true);
-});
-
-t.test('keys take turns, and within a key the oldest value comes first', async (t) => {
-  const slots = createKeyedSlots<{ key: KeyId; name: string }>(({ key }) => key);
-  const places = new Map<string, number>();
-  for (const name of ['a1', 'a2', 'a3', 'b1', 'b2', 'c1']) {
-    places.set(name, slots.put({ key: name.charAt(0) as KeyId, name }));
-  }
-  const inTurn = (count: number) => {
-    const names: string[] = [];
-    for (const { name } of slots) {
-      names.push(name);
-      slots.take(places.get(name) ?? 0);
-      if (names.length === count) break;
-    }
-    return names;
-  };
-  t.strictSame(
-    Array.from(slots, ({ name }) => name),
-    ['a1', 'a2', 'a3', 'b1', 'b2', 'c1'],
-    'of a key from which nothing is taken, all are seen',
-  );
-  t.strictSame(inTurn(2), ['a1', 'b1']);
-  t.equal(slots.size, 4);
-  t.strictSame(inTurn(9), ['c1', 'a2', 'b2', 'a3']);
-  t.equal(slots.size, 0);
-  t.equal(slots.take(places.get('a1') ?? 0), undefined);
 });

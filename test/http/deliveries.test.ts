@@ -367,7 +367,7 @@ t.test('other requests are answered while many deliveries are read with all thei
   const [large = noDelivery(), small = noDelivery()] = await newDeliveries(store, id, 2);
   store.execute(`UPDATE deliveries SET attempt_count = 21 WHERE id = '${large}'`);
   // As many others that were requested before.
-  const before = Array.from({ length: 100 }, () => inSpareTurn(() => realEffects.block(2)));
+  const before = Array.from({ length: 100 }, () => inSpareTurn(() => realEffects.block(2), keys.owner.keyId));
   const get = (delivery: DeliveryId) => call(http, 'GET', `/v2/deliveries/${delivery}`, keys.owner.secret);
   let shown = false;
   const showing = get(large).then((answer) => {

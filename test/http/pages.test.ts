@@ -2,8 +2,9 @@ import { randomBytes } from 'node:crypto';
 import t from 'tap';
 import type { Page } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
-import type { Parameter } from '../../src/http/openapi-types.ts';
+import type { OpenApiDocument, Parameter } from '../../src/http/openapi-types.ts';
 import { createPages, type Walk } from '../../src/http/pages.ts';
+import { inTurn, TURN_MAX_MS } from '../../src/turns.ts';
 import { newDeployment } from '../helpers/store.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
 
@@ -96,13 +97,10 @@ t.test('every list binds its cursors to all of its filters', async (t) => {
   for (const _ of [1, 2]) await service.admin.writer.write('deployments.create', newDeployment(projectId));
 
   const get = (path: string) => fetch(`${url}${path}`, { headers: { Authorization: `Bearer ${secret}` } });
-  const lists = Object.entries(contract.document.paths).flatMap(([path, { get: operation }]) => {
-    const parameters = operation?.parameters?.filter((one) => one.in === 'query') ?? [];
-    return parameters.some(({ name }) => name === 'cursor') ? [{ path, parameters }] : [];
-  });
+  const lists = listsOf(contract.document);
   t.ok(lists.length >= 5);
   for (const { path, parameters } of lists) {
-    const begun = `${path.replace(/\{(\w+)\}/, (_, name: string) => ids[name] ?? '')}?limit=1`;
+    const begun = `${withIds(path, ids)}?limit=1`;
     const { next_cursor: cursor } = (await (await get(begun)).json()) as Page<unknown>;
     t.type(cursor, 'string', begun);
     for (const parameter of parameters.filter(({ name }) => name !== 'limit' && name !== 'cursor')) {
@@ -112,6 +110,62 @@ t.test('every list binds its cursors to all of its filters', async (t) => {
     }
   }
 });
+
+t.test(
+  'what is read for a list waits for what its key asked for before, and not for other keys',
+  async (t) => {
+    const { url, contract, ...service } = await startWholeService(t);
+    const projectId = await service.project({ command: null });
+    const keys = { busy: await service.key(), other: await service.key() };
+    const idsOf = { busy: await idsSeenBy('busy'), other: await idsSeenBy('other') };
+
+    const paths = [...listsOf(contract.document).map(({ path }) => path), '/v2/deliveries/{delivery_id}'];
+    for (const path of paths) {
+      let isOver = false;
+      const before = Array.from({ length: 1_000 }, () =>
+        inTurn(() => {
+          if (!isOver) realEffects.block(TURN_MAX_MS);
+        }, keys.busy.keyId),
+      );
+      let isAnswered = false;
+      const waiting = get('busy', path).then((answer) => {
+        isAnswered = true;
+        return answer;
+      });
+      t.match(await get('other', path), { status: 200 }, path);
+      t.equal(isAnswered, false, path);
+      isOver = true;
+      t.match(await waiting, { status: 200 });
+      await Promise.all(before);
+    }
+
+    /** Each key has a webhook and a delivery of its own. */
+    async function idsSeenBy(key: keyof typeof keys): Promise<Record<string, string>> {
+      const { keyId } = keys[key];
+      const webhook = { keyId, url: `${url}/`, events: ['deployment.created' as const], description: null };
+      const { id } = await service.admin.writer.write('webhooks.create', webhook);
+      await service.admin.writer.write('deployments.create', newDeployment(projectId));
+      const [delivery] = service.query<{ id: string }>('SELECT id FROM deliveries WHERE webhook_id = ?', id);
+      return { project_id: projectId, webhook_id: id, delivery_id: delivery?.id ?? '' };
+    }
+
+    async function get(key: keyof typeof keys, path: string): Promise<Response> {
+      const headers = { Authorization: `Bearer ${keys[key].secret}` };
+      return await fetch(`${url}${withIds(path, idsOf[key])}`, { headers });
+    }
+  },
+);
+
+function listsOf({ paths }: OpenApiDocument): { path: string; parameters: Parameter[] }[] {
+  return Object.entries(paths).flatMap(([path, { get: operation }]) => {
+    const parameters = operation?.parameters?.filter((one) => one.in === 'query') ?? [];
+    return parameters.some(({ name }) => name === 'cursor') ? [{ path, parameters }] : [];
+  });
+}
+
+function withIds(path: string, ids: Readonly<Record<string, string>>): string {
+  return path.replace(/\{(\w+)\}/, (_, name: string) => ids[name] ?? '');
+}
 
 /** One that it may have. */
 function valueFor({ schema, example }: Parameter): string {

@@ -1,5 +1,6 @@
 import t from 'tap';
 import type { Delivery, DeliveryId, DeliveryStatus, Webhook, WebhookId } from '../../src/domain.ts';
+import { ADMINISTRATOR } from '../../src/store/administrator.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { type DeliveryFilter, deliveryReads, storedStatuses } from '../../src/store/deliveries.ts';
 import { type ListPage, SLICE_ROWS } from '../../src/store/list-page.ts';
@@ -97,7 +98,13 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
   };
   const { page } = deliveryReads(database, { inTurn: counting, inSpareTurn: counting });
   const webhook = store.reads.webhooks.get(id) as Webhook;
-  await page(webhook, { ...ALL, eventTypes: ['deployment.failed'] }, Number.MAX_SAFE_INTEGER, 10);
+  await page(
+    ADMINISTRATOR,
+    webhook,
+    { ...ALL, eventTypes: ['deployment.failed'] },
+    Number.MAX_SAFE_INTEGER,
+    10,
+  );
   t.equal(looks, 4, 'others had their turn in between');
 });
 
@@ -119,7 +126,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
   });
   const found = async (statuses: DeliveryFilter['statuses']) => {
     const filter: DeliveryFilter = { ...ALL, eventTypes: ['deployment.failed'], statuses };
-    return (await page(webhook, filter, Number.MAX_SAFE_INTEGER, 10)).items;
+    return (await page(ADMINISTRATOR, webhook, filter, Number.MAX_SAFE_INTEGER, 10)).items;
   };
   t.match(await found(null), [{ id: oldest, status: 'held', next_attempt_at: null }]);
   await setStatus(store, id, 'enabled');
@@ -142,7 +149,7 @@ t.test('a page that was searched for a second ends, and the next one goes on the
   const walk = async (filter: DeliveryFilter, limit: number) => {
     const counts: number[] = [];
     for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
-      const { items, goOnAt }: ListPage<Delivery> = await page(webhook, filter, before, limit);
+      const { items, goOnAt }: ListPage<Delivery> = await page(ADMINISTRATOR, webhook, filter, before, limit);
       counts.push(items.length);
       before = goOnAt;
     }
@@ -172,8 +179,20 @@ t.test('each delivery of a long list is shown once, wherever a page or a slice e
     .map(({ id }) => id);
   const webhook = store.reads.webhooks.get(id) as Webhook;
   for (const limit of [1, SLICE_ROWS - 1, SLICE_ROWS, SLICE_ROWS + 1, all.length + 1]) {
-    const first = await store.reads.deliveries.page(webhook, ALL, Number.MAX_SAFE_INTEGER, limit);
-    const rest = await store.reads.deliveries.page(webhook, ALL, first.goOnAt ?? 0, all.length);
+    const first = await store.reads.deliveries.page(
+      ADMINISTRATOR,
+      webhook,
+      ALL,
+      Number.MAX_SAFE_INTEGER,
+      limit,
+    );
+    const rest = await store.reads.deliveries.page(
+      ADMINISTRATOR,
+      webhook,
+      ALL,
+      first.goOnAt ?? 0,
+      all.length,
+    );
     t.equal(first.items.length, Math.min(limit, all.length));
     t.strictSame(
       [...first.items, ...rest.items].map(({ id }) => id),
@@ -389,6 +408,7 @@ t.test('a delivery that is unknown or of a deleted webhook cannot be redelivered
 async function pageOf(store: TestStore, id: WebhookId, filter: Partial<DeliveryFilter> = {}, limit = 10) {
   const webhook = store.reads.webhooks.get(id) as Webhook;
   const { items } = await store.reads.deliveries.page(
+    ADMINISTRATOR,
     webhook,
     { ...ALL, ...filter },
     Number.MAX_SAFE_INTEGER,

@@ -1,5 +1,8 @@
 import t from 'tap';
+import type { KeyId } from '../../src/domain.ts';
 import { pageOf, search } from '../../src/store/list-page.ts';
+
+const KEY = 'key_one' as KeyId;
 
 t.test('a page goes on at its last row only if there are more rows behind it', async (t) => {
   const rows = [4, 5, 6].map((seq) => ({ seq }));
@@ -27,10 +30,10 @@ t.test(
       rows: [beforeSeq],
       endSeq: beforeSeq === 1 ? null : beforeSeq - 1,
     });
-    t.strictSame(await search(slice, 5, 3, searching), { rows: [5, 4, 3], endSeq: 2 });
+    t.strictSame(await search(slice, KEY, 5, 3, searching), { rows: [5, 4, 3], endSeq: 2 });
     t.strictSame(reads, ['turn', 'spare turn', 'spare turn']);
     reads = [];
-    t.strictSame(await search(slice, 2, 9, searching), { rows: [2, 1], endSeq: null });
+    t.strictSame(await search(slice, KEY, 2, 9, searching), { rows: [2, 1], endSeq: null });
     t.strictSame(reads, ['turn', 'spare turn']);
   },
 );
@@ -42,7 +45,7 @@ t.test('a search ends when its time is over, but not before it has read a slice'
       ms += msForEach;
       return { rows: [], endSeq: beforeSeq - 1 };
     };
-    return await search(slice, 9, 1, { monotonicMs: () => ms });
+    return await search(slice, KEY, 9, 1, { monotonicMs: () => ms });
   };
   t.strictSame(await found(400), { rows: [], endSeq: 6 });
   t.strictSame(await found(5_000), { rows: [], endSeq: 8 });
@@ -55,5 +58,8 @@ t.test('a search whose time is over when its turn comes reads nothing more', asy
     ms += 1_000; // others had their turns
     return task();
   };
-  t.strictSame(await search(slice, 9, 3, { inSpareTurn, monotonicMs: () => ms }), { rows: [9], endSeq: 8 });
+  t.strictSame(await search(slice, KEY, 9, 3, { inSpareTurn, monotonicMs: () => ms }), {
+    rows: [9],
+    endSeq: 8,
+  });
 });
