@@ -19,6 +19,7 @@ import type { DeploymentFilter } from '../store/deployment-pages.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Report } from '../store/reports.ts';
 import type { Reads } from '../store/store.ts';
+import { inTurn } from '../turns.ts';
 import type { Answers } from './answers.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -80,6 +81,9 @@ export function deployments(
   maxQueued: number | null,
 ): Plugin<void> {
   const visibleProjects = reads.instance.readCache<ProjectId | null>();
+  // A commit wakes all requests that wait for the end of a deployment: the first read serves all of them.
+  const awaitedStatuses = reads.instance.readCache<DeploymentStatus | null>();
+  const shownDeployments = reads.instance.readCache<Deployment | null>();
   return {
     name: 'deployments',
     register(server) {
@@ -173,8 +177,13 @@ export function deployments(
           responses: { 200: { description: 'The deployment.', resource: 'Deployment' } },
           errors: { rate_limited: 'Too many requests, or too many requests of this key are waiting.' },
         }),
-        handler: (request) =>
-          waitUntilFinished(request, request.params.deployment_id, request.query.wait * 1000),
+        async handler(request) {
+          const caller = callerOf(request);
+          const id = pathId('dpl', request.params.deployment_id);
+          if (request.query.wait > 0) await waitForEnd(request, id, request.query.wait * 1000);
+          // As many requests may come, or end their wait, at once. Behind 100,000 that wait, each read takes 3 ms.
+          return await inTurn(() => visibleDeployment(caller, id), caller.keyId);
+        },
       });
 
       server.route<DeploymentRefs>({
@@ -269,15 +278,19 @@ export function deployments(
     return id;
   }
 
-  function visibleDeployment(caller: Caller, pathText: string): Deployment {
-    const deployment = reads.deployments.visibleTo(caller, pathId('dpl', pathText));
-    if (deployment === undefined) throw notFound();
+  function visibleDeployment(caller: Caller, id: DeploymentId): Deployment {
+    const deployment = shownDeployments(
+      `${caller.keyId} ${id}`,
+      () => reads.deployments.visibleTo(caller, id) ?? null,
+    );
+    if (deployment === null) throw notFound();
     return deployment;
   }
 
   /** Undefined if the caller does not see it, or if it does not exist (any more). */
   function idOfVisible(request: Pick<Request, 'auth'>, pathText: string): DeploymentId | undefined {
-    return reads.deployments.visibleTo(callerOf(request), pathId('dpl', pathText))?.id;
+    const id = pathId('dpl', pathText);
+    return reads.deployments.statusVisibleTo(callerOf(request), id) === undefined ? undefined : id;
   }
 
   /** What to list, and from where. Call it before the project is looked up: wrong values come before visibility. */
@@ -303,28 +316,33 @@ export function deployments(
   }
 
   /**
-   * Resolves to the deployment once it has finished, or as it is after `waitMs`, or when the client disconnects or the
-   * service stops. Throws `unauthorized` if the key is no longer valid by then.
+   * Resolves once the deployment has ended, after `waitMs`, or when the client disconnects or the service stops. Throws
+   * `not_found`, and `unauthorized` if the key is no longer valid by then.
    */
-  async function waitUntilFinished(
+  async function waitForEnd(
     request: Pick<Request, 'auth' | 'headers' | 'raw'>,
-    pathText: string,
+    id: DeploymentId,
     waitMs: number,
-  ): Promise<Deployment> {
+  ): Promise<void> {
     const untilMs = effects.monotonicMs() + waitMs;
-    const first = visibleDeployment(callerOf(request), pathText);
-    if (waitMs === 0 || isTerminal(first.status)) return first;
-    const watch = watches.open([first.id], callerOf(request).keyId);
+    const { keyId } = callerOf(request);
+    if (hasEnded(reads.deployments.statusVisibleTo(callerOf(request), id))) return;
+    const watch = watches.open([id], keyId);
     closeWithResponse(watch, request);
     for (;;) {
-      // Read again, as it may have finished just before the watch was opened.
       const caller = currentCaller(request, reads, effects.now());
       if (caller === undefined) throw wrongKey();
-      const deployment = visibleDeployment(caller, first.id);
+      // Read again, as it may have ended just before the watch was opened.
+      const read = () => reads.deployments.statusVisibleTo(caller, id) ?? null;
+      if (hasEnded(awaitedStatuses(`${keyId} ${id}`, read))) return;
       const leftMs = untilMs - effects.monotonicMs();
-      if (leftMs <= 0 || isTerminal(deployment.status)) return deployment;
-      if ((await watch.next(leftMs)) === 'closed') return deployment;
+      if (leftMs <= 0 || (await watch.next(leftMs)) === 'closed') return;
     }
+  }
+
+  function hasEnded(status: DeploymentStatus | null | undefined): boolean {
+    if (status === null || status === undefined) throw notFound();
+    return isTerminal(status);
   }
 }
 

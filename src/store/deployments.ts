@@ -1,4 +1,11 @@
-import { type Deployment, type DeploymentId, type ProjectId, type Timestamp, timestamp } from '../domain.ts';
+import {
+  type Deployment,
+  type DeploymentId,
+  type DeploymentStatus,
+  type ProjectId,
+  type Timestamp,
+  timestamp,
+} from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { ProcessIdentity } from '../process-identity.ts';
 import type { Database } from './database.ts';
@@ -25,6 +32,11 @@ export function deploymentReads(database: Database) {
   const visible = database.prepare<{ id: string; allProjects: number; keyId: string }, DeploymentRow>(`
     SELECT ${DEPLOYMENT_COLUMNS} FROM ${DEPLOYMENTS}
      WHERE d.id = +:id AND ${VISIBLE_PROJECT('d.project_id')}`);
+  const visibleStatus = database
+    .prepare<{ id: string; allProjects: number; keyId: string }, DeploymentStatus>(`
+      SELECT d.status FROM deployments d
+       WHERE d.id = +:id AND ${VISIBLE_PROJECT('d.project_id')}`)
+    .pluck();
   const queuedBetween = database
     .prepare<{ projectId: ProjectId; fromSeq: number; beforeSeq: number }, number>(`
       SELECT count(*) FROM deployments
@@ -82,6 +94,13 @@ export function deploymentReads(database: Database) {
       const row = visible.get({ id, ...viewer(caller) });
       return row === undefined ? undefined : toDeployment(row, queuePosition(row));
     },
+
+    /**
+     * The status alone, as `visibleTo` has it: behind 100,000 that wait it takes 3 ms to count the queue position, and
+     * 0.1 ms to parse long outputs.
+     */
+    statusVisibleTo: (caller: Caller, id: string): DeploymentStatus | undefined =>
+      visibleStatus.get({ id, ...viewer(caller) }),
 
     /** See `deploymentPages`. */
     page: deploymentPages(database, toDeployments),

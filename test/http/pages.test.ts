@@ -112,14 +112,18 @@ t.test('every list binds its cursors to all of its filters', async (t) => {
 });
 
 t.test(
-  'what is read for a list waits for what its key asked for before, and not for other keys',
+  'what takes long to read waits for what its key asked for before, and not for other keys',
   async (t) => {
     const { url, contract, ...service } = await startWholeService(t);
     const projectId = await service.project({ command: null });
     const keys = { busy: await service.key(), other: await service.key() };
     const idsOf = { busy: await idsSeenBy('busy'), other: await idsSeenBy('other') };
 
-    const paths = [...listsOf(contract.document).map(({ path }) => path), '/v2/deliveries/{delivery_id}'];
+    const paths = [
+      ...listsOf(contract.document).map(({ path }) => path),
+      '/v2/deliveries/{delivery_id}',
+      '/v2/deployments/{deployment_id}',
+    ];
     for (const path of paths) {
       let isOver = false;
       const before = Array.from({ length: 1_000 }, () =>
@@ -144,9 +148,14 @@ t.test(
       const { keyId } = keys[key];
       const webhook = { keyId, url: `${url}/`, events: ['deployment.created' as const], description: null };
       const { id } = await service.admin.writer.write('webhooks.create', webhook);
-      await service.admin.writer.write('deployments.create', newDeployment(projectId));
+      const deployment = await service.admin.writer.write('deployments.create', newDeployment(projectId));
       const [delivery] = service.query<{ id: string }>('SELECT id FROM deliveries WHERE webhook_id = ?', id);
-      return { project_id: projectId, webhook_id: id, delivery_id: delivery?.id ?? '' };
+      return {
+        project_id: projectId,
+        deployment_id: deployment.id,
+        webhook_id: id,
+        delivery_id: delivery?.id ?? '',
+      };
     }
 
     async function get(key: keyof typeof keys, path: string): Promise<Response> {
