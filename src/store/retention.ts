@@ -17,7 +17,8 @@ import { walBytesOf } from './wal.ts';
  * and, independently of the retention:
  *
  *   deleted webhooks   with all their deliveries, pending ones too
- *   idempotency keys   after 72 h
+ *   idempotency keys   after 72 h, those of a revoked key at once: nobody can repeat its requests, and some answers hold
+ *                      signing secrets
  *   finished replays and expired secrets, which nothing reads any more
  */
 
@@ -106,7 +107,13 @@ export function retentionWrites({ database, effects }: WriteContext) {
   const forgetAnswers = database.prepare(`
     DELETE FROM idempotency_keys
      WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < +:beforeMs ORDER BY created_at LIMIT :limit)`);
-  // The next three scan whole tables, which are small: rows are created by users, and removed here when finished.
+  // The next four scan whole tables, which are small: rows are created by users, and those of the last three removed here
+  // when finished. The answers to a key that was revoked earlier are removed already.
+  const forgetAnswersToRevoked = database.prepare(`
+    DELETE FROM idempotency_keys
+     WHERE rowid IN (SELECT idempotency_keys.rowid
+                       FROM keys CROSS JOIN idempotency_keys ON idempotency_keys.key_id = keys.id
+                      WHERE keys.revoked_at >= +:beforeMs LIMIT :limit)`);
   const removeReplays = database.prepare(`
     DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT :limit)`);
   const removeSigningSecrets = database.prepare(`
@@ -194,7 +201,10 @@ export function retentionWrites({ database, effects }: WriteContext) {
     switch (what) {
       case 'idempotencyKeys': {
         const beforeMs = nowMs - IDEMPOTENCY_MEMORY_MS;
-        return removeAll(work, what, () => forgetAnswers.run({ beforeMs, limit: PORTION }));
+        return (
+          removeAll(work, what, () => forgetAnswers.run({ beforeMs, limit: PORTION })) ??
+          removeAll(work, what, () => forgetAnswersToRevoked.run({ beforeMs, limit: PORTION }))
+        );
       }
       case 'replays':
         return removeAll(work, what, () => removeReplays.run({ limit: PORTION }));

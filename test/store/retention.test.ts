@@ -212,6 +212,20 @@ t.test('idempotency keys are remembered for three days, whatever the retention',
   t.strictSame(store.query('SELECT * FROM idempotency_keys'), []);
 });
 
+t.test('idempotency keys of a revoked key are forgotten at once', async (t) => {
+  const { store } = setUp(t);
+  const [revoked, living] = [(await store.key()).keyId, (await store.key()).keyId];
+  store.execute(`
+    INSERT INTO idempotency_keys (key_id, idempotency_key, request_hash, status_code, body, created_at)
+    ${counted(40)} SELECT id, number, zeroblob(32), 201, 'whsec_', ${Date.UTC(2026, 10, 21)} FROM keys, numbers`);
+  t.strictSame(await pruneAll(store, null), {});
+  await store.writer.write('keys.revoke', { id: revoked });
+  t.ok((await stepsOf(store, 'idempotencyKeys')).every((step) => rowsOf(step) <= 16));
+  t.strictSame(store.query('SELECT key_id, count(*) AS count FROM idempotency_keys GROUP BY key_id'), [
+    { key_id: living, count: 40 },
+  ]);
+});
+
 t.test('secrets are removed when they expire, and valid ones stay', async (t) => {
   const { store, effects, id, keyId } = await withWebhook(t);
   await store.writer.write('webhooks.rotate', { id, overlapMs: DAY_MS });
@@ -391,7 +405,7 @@ t.test('no step scans a table that grows, or sorts rows', (t) => {
       detail: string;
     }[];
     for (const { detail } of plan) {
-      t.notMatch(detail, /^SCAN (?!replays|webhooks|webhook_secrets|key_secrets)/, statement.source);
+      t.notMatch(detail, /^SCAN (?!replays|webhooks|webhook_secrets|keys|key_secrets)/, statement.source);
       t.notMatch(detail, /TEMP B-TREE/, statement.source);
     }
   }
