@@ -1,5 +1,5 @@
 import { findMarked } from '../deploy/processes.ts';
-import { timestamp } from '../domain.ts';
+import { type Key, timestamp } from '../domain.ts';
 import { DAY_MS, formatDuration, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
@@ -24,6 +24,7 @@ import type { Surroundings } from './project-surroundings.ts';
 
 /** Clocks that NTP synchronises differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
+/** Of a key that is not meant to live long, the last quarter of its life. */
 const KEY_EXPIRES_SOON_MS = 14 * DAY_MS;
 const KEY_EXPIRED_LATELY_MS = 14 * DAY_MS;
 
@@ -251,7 +252,7 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
   const keys = reads.keys.list().filter(({ revoked_at }) => revoked_at === null);
   const live = keys.filter(({ expires_at }) => ageMs(expires_at, nowMs) <= 0);
   const ending = live
-    .filter(({ expires_at }) => -ageMs(expires_at, nowMs) < KEY_EXPIRES_SOON_MS)
+    .filter((key) => expiresSoon(key, nowMs))
     .map((key) =>
       problem(
         'keys',
@@ -269,9 +270,11 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
         'replace it if somebody still needs it: davit admin key create',
       ),
     );
-  return orOk(
-    [...ending, ...ended],
-    'keys',
-    `${live.length} of them, none expires within ${formatDuration(KEY_EXPIRES_SOON_MS)}`,
-  );
+  return orOk([...ending, ...ended], 'keys', `${live.length} of them, none expires soon`);
+}
+
+function expiresSoon({ created_at, expires_at }: Key, nowMs: number): boolean {
+  if (expires_at === null) return false;
+  const endsAtMs = Date.parse(expires_at);
+  return endsAtMs - nowMs < Math.min(KEY_EXPIRES_SOON_MS, (endsAtMs - Date.parse(created_at)) / 4);
 }

@@ -90,7 +90,7 @@ t.test('doctor names each problem and what to do about it', async (t) => {
     ],
     [
       'a key that ends soon',
-      `UPDATE keys SET expires_at = ${nowMs + 48 * HOUR_MS}`,
+      `UPDATE keys SET created_at = 1, expires_at = ${nowMs + 48 * HOUR_MS}`,
       'keys',
       /^key ci \(key_\w+\) expires at 20\S+Z$/,
       /davit admin key create/,
@@ -162,7 +162,8 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   const refusal = `
     UPDATE deliveries SET attempt_count = 1;
     INSERT INTO attempts VALUES ('dlv_1', 1, 1, NULL, 'connection_refused', 1, NULL, NULL, 'schedule');`;
-  const keyEnds = (at: number) => `UPDATE keys SET expires_at = ${at};`;
+  const keyEnds = (at: number, lifeMs = 90 * 24 * HOUR_MS) =>
+    `UPDATE keys SET created_at = ${at - lifeMs}, expires_at = ${at};`;
   const none = null;
   const cases: [sql: string, servedBy: number | null, check: string, level: string, message: RegExp][] = [
     [
@@ -271,12 +272,20 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       'ok',
       /^1 of them/,
     ],
-    ['', none, 'keys', 'ok', /^1 of them, none expires within 14d$/],
+    ['', none, 'keys', 'ok', /^1 of them, none expires soon$/],
     [keyEnds(nowMs - 1), none, 'keys', 'note', /^key ci \(key_\w+\) expired at 20\S+Z$/],
-    [keyEnds(nowMs - 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^0 of them, none expires within 14d$/],
+    [keyEnds(nowMs - 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^0 of them, none expires soon$/],
     [`UPDATE keys SET revoked_at = 1;${keyEnds(nowMs - 1)}`, none, 'keys', 'ok', /^0 of them/],
     [keyEnds(nowMs + 13 * 24 * HOUR_MS), none, 'keys', 'problem', /^key ci \(key_\w+\) expires at 20\S+Z$/],
     [keyEnds(nowMs + 15 * 24 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
+    [keyEnds(nowMs + HOUR_MS, 3 * HOUR_MS), none, 'keys', 'ok', /^1 of them/],
+    [
+      keyEnds(nowMs + HOUR_MS, 5 * HOUR_MS),
+      none,
+      'keys',
+      'problem',
+      /^key ci \(key_\w+\) expires at 20\S+Z$/,
+    ],
     [`UPDATE keys SET revoked_at = 1;${keyEnds(nowMs + HOUR_MS)}`, none, 'keys', 'ok', /^0 of them/],
   ];
   for (const [sql, servedBy, check, level, message] of cases) {
