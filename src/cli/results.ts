@@ -1,9 +1,24 @@
 import { escapedIn } from '../printable.ts';
 import type { CommandContext } from './command.ts';
+import type { Terminal } from './terminal.ts';
 
 /** Prints one JSON value to stdout, with the API's field names, and without control characters. */
-export function printJson({ terminal }: CommandContext, value: unknown): void {
-  terminal.print(escapedIn(JSON.stringify(value, null, 2)));
+export function printJson({ terminal }: { terminal: Pick<Terminal, 'print'> }, value: unknown): void {
+  if (!Array.isArray(value) || value.length === 0) {
+    terminal.print(jsonOf(value));
+    return;
+  }
+  // Item by item: a million deployments are too long for one string.
+  terminal.print('[');
+  for (const [index, item] of value.entries()) {
+    const indented = `  ${jsonOf(item).replaceAll('\n', '\n  ')}`;
+    terminal.print(index === value.length - 1 ? indented : `${indented},`);
+  }
+  terminal.print(']');
+}
+
+function jsonOf(value: unknown): string {
+  return escapedIn(JSON.stringify(value, null, 2));
 }
 
 /**
