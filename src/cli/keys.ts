@@ -2,6 +2,7 @@ import type { Command } from 'commander';
 import { type Key, type ProjectId, SCOPES } from '../domain.ts';
 import { formatDuration } from '../durations.ts';
 import { appending, durationMsOf, durationMsOrNone, option, repeated } from '../options.ts';
+import type { OutgoingSecret } from '../store/keys.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
 import { type ConfirmedOptions, confirm } from './confirm.ts';
@@ -192,23 +193,24 @@ function defineShow(command: Command, context: CommandContext): void {
     .addOption(jsonOption())
     .action((text: string, options: { json?: boolean }) =>
       withStore(command, context, 'refuse', (store) => {
-        const key = resolveKey(store, text, context.effects.now());
-        if (options.json === true) return printJson(context, key);
-        context.terminal.print(keyText(key, store, context));
+        const nowMs = context.effects.now();
+        const key = resolveKey(store, text, nowMs);
+        const old = store.reads.keys.outgoingSecrets(key.id, nowMs);
+        if (options.json === true) return printJson(context, { ...key, old_secrets: old });
+        context.terminal.print(keyText(key, old, store, context));
       }),
     );
 }
 
-function keyText(key: Key, store: Store, context: CommandContext): string {
+function keyText(key: Key, old: readonly OutgoingSecret[], store: Store, context: CommandContext): string {
   const at = exactMomentOf(context);
   const names = projectNames(store.reads);
-  const outgoing = store.reads.keys.outgoingSecrets(key.id, context.effects.now());
   return fields(context.terminal, [
     ['id', key.id],
     ['name', key.name],
     ['state', stateOf(key, context)],
     ['secret', `…${key.last4}`],
-    ...outgoing.map(
+    ...old.map(
       ({ last4, expires_at }) =>
         ['old secret', `…${last4}, until ${exactMoment(context, expires_at)}`] as const,
     ),

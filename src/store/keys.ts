@@ -30,6 +30,12 @@ export interface NewKey {
   expiresAtMs: number | null;
 }
 
+/** A secret that was replaced and still works. */
+export interface OutgoingSecret {
+  last4: string;
+  expires_at: Timestamp;
+}
+
 interface KeyRow {
   id: KeyId;
   name: string;
@@ -113,7 +119,7 @@ export function keyReads(database: Database, moment: () => Moment = createMoment
     },
 
     /** Replaced secrets that still work, the first to expire first: no later than the key does. */
-    outgoingSecrets: (keyId: KeyId, nowMs: number): { last4: string; expires_at: Timestamp }[] =>
+    outgoingSecrets: (keyId: KeyId, nowMs: number): OutgoingSecret[] =>
       outgoing.all({ keyId, nowMs }).map(({ last4, ends_at }) => ({ last4, expires_at: timestamp(ends_at) })),
 
     /** Oldest first, revoked ones too. */

@@ -162,7 +162,7 @@ t.test('keys are listed and shown without their secrets', async (t) => {
     there.json<Key>(['admin', 'key', 'show', key.id]),
   ]);
   t.strictSame(listed, [key]);
-  t.strictSame(shown, key);
+  t.strictSame(shown, { ...key, old_secrets: [] });
   t.match(
     list.stdout,
     new RegExp(`^ID +NAME +SECRET .*\n${key.id} +ci +…${key.last4} +live +never +website +logs:read\n$`),
@@ -254,6 +254,10 @@ t.test('a rotated key keeps its id, and its old secret works for the overlap', a
   for (const { secret } of [first, second]) t.match(holderOf(there, secret), { keyId: first.id });
   t.match(await there.davit(['admin', 'key', 'show', 'ci']), {
     stdout: new RegExp(`^old secret +…${first.last4}, until 20`, 'm'),
+  });
+  t.match(await there.json(['admin', 'key', 'show', 'ci']), {
+    last4: second.last4,
+    old_secrets: [{ last4: first.last4, expires_at: /^20\d\d-.*Z$/ }],
   });
   t.match(
     (await there.davit(['admin', 'key', 'rotate', 'ci', '--overlap', '36h'])).stderr,
