@@ -100,6 +100,7 @@ function defineShow(command: Command, context: CommandContext): void {
 function projectText(project: ProjectDetails, context: CommandContext): string {
   const limit = (durationMs: number | null) => (durationMs === null ? 'off' : formatDuration(durationMs));
   const { command } = project;
+  const variables = project.variable_names.join(' ');
   const general = [
     ['id', project.id],
     ['name', project.name],
@@ -110,6 +111,8 @@ function projectText(project: ProjectDetails, context: CommandContext): string {
     return fields(context.terminal, [
       ...general,
       ['command', 'none: another system does the work'],
+      // They are kept for the command that it may have again.
+      ['variables', variables || null],
       ['report timeout', limit(project.report_timeout_ms)],
     ]);
   }
@@ -117,7 +120,7 @@ function projectText(project: ProjectDetails, context: CommandContext): string {
     ...general,
     ['command', quoted(command)],
     ['directory', project.directory ?? 'a new one each time'],
-    ['variables', project.variable_names.join(' ') || 'none'],
+    ['variables', variables || 'none'],
     ['timeout', limit(project.timeout_ms)],
     ['idle timeout', limit(project.idle_timeout_ms)],
     ['policy', project.policy],

@@ -110,6 +110,16 @@ t.test('values of variables are stored and never shown', async (t) => {
   t.match(shown[0].stdout, /^variables +CI_TOKEN PIPED STAGE TOKEN$/m);
 });
 
+t.test('variables that are stored are shown also without a command', async (t) => {
+  const there = place(t);
+  await there.davit(create('website', '--env', 'TOKEN=abc', '--', '/bin/true'));
+  const show = async () => (await there.davit(['admin', 'project', 'show', 'website'])).stdout;
+  await there.davit(set('--no-command'));
+  t.match(await show(), /^command +none.*\nvariables +TOKEN$/m);
+  await there.davit(set('--unset-env', 'TOKEN'));
+  t.notMatch(await show(), /variables/);
+});
+
 t.test('--env-file is --env-from, and sets nothing for davit itself', async (t) => {
   const { davit, dump, directory } = place(t, runProcess);
   writeFileSync(join(directory, 'site.env'), "TOKEN=a # b\nDAVIT_DB=other.db\nDAVIT_TIMEOUT='5s'\n");
