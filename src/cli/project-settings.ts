@@ -231,8 +231,35 @@ async function setProject(
     context.terminal.print(`${nameOfProject(project)} is changed${timed}`);
   }
   if (changes.command !== undefined && changes.command !== null) noteAwaited(awaited, context);
+  noteUnused(project, changes, variables, awaited, context);
   warnOfStart(project, all, context);
   warnOfNamesakes(namesakes, context);
+}
+
+/** Says which of the given settings have no effect at present; what is switched off has none in any case. */
+function noteUnused(
+  { command }: ProjectDetails,
+  { directory, timeoutMs, idleTimeoutMs, policy, reportTimeoutMs }: Partial<ProjectSettings>,
+  variables: Readonly<Record<string, string>>,
+  awaited: number,
+  { terminal }: CommandContext,
+): void {
+  const useless =
+    command === null
+      ? {
+          '--dir': directory,
+          '--timeout': timeoutMs,
+          '--idle-timeout': idleTimeoutMs,
+          '--policy': policy,
+          '--env': Object.keys(variables)[0],
+        }
+      : { '--report-timeout': awaited === 0 ? reportTimeoutMs : null };
+  const given = Object.entries(useless).filter(([, value]) => value !== undefined && value !== null);
+  if (given.length === 0) return;
+  const options = given.map(([flag]) => flag).join(', ');
+  const have = given.length === 1 ? 'has' : 'have';
+  const which = command === null ? 'no' : 'a';
+  terminal.note(`note: ${options} ${have} no effect while the project has ${which} command`);
 }
 
 /** To be said where it may be thought that what another system carries out has ended, too. */

@@ -431,6 +431,27 @@ t.test('set and archive say how many deployments of another system stay open', a
   t.match(await there.davit([...archive, '--json']), { stdout: /^\{/, stderr: note });
 });
 
+t.test('set says which settings have no effect at present', async (t) => {
+  const there = place(t);
+  await there.davit(create('website'));
+  const said = async (...words: string[]) => (await there.davit(set(...words))).stderr;
+  t.equal(
+    await said('--timeout', '1h', '--policy', 'latest', '--env', 'A=1'),
+    'note: --timeout, --policy, --env have no effect while the project has no command\n',
+  );
+  t.equal(await said('--report-timeout', '2h', '--timeout', 'off'), '');
+  t.equal(await said('--timeout', '1h', '--', '/bin/true'), '');
+  t.equal(
+    await said('--report-timeout', '1h'),
+    'note: --report-timeout has no effect while the project has a command\n',
+  );
+  t.equal(await said('--report-timeout', 'off'), '');
+  await there.davit(set('--no-command'));
+  await queue(there, 'website', 1);
+  await there.davit(set('--', '/bin/true'));
+  t.equal(await said('--report-timeout', '1h'), '', 'it holds for the open deployment');
+});
+
 t.test('the list of projects is printed as a table and as JSON', async (t) => {
   const { davit, json } = place(t);
   const first = (await davit(create('website', '--', 'make', "it's", 'a b'))).stdout.trim();
