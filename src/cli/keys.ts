@@ -9,7 +9,15 @@ import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { withStore } from './database-file.ts';
 import { chosenOf } from './lists.ts';
 import { exactMoment, exactMomentOf, moment } from './moments.ts';
-import { checkName, KEY_ARGUMENT, nameOfKey, projectNames, resolveKey, resolveProject } from './names.ts';
+import {
+  checkName,
+  KEY_ARGUMENT,
+  nameOfKey,
+  projectNames,
+  resolveKey,
+  resolveProject,
+  warnOfNamesakes,
+} from './names.ts';
 import { printJson, printMade } from './results.ts';
 import { fields, table } from './table.ts';
 
@@ -75,20 +83,24 @@ async function createKey(command: Command, options: CreateOptions, context: Comm
   const scopeNames = chosen(command, options.scope, options.allScopes, ['scope', 'what the key may do']);
   const scopes = scopeNames === 'all' ? [...SCOPES] : chosenOf(command, 'scope', scopeNames, SCOPES);
   const projects = chosen(command, options.project, options.allProjects, ['project', 'what the key sees']);
-  const { key, secret } = await withStore(
+  const { key, secret, namesakes } = await withStore(
     command,
     context,
     projects === 'all' ? 'create' : 'refuse',
-    (store) =>
-      store.writer.write('keys.create', {
+    async (store) => {
+      const made = await store.writer.write('keys.create', {
         name,
         scopes,
         allProjects: projects === 'all',
         projectIds: projects === 'all' ? [] : projects.map((project) => resolveProject(store, project).id),
         expiresAtMs: options.expiresIn === undefined ? null : context.effects.now() + options.expiresIn,
-      }),
+      });
+      const named = store.reads.keys.list().filter((other) => other.name === name);
+      return { ...made, namesakes: named.filter((other) => stateOf(other, context) === 'live').length };
+    },
   );
   printSecret(context, options, { ...key, secret }, `created ${nameOfKey(key)}`);
+  warnOfNamesakes(namesakes, 'keys', context);
 }
 
 /**

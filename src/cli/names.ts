@@ -5,7 +5,7 @@ import { printable } from '../printable.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads, Store } from '../store/store.ts';
-import { misused } from './command.ts';
+import { type CommandContext, misused } from './command.ts';
 import { nearest } from './suggest.ts';
 
 /** What `command.argument` takes. */
@@ -54,6 +54,15 @@ function nameProblem(name: string): string | undefined {
   }
   if (/^(?:prj|key)_/.test(name)) return 'must not look like an id';
   return undefined;
+}
+
+/** Says of a name that was just given that it means nothing alone. */
+export function warnOfNamesakes(
+  namesakes: number,
+  nouns: 'projects' | 'keys',
+  { terminal }: CommandContext,
+): void {
+  if (namesakes > 1) terminal.note(`warning: ${namesakes} ${nouns} have this name now: use their ids`);
 }
 
 /** By id, or by a name that only one project has. Throws AppError `not_found` or `conflict` with what to do. */

@@ -11,7 +11,7 @@ import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, misused, requiredOption } from './command.ts';
 import { counted } from './counted.ts';
 import { withStore } from './database-file.ts';
-import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject, warnOfNamesakes } from './names.ts';
 import { startProblemOf } from './project-findings.ts';
 import { printJson, printMade } from './results.ts';
 import { readVariables } from './variables.ts';
@@ -176,11 +176,7 @@ async function createProject(
   });
   printMade(context, options, project, `created ${nameOfProject(project)}`, project.id);
   warnOfStart(project, settings.variables, context);
-  warnOfNamesakes(namesakes, context);
-}
-
-function warnOfNamesakes(namesakes: number, { terminal }: CommandContext): void {
-  if (namesakes > 1) terminal.note(`warning: ${namesakes} projects have this name now: use their ids`);
+  warnOfNamesakes(namesakes, 'projects', context);
 }
 
 function countNamed(name: string, store: Store): number {
@@ -233,7 +229,7 @@ async function setProject(
   if (changes.command !== undefined && changes.command !== null) noteAwaited(awaited, context);
   noteUnused(project, changes, variables, awaited, context);
   warnOfStart(project, all, context);
-  warnOfNamesakes(namesakes, context);
+  warnOfNamesakes(namesakes, 'projects', context);
 }
 
 /** Says which of the given settings have no effect at present; what is switched off has none in any case. */

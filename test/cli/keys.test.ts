@@ -108,6 +108,17 @@ t.test('a key needs explicit scopes and projects, all of which exist', async (t)
   );
 });
 
+t.test('create warns of a name that another living key has', async (t) => {
+  const there = place(t);
+  const warning = /warning: 2 keys have this name now: use their ids\n$/;
+  const made = async () => (await there.davit(create('ci', ...ALL))).stderr;
+  t.notMatch(await made(), warning);
+  t.match(await made(), warning);
+  const [first] = await there.json<Key[]>(['admin', 'key', 'list']);
+  await there.davit(['admin', 'key', 'revoke', first?.id ?? '', '--yes']);
+  t.match(await made(), warning, 'the revoked one does not count');
+});
+
 t.test('a name with control, invisible or misleading characters is refused', async (t) => {
   const there = place(t);
   for (const name of [
