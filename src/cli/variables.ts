@@ -66,9 +66,9 @@ function entryOf(
   { environment }: CommandContext,
 ): [name: string, value: string] {
   const separator = text.indexOf('=');
-  // The text is not shown, as it may be a secret.
-  if (separator === 0) misused(command, '--env needs a name before the =, as in --env STAGE=live');
   const name = separator < 0 ? text : text.slice(0, separator);
+  // The text is not shown, as it may be a secret.
+  if (name === '') misused(command, '--env needs a name before the =, as in --env STAGE=live');
   const own = Object.hasOwn(environment, name) ? environment[name] : undefined; // not `constructor` of every object
   const value = separator < 0 ? own : text.slice(separator + 1);
   const problem = variableProblem(name, value ?? '');

@@ -216,6 +216,7 @@ t.test('invalid project options are refused and change nothing', async (t) => {
     [create('x', '--env', 'a b'), 2, /must be named with letters/],
     [create('x', '--env', 'a b=secret'), 2, /must be named with letters/],
     [create('x', '--env', '=secret'), 2, /--env needs a name before the =/],
+    [create('x', '--env', ''), 2, /--env needs a name before the =/],
     ...['NOT_SET_HERE', '__proto__', 'constructor', 'toString'].map((name): [string[], number, RegExp] => [
       create('x', '--env', name),
       1,
