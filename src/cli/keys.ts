@@ -286,7 +286,8 @@ async function rotateKey(
 function defineRevoke(command: Command, context: CommandContext): void {
   explain(
     command.summary('revoke a key for ever'),
-    'Revokes a key from the next request on, and disables the webhooks that it registered. This cannot be undone.',
+    'Revokes a key from the next request on, and disables the webhooks that it registered. This cannot be undone. ' +
+      'Deployments that it queued still start: to prevent that, pause their project, then cancel them.',
     ['davit admin key revoke ci', 'davit admin key revoke key_… --yes'],
   )
     .argument(...KEY_ARGUMENT)
