@@ -51,6 +51,15 @@ interface ClaimRow extends Omit<ClaimedDeployment, 'command' | 'variables' | 'pr
   command: string;
 }
 
+/** What decides about a new deployment of a project. */
+interface ProjectForNew {
+  status: ProjectStatus;
+  command: string | null;
+  policy: QueuePolicy;
+  report_timeout_ms: number | null;
+  queued_count: number;
+}
+
 /** A guess, as it depends on when a deployment ends. */
 const QUEUE_FULL_RETRY_SECONDS = 30;
 
@@ -71,16 +80,9 @@ export function queueWrites(
 ) {
   const projects = projectReads(database);
 
-  const projectForNew = database.prepare<
-    [string],
-    {
-      status: ProjectStatus;
-      command: string | null;
-      policy: QueuePolicy;
-      report_timeout_ms: number | null;
-      queued_count: number;
-    }
-  >('SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = +?');
+  const projectForNew = database.prepare<[string], ProjectForNew>(
+    'SELECT status, command, policy, report_timeout_ms, queued_count FROM projects WHERE id = +?',
+  );
   const insert = database.prepare(`
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_by_key_id, redeploy_of,
                              created_at, report_due_at)
@@ -204,7 +206,7 @@ export function queueWrites(
     }
     const isReported = project.command === null;
     const { isBounded, supersedes } = POLICIES[project.policy];
-    if (!isReported && isBounded) refuseFullQueue(project.queued_count, input.maxQueued);
+    if (!isReported && isBounded) refuseFullQueue(project, input.maxQueued);
     const id = newId('dpl', effects);
     const createdAt = effects.now();
     const reportDueAt =
@@ -253,11 +255,14 @@ export function queueWrites(
     );
   }
 
-  function refuseFullQueue(queuedCount: number, maxQueued: number | null): void {
-    if (maxQueued === null || queuedCount < maxQueued) return;
+  function refuseFullQueue({ queued_count, status }: ProjectForNew, maxQueued: number | null): void {
+    if (maxQueued === null || queued_count < maxQueued) return;
+    const waiting = `${queued_count} ${queued_count === 1 ? 'deployment waits' : 'deployments wait'}`;
     throw new AppError(
       'rate_limited',
-      `${queuedCount} ${queuedCount === 1 ? 'deployment waits' : 'deployments wait'} in this project already: try again when one has finished`,
+      status === 'paused'
+        ? `${waiting} in this project already, which is paused: try again once it is active`
+        : `${waiting} in this project already: try again when one has finished`,
       { retryAfterSeconds: QUEUE_FULL_RETRY_SECONDS },
     );
   }

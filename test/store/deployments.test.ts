@@ -140,9 +140,16 @@ t.test('a full queue rejects a deployment and changes nothing', async (t) => {
   const before = store.dump();
   await t.rejects(store.writer.write('deployments.create', limited), {
     code: 'rate_limited',
+    message: '2 deployments wait in this project already: try again when one has finished',
     retryAfterSeconds: 30,
   });
   t.strictSame(store.dump(), before);
+
+  await store.writer.write('projects.setStatus', { id: projectId, status: 'paused' });
+  await t.rejects(store.writer.write('deployments.create', limited), {
+    code: 'rate_limited',
+    message: '2 deployments wait in this project already, which is paused: try again once it is active',
+  });
 });
 
 t.test(
