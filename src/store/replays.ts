@@ -233,7 +233,7 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
       if (webhooks.get(webhookId) === undefined) {
         throw new AppError('not_found', 'there is no such webhook');
       }
-      webhooks.refuseRevoked(webhookId);
+      webhooks.refuseOfRevokedKey(webhookId);
       if (typeof count === 'string') throw tooMany(count);
       if (count > 0 && isFull(webhookId)) throw tooMany('ofWebhook');
       if (count > 0) {

@@ -111,7 +111,7 @@ export function webhookReads(database: Database) {
     addressOf: (id: WebhookId): WebhookAddress | undefined => addressOf.get(id),
 
     /** Throws `conflict` if the webhook's key was revoked: such a webhook cannot be enabled again. */
-    refuseRevoked(id: WebhookId): void {
+    refuseOfRevokedKey(id: WebhookId): void {
       if (keyIsRevoked.get(id) === undefined) return;
       throw new AppError('conflict', 'the key that registered this webhook is revoked: register another');
     },
@@ -261,7 +261,7 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
         disable.run({ id, reason: disableReason });
         return;
       case 'enabled': {
-        reads.refuseRevoked(id);
+        reads.refuseOfRevokedKey(id);
         const at = effects.now();
         putBefore.run({ id, at });
         enable.run({ id, at });
