@@ -237,12 +237,8 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
       return place === 'query' && Array.isArray(context.value) ? 'must not be repeated' : 'must be a string';
     case 'string.empty':
       return 'must not be empty';
-    case 'string.min':
-      return `must be at least ${context['limit']} characters`;
     case 'string.max':
       return `must be at most ${context['limit']} characters`;
-    case 'boolean.base':
-      return 'must be true or false';
     case 'number.base':
     case 'number.integer':
     case 'number.unsafe':
@@ -256,8 +252,6 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
       return 'must be a list';
     case 'array.min':
       return `must have at least ${context['limit']} ${context['limit'] === 1 ? 'item' : 'items'}`;
-    case 'array.max':
-      return `must have at most ${context['limit']} items`;
     case 'array.unique':
       return 'must not be repeated';
     case 'object.base':
