@@ -16,6 +16,7 @@ import {
 import type { Effects } from '../effects.ts';
 import { wrongKey } from '../errors.ts';
 import type { DeploymentFilter } from '../store/deployment-pages.ts';
+import type { DeploymentProgress } from '../store/deployments.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Report } from '../store/reports.ts';
 import type { Reads } from '../store/store.ts';
@@ -82,7 +83,7 @@ export function deployments(
 ): Plugin<void> {
   const visibleProjects = reads.instance.readCache<ProjectId | null>();
   // A commit wakes all requests that wait for the end of a deployment: the first read serves all of them.
-  const awaitedStatuses = reads.instance.readCache<DeploymentStatus | null>();
+  const awaited = reads.instance.readCache<DeploymentProgress | null>();
   const shownDeployments = reads.instance.readCache<Deployment | null>();
   return {
     name: 'deployments',
@@ -289,8 +290,7 @@ export function deployments(
 
   /** Undefined if the caller does not see it, or if it does not exist (any more). */
   function idOfVisible(request: Pick<Request, 'auth'>, pathText: string): DeploymentId | undefined {
-    const id = pathId('dpl', pathText);
-    return reads.deployments.statusVisibleTo(callerOf(request), id) === undefined ? undefined : id;
+    return reads.deployments.progressVisibleTo(callerOf(request), pathId('dpl', pathText))?.id;
   }
 
   /** What to list, and from where. Call it before the project is looked up: wrong values come before visibility. */
@@ -326,23 +326,23 @@ export function deployments(
   ): Promise<void> {
     const untilMs = effects.monotonicMs() + waitMs;
     const { keyId } = callerOf(request);
-    if (hasEnded(reads.deployments.statusVisibleTo(callerOf(request), id))) return;
+    if (hasEnded(reads.deployments.progressVisibleTo(callerOf(request), id))) return;
     const watch = watches.open([id], keyId);
     closeWithResponse(watch, request);
     for (;;) {
       const caller = currentCaller(request, reads, effects.now());
       if (caller === undefined) throw wrongKey();
       // Read again, as it may have ended just before the watch was opened.
-      const read = () => reads.deployments.statusVisibleTo(caller, id) ?? null;
-      if (hasEnded(awaitedStatuses(`${keyId} ${id}`, read))) return;
+      const read = () => reads.deployments.progressVisibleTo(caller, id) ?? null;
+      if (hasEnded(awaited(`${keyId} ${id}`, read))) return;
       const leftMs = untilMs - effects.monotonicMs();
       if (leftMs <= 0 || (await watch.next(leftMs)) === 'closed') return;
     }
   }
 
-  function hasEnded(status: DeploymentStatus | null | undefined): boolean {
-    if (status === null || status === undefined) throw notFound();
-    return isTerminal(status);
+  function hasEnded(progress: DeploymentProgress | null | undefined): boolean {
+    if (progress === null || progress === undefined) throw notFound();
+    return isTerminal(progress.status);
   }
 }
 

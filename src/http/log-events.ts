@@ -1,6 +1,7 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
-import { type Deployment, type DeploymentId, isTerminal } from '../domain.ts';
+import { type DeploymentId, isTerminal } from '../domain.ts';
 import type { Effects } from '../effects.ts';
+import type { DeploymentProgress } from '../store/deployments.ts';
 import { leftOutMarker } from '../store/logs.ts';
 import type { Reads } from '../store/store.ts';
 import type { Watch } from './watches.ts';
@@ -75,7 +76,7 @@ interface NextEvent {
 }
 
 function nextEvent({ deployments, logs }: Reads, id: DeploymentId, at: number, midLine: boolean): NextEvent {
-  const deployment = deployments.get(id);
+  const deployment = deployments.progress(id);
   if (deployment === undefined) return { event: undefined, at, midLine, isAll: true, isOver: true };
   const next = nextText(logs, deployment, at, midLine);
   const hasEnded = isTerminal(deployment.status);
@@ -113,7 +114,7 @@ function endsMidLine(text: string): boolean {
  */
 function nextText(
   logs: Reads['logs'],
-  { id, status, log_bytes }: Deployment,
+  { id, status, log_bytes }: DeploymentProgress,
   at: number,
   midLine: boolean,
 ): { text: string; end: number } | undefined {

@@ -1,10 +1,11 @@
 import { Readable } from 'node:stream';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Plugin, Request, ResponseObject, ResponseToolkit } from '@hapi/hapi';
-import type { Deployment, DeploymentId } from '../domain.ts';
+import type { DeploymentId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { invalid } from '../errors.ts';
 import { logChange } from '../store/context.ts';
+import type { DeploymentProgress } from '../store/deployments.ts';
 import type { Reads } from '../store/store.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -96,7 +97,7 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
           const lastEventId = follows ? lastEventIdOf(request) : undefined;
           refuseOffsetWithTail(request.query);
           const id = pathId('dpl', request.params.deployment_id);
-          const deployment = reads.deployments.visibleTo(callerOf(request), id);
+          const deployment = reads.deployments.progressVisibleTo(callerOf(request), id);
           if (deployment === undefined) throw notFound();
           const from = lastEventId ?? firstByte(request.query, deployment);
           return follows ? respondWithEvents(request, h, id, from) : respondWithText(h, deployment, from);
@@ -105,7 +106,7 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
     },
   };
 
-  function respondWithText(h: Toolkit, { id, log_bytes }: Deployment, from: number): ResponseObject {
+  function respondWithText(h: Toolkit, { id, log_bytes }: DeploymentProgress, from: number): ResponseObject {
     return h
       .response(Readable.from(inTurns(reads.logs.text(id, from, log_bytes)), streamOptions))
       .type('text/plain')
@@ -175,7 +176,7 @@ function refuseOffsetWithTail({ offset, tail }: LogQuery): void {
   }
 }
 
-function firstByte({ offset, tail }: LogQuery, { log_bytes }: Deployment): number {
+function firstByte({ offset, tail }: LogQuery, { log_bytes }: DeploymentProgress): number {
   if (tail !== undefined) return Math.max(0, log_bytes - tail);
   return offset ?? 0;
 }

@@ -296,31 +296,34 @@ t.test('GET with ?wait does not miss an end between its first read and the wait'
   t.match((await get(http, key, `/v2/deployments/${id}?wait=60`)).body, { status: 'failed' });
 });
 
-t.test('requests with ?wait share what they read, and only its status before the answer', async (t) => {
-  const { http, key, id } = await setUp(t);
-  const { deployments } = http.store.reads;
-  const { statusVisibleTo, visibleTo } = deployments;
-  let read: string[] = [];
-  deployments.statusVisibleTo = (...request) => {
-    read.push('status');
-    return statusVisibleTo(...request);
-  };
-  deployments.visibleTo = (...request) => {
-    read.push('all');
-    return visibleTo(...request);
-  };
-  const waiting = Array.from({ length: 20 }, () => get(http, key, `/v2/deployments/${id}?wait=60`));
-  await until(() => http.watches.size() === 20);
-  t.notOk(read.includes('all'));
+t.test(
+  'requests with ?wait share what they read, and no more than its progress before the answer',
+  async (t) => {
+    const { http, key, id } = await setUp(t);
+    const { deployments } = http.store.reads;
+    const { progressVisibleTo, visibleTo } = deployments;
+    let read: string[] = [];
+    deployments.progressVisibleTo = (...request) => {
+      read.push('progress');
+      return progressVisibleTo(...request);
+    };
+    deployments.visibleTo = (...request) => {
+      read.push('all');
+      return visibleTo(...request);
+    };
+    const waiting = Array.from({ length: 20 }, () => get(http, key, `/v2/deployments/${id}?wait=60`));
+    await until(() => http.watches.size() === 20);
+    t.notOk(read.includes('all'));
 
-  read = [];
-  await report(http.store, id, 'running');
-  await nextTurn();
-  t.strictSame(read, ['status']);
-  await report(http.store, id, 'succeeded');
-  for (const { body } of await Promise.all(waiting)) t.match(body, { id, status: 'succeeded' });
-  t.strictSame(read, ['status', 'status', 'all']);
-});
+    read = [];
+    await report(http.store, id, 'running');
+    await nextTurn();
+    t.strictSame(read, ['progress']);
+    await report(http.store, id, 'succeeded');
+    for (const { body } of await Promise.all(waiting)) t.match(body, { id, status: 'succeeded' });
+    t.strictSame(read, ['progress', 'progress', 'all']);
+  },
+);
 
 t.test('GET with ?wait ends when its client leaves, and when the service stops', async (t) => {
   const { http, key, id } = await setUp(t);

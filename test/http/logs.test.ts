@@ -237,6 +237,24 @@ t.test('events follow a command from before its start to its end', async (t) => 
   await until(() => http.watches.size() === 0);
 });
 
+t.test('a log is read and followed without all of its deployment', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, 'hello\n');
+  let reads = 0;
+  for (const read of ['get', 'visibleTo'] as const) {
+    http.store.reads.deployments[read] = () => {
+      reads += 1;
+      return undefined;
+    };
+  }
+  t.equal(await textAt(http, id, key, ''), 'hello\n');
+  const stream = await openEvents(t, http.port, `/v2/deployments/${id}/logs`, key);
+  t.match(await stream.next(), { data: 'hello\n' });
+  await finish(http.store, id);
+  t.match(await stream.rest(), [{ type: 'end' }]);
+  t.equal(reads, 0);
+});
+
 t.test('Last-Event-ID resumes a stream without a gap or a repetition', async (t) => {
   const { http, id, key } = await running(t);
   const path = `/v2/deployments/${id}/logs`;
