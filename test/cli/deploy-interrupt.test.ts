@@ -3,11 +3,11 @@ import { once } from 'node:events';
 import { rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { text } from 'node:stream/consumers';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { MAIN, run } from '../helpers/cli.ts';
 import { QUEUED, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
 import { startProxy } from '../helpers/proxy.ts';
-import { held, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { type Answer, held, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
 
 const CREATED = { ...QUEUED, ref: 'slow' };
@@ -147,16 +147,8 @@ t.test("after a proxy's 503, the deployment may exist, and a signal does not end
 });
 
 t.test('a cancellation that was promised is taken back when deploy is refused', async (t) => {
-  const { startDeploy } = await runningDeployments(t);
-  const broken = held(status(502, { body: 'bad gateway' }));
-  const service = await startReceiver(t, { answers: [broken.answer, status(404, { body: 'no backend' })] });
-  const url = `http://127.0.0.1:${service.port}`;
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
-  const said = collect(client, 'stderr');
-  await service.next();
-  client.kill('SIGTERM');
-  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
-  broken.release();
+  const noBackend = status(404, { body: 'no backend' });
+  const { client, said } = await interruptedTry(t, status(502, { body: 'bad gateway' }), noBackend);
   t.strictSame(await once(client, 'exit'), [1, null]);
   await said.until(
     /error: .* answered with 404, [^;]*; the deployment may have been created, and is not canceled: /,
@@ -164,17 +156,9 @@ t.test('a cancellation that was promised is taken back when deploy is refused', 
 });
 
 t.test('a signal during a try that surely creates nothing ends the client after that try', async (t) => {
-  const { startDeploy } = await runningDeployments(t);
   const error = { code: 'unavailable', message: 'the service is stopping', request_id: 'req_1' };
-  const stopping = held(status(503, { body: JSON.stringify({ error }) }));
-  const service = await startReceiver(t, { answers: [stopping.answer] });
-  const url = `http://127.0.0.1:${service.port}`;
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
-  const said = collect(client, 'stderr');
-  await service.next();
-  client.kill('SIGTERM');
-  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
-  stopping.release();
+  const stopping = status(503, { body: JSON.stringify({ error }) });
+  const { client, said, service } = await interruptedTry(t, stopping);
   t.strictSame(await once(client, 'exit'), [143, null]);
   await said.until(/\nleft; this created no deployment\n$/);
   t.equal(service.requests.length, 1);
@@ -319,4 +303,19 @@ function collect(child: ChildProcess, output: 'stdout' | 'stderr' = 'stdout') {
         look();
       }),
   };
+}
+
+/** A client that gets SIGTERM while its first try is under way; that is answered with `first`, and later ones as given. */
+async function interruptedTry(t: Test, first: Answer, ...later: Answer[]) {
+  const { startDeploy } = await runningDeployments(t);
+  const { answer, release } = held(first);
+  const service = await startReceiver(t, { answers: [answer, ...later] });
+  const url = `http://127.0.0.1:${service.port}`;
+  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt'], { url });
+  const said = collect(client, 'stderr');
+  await service.next();
+  client.kill('SIGTERM');
+  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
+  release();
+  return { client, said, service };
 }

@@ -93,12 +93,8 @@ t.test('nor does it matter if a deployment seems to be created just when the clo
 t.test('when the clock was set is written once, also if it cannot be at first', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  let isFull = true;
-  const write: TestStore['writer']['write'] = (name, input) =>
-    isFull
-      ? Promise.reject(new AppError('unavailable', 'the disk is full'))
-      : store.writer.write(name, input);
-  const endOverdue = createOverdue({ ...store, writer: { ...store.writer, write } }, effects);
+  const disk = { isFull: true };
+  const endOverdue = createOverdue(onDisk(disk, store), effects);
   const projectId = await store.project({ command: null, reportTimeoutMs: HOUR_MS });
   await store.writer.write('deployments.create', newDeployment(projectId));
   const dueAtMs = await endOverdue();
@@ -108,7 +104,7 @@ t.test('when the clock was set is written once, also if it cannot be at first', 
   const untouched = store.dump();
   await t.rejects(endOverdue(), { code: 'unavailable' });
   t.strictSame(store.dump(), untouched);
-  isFull = false;
+  disk.isFull = false;
   effects.advance(MINUTE_MS);
   t.equal(await endOverdue(), Number(dueAtMs) - 365 * DAY_MS);
   t.equal(await endOverdue(), Number(dueAtMs) - 365 * DAY_MS);
@@ -123,12 +119,8 @@ t.test('what is created between two settings of the clock is moved by the second
   ] as const) {
     const effects = fakeEffects();
     const store = testStore(t, effects);
-    let isFull = true;
-    const write: TestStore['writer']['write'] = (name, input) =>
-      isFull
-        ? Promise.reject(new AppError('unavailable', 'the disk is full'))
-        : store.writer.write(name, input);
-    const endOverdue = createOverdue({ ...store, writer: { ...store.writer, write } }, effects);
+    const disk = { isFull: true };
+    const endOverdue = createOverdue(onDisk(disk, store), effects);
     const projectId = await store.project({ command: null, reportTimeoutMs: 9 * HOUR_MS });
     const create = async () =>
       void (await store.writer.write('deployments.create', newDeployment(projectId)));
@@ -141,7 +133,7 @@ t.test('what is created between two settings of the clock is moved by the second
       effects.advance(500);
       await create();
     }
-    isFull = false;
+    disk.isFull = false;
     await endOverdue();
     await endOverdue();
     t.strictSame(
@@ -207,3 +199,12 @@ t.test('a clock set ahead by less than a minute is trusted', async (t) => {
   await endOverdue();
   t.equal(await endOverdue(), null);
 });
+
+/** The store on a disk that refuses writes while it is full. */
+function onDisk(disk: { isFull: boolean }, store: TestStore): TestStore {
+  const write: TestStore['writer']['write'] = (name, input) =>
+    disk.isFull
+      ? Promise.reject(new AppError('unavailable', 'the disk is full'))
+      : store.writer.write(name, input);
+  return { ...store, writer: { ...store.writer, write } };
+}
