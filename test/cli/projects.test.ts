@@ -360,9 +360,14 @@ t.test('create and set warn of missing files and of duplicate names', async (t) 
     exitCode: 0,
   });
   chmodSync(script, 0o755);
-  t.match(await davit(create('third', '--dir', 'site', '--', './deploy.sh')), {
-    stderr: /^created project third \(\w+\)\n$/,
-  });
+  for (const why of ['nothing is wrong', 'the name means this one, as the other is archived']) {
+    t.match(
+      await davit(create('third', '--dir', 'site', '--', './deploy.sh')),
+      { stderr: /^created project third \(\w+\)\n$/ },
+      why,
+    );
+    await davit(['admin', 'project', 'archive', 'third']);
+  }
 });
 
 t.test('a project can be paused, resumed and archived; archiving cancels what is queued', async (t) => {
