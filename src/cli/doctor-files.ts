@@ -1,13 +1,13 @@
 import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { codeOf } from '../errors.ts';
-import { isBeingMade } from '../store/partial-file.ts';
+import { abandonedIn } from '../store/partial-file.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
 import { type FindingOf, note, orOk, problem } from './findings.ts';
 
 /** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
-export function checkPermissions({ path, service }: Case): FindingOf<'permissions'>[] {
+export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'permissions'>[] {
   const place = dirname(path);
   const name = basename(path);
   const file = statSync(path);
@@ -23,7 +23,7 @@ export function checkPermissions({ path, service }: Case): FindingOf<'permission
   // Those beside it get its mode when davit writes.
   if ((file.mode & 0o200) === 0)
     report(`${name} is not writable (mode ${octal(file.mode)})`, `chmod 600 ${path}`);
-  for (const [one, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path))]) {
+  for (const [one, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path, nowMs))]) {
     if ((mode & 0o077) !== 0)
       report(`others can read ${one} (mode ${octal(mode)})`, `chmod 600 ${join(place, one)}`);
   }
@@ -87,17 +87,19 @@ function mayCreateIn(directory: string): boolean {
 }
 
 /** Restores and migrations keep the file as it was, and processes that were killed leave partial files. */
-function earlierCopies(path: string): string[] {
-  return readdirSync(dirname(path), { withFileTypes: true })
+function earlierCopies(path: string, nowMs: number): string[] {
+  const directory = dirname(path);
+  const kept = readdirSync(directory, { withFileTypes: true }).filter(({ name }) =>
+    name.startsWith(`${basename(path)}.before-`),
+  );
+  return [...kept, ...abandonedIn(directory, nowMs)]
     .filter((entry) => entry.isFile())
-    .map(({ name }) => name)
-    .filter((name) => name.startsWith(`${basename(path)}.before-`) || name.startsWith('.davit-partial-'))
-    .filter((name) => isBeingMade(name) !== true);
+    .map(({ name }) => name);
 }
 
-/** The copies of the file `path` that may be removed. */
-export function checkLeftovers(path: string): FindingOf<'leftovers'>[] {
-  const kept = earlierCopies(path);
+/** The copies of the file that may be removed. */
+export function checkLeftovers({ path, nowMs }: Case): FindingOf<'leftovers'>[] {
+  const kept = earlierCopies(path, nowMs);
   if (kept.length === 0) return [];
   const bytes = filesBeside(path, kept).reduce((sum, [, { size }]) => sum + size, 0);
   return [

@@ -34,7 +34,7 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
     ...checkPermissions(file),
     ...checkDisk(file.path, file.diskTrial),
     ...(file.service === null ? [checkLeftWal(file)] : []),
-    ...checkLeftovers(file.path),
+    ...checkLeftovers(file),
   ];
 }
 

@@ -1,5 +1,6 @@
 import {
   closeSync,
+  type Dirent,
   existsSync,
   fsyncSync,
   lchownSync,
@@ -16,7 +17,7 @@ import {
   unlinkSync,
 } from 'node:fs';
 import { dirname, join } from 'node:path';
-import { bootId } from '../boot-id.ts';
+import { bootId, hasBootId } from '../boot-id.ts';
 import { DAY_MS } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { isAlive, processIdentity } from '../process-identity.ts';
@@ -49,7 +50,7 @@ export function startPartial(directory: string, nowMs: number): PartialFile {
   const name = `.davit-partial-${self.processId}-${self.processStartedAt}-${self.bootId}-${ownNamespace()}`;
   const path = join(directory, name);
   try {
-    removeAbandoned(directory, nowMs);
+    for (const abandoned of abandonedIn(directory, nowMs)) removeIfAllowed(join(directory, abandoned.name));
     closeSync(openSync(path, 'wx', 0o600));
   } catch (error) {
     const code = codeOf(error);
@@ -161,25 +162,27 @@ function nameTaken(path: string, cause?: unknown): AppError {
   });
 }
 
+/**
+ * The partial files in the directory whose makers were killed. Where others may write in it, they may be of any kind.
+ */
+export function abandonedIn(directory: string, nowMs: number): Dirent[] {
+  return readdirSync(directory, { withFileTypes: true }).filter(({ name }) => {
+    if (!NAME_FORM.test(name)) return false;
+    const stats = lstatSync(join(directory, name), { throwIfNoEntry: false });
+    const ageMs = nowMs - (stats?.mtimeMs ?? nowMs);
+    return !(isBeingMade(name) ?? ageMs <= ABANDONED_AFTER_MS);
+  });
+}
+
 /** Whether the process that makes the partial file `name` runs; undefined: that cannot be checked from here. */
-export function isBeingMade(name: string): boolean | undefined {
+function isBeingMade(name: string): boolean | undefined {
   const [, processId, processStartedAt, madeInBootId, namespace] = NAME_FORM.exec(name) ?? [];
-  if (madeInBootId !== bootId() || namespace !== ownNamespace()) return undefined;
+  if (!hasBootId() || madeInBootId !== bootId() || namespace !== ownNamespace()) return undefined;
   return isAlive({
     processId: Number(processId),
     processStartedAt: Number(processStartedAt),
     bootId: madeInBootId,
   });
-}
-
-function removeAbandoned(directory: string, nowMs: number): void {
-  for (const name of readdirSync(directory)) {
-    if (!NAME_FORM.test(name)) continue;
-    const path = join(directory, name);
-    const ageMs = nowMs - (lstatSync(path, { throwIfNoEntry: false })?.mtimeMs ?? nowMs);
-    const isAbandoned = !(isBeingMade(name) ?? ageMs <= ABANDONED_AFTER_MS);
-    if (isAbandoned) removeIfAllowed(path);
-  }
 }
 
 /** In a directory that others may write in, it may be another user's, or no file at all. */
