@@ -108,12 +108,12 @@ export function retentionWrites({ database, effects }: WriteContext) {
     DELETE FROM idempotency_keys
      WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < +:beforeMs ORDER BY created_at LIMIT :limit)`);
   // The next four scan whole tables, which are small: rows are created by users, and those of the last three removed here
-  // when finished. The answers to a key that was revoked earlier are removed already.
+  // when finished.
   const forgetAnswersToRevoked = database.prepare(`
     DELETE FROM idempotency_keys
      WHERE rowid IN (SELECT idempotency_keys.rowid
                        FROM keys CROSS JOIN idempotency_keys ON idempotency_keys.key_id = keys.id
-                      WHERE keys.revoked_at >= +:beforeMs LIMIT :limit)`);
+                      WHERE keys.revoked_at IS NOT NULL LIMIT :limit)`);
   const removeReplays = database.prepare(`
     DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT :limit)`);
   const removeSigningSecrets = database.prepare(`
