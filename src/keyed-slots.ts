@@ -1,15 +1,14 @@
-import type { KeyId } from './domain.ts';
 import { createSlots, type Slots } from './slots.ts';
 
 /**
  * Slots in which keys take turns: an iteration yields the oldest value of one key after the other, and comes back to a
  * key when the value that was yielded is taken out. If it is not, the others of that key follow.
  */
-export function createKeyedSlots<Value>(keyOf: (value: Value) => KeyId | null): Slots<Value> {
+export function createKeyedSlots<Value, Key>(keyOf: (value: Value) => Key): Slots<Value> {
   const slots = createSlots<Value>();
-  /** One for each key there ever was. */
-  const queues = new Map<KeyId | null, KeyQueue<Value>>();
-  /** Those that are not empty. The key that had a value taken out last is the last. */
+  /** None is empty. */
+  const queues = new Map<Key, KeyQueue<Value>>();
+  /** The key that had a value taken out last is the last. */
   const waiting = createSlots<KeyQueue<Value>>();
 
   return {
@@ -18,18 +17,18 @@ export function createKeyedSlots<Value>(keyOf: (value: Value) => KeyId | null): 
     },
     put(value) {
       const slot = slots.put(value);
-      const queue = queueOf(keyOf(value));
-      if (queue.values.size === 0) queue.place = waiting.put(queue);
-      queue.values.set(slot, value);
+      queueOf(keyOf(value)).values.set(slot, value);
       return slot;
     },
     take(slot) {
       const value = slots.take(slot);
       if (value === undefined) return undefined;
-      const queue = queueOf(keyOf(value));
+      const key = keyOf(value);
+      const queue = queueOf(key);
       queue.values.delete(slot);
       waiting.take(queue.place);
       if (queue.values.size > 0) queue.place = waiting.put(queue);
+      else queues.delete(key);
       return value;
     },
     *[Symbol.iterator]() {
@@ -45,10 +44,11 @@ export function createKeyedSlots<Value>(keyOf: (value: Value) => KeyId | null): 
     },
   };
 
-  function queueOf(key: KeyId | null): KeyQueue<Value> {
+  function queueOf(key: Key): KeyQueue<Value> {
     const known = queues.get(key);
     if (known !== undefined) return known;
     const queue = { values: new Map<number, Value>(), place: 0 };
+    queue.place = waiting.put(queue);
     queues.set(key, queue);
     return queue;
   }

@@ -2,11 +2,11 @@ import type { KeyId } from './domain.ts';
 import { type Effects, realEffects } from './effects.ts';
 import { createKeyedSlots } from './keyed-slots.ts';
 
-/**
- * Runs `task` when its turn comes, and resolves to its result. Rejects with what it throws. `key`: who has asked for it;
- * null: davit itself.
- */
-type InTurn = <Result>(task: () => Result, key: KeyId | null) => Promise<Result>;
+/** For whom a task is run: a key, an administrator (null), or who reads what a command prints, by the pipe's descriptor. */
+type Party = KeyId | number | null;
+
+/** Runs `task` when its turn comes, and resolves to its result. Rejects with what it throws. */
+type InTurn = <Result>(task: () => Result, party: Party) => Promise<Result>;
 
 /**
  * How long tasks may occupy one turn of the event loop. With only one task in each turn, 64 connections got 1,500 lists
@@ -14,20 +14,26 @@ type InTurn = <Result>(task: () => Result, key: KeyId | null) => Promise<Result>
  */
 export const TURN_MAX_MS = 5;
 
+interface Waiter {
+  party: Party;
+  slot: number;
+  run(): void;
+}
+
 /**
- * A queue of synchronous tasks that may take some milliseconds each, such as reads of the database. Keys take turns, and
- * those of one key run in the order of the calls: when they all did, 500 lists of one key delayed those of others by 2 s.
+ * A queue of synchronous tasks that may take some milliseconds each, such as reads of the database. Parties take turns,
+ * and the tasks of one run in the order of the calls: when all did, 500 lists of one key delayed those of others by 2 s.
  * Once they have used `turnMaxMs` of a turn of the event loop, the others wait for the next turn, so that other work runs
  * in between. An isolated task runs at once.
  */
 export function createTurns({ monotonicMs }: Pick<Effects, 'monotonicMs'>, turnMaxMs = TURN_MAX_MS): InTurn {
-  const waiting = createKeyedSlots<{ key: KeyId | null; slot: number; run: () => void }>(({ key }) => key);
+  const waiting = createKeyedSlots(({ party }: Waiter) => party);
   let usedMs = 0;
   let ending = false;
 
-  return (task, key) =>
+  return (task, party) =>
     new Promise((resolve, reject) => {
-      const waiter = { key, slot: 0, run };
+      const waiter = { party, slot: 0, run };
       waiter.slot = waiting.put(waiter);
       runWaiting();
 

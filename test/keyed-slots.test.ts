@@ -3,7 +3,7 @@ import type { KeyId } from '../src/domain.ts';
 import { createKeyedSlots } from '../src/keyed-slots.ts';
 
 t.test('keys take turns, and within a key the oldest value comes first', async (t) => {
-  const slots = createKeyedSlots<{ key: KeyId; name: string }>(({ key }) => key);
+  const slots = createKeyedSlots(({ key }: { key: KeyId; name: string }) => key);
   const places = new Map<string, number>();
   for (const name of ['a1', 'a2', 'a3', 'b1', 'b2', 'c1']) {
     places.set(name, slots.put({ key: name.charAt(0) as KeyId, name }));

@@ -68,7 +68,7 @@ export interface SharedSemaphore {
 /** A semaphore with `total` permits. */
 export function createSharedSemaphore(total: number): SharedSemaphore {
   const places = createSharedPlaces(total);
-  const waiting = createKeyedSlots<{ key: Owner; slot: number; grant: () => void }>(({ key }) => key);
+  const waiting = createKeyedSlots<{ key: Owner; slot: number; grant: () => void }, Owner>(({ key }) => key);
 
   return {
     async acquire(key) {

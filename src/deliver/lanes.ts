@@ -165,8 +165,8 @@ export function createLanes(
 ): Lanes {
   const lanes = new Map<WebhookId, OwnLane>();
   /** The lanes that have something due: those that had nothing due before, and those with a backlog. See `turns`. */
-  const fresh = perStanding(() => createKeyedSlots<OwnLane>(({ key }) => key));
-  const behind = perStanding(() => createKeyedSlots<OwnLane>(({ key }) => key));
+  const fresh = perStanding(() => createKeyedSlots(({ key }: OwnLane) => key));
+  const behind = perStanding(() => createKeyedSlots(({ key }: OwnLane) => key));
   const all = createSharedPlaces(limits.total);
   const unproven = createSharedPlaces(limits.unproven, all);
   /** The slots that lanes of each standing share. */

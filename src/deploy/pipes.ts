@@ -97,7 +97,7 @@ export function createPipeReader(effects: Effects, { inTurn = inTurnOfThread } =
           if (bytes !== null) {
             // Readers take turns: a command that prints as fast as it is read would fill one turn of the event loop
             // with 2 MiB. Not when finishing: each turn waited for would bring more output, and so no end.
-            await (finishing ? onBytes(bytes) : inTurn(() => onBytes(bytes), null));
+            await (finishing ? onBytes(bytes) : inTurn(() => onBytes(bytes), descriptor));
           } else if (socket.readableEnded || socket.destroyed) {
             return;
           } else if (finishing) {

@@ -213,6 +213,29 @@ t.test('closing the reader closes every pipe and ends the readings', async (t) =
   await until(() => watched.isBroken() && left.isBroken());
 });
 
+t.test('commands take turns: each pipe is a party of its own', async (t) => {
+  stayAlive(t);
+  const effects = fakeEffects();
+  const parties = new Set<unknown>();
+  const inTurn = createTurns(effects);
+  const reader = createPipeReader(effects, {
+    inTurn: (task, party) => {
+      parties.add(party);
+      return inTurn(task, party);
+    },
+  });
+  t.teardown(() => reader.close());
+  const pipes = [testPipe(t), testPipe(t)];
+  const readings = pipes.map(({ descriptor }) => reader.read(descriptor, async () => undefined));
+  effects.advance(10);
+  for (const pipe of pipes) {
+    pipe.write('text');
+    pipe.end();
+  }
+  await Promise.all(readings.map(({ ended }) => ended));
+  t.equal(parties.size, 2);
+});
+
 function setUp(t: Test): { reader: PipeReader; effects: FakeEffects } {
   stayAlive(t);
   const effects = fakeEffects();
