@@ -88,6 +88,9 @@ async function createKey(command: Command, options: CreateOptions, context: Comm
     context,
     projects === 'all' ? 'create' : 'refuse',
     async (store) => {
+      // Before it is made: nothing may fail between that and showing its secret.
+      const named = store.reads.keys.list().filter((other) => other.name === name);
+      const living = named.filter((other) => stateOf(other, context) === 'live').length;
       const made = await store.writer.write('keys.create', {
         name,
         scopes,
@@ -95,8 +98,7 @@ async function createKey(command: Command, options: CreateOptions, context: Comm
         projectIds: projects === 'all' ? [] : projects.map((project) => resolveProject(store, project).id),
         expiresAtMs: options.expiresIn === undefined ? null : context.effects.now() + options.expiresIn,
       });
-      const named = store.reads.keys.list().filter((other) => other.name === name);
-      return { ...made, namesakes: named.filter((other) => stateOf(other, context) === 'live').length };
+      return { ...made, namesakes: living + 1 };
     },
   );
   printSecret(context, options, { ...key, secret }, `created ${nameOfKey(key)}`);

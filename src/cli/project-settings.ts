@@ -250,15 +250,14 @@ function noteUnused(
           '--timeout': timeoutMs,
           '--idle-timeout': idleTimeoutMs,
           '--policy': policy,
-          '--env': Object.keys(variables)[0],
+          variables: Object.keys(variables)[0],
         }
       : { '--report-timeout': awaited === 0 ? reportTimeoutMs : null };
   const given = Object.entries(useless).filter(([, value]) => value !== undefined && value !== null);
   if (given.length === 0) return;
-  const options = given.map(([flag]) => flag).join(', ');
-  const have = given.length === 1 ? 'has' : 'have';
+  const names = given.map(([name]) => name).join(', ');
   const which = command === null ? 'no' : 'a';
-  terminal.note(`note: ${options} ${have} no effect while the project has ${which} command`);
+  terminal.note(`note: without effect while the project has ${which} command: ${names}`);
 }
 
 /** To be said where it may be thought that what another system carries out has ended, too. */

@@ -20,7 +20,6 @@ import type { DeploymentProgress } from '../store/deployments.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Report } from '../store/reports.ts';
 import type { Reads } from '../store/store.ts';
-import { inTurn } from '../turns.ts';
 import type { Answers } from './answers.ts';
 import { callerOf, currentCaller } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -84,7 +83,6 @@ export function deployments(
   const visibleProjects = reads.instance.readCache<ProjectId | null>();
   // A commit wakes all requests that wait for the end of a deployment: the first read serves all of them.
   const awaited = reads.instance.readCache<DeploymentProgress | null>();
-  const shownDeployments = reads.instance.readCache<Deployment | null>();
   return {
     name: 'deployments',
     register(server) {
@@ -179,11 +177,9 @@ export function deployments(
           errors: { rate_limited: 'Too many requests, or too many requests of this key are waiting.' },
         }),
         async handler(request) {
-          const caller = callerOf(request);
           const id = pathId('dpl', request.params.deployment_id);
           if (request.query.wait > 0) await waitForEnd(request, id, request.query.wait * 1000);
-          // As many requests may come, or end their wait, at once. Behind 100,000 that wait, each read takes 3 ms.
-          return await inTurn(() => visibleDeployment(caller, id), caller.keyId);
+          return visibleDeployment(callerOf(request), id);
         },
       });
 
@@ -280,11 +276,8 @@ export function deployments(
   }
 
   function visibleDeployment(caller: Caller, id: DeploymentId): Deployment {
-    const deployment = shownDeployments(
-      `${caller.keyId} ${id}`,
-      () => reads.deployments.visibleTo(caller, id) ?? null,
-    );
-    if (deployment === null) throw notFound();
+    const deployment = reads.deployments.visibleTo(caller, id);
+    if (deployment === undefined) throw notFound();
     return deployment;
   }
 

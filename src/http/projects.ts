@@ -1,7 +1,6 @@
-import type { Plugin } from '@hapi/hapi';
+import type { Plugin, ResponseObject } from '@hapi/hapi';
 import type { Project } from '../domain.ts';
 import type { Reads } from '../store/store.ts';
-import { inTurn } from '../turns.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import type { Pages } from './pages.ts';
@@ -25,16 +24,14 @@ export function projects({ projects, instance }: Reads, pages: Pages): Plugin<vo
           description: 'The projects that the key sees, oldest first.',
           responses: { 200: { description: 'A page of projects.', pageOf: 'Project' } },
         }),
-        async handler(request, h) {
+        handler(request, h): ResponseObject {
           const { limit, cursor } = request.query;
           const caller = callerOf(request);
-          const read = () => {
+          const page = listed(JSON.stringify([caller.keyId, limit, cursor]), () => {
             const walk = { list: 'projects', filters: {}, keyId: caller.keyId };
             const afterSeq = pages.position(walk, cursor, 0);
             return JSON.stringify(pages.page(walk, projects.page(caller, afterSeq, limit)));
-          };
-          const asked = JSON.stringify([caller.keyId, limit, cursor]);
-          const page = await inTurn(() => listed(asked, read), caller.keyId);
+          });
           return h.response(page).type('application/json');
         },
       });

@@ -14,7 +14,6 @@ import {
 import { AppError } from '../errors.ts';
 import type { Reads } from '../store/store.ts';
 import { DISABLED_BY, LIVE_SECRETS_MAX, WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
-import { inTurn } from '../turns.ts';
 import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
@@ -119,13 +118,12 @@ export function webhooks(
           description: 'The webhooks that the key registered, newest first.',
           responses: { 200: { description: 'A page of webhooks.', pageOf: 'Webhook' } },
         }),
-        async handler(request): Promise<Page<Webhook>> {
+        handler(request): Page<Webhook> {
           const { limit, cursor } = request.query;
           const caller = callerOf(request);
           const walk = { list: 'webhooks', filters: {}, keyId: caller.keyId };
           const beforeSeq = pages.position(walk, cursor, Number.MAX_SAFE_INTEGER);
-          const page = await inTurn(() => reads.webhooks.page(caller, beforeSeq, limit), caller.keyId);
-          return pages.page(walk, page);
+          return pages.page(walk, reads.webhooks.page(caller, beforeSeq, limit));
         },
       });
 

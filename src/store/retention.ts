@@ -17,7 +17,7 @@ import { walBytesOf } from './wal.ts';
  * and, independently of the retention:
  *
  *   deleted webhooks   with all their deliveries, pending ones too
- *   idempotency keys   after 72 h, those of a revoked key at once: nobody can repeat its requests, and some answers hold
+ *   idempotency keys   after 72 h, those of a revoked key sooner: nobody can repeat its requests, and some answers hold
  *                      signing secrets
  *   finished replays and expired secrets, which nothing reads any more
  */

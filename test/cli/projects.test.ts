@@ -443,13 +443,13 @@ t.test('set says which settings have no effect at present', async (t) => {
   const said = async (...words: string[]) => (await there.davit(set(...words))).stderr;
   t.equal(
     await said('--timeout', '1h', '--policy', 'latest', '--env', 'A=1'),
-    'note: --timeout, --policy, --env have no effect while the project has no command\n',
+    'note: without effect while the project has no command: --timeout, --policy, variables\n',
   );
   t.equal(await said('--report-timeout', '2h', '--timeout', 'off'), '');
   t.equal(await said('--timeout', '1h', '--', '/bin/true'), '');
   t.equal(
     await said('--report-timeout', '1h'),
-    'note: --report-timeout has no effect while the project has a command\n',
+    'note: without effect while the project has a command: --report-timeout\n',
   );
   t.equal(await said('--report-timeout', 'off'), '');
   await there.davit(set('--no-command'));

@@ -119,11 +119,9 @@ t.test(
     const keys = { busy: await service.key(), other: await service.key() };
     const idsOf = { busy: await idsSeenBy('busy'), other: await idsSeenBy('other') };
 
-    const paths = [
-      ...listsOf(contract.document).map(({ path }) => path),
-      '/v2/deliveries/{delivery_id}',
-      '/v2/deployments/{deployment_id}',
-    ];
+    const short = ['/v2/projects', '/v2/webhooks'];
+    const long = listsOf(contract.document).filter(({ path }) => !short.includes(path));
+    const paths = [...long.map(({ path }) => path), '/v2/deliveries/{delivery_id}'];
     for (const path of paths) {
       let isOver = false;
       const before = Array.from({ length: 1_000 }, () =>
@@ -148,14 +146,9 @@ t.test(
       const { keyId } = keys[key];
       const webhook = { keyId, url: `${url}/`, events: ['deployment.created' as const], description: null };
       const { id } = await service.admin.writer.write('webhooks.create', webhook);
-      const deployment = await service.admin.writer.write('deployments.create', newDeployment(projectId));
+      await service.admin.writer.write('deployments.create', newDeployment(projectId));
       const [delivery] = service.query<{ id: string }>('SELECT id FROM deliveries WHERE webhook_id = ?', id);
-      return {
-        project_id: projectId,
-        deployment_id: deployment.id,
-        webhook_id: id,
-        delivery_id: delivery?.id ?? '',
-      };
+      return { project_id: projectId, webhook_id: id, delivery_id: delivery?.id ?? '' };
     }
 
     async function get(key: keyof typeof keys, path: string): Promise<Response> {
