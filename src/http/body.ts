@@ -4,6 +4,7 @@ import type { Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
 import { parseJson } from './json.ts';
+import type { ReceiveBuffers } from './receive-buffers.ts';
 
 export const BODY_MAX_BYTES = 64 * 1024;
 
@@ -12,8 +13,8 @@ export const BODY_MAX_BYTES = 64 * 1024;
  * authentication, and the checks have a promised order. A payload that is already there hapi leaves alone (lib/route.js,
  * `internals.payload`), and still validates.
  */
-export async function parseBody(request: Request): Promise<void> {
-  const bytes = await readBody(request);
+export async function parseBody(request: Request, buffers: ReceiveBuffers): Promise<void> {
+  const bytes = await readBody(request, buffers);
   // The body of a GET or HEAD is read and ignored.
   if (request.route.method === 'get') return;
   // hapi's types say that `payload` is read-only, but its documentation and its own extensions set it.
@@ -95,7 +96,7 @@ const interrupted = new WeakMap<IncomingMessage, AppError>();
 /** The event that tells the reader of a body. */
 const INTERRUPTED = Symbol('interrupted');
 
-async function readBody(request: Request): Promise<Buffer> {
+async function readBody(request: Request, buffers: ReceiveBuffers): Promise<Buffer> {
   const { req, res } = request.raw;
   if (!announcesBody(req)) return EMPTY;
   const declaredBytes = declaredLength(req);
@@ -106,7 +107,7 @@ async function readBody(request: Request): Promise<Buffer> {
   if (!isIgnored && declaredBytes !== undefined) checkMediaType(req);
   checkTransferCoding(req);
   if (expectsContinue(req)) res.writeContinue();
-  const bytes = await collect(req);
+  const bytes = await collect(req, buffers);
   if (!isIgnored && bytes.length > 0) checkMediaType(req);
   return bytes;
 }
@@ -155,16 +156,18 @@ function expectsContinue({ headers, httpVersion }: IncomingMessage): boolean {
 const PIECES_MAX = 256;
 
 /** The whole body. Rejects once it is too large, too shredded or will not arrive, and leaves the rest unread. */
-function collect(req: IncomingMessage): Promise<Buffer> {
+function collect(req: IncomingMessage, buffers: ReceiveBuffers): Promise<Buffer> {
   return new Promise((resolve, reject) => {
     let chunks: Buffer[] = [];
     let size = 0;
+    const receiving = buffers.begin(() => fail(tooMany()));
     req.on('data', onData).on('end', onEnd).on('close', onClose).on(INTERRUPTED, fail).on(SHREDDED, fail);
     const problem = interrupted.get(req) ?? (dropped.has(req) ? tooShredded() : undefined);
     if (problem !== undefined) fail(problem);
 
     function onData(chunk: Buffer): void {
       size += chunk.length;
+      receiving.add(chunk.length);
       if (size > BODY_MAX_BYTES) fail(tooLarge());
       else if (chunks.push(chunk) === PIECES_MAX) chunks = [Buffer.concat(chunks)];
     }
@@ -182,6 +185,7 @@ function collect(req: IncomingMessage): Promise<Buffer> {
       reject(problem);
     }
     function release(): void {
+      receiving.end();
       req
         .off('data', onData)
         .off('end', onEnd)
@@ -194,6 +198,12 @@ function collect(req: IncomingMessage): Promise<Buffer> {
 
 function tooLarge(): AppError {
   return new AppError('payload_too_large', `the body must be at most ${BODY_MAX_BYTES} bytes`);
+}
+
+function tooMany(): AppError {
+  return new AppError('unavailable', 'too many bodies are being received: send it again, and faster', {
+    retryAfterSeconds: 5,
+  });
 }
 
 function tooShredded(): AppError {

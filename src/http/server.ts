@@ -19,6 +19,7 @@ import { parseBody, refuseTinyPieces } from './body.ts';
 import { commonHeaders, finishResponse } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
 import { answerParserErrors } from './parser-errors.ts';
+import { createReceiveBuffers } from './receive-buffers.ts';
 import { checkHead, registerCatchAll } from './routing.ts';
 import { createSendBufferLimit } from './send-buffers.ts';
 import { type Certificate, tlsOptions } from './tls.ts';
@@ -47,6 +48,8 @@ export interface HttpServerOptions extends Pick<AdmissionOptions, 'pipelinedMax'
   /** Null: unlimited. */
   rateLimit: RateLimit | null;
   maxConnections?: number;
+  /** How many bytes bodies may have that are not complete, over all connections. */
+  receiveBufferMaxBytes?: number;
   /** How many bytes of large responses may wait for their clients to read them, over all connections. */
   sendBufferMaxBytes?: number;
   /** Called when a request is over, however it ended. */
@@ -127,13 +130,14 @@ export async function createHttpServer(
 function addSteps(
   server: Server,
   admission: Admission,
-  { tls, rateLimit, sendBufferMaxBytes, onAnswer, stopping }: HttpServerOptions,
+  { tls, rateLimit, receiveBufferMaxBytes, sendBufferMaxBytes, onAnswer, stopping }: HttpServerOptions,
   effects: Effects,
   logger: Logger,
 ): void {
   const joinBatch = tls === null ? createBatching() : undefined;
   const refuseUnknown = registerCatchAll(server);
   const rateLimiter = createRateLimiter(rateLimit, effects);
+  const receiveBuffers = createReceiveBuffers(receiveBufferMaxBytes);
   const limitSendBuffer = createSendBufferLimit(logger, sendBufferMaxBytes);
 
   server.ext('onRequest', async (request, h) => {
@@ -148,7 +152,7 @@ function addSteps(
   });
   server.ext('onPreAuth', async (request, h) => {
     refuseUnknown(request); // 404 and 405
-    await parseBody(request); // size, type, syntax: 413, 415, 400
+    await parseBody(request, receiveBuffers); // size, type, syntax: 413, 415, 400; 503
     return h.continue;
   });
   // Then `authentication`: 401.
