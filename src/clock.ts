@@ -6,15 +6,19 @@ export const STEP_MS = 1_000;
 /**
  * A wall clock that detects when it was set. Each reading compares it with the monotonic clock; if it was set since the
  * last reading, `onSet` is called before the reading returns, with a positive number if it was set ahead and a negative
- * one if back. A machine that wakes from suspend looks like one whose clock was set ahead.
+ * one if back, and with what the reading returns. A machine that wakes from suspend looks like one whose clock was set
+ * ahead.
  */
-export function createWatchedClock(effects: Effects, onSet: (byMs: number) => void): () => number {
+export function createWatchedClock(
+  effects: Effects,
+  onSet: (byMs: number, nowMs: number) => void,
+): () => number {
   let originMs = effects.now() - effects.monotonicMs();
   return () => {
     const nowMs = effects.now();
     const setMs = nowMs - effects.monotonicMs() - originMs;
     originMs += setMs;
-    if (Math.abs(setMs) > STEP_MS) onSet(Math.round(setMs));
+    if (Math.abs(setMs) > STEP_MS) onSet(Math.round(setMs), nowMs);
     return nowMs;
   };
 }
@@ -61,14 +65,16 @@ export function createClockSettings(earlier: readonly ClockSetting[] = []): Cloc
       let sumMs = 0;
       // From the latest: the moments need not be in order, as a clock that was ahead was later set back.
       for (const { atMs, byMs } of settings.toReversed()) {
-        if (sinceMs >= atMs) break;
+        if (isAfter(sinceMs, atMs)) break;
         sumMs += byMs;
       }
       return sumMs;
     },
     recent,
     saidTwice: (saidMs, withinMs, nowMs) =>
-      recent(withinMs, nowMs).some(({ atMs, byMs }) => saidMs >= atMs && saidMs <= atMs - byMs + STEP_MS),
+      recent(withinMs, nowMs).some(
+        ({ atMs, byMs }) => isAfter(saidMs, atMs) && saidMs <= atMs - byMs + STEP_MS,
+      ),
   };
 
   function recent(withinMs: number, nowMs: number): RecentSetting[] {
@@ -82,4 +88,12 @@ export function createClockSettings(earlier: readonly ClockSetting[] = []): Cloc
     }
     return recent;
   }
+}
+
+/**
+ * Whether what began at `momentMs` began after a setting that was noticed at `atMs`. A ladder is dated one millisecond
+ * before its first attempt, which may be made as soon as the setting is noticed.
+ */
+function isAfter(momentMs: number, atMs: number): boolean {
+  return momentMs >= atMs - 1;
 }

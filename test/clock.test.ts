@@ -18,6 +18,21 @@ t.test('setting the wall clock is reported once, at the next reading, by how muc
   }
 });
 
+t.test('a setting is dated as the reading that notices it, although time goes on', async (t) => {
+  const fake = fakeEffects();
+  const effects = {
+    ...fake,
+    now() {
+      fake.advance(1);
+      return fake.now();
+    },
+  };
+  const noticedAtMs: number[] = [];
+  const now = createWatchedClock(effects, (_, atMs) => noticedAtMs.push(atMs));
+  fake.jump(3_600_000);
+  t.strictSame([now()], noticedAtMs);
+});
+
 t.test('elapsed time and a slewed clock are not reported', async (t) => {
   const effects = fakeEffects();
   effects.advance(86_400_000);
@@ -40,6 +55,8 @@ t.test('since() tells how much of the time since a moment was set, and never pas
   t.equal(settings.since(1_000), 300);
   t.equal(settings.since(2_100), -200, 'after the first setting');
   t.equal(settings.since(2_300), 0);
+  t.equal(settings.since(2_299), 0, 'a ladder is dated a millisecond before its first attempt');
+  t.equal(settings.since(2_298), -200);
   settings.add(90_000, 100_000);
   t.equal(settings.since(9_000), 90_000);
   settings.add(-90_000, 11_000);
@@ -48,7 +65,7 @@ t.test('since() tells how much of the time since a moment was set, and never pas
   for (let count = 0; count < 100; count++) settings.add(1, 10_000);
   t.equal(settings.since(1_000), 100, 'the latest hundred are remembered');
   const before = { atMs: 5_000, byMs: 700 };
-  t.equal(createClockSettings([before]).since(4_999), 700, 'and earlier ones that were given');
+  t.equal(createClockSettings([before]).since(4_998), 700, 'and earlier ones that were given');
 });
 
 t.test('recent() gives the recent settings with their age in elapsed time', async (t) => {
@@ -70,7 +87,7 @@ t.test('saidTwice() tells what the clock was set back past in the last while', a
   settings.add(20_000, 130_000);
   const twice = (saidMs: number, nowMs = 140_000) => settings.saidTwice(saidMs, 60_000, nowMs);
   t.strictSame(
-    [99_999, 100_000, 140_000, 190_000].map((saidMs) => twice(saidMs)),
+    [99_998, 99_999, 140_000, 190_000].map((saidMs) => twice(saidMs)),
     [false, true, true, true],
   );
   t.notOk(twice(192_000), 'it never said that');

@@ -75,8 +75,7 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
   const lanes = createLanes(effects, reads.outbox.history);
   const startedAtMs = effects.now();
   const clockSettings = createClockSettings(reads.instance.clockSettings(startedAtMs));
-  const now = createWatchedClock(effects, (byMs) => {
-    const atMs = effects.now();
+  const now = createWatchedClock(effects, (byMs, atMs) => {
     clockSettings.add(byMs, atMs);
     followClock({ atMs, byMs });
   });

@@ -17,8 +17,8 @@ export function createOverdue({ reads, writer }: Store, effects: Effects): () =>
   let lastSeq = reads.deployments.newestSeq();
   /** How the clock was set, the oldest first, until that is written. */
   let unwritten: ClockChange[] = [];
-  const now = createWatchedClock(effects, (byMs) => {
-    if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) unwritten.push({ byMs, atMs: effects.now(), lastSeq });
+  const now = createWatchedClock(effects, (byMs, atMs) => {
+    if (Math.abs(byMs) >= CLOCK_SET_MIN_MS) unwritten.push({ byMs, atMs, lastSeq });
   });
 
   return async () => {

@@ -7,7 +7,7 @@ import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
-import { copyWaiting, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
+import { copyWaiting, endDeliveries, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
@@ -157,6 +157,46 @@ for (const { byHours, after, redelivered = false } of [
     const lastedMs = lastAtMs - startedAtMs;
     t.ok(lastedMs >= 22.5 * HOUR_MS && lastedMs <= 24 * HOUR_MS, `${lastedMs / HOUR_MS} h`);
     t.match(store.query('SELECT status FROM deliveries'), [{ status: 'exhausted' }]);
+  });
+}
+
+for (const { byHours, isOlder = false, wasDown = false } of [
+  { byHours: -30 },
+  { byHours: -12 },
+  { byHours: 12 },
+  { byHours: 12, isOlder: true },
+  { byHours: -30, wasDown: true },
+]) {
+  const direction = byHours < 0 ? 'back' : 'ahead';
+  const name = `${Math.abs(byHours)} h ${direction}${wasDown ? ' while davit was down' : ''}`;
+  const event = `an event from ${isOlder ? 'before' : 'after'} that`;
+  t.test(`as it is noticed that the clock was set ${name}, ${event} begins a whole ladder`, async (t) => {
+    const effects = fakeEffects();
+    const store = testStore(t, effects);
+    const receiver = await startReceiver(t, { answers: [status(500)] });
+    const { id } = await subscribe(store, receiver.url);
+    let dispatcher = testDispatcher(t, store, effects);
+    effects.advance(100 * HOUR_MS);
+    await deliverDue(dispatcher, effects);
+    if (wasDown) {
+      const [former] = await newDeliveries(store, id, 1);
+      if (former !== undefined) endDeliveries(store, [former], 'delivered');
+    }
+    if (isOlder) await newDeliveries(store, id, 1);
+    effects.jump(byHours * HOUR_MS);
+    effects.advance(20);
+    if (!isOlder) await newDeliveries(store, id, 1);
+    effects.advance(1);
+    if (wasDown) dispatcher = testDispatcher(t, store, effects);
+    const startedAtMs = effects.monotonicMs();
+    for (;;) {
+      const nextAtMs = await deliverDue(dispatcher, effects);
+      if (nextAtMs === null) break;
+      effects.advance(nextAtMs - effects.now());
+    }
+    t.equal(receiver.requests.length, DEFAULT_SCHEDULE.delaysMs.length + 2);
+    const lastedMs = effects.monotonicMs() - startedAtMs;
+    t.ok(lastedMs >= 22.5 * HOUR_MS && lastedMs <= 24 * HOUR_MS, `${lastedMs / HOUR_MS} h`);
   });
 }
 
