@@ -16,9 +16,12 @@ const RETRY_AFTER_LENGTHENS_AT_MOST_MS = HOUR_MS;
 type NextAttempt = { kind: 'retry'; atMs: number } | { kind: 'exhausted' };
 
 export interface FailedAttempt {
-  /** When the ladder's first attempt was made. In milliseconds since 1970, as `nowMs` is. */
+  /**
+   * When the ladder's first attempt was made. In milliseconds since 1970, as `nowMs` is. After `nowMs` if the clock was
+   * set back by an amount that nobody knows.
+   */
   ladderStartedAtMs: number;
-  /** Whether that may have been earlier, as the clock was set back. */
+  /** Whether that may have been earlier, as the clock was set back; one after `nowMs` is doubtful in itself. */
   isStartDoubtful: boolean;
   /** Attempts made on this ladder, including the one that has just failed. */
   ladderAttempts: number;
@@ -48,8 +51,9 @@ export function nextAttempt(failed: FailedAttempt): NextAttempt {
  * How long ago the ladder began at least, as it seems to begin later if the clock was set back since. Its gaps have
  * passed: they are taken to have been as long as they can be, so that the last attempt is not made after the window.
  */
-function leastAgeMs({ isStartDoubtful, ladderAttempts, schedule }: FailedAttempt): number {
-  if (!isStartDoubtful) return 0;
+function leastAgeMs(failed: FailedAttempt): number {
+  const { isStartDoubtful, ladderStartedAtMs, nowMs, ladderAttempts, schedule } = failed;
+  if (!isStartDoubtful && ladderStartedAtMs <= nowMs) return 0;
   const gapsMs = schedule.delaysMs
     .slice(0, ladderAttempts - 1)
     .reduce((sumMs, delayMs) => sumMs + delayMs, 0);

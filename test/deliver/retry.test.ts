@@ -54,9 +54,14 @@ t.test('the ladder', async (t) => {
   });
 
   t.test('is over after 24 h also if by the clock, which was set back, it is yet to begin', async (t) => {
-    const doubtful = { isStartDoubtful: true, ladderStartedAtMs: START_MS + 48 * HOUR_MS };
-    for (const randomFraction of [0, 0.5, 1]) {
-      const attemptsMs = ladder({ ...doubtful, randomFraction });
+    for (const [isStartDoubtful, randomFraction] of [
+      [true, 0],
+      [true, 0.5],
+      [true, 1],
+      [false, 1],
+    ] as const) {
+      const ladderStartedAtMs = START_MS + 48 * HOUR_MS;
+      const attemptsMs = ladder({ isStartDoubtful, ladderStartedAtMs, randomFraction });
       t.same(attemptsMs.slice(0, -1), ladder({ randomFraction }).slice(0, -1));
       const lastMs = attemptsMs.at(-1) ?? 0;
       t.ok(lastMs > 22.6 * HOUR_MS && lastMs <= 24 * HOUR_MS, `${lastMs / HOUR_MS} h`);
