@@ -1,3 +1,4 @@
+import { STEP_MS } from '../clock.ts';
 import {
   type EventType,
   type KeyId,
@@ -157,10 +158,16 @@ export function webhookWrites({ database, effects, changed }: WriteContext) {
     "UPDATE webhooks SET status = 'enabled', status_reason = NULL, enabled_at = :at WHERE id = +:id",
   );
   // What was held began its ladder earlier: also if not by the clock, as that was set back since. Not in steps, as an
-  // attempt could come between them: 200,000 that are as they should be take 0.03 s, 0.4 s if scattered.
+  // attempt could come between them: 200,000 take 0.03 s, 0.4 s if scattered. So what is due already is read only if the
+  // clock is known to have said a time after now: a retry is planned for after its ladder began, until the walk that
+  // follows setting the clock back moves it, and that is recorded.
   const putBefore = database.prepare(`
     UPDATE deliveries SET ladder_started_at = :at - 1
-     WHERE webhook_id = +:id AND status = 'pending' AND ladder_started_at >= +:at`);
+     WHERE webhook_id = +:id AND status = 'pending' AND ladder_started_at >= +:at
+       AND next_attempt_at >= iif((SELECT max(created_at) FROM events) >= +:at
+                                    OR EXISTS (SELECT 1 FROM clock_settings
+                                                WHERE by_ms < 0 AND at - by_ms + ${STEP_MS} >= +:at),
+                                  0, +:at)`);
   const disable = database.prepare(
     "UPDATE webhooks SET status = 'disabled', status_reason = :reason WHERE id = +:id",
   );

@@ -1,11 +1,19 @@
 import t from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
 import { type Change, enabledChange } from '../../src/store/context.ts';
-import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate } from '../../src/store/webhooks.ts';
+import { openForWriting } from '../../src/store/database.ts';
+import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate, webhookWrites } from '../../src/store/webhooks.ts';
 import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf } from '../helpers/outbox.ts';
-import { caller, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import {
+  caller,
+  newDeployment,
+  preparedBy,
+  type TestStore,
+  temporaryDirectory,
+  testStore,
+} from '../helpers/store.ts';
 
 const DAY_MS = 86_400_000;
 
@@ -189,6 +197,63 @@ t.test('enabling a webhook begins new ladders, also by a clock that was set back
     [due, 0],
     [waiting, 0],
   ]);
+});
+
+for (const [sign, isMoved] of [
+  ['the newest event', true],
+  ['a recorded setting', true],
+  ['its own retry, which no walk has moved yet,', false],
+] as const) {
+  t.test(
+    `that a ladder began before the clock was set back, ${sign} tells who enables its webhook`,
+    async (t) => {
+      const effects = fakeEffects();
+      const store = testStore(t, effects);
+      const { keyId } = await store.key();
+      const { id } = await newWebhook(store, keyId);
+      await newDeliveries(store, id, 1);
+      await update(store, id, { status: 'disabled' });
+      effects.advance(DAY_MS);
+      const before = effects.now();
+      effects.jump(-DAY_MS / 2);
+      const at = effects.now();
+      store.execute(`
+      UPDATE deliveries
+         SET ladder_started_at = ${before - 1}, ladder_attempts = 1, next_attempt_at = ${isMoved ? at : before + 5000}`);
+      if (sign === 'the newest event') store.execute(`UPDATE events SET created_at = ${before - 1}`);
+      if (sign === 'a recorded setting') {
+        await store.writer.write('instance.clockWasSet', { atMs: at, byMs: -DAY_MS / 2 });
+      }
+      effects.advance(1_000);
+      await update(store, id, { status: 'enabled' });
+      t.strictSame(store.query('SELECT ladder_started_at FROM deliveries'), [
+        { ladder_started_at: effects.now() - 1 },
+      ]);
+    },
+  );
+}
+
+t.test('enabling a webhook reads none of what is due, unless the clock was set back', (t) => {
+  const database = openForWriting(`${temporaryDirectory(t)}/davit.db`, fakeEffects());
+  t.teardown(() => database.close());
+  const plans: string[] = [];
+  const spied = preparedBy(database, (sql) => {
+    if (/UPDATE deliveries/.test(sql)) {
+      const plan = database.prepare<[object], { detail: string }>(`EXPLAIN QUERY PLAN ${sql}`);
+      plans.push(...plan.all({ id: 'whk_1', at: 1 }).map(({ detail }) => detail));
+    }
+    return database.prepare(sql);
+  });
+  webhookWrites({ database: spied, effects: fakeEffects(), changed: () => undefined });
+  t.strictSame(
+    plans.filter((detail) => /^(SCAN|SEARCH) /.test(detail)),
+    [
+      'SEARCH deliveries USING INDEX deliveries_pending (webhook_id=? AND next_attempt_at>?)',
+      'SEARCH events USING COVERING INDEX events_by_age',
+      'SCAN clock_settings',
+    ],
+  );
+  t.end();
 });
 
 t.test('enabling an enabled webhook changes nothing', async (t) => {
