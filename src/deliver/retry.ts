@@ -49,7 +49,8 @@ export function nextAttempt(failed: FailedAttempt): NextAttempt {
 
 /**
  * How long ago the ladder began at least, as it seems to begin later if the clock was set back since. Its gaps have
- * passed: they are taken to have been as long as they can be, so that the last attempt is not made after the window.
+ * passed: they are taken to have been as long as chance can make them, so that the last attempt is not made after the
+ * window. By how much Retry-After lengthened them is not known any more: the last attempt may be that much later.
  */
 function leastAgeMs(failed: FailedAttempt): number {
   const { isStartDoubtful, ladderStartedAtMs, nowMs, ladderAttempts, schedule } = failed;

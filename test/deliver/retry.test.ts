@@ -68,6 +68,18 @@ t.test('the ladder', async (t) => {
     }
   });
 
+  t.test('has no fewer attempts if its start is doubtful than if its gaps are the longest', async (t) => {
+    for (const windowHours of [20, 24, 25, 26.4, 27]) {
+      const delaysMs = [8 * HOUR_MS, 8 * HOUR_MS, 8 * HOUR_MS];
+      const schedule = { delaysMs, windowMs: windowHours * HOUR_MS };
+      const longest = ladder({ schedule, randomFraction: 1 });
+      for (const randomFraction of [0, 0.5, 1]) {
+        const { length } = ladder({ schedule, randomFraction, isStartDoubtful: true });
+        t.ok(length >= longest.length, `${windowHours} h: ${length} of ${longest.length}`);
+      }
+    }
+  });
+
   t.test('goes on from the attempt that was late, and still ends after 24 h', async (t) => {
     const nowMs = START_MS + 20 * HOUR_MS;
     t.same(nextAttempt(failed({ ladderAttempts: 2, nowMs })), { kind: 'retry', atMs: nowMs + 30_000 });
