@@ -9,7 +9,12 @@ export function instanceReads(database: Database, moment: () => Moment) {
   const clockSettings = database.prepare<[], ClockSetting>(
     'SELECT at AS atMs, by_ms AS byMs FROM clock_settings ORDER BY seq',
   );
-  const newestEventAt = database.prepare<[], number | null>('SELECT max(created_at) FROM events').pluck();
+  // Two seeks: no index tells when attempts were made, and the one that was recorded last is a newest one.
+  const newestAt = database
+    .prepare<[], number>(`
+      SELECT max(coalesce((SELECT max(created_at) FROM events), 0),
+                 coalesce((SELECT at FROM attempts ORDER BY rowid DESC LIMIT 1), 0))`)
+    .pluck();
   const dataVersion = database.prepare<[], number>('PRAGMA data_version').pluck();
 
   return {
@@ -22,8 +27,8 @@ export function instanceReads(database: Database, moment: () => Moment) {
 
     /**
      * How the clock was set while davit ran, the oldest first, and at the end how it was set back since, as
-     * `setBackMs` says. Empty if the last time is after `nowMs`, but no event is: then the clock was set back while davit
-     * did not run, by an unknown amount.
+     * `setBackMs` says. Empty if the last time is after `nowMs`, but no event or attempt is: then the clock was set back
+     * while davit did not run, by an unknown amount.
      */
     clockSettings(nowMs: number): ClockSetting[] {
       const settings = clockSettings.all();
@@ -43,10 +48,10 @@ export function instanceReads(database: Database, moment: () => Moment) {
 
   /**
    * By how much at least the clock was set back without a record, which happens while davit does not run: so far is the
-   * newest event in the future. 0 if it is older than a recorded setting back, which accounts for it.
+   * newest event or attempt in the future. 0 if it is older than a recorded setting back, which accounts for it.
    */
   function setBackMs(nowMs: number): number {
-    const newestMs = newestEventAt.get() ?? 0;
+    const newestMs = newestAt.get() ?? 0;
     if (newestMs - nowMs <= STEP_MS) return 0;
     const isRecorded = clockSettings
       .all()

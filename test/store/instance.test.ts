@@ -1,7 +1,7 @@
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
 import { openReads, openStore } from '../../src/store/store.ts';
-import { newWebhook } from '../helpers/deliveries.ts';
+import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -61,3 +61,21 @@ t.test(
     t.strictSame(instance.clockSettings(nowMs), [ahead, setBack]);
   },
 );
+
+t.test('an attempt in the future tells that the clock was set back, as an event does', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { instance } = store.reads;
+  const { id } = await newWebhook(store, (await store.key()).keyId);
+  await newDeliveries(store, id, 1);
+  const attempt = (number: number) =>
+    store.execute(`
+      INSERT INTO attempts (delivery_id, number, at, duration_ms, trigger)
+      SELECT id, ${number}, ${effects.now()}, 0, 'schedule' FROM deliveries`);
+  effects.advance(90_000);
+  attempt(1);
+  effects.jump(-60_000);
+  t.equal(instance.setBackMs(effects.now()), 60_000);
+  attempt(2);
+  t.equal(instance.setBackMs(effects.now()), 0, 'the latest one tells');
+});
