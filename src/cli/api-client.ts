@@ -1,7 +1,7 @@
 import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
-import { type Deployment, type Project, type ProjectId, parseId } from '../domain.ts';
+import { type Deployment, type DeploymentId, type Project, type ProjectId, parseId } from '../domain.ts';
 import { DURATION_MAX_MS } from '../durations.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
@@ -37,7 +37,7 @@ interface ApiRequest {
   onTry?(mayBeDone: boolean): void;
 }
 
-export type ApiAnswer<Body> = ApiSuccess<Body> | ApiRefusal;
+type ApiAnswer<Body> = ApiSuccess<Body> | ApiRefusal;
 
 interface ApiSuccess<Body> {
   ok: true;
@@ -61,8 +61,10 @@ export interface ApiRefusal {
 export interface ApiClient {
   /** A request that is answered with a deployment. Throws GaveUp if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
-  project(id: ProjectId): Promise<ApiAnswer<Pick<Project, 'status'>>>;
-  /** The same for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
+  /** For what only adds to a message: one try without a word, and undefined if that fails or takes long. */
+  deployment(id: DeploymentId): Promise<Deployment | undefined>;
+  project(id: ProjectId): Promise<Pick<Project, 'status'> | undefined>;
+  /** As `call`, for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
   /** Pending calls throw GaveUp. */
@@ -72,6 +74,7 @@ export interface ApiClient {
 const CONNECT_TIMEOUT_MS = 10_000;
 /** `?wait=` delays an answer, and so does a busy service. */
 const ANSWER_TIMEOUT_MS = 75_000;
+const GLANCE_TIMEOUT_MS = 3_000;
 /** The service sends a heartbeat every 15 s. */
 const SILENCE_TIMEOUT_MS = 60_000;
 
@@ -115,9 +118,18 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   return {
     patience,
 
-    call: (asked) => fetched(asked, isDeployment),
+    async call(asked) {
+      return await persistently(asked, async (response) => {
+        const text = await beginningOf(response);
+        if (!isSuccess(response)) return refusalOf(response, text, asked);
+        const body = parsed(text);
+        return isDeployment(body) ? { ok: true, body } : notDavit(response, asked);
+      });
+    },
 
-    project: (id) => fetched({ method: 'GET', path: `/v2/projects/${id}` }, isProject),
+    deployment: (id) => glance(`/v2/deployments/${id}`, isDeployment),
+
+    project: (id) => glance(`/v2/projects/${id}`, isProject),
 
     async stream(asked) {
       return await persistently(asked, async (response) => {
@@ -135,16 +147,17 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     },
   };
 
-  async function fetched<Body>(
-    asked: ApiRequest,
+  async function glance<Body>(
+    path: string,
     isExpected: (value: unknown) => value is Body,
-  ): Promise<ApiAnswer<Body>> {
-    return await persistently(asked, async (response) => {
-      const text = await beginningOf(response);
-      if (!isSuccess(response)) return refusalOf(response, text, asked);
-      const body = parsed(text);
-      return isExpected(body) ? { ok: true, body } : notDavit(response, asked);
-    });
+  ): Promise<Body | undefined> {
+    try {
+      const response = await send({ method: 'GET', path }, GLANCE_TIMEOUT_MS);
+      const body = parsed(await beginningOf(response));
+      return isSuccess(response) && isExpected(body) ? body : undefined;
+    } catch {
+      return undefined;
+    }
   }
 
   async function persistently<Body>(
@@ -199,9 +212,13 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     }
   }
 
-  function send({ method, path, headers = {}, body }: ApiRequest): Promise<Dispatcher.ResponseData> {
+  function send(
+    { method, path, headers = {}, body }: ApiRequest,
+    timeoutMs?: number,
+  ): Promise<Dispatcher.ResponseData> {
     return request(urlOf(path), {
       dispatcher: agent,
+      ...(timeoutMs === undefined ? {} : { headersTimeout: timeoutMs, bodyTimeout: timeoutMs }),
       method,
       headers: {
         Authorization: `Bearer ${key}`,

@@ -1,37 +1,37 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import { type ApiAnswer, type ApiClient, type ApiRefusal, parsed } from './api-client.ts';
+import { type ApiClient, type ApiRefusal, parsed } from './api-client.ts';
 import { isDropped, isGarbled } from './connections.ts';
 import type { LogOutput } from './deployment-logs.ts';
+import { obstacleOf } from './deployment-status.ts';
 import { readEvents, type ServerEvent } from './event-stream.ts';
-import { GaveUp, type Patience } from './patience.ts';
+import type { Patience } from './patience.ts';
 
 export type Outcome =
   | { kind: 'ended'; status: TerminalStatus; deployment: Deployment | null }
   | { kind: 'refused'; refusal: ApiRefusal };
 
-/** Is told once of a deployment that is still queued after some time. */
-type OnQueued = (deployment: Deployment) => Promise<void>;
-
 /**
  * Writes the log of a deployment until it has ended, over as many connections as that takes, every byte once.
- * `mayWrite` is awaited before each piece. In the outcome `deployment` is null if it cannot be read, as with a key that
- * may only read logs.
+ * `mayWrite` is awaited before each piece. `note` is told why the deployment stays queued, if that is known. In the
+ * outcome `deployment` is null if it cannot be read, as with a key that may only read logs.
  */
 export async function followLog(
   id: DeploymentId,
   api: ApiClient,
   output: Pick<LogOutput, 'write'>,
   mayWrite: () => Promise<void>,
-  onQueued: OnQueued,
+  note: (text: string) => void,
 ): Promise<Outcome> {
   const patience = api.patience();
-  let mayBeQueued = true;
+  let isSilent = true;
+  let isLookedAt = false;
   const lookWhileSilent = async () => {
-    if (!mayBeQueued) return;
-    mayBeQueued = false;
-    const looked = await deploymentOf(id, api, '');
-    if (looked.ok && looked.body.status === 'queued') await onQueued(looked.body);
+    if (!isSilent || isLookedAt) return;
+    isLookedAt = true;
+    const obstacle = await obstacleTo(await api.deployment(id), api);
+    // It may have begun meanwhile.
+    if (obstacle !== undefined && isSilent) note(obstacle);
   };
   let lastEventId = '0';
   let isRead = true;
@@ -43,8 +43,8 @@ export async function followLog(
     });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     try {
-      for await (const event of readEvents(attended(answer.body, patience, lookWhileSilent))) {
-        mayBeQueued = false;
+      for await (const event of readEvents(attended(answer.body, patience, () => void lookWhileSilent()))) {
+        isSilent = false;
         patience.reset();
         // It is sent back in a header, which not every text may be.
         if (/^\d+$/.test(event.lastEventId)) lastEventId = event.lastEventId;
@@ -67,18 +67,18 @@ const HEARTBEAT = /^:[^\n]*\n\n$/;
 /**
  * Passes the bytes on. Heartbeats reset `patience` too, so that a silent log is followed to its end even if a proxy
  * cuts the connection every few minutes. The greeting with which every connection begins does not. `onHeartbeat` is
- * awaited at each heartbeat that comes alone.
+ * called at each heartbeat that comes alone.
  */
 async function* attended(
   bytes: AsyncIterable<Uint8Array>,
   patience: Patience,
-  onHeartbeat: () => Promise<void>,
+  onHeartbeat: () => void,
 ): AsyncGenerator<Uint8Array, void, undefined> {
   let isGreeting = true;
   for await (const piece of bytes) {
     if (!isGreeting) patience.reset();
     isGreeting = false;
-    if (HEARTBEAT.test(Buffer.from(piece).toString('latin1'))) await onHeartbeat();
+    if (HEARTBEAT.test(Buffer.from(piece).toString('latin1'))) onHeartbeat();
     yield piece;
   }
 }
@@ -89,20 +89,21 @@ const ASK_EVERY_MS = 1_000;
 /** Of the 60 that the service allows: gateways give up a request after 30 s or more, mostly. */
 const WAIT_SECONDS = 20;
 
-/** Waits for the end of a deployment without its log. */
+/** Waits for the end of a deployment without its log. `note` is as for `followLog`. */
 export async function awaitEnd(
   id: DeploymentId,
   api: ApiClient,
   effects: Effects,
-  onQueued: OnQueued,
+  note: (text: string) => void,
 ): Promise<Outcome> {
   for (let isFirst = true; ; isFirst = false) {
     const askedAtMs = effects.monotonicMs();
-    const answer = await deploymentOf(id, api, `?wait=${WAIT_SECONDS}`);
+    const answer = await api.call({ method: 'GET', path: `/v2/deployments/${id}?wait=${WAIT_SECONDS}` });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     const { body } = answer;
     if (isTerminal(body.status)) return { kind: 'ended', status: body.status, deployment: body };
-    if (isFirst && body.status === 'queued') await onQueued(body);
+    const obstacle = isFirst ? await obstacleTo(body, api) : undefined;
+    if (obstacle !== undefined) note(obstacle);
     const leftMs = askedAtMs + ASK_EVERY_MS - effects.monotonicMs();
     if (leftMs > 0) await delay(leftMs, effects);
   }
@@ -120,13 +121,12 @@ function endIn({ type, data }: ServerEvent): TerminalStatus | undefined {
  * adds none.
  */
 async function ended(id: DeploymentId, api: ApiClient, status: TerminalStatus): Promise<Outcome> {
-  const answer = await deploymentOf(id, api, '').catch((error) => {
-    if (error instanceof GaveUp) return undefined;
-    throw error;
-  });
-  return { kind: 'ended', status, deployment: answer?.ok === true ? answer.body : null };
+  return { kind: 'ended', status, deployment: (await api.deployment(id)) ?? null };
 }
 
-function deploymentOf(id: DeploymentId, api: ApiClient, query: string): Promise<ApiAnswer<Deployment>> {
-  return api.call({ method: 'GET', path: `/v2/deployments/${id}${query}` });
+/** Why a deployment stays queued. That its project is paused, only if the key may read projects. */
+async function obstacleTo(deployment: Deployment | undefined, api: ApiClient): Promise<string | undefined> {
+  if (deployment?.status !== 'queued') return undefined;
+  const project = await api.project(deployment.project_id);
+  return obstacleOf(deployment, { status: project?.status ?? 'active' }, true);
 }

@@ -19,7 +19,7 @@ import { type CommandContext, explain, misused, Refusal, requiredOption, stayAli
 import type { Outcome } from './deploy-follow.ts';
 import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
 import { createLogOutput, type LogOutput } from './deployment-logs.ts';
-import { deploymentText, obstacleOf, statusText, tookText } from './deployment-status.ts';
+import { deploymentText, statusText, tookText } from './deployment-status.ts';
 import { GaveUp } from './patience.ts';
 import { printJson } from './results.ts';
 
@@ -167,23 +167,12 @@ async function endOf(
   { terminal, effects }: CommandContext,
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
-  const onQueued = noteObstacle(api, terminal);
   if (log !== null) {
-    const outcome = await followLog(id, api, log, interruption.answered, onQueued).finally(log.end);
+    const outcome = await followLog(id, api, log, interruption.answered, terminal.note).finally(log.end);
     if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
     terminal.note('the key may not read logs (logs:read): waiting for the end without them');
   }
-  return await awaitEnd(id, api, effects, onQueued);
-}
-
-/** Says why a queued deployment does not start. That its project is paused, only if the key may read projects. */
-function noteObstacle(api: ApiClient, terminal: CommandContext['terminal']) {
-  return async (deployment: Deployment): Promise<void> => {
-    const project = await api.project(deployment.project_id);
-    const status = project.ok ? project.body.status : 'active';
-    const obstacle = obstacleOf(deployment, { status }, true);
-    if (obstacle !== undefined) terminal.note(obstacle);
-  };
+  return await awaitEnd(id, api, effects, terminal.note);
 }
 
 /** Never from the command line, which every user of the machine can read. */

@@ -148,6 +148,43 @@ t.test('a deployment that another one superseded names that', async (t) => {
   t.match(stderr, /^deployment dpl_1 of main: canceled: superseded by dpl_2$/m);
 });
 
+t.test('once the end is known, what it took is asked for once', async (t) => {
+  const unavailable = { error: { ...REFUSED.error, code: 'unavailable' } };
+  for (const answer of [
+    status(403, { body: '<p>blocked</p>' }),
+    json(503, unavailable),
+    raw('x'),
+    hangUp(),
+  ]) {
+    t.strictSame(
+      await answered(
+        t,
+        ['--wait'],
+        json(201, QUEUED),
+        events('event: end\ndata: {"status":"succeeded"}\n\n'),
+        answer,
+      ),
+      {
+        stdout: '',
+        stderr: 'deployment dpl_1 of main: queued, number 1\ndeployment dpl_1 of main: succeeded\n',
+        exitCode: 0,
+        waitedMs: 0,
+      },
+    );
+  }
+});
+
+t.test('why a deployment stays queued is asked for once', async (t) => {
+  for (const answer of [
+    status(429, { headers: { 'Retry-After': '600' } }),
+    status(404, { body: '404 page not found' }),
+    hangUp(),
+  ]) {
+    const answers = [json(201, QUEUED), json(200, QUEUED), answer, json(200, FAILED)] as const;
+    t.match(await answered(t, ['--wait', '--json'], ...answers), { stderr: '', exitCode: 1 });
+  }
+});
+
 t.test('giving up on a deployment that was created names it, also with --json', async (t) => {
   const words = ['--wait', '--json', '--retry-for', '0'];
   t.match(await answered(t, words, json(201, QUEUED), hangUp()), {
