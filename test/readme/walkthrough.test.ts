@@ -13,7 +13,15 @@ import { QUEUED } from '../helpers/deploy-client.ts';
 import { executablePath } from '../helpers/executable.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { readmeBlock } from '../helpers/readme.ts';
-import { hangUp, startReceiver, status } from '../helpers/receiver.ts';
+import {
+  type Answer,
+  hangUp,
+  held,
+  type Receiver,
+  redirect,
+  startReceiver,
+  status,
+} from '../helpers/receiver.ts';
 import { place, type RunningService } from '../helpers/service.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -86,7 +94,7 @@ t.test('the worker takes queued deployments and reports them', ifHas('curl', 'jq
 
   await there.shell('davit admin project pause fleet; davit admin deployment create fleet paused');
   const paused = await there.shell(`${variables}\n./worker.sh`, service);
-  t.match(paused.stderr, /^dpl_\w+: .*the project is paused/m);
+  t.match(paused.stderr, /dpl_\w+\/report: 409 .*the project is paused/);
   t.notMatch(rolledOut(), /paused/, 'nothing starts in a paused project');
   await there.shell('davit admin project resume fleet');
   await there.shell(`${variables}\n./worker.sh`, service);
@@ -105,7 +113,7 @@ curl -s -H "Authorization: Bearer $DAVIT_KEY" -H 'Content-Type: application/json
   );
   await there.shell('for ref in v6 v7; do davit admin deployment create fleet $ref; done');
   const { stderr } = await there.shell(`${variables}\n./worker.sh`, service);
-  t.match(stderr, /^dpl_\w+: .*"code":"conflict"/m, 'the worker says why, and goes on');
+  t.match(stderr, /dpl_\w+\/report: 409 .*"code":"conflict"/, 'the worker says why, and goes on');
   t.strictSame((await there.endings()).slice(-2), [
     ['v6', 'failed', 'given up'],
     ['v7', 'succeeded', null],
@@ -218,6 +226,74 @@ t.test('the CI job goes on after what was refused for now or cut off', ifHas('cu
     ),
   );
 });
+
+for (const shell of ['dash', 'bash']) {
+  t.test(
+    `in ${shell}, the CI job and the worker say what refused them`,
+    ifHas(shell, 'curl', 'jq'),
+    async (t) => {
+      const directory = temporaryDirectory(t);
+      const created = status(201, { body: JSON.stringify(QUEUED) });
+      const cases: [script: string, answers: [Answer, ...Answer[]], said: RegExp][] = [
+        [
+          'ci.sh',
+          [created, status(404, { body: '404 page not found' })],
+          /\?wait=20: 404 404 page not found\n$/,
+        ],
+        ['ci.sh', [created, status(403)], /\?wait=20: 403 \n$/],
+        ['ci.sh', [redirect('/login')], /\/deployments: 302 \n$/],
+        ['worker.sh', [status(401, { body: '{"error":"wrong"}' })], /limit=200: 401 {"error":"wrong"}\n$/],
+      ];
+      for (const [script, answers, said] of cases) {
+        const service = await startReceiver(t, { answers });
+        const env = jobEnvironment(directory, service);
+        await t.rejects(execute(shell, ['-c', readmeBlock(script)], { env }), {
+          code: 1,
+          stdout: '',
+          stderr: said,
+        });
+      }
+      t.strictSame(readdirSync(directory), []);
+    },
+  );
+
+  t.test(
+    `in ${shell}, a CI job that is told to end leaves no file`,
+    ifHas(shell, 'curl', 'jq'),
+    async (t) => {
+      const directory = temporaryDirectory(t);
+      const { answer, release } = held(status(200, { body: JSON.stringify(QUEUED) }));
+      const service = await startReceiver(t, {
+        answers: [status(201, { body: JSON.stringify(QUEUED) }), answer],
+      });
+      const job = spawn(shell, ['-c', readmeBlock('ci.sh')], {
+        env: jobEnvironment(directory, service),
+        stdio: 'ignore',
+      });
+      for (const _ of ['created', 'waited']) await service.next();
+      const ended = once(job, 'exit');
+      job.kill('SIGTERM');
+      release();
+      t.strictSame(await ended, [1, null]);
+      t.strictSame(readdirSync(directory), []);
+    },
+  );
+}
+
+/** Of a job against this service, with its temporary files in this directory. */
+function jobEnvironment(directory: string, { port }: Receiver): NodeJS.ProcessEnv {
+  const { PATH } = process.env;
+  const DAVIT_URL = `http://127.0.0.1:${port}`;
+  return {
+    PATH,
+    TMPDIR: directory,
+    DAVIT_URL,
+    DAVIT_KEY: 'davit_key',
+    PROJECT: 'prj_1',
+    REF: 'main',
+    JOB_ID: 'job',
+  };
+}
 
 /** The answer to a request too many. */
 const LIMITED = { error: { code: 'rate_limited', message: 'too many requests', request_id: 'req_1' } };
