@@ -197,7 +197,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
           isDropped(error) ||
           // A name that had an address is right: its DNS server is at fault for the moment.
           (hadAddress && firstCodeOf(error) === 'ENOTFOUND') ||
-          (wasReached && isGarbled(error));
+          // While the service restarts, a proxy may show a certificate of its own, refuse TLS or answer in plain text.
+          (wasReached && (isGarbled(error) || watched.isUnsent(error)));
         mayBeDone ||= status === undefined && !watched.isUnsent(error);
         if (status === 407 || !mayPass) {
           asked.onTry?.(mayBeDone);

@@ -92,6 +92,7 @@ function explanationOf(error: unknown, place: string): string | undefined {
   if (/SSL_(WRONG_VERSION_NUMBER|PACKET_LENGTH_TOO_LONG)/.test(code)) {
     return `${place} does not speak TLS: is it http:// in place of https://?`;
   }
+  if (/^ERR_SSL_.*_ALERT_/.test(code)) return `${place} refuses to speak TLS with davit (${code})`;
   if (/CERT|TLS|SSL|VERIFY|SIGNED/.test(code)) {
     const advice = CERTIFICATE_ADVICE[code] ?? '--ca-file makes davit trust an authority of your own';
     return `${place} cannot be trusted (${code}): ${advice}`;

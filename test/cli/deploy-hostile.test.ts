@@ -1,13 +1,21 @@
+import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
+import { type AddressInfo, createServer, type Server } from 'node:net';
+import { join } from 'node:path';
+import { createServer as createTlsServer } from 'node:tls';
 import t, { type Test } from 'tap';
 import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../../src/domain.ts';
 import { runHere } from '../helpers/cli.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
+import { startProxy } from '../helpers/proxy.ts';
 import { type Answer, endless, hangUp, raw, redirect, startReceiver, status } from '../helpers/receiver.ts';
 
 /** Control characters in every form that JSON allows: ESC, BEL, CR, LF, a C1 control, a bidirectional override. */
 const OBEYED = '\u001b]0;owned\u0007\r\n\u009b2J\u202e';
 const SHOWN = '\\x1b]0;owned\\x07\\x0d\\x0a\\x9b2J\\u202e';
+
+const TLS_FIXTURES = join(import.meta.dirname, '../fixtures/tls');
 
 const FAILED = { ...QUEUED, status: 'failed', reason: 'exit_code', exit_code: 3, queue_position: null };
 const EVENT_STREAM = { 'Content-Type': 'text/event-stream' };
@@ -219,6 +227,39 @@ t.test('once davit has answered, what a proxy answers while davit restarts passe
   );
 });
 
+t.test('once davit has answered, another certificate or none passes; before, it fails at once', async (t) => {
+  const service = await startReceiver(t, { tls: 'localhost' });
+  const proxy = await startProxy(t, service.url);
+  const url = proxy.url.replace('http://127.0.0.1', 'https://localhost');
+  const words = ['--wait', '--json', '--ca-file', join(TLS_FIXTURES, 'ca.pem')];
+  const [key, cert] = ['key', 'pem'].map((ext) => readFileSync(join(TLS_FIXTURES, `self-signed.${ext}`)));
+  const alert = Buffer.from([0x15, 3, 3, 0, 2, 2, 80]); // internal_error
+  const cases: [server: Server, error: RegExp][] = [
+    [createTlsServer({ key, cert }), /cannot be trusted \(DEPTH_ZERO_SELF_SIGNED_CERT\): --ca-file makes/],
+    [
+      createServer((socket) => socket.end(alert)),
+      /refuses to speak TLS with davit \(\w+_ALERT_INTERNAL_ERROR\)\n$/,
+    ],
+    [createServer((socket) => socket.end('HTTP/1.1 503 Busy\r\n\r\n')), /does not speak TLS: /],
+  ];
+  for (const [server, error] of cases) {
+    const other = await listening(t, server);
+    proxy.leadTo(other);
+    t.match(await deployed(url, words), { stderr: error, exitCode: 1, waitedMs: 0 });
+
+    server.once('connection', () => proxy.leadTo(service.url));
+    service.answerWith((response) => {
+      proxy.leadTo(other);
+      service.answerWith(json(200, FAILED));
+      response.writeHead(201, { Connection: 'close' }).end(JSON.stringify(QUEUED));
+    });
+    proxy.leadTo(service.url);
+    const { stdout, stderr } = await deployed(url, words);
+    t.match(JSON.parse(stdout), { status: 'failed' });
+    t.match(stderr, /^localhost:\d+ cannot be reached \(\w*(?:CERT|SSL)\w*\): trying again in \w+$/m);
+  }
+});
+
 t.test('a deployment that was removed meanwhile is not said to go on', async (t) => {
   const error = { code: 'not_found', message: 'there is no such resource', request_id: 'req_1' };
   t.match(await answered(t, ['--wait', '--json'], json(201, QUEUED), json(404, { error })), {
@@ -335,12 +376,24 @@ t.test('a deployment with an invalid field is refused as not from davit', async 
 /** `davit deploy` against a service that gives these answers in turn; on a fake clock. */
 async function answered(t: Test, words: string[], ...answers: [Answer, ...Answer[]]) {
   const { port } = await startReceiver(t, { answers });
+  return await deployed(`http://127.0.0.1:${port}`, words);
+}
+
+async function deployed(url: string, words: string[]) {
   const effects = fakeEffects();
-  const result = await runHere(['deploy', 'prj_1', 'main', '--url', `http://127.0.0.1:${port}`, ...words], {
+  const result = await runHere(['deploy', 'prj_1', 'main', '--url', url, ...words], {
     environment: { DAVIT_KEY: 'davit_key' },
     effects: hurried(effects),
   });
   return { ...result, waitedMs: effects.monotonicMs() };
+}
+
+/** The address of this server, which is closed with the test. */
+async function listening(t: Test, server: Server): Promise<string> {
+  server.on('connection', (socket) => socket.on('error', () => undefined)).listen(0, '127.0.0.1');
+  await once(server, 'listening');
+  t.teardown(() => server.close());
+  return `http://127.0.0.1:${(server.address() as AddressInfo).port}`;
 }
 
 function json(code: number, body: unknown): Answer {
