@@ -1,9 +1,9 @@
 import type { DeploymentId } from '../domain.ts';
-import { AppError } from '../errors.ts';
 import type { ApiClient } from './api-client.ts';
 import { type CommandContext, countingOnce, EXIT_CODE_OF_SIGNAL } from './command.ts';
 import { isYes } from './confirm.ts';
 import type { LogOutput } from './deployment-logs.ts';
+import { problemText } from './error-text.ts';
 
 /** How far a cancellation is; `wanted`: it is requested once the deployment is created. */
 type Cancellation = 'wanted' | 'requested' | 'accepted' | 'refused';
@@ -19,6 +19,8 @@ export interface Interruption {
   isOpen(): boolean;
   /** Resolves when no question is on the screen. */
   answered(): Promise<void>;
+  /** Resolves when no cancellation is under way: until then, closing the client would cut it off. */
+  settled(): Promise<void>;
   mayBeCreated(): boolean;
   /** What becomes of the deployment when davit ends now, and how to find it. */
   whatIsLeft(): string;
@@ -38,6 +40,7 @@ export function handleInterruption(
   let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
   let cancellation: Cancellation | undefined;
   let question: Promise<void> | undefined;
+  let request: Promise<void> | undefined;
 
   const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
     signals += 1;
@@ -56,11 +59,12 @@ export function handleInterruption(
     },
     created(createdId) {
       id = createdId;
-      if (cancellation === 'wanted') void requestCancel(createdId);
+      if (cancellation === 'wanted') request = requestCancel(createdId);
     },
     isCanceling: () => cancellation !== undefined,
     isOpen: () => question !== undefined || cancellation === 'requested',
     answered: async () => question,
+    settled: async () => request,
     mayBeCreated: () => mayBeCreated,
     whatIsLeft,
   };
@@ -77,7 +81,7 @@ export function handleInterruption(
     cancellation = 'wanted';
     if (id === undefined)
       terminal.note('the deployment is canceled as soon as it is created; a second signal leaves at once');
-    else void requestCancel(id);
+    else request = requestCancel(id);
   }
 
   async function requestCancel(canceledId: DeploymentId): Promise<void> {
@@ -89,8 +93,8 @@ export function handleInterruption(
       if (answer.ok || answer.status === 409) cancellation = 'accepted';
       else refuse(answer.message);
     } catch (error) {
-      if (!(error instanceof AppError)) throw error;
-      refuse(error.message);
+      // Nobody waits for this to whom it could be thrown.
+      refuse(problemText(error));
     }
   }
 
@@ -111,8 +115,9 @@ export function handleInterruption(
       const state = cancellation === 'wanted' ? ', and is not canceled' : '';
       return `the deployment may have been created${state}: repeat with --idempotency-key ${idempotencyKey} to get its id`;
     }
-    return cancellation === 'requested' || cancellation === 'accepted'
-      ? `the cancellation of deployment ${id} was requested`
-      : `deployment ${id} goes on`;
+    if (cancellation === 'requested')
+      return `the cancellation of deployment ${id} was requested, without an answer so far`;
+    if (cancellation === 'accepted') return `the cancellation of deployment ${id} was requested`;
+    return `deployment ${id} goes on`;
   }
 }

@@ -14,7 +14,7 @@ import { readOptionFile } from '../option-files.ts';
 import { durationMsOrNone, option } from '../options.ts';
 import { readAuthorities } from '../pem.ts';
 import { printable } from '../printable.ts';
-import type { ApiClient, ApiRefusal } from './api-client.ts';
+import type { ApiClient } from './api-client.ts';
 import { type CommandContext, explain, misused, Refusal, requiredOption, stayAlive } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
@@ -107,7 +107,7 @@ async function deploy(
     if (!created.ok) {
       throw created.mayBeDone
         ? new AppError('conflict', `${created.message}; ${interruption.whatIsLeft()}`)
-        : refused('not deployed', created);
+        : new AppError('conflict', `not deployed: ${created.message}`);
     }
     const { body, replayed } = created;
     interruption.created(body.id);
@@ -118,6 +118,7 @@ async function deploy(
     else if (options.json === true) printJson(context, body);
     else context.terminal.print(body.id);
   } catch (error) {
+    await interruption.settled();
     if (!(error instanceof GaveUp) || !interruption.mayBeCreated()) throw error;
     throw new GaveUp(`${error.message}; ${interruption.whatIsLeft()}`, { cause: error });
   } finally {
@@ -138,9 +139,10 @@ async function awaitOutcome(
   const { id } = created;
   const outcome = await endOf(id, api, options.json === true ? null : log, interruption, context);
   if (outcome.kind === 'refused') {
+    await interruption.settled();
     // 404: it was removed, or the key does not see it any more.
-    const state = outcome.refusal.status === 404 ? '' : 'goes on, and ';
-    throw refused(`${id} ${state}cannot be followed`, outcome.refusal);
+    const left = outcome.refusal.status === 404 ? '' : `; ${interruption.whatIsLeft()}`;
+    throw new AppError('conflict', `${id} cannot be followed: ${outcome.refusal.message}${left}`);
   }
   const { status, deployment } = outcome;
   if (options.json === true) {
@@ -154,7 +156,10 @@ async function awaitOutcome(
     if (message !== null) terminal.note(printable(message));
   }
   // A question or a cancellation that is still unanswered would keep the process alive, though nothing depends on it.
-  if (interruption.isOpen()) exit(status === 'succeeded' ? 0 : 1);
+  if (interruption.isOpen()) {
+    if (interruption.isCanceling()) terminal.note(interruption.whatIsLeft());
+    exit(status === 'succeeded' ? 0 : 1);
+  }
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);
 }
 
@@ -203,10 +208,6 @@ function replayText({ id, created_at }: Deployment): string {
   return printable(
     `this idempotency key was used before: deployment ${id} of ${created_at}; nothing new was deployed`,
   );
-}
-
-function refused(what: string, { message }: ApiRefusal): AppError {
-  return new AppError('conflict', `${what}: ${message}`);
 }
 
 function projectIdOf(text: string): ProjectId {

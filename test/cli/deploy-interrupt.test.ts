@@ -57,7 +57,9 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
   writeFileSync(join(directory, 'end'), '');
   t.strictSame(await once(client, 'close'), [0, null]);
-  await said.until(/leaves at once\ndeployment dpl_\w+ of slow: succeeded in \w+\n$/);
+  await said.until(
+    /leaves at once\ndeployment dpl_\w+ of slow: succeeded in \w+\nthe cancellation of .* was requested, without an answer so far\n$/,
+  );
 });
 
 t.test('two signals in immediate succession count as one', async (t) => {
@@ -71,7 +73,7 @@ t.test('two signals in immediate succession count as one', async (t) => {
   t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
 });
 
-t.test('a second signal says that the cancellation was requested', async (t) => {
+t.test('a second signal says that the cancellation was requested, and not answered', async (t) => {
   const { startDeploy, directory, url } = await runningDeployments(t);
   const proxy = await startProxy(t, url);
   const started = untilFile(directory, 'started');
@@ -83,7 +85,7 @@ t.test('a second signal says that the cancellation was requested', async (t) => 
   await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
   await repeatUntilEnd(client, () => client.kill('SIGINT'));
   t.strictSame([client.exitCode, client.signalCode], [130, null]);
-  await said.until(/left; the cancellation of deployment dpl_\w+ was requested\n$/);
+  await said.until(/left; the cancellation of deployment dpl_\w+ was requested, without an answer so far\n$/);
 });
 
 t.test('a second signal after a refused cancellation says that the deployment goes on', async (t) => {
@@ -152,6 +154,24 @@ t.test('a cancellation that was promised is taken back when deploy is refused', 
   t.strictSame(await once(client, 'exit'), [1, null]);
   await said.until(
     /error: .* answered with 404, [^;]*; the deployment may have been created, and is not canceled: /,
+  );
+});
+
+t.test('a key that may not follow the deployment still cancels it', async (t) => {
+  const error = { code: 'forbidden', message: 'it may not', request_id: 'req_1' };
+  const forbidden = status(403, { body: JSON.stringify({ error }) });
+  const canceled = held(status(202, { body: JSON.stringify({ ...CREATED, status: 'canceled' }) }));
+  const { client, said, service } = await interruptedTry(
+    t,
+    status(201, { body: JSON.stringify(CREATED) }),
+    (response, received) =>
+      (received.path.endsWith('/cancel') ? canceled.answer : forbidden)(response, received),
+  );
+  for (const _ of ['canceled', 'followed', 'waited']) await service.next();
+  canceled.release();
+  t.strictSame(await once(client, 'exit'), [1, null]);
+  await said.until(
+    /error: dpl_1 cannot be followed: it may not \(403 .*\); the cancellation of deployment dpl_1 was requested\n$/,
   );
 });
 

@@ -291,7 +291,7 @@ t.test('without logs:read, deploy waits without the log; without any read scope,
   });
   t.match(await deploy(['good', '--wait'], { key: nothing }), {
     stdout: '',
-    stderr: /error: dpl_\w+ goes on, and cannot be followed: .*deployments:read/,
+    stderr: /error: dpl_\w+ cannot be followed: .*deployments:read.*; deployment dpl_\w+ goes on\n$/,
     exitCode: 1,
   });
   t.match(await deploy(['good', '--wait'], { key: onlyLogs }), { stdout: 'one\ntwo\nthree', exitCode: 0 });
