@@ -39,6 +39,9 @@ const KEPT_EMPTY = new Set([
 
 forgetEmptyVariables(process.env);
 
+/** It has no effect on davit's connections, but Node would warn that it has. */
+delete process.env['NODE_TLS_REJECT_UNAUTHORIZED'];
+
 nameProcess('davit');
 
 void main(commandLine);
