@@ -40,7 +40,8 @@ export function defineDeploy(command: Command, context: CommandContext): void {
     command,
     'Requests a deployment from a davit, here or elsewhere, and with --wait follows its log until it has ended. The key ' +
       'comes from $DAVIT_KEY or --key-file; it needs the scope deployments:write, and for --wait deployments:read and ' +
-      'logs:read. A request that is lost is repeated, and still makes only one deployment.\n\n' +
+      'logs:read; with projects:read, it can tell that the project is paused. A request that is lost is repeated, and ' +
+      'still makes only one deployment.\n\n' +
       'Exit code 0: it succeeded (without --wait: it was accepted). 1: it failed, was canceled or refused, or the ' +
       'service could not be reached in time. 2: wrong usage. 130, 143: a signal. With --wait, ^C asks whether to cancel ' +
       'the deployment; a second ^C leaves at once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY and NO_PROXY are ' +
