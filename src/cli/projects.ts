@@ -1,7 +1,9 @@
 import type { Command } from 'commander';
 import { formatDuration } from '../durations.ts';
+import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import type { ProjectDetails } from '../store/projects.ts';
+import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { counted } from './counted.ts';
@@ -139,6 +141,7 @@ function defineStatus(
     .action((idOrName: string, options: { json?: boolean }) =>
       withStore(command, context, 'refuse', async (store) => {
         const before = resolveProject(store, idOrName);
+        if (status === 'active' && before.status === status) refuseArchivedNamesake(before, idOrName, store);
         const project = await store.writer.write('projects.setStatus', { id: before.id, status });
         if (options.json === true) return printJson(context, project);
         context.terminal.print(
@@ -146,6 +149,17 @@ function defineStatus(
         );
       }),
     );
+}
+
+/** A name means the project that is not archived, and that may be the other one. */
+function refuseArchivedNamesake(active: ProjectDetails, idOrName: string, store: Store): void {
+  const isNamesake = ({ name, status }: ProjectDetails) => name === active.name && status === 'archived';
+  if (idOrName === active.id || !store.reads.projects.list().some(isNamesake)) return;
+  throw new AppError(
+    'conflict',
+    `${nameOfProject(active)} is already active, and an archived project has this name too: use the id; ` +
+      "'davit admin project list' shows all",
+  );
 }
 
 function defineArchive(command: Command, context: CommandContext): void {

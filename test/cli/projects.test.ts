@@ -404,6 +404,24 @@ t.test('a project can be paused, resumed and archived; archiving cancels what is
   });
 });
 
+t.test('an archived project is resumed by its id where an active one has its name', async (t) => {
+  const there = place(t);
+  const { davit, json, refused } = there;
+  await davit(create('website'));
+  const { id } = await json<ProjectDetails>(['admin', 'project', 'archive', 'website']);
+  await davit(create('website'));
+  t.match(await refused(['admin', 'project', 'resume', 'website']), {
+    exitCode: 1,
+    message:
+      /^error: project website \(prj_\w+\) is already active, and an archived .* name too: use the id; /,
+  });
+  t.match(await davit(['admin', 'project', 'resume', id]), { stdout: `project website (${id}) is active\n` });
+  t.match(await davit(['admin', 'project', 'resume', id]), { stdout: /is already active\n$/ });
+  t.match(await refused(['admin', 'project', 'resume', 'website']), {
+    message: /several projects are named/,
+  });
+});
+
 t.test('a new report timeout holds for open deployments, and set says for how many', async (t) => {
   const there = place(t);
   await there.davit(create('website', '--report-timeout', '2h'));
