@@ -120,8 +120,11 @@ async function deploy(
     else context.terminal.print(body.id);
   } catch (error) {
     await interruption.settled();
-    if (!(error instanceof GaveUp) || !interruption.mayBeCreated()) throw error;
-    throw new GaveUp(`${error.message}; ${interruption.whatIsLeft()}`, { cause: error });
+    const isExpected = error instanceof AppError || error instanceof Refusal;
+    if (interruption.mayBeCreated() && error instanceof GaveUp)
+      throw new GaveUp(`${error.message}; ${interruption.whatIsLeft()}`, { cause: error });
+    if (interruption.mayBeCreated() && !isExpected) context.terminal.note(interruption.whatIsLeft());
+    throw error;
   } finally {
     await api.close();
   }

@@ -156,6 +156,22 @@ t.test('a deployment that another one superseded names that', async (t) => {
   t.match(stderr, /^deployment dpl_1 of main: canceled: superseded by dpl_2$/m);
 });
 
+t.test('a bug after a try that may have created the deployment does not hide how to find it', async (t) => {
+  const { port } = await startReceiver(t, { answers: [hangUp()] });
+  const randomBytes = () => {
+    throw new Error('no randomness');
+  };
+  const words = ['deploy', 'prj_1', 'main', '--url', `http://127.0.0.1:${port}`, '--idempotency-key', 'job'];
+  t.match(
+    await runHere(words, { environment: { DAVIT_KEY: 'k' }, effects: { ...fakeEffects(), randomBytes } }),
+    {
+      stderr:
+        /^the deployment may have been created: repeat with --idempotency-key job to get its id\nerror: davit failed, which is a bug: /,
+      exitCode: 1,
+    },
+  );
+});
+
 t.test('once the end is known, what it took is asked for once', async (t) => {
   const unavailable = { error: { ...REFUSED.error, code: 'unavailable' } };
   for (const answer of [
