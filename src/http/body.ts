@@ -3,6 +3,7 @@ import { Readable } from 'node:stream';
 import type { Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
+import { areTooTiny } from '../tiny-pieces.ts';
 import { parseJson } from './json.ts';
 import type { ReceiveBuffers } from './receive-buffers.ts';
 
@@ -39,16 +40,12 @@ export function refuseTinyPieces(req: IncomingMessage): void {
     pieces += 1;
     bytes += piece.length;
     const droppedPieces = dropped.get(req) ?? 0;
-    if (droppedPieces === 0 && (pieces <= TINY_PIECES_MAX || bytes >= pieces * TINY_PIECE_BYTES))
-      return push(piece);
+    if (droppedPieces === 0 && !areTooTiny(pieces, bytes)) return push(piece);
     dropped.set(req, droppedPieces + 1);
     if (droppedPieces === 0) req.emit(SHREDDED, tooShredded());
     return droppedPieces < DROPPED_MAX; // false: no more is read
   };
 }
-
-const TINY_PIECES_MAX = 1024;
-const TINY_PIECE_BYTES = 32;
 
 /** So many more are taken in, so that a client that reads only after sending everything gets the answer. */
 const DROPPED_MAX = 16 * 1024;

@@ -109,6 +109,35 @@ t.test(
   },
 );
 
+t.test('a receiver that answers in very many tiny records is left, whatever came before', async (t) => {
+  const answers = [1024, 1025];
+  const server = createServer(LOCALHOST, (socket) => {
+    socket.on('error', () => undefined);
+    socket.on('data', () => sendRecords(socket, answers.shift() ?? 0));
+  });
+  const url = new URL(`https://localhost:${await portOf(t, server)}/`);
+  const came: number[] = [];
+  const ended = Promise.withResolvers<Error | null>();
+  const events = {
+    connected: () => socket.write(REQUEST),
+    received(bytes: Buffer) {
+      came.push(bytes.length);
+      if (came.length === 1024) socket.write(REQUEST);
+      if (came.length > 2048) ended.resolve(null);
+    },
+    closed: ended.resolve,
+  };
+  const socket = newConnector({ caPem: CA_PEM }).connect(url, events, null);
+  t.teardown(() => socket.destroy());
+  t.match(await ended.promise, { message: 'invalid_response' });
+  t.strictSame(came, Array(2048).fill(1));
+});
+
+/** Each of one byte: what is written before the last write has ended would come in one record with others. */
+function sendRecords(socket: TLSSocket, count: number): void {
+  if (count > 0) socket.write('x', () => sendRecords(socket, count - 1));
+}
+
 t.test('a receiver that gives sessions without end is left', ifHas('openssl'), async (t) => {
   const { url } = await opensslReceiver(t, '-www', '-num_tickets', '40');
   await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), { message: 'invalid_response' });

@@ -1,0 +1,10 @@
+const TINY_PIECES_MAX = 1024;
+const TINY_PIECE_BYTES = 32;
+
+/**
+ * Whether a body or an answer that is not trusted comes in too many tiny pieces: each piece costs some microseconds,
+ * whatever its size, and one read can bring thousands, as chunks or as records of TLS.
+ */
+export function areTooTiny(pieces: number, bytes: number): boolean {
+  return pieces > TINY_PIECES_MAX && bytes < pieces * TINY_PIECE_BYTES;
+}
