@@ -1,6 +1,8 @@
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import type { Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
+import { connect as connectTls, type TLSSocket } from 'node:tls';
 import type { Plugin } from '@hapi/hapi';
 import Joi from 'joi';
 import t from 'tap';
@@ -454,6 +456,54 @@ t.test('the rest of a body in very many tiny chunks is neither kept nor read wit
   t.ok(socket.bytesRead < 3_000_000, `${socket.bytesRead} bytes of 6 MB were read`);
   await isClosed;
 });
+
+t.test('a body in very many tiny records of TLS is refused, and not read without end', async (t) => {
+  const effects = fakeEffects();
+  const { plugin, taken } = taker();
+  const options = { resources: () => [plugin], tls: LOCALHOST, effects, timeouts: PATIENT };
+  const { port, server } = await startHttp(t, options);
+  for (const [count, status] of [
+    [1024, 200],
+    [1025, 400],
+  ] as const) {
+    const { socket, answer } = await postRecords(port, count);
+    t.match(await answer, new RegExp(`^HTTP/1.1 ${status} `));
+    t.match(await answer, status === 400 ? /tiny pieces/ : /taken/);
+    socket.destroy();
+  }
+  t.equal(taken.length, 1);
+
+  const connected = once(server.listener, 'secureConnection');
+  const { socket } = await postRecords(port, 8_000);
+  const [served] = (await connected) as [TLSSocket];
+  await until(() => {
+    effects.advance(5_000);
+    return served.destroyed;
+  });
+  t.ok(served.bytesRead < 6_000, `${served.bytesRead} of 8,000 bytes were read`);
+  socket.destroy();
+});
+
+const LOCALHOST = {
+  chain: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.pem`, 'utf8'),
+  key: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.key`, 'utf8'),
+};
+
+/** Posts a JSON string of `count` bytes, each in a record of its own: the next is written when the last has been. */
+async function postRecords(port: number, count: number) {
+  const socket = connectTls({ port, host: '127.0.0.1', rejectUnauthorized: false });
+  socket.on('error', () => undefined);
+  let came = '';
+  const answer = new Promise<string>((resolve) => {
+    socket.on('data', (text) => {
+      came += text;
+      if (came.endsWith('}')) resolve(came);
+    });
+  });
+  const head = post(`${JSON_TYPE}Content-Length: ${count}\r\n`);
+  for (const record of [head, ...stringOf(count)]) await new Promise((done) => socket.write(record, done));
+  return { socket, answer };
+}
 
 t.test('a body in segments of one byte takes little memory', async (t) => {
   const { plugin, taken } = taker();
