@@ -89,8 +89,9 @@ export interface Settlement {
   seq: number;
   webhookId: WebhookId;
   /**
-   * The webhook's url and `enabled_at` when the attempt was made. If either has changed since, the result does not
-   * count for the webhook; if it was enabled again, a failure does not count for the delivery's ladder either.
+   * The webhook's url and `enabled_at` when the attempt was made. If either has changed since, or the webhook was
+   * deleted, the result does not count for the webhook; if it was enabled again, a failure does not count for the
+   * delivery's ladder either.
    */
   url: string;
   enabledAtMs: number;
@@ -343,7 +344,8 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
   const forgetBody = database.prepare(`
     UPDATE attempts SET response_body = NULL
      WHERE (delivery_id, number) = (SELECT id, attempt_count - ${BODIES_SHOWN_MAX} FROM deliveries WHERE seq = +:seq)`);
-  const stillSentTo = 'id = +:webhookId AND url = +:url AND enabled_at = +:enabledAtMs';
+  const isSameReceiver =
+    'id = +:webhookId AND url = +:url AND enabled_at = +:enabledAtMs AND deleted_at IS NULL';
   // Of two attempts, the one that ended first may be settled last, as a success is settled only when its body has been
   // read. A time after now is one from before the clock was set back.
   const isLater = (column: string) => `(${column} > +:atMs AND ${column} <= +:nowMs)`;
@@ -354,7 +356,7 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
                                       iif(failing_since > +:atMs, consecutive_failures, 1), 0),
            failing_since = iif(${isLater('last_failure_at')},
                                iif(failing_since > +:atMs, failing_since, last_failure_at), NULL)
-     WHERE ${stillSentTo}`);
+     WHERE ${isSameReceiver}`);
   const failed = database.prepare(`
     UPDATE webhooks
        SET last_failure_at = iif(${isLater('last_failure_at')}, last_failure_at, :atMs),
@@ -363,10 +365,10 @@ export function outboxWrites({ database, effects, changed }: WriteContext) {
                                  OR (failing_since <= +:atMs
                                      AND last_failure_at >= +:atMs - ${FAILING_RESTARTS_AFTER_MS} - +:neverPassedMs),
                                failing_since, :atMs)
-     WHERE ${stillSentTo}`);
+     WHERE ${isSameReceiver}`);
   const disable = database.prepare(`
     UPDATE webhooks SET status = 'disabled', status_reason = :reason
-     WHERE ${stillSentTo} AND status = 'enabled'
+     WHERE ${isSameReceiver} AND status = 'enabled'
        AND (+:isAtOnce OR failing_since <= +:atMs - ${DISABLE_AFTER_FAILING_MS} - +:neverPassedMs)`);
   const pendingAfter = database.prepare<PendingPosition, PendingPosition>(`
     SELECT webhook_id AS webhookId, next_attempt_at AS nextAttemptAtMs, seq FROM deliveries

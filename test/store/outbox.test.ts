@@ -346,6 +346,7 @@ const OTHER_RECEIVERS: {
   name: string;
   setMs?: number;
   changes: Partial<WebhookUpdate>[];
+  isDeleted?: true;
   missed: [object, object];
 }[] = [
   {
@@ -373,13 +374,22 @@ const OTHER_RECEIVERS: {
       { status: 'pending', ladder_attempts: 0 },
     ],
   },
+  {
+    name: 'was deleted',
+    changes: [],
+    isDeleted: true,
+    missed: [
+      { status: 'pending', ladder_attempts: 1 },
+      { status: 'exhausted', ladder_attempts: 1 },
+    ],
+  },
 ];
 const OUTCOMES: { next: Settlement['next']; disableReason: string | null }[] = [
   { next: { kind: 'retry', atMs: Date.parse('2026-11-22T08:00:00Z') }, disableReason: 'it answered 410' },
   { next: { kind: 'exhausted' }, disableReason: null },
   { next: { kind: 'delivered' }, disableReason: null },
 ];
-for (const { name, setMs = 0, changes, missed } of OTHER_RECEIVERS) {
+for (const { name, setMs = 0, changes, isDeleted = false, missed } of OTHER_RECEIVERS) {
   t.test(`an attempt from before counts neither for nor against a webhook that ${name}`, async (t) => {
     const effects = fakeEffects();
     const store = testStore(t, effects);
@@ -391,6 +401,7 @@ for (const { name, setMs = 0, changes, missed } of OTHER_RECEIVERS) {
     for (const change of changes) {
       await store.writer.write('webhooks.update', { id, disableReason: 'tired', ...change });
     }
+    if (isDeleted) await store.writer.write('webhooks.remove', { id });
     // The webhook as it is now has failed, too: one more failure would disable it.
     store.execute(
       `UPDATE webhooks SET consecutive_failures = 1, failing_since = ${effects.now() - 5 * 86_400_000}`,
@@ -400,7 +411,8 @@ for (const { name, setMs = 0, changes, missed } of OTHER_RECEIVERS) {
       const delivery = due.shift();
       if (delivery === undefined) throw new Error('nothing is due');
       const settlement = settlementOf(delivery, effects.now(), next);
-      await store.writer.write('outbox.settle', { ...settlement, disableReason });
+      const settled = await store.writer.write('outbox.settle', { ...settlement, disableReason });
+      t.type(settled, 'string', 'nothing is said to be disabled');
     }
     t.strictSame(store.query('SELECT * FROM webhooks'), before);
     t.match(store.query('SELECT status, ladder_attempts, attempt_count FROM deliveries ORDER BY seq'), [
