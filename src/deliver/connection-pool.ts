@@ -15,12 +15,14 @@ export interface Connection {
   remoteAddress(): string | null;
   /** Whether it carried a request before: if so, the receiver may have closed it while it was idle. */
   readonly reused: boolean;
-  /** Sends a request as soon as the connection is established. */
+  /** Sends a request; if the connection is not established yet, what `exchange.connected` then returns instead. */
   send(request: string, exchange: Exchange): void;
 }
 
 /** Receives the answer to a request, until the connection is released or dropped. */
 export interface Exchange {
+  /** The connection is established only now. Returns the request to be sent; null: none, the exchange has ended. */
+  connected(): string | null;
   /** `bytes` is valid only during the call. */
   received(bytes: Buffer): void;
   /** No more can arrive. Null: the receiver closed the connection without an error. */
@@ -99,13 +101,12 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
   }
 
   function open({ url, origin }: Destination, key: Owner): Connection {
-    let waiting: string | undefined;
     let isConnected = false;
     const events: SocketEvents = {
       connected() {
         isConnected = true;
-        if (waiting !== undefined) socket.write(waiting);
-        waiting = undefined;
+        const request = connection.exchange?.connected() ?? null;
+        if (request !== null) socket.write(request);
       },
       received(bytes) {
         // Unsolicited data could be taken for the beginning of the next answer.
@@ -131,7 +132,6 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
       send(request, exchange) {
         connection.exchange = exchange;
         if (isConnected) socket.write(request);
-        else waiting = request;
       },
     };
     return connection;

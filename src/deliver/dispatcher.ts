@@ -253,19 +253,29 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     const atMs = now();
     const slot = lanes.begin(lane, delivery.seq, atMs);
     metrics?.began(delivery, lane.failures > 0, atMs);
-    const headers = signedHeaders({
-      eventId: delivery.event_id,
-      secrets,
-      atSeconds: Math.floor(atMs / 1000),
+    let isWithdrawn = false;
+    const outcome = await sender.send({
+      url: delivery.url,
+      headers: headersOf(delivery, secrets, atMs),
+      renewHeaders() {
+        const sentAtMs = now();
+        const secretsNow = secretsStillValid(delivery, sentAtMs);
+        isWithdrawn = secretsNow === null;
+        return secretsNow && headersOf(delivery, secretsNow, sentAtMs);
+      },
       body: delivery.payload,
+      key: lane.key,
     });
-    const { url, payload: body } = delivery;
-    const outcome = await sender.send({ url, headers, body, key: lane.key });
     const stopped = outcome.error === 'stopped';
     lanes.end(slot, stopped ? 'stopped' : outcome.ok ? 'succeeded' : 'failed', now());
     metrics?.ended();
+    if (isWithdrawn) {
+      // A claim that came while it was under way has skipped it.
+      lanes.recorded(slot, now());
+      lanes.schedule(lane.webhookId, now(), now());
+    }
     wake();
-    // It does not count as an attempt, and is made again at the next start.
+    // It does not count as an attempt, and is made again at the next start, or by a claim if it was withdrawn.
     if (stopped) return;
 
     const settlement = settlementOf(delivery, atMs, outcome);
@@ -280,6 +290,21 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     if (settled === 'onNewerLadder') lanes.schedule(lane.webhookId, now(), now());
     else if (settlement.next.kind === 'retry') lanes.schedule(lane.webhookId, settlement.next.atMs, now());
     wake();
+  }
+
+  /**
+   * What to sign with when a connection was established, which a receiver can delay by seconds after the claim. Null:
+   * meanwhile the webhook was disabled, deleted or enabled again, has another url, or cannot be read.
+   */
+  function secretsStillValid(delivery: DueDelivery, nowMs: number): readonly string[] | null {
+    try {
+      const recipient = reads.outbox.recipient(delivery.webhook_id, nowMs);
+      const isSame = recipient?.url === delivery.url && recipient.enabledAtMs === delivery.enabled_at;
+      return isSame ? recipient.secrets : null;
+    } catch (error) {
+      logger.error({ err: error }, 'a webhook could not be read before sending to it');
+      return null;
+    }
   }
 
   /** Logs that the webhook was disabled with this attempt, as nothing else tells the operator. */
@@ -358,6 +383,14 @@ export function createDispatcher(options: DispatcherOptions): Dispatcher {
     };
     logger[next.kind === 'delivered' ? 'debug' : 'info'](fields, 'delivery attempt');
   }
+}
+
+function headersOf(
+  { event_id: eventId, payload: body }: DueDelivery,
+  secrets: readonly string[],
+  atMs: number,
+) {
+  return signedHeaders({ eventId, secrets, atSeconds: Math.floor(atMs / 1000), body });
 }
 
 function skippedMs(settings: readonly { byMs: number }[]): number {

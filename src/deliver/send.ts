@@ -22,6 +22,11 @@ interface SendRequest {
   url: string;
   /** In addition to those of every delivery. */
   headers: Readonly<Record<string, string>>;
+  /**
+   * Makes them anew once a connection is established for the request, which the receiver can delay until the deadline;
+   * null: it is not to be sent any more, and the attempt ends as `stopped`. By default they stay the same.
+   */
+  renewHeaders?: () => Readonly<Record<string, string>> | null;
   body: string;
   /** That of the webhook; null by default. */
   key?: Owner;
@@ -81,20 +86,23 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
 
   return { send, trust, close };
 
-  function send({ url, headers, body, key = null }: SendRequest): Promise<SendOutcome> {
+  function send(request: SendRequest): Promise<SendOutcome> {
+    const { url, headers, renewHeaders = () => headers, body, key = null } = request;
     const startedAtMs = effects.monotonicMs();
     const target = targetOf(url);
     if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
     if (isClosed) return Promise.resolve(failure('stopped', null, 0));
-    if (!Object.values(headers).every((value) => HEADER_VALUE.test(value))) {
-      return Promise.resolve(failure('request_refused', null, 0));
-    }
+    if (!areSendable(headers)) return Promise.resolve(failure('request_refused', null, 0));
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
+    const renewed = () => {
+      const anew = renewHeaders();
+      return anew !== null && areSendable(anew) ? requestTo(target, anew, body) : null;
+    };
 
     return new Promise((resolve) => {
       // The request is built again for a second connection, rather than kept: see `exchange`.
       const exchangeOver = (connection: Connection): Abort =>
-        exchange(connection, requestTo(target, headers, body), elapsedMs, (end) => {
+        exchange(connection, requestTo(target, headers, body), renewed, elapsedMs, (end) => {
           if (end.error === null && end.answer?.keepsConnection === true) {
             pool.release(connection, end.answer.idleMs);
           } else {
@@ -161,6 +169,10 @@ interface Target extends Destination {
   head: string;
 }
 
+function areSendable(headers: SendRequest['headers']): boolean {
+  return Object.values(headers).every((value) => HEADER_VALUE.test(value));
+}
+
 /** Anything else could end the line and inject a header. */
 const HEADER_VALUE = /^[\t\x20-\x7e]*$/;
 
@@ -178,13 +190,14 @@ interface End {
 type Abort = (error: Error) => void;
 
 /**
- * Sends one request on one connection. Calls `onEnd` once, and not before it has returned; the returned function ends it
- * early. While waiting for the answer it keeps neither the request nor a parser: V8's young-generation collections would
- * copy those of 256 attempts every 16 ms.
+ * Sends one request on one connection; if that is established only later, what `renewed` then returns. Calls `onEnd`
+ * once, and not before it has returned; the returned function ends it early. While waiting for the answer it keeps
+ * neither the request nor a parser: V8's young-generation collections would copy those of 256 attempts every 16 ms.
  */
 function exchange(
   connection: Connection,
   request: string,
+  renewed: () => string | null,
   elapsedMs: () => number,
   onEnd: (end: End) => void,
 ): Abort {
@@ -193,6 +206,11 @@ function exchange(
   let ended = false;
 
   connection.send(request, {
+    connected() {
+      const anew = renewed();
+      if (anew === null) end(new AttemptError('stopped'));
+      return anew;
+    },
     received(bytes) {
       reader ??= createAnswerReader();
       let isWhole: boolean;

@@ -223,6 +223,10 @@ export function outboxReads(database: Database) {
      * or a million.
      */
     claim,
+
+    /** The webhook if it may be sent to at `nowMs`, with its live secrets; undefined: it may not. */
+    recipient: (webhookId: WebhookId, nowMs: number): Recipient | undefined =>
+      inSnapshot(database, () => recipients([webhookId], nowMs)).get(webhookId),
   };
 
   function claim(requests: readonly ClaimRequest[], nowMs: number): Claim[] {

@@ -4,13 +4,15 @@ import Stripe from 'stripe';
 import t, { type Test } from 'tap';
 import type { Dispatcher } from '../../src/deliver/dispatcher.ts';
 import { LANE_LIMITS } from '../../src/deliver/lanes.ts';
+import { verify } from '../../src/deliver/sign.ts';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { copyWaiting, endDeliveries, newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { startProxy } from '../helpers/proxy.ts';
+import { CA_PEM, held, redirect, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -483,7 +485,7 @@ t.test('a failed look at the database loses no webhook', async (t) => {
   const store = testStore(t, effects);
   const receiver = await startReceiver(t);
   const { id } = await subscribe(store, receiver.url);
-  let broken: 'pendingWebhooks' | 'history' | 'claim' | undefined;
+  let broken: 'pendingWebhooks' | 'history' | 'claim' | 'recipient' | undefined;
   const failing = (name: typeof broken) => {
     if (broken === name) throw new Error(`${name} cannot be read`);
   };
@@ -495,6 +497,7 @@ t.test('a failed look at the database loses no webhook', async (t) => {
       pendingWebhooks: () => failing('pendingWebhooks') ?? outbox.pendingWebhooks(),
       history: (webhookId) => failing('history') ?? outbox.history(webhookId),
       claim: (requests, nowMs) => failing('claim') ?? outbox.claim(requests, nowMs),
+      recipient: (webhookId, nowMs) => failing('recipient') ?? outbox.recipient(webhookId, nowMs),
     },
   };
   const dispatcher = testDispatcher(t, store, effects, { reads });
@@ -502,6 +505,10 @@ t.test('a failed look at the database loses no webhook', async (t) => {
   for (broken of ['pendingWebhooks', 'claim'] as const) {
     await t.rejects(dispatcher.tick(), { message: `${broken} cannot be read` });
   }
+  broken = 'recipient';
+  await dispatcher.tick();
+  await dispatcher.settled();
+  t.equal(receiver.requests.length, 0);
   broken = undefined;
   await deliverDue(dispatcher, effects);
   await receiver.next();
@@ -543,6 +550,72 @@ t.test('an event is sent to the current url of its webhook, or not at all', asyn
   await deliverDue(dispatcher, effects);
   t.equal(receiver.requests.length, 1, 'what was held goes out');
 });
+
+t.test('nothing is sent to a webhook that was changed while its connection was made', async (t) => {
+  const { effects, store, dispatcher, receiver, proxy, url } = await slowHandshakes(t, 4);
+  const elsewhere = await startReceiver(t);
+  const moved = await subscribe(store, url);
+  const disabled = await subscribe(store, url);
+  const deleted = await subscribe(store, url);
+  const enabledAgain = await subscribe(store, url);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await dispatcher.tick();
+  await proxy.connected(4);
+  effects.advance(1_000);
+  const change = { disableReason: 'tired' };
+  await store.writer.write('webhooks.update', { id: moved.id, url: elsewhere.url, ...change });
+  await store.writer.write('webhooks.update', { id: disabled.id, status: 'disabled', ...change });
+  await store.writer.write('webhooks.remove', { id: deleted.id });
+  for (const status of ['disabled', 'enabled'] as const) {
+    await store.writer.write('webhooks.update', { id: enabledAgain.id, status, ...change });
+  }
+  proxy.release();
+  await dispatcher.settled();
+  t.equal(receiver.requests.length, 0);
+  t.strictSame(store.query('SELECT * FROM attempts'), []);
+
+  await deliverDue(dispatcher, effects);
+  t.equal(elsewhere.requests.length, 1, 'the new url');
+  t.equal(receiver.requests.length, 1, 'what was held while it was disabled');
+  for (const { id, delivered } of [
+    { id: moved.id, delivered: true },
+    { id: disabled.id, delivered: false },
+    { id: deleted.id, delivered: false },
+    { id: enabledAgain.id, delivered: true },
+  ]) {
+    t.match(store.query('SELECT status, attempt_count FROM deliveries WHERE webhook_id = ?', id), [
+      delivered ? { status: 'delivered', attempt_count: 1 } : { status: 'pending', attempt_count: 0 },
+    ]);
+  }
+});
+
+t.test('a delivery is signed when its connection is made, with the secrets of that moment', async (t) => {
+  const { effects, store, dispatcher, receiver, proxy, url } = await slowHandshakes(t, 1);
+  const { id } = await subscribe(store, url);
+  await store.writer.write('deployments.create', newDeployment(await store.project()));
+  await dispatcher.tick();
+  await proxy.connected(1);
+  effects.advance(7_000);
+  const { signing_secret: secret } = await store.writer.write('webhooks.rotate', { id, overlapMs: 0 });
+  proxy.release();
+  await dispatcher.settled();
+  const [{ headers, body } = await receiver.next()] = receiver.requests;
+  const header = String(headers['service-signature']);
+  const nowSeconds = Math.floor(effects.now() / 1000);
+  t.strictSame(verify({ secret, header, body, nowSeconds, toleranceSeconds: 0 }), { ok: true });
+});
+
+/** A receiver over TLS behind a proxy at which the first `count` handshakes wait for its `release`. */
+async function slowHandshakes(t: Test, count: number) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const sender = testSender(t, { caPem: CA_PEM });
+  const dispatcher = testDispatcher(t, store, effects, { sender });
+  const receiver = await startReceiver(t, { tls: 'localhost' });
+  const proxy = await startProxy(t, receiver.url);
+  proxy.fates(...Array<'hold'>(count).fill('hold'));
+  return { effects, store, dispatcher, receiver, proxy, url: proxy.url.replace('http:', 'https:') };
+}
 
 t.test('all deliveries that waited for a retry are due once their webhook is enabled', async (t) => {
   const effects = fakeEffects();

@@ -1,6 +1,6 @@
 import type { Test } from 'tap';
 import type { UrlRules } from '../../src/address.ts';
-import { createSender, type Sender } from '../../src/deliver/send.ts';
+import { createSender, type Sender, type SenderOptions } from '../../src/deliver/send.ts';
 import type { DeliveryId, EventType, KeyId, WebhookId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
@@ -11,8 +11,11 @@ import { newDeployment, type TestStore } from './store.ts';
 export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [cidr('127.0.0.0/8')] };
 
 /** The real sender; closed when the test has ended. */
-export function testSender(t: Test): Sender {
-  const sender = createSender({ version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES }, realEffects);
+export function testSender(t: Test, options: Partial<SenderOptions> = {}): Sender {
+  const sender = createSender(
+    { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES, ...options },
+    realEffects,
+  );
   t.teardown(() => sender.close());
   return sender;
 }
