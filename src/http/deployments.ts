@@ -83,6 +83,8 @@ export function deployments(
   const visibleProjects = reads.instance.readCache<ProjectId | null>();
   // A commit wakes all requests that wait for the end of a deployment: the first read serves all of them.
   const awaited = reads.instance.readCache<DeploymentProgress | null>();
+  // Behind 100,000 that wait, to read one takes 3 ms: 500 waits that ended at once stopped all else for 1.8 s.
+  const shownDeployments = reads.instance.readCache<Deployment | null>();
   return {
     name: 'deployments',
     register(server) {
@@ -276,8 +278,11 @@ export function deployments(
   }
 
   function visibleDeployment(caller: Caller, id: DeploymentId): Deployment {
-    const deployment = reads.deployments.visibleTo(caller, id);
-    if (deployment === undefined) throw notFound();
+    const progress = reads.deployments.progressVisibleTo(caller, id);
+    // With its status, which may have been read after the moment that this task knows.
+    const read = () => reads.deployments.visibleTo(caller, id) ?? null;
+    const deployment = shownDeployments(`${caller.keyId} ${id} ${progress?.status}`, read);
+    if (deployment === null) throw notFound();
     return deployment;
   }
 

@@ -321,7 +321,7 @@ t.test(
     t.strictSame(read, ['progress']);
     await report(http.store, id, 'succeeded');
     for (const { body } of await Promise.all(waiting)) t.match(body, { id, status: 'succeeded' });
-    t.strictSame(read, ['progress', 'progress', ...waiting.map(() => 'all')]);
+    t.equal(read.filter((what) => what === 'all').length, 1);
   },
 );
 
