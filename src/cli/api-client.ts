@@ -61,9 +61,12 @@ export interface ApiRefusal {
 export interface ApiClient {
   /** A request that is answered with a deployment. Throws GaveUp if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
-  /** For what only adds to a message: one try without a word, and undefined if that fails or takes long. */
-  deployment(id: DeploymentId): Promise<Deployment | undefined>;
-  project(id: ProjectId): Promise<Pick<Project, 'status'> | undefined>;
+  /**
+   * For what only adds to a message: one try without a word, and undefined if that fails or takes long; null if davit
+   * refuses it.
+   */
+  deployment(id: DeploymentId): Promise<Deployment | null | undefined>;
+  project(id: ProjectId): Promise<Pick<Project, 'status'> | null | undefined>;
   /** As `call`, for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
   patience(): Patience;
@@ -150,11 +153,15 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   async function glance<Body>(
     path: string,
     isExpected: (value: unknown) => value is Body,
-  ): Promise<Body | undefined> {
+  ): Promise<Body | null | undefined> {
     try {
-      const response = await send({ method: 'GET', path }, GLANCE_TIMEOUT_MS);
-      const body = parsed(await beginningOf(response));
-      return isSuccess(response) && isExpected(body) ? body : undefined;
+      const response = await send({ method: 'GET', path }, AbortSignal.timeout(GLANCE_TIMEOUT_MS));
+      const text = await beginningOf(response);
+      if (isSuccess(response)) {
+        const body = parsed(text);
+        return isExpected(body) ? body : undefined;
+      }
+      return errorIn(text) === undefined || PASSING_STATUSES.has(response.statusCode) ? undefined : null;
     } catch {
       return undefined;
     }
@@ -215,11 +222,11 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
 
   function send(
     { method, path, headers = {}, body }: ApiRequest,
-    timeoutMs?: number,
+    signal?: AbortSignal,
   ): Promise<Dispatcher.ResponseData> {
     return request(urlOf(path), {
       dispatcher: agent,
-      ...(timeoutMs === undefined ? {} : { headersTimeout: timeoutMs, bodyTimeout: timeoutMs }),
+      ...(signal === undefined ? {} : { signal }),
       method,
       headers: {
         Authorization: `Bearer ${key}`,

@@ -22,6 +22,7 @@ export async function followLog(
   output: Pick<LogOutput, 'write'>,
   mayWrite: () => Promise<void>,
   note: (text: string) => void,
+  effects: Effects,
 ): Promise<Outcome> {
   const patience = api.patience();
   let isSilent = true;
@@ -49,7 +50,7 @@ export async function followLog(
         // It is sent back in a header, which not every text may be.
         if (/^\d+$/.test(event.lastEventId)) lastEventId = event.lastEventId;
         const status = endIn(event);
-        if (status !== undefined) return await ended(id, api, status);
+        if (status !== undefined) return await ended(id, api, status, effects);
         if (event.type !== 'message' || !isRead) continue;
         await mayWrite();
         isRead = await output.write(Buffer.from(event.data));
@@ -82,6 +83,9 @@ async function* attended(
     yield piece;
   }
 }
+
+/** How often to ask why a deployment has ended: the service may be busy, and it is the first thing to look for. */
+const ENDED_TRIES = 3;
 
 /** The service may answer before the deployment has ended, or with a status that only a later davit knows. */
 const ASK_EVERY_MS = 1_000;
@@ -120,12 +124,25 @@ function endIn({ type, data }: ServerEvent): TerminalStatus | undefined {
  * Adds the deployment to the status, which is known already. A service that is away by now, as it just deployed itself,
  * adds none.
  */
-async function ended(id: DeploymentId, api: ApiClient, status: TerminalStatus): Promise<Outcome> {
-  return { kind: 'ended', status, deployment: (await api.deployment(id)) ?? null };
+async function ended(
+  id: DeploymentId,
+  api: ApiClient,
+  status: TerminalStatus,
+  effects: Effects,
+): Promise<Outcome> {
+  for (let tries = 0; tries < ENDED_TRIES; tries += 1) {
+    if (tries > 0) await delay(ASK_EVERY_MS, effects);
+    const deployment = await api.deployment(id);
+    if (deployment !== undefined) return { kind: 'ended', status, deployment };
+  }
+  return { kind: 'ended', status, deployment: null };
 }
 
 /** Why a deployment stays queued. That its project is paused, only if the key may read projects. */
-async function obstacleTo(deployment: Deployment | undefined, api: ApiClient): Promise<string | undefined> {
+async function obstacleTo(
+  deployment: Deployment | null | undefined,
+  api: ApiClient,
+): Promise<string | undefined> {
   if (deployment?.status !== 'queued') return undefined;
   const project = await api.project(deployment.project_id);
   return obstacleOf(deployment, { status: project?.status ?? 'active' }, true);

@@ -4,7 +4,7 @@ import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
 import type { LogOutput } from '../../src/cli/deployment-logs.ts';
 import { GaveUp, type Patience } from '../../src/cli/patience.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
-import { fakeEffects } from '../helpers/effects.ts';
+import { fakeEffects, hurried } from '../helpers/effects.ts';
 
 const ID = 'dpl_test' as DeploymentId;
 const GREETING = 'retry: 1000\n\n';
@@ -168,7 +168,7 @@ function follow(connections: string[][], following: Partial<Following> = {}, sho
       return { ok: true, body: said(connections.shift() ?? []) };
     },
   });
-  return followLog(ID, api, { write }, mayWrite, note);
+  return followLog(ID, api, { write }, mayWrite, note, hurried(fakeEffects()));
 }
 
 /** To a key that sees a deployment with this status, of a project that is paused. */
@@ -188,7 +188,7 @@ function apiOf(changes: Partial<ApiClient>): ApiClient {
   return {
     patience: () => ({ reset: () => undefined, wait: async () => undefined }),
     call: async () => refusal,
-    deployment: async () => undefined,
+    deployment: async () => null,
     project: async () => undefined,
     stream: async () => refusal,
     close: async () => undefined,

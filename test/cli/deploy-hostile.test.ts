@@ -172,7 +172,7 @@ t.test('a bug after a try that may have created the deployment does not hide how
   );
 });
 
-t.test('once the end is known, what it took is asked for once', async (t) => {
+t.test('once the end is known, why it ended is asked for three times', async (t) => {
   const unavailable = { error: { ...REFUSED.error, code: 'unavailable' } };
   for (const answer of [
     status(403, { body: '<p>blocked</p>' }),
@@ -192,10 +192,13 @@ t.test('once the end is known, what it took is asked for once', async (t) => {
         stdout: '',
         stderr: 'deployment dpl_1 of main: queued, number 1\ndeployment dpl_1 of main: succeeded\n',
         exitCode: 0,
-        waitedMs: 0,
+        waitedMs: 2_000,
       },
     );
   }
+  const ended = events('event: end\ndata: {"status":"failed"}\n\n');
+  const { stderr } = await answered(t, ['--wait'], json(201, QUEUED), ended, status(429), json(200, FAILED));
+  t.match(stderr, /\ndeployment dpl_1 of main: failed: exit code 3/);
 });
 
 t.test('why a deployment stays queued is asked for once', async (t) => {
