@@ -1,6 +1,5 @@
 import type { Command } from 'commander';
 import { formatDuration } from '../durations.ts';
-import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Store } from '../store/store.ts';
@@ -141,25 +140,25 @@ function defineStatus(
     .action((idOrName: string, options: { json?: boolean }) =>
       withStore(command, context, 'refuse', async (store) => {
         const before = resolveProject(store, idOrName);
-        if (status === 'active' && before.status === status) refuseArchivedNamesake(before, idOrName, store);
         const project = await store.writer.write('projects.setStatus', { id: before.id, status });
         if (options.json === true) return printJson(context, project);
         context.terminal.print(
           `${nameOfProject(project)} is ${before.status === status ? 'already ' : ''}${status}`,
         );
+        if (status === 'active' && idOrName !== before.id) noteArchivedNamesakes(before, store, context);
       }),
     );
 }
 
-/** A name means the project that is not archived, and that may be the other one. */
-function refuseArchivedNamesake(active: ProjectDetails, idOrName: string, store: Store): void {
-  const isNamesake = ({ name, status }: ProjectDetails) => name === active.name && status === 'archived';
-  if (idOrName === active.id || !store.reads.projects.list().some(isNamesake)) return;
-  throw new AppError(
-    'conflict',
-    `${nameOfProject(active)} is already active, and an archived project has this name too: use the id; ` +
-      "'davit admin project list' shows all",
-  );
+/** A name means the project that is not archived, and the other one may be meant. */
+function noteArchivedNamesakes(
+  { id, name }: ProjectDetails,
+  store: Store,
+  { terminal }: CommandContext,
+): void {
+  const namesakes = store.reads.projects.list().filter((other) => other.name === name && other.id !== id);
+  const archived = namesakes.filter(({ status }) => status === 'archived').map((other) => other.id);
+  if (archived.length > 0) terminal.note(`note: archived, with the same name: ${archived.join(', ')}`);
 }
 
 function defineArchive(command: Command, context: CommandContext): void {
