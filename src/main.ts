@@ -39,6 +39,9 @@ const KEPT_EMPTY = new Set([
 
 forgetEmptyVariables(process.env);
 
+/** As davit was started with it: `--env NAME` takes any variable. */
+const environment = { ...process.env };
+
 /** It has no effect on davit's connections, but Node would warn that it has. */
 delete process.env['NODE_TLS_REJECT_UNAUTHORIZED'];
 
@@ -66,7 +69,7 @@ function nameProcess(name: string): void {
 }
 
 async function main(commandLine: string[]): Promise<void> {
-  const context = contextOf(process, commandLine);
+  const context = contextOf(process, commandLine, environment);
   const exitCode = await runCommandLine(context);
   // A success lets Node exit when nothing is open any more, with the exit code 1 that lost output may have set.
   if (exitCode === 0) return;
@@ -74,7 +77,11 @@ async function main(commandLine: string[]): Promise<void> {
   context.exit(exitCode);
 }
 
-function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {
+function contextOf(
+  self: NodeJS.Process,
+  commandLine: string[],
+  environment: CommandContext['environment'],
+): CommandContext {
   const terminal = createTerminal(self, (error) => {
     self.exitCode = 1;
     terminal.note(`error: the output is lost: ${error.message}`);
@@ -82,7 +89,7 @@ function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext 
   return {
     terminal,
     commandLine,
-    environment: self.env,
+    environment,
     effects: realEffects,
     onSignal(names, listener) {
       const entries = names.map((name) => ({ name, listen: () => listener(name) }));
