@@ -3,6 +3,7 @@ import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { type Deployment, type DeploymentId, type Project, type ProjectId, parseId } from '../domain.ts';
 import { DURATION_MAX_MS } from '../durations.ts';
+import { realEffects } from '../effects.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
 import {
@@ -154,8 +155,11 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     path: string,
     isExpected: (value: unknown) => value is Body,
   ): Promise<Body | null | undefined> {
+    const timeout = new AbortController();
+    // In real time: how long the network takes is no matter of the client's own clock.
+    const cancelTimeout = realEffects.after(GLANCE_TIMEOUT_MS, () => timeout.abort());
     try {
-      const response = await send({ method: 'GET', path }, AbortSignal.timeout(GLANCE_TIMEOUT_MS));
+      const response = await send({ method: 'GET', path }, timeout.signal);
       const text = await beginningOf(response);
       if (isSuccess(response)) {
         const body = parsed(text);
@@ -164,6 +168,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       return errorIn(text) === undefined || PASSING_STATUSES.has(response.statusCode) ? undefined : null;
     } catch {
       return undefined;
+    } finally {
+      cancelTimeout();
     }
   }
 
