@@ -15,14 +15,17 @@ export interface Connection {
   remoteAddress(): string | null;
   /** Whether it carried a request before: if so, the receiver may have closed it while it was idle. */
   readonly reused: boolean;
-  /** Sends a request; if the connection is not established yet, what `exchange.connected` then returns instead. */
-  send(request: string, exchange: Exchange): void;
+  /** Sends the request of the exchange as soon as the connection is established. */
+  send(exchange: Exchange): void;
 }
 
 /** Receives the answer to a request, until the connection is released or dropped. */
 export interface Exchange {
-  /** The connection is established only now. Returns the request to be sent; null: none, the exchange has ended. */
-  connected(): string | null;
+  /**
+   * Called once, when the request can be sent: with `isLate`, not before `send` has returned, as the connection was not
+   * established yet. Null: none is sent, the exchange has ended.
+   */
+  request(isLate: boolean): string | null;
   /** `bytes` is valid only during the call. */
   received(bytes: Buffer): void;
   /** No more can arrive. Null: the receiver closed the connection without an error. */
@@ -105,8 +108,7 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
     const events: SocketEvents = {
       connected() {
         isConnected = true;
-        const request = connection.exchange?.connected() ?? null;
-        if (request !== null) socket.write(request);
+        write(true);
       },
       received(bytes) {
         // Unsolicited data could be taken for the beginning of the next answer.
@@ -129,12 +131,17 @@ export function createConnectionPool(connect: Connect, idleMax: number, effects:
       remoteAddress: socket.remoteAddress,
       unsentBytes: socket.unsentBytes,
       destroy: socket.destroy,
-      send(request, exchange) {
+      send(exchange) {
         connection.exchange = exchange;
-        if (isConnected) socket.write(request);
+        if (isConnected) write(false);
       },
     };
     return connection;
+
+    function write(isLate: boolean): void {
+      const request = connection.exchange?.request(isLate) ?? null;
+      if (request !== null) socket.write(request);
+    }
   }
 
   function release(connection: OwnConnection, hintedMs: number | null): void {

@@ -94,15 +94,15 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     if (isClosed) return Promise.resolve(failure('stopped', null, 0));
     if (!areSendable(headers)) return Promise.resolve(failure('request_refused', null, 0));
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
-    const renewed = () => {
-      const anew = renewHeaders();
-      return anew !== null && areSendable(anew) ? requestTo(target, anew, body) : null;
+    const requestFor = (isLate: boolean) => {
+      const latest = isLate ? renewHeaders() : headers;
+      return latest !== null && areSendable(latest) ? requestTo(target, latest, body) : null;
     };
 
     return new Promise((resolve) => {
       // The request is built again for a second connection, rather than kept: see `exchange`.
       const exchangeOver = (connection: Connection): Abort =>
-        exchange(connection, requestTo(target, headers, body), renewed, elapsedMs, (end) => {
+        exchange(connection, requestFor, elapsedMs, (end) => {
           if (end.error === null && end.answer?.keepsConnection === true) {
             pool.release(connection, end.answer.idleMs);
           } else {
@@ -190,14 +190,13 @@ interface End {
 type Abort = (error: Error) => void;
 
 /**
- * Sends one request on one connection; if that is established only later, what `renewed` then returns. Calls `onEnd`
+ * Sends one request on one connection: what `requestFor` returns when that is established, perhaps late. Calls `onEnd`
  * once, and not before it has returned; the returned function ends it early. While waiting for the answer it keeps
  * neither the request nor a parser: V8's young-generation collections would copy those of 256 attempts every 16 ms.
  */
 function exchange(
   connection: Connection,
-  request: string,
-  renewed: () => string | null,
+  requestFor: (isLate: boolean) => string | null,
   elapsedMs: () => number,
   onEnd: (end: End) => void,
 ): Abort {
@@ -205,11 +204,11 @@ function exchange(
   let durationMs: number | undefined;
   let ended = false;
 
-  connection.send(request, {
-    connected() {
-      const anew = renewed();
-      if (anew === null) end(new AttemptError('stopped'));
-      return anew;
+  connection.send({
+    request(isLate) {
+      const request = requestFor(isLate);
+      if (request === null) end(new AttemptError('stopped'));
+      return request;
     },
     received(bytes) {
       reader ??= createAnswerReader();
