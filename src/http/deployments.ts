@@ -180,8 +180,9 @@ export function deployments(
         }),
         async handler(request) {
           const id = pathId('dpl', request.params.deployment_id);
-          if (request.query.wait > 0) await waitForEnd(request, id, request.query.wait * 1000);
-          return visibleDeployment(callerOf(request), id);
+          const waitMs = request.query.wait * 1000;
+          const seen = waitMs > 0 ? await waitForEnd(request, id, waitMs) : undefined;
+          return visibleDeployment(callerOf(request), id, seen);
         },
       });
 
@@ -277,11 +278,10 @@ export function deployments(
     return id;
   }
 
-  function visibleDeployment(caller: Caller, id: DeploymentId): Deployment {
-    const progress = reads.deployments.progressVisibleTo(caller, id);
-    // With its status, which may have been read after the moment that this task knows.
+  /** `seen`: a status that it had, perhaps after the moment that this task knows. */
+  function visibleDeployment(caller: Caller, id: DeploymentId, seen?: DeploymentStatus): Deployment {
     const read = () => reads.deployments.visibleTo(caller, id) ?? null;
-    const deployment = shownDeployments(`${caller.keyId} ${id} ${progress?.status}`, read);
+    const deployment = shownDeployments(`${caller.keyId} ${id} ${seen}`, read);
     if (deployment === null) throw notFound();
     return deployment;
   }
@@ -314,17 +314,18 @@ export function deployments(
   }
 
   /**
-   * Resolves once the deployment has ended, after `waitMs`, or when the client disconnects or the service stops. Throws
-   * `not_found`, and `unauthorized` if the key is no longer valid by then.
+   * Resolves to the status of the deployment once it has ended, after `waitMs`, or when the client disconnects or the
+   * service stops. Throws `not_found`, and `unauthorized` if the key is no longer valid by then.
    */
   async function waitForEnd(
     request: Pick<Request, 'auth' | 'headers' | 'raw'>,
     id: DeploymentId,
     waitMs: number,
-  ): Promise<void> {
+  ): Promise<DeploymentStatus> {
     const untilMs = effects.monotonicMs() + waitMs;
     const { keyId } = callerOf(request);
-    if (hasEnded(reads.deployments.progressVisibleTo(callerOf(request), id))) return;
+    const first = statusIn(reads.deployments.progressVisibleTo(callerOf(request), id));
+    if (isTerminal(first)) return first;
     const watch = watches.open([id], keyId);
     closeWithResponse(watch, request);
     for (;;) {
@@ -332,15 +333,15 @@ export function deployments(
       if (caller === undefined) throw wrongKey();
       // Read again, as it may have ended just before the watch was opened.
       const read = () => reads.deployments.progressVisibleTo(caller, id) ?? null;
-      if (hasEnded(awaited(`${keyId} ${id}`, read))) return;
+      const status = statusIn(awaited(`${keyId} ${id}`, read));
       const leftMs = untilMs - effects.monotonicMs();
-      if (leftMs <= 0 || (await watch.next(leftMs)) === 'closed') return;
+      if (isTerminal(status) || leftMs <= 0 || (await watch.next(leftMs)) === 'closed') return status;
     }
   }
 
-  function hasEnded(progress: DeploymentProgress | null | undefined): boolean {
+  function statusIn(progress: DeploymentProgress | null | undefined): DeploymentStatus {
     if (progress === null || progress === undefined) throw notFound();
-    return isTerminal(progress.status);
+    return progress.status;
   }
 }
 
