@@ -1,6 +1,6 @@
 import { createSlots } from '../slots.ts';
 
-/** 1,024 bodies of the largest size: of those that may be read for a key, one that is slow for seconds is rare. */
+/** 1,024 bodies of the largest size. Most are complete as soon as they begin, so only slow ones come to be the oldest. */
 const RECEIVE_BUFFER_MAX_BYTES = 64 * 1024 * 1024;
 
 /** Counts the memory of the bodies that are being received. */

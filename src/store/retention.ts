@@ -203,7 +203,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
         const beforeMs = nowMs - IDEMPOTENCY_MEMORY_MS;
         return (
           removeAll(work, what, () => forgetAnswers.run({ beforeMs, limit: PORTION })) ??
-          removeAll(work, what, () => forgetAnswersToRevoked.run({ beforeMs, limit: PORTION }))
+          removeAll(work, what, () => forgetAnswersToRevoked.run({ limit: PORTION }))
         );
       }
       case 'replays':
