@@ -15,7 +15,10 @@ export interface Posix {
   spawn(program: Program): Promise<{ processId: number } | { code: string }>;
   /** Reaps a child and says how it ended, after which its id may be reused; undefined: it has not ended. */
   reap(processId: number): ProcessEnd | undefined;
-  /** The id of some child, whoever started it, that has ended; it stays a zombie. Undefined: there is none. */
+  /**
+   * The id of some child of this thread that has ended; it stays a zombie. Undefined: there is none. Those that `spawn`
+   * has started are children of other threads.
+   */
   zombieChild(): number | undefined;
   /**
    * Makes this process a subreaper, prctl(2): orphans among its descendants become its children, which it has to reap.
@@ -56,6 +59,7 @@ export async function loadPosix(): Promise<Posix> {
   );
   const prepare = fileActions(declare);
   const attributes = spawnAttributes(declare);
+  const information = Buffer.alloc(SIGNAL_INFORMATION_BYTES);
 
   return { pipe, spawn, reap, zombieChild, becomeSubreaper };
 
@@ -105,8 +109,7 @@ export async function loadPosix(): Promise<Posix> {
   }
 
   function zombieChild(): number | undefined {
-    const information = Buffer.alloc(SIGNAL_INFORMATION_BYTES);
-    if (waitid(P_ALL, 0, information, WNOHANG | WEXITED | WNOWAIT) !== 0) return undefined; // ECHILD
+    if (waitid(P_ALL, 0, information, WNOHANG | WEXITED | WNOWAIT | WNOTHREAD) !== 0) return undefined; // ECHILD
     const processId = information.readInt32LE(SIGNAL_INFORMATION_PROCESS_ID);
     return processId === 0 ? undefined : processId;
   }
@@ -122,6 +125,7 @@ const PR_SET_CHILD_SUBREAPER = 36;
 const WNOHANG = 1;
 const WEXITED = 4;
 const WNOWAIT = 0x01000000;
+const WNOTHREAD = 0x20000000;
 const P_ALL = 0;
 const POSIX_SPAWN_SETSIGDEF = 0x04;
 const POSIX_SPAWN_SETSIGMASK = 0x08;

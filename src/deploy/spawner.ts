@@ -59,7 +59,6 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
   // commands.
   const inherited = new Set(adopts ? childrenOfMainThread() : []);
   const starting = createSemaphore(STARTING_MAX);
-  let startsUnderWay = 0;
   /** A zombie that Node may have to reap. Until somebody reaps it, waitid(2) shows no other one. */
   let unclaimed: { processId: number; sinceMs: number } | undefined;
   let closed = false;
@@ -72,7 +71,6 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     // No await if there is room: of several claims in one commit, the first then starts while the second is prepared,
     // which gives 7 % more commands.
     if (!starting.tryAcquire()) await starting.acquire();
-    startsUnderWay += 1;
     try {
       // Nor here, unless PATH has to be searched.
       const found = findCommand(request);
@@ -83,9 +81,7 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     } catch (error) {
       return notStarted(codeOf(error), messageOf(error));
     } finally {
-      startsUnderWay -= 1;
       starting.release();
-      reapAdopted();
     }
   }
 
@@ -151,11 +147,10 @@ export function createSpawner(posix: Posix, effects: Effects, adopts: boolean): 
     reapAdopted();
   }
 
-  /** Not while a command is being started: its id is not known yet, and it would be taken for an orphan. */
   function reapAdopted(): void {
-    if (!adopts || closed || startsUnderWay > 0) return;
+    if (!adopts || closed) return;
     for (let id = posix.zombieChild(); id !== undefined; id = posix.zombieChild()) {
-      if (!running.has(id) && !inherited.delete(id) && mayBeOfNode(id) && !isOverdue(id)) return;
+      if (!inherited.delete(id) && mayBeOfNode(id) && !isOverdue(id)) return;
       reap(id);
     }
   }
