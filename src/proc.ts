@@ -75,18 +75,23 @@ export function readProc(path: string): string | undefined {
  * of the main thread, and commands are children of the threads that started them, proc_tid_children(5).
  */
 export function hasOrphans(): boolean {
-  return readChildren() !== '';
+  try {
+    childrenFile ??= openSync(CHILDREN, 'r');
+    return readSync(childrenFile, scratch, 0, 1, 0) > 0;
+  } catch {
+    return true;
+  }
 }
+
+/** Kept open, as `hasOrphans` is asked before each command. */
+let childrenFile: number | undefined;
+const CHILDREN = `/proc/self/task/${process.pid}/children`;
 
 /**
  * The children of the main thread: reparented orphans, and those that this process had when davit was executed in it.
  */
 export function childrenOfMainThread(): number[] {
-  return (readChildren() ?? '').split(' ').filter(Boolean).map(Number);
-}
-
-function readChildren(): string | undefined {
-  return readProc(`/proc/self/task/${process.pid}/children`);
+  return (readProc(CHILDREN) ?? '').split(' ').filter(Boolean).map(Number);
 }
 
 /**
