@@ -49,25 +49,29 @@ export type ProcessEnd = { kind: 'exited'; exitCode: number } | { kind: 'signall
  */
 export async function loadPosix(): Promise<Posix> {
   const { declare, lastError } = await loadCLibrary();
-  const pipe2 = declare('int pipe2(_Out_ int *descriptors, int flags)');
-  const fcntl = declare('int fcntl(int descriptor, int command, ...)');
+  // Results by an Int32Array, and without `...`, which Linux passes alike: with a cold cache, `_Out_ int *` took 6 µs
+  // more for each call, and `...` 2.
+  const pipe2 = declare('int pipe2(void *descriptors, int flags)');
+  const fcntl = declare('int fcntl(int descriptor, int command, int flags)');
   const prctl = declare('int prctl(int option, ...)');
-  const waitpid = declare('int waitpid(int id, _Out_ int *status, int options)');
+  const waitpid = declare('int waitpid(int id, void *status, int options)');
   const waitid = declare('int waitid(int kind, int id, void *information, int options)');
   const spawnProgram = declare(
     'int posix_spawn(_Out_ int *id, str path, void *actions, void *attributes, const char **argv, const char **envp)',
   );
   const prepare = fileActions(declare);
   const attributes = spawnAttributes(declare);
+  const descriptors = new Int32Array(2);
+  const status = new Int32Array(1);
   const information = Buffer.alloc(SIGNAL_INFORMATION_BYTES);
 
   return { pipe, spawn, reap, zombieChild, becomeSubreaper };
 
   function pipe(): { reader: number; writer: number } {
-    const descriptors: [number, number] = [-1, -1];
     if (pipe2(descriptors, O_CLOEXEC) !== 0) throw systemError('pipe2', lastError());
-    const [reader, writer] = descriptors;
-    if (fcntl(reader, F_SETFL, 'int', fileConstants.O_NONBLOCK) !== 0) {
+    const reader = descriptors[0] ?? -1;
+    const writer = descriptors[1] ?? -1;
+    if (fcntl(reader, F_SETFL, fileConstants.O_NONBLOCK) !== 0) {
       const error = systemError('fcntl', lastError());
       for (const end of descriptors) closeSync(end);
       throw error;
@@ -98,13 +102,13 @@ export async function loadPosix(): Promise<Posix> {
   }
 
   function reap(processId: number): ProcessEnd | undefined {
-    const status: [number] = [0];
     const result = waitpid(processId, status, WNOHANG);
     if (result === 0) return undefined;
     if (result !== processId) throw new Error(`waitpid: ${lastError()}`);
-    const signal = status[0] & 0x7f;
+    const word = status[0] ?? 0;
+    const signal = word & 0x7f;
     return signal === 0
-      ? { kind: 'exited', exitCode: (status[0] >> 8) & 0xff }
+      ? { kind: 'exited', exitCode: (word >> 8) & 0xff }
       : { kind: 'signalled', signal: signalName(signal) };
   }
 
