@@ -3,6 +3,7 @@ import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Request } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
+import { dropBody, stopReading } from './unread.ts';
 
 export interface AdmissionOptions {
   tls: boolean;
@@ -60,7 +61,10 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
     const listeners = listener.listeners(event);
     listener.removeAllListeners(event);
     listener.on(event, (request, response) => {
-      if (!count(request, response)) return;
+      if (!count(request, response)) {
+        dropBody(request);
+        return;
+      }
       for (const listen of listeners) listen.call(listener, request, response);
     });
   }
@@ -125,10 +129,4 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
 function refuse(response: ServerResponse, message: string): never {
   response.setHeader('Connection', 'close');
   throw new AppError('unavailable', message, { retryAfterSeconds: 1 });
-}
-
-/** Node resumes reading after each response, and would buffer whatever the client sends until the refusal is sent. */
-function stopReading(socket: Socket): void {
-  socket.on('resume', () => socket.pause());
-  socket.pause();
 }

@@ -1,4 +1,5 @@
 import { once } from 'node:events';
+import type { IncomingMessage } from 'node:http';
 import type { Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Plugin } from '@hapi/hapi';
@@ -162,6 +163,28 @@ t.test('after a 503 for too many requests, no more is read from the connection',
   t.ok(socket.bytesRead - before < 256 * 1024, `${socket.bytesRead - before} bytes more were read`);
   release();
   client.socket.destroy();
+});
+
+t.test('the body of a request behind a 503 for too many requests is not kept', async (t) => {
+  const { plugin, release } = heldResource();
+  const { port, server } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 0 });
+  const requests: IncomingMessage[] = [];
+  server.listener.on('request', (request: IncomingMessage) => requests.push(request));
+  const client = await connectRaw(port);
+  const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
+  const head = 'POST /held HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n';
+  const body = `${'1\r\n \r\n'.repeat(4_000)}0\r\n\r\n`;
+  client.send(`${get.repeat(2)}${`${head}${body}`.repeat(2)}`);
+  await until(() => requests.length === 4);
+  t.strictSame(
+    requests.map(({ readableLength }) => readableLength),
+    [0, 0, 0, 0],
+  );
+  release();
+  t.strictSame(
+    parseResponses(await client.closed).map(({ status }) => status),
+    [200, 503],
+  );
 });
 
 t.test('the waiting requests of a client that left no longer count towards the limit', async (t) => {
