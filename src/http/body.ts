@@ -7,6 +7,7 @@ import { AppError, invalid } from '../errors.ts';
 import { areTooTiny } from '../tiny-pieces.ts';
 import { parseJson } from './json.ts';
 import type { ReceiveBuffers } from './receive-buffers.ts';
+import { dropBody, stopReading } from './unread.ts';
 
 export const BODY_MAX_BYTES = 64 * 1024;
 
@@ -27,16 +28,13 @@ export async function parseBody(request: Request, buffers: ReceiveBuffers): Prom
 const NULL_BODY = 'null';
 
 /**
- * Refuses a body that comes in many tiny pieces, as chunks or as records of TLS, and drops the rest of it. Node makes a
- * Buffer of each piece, whatever its size, and keeps up to 64 KiB of them until they are read: 100 bodies in chunks of
- * one byte took 800 MB and kept the event loop busy for 1.6 s, and 80 in records of one byte for 2 s. To be called before
- * the first piece.
+ * Refuses a body that comes in many tiny pieces, as chunks or as records of TLS, and drops the rest of it. To be called
+ * before the first piece.
  */
 export function refuseTinyPieces(req: IncomingMessage): void {
   const isTls = req.socket instanceof TLSSocket;
   // Without TLS, one read brings one piece of a body that has no chunks, so they cannot pile up.
   if (!isTls && req.headers['transfer-encoding'] === undefined) return;
-  const droppedMax = isTls ? DROPPED_RECORDS_MAX : DROPPED_CHUNKS_MAX;
   const push = req.push.bind(req);
   let pieces = 0;
   let bytes = 0;
@@ -44,21 +42,18 @@ export function refuseTinyPieces(req: IncomingMessage): void {
     if (piece === null) return push(null);
     pieces += 1;
     bytes += piece.length;
-    const droppedPieces = dropped.get(req) ?? 0;
-    if (droppedPieces === 0 && !areTooTiny(pieces, bytes)) return push(piece);
-    dropped.set(req, droppedPieces + 1);
-    if (droppedPieces === 0) req.emit(SHREDDED, tooShredded());
-    return droppedPieces < droppedMax; // false: no more is read
+    if (!areTooTiny(pieces, bytes)) return push(piece);
+    dropBody(req);
+    // A record takes some microseconds also if it is dropped.
+    if (isTls) stopReading(req.socket);
+    shredded.add(req);
+    req.emit(SHREDDED, tooShredded());
+    return true;
   };
 }
 
-/** So many more are taken in, so that a client that reads only after sending everything gets the answer. */
-const DROPPED_CHUNKS_MAX = 16 * 1024;
-/** Fewer, as each takes 5 µs: with as many as of chunks, the 80 bodies still kept the event loop busy for 1 s. */
-const DROPPED_RECORDS_MAX = 1024;
-
-/** How many pieces of a refused body were dropped. */
-const dropped = new WeakMap<IncomingMessage, number>();
+/** The requests whose bodies came in too many tiny pieces. */
+const shredded = new WeakSet<IncomingMessage>();
 
 /** The event that tells the reader of a body that it comes in too many tiny pieces. */
 const SHREDDED = Symbol('shredded');
@@ -169,7 +164,7 @@ function collect(req: IncomingMessage, buffers: ReceiveBuffers): Promise<Buffer>
     let size = 0;
     const receiving = buffers.begin(() => fail(tooMany()));
     req.on('data', onData).on('end', onEnd).on('close', onClose).on(INTERRUPTED, fail).on(SHREDDED, fail);
-    const problem = interrupted.get(req) ?? (dropped.has(req) ? tooShredded() : undefined);
+    const problem = interrupted.get(req) ?? (shredded.has(req) ? tooShredded() : undefined);
     if (problem !== undefined) fail(problem);
 
     function onData(chunk: Buffer): void {
@@ -224,7 +219,8 @@ const DRAIN_MAX_CHECKS = 6;
 
 /** Discards the rest of the body until it ends, stalls for 5 s, takes 30 s, or exceeds DRAIN_MAX_BYTES. */
 function drain(req: IncomingMessage, effects: Effects, ended: () => void): void {
-  let bytes = 0;
+  const { socket } = req;
+  const bytesBefore = socket.bytesRead;
   let passedAtLastCheck = -1;
   let checks = 0;
   let cancelCheck = (): void => {};
@@ -232,19 +228,22 @@ function drain(req: IncomingMessage, effects: Effects, ended: () => void): void 
   req.resume();
   checkProgress();
 
-  function onData(chunk: Buffer): void {
-    bytes += chunk.length;
-    if (bytes > DRAIN_MAX_BYTES) stop();
+  function onData(): void {
+    if (passedBytes() > DRAIN_MAX_BYTES) stop();
   }
   function checkProgress(): void {
-    const passed = bytes + (dropped.get(req) ?? 0);
-    if (passed === passedAtLastCheck || checks === DRAIN_MAX_CHECKS) {
+    const passed = passedBytes();
+    // The second: there is no data of a body that is dropped.
+    if (passed === passedAtLastCheck || passed > DRAIN_MAX_BYTES || checks === DRAIN_MAX_CHECKS) {
       stop();
       return;
     }
     passedAtLastCheck = passed;
     checks++;
     cancelCheck = effects.after(DRAIN_CHECK_MS, checkProgress);
+  }
+  function passedBytes(): number {
+    return socket.bytesRead - bytesBefore;
   }
   function stop(): void {
     cancelCheck();
