@@ -420,7 +420,7 @@ t.test(
     const tiny = chunked(Array(15_000).fill(' '));
     for (const [request, status] of [
       [tiny, 400],
-      [chunked(Array(1025).fill(' ')), 400],
+      [chunked(Array(129).fill(' ')), 400],
       [Buffer.from(tiny.toString().replace('/v2/taker', '/v2/nowhere')), 404],
     ] as const) {
       const [response, ...others] = parseResponses(await rawRequest(port, request));
@@ -429,8 +429,8 @@ t.test(
       t.strictSame(others, []);
     }
     t.strictSame(taken, []);
-    const [response] = parseResponses(await rawRequest(port, chunked(Array.from(stringOf(1024)))));
-    t.equal(response?.status, 200, 'a thousand are common');
+    const [response] = parseResponses(await rawRequest(port, chunked(Array.from(stringOf(128)))));
+    t.equal(response?.status, 200, 'a hundred are common');
   },
 );
 
@@ -459,7 +459,7 @@ t.test('the rest of a body in very many tiny chunks is dropped as it comes, for 
   await until(() => socket.bytesRead > 6_000_000);
   const bytes = heldBytes() - before;
   t.ok(bytes < 4 * 1024 * 1024, `${bytes} bytes`);
-  t.ok(pieces < 2_000, `${pieces} pieces`);
+  t.ok(pieces < 200, `${pieces} pieces`);
   for (let look = 1; look <= 6; look++) {
     const { bytesRead } = socket;
     connection.send('1\r\n \r\n');
@@ -475,8 +475,8 @@ t.test('a body in very many tiny records of TLS is refused, and not read without
   const options = { resources: () => [plugin], tls: LOCALHOST, effects, timeouts: PATIENT };
   const { port, server } = await startHttp(t, options);
   for (const [count, status] of [
-    [1024, 200],
-    [1025, 400],
+    [128, 200],
+    [129, 400],
   ] as const) {
     const { socket, answer } = await postRecords(port, count);
     t.match(await answer, new RegExp(`^HTTP/1.1 ${status} `));
