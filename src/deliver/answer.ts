@@ -6,7 +6,7 @@ export interface Answer {
   /** The Retry-After header as it came. */
   readonly retryAfter: string | null;
   /** The beginning of the body, BODY_KEPT_MAX_BYTES at most. */
-  readonly kept: readonly Buffer[];
+  readonly kept: readonly Uint8Array[];
   /** The length of the body so far. */
   readonly bodyBytes: number;
   /** Whether the connection may carry another request after this. */
@@ -38,7 +38,7 @@ const LINES_MAX_BYTES = 8 * 1024;
 type Part = 'head' | 'counted' | 'untilClosed' | 'chunkSize' | 'chunk' | 'chunkEnd' | 'trailers' | 'nothing';
 
 interface OwnAnswer extends Answer {
-  kept: Buffer[];
+  kept: Uint8Array[];
   bodyBytes: number;
   keepsConnection: boolean;
 }
@@ -185,7 +185,8 @@ export function createAnswerReader(): AnswerReader {
   function feedBody(bytes: Buffer): number {
     if (answer === undefined) throw new Error('a body before its head');
     const roomBytes = BODY_KEPT_MAX_BYTES - answer.bodyBytes;
-    if (roomBytes > 0) answer.kept.push(Buffer.from(bytes.subarray(0, roomBytes)));
+    // Not Buffer.from: a small Buffer keeps 64 KiB alive, which it shares with others.
+    if (roomBytes > 0) answer.kept.push(new Uint8Array(bytes.subarray(0, roomBytes)));
     answer.bodyBytes += bytes.length;
     return bytes.length;
   }

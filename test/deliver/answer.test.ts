@@ -185,6 +185,16 @@ t.test('4 KiB of a body are kept, and all of it is counted', (t) => {
   t.end();
 });
 
+t.test('what is kept of a body keeps no other memory alive', (t) => {
+  const reader = createAnswerReader();
+  reader.feed(Buffer.from('HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nabc'));
+  t.strictSame(
+    reader.answer()?.kept.map(({ buffer }) => buffer.byteLength),
+    [3],
+  );
+  t.end();
+});
+
 /** An answer as servers make them. */
 const anyAnswer = fc
   .record({

@@ -539,6 +539,32 @@ t.test('a body in segments of one byte takes little memory', async (t) => {
   connection.socket.end();
 });
 
+t.test('what came of a body keeps no other memory alive', async (t) => {
+  const { port, server } = await startHttp(t, { resources: () => [taker().plugin] });
+  const head = post(`${JSON_TYPE}Content-Length: 10000\r\n`);
+  collectGarbage();
+  const before = process.memoryUsage().arrayBuffers;
+  const clients = [];
+  for (let opened = 0; opened < 32; opened++) {
+    const connected = once(server.listener, 'connection');
+    const { send, socket: client } = await connectRaw(port);
+    client.setNoDelay();
+    clients.push(client);
+    const [socket] = (await connected) as [Socket];
+    send(head);
+    for (let sent = 1; sent <= 32; sent++) {
+      send(' ');
+      while (socket.bytesRead < head.length + sent) await nextTurn();
+    }
+    // Others take the rest of the memory that small Buffers share.
+    for (let taken = 0; taken < 2 * Buffer.poolSize; taken += 8_000) Buffer.allocUnsafe(8_000);
+  }
+  collectGarbage();
+  const bytes = process.memoryUsage().arrayBuffers - before;
+  t.ok(bytes < 1024 * 1024, `${bytes} bytes`);
+  for (const client of clients) client.destroy();
+});
+
 /** The heap of this thread in use after a garbage collection, and what Buffers hold outside of it. */
 function heldBytes(): number {
   collectGarbage();
