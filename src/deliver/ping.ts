@@ -59,8 +59,6 @@ export function createPinger({
 
   async function attempt({ webhookId, url, keyId }: OwnPing): Promise<PingResult> {
     const atMs = effects.now();
-    const secrets = reads.webhooks.liveSecrets(webhookId, atMs);
-    if (secrets.length === 0) return { kind: 'gone' };
     const eventId = newId('evt', effects);
     const body = JSON.stringify({
       id: eventId,
@@ -68,8 +66,35 @@ export function createPinger({
       created_at: timestamp(atMs),
       data: { webhook_id: webhookId },
     });
-    const headers = signedHeaders({ eventId, secrets, atSeconds: Math.floor(atMs / 1000), body });
-    const outcome = await sender.send({ url, headers, body, key: keyId });
+    /** Null: a deleted webhook has no secrets. */
+    const signed = () => {
+      const nowMs = effects.now();
+      const secrets = reads.webhooks.liveSecrets(webhookId, nowMs);
+      if (secrets.length === 0) return null;
+      return signedHeaders({ eventId, secrets, atSeconds: Math.floor(nowMs / 1000), body });
+    };
+    const headers = signed();
+    if (headers === null) return { kind: 'gone' };
+    let isGone = false;
+    let readFailure: unknown;
+    const outcome = await sender.send({
+      url,
+      headers,
+      renewHeaders() {
+        try {
+          const latest = signed();
+          isGone = latest === null;
+          return latest;
+        } catch (error) {
+          readFailure = error;
+          return null;
+        }
+      },
+      body,
+      key: keyId,
+    });
+    if (readFailure !== undefined) throw readFailure;
+    if (isGone) return { kind: 'gone' };
     return {
       kind: 'attempted',
       attempt: {

@@ -3,12 +3,14 @@ import Stripe from 'stripe';
 import t, { type Test } from 'tap';
 import { createPinger, type Pinger } from '../../src/deliver/ping.ts';
 import { createSender } from '../../src/deliver/send.ts';
+import { verify } from '../../src/deliver/sign.ts';
 import type { WebhookId } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { newWebhook, testSender } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { type Answer, hangUp, held, redirect, startReceiver, status } from '../helpers/receiver.ts';
+import { startProxy } from '../helpers/proxy.ts';
+import { type Answer, CA_PEM, hangUp, held, redirect, startReceiver, status } from '../helpers/receiver.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a ping is signed in both ways, and both libraries accept it', async (t) => {
@@ -120,6 +122,49 @@ t.test('a disabled webhook can be pinged, a deleted one cannot', async (t) => {
   t.strictSame(await pinger.ping(id), { kind: 'gone' });
   t.equal(receiver.requests.length, 1);
 });
+
+t.test('a ping is signed when its connection is made, with the secrets of that moment', async (t) => {
+  const { effects, store, id, result, receiver, proxy } = await slowPing(t);
+  effects.advance(7_000);
+  const { signing_secret: secret } = await store.writer.write('webhooks.rotate', { id, overlapMs: 0 });
+  proxy.release();
+  t.match(await result, { kind: 'attempted', attempt: { status_code: 200 } });
+  const { headers, body } = await receiver.next();
+  const header = String(headers['service-signature']);
+  const nowSeconds = Math.floor(effects.now() / 1000);
+  t.strictSame(verify({ secret, header, body, nowSeconds, toleranceSeconds: 0 }), { ok: true });
+});
+
+t.test('a ping is not sent if its webhook was deleted until its connection was made', async (t) => {
+  const { store, id, result, receiver, proxy } = await slowPing(t);
+  await store.writer.write('webhooks.remove', { id });
+  proxy.release();
+  t.strictSame(await result, { kind: 'gone' });
+  t.equal(receiver.requests.length, 0);
+});
+
+t.test('a ping fails unsent if its webhook cannot be read when its connection is made', async (t) => {
+  const { store, result, receiver, proxy } = await slowPing(t);
+  store.execute('ALTER TABLE webhook_secrets RENAME TO lost');
+  proxy.release();
+  await t.rejects(result, /no such table/);
+  t.equal(receiver.requests.length, 0);
+});
+
+/** A ping whose handshake waits for the `release` of `proxy`. */
+async function slowPing(t: Test) {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const receiver = await startReceiver(t, { tls: 'localhost' });
+  const proxy = await startProxy(t, receiver.url);
+  proxy.fates('hold');
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId, { url: proxy.url.replace('http:', 'https:') });
+  const sender = testSender(t, { caPem: CA_PEM });
+  const result = createPinger({ reads: store.reads, sender, effects }).ping(id);
+  await proxy.connected(1);
+  return { effects, store, id, result, receiver, proxy };
+}
 
 t.test('a third ping of a webhook at the same time is refused, one of another webhook is not', async (t) => {
   const { answer, release } = held(status(200));
