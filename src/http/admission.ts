@@ -3,7 +3,7 @@ import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Request } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
-import { dropBody, stopReading } from './unread.ts';
+import { dropBody, stopReading } from '../unread.ts';
 
 export interface AdmissionOptions {
   tls: boolean;

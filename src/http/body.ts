@@ -5,9 +5,9 @@ import type { Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
 import { areTooTiny } from '../tiny-pieces.ts';
+import { dropBody, stopReading } from '../unread.ts';
 import { parseJson } from './json.ts';
 import type { ReceiveBuffers } from './receive-buffers.ts';
-import { dropBody, stopReading } from './unread.ts';
 
 export const BODY_MAX_BYTES = 64 * 1024;
 

@@ -2,6 +2,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo } from 'node:net';
 import { cannotListen, type ListenAddress } from '../config.ts';
 import type { Logger } from '../logger.ts';
+import { dropBody } from '../unread.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
 interface MetricsListener {
@@ -42,12 +43,14 @@ export async function startMetricsListener(
   const server = createServer(
     { ...TIMEOUTS, ...timeouts, maxHeaderSize: HEADERS_MAX_BYTES },
     (request, response) => {
+      dropBody(request);
       void answer(request, response, scrape, logger);
     },
   );
   server.timeout = IDLE_TIMEOUT_MS;
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS;
+  server.on('dropRequest', (request: IncomingMessage) => dropBody(request)); // one beyond these
   await new Promise<void>((resolve, reject) => {
     server.once('error', (error) => reject(cannotListen(listen, '--metrics-listen', error)));
     server.listen(listen.port, listen.host, resolve);

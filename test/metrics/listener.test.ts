@@ -1,4 +1,6 @@
+import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { once } from 'node:events';
+import type { IncomingMessage } from 'node:http';
 import { connect } from 'node:net';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
@@ -47,6 +49,24 @@ t.test('a request is answered without waiting for its body', async (t) => {
   const { port } = await listener(t);
   const endless = 'POST /metrics HTTP/1.1\r\nHost: d\r\nContent-Length: 1000000000\r\n\r\nbeginning';
   t.match(await rawRequest(port, endless), /^HTTP\/1\.1 405 /);
+});
+
+t.test('the body of a request that waits for its answer is not kept', async (t) => {
+  const { promise, resolve } = Promise.withResolvers<string>();
+  const { port } = await listener(t, () => promise);
+  const requests: IncomingMessage[] = [];
+  const note = (message: unknown) => requests.push((message as { request: IncomingMessage }).request);
+  subscribe('http.server.request.start', note);
+  t.teardown(() => unsubscribe('http.server.request.start', note));
+  const connection = await connectRaw(port);
+  const rest = ` /metrics HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n${'1\r\n \r\n'.repeat(100)}0\r\n\r\n`;
+  // The last is answered by Node itself.
+  for (const method of ['GET', ...Array<string>(100).fill('PUT')]) connection.send(`${method}${rest}`);
+  await until(() => requests.length === 101 && requests.every(({ complete }) => complete));
+  t.equal(requests.filter(({ readableLength }) => readableLength > 0).length, 0);
+  resolve('davit_x 1\n');
+  t.match(await connection.received('HTTP/1.1 405 '), /^HTTP\/1\.1 200 .*davit_x 1\nHTTP\/1\.1 405 /s);
+  connection.socket.destroy();
 });
 
 t.test('the cause of a failed scrape is logged, and not in the answer', async (t) => {

@@ -3,9 +3,9 @@ import { createServer, type IncomingMessage } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
-import { dropBody } from '../../src/http/unread.ts';
-import { until } from '../helpers/commands.ts';
-import { connectRaw } from '../helpers/http.ts';
+import { dropBody } from '../src/unread.ts';
+import { until } from './helpers/commands.ts';
+import { connectRaw } from './helpers/http.ts';
 
 t.test('Node makes no Buffers of a body that is dropped, and those of the next one', async (t) => {
   const { port, pieces } = await dropper(t);
