@@ -1,4 +1,4 @@
-import { execFile, spawn } from 'node:child_process';
+import { type ChildProcess, execFile, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdirSync, readdirSync, readFileSync, readlinkSync, symlinkSync, writeFileSync } from 'node:fs';
 import { connect } from 'node:net';
@@ -19,6 +19,7 @@ import {
   held,
   type Receiver,
   redirect,
+  silence,
   startReceiver,
   status,
 } from '../helpers/receiver.ts';
@@ -258,26 +259,92 @@ for (const shell of ['dash', 'bash']) {
   );
 
   t.test(
-    `in ${shell}, a CI job that is told to end does so at once, and leaves no file`,
+    `in ${shell}, the CI job and a worker that looks for work end at once when they are told to, and leave nothing`,
     ifHas(shell, 'curl', 'jq'),
     async (t) => {
       const directory = temporaryDirectory(t);
-      const { answer, release } = held(status(200, { body: JSON.stringify(QUEUED) }));
+      const cases: [script: string, answers: [Answer, ...Answer[]]][] = [
+        ['ci.sh', [silence()]],
+        ['ci.sh', [status(201, { body: JSON.stringify(QUEUED) }), silence()]],
+        ['worker.sh', [silence()]],
+      ];
+      for (const signal of ['SIGTERM', 'SIGINT'] as const) {
+        for (const [script, answers] of cases) {
+          const service = await startReceiver(t, { answers });
+          const job = startScript(t, shell, script, directory, service);
+          for (const _ of answers) await service.next();
+          job.kill(signal);
+          t.strictSame(await once(job, 'exit'), CAUGHT, `${script} at ${signal}`);
+          t.throws(() => killGroup(job), { code: 'ESRCH' }, 'curl has ended too');
+          t.strictSame(readdirSync(directory), []);
+        }
+      }
+    },
+  );
+
+  t.test(
+    `in ${shell}, a worker that is told to end reports the rollout under way, and begins no other`,
+    ifHas(shell, 'curl', 'jq'),
+    async (t) => {
+      const directory = temporaryDirectory(t);
+      const there = temporaryDirectory(t);
+      writeFileSync(join(there, 'roll-out'), '#!/bin/sh\nkill -TERM $PPID\n', { mode: 0o755 });
+      const running = held(status(200));
       const service = await startReceiver(t, {
-        answers: [status(201, { body: JSON.stringify(QUEUED) }), answer],
+        answers: [
+          status(200, { body: JSON.stringify({ data: [QUEUED, QUEUED], next_cursor: null }) }),
+          running.answer,
+          status(200),
+        ],
       });
-      const job = spawn(shell, ['-c', readmeBlock('ci.sh')], {
-        env: jobEnvironment(directory, service),
-        stdio: 'ignore',
-      });
-      for (const _ of ['created', 'waited']) await service.next();
-      const ended = once(job, 'exit');
-      job.kill('SIGTERM');
-      t.strictSame(await ended, [null, 'SIGTERM']);
-      release(); // curl is still there
+      const worker = startScript(t, shell, 'worker.sh', directory, service, there);
+      const ended = once(worker, 'exit');
+      for (const _ of ['queued', 'running']) await service.next();
+      worker.kill('SIGTERM');
+      running.release();
+      t.strictSame(await ended, [0, null]);
+      t.strictSame(
+        service.requests.slice(1).map(({ body }) => JSON.parse(`${body}`).status),
+        ['running', 'succeeded'],
+      );
+      t.throws(() => killGroup(worker), { code: 'ESRCH' }, 'nothing goes on without it');
       t.strictSame(readdirSync(directory), []);
     },
   );
+}
+
+/** How a script ends that catches the signal: the first process of a container is spared any that it does not. */
+const CAUGHT = [1, null];
+
+/** A script of the README in a process group of its own. */
+function startScript(
+  t: Test,
+  shell: string,
+  script: string,
+  directory: string,
+  service: Receiver,
+  cwd = directory,
+): ChildProcess {
+  const started = spawn(shell, ['-c', readmeBlock(script)], {
+    cwd,
+    env: jobEnvironment(directory, service),
+    stdio: 'ignore',
+    detached: true,
+  });
+  t.teardown(() => {
+    try {
+      killGroup(started);
+    } catch {
+      // Nothing is left of it.
+    }
+  });
+  return started;
+}
+
+/** Throws if there is nothing left of it. */
+function killGroup({ pid }: ChildProcess): void {
+  if (pid === undefined) throw new Error('it was not started');
+  process.kill(-pid, 'SIGKILL');
 }
 
 /** Of a job against this service, with its temporary files in this directory. */
