@@ -3,7 +3,7 @@ import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { type Deployment, type DeploymentId, type Project, type ProjectId, parseId } from '../domain.ts';
 import { DURATION_MAX_MS } from '../durations.ts';
-import { realEffects } from '../effects.ts';
+import { delay, realEffects } from '../effects.ts';
 import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
 import {
@@ -63,10 +63,10 @@ export interface ApiClient {
   /** A request that is answered with a deployment. Throws GaveUp if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
   /**
-   * For what only adds to a message: one try without a word, and undefined if that fails or takes long; null if davit
-   * refuses it.
+   * For what only adds to a message: without a word, and undefined if it fails or takes long; null if davit refuses it.
+   * Within 3 s, `repeatedly` waits and tries again as often as there is time for what davit asks to wait.
    */
-  deployment(id: DeploymentId): Promise<Deployment | null | undefined>;
+  deployment(id: DeploymentId, howOften?: 'once' | 'repeatedly'): Promise<Deployment | null | undefined>;
   project(id: ProjectId): Promise<Pick<Project, 'status'> | null | undefined>;
   /** As `call`, for a streamed answer. If the connection breaks, reading it throws: see `isDropped` and `isGarbled`. */
   stream(request: ApiRequest): Promise<ApiAnswer<AsyncIterable<Uint8Array>>>;
@@ -79,6 +79,7 @@ const CONNECT_TIMEOUT_MS = 10_000;
 /** `?wait=` delays an answer, and so does a busy service. */
 const ANSWER_TIMEOUT_MS = 75_000;
 const GLANCE_TIMEOUT_MS = 3_000;
+const GLANCE_EVERY_MS = 1_000;
 /** The service sends a heartbeat every 15 s. */
 const SILENCE_TIMEOUT_MS = 60_000;
 
@@ -131,7 +132,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       });
     },
 
-    deployment: (id) => glance(`/v2/deployments/${id}`, isDeployment),
+    deployment: (id, howOften) => glance(`/v2/deployments/${id}`, isDeployment, howOften),
 
     project: (id) => glance(`/v2/projects/${id}`, isProject),
 
@@ -154,20 +155,42 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   async function glance<Body>(
     path: string,
     isExpected: (value: unknown) => value is Body,
+    howOften: 'once' | 'repeatedly' = 'once',
   ): Promise<Body | null | undefined> {
+    const { effects } = context;
+    const untilMs = effects.monotonicMs() + GLANCE_TIMEOUT_MS;
+    let leftMs = GLANCE_TIMEOUT_MS;
+    for (;;) {
+      const { seen, retryAfterMs = 0 } = await look(path, isExpected, leftMs);
+      const delayMs = Math.max(GLANCE_EVERY_MS, retryAfterMs);
+      leftMs = untilMs - effects.monotonicMs() - delayMs;
+      if (seen !== undefined || howOften === 'once' || leftMs <= 0) return seen;
+      await delay(delayMs, effects);
+    }
+  }
+
+  async function look<Body>(
+    path: string,
+    isExpected: (value: unknown) => value is Body,
+    timeoutMs: number,
+  ): Promise<{ seen: Body | null | undefined; retryAfterMs?: number | undefined }> {
     const timeout = new AbortController();
     // In real time: how long the network takes is no matter of the client's own clock.
-    const cancelTimeout = realEffects.after(GLANCE_TIMEOUT_MS, () => timeout.abort());
+    const cancelTimeout = realEffects.after(timeoutMs, () => timeout.abort());
     try {
       const response = await send({ method: 'GET', path }, timeout.signal);
       const text = await beginningOf(response);
       if (isSuccess(response)) {
         const body = parsed(text);
-        return isExpected(body) ? body : undefined;
+        return { seen: isExpected(body) ? body : undefined };
       }
-      return errorIn(text) === undefined || PASSING_STATUSES.has(response.statusCode) ? undefined : null;
+      const mayPass = errorIn(text) === undefined || PASSING_STATUSES.has(response.statusCode);
+      return {
+        seen: mayPass ? undefined : null,
+        retryAfterMs: retryAfterOf(response, context.effects.now()),
+      };
     } catch {
-      return undefined;
+      return { seen: undefined };
     } finally {
       cancelTimeout();
     }

@@ -13,8 +13,9 @@ export type Outcome =
 
 /**
  * Writes the log of a deployment until it has ended, over as many connections as that takes, every byte once.
- * `mayWrite` is awaited before each piece. `note` is told why the deployment stays queued, if that is known. In the
- * outcome `deployment` is null if it cannot be read, as with a key that may only read logs.
+ * `mayWrite` is awaited before each piece. `note` is told why the deployment stays queued, if that is known. `onEnd` is
+ * told the status before the rest is asked for. In the outcome `deployment` is null if it cannot be read, as with a key
+ * that may only read logs, or of a service that is away by now, as it just deployed itself.
  */
 export async function followLog(
   id: DeploymentId,
@@ -22,7 +23,7 @@ export async function followLog(
   output: Pick<LogOutput, 'write'>,
   mayWrite: () => Promise<void>,
   note: (text: string) => void,
-  effects: Effects,
+  onEnd: (status: TerminalStatus) => void,
 ): Promise<Outcome> {
   const patience = api.patience();
   let isSilent = true;
@@ -50,7 +51,11 @@ export async function followLog(
         // It is sent back in a header, which not every text may be.
         if (/^\d+$/.test(event.lastEventId)) lastEventId = event.lastEventId;
         const status = endIn(event);
-        if (status !== undefined) return await ended(id, api, status, effects);
+        if (status !== undefined) {
+          onEnd(status);
+          // The service may be busy, and why it ended is the first thing to look for.
+          return { kind: 'ended', status, deployment: (await api.deployment(id, 'repeatedly')) ?? null };
+        }
         if (event.type !== 'message' || !isRead) continue;
         await mayWrite();
         isRead = await output.write(Buffer.from(event.data));
@@ -84,9 +89,6 @@ async function* attended(
   }
 }
 
-/** How often to ask why a deployment has ended: the service may be busy, and it is the first thing to look for. */
-const ENDED_TRIES = 3;
-
 /** The service may answer before the deployment has ended, or with a status that only a later davit knows. */
 const ASK_EVERY_MS = 1_000;
 
@@ -118,24 +120,6 @@ function endIn({ type, data }: ServerEvent): TerminalStatus | undefined {
   if (type !== 'end') return undefined;
   const { status } = Object(parsed(data)) as Pick<Deployment, 'status'>;
   return isTerminal(status) ? status : undefined;
-}
-
-/**
- * Adds the deployment to the status, which is known already. A service that is away by now, as it just deployed itself,
- * adds none.
- */
-async function ended(
-  id: DeploymentId,
-  api: ApiClient,
-  status: TerminalStatus,
-  effects: Effects,
-): Promise<Outcome> {
-  for (let tries = 0; tries < ENDED_TRIES; tries += 1) {
-    if (tries > 0) await delay(ASK_EVERY_MS, effects);
-    const deployment = await api.deployment(id);
-    if (deployment !== undefined) return { kind: 'ended', status, deployment };
-  }
-  return { kind: 'ended', status, deployment: null };
 }
 
 /** Why a deployment stays queued. That its project is paused, only if the key may read projects. */

@@ -1,4 +1,4 @@
-import type { DeploymentId } from '../domain.ts';
+import type { DeploymentId, TerminalStatus } from '../domain.ts';
 import type { ApiClient } from './api-client.ts';
 import { type CommandContext, countingOnce, EXIT_CODE_OF_SIGNAL } from './command.ts';
 import { isYes } from './confirm.ts';
@@ -14,6 +14,8 @@ export interface Interruption {
   tried(mayBeCreated: boolean): void;
   /** To be called when the deployment is created: cancels it if a signal has asked for that. */
   created(id: DeploymentId): void;
+  /** To be called as soon as the end is known: there is nothing to cancel any more, and a signal exits by the status. */
+  ended(status: TerminalStatus): void;
   isCanceling(): boolean;
   /** Whether an answer is awaited, of the user to the question or of the service to the cancellation. */
   isOpen(): boolean;
@@ -36,6 +38,7 @@ export function handleInterruption(
 ): Interruption {
   let id: DeploymentId | undefined;
   let mayBeCreated = false;
+  let ended: TerminalStatus | undefined;
   let signals = 0;
   let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
   let cancellation: Cancellation | undefined;
@@ -45,7 +48,8 @@ export function handleInterruption(
   const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
     signals += 1;
     lastSignal = signal;
-    if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
+    if (ended !== undefined) leave(signal);
+    else if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
     else leave(signal);
   };
@@ -61,6 +65,9 @@ export function handleInterruption(
       id = createdId;
       if (cancellation === 'wanted') request = requestCancel(createdId);
     },
+    ended(status) {
+      ended = status;
+    },
     isCanceling: () => cancellation !== undefined,
     isOpen: () => question !== undefined || cancellation === 'requested',
     answered: async () => question,
@@ -73,6 +80,7 @@ export function handleInterruption(
     const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `);
     question = undefined;
     if (answer === null) leave('SIGINT');
+    else if (ended !== undefined) return;
     else if (isYes(answer)) cancel();
     else terminal.note('the deployment goes on; ^C again stops following it');
   }
@@ -105,8 +113,9 @@ export function handleInterruption(
 
   function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
     log.resetColours();
-    terminal.note(`left; ${whatIsLeft()}`);
-    exit(EXIT_CODE_OF_SIGNAL[signal]);
+    terminal.note(`left; ${ended === undefined ? whatIsLeft() : `deployment ${id}: ${ended}`}`);
+    if (ended === undefined) exit(EXIT_CODE_OF_SIGNAL[signal]);
+    else exit(ended === 'succeeded' ? 0 : 1);
   }
 
   function whatIsLeft(): string {

@@ -177,9 +177,8 @@ async function endOf(
 ): Promise<Outcome> {
   const { awaitEnd, followLog } = await import('./deploy-follow.ts');
   if (log !== null) {
-    const outcome = await followLog(id, api, log, interruption.answered, terminal.note, effects).finally(
-      log.end,
-    );
+    const { answered, ended } = interruption;
+    const outcome = await followLog(id, api, log, answered, terminal.note, ended).finally(log.end);
     if (outcome.kind === 'ended' || outcome.refusal.status !== 403) return outcome;
     terminal.note('the key may not read logs (logs:read): waiting for the end without them');
   }

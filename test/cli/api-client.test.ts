@@ -1,9 +1,11 @@
 import t from 'tap';
 import { type ApiClient, createApiClient } from '../../src/cli/api-client.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
-import type { ProjectId } from '../../src/domain.ts';
-import { realEffects } from '../../src/effects.ts';
-import { type Receiver, silence, startReceiver } from '../helpers/receiver.ts';
+import type { DeploymentId, ProjectId } from '../../src/domain.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
+import { QUEUED } from '../helpers/deploy-client.ts';
+import { fakeEffects, hurried } from '../helpers/effects.ts';
+import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 
 t.test('a call still under way when the client is closed fails as unavailable', async (t) => {
   const service = await startReceiver(t, { answers: [silence()] });
@@ -17,14 +19,31 @@ t.test('a call still under way when the client is closed fails as unavailable', 
   t.equal(await glance, undefined, 'what only adds to a message fails without a word');
 });
 
-function clientOf(service: Receiver): ApiClient {
+t.test('what only adds to a message is not asked for again once its time is over', async (t) => {
+  const effects = fakeEffects();
+  const service = await startReceiver(t, {
+    answers: [
+      (response) => {
+        effects.advance(2_000);
+        response.socket?.destroy();
+      },
+      status(200, { body: JSON.stringify(QUEUED) }),
+    ],
+  });
+  const client = clientOf(service, hurried(effects));
+  t.equal(await client.deployment('dpl_1' as DeploymentId, 'repeatedly'), undefined);
+  t.equal(service.requests.length, 1);
+  await client.close();
+});
+
+function clientOf(service: Receiver, effects: Effects = realEffects): ApiClient {
   return createApiClient(
     { baseUrl: new URL(service.url), key: 'key', caPem: null, retryForMs: 60_000, version: '0.0.0' },
     {
       terminal: createTerminal(process, () => undefined),
       commandLine: [],
       environment: {},
-      effects: realEffects,
+      effects,
       onSignal: () => () => undefined,
       exit: () => undefined,
       exitWithThreads: () => undefined,

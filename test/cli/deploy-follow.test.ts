@@ -4,7 +4,7 @@ import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
 import type { LogOutput } from '../../src/cli/deployment-logs.ts';
 import { GaveUp, type Patience } from '../../src/cli/patience.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
-import { fakeEffects, hurried } from '../helpers/effects.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 
 const ID = 'dpl_test' as DeploymentId;
 const GREETING = 'retry: 1000\n\n';
@@ -116,6 +116,17 @@ t.test('at its first heartbeat, a deployment that printed nothing is looked at, 
   t.equal(told.length, 1);
 });
 
+t.test('the status is told before the rest of the deployment is asked for', async (t) => {
+  const events: string[] = [];
+  const outcome = await follow(
+    [[GREETING, END]],
+    { onEnd: (status) => void events.push(status) },
+    { deployment: async () => void events.push('asked') },
+  );
+  t.strictSame(outcome, { kind: 'ended', status: 'succeeded', deployment: null });
+  t.strictSame(events, ['succeeded', 'asked']);
+});
+
 t.test(
   'while a deployment is looked at its log goes on, and what is seen too late is not told',
   async (t) => {
@@ -143,6 +154,7 @@ interface Following {
   onStream(request: Parameters<ApiClient['stream']>[0]): void;
   mayWrite(): Promise<void>;
   note(text: string): void;
+  onEnd(status: string): void;
   write: LogOutput['write'];
 }
 
@@ -160,6 +172,7 @@ function follow(connections: string[][], following: Partial<Following> = {}, sho
   };
   const nothing = async () => undefined;
   const { onStream, mayWrite = nothing, note = () => undefined, write = async () => true } = following;
+  const { onEnd = () => undefined } = following;
   const api = apiOf({
     ...shown,
     patience: () => patience,
@@ -168,7 +181,7 @@ function follow(connections: string[][], following: Partial<Following> = {}, sho
       return { ok: true, body: said(connections.shift() ?? []) };
     },
   });
-  return followLog(ID, api, { write }, mayWrite, note, hurried(fakeEffects()));
+  return followLog(ID, api, { write }, mayWrite, note, onEnd);
 }
 
 /** To a key that sees a deployment with this status, of a project that is paused. */

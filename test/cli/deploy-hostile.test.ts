@@ -201,6 +201,20 @@ t.test('once the end is known, why it ended is asked for three times', async (t)
   t.match(stderr, /\ndeployment dpl_1 of main: failed: exit code 3/);
 });
 
+t.test('why it ended is asked for again when davit says, or not at all if that is too late', async (t) => {
+  const ended = events('event: end\ndata: {"status":"failed"}\n\n');
+  for (const [seconds, said, waitedMs] of [
+    ['2', /\ndeployment dpl_1 of main: failed: exit code 3\n/, 2_000],
+    ['3', /\ndeployment dpl_1 of main: failed\n/, 0],
+  ] as const) {
+    const limited = status(429, { headers: { 'Retry-After': seconds } });
+    t.match(await answered(t, ['--wait'], json(201, QUEUED), ended, limited, json(200, FAILED)), {
+      stderr: said,
+      waitedMs,
+    });
+  }
+});
+
 t.test('why a deployment stays queued is asked for once', async (t) => {
   for (const answer of [
     status(429, { headers: { 'Retry-After': '600' } }),

@@ -62,6 +62,30 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   );
 });
 
+t.test('once the end is known, a signal cancels nothing, and the client exits by the status', async (t) => {
+  const { startDeploy } = await runningDeployments(t);
+  for (const [signal, ended, exitCode, ...words] of [
+    ['SIGTERM', 'succeeded', 0, '--cancel-on-interrupt'],
+    ['SIGINT', 'failed', 1],
+  ] as const) {
+    const headers = { 'Content-Type': 'text/event-stream' };
+    const service = await startReceiver(t, {
+      answers: [
+        status(201, { body: JSON.stringify(CREATED) }),
+        status(200, { headers, body: `event: end\ndata: {"status":"${ended}"}\n\n` }),
+        silence(),
+      ],
+    });
+    const client = startDeploy(['slow', '--wait', ...words], { url: `http://127.0.0.1:${service.port}` });
+    const said = collect(client, 'stderr');
+    for (const _ of ['created', 'followed', 'asked why']) await service.next();
+    client.kill(signal);
+    t.strictSame(await once(client, 'exit'), [exitCode, null]);
+    await said.until(new RegExp(`\nleft; deployment dpl_1: ${ended}\n$`));
+    t.equal(service.requests.length, 3);
+  }
+});
+
 t.test('two signals in immediate succession count as one', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);
   const started = untilFile(directory, 'started');
