@@ -18,6 +18,9 @@ const commandLine = withEnvFrom(process.argv.slice(2), process.env, () =>
   readFileSync('/proc/self/environ', 'utf8'),
 );
 
+/** `--env NAME` takes any variable, also one that is changed or forgotten below. */
+const startEnvironment = { ...process.env };
+
 /**
  * DNS lookups run in libuv's thread pool, by default in no more than two threads at a time: two names whose servers do
  * not answer would block every delivery. Must be set before the pool starts. Replaces what the environment says, as the
@@ -38,9 +41,6 @@ const KEPT_EMPTY = new Set([
 ]);
 
 forgetEmptyVariables(process.env);
-
-/** As davit was started with it: `--env NAME` takes any variable. */
-const environment = { ...process.env };
 
 /** It has no effect on davit's connections, but Node would warn that it has. */
 delete process.env['NODE_TLS_REJECT_UNAUTHORIZED'];
@@ -69,7 +69,7 @@ function nameProcess(name: string): void {
 }
 
 async function main(commandLine: string[]): Promise<void> {
-  const context = contextOf(process, commandLine, environment);
+  const context = contextOf(process, commandLine);
   const exitCode = await runCommandLine(context);
   // A success lets Node exit when nothing is open any more, with the exit code 1 that lost output may have set.
   if (exitCode === 0) return;
@@ -77,11 +77,7 @@ async function main(commandLine: string[]): Promise<void> {
   context.exit(exitCode);
 }
 
-function contextOf(
-  self: NodeJS.Process,
-  commandLine: string[],
-  environment: CommandContext['environment'],
-): CommandContext {
+function contextOf(self: NodeJS.Process, commandLine: string[]): CommandContext {
   const terminal = createTerminal(self, (error) => {
     self.exitCode = 1;
     terminal.note(`error: the output is lost: ${error.message}`);
@@ -89,7 +85,8 @@ function contextOf(
   return {
     terminal,
     commandLine,
-    environment,
+    environment: self.env,
+    startEnvironment,
     effects: realEffects,
     onSignal(names, listener) {
       const entries = names.map((name) => ({ name, listen: () => listener(name) }));

@@ -9,6 +9,8 @@ export interface CommandContext {
   /** The words after the name of the program. */
   commandLine: readonly string[];
   environment: Readonly<Record<string, string | undefined>>;
+  /** The environment as davit was started with it, before it forgot or set any variable. */
+  startEnvironment: Readonly<Record<string, string | undefined>>;
   effects: Effects;
   /** Returns a function that removes the listener. A signal without a listener ends davit at once. */
   onSignal<Name extends SignalName>(names: readonly Name[], listener: (name: Name) => void): () => void;

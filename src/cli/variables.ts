@@ -63,13 +63,14 @@ function entryOfLine(bytes: Buffer, where: string): [name: string, value: string
 function entryOf(
   command: Command,
   text: string,
-  { environment }: CommandContext,
+  { startEnvironment }: CommandContext,
 ): [name: string, value: string] {
   const separator = text.indexOf('=');
   const name = separator < 0 ? text : text.slice(0, separator);
   // The text is not shown, as it may be a secret.
   if (name === '') misused(command, '--env needs a name before the =, as in --env STAGE=live');
-  const own = Object.hasOwn(environment, name) ? environment[name] : undefined; // not `constructor` of every object
+  // Not `constructor` of every object.
+  const own = Object.hasOwn(startEnvironment, name) ? startEnvironment[name] : undefined;
   const value = separator < 0 ? own : text.slice(separator + 1);
   const problem = variableProblem(name, value ?? '');
   if (problem !== undefined) misused(command, `the variable ${printable(name)} ${problem}`);

@@ -43,6 +43,7 @@ function clientOf(service: Receiver, effects: Effects = realEffects): ApiClient 
       terminal: createTerminal(process, () => undefined),
       commandLine: [],
       environment: {},
+      startEnvironment: {},
       effects,
       onSignal: () => () => undefined,
       exit: () => undefined,

@@ -110,6 +110,18 @@ t.test('values of variables are stored and never shown', async (t) => {
   t.match(shown[0].stdout, /^variables +CI_TOKEN PIPED STAGE TOKEN$/m);
 });
 
+t.test('--env takes also a variable that davit itself sets or forgets', async (t) => {
+  const { davit, refused, dump } = place(t);
+  const env = { UV_THREADPOOL_SIZE: '7', DAVIT_STAGE: '', NODE_TLS_REJECT_UNAUTHORIZED: '0' };
+  const words = Object.keys(env).flatMap((name) => ['--env', name]);
+  t.match(await davit(create('website', ...words), { env }), { exitCode: 0 });
+  t.strictSame(variablesIn(dump()), env);
+  t.match(await refused(set('--env', 'UV_THREADPOOL_SIZE'), { env: {} }), {
+    exitCode: 1,
+    message: /--env UV_THREADPOOL_SIZE: no such variable is set here/,
+  });
+});
+
 t.test('variables that are stored are shown also without a command', async (t) => {
   const there = place(t);
   await there.davit(create('website', '--env', 'TOKEN=abc', '--', '/bin/true'));

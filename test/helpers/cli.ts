@@ -61,6 +61,7 @@ export async function runHere(
       terminal: createTerminal({ stdin: input, stdout, stderr }, exited.reject),
       commandLine: words,
       environment,
+      startEnvironment: environment,
       effects,
       onSignal: () => () => undefined,
       exit: exited.resolve,
