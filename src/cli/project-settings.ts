@@ -179,8 +179,8 @@ async function createProject(
   warnOfNamesakes(namesakes, 'projects', context);
 }
 
-/** Archived ones do not count, as the name means another. */
-function countNamed(name: string, store: Store): number {
+/** How many projects have this name. Archived ones do not count, as the name means another. */
+export function countNamed(name: string, store: Store): number {
   return store.reads.projects
     .list()
     .filter((project) => project.name === name && project.status !== 'archived').length;

@@ -8,9 +8,9 @@ import { type ConfirmedOptions, confirm } from './confirm.ts';
 import { counted } from './counted.ts';
 import { withStore } from './database-file.ts';
 import { exactMoment, moment } from './moments.ts';
-import { nameOfProject, PROJECT_ARGUMENT, resolveProject } from './names.ts';
+import { nameOfProject, PROJECT_ARGUMENT, resolveProject, warnOfNamesakes } from './names.ts';
 import { defineCheckProject } from './project-check.ts';
-import { defineCreateProject, defineSetProject, noteAwaited } from './project-settings.ts';
+import { countNamed, defineCreateProject, defineSetProject, noteAwaited } from './project-settings.ts';
 import { printJson } from './results.ts';
 import { fields, table } from './table.ts';
 
@@ -141,11 +141,15 @@ function defineStatus(
       withStore(command, context, 'refuse', async (store) => {
         const before = resolveProject(store, idOrName);
         const project = await store.writer.write('projects.setStatus', { id: before.id, status });
-        if (options.json === true) return printJson(context, project);
-        context.terminal.print(
-          `${nameOfProject(project)} is ${before.status === status ? 'already ' : ''}${status}`,
-        );
+        if (options.json === true) printJson(context, project);
+        else {
+          const already = before.status === status ? 'already ' : '';
+          context.terminal.print(`${nameOfProject(project)} is ${already}${status}`);
+        }
         if (status === 'active' && idOrName !== before.id) noteArchivedNamesakes(before, store, context);
+        // Its name counts again.
+        if (before.status === 'archived')
+          warnOfNamesakes(countNamed(before.name, store), 'projects', context);
       }),
     );
 }

@@ -427,8 +427,14 @@ t.test('an archived project is resumed by its id where an active one has its nam
     stderr: `note: archived, with the same name: ${id}\n`,
     exitCode: 0,
   });
-  t.match(await davit(['admin', 'project', 'resume', id]), { stdout: `project website (${id}) is active\n` });
-  t.match(await davit(['admin', 'project', 'resume', id]), { stdout: /is already active\n$/ });
+  const { stdout, stderr } = await davit(['admin', 'project', 'resume', 'website', '--json']);
+  t.match(JSON.parse(stdout), { status: 'active' });
+  t.equal(stderr, `note: archived, with the same name: ${id}\n`);
+  t.match(await davit(['admin', 'project', 'resume', id]), {
+    stdout: `project website (${id}) is active\n`,
+    stderr: 'warning: 2 projects have this name now: use their ids\n',
+  });
+  t.match(await davit(['admin', 'project', 'resume', id]), { stdout: /is already active\n$/, stderr: '' });
   t.match(await refused(['admin', 'project', 'resume', 'website']), {
     message: /several projects are named/,
   });
