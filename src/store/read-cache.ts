@@ -37,7 +37,10 @@ export function createMoments(database: Database): () => Moment {
 /** Returns the cached result for `key`, or that of `read` if there was a commit since. */
 type ReadCache<Value> = (key: string, read: () => Value) => Value;
 
-/** A page of projects has some 20 KB, a piece of a log up to 115: at most 23 MB. */
+/**
+ * A page of projects has some 20 KB, a piece of a log up to 115, a deployment up to 140, as its 64 KB of outputs may be
+ * held in UTF-16: at most 28 MB.
+ */
 const ENTRIES_MAX = 200;
 
 /**
