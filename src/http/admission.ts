@@ -3,7 +3,7 @@ import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Request } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
-import { dropBody, stopReading } from '../unread.ts';
+import { dropBody, dropRequests, stopReading } from '../unread.ts';
 
 export interface AdmissionOptions {
   tls: boolean;
@@ -63,6 +63,7 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
     listener.on(event, (request, response) => {
       if (!count(request, response)) {
         dropBody(request);
+        dropRequests(request.socket);
         return;
       }
       for (const listen of listeners) listen.call(listener, request, response);

@@ -165,7 +165,7 @@ t.test('after a 503 for too many requests, no more is read from the connection',
   client.socket.destroy();
 });
 
-t.test('the body of a request behind a 503 for too many requests is not kept', async (t) => {
+t.test('of what is behind a 503 for too many requests, nothing is kept or made', async (t) => {
   const { plugin, release } = heldResource();
   const { port, server } = await startHttp(t, { resources: () => [plugin], pipelinedMax: 0 });
   const requests: IncomingMessage[] = [];
@@ -174,17 +174,23 @@ t.test('the body of a request behind a 503 for too many requests is not kept', a
   const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
   const head = 'POST /held HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n';
   const body = `${'1\r\n \r\n'.repeat(4_000)}0\r\n\r\n`;
-  client.send(`${get.repeat(2)}${`${head}${body}`.repeat(2)}`);
-  await until(() => requests.length === 4);
-  t.strictSame(
-    requests.map(({ readableLength }) => readableLength),
-    [0, 0, 0, 0],
-  );
+  const post = `${head}${body}`;
+  client.send(`${get.repeat(2)}${post.repeat(2)}${get.repeat(1_000)}`);
+  await until(() => requests.length === 3);
   release();
   t.strictSame(
     parseResponses(await client.closed).map(({ status }) => status),
     [200, 503],
   );
+  t.strictSame(
+    requests.map(({ readableLength }) => readableLength),
+    [0, 0, 0],
+    'and no request behind the first of them',
+  );
+  const next = await connectRaw(port);
+  next.send(post);
+  t.match(await next.received('}'), /^HTTP\/1\.1 405/, 'the next connection is served');
+  next.socket.destroy();
 });
 
 t.test('the waiting requests of a client that left no longer count towards the limit', async (t) => {

@@ -420,7 +420,7 @@ t.test(
     const tiny = chunked(Array(15_000).fill(' '));
     for (const [request, status] of [
       [tiny, 400],
-      [chunked(Array(129).fill(' ')), 400],
+      [chunked(Array(513).fill(' ')), 400],
       [Buffer.from(tiny.toString().replace('/v2/taker', '/v2/nowhere')), 404],
     ] as const) {
       const [response, ...others] = parseResponses(await rawRequest(port, request));
@@ -429,45 +429,47 @@ t.test(
       t.strictSame(others, []);
     }
     t.strictSame(taken, []);
-    const [response] = parseResponses(await rawRequest(port, chunked(Array.from(stringOf(128)))));
-    t.equal(response?.status, 200, 'a hundred are common');
+    const [response] = parseResponses(await rawRequest(port, chunked(Array.from(stringOf(512)))));
+    t.equal(response?.status, 200, 'a report that is streamed token by token may have some 400');
   },
 );
 
 /** For tests with a fake clock: Node's own timeouts go by the real one. */
 const PATIENT = { headersMs: 600_000, requestMs: 600_000 };
 
-t.test('the rest of a body in very many tiny chunks is dropped as it comes, for 30 s', async (t) => {
-  const effects = fakeEffects();
-  const { port, server } = await startHttp(t, { effects, timeouts: PATIENT });
-  let pieces = 0;
-  server.listener.on('request', (request: IncomingMessage) => {
-    const push = request.push.bind(request);
-    request.push = (piece) => {
-      pieces += 1;
-      return push(piece);
-    };
-  });
-  const connected = once(server.listener, 'connection');
-  const connection = await connectRaw(port);
-  const [socket] = (await connected) as [Socket];
-  const before = heldBytes();
-  const isClosed = connection.closed.catch(() => 'reset');
-  connection.send(post(`${JSON_TYPE}Transfer-Encoding: chunked\r\n`));
-  connection.send('1\r\n \r\n'.repeat(1_000_000));
-  await connection.received('HTTP/1.1 404');
-  await until(() => socket.bytesRead > 6_000_000);
-  const bytes = heldBytes() - before;
-  t.ok(bytes < 4 * 1024 * 1024, `${bytes} bytes`);
-  t.ok(pieces < 200, `${pieces} pieces`);
-  for (let look = 1; look <= 6; look++) {
-    const { bytesRead } = socket;
-    connection.send('1\r\n \r\n');
-    await until(() => socket.bytesRead > bytesRead);
-    effects.advance(5_000);
-  }
-  await isClosed;
-});
+t.test(
+  'the rest of a body in very many tiny chunks is dropped as it comes, and not read without end',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port, server } = await startHttp(t, { effects, timeouts: PATIENT });
+    let pieces = 0;
+    server.listener.on('request', (request: IncomingMessage) => {
+      const push = request.push.bind(request);
+      request.push = (piece) => {
+        pieces += 1;
+        return push(piece);
+      };
+    });
+    const connected = once(server.listener, 'connection');
+    const connection = await connectRaw(port);
+    const [socket] = (await connected) as [Socket];
+    const before = heldBytes();
+    const isClosed = connection.closed.catch(() => 'reset');
+    connection.send(post(`${JSON_TYPE}Transfer-Encoding: chunked\r\n`));
+    connection.send('1\r\n \r\n'.repeat(1_000_000));
+    await connection.received('HTTP/1.1 404');
+    await until(() => socket.bytesRead > 500_000);
+    const bytes = heldBytes() - before;
+    t.ok(bytes < 4 * 1024 * 1024, `${bytes} bytes`);
+    await until(() => {
+      effects.advance(5_000);
+      return socket.destroyed;
+    });
+    t.ok(pieces < 1_000, `${pieces} pieces`);
+    t.ok(socket.bytesRead < 1_000_000, `${socket.bytesRead} of 6,000,000 bytes were read`);
+    await isClosed;
+  },
+);
 
 t.test('a body in very many tiny records of TLS is refused, and not read without end', async (t) => {
   const effects = fakeEffects();
@@ -475,8 +477,8 @@ t.test('a body in very many tiny records of TLS is refused, and not read without
   const options = { resources: () => [plugin], tls: LOCALHOST, effects, timeouts: PATIENT };
   const { port, server } = await startHttp(t, options);
   for (const [count, status] of [
-    [128, 200],
-    [129, 400],
+    [512, 200],
+    [513, 400],
   ] as const) {
     const { socket, answer } = await postRecords(port, count);
     t.match(await answer, new RegExp(`^HTTP/1.1 ${status} `));
