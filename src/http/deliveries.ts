@@ -160,7 +160,7 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           },
           operationId: 'replayDeliveries',
           summary: 'Send past deliveries again',
-          description: `Sends the deliveries again that were created from \`since\` to \`until\`, both included, each with all its retries. Those that have ${ATTEMPTS_MAX} attempts already are skipped. It is done in the background, as fast as the receiver takes them.`,
+          description: `Sends the deliveries again that were created from \`since\` to \`until\`, both included, each with all its retries. Those that have ${ATTEMPTS_MAX} attempts already, or succeed between the request and their turn, are skipped. It is done in the background, as fast as the receiver takes them.`,
           responses: {
             202: { description: 'The replay, and how many deliveries it sends.', resource: 'Replay' },
           },

@@ -212,14 +212,21 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
   const insert = database.prepare(`
     INSERT INTO replays (webhook_id, since, until, delivery_status, last_seq, created_at)
     VALUES (:webhookId, :sinceMs, :untilMs, :storedStatus, :lastSeq, :at)`);
+  // A success that is dated after both the request and all that the clock ever said before it was set back came after
+  // the request.
   const openReplay = database.prepare<
     [number],
-    { webhook_id: WebhookId; delivery_status: StoredStatus | null }
-  >('SELECT webhook_id, delivery_status FROM replays WHERE seq = +? AND finished_at IS NULL');
+    { webhook_id: WebhookId; delivery_status: StoredStatus | null; requestedByMs: number }
+  >(`
+    SELECT webhook_id, delivery_status,
+           max(created_at, coalesce((SELECT max(at - by_ms) FROM clock_settings WHERE by_ms < 0), 0)) AS requestedByMs
+      FROM replays WHERE seq = +? AND finished_at IS NULL`);
+  // A success in the future is one from before the clock was set back, which may not be recorded yet.
   const rearm = database.prepare(`
     UPDATE deliveries SET ${REARM}, ladder_trigger = 'replay'
      WHERE seq IN (SELECT value FROM json_each(:seqs)) AND webhook_id = +:webhookId
-       AND (:storedStatus IS NULL OR status = +:storedStatus) AND attempt_count < ${ATTEMPTS_MAX}`);
+       AND (:storedStatus IS NULL OR status = +:storedStatus) AND attempt_count < ${ATTEMPTS_MAX}
+       AND NOT (status = 'delivered' AND delivered_at > +:requestedByMs AND delivered_at <= +:at)`);
   const advance = database.prepare(
     'UPDATE replays SET done_seq = max(done_seq, :doneSeq), finished_at = :finishedAt WHERE seq = +:seq',
   );
@@ -245,7 +252,8 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
 
     /**
      * Begins a new ladder for these deliveries, and records the replay's progress; `doneSeq` null: it is finished.
-     * Skips deliveries that are no longer selected. Does nothing if the replay was ended meanwhile.
+     * Skips deliveries that are no longer selected, and those that succeeded since the request: what was held, or
+     * waited for its first attempt, would be sent twice. Does nothing if the replay was ended meanwhile.
      */
     step({ seq, seqs, doneSeq }: { seq: number; seqs: number[]; doneSeq: number | null }): void {
       const replay = openReplay.get(seq);
@@ -255,6 +263,7 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
         seqs: JSON.stringify(seqs),
         webhookId: replay.webhook_id,
         storedStatus: replay.delivery_status,
+        requestedByMs: replay.requestedByMs,
         at,
       });
       advance.run({ seq, doneSeq: doneSeq ?? 0, finishedAt: doneSeq === null ? at : null });

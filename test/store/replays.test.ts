@@ -194,6 +194,52 @@ t.test('a delivery whose status no longer matches the replay is left alone', asy
   ]);
 });
 
+t.test(
+  'a delivery that succeeded since the request is not sent again, whatever the replay selects',
+  async (t) => {
+    for (const storedStatus of [null, 'delivered'] as const) {
+      const { store, effects, id } = await service(t);
+      const [before = noDelivery()] = await newDeliveries(store, id, 1);
+      endDeliveries(store, [before], 'delivered');
+      effects.advance(1_000);
+      const [since = noDelivery(), failed = noDelivery()] = await newDeliveries(store, id, 2);
+      await replay(store, effects, id, { storedStatus });
+      endDeliveries(store, [since], 'delivered');
+      endDeliveries(store, [failed], 'exhausted');
+      effects.advance(1_000);
+      await stepAll(store);
+      t.match(store.query('SELECT id, status FROM deliveries'), [
+        { id: before, status: 'pending' },
+        { id: since, status: 'delivered' },
+        { id: failed, status: storedStatus === null ? 'pending' : 'exhausted' },
+      ]);
+    }
+  },
+);
+
+t.test('a replay after the clock was set back leaves out no delivery that succeeded before it', async (t) => {
+  const { store, effects, id } = await service(t);
+  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  endDeliveries(store, [delivery], 'delivered');
+  effects.advance(1_000);
+  const untilMs = effects.now();
+  effects.jump(-3_600_000);
+  await replay(store, effects, id, { untilMs });
+  await stepAll(store);
+  t.match(store.reads.deliveries.get(delivery), { status: 'pending' }, 'before that is recorded');
+
+  endDeliveries(store, [delivery], 'delivered');
+  await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: -3_600_000 });
+  await replay(store, effects, id, { untilMs });
+  effects.advance(2 * 3_600_000);
+  await stepAll(store);
+  t.match(
+    store.reads.deliveries.get(delivery),
+    { status: 'pending' },
+    'once the clock has passed that moment',
+  );
+});
+
 t.test('a replay never touches the deliveries of another webhook, which has its own', async (t) => {
   const { store, effects, id } = await service(t);
   const [own = noDelivery()] = await newDeliveries(store, id, 1);
@@ -320,6 +366,14 @@ function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects
 function replay(store: TestStore, effects: FakeEffects, id: WebhookId, changes: Partial<NewReplay> = {}) {
   const input = { ...everything(store, id, effects), status: null, count: 1, ...changes };
   return store.writer.write('replays.create', input);
+}
+
+/** Carries out all of the oldest replay in one step. */
+async function stepAll(store: TestStore): Promise<void> {
+  const [open] = store.reads.replays.open();
+  if (open === undefined) throw new Error('no replay is open');
+  const { seqs, endSeq } = store.reads.replays.slice(open, open.doneSeq, 10);
+  await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: endSeq });
 }
 
 function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disabled') {
