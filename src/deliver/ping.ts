@@ -1,11 +1,14 @@
-import { type Attempt, newId, timestamp, type WebhookId } from '../domain.ts';
+import { type Attempt, type KeyId, newId, timestamp, type WebhookId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import type { Reads } from '../store/store.ts';
-import type { WebhookAddress } from '../store/webhooks.ts';
+import type { PingRecipient } from '../store/webhooks.ts';
 import type { Sender } from './send.ts';
 import { signedHeaders } from './sign.ts';
 
-/** `busy`: too many pings are under way, to the webhook, of its key or in all; `gone`: the webhook was deleted. */
+/**
+ * `busy`: too many pings are under way, to the webhook, of its key or in all; `gone`: the webhook was deleted, or its key
+ * was revoked.
+ */
 export type PingResult = { kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' };
 
 export interface Pinger {
@@ -13,8 +16,9 @@ export interface Pinger {
   ping(webhookId: WebhookId): Promise<PingResult>;
 }
 
-interface OwnPing extends WebhookAddress {
+interface OwnPing {
   webhookId: WebhookId;
+  keyId: KeyId;
 }
 
 /** Concurrent pings to one webhook, which use none of the slots of deliveries. Each may take as long as an attempt. */
@@ -40,14 +44,14 @@ export function createPinger({
 
   return {
     async ping(webhookId) {
-      const address = reads.webhooks.addressOf(webhookId);
-      if (address === undefined) return { kind: 'gone' };
-      const ofKey = [...underWay].filter((ping) => ping.keyId === address.keyId);
+      const keyId = reads.webhooks.addressOf(webhookId)?.keyId;
+      if (keyId === undefined) return { kind: 'gone' };
+      const ofKey = [...underWay].filter((ping) => ping.keyId === keyId);
       const ofWebhook = ofKey.filter((ping) => ping.webhookId === webhookId);
       if (ofWebhook.length >= PER_WEBHOOK || ofKey.length >= PER_KEY || underWay.size >= TOTAL) {
         return { kind: 'busy' };
       }
-      const ping = { webhookId, ...address };
+      const ping = { webhookId, keyId };
       underWay.add(ping);
       try {
         return await attempt(ping);
@@ -57,8 +61,12 @@ export function createPinger({
     },
   };
 
-  async function attempt({ webhookId, url, keyId }: OwnPing): Promise<PingResult> {
+  async function attempt(ping: OwnPing): Promise<PingResult> {
+    const { webhookId, keyId } = ping;
     const atMs = effects.now();
+    const recipient = reads.webhooks.pingRecipient(webhookId, atMs);
+    if (recipient === undefined) return { kind: 'gone' };
+    const { url } = recipient;
     const eventId = newId('evt', effects);
     const body = JSON.stringify({
       id: eventId,
@@ -66,25 +74,20 @@ export function createPinger({
       created_at: timestamp(atMs),
       data: { webhook_id: webhookId },
     });
-    /** Null: a deleted webhook has no secrets. */
-    const signed = () => {
-      const nowMs = effects.now();
-      const secrets = reads.webhooks.liveSecrets(webhookId, nowMs);
-      if (secrets.length === 0) return null;
-      return signedHeaders({ eventId, secrets, atSeconds: Math.floor(nowMs / 1000), body });
-    };
-    const headers = signed();
-    if (headers === null) return { kind: 'gone' };
-    let isGone = false;
+    const headersOf = ({ secrets }: PingRecipient, nowMs: number) =>
+      signedHeaders({ eventId, secrets, atSeconds: Math.floor(nowMs / 1000), body });
+    let isWithdrawn = false;
     let readFailure: unknown;
     const outcome = await sender.send({
       url,
-      headers,
+      headers: headersOf(recipient, atMs),
       renewHeaders() {
         try {
-          const latest = signed();
-          isGone = latest === null;
-          return latest;
+          const sentAtMs = effects.now();
+          const latest = reads.webhooks.pingRecipient(webhookId, sentAtMs);
+          const isSame = latest?.url === url;
+          isWithdrawn = !isSame;
+          return isSame ? headersOf(latest, sentAtMs) : null;
         } catch (error) {
           readFailure = error;
           return null;
@@ -94,7 +97,8 @@ export function createPinger({
       key: keyId,
     });
     if (readFailure !== undefined) throw readFailure;
-    if (isGone) return { kind: 'gone' };
+    // To the new URL, if it has one.
+    if (isWithdrawn) return attempt(ping);
     return {
       kind: 'attempted',
       attempt: {

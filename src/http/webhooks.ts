@@ -11,7 +11,8 @@ import {
   type WebhookId,
   type WebhookStatus,
 } from '../domain.ts';
-import { AppError } from '../errors.ts';
+import { AppError, wrongKey } from '../errors.ts';
+import type { Caller } from '../store/keys.ts';
 import type { Reads } from '../store/store.ts';
 import { DISABLED_BY, LIVE_SECRETS_MAX, WEBHOOKS_OF_KEY_MAX } from '../store/webhooks.ts';
 import type { Answers } from './answers.ts';
@@ -23,7 +24,10 @@ import type { JsonSchema } from './resources.ts';
 import { routeOptions } from './route-options.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 
-/** Sends a ping now, and resolves to its result; `busy`: too many are under way; `gone`: the webhook was deleted. */
+/**
+ * Sends a ping now, and resolves to its result; `busy`: too many are under way; `gone`: the webhook was deleted, or its
+ * key was revoked.
+ */
 export type Ping = (
   webhookId: WebhookId,
 ) => Promise<{ kind: 'attempted'; attempt: Attempt } | { kind: 'busy' } | { kind: 'gone' }>;
@@ -214,7 +218,7 @@ export function webhooks(
         }),
         handler(request, h) {
           const id = idOfVisible(request);
-          return answers.attempt(request, h, id && (() => pinged(id)));
+          return answers.attempt(request, h, id && (() => pinged(id, callerOf(request))));
         },
       });
     },
@@ -224,10 +228,12 @@ export function webhooks(
     return findVisibleWebhook(reads, request)?.id;
   }
 
-  async function pinged(id: WebhookId): Promise<Attempt> {
+  /** Throws `unauthorized` if the caller's key was revoked meanwhile, also if the ping was sent before. */
+  async function pinged(id: WebhookId, { keyId }: Caller): Promise<Attempt> {
     const { promise: givenUp, reject: giveUp } = Promise.withResolvers<never>();
     underWay.add(giveUp);
     const result = await Promise.race([ping(id), givenUp]).finally(() => underWay.delete(giveUp));
+    if (reads.keys.get(keyId)?.revoked_at !== null) throw wrongKey();
     switch (result.kind) {
       case 'attempted':
         return result.attempt;

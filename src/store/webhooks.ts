@@ -12,7 +12,7 @@ import {
 import { AppError } from '../errors.ts';
 import { newSigningSecret } from '../secrets.ts';
 import { enabledChange, type WriteContext } from './context.ts';
-import type { Database } from './database.ts';
+import { type Database, inSnapshot } from './database.ts';
 import type { Caller } from './keys.ts';
 import { type ListPage, pageOf } from './list-page.ts';
 
@@ -51,9 +51,15 @@ export interface WebhookUpdate {
 export type WebhookWithSecret = Webhook & { signing_secret: string };
 
 /** Where a webhook is sent to, and which key registered it. */
-export interface WebhookAddress {
+interface WebhookAddress {
   url: string;
   keyId: KeyId;
+}
+
+/** What is needed to ping a webhook. */
+export interface PingRecipient extends WebhookAddress {
+  /** What to sign with, the newest first. */
+  secrets: readonly string[];
 }
 
 interface WebhookRow {
@@ -129,6 +135,17 @@ export function webhookReads(database: Database) {
 
     /** The signing secrets, the newest first; more than one while a rotation overlaps. */
     liveSecrets: (webhookId: WebhookId, nowMs: number): string[] => liveSecrets.all({ webhookId, nowMs }),
+
+    /**
+     * The webhook if it may be pinged at `nowMs`, also a disabled one, with its live secrets; undefined: it was deleted,
+     * or its key was revoked.
+     */
+    pingRecipient: (webhookId: WebhookId, nowMs: number): PingRecipient | undefined =>
+      inSnapshot(database, () => {
+        const address = addressOf.get(webhookId);
+        if (address === undefined || keyIsRevoked.get(webhookId) !== undefined) return undefined;
+        return { ...address, secrets: liveSecrets.all({ webhookId, nowMs }) };
+      }),
   };
 }
 

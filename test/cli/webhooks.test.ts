@@ -231,6 +231,10 @@ t.test('invalid webhook commands are refused and change nothing', async (t) => {
     exitCode: 1,
     message: /key that registered .* is revoked/,
   });
+  t.match(await there.refused(webhook('ping', id)), {
+    exitCode: 1,
+    message: /key that registered .* is revoked/,
+  });
 });
 
 t.test('ping sends a signed event from the command itself and prints the answer', async (t) => {

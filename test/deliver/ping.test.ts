@@ -143,6 +143,32 @@ t.test('a ping is not sent if its webhook was deleted until its connection was m
   t.equal(receiver.requests.length, 0);
 });
 
+t.test('a ping goes to the URL that its webhook has when its connection is made', async (t) => {
+  const { effects, store, id, result, receiver, proxy } = await slowPing(t);
+  const moved = await startReceiver(t);
+  await store.writer.write('webhooks.update', { id, url: moved.url, disableReason: 'by a test' });
+  const { signing_secret: secret } = await store.writer.write('webhooks.rotate', { id, overlapMs: 0 });
+  proxy.release();
+  t.match(await result, { kind: 'attempted', attempt: { number: 1, status_code: 200 } });
+  t.equal(receiver.requests.length, 0);
+  const [request] = moved.requests;
+  if (request === undefined) throw new Error('it was not sent there');
+  const { headers, body } = request;
+  const header = String(headers['service-signature']);
+  const nowSeconds = Math.floor(effects.now() / 1000);
+  t.strictSame(verify({ secret, header, body, nowSeconds, toleranceSeconds: 0 }), { ok: true });
+});
+
+t.test('a ping is not sent if the key of its webhook is revoked until its connection is made', async (t) => {
+  const { store, id, keyId, pinger, result, receiver, proxy } = await slowPing(t);
+  await store.writer.write('keys.revoke', { id: keyId });
+  proxy.release();
+  t.strictSame(await result, { kind: 'gone' });
+  t.strictSame(await pinger.ping(id), { kind: 'gone' });
+  t.equal(proxy.connections(), 1);
+  t.equal(receiver.requests.length, 0);
+});
+
 t.test('a ping fails unsent if its webhook cannot be read when its connection is made', async (t) => {
   const { store, result, receiver, proxy } = await slowPing(t);
   store.execute('ALTER TABLE webhook_secrets RENAME TO lost');
@@ -161,9 +187,10 @@ async function slowPing(t: Test) {
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId, { url: proxy.url.replace('http:', 'https:') });
   const sender = testSender(t, { caPem: CA_PEM });
-  const result = createPinger({ reads: store.reads, sender, effects }).ping(id);
+  const pinger = createPinger({ reads: store.reads, sender, effects });
+  const result = pinger.ping(id);
   await proxy.connected(1);
-  return { effects, store, id, result, receiver, proxy };
+  return { effects, store, id, keyId, pinger, result, receiver, proxy };
 }
 
 t.test('a third ping of a webhook at the same time is refused, one of another webhook is not', async (t) => {

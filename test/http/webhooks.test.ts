@@ -470,6 +470,23 @@ t.test('a ping repeated with its Idempotency-Key is sent once, also while it is 
   t.equal((await call(http, 'POST', ping(other.id), keys.owner.secret, undefined, 'p')).status, 422);
 });
 
+t.test('a ping whose key is revoked while its answer is awaited is answered 401', async (t) => {
+  const { http, store, receiver, keys } = await service(t);
+  const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
+  const { answer, release } = held(status(200, { body: 'pong' }));
+  receiver.answerWith(answer);
+  const pings = [undefined, 'p'].map((key) =>
+    call(http, 'POST', ping(id), keys.owner.secret, undefined, key),
+  );
+  for (const _ of pings) await receiver.next();
+  await store.writer.write('keys.revoke', { id: keys.owner.keyId });
+  release();
+  for (const answered of await Promise.all(pings)) {
+    t.match(answered, { status: 401, body: { error: { code: 'unauthorized' } } });
+  }
+  t.strictSame(store.query('SELECT * FROM idempotency_keys'), []);
+});
+
 t.test('too many pings at once are answered 429, which is not replayed', async (t) => {
   const { http, store, receiver, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
