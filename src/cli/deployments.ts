@@ -264,10 +264,14 @@ async function cancel(
   if (options.json === true) return printJson(context, after);
   const name = `deployment ${after.id} of ${after.ref}`;
   if (after.status === 'canceled') return context.terminal.print(`${name} is canceled`);
-  const already = before.status === 'canceling' ? 'already ' : '';
-  context.terminal.print(`${name} is ${already}being canceled`);
+  const isRepeated = before.status === 'canceling';
+  context.terminal.print(`${name} is ${isRepeated ? 'already ' : ''}being canceled`);
   if (!byDavit) {
-    context.terminal.note('note: another system carries it out, and must report its end');
+    context.terminal.note(
+      isRepeated
+        ? "note: it ends when another system reports it as failed, or by a time limit: 'davit admin project set --report-timeout'"
+        : 'note: another system carries it out, and must report its end',
+    );
   } else if (!served) {
     context.terminal.note("note: no service is running: 'davit serve' ends it when it starts");
   }

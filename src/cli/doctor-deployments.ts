@@ -1,5 +1,5 @@
 import type { DeploymentId, ProjectStatus } from '../domain.ts';
-import { MINUTE_MS } from '../durations.ts';
+import { DAY_MS, MINUTE_MS } from '../durations.ts';
 import { isAlive, type ProcessIdentity } from '../process-identity.ts';
 import type { WaitingDeployment } from '../store/backlog.ts';
 import type { RunningDeployment } from '../store/deployments.ts';
@@ -32,6 +32,7 @@ export function checkDeployments(
   const findings = [
     ...running.flatMap((deployment) => findingOfRunning(deployment, file, reads, surroundings) ?? []),
     ...findingsOfWaiting(file, reads, running.length === 0 ? next : undefined),
+    ...findingsOfReported(file, reads),
   ];
   return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
 }
@@ -119,4 +120,17 @@ function findingsOfWaiting(
     findings.push(note('deployments', `${paused} wait in paused projects`, 'davit admin project resume'));
   }
   return findings;
+}
+
+/** Those whose worker is lost would stay open for ever, and nothing else tells of them. */
+function findingsOfReported({ nowMs }: Case, reads: Reads): DoctorFinding[] {
+  const count = reads.deployments.reportsAwaitedForEver(nowMs - DAY_MS);
+  if (count === 0) return [];
+  return [
+    note(
+      'deployments',
+      `${count} of another system, a day old or of archived projects, may stay open for ever`,
+      'davit admin queue shows them; davit admin project set --report-timeout ends them',
+    ),
+  ];
 }

@@ -264,7 +264,10 @@ function noteUnused(
 export function noteAwaited(awaited: number, { terminal }: CommandContext): void {
   if (awaited === 0) return;
   const open = `${counted(awaited, 'deployment')} of another system ${awaited === 1 ? 'stays' : 'stay'} open`;
-  terminal.note(`note: ${open}: 'davit admin queue' shows all, 'davit admin deployment cancel' cancels one`);
+  terminal.note(
+    `note: ${open}: 'davit admin queue' shows all, 'davit admin deployment cancel' ends one that waits, ` +
+      "'davit admin project set --report-timeout' limits the others",
+  );
 }
 
 function changesOf(

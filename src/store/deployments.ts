@@ -74,6 +74,15 @@ export function deploymentReads(database: Database) {
        WHERE project_id = +? AND reported = 1 AND finished_at IS NULL`)
     .pluck();
 
+  const countUnlimited = database
+    .prepare<{ createdByMs: number }, number>(`
+      SELECT count(*)
+        FROM deployments d INDEXED BY deployments_unfinished
+       CROSS JOIN projects p ON p.id = d.project_id
+       WHERE d.reported = 1 AND d.finished_at IS NULL AND d.report_due_at IS NULL
+         AND (d.created_at <= +:createdByMs OR p.status = 'archived')`)
+    .pluck();
+
   return {
     get,
 
@@ -116,6 +125,12 @@ export function deploymentReads(database: Database) {
 
     /** How many deployments of a project another system carries out and has not reported the end of. */
     reportsAwaited: (projectId: ProjectId): number => countAwaited.get(projectId) ?? 0,
+
+    /**
+     * How many deployments only a report of another system ends: those without a time limit that were created by
+     * `createdByMs` or whose project is archived.
+     */
+    reportsAwaitedForEver: (createdByMs: number): number => countUnlimited.get({ createdByMs }) ?? 0,
 
     /** What the executor has begun and not ended, oldest first. After a start, these were interrupted by a crash. */
     running: (): RunningDeployment[] =>

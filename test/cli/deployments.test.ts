@@ -182,6 +182,10 @@ t.test('canceling a deployment that no service looks after says who will end it'
   t.match(left, { stdout: /is being canceled/, stderr: /'davit serve' ends it when it starts/, exitCode: 0 });
   t.match(remote, { stdout: /is being canceled/, stderr: /another system .* must report/, exitCode: 0 });
   t.match(await there.davit(deployment('cancel', String(ids[0]))), { stdout: /is already being canceled/ });
+  t.match(await there.davit(deployment('cancel', String(ids[1]))), {
+    stdout: /is already being canceled/,
+    stderr: /^note: it ends when another system reports it as failed, .*set --report-timeout'\n$/,
+  });
 });
 
 t.test('a redeployment is a new deployment of the same ref', async (t) => {

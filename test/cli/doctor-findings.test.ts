@@ -145,11 +145,15 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
   const living = `${own.processId}, ${own.processStartedAt}, '${own.bootId}'`;
   const gone = "1, 1, 'another boot'";
   const hourAgo = nowMs - HOUR_MS;
+  const dayAgo = nowMs - 24 * HOUR_MS;
   const fiveMinutesAgo = nowMs - 300_000;
   const elsewhere = 4_194_305; // no process has this id
   const deployment = (id: string, status: string, at: number, process = 'NULL, NULL, NULL') => `
     INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, started_at, process_id, process_started_at, boot_id)
     SELECT '${id}', id, 'main', '${status}', 0, 'api', ${at}, ${status === 'queued' ? 'NULL' : at}, ${process} FROM projects;`;
+  const reported = (id: string, at: number, reportDueAt: number | 'NULL' = 'NULL') => `
+    INSERT INTO deployments (id, project_id, ref, status, reported, trigger, created_at, report_due_at)
+    SELECT '${id}', id, 'main', 'queued', 1, 'api', ${at}, ${reportDueAt} FROM projects;`;
   const webhook = (id: string, status: string, failingSince: number | 'NULL' = 'NULL') => `
     INSERT INTO webhooks (id, key_id, url, events, created_at, enabled_at, status, failing_since, consecutive_failures)
     SELECT '${id}', id, 'https://example.com/', '[]', 1, 1, '${status}', ${failingSince}, 88 FROM keys;`;
@@ -197,6 +201,27 @@ t.test('doctor tells healthy states, notes and problems apart', async (t) => {
       'deployments',
       'note',
       /^1 wait in paused projects$/,
+    ],
+    [
+      reported('dpl_1', hourAgo) + reported('dpl_2', dayAgo, nowMs + 1_000),
+      none,
+      'deployments',
+      'ok',
+      /^0 running, 0 waiting$/,
+    ],
+    [
+      reported('dpl_1', hourAgo) + reported('dpl_2', dayAgo),
+      none,
+      'deployments',
+      'note',
+      /^1 of another system, a day old or of archived projects, may stay open for ever$/,
+    ],
+    [
+      `UPDATE projects SET status = 'archived';${reported('dpl_1', hourAgo)}`,
+      none,
+      'deployments',
+      'note',
+      /^1 of another system, .*archived/,
     ],
     [
       webhook('whk_1', 'enabled', nowMs - 600_000) + webhook('whk_2', 'enabled'),

@@ -466,7 +466,8 @@ t.test('set and archive say how many deployments of another system stay open', a
   t.equal((await there.davit(set('--', '/bin/true'))).stderr, '');
   await there.davit(set('--no-command'));
   await queue(there, 'website', 2);
-  const note = /^note: 2 deployments of another system stay open: .* 'davit admin deployment cancel' .*\n$/;
+  const note =
+    /^note: 2 deployments of another system stay open: .* ends one that waits, .*set --report-timeout' limits the others\n$/;
   t.match(await there.davit(set('--', '/bin/true')), { stdout: /is changed\n$/, stderr: note });
   t.equal((await there.davit(set('--name', 'website'))).stderr, '');
   t.match(await there.davit(archive), { stdout: /is archived\n$/, stderr: note });
