@@ -175,8 +175,22 @@ async function createProject(
     return { project: made, namesakes: countNamed(made.name, store) };
   });
   printMade(context, options, project, `created ${nameOfProject(project)}`, project.id);
+  noteUnused(project, withoutDefaults(command, settings), settings.variables, 0, context);
   warnOfStart(project, settings.variables, context);
   warnOfNamesakes(namesakes, 'projects', context);
+}
+
+/** Without what nobody asked for. The other settings have no default that would do anything. */
+function withoutDefaults(
+  command: Command,
+  { timeoutMs, policy, ...others }: ProjectSettings,
+): Partial<ProjectSettings> {
+  const isGiven = (setting: string) => command.getOptionValueSource(setting) !== 'default';
+  return {
+    ...others,
+    ...(isGiven('timeout') ? { timeoutMs } : {}),
+    ...(isGiven('policy') ? { policy } : {}),
+  };
 }
 
 /** How many projects have this name. Archived ones do not count, as the name means another. */

@@ -474,6 +474,34 @@ t.test('set and archive say how many deployments of another system stay open', a
   t.match(await there.davit([...archive, '--json']), { stdout: /^\{/, stderr: note });
 });
 
+t.test('create says which settings have no effect', async (t) => {
+  const there = place(t);
+  const notes = async (...words: string[]) =>
+    (await there.davit(create('website', ...words))).stderr.match(/^note: .*effect.*$/gm);
+  t.strictSame(
+    await notes(
+      '--timeout',
+      '5m',
+      '--idle-timeout',
+      '1m',
+      '--policy',
+      'latest',
+      '--dir',
+      '.',
+      '--env',
+      'A=1',
+    ),
+    [
+      'note: without effect while the project has no command: --dir, --timeout, --idle-timeout, --policy, variables',
+    ],
+  );
+  t.equal(await notes('--report-timeout', '2h', '--timeout', 'off'), null);
+  t.equal(await notes('--timeout', '5m', '--policy', 'latest', '--', '/bin/true'), null);
+  t.strictSame(await notes('--report-timeout', '2h', '--', '/bin/true'), [
+    'note: without effect while the project has a command: --report-timeout',
+  ]);
+});
+
 t.test('set says which settings have no effect at present', async (t) => {
   const there = place(t);
   await there.davit(create('website'));
