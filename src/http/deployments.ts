@@ -255,7 +255,7 @@ export function deployments(
           },
           errors: {
             conflict:
-              'The deployment has ended in another way, its project has a command, or it would become `running` while its project is paused or archived.',
+              'The deployment has ended in another way, davit itself carries it out, or it would become `running` while its project is paused or archived.',
           },
         }),
         handler(request, h) {
