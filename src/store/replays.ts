@@ -237,12 +237,11 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
      * was revoked, and `rate_limited` if there are too many replays.
      */
     create({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, status, count }: NewReplay): Replay {
-      if (webhooks.get(webhookId) === undefined) {
-        throw new AppError('not_found', 'there is no such webhook');
-      }
+      const webhook = webhooks.get(webhookId);
+      if (webhook === undefined) throw new AppError('not_found', 'there is no such webhook');
       webhooks.refuseOfRevokedKey(webhookId);
-      if (typeof count === 'string') throw tooMany(count);
-      if (count > 0 && isFull(webhookId)) throw tooMany('ofWebhook');
+      if (typeof count === 'string') throw tooMany(count, webhook);
+      if (count > 0 && isFull(webhookId)) throw tooMany('ofWebhook', webhook);
       if (count > 0) {
         insert.run({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, at: effects.now() });
         changed('outbox');
@@ -274,9 +273,11 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
 
 const RETRY_AFTER_SECONDS = 30;
 
-function tooMany(which: TooMany): AppError {
+function tooMany(which: TooMany, { status }: Webhook): AppError {
   const replays = which === 'ofKey' ? 'of this key are' : 'of this webhook are open or';
-  return new AppError('rate_limited', `too many replays ${replays} being counted: wait for them`, {
+  const areHeld = which === 'ofWebhook' && status === 'disabled';
+  const remedy = areHeld ? 'open ones wait until it is enabled' : 'wait for them';
+  return new AppError('rate_limited', `too many replays ${replays} being counted: ${remedy}`, {
     retryAfterSeconds: RETRY_AFTER_SECONDS,
   });
 }

@@ -300,8 +300,18 @@ t.test(
     }
     for (let count = 0; count < 10; count++) await replay(store, effects, id);
     const before = store.dump();
-    await t.rejects(replay(store, effects, id), { code: 'rate_limited', retryAfterSeconds: 30 });
+    await t.rejects(replay(store, effects, id), {
+      code: 'rate_limited',
+      message: /being counted: wait for them$/,
+      retryAfterSeconds: 30,
+    });
     t.strictSame(store.dump(), before);
+    await setStatus(store, id, 'disabled');
+    await t.rejects(replay(store, effects, id), {
+      code: 'rate_limited',
+      message:
+        'too many replays of this webhook are open or being counted: open ones wait until it is enabled',
+    });
   },
 );
 
