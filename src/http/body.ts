@@ -127,7 +127,7 @@ function declaredLength({ headers }: IncomingMessage): number | undefined {
 
 function checkMediaType({ headers }: IncomingMessage): void {
   const [mediaType = '', ...parameters] = (headers['content-type'] ?? '').split(';');
-  const charset = parameters.map((parameter) => CHARSET.exec(parameter)?.[1]).find(Boolean) ?? 'utf-8';
+  const charset = parameters.map((parameter) => CHARSET.exec(parameter.trim())?.[1]).find(Boolean) ?? 'utf-8';
   if (mediaType.trim().toLowerCase() !== 'application/json' || !UTF_8.test(charset)) {
     throw new AppError('unsupported_media_type', 'the body must be JSON: Content-Type: application/json');
   }
@@ -142,7 +142,8 @@ function checkMediaType({ headers }: IncomingMessage): void {
 /** `utf8` without the dash is not a registered name, but common. */
 const UTF_8 = /^utf-?8$/i;
 
-const CHARSET = /^\s*charset\s*=\s*"?([^"\s]*)"?\s*$/i;
+/** For a trimmed parameter: with `\s*` at the end too, 15,000 spaces behind the `=` took 150 ms, without a key. */
+const CHARSET = /^charset\s*=\s*"?([^"\s]*)"?$/i;
 
 function checkTransferCoding({ headers }: IncomingMessage): void {
   if ((headers['transfer-encoding'] ?? 'chunked').trim().toLowerCase() !== 'chunked') {
