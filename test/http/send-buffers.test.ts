@@ -26,6 +26,7 @@ const large: Plugin<void> = {
       options: { auth: false },
       handler: () => 'x'.repeat(LARGE_BYTES),
     });
+    server.route({ method: 'GET', path: '/own', handler: () => 'x'.repeat(LARGE_BYTES) });
     server.route({
       method: 'GET',
       path: '/page',
@@ -35,7 +36,12 @@ const large: Plugin<void> = {
   },
 };
 
-const GET_LARGE = 'GET /large HTTP/1.1\r\nHost: d\r\nConnection: close\r\n\r\n';
+/** `key`: none for a stranger. */
+function getLarge(key?: string): string {
+  const [path, authorization] =
+    key === undefined ? ['/large', ''] : ['/own', `Authorization: Bearer ${key}\r\n`];
+  return `GET ${path} HTTP/1.1\r\nHost: d\r\n${authorization}Connection: close\r\n\r\n`;
+}
 
 t.test('beyond the limit of unread answers the oldest is cut off; the others arrive whole', async (t) => {
   const { port, log } = await startHttp(t, {
@@ -49,6 +55,26 @@ t.test('beyond the limit of unread answers the oldest is cut off; the others arr
     const [received, ...others] = await Promise.all([oldest, second, third].map(taken));
     t.ok((received ?? '').length < LARGE_BYTES);
     for (const whole of others) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
+  }
+});
+
+t.test('the oldest of the key that holds the most is cut off, and strangers count as one', async (t) => {
+  const { port, store } = await startHttp(t, {
+    resources: () => [large],
+    sendBufferMaxBytes: 3 * LARGE_BYTES,
+  });
+  const { secret: greedy } = await store.key();
+  const { secret: modest } = await store.key();
+  for (const [few, many] of [
+    [modest, greedy],
+    [modest, undefined],
+    [undefined, greedy],
+  ]) {
+    const first = await asked(port, few);
+    const oldestOfMany = await asked(port, many);
+    const others = [first, await asked(port, many), await asked(port, many)];
+    t.ok((await taken(oldestOfMany)).length < LARGE_BYTES);
+    for (const whole of await Promise.all(others.map(taken))) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
   }
 });
 
@@ -79,7 +105,7 @@ t.test('answers that were read are freed by minor garbage collections', async (t
     const answers = Array.from({ length: 8 }, () =>
       Object.assign(new ServerResponse(new IncomingMessage(new Socket())), { ballast: Array(2_000).fill(0) }),
     );
-    for (const answer of answers) hold({ raw: { res: answer }, response: { source } } as never);
+    for (const answer of answers) hold({ raw: { res: answer }, auth: {}, response: { source } } as never);
     for (const answer of answers) answer.emit('close');
   };
   roundOfAnswers();
@@ -94,9 +120,9 @@ t.test('answers that were read are freed by minor garbage collections', async (t
 });
 
 /** A client that has read the beginning of its answer, and paused. */
-async function asked(port: number): Promise<RawConnection> {
+async function asked(port: number, key?: string): Promise<RawConnection> {
   const connection = await connectRaw(port);
-  connection.send(GET_LARGE);
+  connection.send(getLarge(key));
   await once(connection.socket, 'data');
   connection.socket.pause();
   return connection;
