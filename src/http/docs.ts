@@ -26,13 +26,13 @@ export function docs(version: string): Plugin<void> {
     name: 'docs',
     register(server) {
       const options = { auth: false, plugins: { input: { query: anyQuery } } } as const;
-      let page: string | undefined;
+      let page: Buffer | undefined; // not a string: those who do not take it share its bytes, see send-buffers.ts
       server.route({
         method: 'GET',
         path: '/docs',
         options,
         handler(_request, h) {
-          page ??= renderDocs(describeApi(server, version));
+          page ??= Buffer.from(renderDocs(describeApi(server, version)));
           return protectedPage(h, page).type('text/html');
         },
       });
@@ -46,7 +46,7 @@ export function docs(version: string): Plugin<void> {
   };
 }
 
-function protectedPage(h: ResponseToolkit, text: string): ResponseObject {
+function protectedPage(h: ResponseToolkit, text: string | Buffer): ResponseObject {
   const response = h.response(text);
   for (const [name, value] of Object.entries(PAGE_HEADERS)) response.header(name, value);
   return response;

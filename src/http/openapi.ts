@@ -32,7 +32,7 @@ export function openapi(version: string): Plugin<void> {
   return {
     name: 'description',
     register(server) {
-      let text: string | undefined;
+      let text: Buffer | undefined; // not a string: those who do not take it share its bytes, see send-buffers.ts
       server.route({
         method: 'GET',
         path: '/v2/openapi.json',
@@ -49,7 +49,7 @@ export function openapi(version: string): Plugin<void> {
           },
         }),
         handler(_request, h) {
-          text ??= JSON.stringify(describeApi(server, version));
+          text ??= Buffer.from(JSON.stringify(describeApi(server, version)));
           return h.response(text).type('application/json');
         },
       });

@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http';
+import { TLSSocket } from 'node:tls';
 import { getHeapStatistics } from 'node:v8';
 import type { Request } from '@hapi/hapi';
 import type { KeyId } from '../domain.ts';
@@ -89,7 +90,13 @@ export function createSendBufferLimit(
   }
 }
 
-function lengthOf({ response }: Request): number {
-  if ('isBoom' in response || typeof response.source !== 'string') return 0;
-  return response.source.length;
+/**
+ * Of the text that is copied for this client. A Buffer is sent from where it lies, but over TLS all of it is encrypted at
+ * once: ten clients that did not read one of 20 MB took 2 MB, and 223 MB over TLS.
+ */
+function lengthOf({ response, raw }: Request): number {
+  if ('isBoom' in response) return 0;
+  const source: unknown = response.source;
+  if (typeof source === 'string') return source.length;
+  return Buffer.isBuffer(source) && raw.req.socket instanceof TLSSocket ? source.length : 0;
 }

@@ -1,15 +1,19 @@
 import { once } from 'node:events';
+import { readFileSync } from 'node:fs';
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { Socket } from 'node:net';
+import { connect as connectTls } from 'node:tls';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import type { Plugin } from '@hapi/hapi';
 import { pino } from 'pino';
 import t from 'tap';
+import { docs } from '../../src/http/docs.ts';
+import { openapi } from '../../src/http/openapi.ts';
 import { createSendBufferLimit } from '../../src/http/send-buffers.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
-import { connectRaw, type RawConnection, startHttp } from '../helpers/http.ts';
+import { connectRaw, parseResponses, type RawConnection, rawRequest, startHttp } from '../helpers/http.ts';
 
 /** More than the kernel buffers for a client that reads nothing. */
 const LARGE_BYTES = 32 * 1024 * 1024;
@@ -94,6 +98,33 @@ t.test('an answer that was read no longer counts, and a single one is never cut 
   }
   t.notMatch(JSON.stringify(log), /cut off/);
 });
+
+t.test('unread descriptions of the API take no memory of their own, but over TLS', async (t) => {
+  const options = { resources: () => [openapi('1'), docs('1')], sendBufferMaxBytes: 1 };
+  const { port } = await startHttp(t, options);
+  for (const path of ['/docs', '/v2/openapi.json']) {
+    const answers = parseResponses(await rawRequest(port, threeTimes(path)));
+    t.strictSame(
+      answers.map(({ status, body }) => [status, body.length > 16 * 1024]),
+      Array(3).fill([200, true]),
+    );
+  }
+  const { port: tlsPort, log } = await startHttp(t, { ...options, tls: LOCALHOST });
+  const client = connectTls({ port: tlsPort, host: '127.0.0.1', rejectUnauthorized: false });
+  client.on('error', () => undefined).end(threeTimes('/docs'));
+  await once(client.resume(), 'close');
+  t.match(JSON.stringify(log), /cut off/);
+});
+
+function threeTimes(path: string): string {
+  const request = `GET ${path} HTTP/1.1\r\nHost: d\r\n`;
+  return `${request}\r\n${request}\r\n${request}Connection: close\r\n\r\n`;
+}
+
+const LOCALHOST = {
+  chain: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.pem`, 'utf8'),
+  key: readFileSync(`${import.meta.dirname}/../fixtures/tls/localhost.key`, 'utf8'),
+};
 
 setFlagsFromString('--expose-gc');
 const collect: NodeJS.GCFunction = runInNewContext('gc');
