@@ -197,7 +197,7 @@ function validated(input: unknown, schema: Joi.Schema, place: 'query' | 'body'):
   throw new AppError('invalid_request', message, { details });
 }
 
-/** One request can have thousands of errors; nobody reads more than a few. */
+/** One request can have more than a hundred errors; nobody reads more than a few. */
 const MAX_DETAILS = 10;
 
 function toDetail(item: Joi.ValidationErrorItem, place: ErrorDetail['in'], input: unknown): ErrorDetail {

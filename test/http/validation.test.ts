@@ -254,7 +254,7 @@ t.test(
     t.equal(fitting.error.details[0].field, '🚀'.repeat(64));
     const long = JSON.parse(await refusal({ ref: 'main', ['🚀'.repeat(10_000)]: 1 }));
     t.equal(long.error.details[0].field, `${'🚀'.repeat(64)}…`);
-    const many = Object.fromEntries(Array.from({ length: 1_000 }, (_, index) => [`field${index}`, 1]));
+    const many = Object.fromEntries(Array.from({ length: 100 }, (_, index) => [`field${index}`, 1]));
     t.equal(JSON.parse(await refusal(many)).error.details.length, 10);
   },
 );
