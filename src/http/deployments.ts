@@ -368,6 +368,9 @@ const MESSAGE_MAX_LENGTH = 4096;
 
 const OUTPUT_NAME = new RegExp(`^[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
 
+/** The pattern in words. */
+const OUTPUT_NAME_RULE = `a name is 1 to ${OUTPUT_NAME_MAX_LENGTH} letters, digits and underscores, no digit first`;
+
 const outputValue = Joi.string()
   .allow('')
   .custom((value: string, helpers) =>
@@ -375,6 +378,10 @@ const outputValue = Joi.string()
       ? value
       : helpers.error('any.invalid', { reason: `must be at most ${OUTPUT_VALUE_MAX_BYTES} bytes` }),
   );
+
+const refusedOutput = Joi.any().custom((_value, helpers) =>
+  helpers.error('any.invalid', { reason: `is not allowed: ${OUTPUT_NAME_RULE}` }),
+);
 
 const reportBody = bodySchema({
   status: Joi.string()
@@ -386,6 +393,7 @@ const reportBody = bodySchema({
     .description('If it is left out, null or empty, the message of an earlier report stays.'),
   outputs: Joi.object()
     .pattern(OUTPUT_NAME, outputValue)
+    .pattern(Joi.any(), refusedOutput)
     .max(OUTPUTS_MAX)
     // joi would generate patternProperties, of which client generators make objects without any properties.
     .meta({
@@ -398,6 +406,6 @@ const reportBody = bodySchema({
       },
     })
     .description(
-      `They replace all outputs of an earlier report; if they are left out, those stay. At most ${OUTPUTS_MAX}, each value with at most ${OUTPUT_VALUE_MAX_BYTES} bytes (not characters) in UTF-8.`,
+      `They replace all outputs of an earlier report; if they are left out, those stay. At most ${OUTPUTS_MAX}, each value with at most ${OUTPUT_VALUE_MAX_BYTES} bytes (not characters) in UTF-8; ${OUTPUT_NAME_RULE}.`,
     ),
 }).example({ status: 'succeeded', outputs: { url: 'https://example.org' } });
