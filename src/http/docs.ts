@@ -223,7 +223,7 @@ function limits({
 }: JsonSchema): string {
   if (values !== undefined) return '';
   return [
-    range(minimum, maximum === Number.MAX_SAFE_INTEGER ? undefined : maximum, ''),
+    range(minimum, maximum, ''),
     range(minLength, maxLength, ' characters'),
     minItems === 1 && maxItems === undefined ? 'not empty' : range(minItems, maxItems, ' items'),
   ]

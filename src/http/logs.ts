@@ -28,7 +28,8 @@ const READ_AHEAD_BYTES = 16 * 1024;
 /** The id of an event: an offset. No log has 10^15 bytes. */
 const EVENT_ID = /^(0|[1-9]\d{0,14})$/;
 
-const byteCount = wholeNumber({ min: 0, max: Number.MAX_SAFE_INTEGER });
+/** Has as many digits at most, as the stream of an `offset` begins with that as its id. */
+const byteCount = wholeNumber({ min: 0, max: 10 ** 15 - 1 });
 
 const LOGS_DESCRIPTION = `
 As text: what the command has printed so far. The middle of a long log is left out, and a line says so.
