@@ -142,8 +142,9 @@ async function replay(
   context: CommandContext,
 ): Promise<void> {
   const nowMs = context.effects.now();
-  const sinceMs = momentOf(command, '--since', options.since, nowMs);
-  const untilMs = options.until === undefined ? nowMs : momentOf(command, '--until', options.until, nowMs);
+  const sinceMs = momentOf(command, '--since', options.since, nowMs, Math.ceil);
+  const untilMs =
+    options.until === undefined ? nowMs : momentOf(command, '--until', options.until, nowMs, Math.floor);
   if (sinceMs > nowMs) misused(command, '--since is in the future');
   if (untilMs < sinceMs) misused(command, '--until must not be before --since');
   const [status = null] =
@@ -165,12 +166,18 @@ async function replay(
   });
 }
 
-/** A moment, or a duration before `nowMs`, in milliseconds since 1970. */
-function momentOf(command: Command, name: string, text: string, nowMs: number): number {
+/** A moment, or a duration before `nowMs`, in milliseconds since 1970. `round` rounds the fraction of one. */
+function momentOf(
+  command: Command,
+  name: string,
+  text: string,
+  nowMs: number,
+  round: (partMs: number) => number,
+): number {
   const agoMs = parseDuration(text);
   if (agoMs !== undefined) return nowMs - agoMs;
   return (
-    parseTimestamp(text, Math.floor) ??
+    parseTimestamp(text, round) ??
     misused(
       command,
       `${name} must be a moment such as 2026-01-31T12:00:00Z, or a duration such as 24h, at most ${LONGEST_DURATION}`,

@@ -26,7 +26,8 @@ import {
   pageParameters,
   pathId,
   querySchema,
-  timestampSchema,
+  timestampRoundedDown,
+  timestampRoundedUp,
 } from './validation.ts';
 import { findVisibleWebhook, visibleWebhook } from './webhooks.ts';
 
@@ -151,8 +152,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
           scope: 'webhooks:write',
           input: {
             payload: bodySchema({
-              since: timestampSchema.required().description('Not in the future.'),
-              until: timestampSchema.description('Taken as now if it is left out or in the future.'),
+              since: timestampRoundedUp.required().description('Not in the future.'),
+              until: timestampRoundedDown.description('Taken as now if it is left out or in the future.'),
               status: Joi.string()
                 .valid(...DELIVERY_STATUSES)
                 .description('Only deliveries that have this status now.'),

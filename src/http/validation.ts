@@ -128,14 +128,21 @@ export function wholeNumber({
     .meta({ jsonSchema: { type: 'integer', minimum: min, ...(clamp ? {} : { maximum: max }) } });
 }
 
-/** A time in RFC 3339, with seconds and an offset; becomes milliseconds since 1970, rounded down. */
-export const timestampSchema = momentSchema(Math.floor);
+/*
+ * A time in RFC 3339, with seconds and an offset; becomes milliseconds since 1970. What was created at .939 is earlier
+ * than .9395, so the bounds of a selection are rounded each in its own way.
+ */
+
+/** For the last moment that is selected, and for one after which the selection begins. */
+export const timestampRoundedDown = momentSchema(Math.floor);
+
+/** For the first moment that is selected, and for one before which the selection ends. */
+export const timestampRoundedUp = momentSchema(Math.ceil);
 
 /** `?created_after=` and `?created_before=`, both exclusive. */
 export const creationParameters = {
-  created_after: timestampSchema.description('Only those created later than this.'),
-  // Rounded up: what was created at .939 is earlier than .9395.
-  created_before: momentSchema(Math.ceil).description('Only those created earlier than this.'),
+  created_after: timestampRoundedDown.description('Only those created later than this.'),
+  created_before: timestampRoundedUp.description('Only those created earlier than this.'),
 };
 
 /** `round`: how to round to a whole millisecond. */

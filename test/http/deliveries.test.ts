@@ -469,13 +469,13 @@ t.test('a replay answers how many deliveries match, and sends each of them once 
   endDeliveries(store, recent.slice(0, 1), 'delivered');
 
   const asked = await call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, {
-    since: '2026-11-21T08:01:00Z',
+    since: '2026-11-21T08:00:00.0005Z',
     status: 'exhausted',
   });
   t.match(asked, { status: 202 });
   t.strictSame(asked.body, {
     webhook_id: id,
-    since: '2026-11-21T08:01:00.000Z',
+    since: '2026-11-21T08:00:00.001Z',
     until: '2026-11-21T08:01:00.000Z',
     status: 'exhausted',
     count: 2,

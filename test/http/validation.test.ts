@@ -16,7 +16,7 @@ import {
   querySchema,
   refSchema,
   textSchema,
-  timestampSchema,
+  timestampRoundedUp,
   wholeNumber,
 } from '../../src/http/validation.ts';
 import { newKeySecret, newSigningSecret } from '../../src/secrets.ts';
@@ -56,7 +56,7 @@ function routes(): { taken: Taken[]; plugin: Plugin<void> } {
                 events: Joi.array().items(Joi.string().valid('a', 'b')).min(1).unique(),
                 project_id: idSchema('prj'),
                 note: Joi.string().max(5),
-                since: timestampSchema,
+                since: timestampRoundedUp,
                 outputs: Joi.object().pattern(Joi.string().max(3), Joi.string()).max(2),
               }),
             },
