@@ -155,8 +155,8 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
     headers: ['Retry-After', ...LIMITED],
   },
   headers_too_large: {
-    when: 'The headers and the path are larger than 16 KiB together.',
-    message: 'the headers and the path are too large: at most 16 KiB together',
+    when: 'The headers and the path are larger than 16 KiB together, or there are more than 1,000 headers.',
+    message: 'the headers and the path are too large: at most 16 KiB together, and at most 1,000 headers',
   },
   internal_error: {
     when: 'A bug in the service.',

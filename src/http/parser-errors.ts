@@ -97,10 +97,11 @@ function parserProblem(error: Error): AppError | undefined {
   switch (code) {
     case 'ERR_HTTP_REQUEST_TIMEOUT':
       return new AppError('request_timeout', 'the request did not arrive in time: send it again');
+    // Also for more than 1,000 headers, a bound of Node's own.
     case 'HPE_HEADER_OVERFLOW':
       return new AppError(
         'headers_too_large',
-        'the headers and the path are too large: at most 16 KiB together',
+        'the headers and the path are too large: at most 16 KiB together, and at most 1,000 headers',
       );
     case 'HPE_CHUNK_EXTENSIONS_OVERFLOW':
       return new AppError('payload_too_large', 'the chunk extensions are too large');

@@ -127,6 +127,17 @@ t.test('bytes that are not an HTTP request are answered in the same shape, and l
   }
 });
 
+t.test('a request may have 1,000 headers, and the refusal of more says so', async (t) => {
+  const { port } = await startHttp(t);
+  const statusAndBody = async (count: number) => {
+    const others = 'a:\r\n'.repeat(count - 2);
+    const request = `GET / HTTP/1.1\r\nHost: d\r\nConnection: close\r\n${others}\r\n`;
+    return parseResponses(await rawRequest(port, request)).map(({ status, body }) => `${status} ${body}`);
+  };
+  t.match(await statusAndBody(1_000), [/^404/]);
+  t.match(await statusAndBody(1_001), [/^431 .*at most 16 KiB together, and at most 1,000 headers/]);
+});
+
 t.test('a connection that the client resets is not logged', async (t) => {
   const { port, log, server } = await startHttp(t);
   for (const bytes of ['', 'GET / HT', 'CONNECT d:1 HTTP/1.1\r\nHost: d\r\n\r\n']) {
