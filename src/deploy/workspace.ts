@@ -125,6 +125,9 @@ export function createWorkspaces({
 }): Workspaces {
   const spares = new Map<ProjectId, { files: Files; cancelRemoval: () => void }>();
   const removals = new Set<Promise<void>>();
+  // Asked once: whoever removes the lock file, which is all that lies there after a stop, must not end all deployments.
+  const { dev, ino } = statSync(lockPath);
+  const namePrefix = `davit-runs-${dev.toString(36)}-${ino.toString(36)}-`;
   let root: string | undefined;
   let count = 0;
 
@@ -188,7 +191,7 @@ export function createWorkspaces({
         // What cleans /tmp by age removes `root` when nothing has run for days, and a command may do so too.
       }
     }
-    const fresh = mkdtempSync(join(parent, namePrefix()));
+    const fresh = mkdtempSync(join(parent, namePrefix));
     try {
       const made = makeFilesIn(fresh, directory);
       root = fresh;
@@ -217,7 +220,7 @@ export function createWorkspaces({
 
   async function removeLeft(): Promise<void> {
     if (!existsSync(parent)) return;
-    const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix()));
+    const left = readdirSync(parent).filter((name) => name.startsWith(namePrefix));
     const places = left.map((name) => join(parent, name)).filter(isPrivate);
     for (const place of places) chmodSync(place, 0o700); // a command may have changed its mode
     const entries = places.flatMap((place) => readdirSync(place).map((name) => join(place, name)));
@@ -236,11 +239,6 @@ export function createWorkspaces({
     spares.clear();
     const all = Promise.all(removals).then(() => root !== undefined && removeEmpty(root));
     await Promise.race([all, delay(waitMs, effects)]);
-  }
-
-  function namePrefix(): string {
-    const { dev, ino } = statSync(lockPath);
-    return `davit-runs-${dev.toString(36)}-${ino.toString(36)}-`;
   }
 }
 

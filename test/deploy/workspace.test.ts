@@ -329,6 +329,14 @@ t.test(
   },
 );
 
+t.test('the files of runs are made also when somebody has removed the lock file', async (t) => {
+  const parent = temporaryDirectory(t);
+  const lock = lockFile(parent);
+  const workspaces = workspacesIn(parent, lock);
+  rmSync(lock);
+  t.ok(existsSync(workspaces.make(PROJECT, null).directory));
+});
+
 t.test('a slow removal does not delay a shutdown, and the next start resumes it', async (t) => {
   const parent = temporaryDirectory(t);
   const lock = lockFile(parent);
