@@ -51,15 +51,17 @@ export function stopReading(socket: Socket): void {
 function silence(socket: Socket, callbacks: readonly Callback[]): () => void {
   const parser = parserOf(socket);
   if (parser === null) return () => undefined;
-  const called = callbacks.map((name) => {
-    const key = parser.constructor[name] ?? -1;
-    return { key, call: parser[key] };
-  });
+  const silenced = new Map<number, unknown>();
+  for (const name of callbacks) {
+    const key = parser.constructor[name];
+    if (key === undefined || parser[key] === undefined) continue;
+    silenced.set(key, parser[key]);
+    parser[key] = undefined;
+  }
   const restore = () => {
     socket.off('close', restore);
-    for (const { key, call } of called) if (call !== undefined) parser[key] = call;
+    for (const [key, callback] of silenced) parser[key] = callback;
   };
-  for (const { key, call } of called) if (call !== undefined) parser[key] = undefined;
   // Another connection gets the parser.
   socket.once('close', restore);
   return restore;
