@@ -41,10 +41,18 @@ export function dropRequests(socket: Socket): void {
   silence(socket, ['kOnHeaders', 'kOnHeadersComplete', 'kOnMessageComplete']);
 }
 
-/** Node resumes reading after each response, and would buffer whatever the client sends until the refusal is sent. */
-export function stopReading(socket: Socket): void {
-  socket.on('resume', () => socket.pause());
+/**
+ * Reads no more from a connection until the returned function is called. Node resumes reading after each response, and
+ * would buffer whatever the client sends until a refusal is sent.
+ */
+export function stopReading(socket: Socket): () => void {
+  const pause = () => socket.pause();
+  socket.on('resume', pause);
   socket.pause();
+  return () => {
+    socket.off('resume', pause);
+    socket.resume();
+  };
 }
 
 /** Has the parser of a connection not call these, until the returned function is called or the connection is closed. */

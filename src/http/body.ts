@@ -52,6 +52,29 @@ export function refuseTinyPieces(req: IncomingMessage): void {
   };
 }
 
+/** Keeps the pieces of a body merged, until the returned function is called: without a reader, they would pile up. */
+export function holdBody(req: IncomingMessage): () => void {
+  const push = req.push.bind(req);
+  let pieces: Buffer[] = [];
+  let size = 0;
+  let isHeld = true;
+  let isComplete = false;
+  req.push = (piece: Buffer | null) => {
+    if (!isHeld) return push(piece);
+    if (piece === null) isComplete = true;
+    else {
+      size += piece.length;
+      if (pieces.push(piece) === PIECES_MAX) pieces = [merge(pieces, size)];
+    }
+    return true;
+  };
+  return () => {
+    isHeld = false;
+    if (size > 0) push(merge(pieces, size));
+    if (isComplete) push(null);
+  };
+}
+
 /** A report of the most outputs that is streamed token by token, as some libraries write JSON, has 409. */
 const TINY_PIECES_MAX = 512;
 

@@ -15,7 +15,7 @@ import { acceptors } from './acceptors.ts';
 import { type Admission, type AdmissionOptions, createAdmission } from './admission.ts';
 import { callerOf } from './auth.ts';
 import { createBatching } from './batching.ts';
-import { parseBody, refuseTinyPieces } from './body.ts';
+import { parseBody } from './body.ts';
 import { commonHeaders, finishResponse } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
 import { answerParserErrors } from './parser-errors.ts';
@@ -142,7 +142,6 @@ function addSteps(
 
   server.ext('onRequest', async (request, h) => {
     beginRequest(request, effects); // request id and common response headers
-    refuseTinyPieces(request.raw.req); // 400 instead of reading it
     // Node discards what arrived in one read behind a request with Upgrade: no client may wait for its response.
     if (request.headers['upgrade'] !== undefined) request.raw.res.setHeader('Connection', 'close');
     if (joinBatch !== undefined) await joinBatch();

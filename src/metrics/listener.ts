@@ -2,7 +2,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo } from 'node:net';
 import { cannotListen, type ListenAddress } from '../config.ts';
 import type { Logger } from '../logger.ts';
-import { dropBody } from '../unread.ts';
+import { dropBody, dropRequests, stopReading } from '../unread.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
 interface MetricsListener {
@@ -50,7 +50,12 @@ export async function startMetricsListener(
   server.timeout = IDLE_TIMEOUT_MS;
   server.maxConnections = MAX_CONNECTIONS;
   server.maxRequestsPerSocket = MAX_REQUESTS;
-  server.on('dropRequest', (request: IncomingMessage) => dropBody(request)); // one beyond these
+  // One beyond these: until it is closed for being idle, nothing is made of what still comes.
+  server.on('dropRequest', (request: IncomingMessage) => {
+    dropBody(request);
+    dropRequests(request.socket);
+    stopReading(request.socket);
+  });
   await new Promise<void>((resolve, reject) => {
     server.once('error', (error) => reject(cannotListen(listen, '--metrics-listen', error)));
     server.listen(listen.port, listen.host, resolve);

@@ -3,6 +3,7 @@ import type { IncomingMessage } from 'node:http';
 import type { Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import type { Plugin } from '@hapi/hapi';
+import Joi from 'joi';
 import t from 'tap';
 import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
@@ -140,6 +141,86 @@ t.test('the number of requests behind an unanswered one is limited over all conn
     'the request behind the rejected one is not carried out',
   );
 });
+
+t.test('pipelined requests take turns with what else there is to do', async (t) => {
+  const { promise: done, resolve } = Promise.withResolvers<void>();
+  const turns: number[] = [];
+  let turn = 0;
+  const counting: Plugin<void> = {
+    name: 'counting',
+    register(server) {
+      server.route({
+        method: 'GET',
+        path: '/counted',
+        options: { auth: false },
+        handler() {
+          if (turns.push(turn) === 200) resolve();
+          return { counted: true };
+        },
+      });
+    },
+  };
+  const { port, log } = await startHttp(t, { resources: () => [counting] });
+  const clients = [await connectRaw(port), await connectRaw(port)];
+  const get = `GET /counted HTTP/1.1\r\nHost: d\r\nX-Long: ${'x'.repeat(200)}\r\n\r\n`;
+  for (const { send } of clients) send(get.repeat(100));
+  let ended = false;
+  void done.then(() => (ended = true));
+  for (; !ended; turn++) await nextTurn();
+  const most = Math.max(...turns.map((one) => turns.filter((other) => other === one).length));
+  t.ok(most <= 2 * 16 + clients.length, `${most} of 200 in one turn`);
+  for (const { received, socket } of clients) {
+    t.equal(parseResponses(await received('d')).at(0)?.status, 200);
+    socket.destroy();
+  }
+  t.strictSame(
+    log.filter(({ status }) => status !== 200 && status !== undefined),
+    [],
+  );
+});
+
+t.test(
+  'the body of a pipelined request that waits for its turn is kept, unless it is in tiny pieces',
+  async (t) => {
+    const bodies: unknown[] = [];
+    const reading: Plugin<void> = {
+      name: 'reading',
+      register(server) {
+        server.route({
+          method: 'POST',
+          path: '/read',
+          options: { auth: false, plugins: { input: { payload: Joi.any() } } },
+          handler({ payload }) {
+            bodies.push(payload);
+            return { read: true };
+          },
+        });
+      },
+    };
+    const { port } = await startHttp(t, { resources: () => [open, reading] });
+    const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+    const post = (pieces: string[]) =>
+      `POST /read HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n${pieces
+        .map((piece) => `${piece.length.toString(16)}\r\n${piece}\r\n`)
+        .join('')}0\r\n\r\n`;
+    const long = 'b'.repeat(40);
+    const inPieces = ['["', ...Array<string>(100).fill(long), '"]'];
+    const tiny = Array<string>(600).fill(' ');
+    const client = await connectRaw(port);
+    client.send(get.repeat(40) + post(['1']) + post(inPieces) + get + post(tiny));
+    const statuses = parseResponses(await client.closed).map(({ status }) => status);
+    t.strictSame(statuses, [...Array<number>(43).fill(200), 400]);
+    t.strictSame(bodies, [1, [long.repeat(100)]]);
+
+    const slow = await connectRaw(port);
+    slow.send(get.repeat(40) + post(inPieces).slice(0, 900));
+    await slow.received('open');
+    slow.send(post(inPieces).slice(900));
+    await slow.received('read');
+    t.strictSame(bodies.at(-1), [long.repeat(100)], 'also one that is not complete at its turn');
+    slow.socket.destroy();
+  },
+);
 
 t.test('after a 503 for too many requests, no more is read from the connection', async (t) => {
   const { plugin, release } = heldResource();

@@ -60,9 +60,9 @@ t.test('the body of a request that waits for its answer is not kept', async (t) 
   t.teardown(() => unsubscribe('http.server.request.start', note));
   const connection = await connectRaw(port);
   const rest = ` /metrics HTTP/1.1\r\nHost: d\r\nTransfer-Encoding: chunked\r\n\r\n${'1\r\n \r\n'.repeat(100)}0\r\n\r\n`;
-  // The last is answered by Node itself.
+  // Node itself answers the last, and its body is not read.
   for (const method of ['GET', ...Array<string>(100).fill('PUT')]) connection.send(`${method}${rest}`);
-  await until(() => requests.length === 101 && requests.every(({ complete }) => complete));
+  await until(() => requests.length === 101 && requests.slice(0, 100).every(({ complete }) => complete));
   t.equal(requests.filter(({ readableLength }) => readableLength > 0).length, 0);
   resolve('davit_x 1\n');
   t.match(await connection.received('HTTP/1.1 405 '), /^HTTP\/1\.1 200 .*davit_x 1\nHTTP\/1\.1 405 /s);
