@@ -20,14 +20,20 @@ type Callback = 'kOnHeaders' | 'kOnHeadersComplete' | 'kOnBody' | 'kOnMessageCom
 const DROPPED_MAX_BYTES = 512 * 1024;
 
 /**
- * Drops what still comes of a body, without a Buffer for each piece: 10,000 take 0.3 ms instead of 14. Of a body without
- * end no more is read after 512 KiB.
+ * Drops what still comes of a body, without a Buffer for each piece: 10,000 take 0.3 ms instead of 14. Calls `endless`
+ * once `maxBytes` have come; the default is to read no more.
  */
-export function dropBody(req: IncomingMessage): void {
+export function dropBody(
+  req: IncomingMessage,
+  maxBytes: number = DROPPED_MAX_BYTES,
+  endless: () => void = () => stopReading(req.socket),
+): void {
+  // The parser is at the body of another request.
+  if (req.complete) return;
   const { socket } = req;
   const push = req.push.bind(req);
   const resumePieces = silence(socket, ['kOnBody']);
-  const endLimit = limitReading(socket, DROPPED_MAX_BYTES);
+  const endLimit = limitReading(socket, maxBytes, endless);
   req.push = (piece: Buffer | null) => {
     if (piece !== null) return true;
     resumePieces();
@@ -75,8 +81,11 @@ function silence(socket: Socket, callbacks: readonly Callback[]): () => void {
   return restore;
 }
 
-/** Stops reading after so many bytes, give or take one read, unless the returned function is called before. */
-function limitReading(socket: Socket, bytes: number): () => void {
+/**
+ * Reads a connection once in a turn of the event loop, not 32 times, and calls `reached` after so many bytes, give or
+ * take one read, unless the returned function is called before.
+ */
+function limitReading(socket: Socket, bytes: number, reached: () => void): () => void {
   const parser = parserOf(socket);
   const key = parser?.constructor.kOnExecute ?? -1;
   const onRead = parser?.[key];
@@ -85,7 +94,10 @@ function limitReading(socket: Socket, bytes: number): () => void {
   parser[key] = (...results: unknown[]) => {
     if (socket.bytesRead > untilBytes) {
       endLimit();
-      stopReading(socket);
+      reached();
+    } else {
+      socket.pause();
+      setImmediate(() => socket.resume());
     }
     return onRead(...results);
   };

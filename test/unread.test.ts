@@ -18,6 +18,17 @@ t.test('Node makes no Buffers of a body that is dropped, and those of the next o
   client.socket.destroy();
 });
 
+t.test('dropping a body that is complete takes nothing from the next one', async (t) => {
+  const { port, pieces } = await dropper(t);
+  const client = await connectRaw(port);
+  client.send(post('/late', 'ab'));
+  await client.received('dropped to its end');
+  t.equal(pieces.length, 0);
+  client.send(post('/late', 'ab') + post('/read', 'cd'));
+  await client.received('read cd');
+  client.socket.destroy();
+});
+
 t.test('a connection that closes within a dropped body leaves nothing to the next one', async (t) => {
   const { port, dropped } = await dropper(t);
   for (let times = 1; times <= 3; times++) {
@@ -42,6 +53,7 @@ async function dropper(t: Test) {
       res.end(`read ${await text(req)}`);
       return;
     }
+    if (req.url === '/late') await until(() => req.complete);
     dropBody(req);
     const { push } = req;
     req.push = (piece) => {

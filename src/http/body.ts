@@ -259,16 +259,13 @@ function drain(req: IncomingMessage, effects: Effects, ended: () => void): void 
   let passedAtLastCheck = -1;
   let checks = 0;
   let cancelCheck = (): void => {};
-  req.on('data', onData).on('end', stop).on('close', stop).on(INTERRUPTED, stop);
+  req.on('end', stop).on('close', stop).on(INTERRUPTED, stop);
+  dropBody(req, DRAIN_MAX_BYTES, stop);
   req.resume();
   checkProgress();
 
-  function onData(): void {
-    if (passedBytes() > DRAIN_MAX_BYTES) stop();
-  }
   function checkProgress(): void {
     const passed = passedBytes();
-    // The second: there is no data of a body that is dropped.
     if (passed === passedAtLastCheck || passed > DRAIN_MAX_BYTES || checks === DRAIN_MAX_CHECKS) {
       stop();
       return;
@@ -282,7 +279,7 @@ function drain(req: IncomingMessage, effects: Effects, ended: () => void): void 
   }
   function stop(): void {
     cancelCheck();
-    req.off('data', onData).off('end', stop).off('close', stop).off(INTERRUPTED, stop);
+    req.off('end', stop).off('close', stop).off(INTERRUPTED, stop);
     ended();
   }
 }

@@ -492,6 +492,26 @@ t.test(
   },
 );
 
+t.test('no Buffers are made of the rest of a refused body, whatever the length of its chunks', async (t) => {
+  const { port, server } = await startHttp(t, { timeouts: PATIENT });
+  const lengths: number[] = [];
+  let isRefused = false;
+  server.listener.on('request', (request: IncomingMessage) => {
+    const push = request.push.bind(request);
+    request.push = (piece) => {
+      if (piece !== null && isRefused) lengths.push(piece.length);
+      return push(piece);
+    };
+  });
+  const connection = await connectRaw(port);
+  connection.send(post(`${JSON_TYPE}Transfer-Encoding: chunked\r\n`));
+  await connection.received('HTTP/1.1 404');
+  isRefused = true;
+  connection.send(`${`64\r\n${'a'.repeat(100)}\r\n`.repeat(20_000)}0\r\n\r\n`);
+  t.equal(parseResponses(await connection.closed).length, 1);
+  t.strictSame(lengths, []);
+});
+
 t.test('a body in very many tiny records of TLS is refused, and not read without end', async (t) => {
   const effects = fakeEffects();
   const { plugin, taken } = taker();
