@@ -11,7 +11,7 @@
 -- says how.
 
 PRAGMA application_id = 1684108916; -- 'davt'
-PRAGMA user_version = 2;
+PRAGMA user_version = 3;
 
 -- One row: values of the file as a whole.
 CREATE TABLE instance (
@@ -270,7 +270,7 @@ CREATE INDEX deliveries_pending ON deliveries (webhook_id, next_attempt_at, seq)
 CREATE INDEX deliveries_of_webhook ON deliveries (webhook_id, seq);
 CREATE INDEX deliveries_of_event ON deliveries (event_id);
 
--- Every attempt to deliver, successful or not.
+-- Every attempt to deliver, successful or not. The rowids are in the order in which they were recorded.
 CREATE TABLE attempts (
   delivery_id    TEXT    NOT NULL REFERENCES deliveries (id),
   number         INTEGER NOT NULL CHECK (number >= 1),
@@ -295,7 +295,8 @@ CREATE TABLE replays (
   last_seq        INTEGER NOT NULL, -- the webhook's last delivery when the replay was requested
   done_seq        INTEGER NOT NULL DEFAULT 0, -- deliveries up to this one have begun their new ladder
   created_at      INTEGER NOT NULL,
-  finished_at     INTEGER
+  finished_at     INTEGER,
+  last_attempt    INTEGER NOT NULL DEFAULT 0 -- rowid of the last of all attempts at its request; 0: there was none
 ) STRICT;
 CREATE INDEX replays_open ON replays (webhook_id) WHERE finished_at IS NULL;
 

@@ -24,7 +24,7 @@ export type Statement<Parameters extends unknown[] | object, Row = unknown> = Sq
 
 /** Both are in schema.sql too; a test checks that they agree. */
 export const APPLICATION_ID = 1684108916;
-export const SCHEMA_VERSION = 2;
+export const SCHEMA_VERSION = 3;
 
 /** The page cache of a read connection: a quarter of the default, as the kernel's page cache holds the same pages. */
 const READER_CACHE_KIB = 4_000;

@@ -37,6 +37,14 @@ export const MIGRATIONS: readonly Migration[] = [
           by_ms INTEGER NOT NULL
         ) STRICT`),
   },
+  {
+    version: 3,
+    // When open replays were requested is known by the clock only. As if requested now, they leave nothing out.
+    migrate: (database) =>
+      database.exec(`
+        ALTER TABLE replays ADD COLUMN last_attempt INTEGER NOT NULL DEFAULT 0;
+        UPDATE replays SET last_attempt = coalesce((SELECT max(rowid) FROM attempts), 0)`),
+  },
 ];
 
 interface MigrationOptions {

@@ -21,15 +21,23 @@ export interface ReplaySelection {
   untilMs: number;
   /** Null: any status. */
   storedStatus: StoredStatus | null;
-  /** The webhook's last delivery when the replay was requested: see `lastSeq`. */
+  /** When the replay was requested: see `Latest`. */
   lastSeq: number;
 }
 
-export interface NewReplay extends ReplaySelection {
+export interface NewReplay extends ReplaySelection, Latest {
   /** The requested status, only for the response. */
   status: DeliveryStatus | null;
   /** How many deliveries are selected; or of what there are too many replays, so that they were not counted. */
   count: number | TooMany;
+}
+
+/** What there is when a replay is requested: clocks, which can be set, do not tell what came later. */
+interface Latest {
+  /** The seq of the webhook's last delivery; 0: it has none. */
+  lastSeq: number;
+  /** The rowid of the last attempt of all; 0: there is none. */
+  lastAttempt: number;
 }
 
 /** `ofWebhook`: open ones and those that are being counted; `ofKey`: those that are being counted. */
@@ -80,9 +88,9 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
   const isFull = fullness(database);
   const webhooks = webhookReads(database);
   const counting = new Set<Counting>();
-  const lastSeq = database
-    .prepare<[string], number | null>('SELECT max(seq) FROM deliveries WHERE webhook_id = +?')
-    .pluck();
+  const latest = database.prepare<[WebhookId], Latest>(`
+    SELECT coalesce((SELECT max(seq) FROM deliveries WHERE webhook_id = +?), 0) AS lastSeq,
+           coalesce((SELECT max(rowid) FROM attempts), 0) AS lastAttempt`);
   const sliceEnd = database
     .prepare<{ webhookId: WebhookId; afterSeq: number; lastSeq: number }, number>(`
       SELECT seq FROM deliveries
@@ -124,19 +132,12 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
       { sinceMs, untilMs, status }: { sinceMs: number; untilMs: number; status: DeliveryStatus | null },
     ): Promise<NewReplay> {
       const [storedStatus = null] = status === null ? [] : storedStatuses([status], webhook.status);
-      const selection = {
-        webhookId: webhook.id,
-        sinceMs,
-        untilMs,
-        storedStatus,
-        lastSeq: lastSeqOf(webhook.id),
-      };
+      const selection = { webhookId: webhook.id, sinceMs, untilMs, storedStatus, ...latestOf(webhook.id) };
       const fitsNothing = status !== null && storedStatus === null;
       return { ...selection, status, count: fitsNothing ? 0 : await countUnlessTooMany(selection) };
     },
 
-    /** The seq of the webhook's last delivery; 0: it has none. */
-    lastSeq: lastSeqOf,
+    latest: latestOf,
 
     /** How many deliveries are selected. Scans all of the webhook's, in slices; a million take a third of a second. */
     count,
@@ -157,8 +158,8 @@ export function replayReads(database: Database, { inSpareTurn = inSpareTurnOfThr
       dueAtPosition.get({ webhookId, nowMs, offset: count - 1 }) !== undefined,
   };
 
-  function lastSeqOf(webhookId: WebhookId): number {
-    return lastSeq.get(webhookId) ?? 0;
+  function latestOf(webhookId: WebhookId): Latest {
+    return latest.get(webhookId) ?? { lastSeq: 0, lastAttempt: 0 };
   }
 
   /** Counts for no more requests than can be granted: 600 at once counted 200,000 deliveries each, for 72 s. */
@@ -210,23 +211,22 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
   const webhooks = webhookReads(database);
   const isFull = fullness(database);
   const insert = database.prepare(`
-    INSERT INTO replays (webhook_id, since, until, delivery_status, last_seq, created_at)
-    VALUES (:webhookId, :sinceMs, :untilMs, :storedStatus, :lastSeq, :at)`);
-  // A success that is dated after both the request and all that the clock ever said before it was set back came after
-  // the request.
+    INSERT INTO replays (webhook_id, since, until, delivery_status, last_seq, created_at, last_attempt)
+    VALUES (:webhookId, :sinceMs, :untilMs, :storedStatus, :lastSeq, :at, :lastAttempt)`);
   const openReplay = database.prepare<
     [number],
-    { webhook_id: WebhookId; delivery_status: StoredStatus | null; requestedByMs: number }
+    { webhook_id: WebhookId; delivery_status: StoredStatus | null; last_attempt: number }
   >(`
-    SELECT webhook_id, delivery_status,
-           max(created_at, coalesce((SELECT max(at - by_ms) FROM clock_settings WHERE by_ms < 0), 0)) AS requestedByMs
-      FROM replays WHERE seq = +? AND finished_at IS NULL`);
-  // A success in the future is one from before the clock was set back, which may not be recorded yet.
+    SELECT webhook_id, delivery_status, last_attempt FROM replays WHERE seq = +? AND finished_at IS NULL`);
+  // A success is the last attempt of its delivery.
   const rearm = database.prepare(`
     UPDATE deliveries SET ${REARM}, ladder_trigger = 'replay'
      WHERE seq IN (SELECT value FROM json_each(:seqs)) AND webhook_id = +:webhookId
        AND (:storedStatus IS NULL OR status = +:storedStatus) AND attempt_count < ${ATTEMPTS_MAX}
-       AND NOT (status = 'delivered' AND delivered_at > +:requestedByMs AND delivered_at <= +:at)`);
+       AND NOT (status = 'delivered'
+                AND EXISTS (SELECT 1 FROM attempts a
+                             WHERE a.delivery_id = deliveries.id AND a.number = deliveries.attempt_count
+                               AND a.rowid > +:lastAttempt))`);
   const advance = database.prepare(
     'UPDATE replays SET done_seq = max(done_seq, :doneSeq), finished_at = :finishedAt WHERE seq = +:seq',
   );
@@ -236,14 +236,15 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
      * Has the selected deliveries sent again, each on a new ladder. Throws `not_found`, `conflict` if the webhook's key
      * was revoked, and `rate_limited` if there are too many replays.
      */
-    create({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, status, count }: NewReplay): Replay {
+    create({ status, count, ...replay }: NewReplay): Replay {
+      const { webhookId, sinceMs, untilMs } = replay;
       const webhook = webhooks.get(webhookId);
       if (webhook === undefined) throw new AppError('not_found', 'there is no such webhook');
       webhooks.refuseOfRevokedKey(webhookId);
       if (typeof count === 'string') throw tooMany(count, webhook);
       if (count > 0 && isFull(webhookId)) throw tooMany('ofWebhook', webhook);
       if (count > 0) {
-        insert.run({ webhookId, sinceMs, untilMs, storedStatus, lastSeq, at: effects.now() });
+        insert.run({ ...replay, at: effects.now() });
         changed('outbox');
       }
       return { webhook_id: webhookId, since: timestamp(sinceMs), until: timestamp(untilMs), status, count };
@@ -262,7 +263,7 @@ export function replayWrites({ database, effects, changed }: WriteContext) {
         seqs: JSON.stringify(seqs),
         webhookId: replay.webhook_id,
         storedStatus: replay.delivery_status,
-        requestedByMs: replay.requestedByMs,
+        lastAttempt: replay.last_attempt,
         at,
       });
       advance.run({ seq, doneSeq: doneSeq ?? 0, finishedAt: doneSeq === null ? at : null });

@@ -176,6 +176,10 @@ export function retentionWrites({ database, effects }: WriteContext) {
   // delivery: removing one with its attempt took 26 µs, like this 14.
   const removeAttempts = database.prepare('DELETE FROM attempts WHERE delivery_id = +?');
   const removeDelivery = database.prepare('DELETE FROM deliveries WHERE seq = +?');
+  // The next attempt gets the rowid after the last one that is left.
+  const forgetLastAttempt = database.prepare(`
+    UPDATE replays SET last_attempt = (SELECT coalesce(max(rowid), 0) FROM attempts)
+     WHERE finished_at IS NULL AND last_attempt > (SELECT coalesce(max(rowid), 0) FROM attempts)`);
   const removeEvent = database.prepare(`
     DELETE FROM events
      WHERE seq = +? AND NOT EXISTS (SELECT 1 FROM deliveries WHERE deliveries.event_id = events.id)`);
@@ -187,6 +191,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     step({ what, from, untilMs, retentionMs, workMs }: PruneStep): PruneResult {
       const work: Work = { removed: {}, untilMs: effects.monotonicMs() + workMs };
       const next = prune(what, from, Math.min(untilMs, effects.now()), retentionMs, work);
+      if (work.removed.attempts !== undefined) forgetLastAttempt.run();
       return { removed: work.removed, next, walBytes: walBytesOf(database.name) };
     },
   };

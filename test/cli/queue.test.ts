@@ -236,7 +236,7 @@ t.test('unfinished replays are listed', async (t) => {
     webhookId: id,
     ...times,
     storedStatus: null,
-    lastSeq: store.reads.replays.lastSeq(id),
+    ...store.reads.replays.latest(id),
     status: null,
     count: 1,
   });

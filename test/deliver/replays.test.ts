@@ -163,7 +163,7 @@ async function replay(
     sinceMs: 0,
     untilMs: effects.now(),
     storedStatus: null,
-    lastSeq: store.reads.replays.lastSeq(id),
+    ...store.reads.replays.latest(id),
     status: null,
     count: 1,
     ...changes,

@@ -34,7 +34,7 @@ t.test('pings, deliveries and replays are sent from the thread', async (t) => {
     sinceMs: 0,
     untilMs: realEffects.now(),
     storedStatus: null,
-    lastSeq: store.reads.replays.lastSeq(webhook.id),
+    ...store.reads.replays.latest(webhook.id),
     status: null,
     count: 1,
   });

@@ -242,7 +242,7 @@ const SUCCEEDED = {
 async function replay(store: TestStore, webhookId: WebhookId): Promise<void> {
   await store.writer.write('replays.create', {
     ...{ webhookId, sinceMs: 0, untilMs: NOW_MS, storedStatus: null, status: null, count: 1 },
-    lastSeq: store.reads.replays.lastSeq(webhookId),
+    ...store.reads.replays.latest(webhookId),
   });
 }
 

@@ -67,6 +67,14 @@ for (const from of Array.from({ length: SCHEMA_VERSION }, (_, index) => index + 
   });
 }
 
+t.test('a replay that is open in a file of schema 2 leaves out nothing that succeeded by then', async (t) => {
+  const path = join(temporaryDirectory(t), 'davit.db');
+  makeFile(path, frozen(2), readFileSync(join(FIXTURES, 'v2-rows.sql'), 'utf8'));
+  t.match(dump(path)['attempts'], [{ delivery_id: 'dlv_1' }]);
+  migrateFile(path);
+  t.match(dump(path)['replays'], [{ finished_at: null, last_attempt: 1 }]);
+});
+
 for (const from of OLDER_SCHEMAS.keys()) {
   t.test(`a file of schema ${from} is migrated step by step, and nothing is lost`, async (t) => {
     const path = join(temporaryDirectory(t), 'davit.db');

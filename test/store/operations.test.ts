@@ -236,7 +236,7 @@ async function newWorld(store: TestStore, effects: FakeEffects, name: string) {
   await write('outbox.settle', settlementOf(first, nowMs, retry, { statusCode: null, error: name }));
   await write('replays.create', {
     ...{ webhookId, sinceMs: 0, untilMs: nowMs, storedStatus: null, status: null, count: 1 },
-    lastSeq: store.reads.replays.lastSeq(webhookId),
+    ...store.reads.replays.latest(webhookId),
   });
   const replaySeq = Number(store.query('SELECT max(seq) AS seq FROM replays')[0]?.['seq']);
   return {

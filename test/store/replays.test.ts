@@ -1,5 +1,7 @@
 import t from 'tap';
+import { STEP_MS } from '../../src/clock.ts';
 import type { DeliveryId, WebhookId } from '../../src/domain.ts';
+import { DAY_MS } from '../../src/durations.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { SLICE_ROWS } from '../../src/store/list-page.ts';
 import {
@@ -10,7 +12,10 @@ import {
 } from '../../src/store/replays.ts';
 import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
+
+const YEAR_MS = 365 * DAY_MS;
 
 t.test('a replay counts what was created from since to until and has the status asked for', async (t) => {
   const { store, effects, id } = await service(t);
@@ -199,14 +204,11 @@ t.test(
   async (t) => {
     for (const storedStatus of [null, 'delivered'] as const) {
       const { store, effects, id } = await service(t);
-      const [before = noDelivery()] = await newDeliveries(store, id, 1);
-      endDeliveries(store, [before], 'delivered');
-      effects.advance(1_000);
-      const [since = noDelivery(), failed = noDelivery()] = await newDeliveries(store, id, 2);
+      const [before, since, failed] = await newDeliveries(store, id, 3);
+      await attemptNext(store, effects, id, 'delivered');
       await replay(store, effects, id, { storedStatus });
-      endDeliveries(store, [since], 'delivered');
-      endDeliveries(store, [failed], 'exhausted');
-      effects.advance(1_000);
+      await attemptNext(store, effects, id, 'delivered');
+      await attemptNext(store, effects, id, 'exhausted');
       await stepAll(store);
       t.match(store.query('SELECT id, status FROM deliveries'), [
         { id: before, status: 'pending' },
@@ -217,27 +219,47 @@ t.test(
   },
 );
 
-t.test('a replay after the clock was set back leaves out no delivery that succeeded before it', async (t) => {
+t.test('what succeeds while the deliveries of a replay are counted is not sent again', async (t) => {
   const { store, effects, id } = await service(t);
   const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
-  endDeliveries(store, [delivery], 'delivered');
+  const webhook = store.reads.webhooks.get(id) ?? noWebhook();
+  const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
+  const plan = await store.reads.replays.plan(webhook, asked);
+  await attemptNext(store, effects, id, 'delivered');
   effects.advance(1_000);
-  const untilMs = effects.now();
-  effects.jump(-3_600_000);
-  await replay(store, effects, id, { untilMs });
+  t.match(await store.writer.write('replays.create', plan), { count: 1 });
   await stepAll(store);
-  t.match(store.reads.deliveries.get(delivery), { status: 'pending' }, 'before that is recorded');
+  t.match(store.reads.deliveries.get(delivery), { status: 'delivered' });
+});
 
-  endDeliveries(store, [delivery], 'delivered');
-  await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs: -3_600_000 });
-  await replay(store, effects, id, { untilMs });
-  effects.advance(2 * 3_600_000);
-  await stepAll(store);
-  t.match(
-    store.reads.deliveries.get(delivery),
-    { status: 'pending' },
-    'once the clock has passed that moment',
-  );
+t.test('however the clock is set, only what succeeded since the request is left out', async (t) => {
+  for (const byMs of [-900, -5_000, -YEAR_MS, YEAR_MS]) {
+    for (const laterMs of [500, 2 * YEAR_MS]) {
+      const { store, effects, id } = await service(t);
+      const [before, underWay, since] = await newDeliveries(store, id, 3);
+      effects.advance(1_000);
+      await attemptNext(store, effects, id, 'delivered');
+      const atMs = effects.now();
+      effects.jump(byMs);
+      if (byMs < -STEP_MS) {
+        await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs });
+      }
+      await attemptNext(store, effects, id, 'delivered', { atMs, durationMs: 8_000 });
+      await replay(store, effects, id, { untilMs: atMs });
+      await attemptNext(store, effects, id, 'delivered');
+      effects.advance(laterMs);
+      await stepAll(store);
+      t.match(
+        store.query('SELECT id, status FROM deliveries ORDER BY seq'),
+        [
+          { id: before, status: 'pending' },
+          { id: underWay, status: 'pending' },
+          { id: since, status: 'delivered' },
+        ],
+        `set by ${byMs} ms, and carried out ${laterMs} ms later`,
+      );
+    }
+  }
 });
 
 t.test('a replay never touches the deliveries of another webhook, which has its own', async (t) => {
@@ -368,14 +390,26 @@ async function service(t: Parameters<typeof testStore>[0]) {
   return { store, effects, id, keyId };
 }
 
-function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects): ReplaySelection {
-  const lastSeq = store.reads.replays.lastSeq(webhookId);
-  return { webhookId, sinceMs: 0, untilMs: effects.now(), storedStatus: null, lastSeq };
+function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects) {
+  const now = store.reads.replays.latest(webhookId);
+  return { webhookId, sinceMs: 0, untilMs: effects.now(), storedStatus: null, ...now };
 }
 
 function replay(store: TestStore, effects: FakeEffects, id: WebhookId, changes: Partial<NewReplay> = {}) {
   const input = { ...everything(store, id, effects), status: null, count: 1, ...changes };
   return store.writer.write('replays.create', input);
+}
+
+/** An attempt of the webhook's next delivery, due or not, with this result. */
+async function attemptNext(
+  store: TestStore,
+  effects: FakeEffects,
+  id: WebhookId,
+  kind: 'delivered' | 'exhausted',
+  attempt: Parameters<typeof settlementOf>[3] = {},
+): Promise<void> {
+  const [due = noDelivery()] = dueOf(store, id, Number.MAX_SAFE_INTEGER, 1);
+  await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind }, attempt));
 }
 
 /** Carries out all of the oldest replay in one step. */

@@ -253,8 +253,8 @@ async function happen(
       if (webhook === undefined) return;
       const untilMs = effects.now() - (pick % 50) * HOUR_MS;
       const selection = { sinceMs: untilMs - 60 * HOUR_MS, untilMs, storedStatus: null, status: null };
-      const lastSeq = store.reads.replays.lastSeq(webhook);
-      await write('replays.create', { webhookId: webhook, ...selection, lastSeq, count: 1 }).catch(refused);
+      const now = store.reads.replays.latest(webhook);
+      await write('replays.create', { webhookId: webhook, ...selection, ...now, count: 1 }).catch(refused);
       return;
     }
     case 'replayStep': {

@@ -390,7 +390,7 @@ t.test('a deleted webhook has no deliveries, open replays, subscriptions or secr
     sinceMs: 0,
     untilMs: DAY_MS * 100_000,
     storedStatus: null,
-    lastSeq: store.reads.replays.lastSeq(id),
+    ...store.reads.replays.latest(id),
     status: null,
     count: 1,
   });
@@ -417,7 +417,7 @@ t.test('whatever is done to a webhook, the others stay as they are', async (t) =
   for (const { id } of [one, other]) {
     await store.writer.write('replays.create', {
       ...{ webhookId: id, sinceMs: 0, untilMs: effects.now(), storedStatus: null, status: null, count: 1 },
-      lastSeq: store.reads.replays.lastSeq(id),
+      ...store.reads.replays.latest(id),
     });
   }
   store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
