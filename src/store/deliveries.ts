@@ -106,14 +106,25 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
        WHERE webhook_id = +:webhookId AND seq < +:beforeSeq
        ORDER BY seq DESC LIMIT 1 OFFSET ${SLICE_ROWS - 1}`)
     .pluck();
-  const slice = database.prepare<Record<string, unknown>, { seq: number }>(`
-    SELECT d.seq FROM deliveries d
-     WHERE d.webhook_id = +:webhookId AND d.seq < +:beforeSeq AND d.seq >= +:endSeq
-       AND (:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))
-       AND (:eventTypes IS NULL OR d.event_type IN (SELECT value FROM json_each(:eventTypes)))
-       AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
-       AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
-     ORDER BY d.seq DESC LIMIT :limit + 1`);
+  const sliceOf = (from: string, where: string) =>
+    database.prepare<Record<string, unknown>, { seq: number }>(`
+      SELECT d.seq FROM ${from}
+       WHERE d.webhook_id = +:webhookId AND d.seq < +:beforeSeq AND d.seq >= +:endSeq AND ${where}
+         AND (:eventTypes IS NULL OR d.event_type IN (SELECT value FROM json_each(:eventTypes)))
+         AND (:createdAfterMs IS NULL OR d.created_at > +:createdAfterMs)
+         AND (:createdBeforeMs IS NULL OR d.created_at < +:createdBeforeMs)
+       ORDER BY d.seq DESC LIMIT :limit + 1`);
+  const slice = sliceOf(
+    'deliveries d',
+    '(:statuses IS NULL OR d.status IN (SELECT value FROM json_each(:statuses)))',
+  );
+  // All of them, each time sorted: with an index in the order of the list, creating and ending a delivery would take more
+  // than a third longer.
+  const pendingSlice = sliceOf('deliveries d INDEXED BY deliveries_pending', "d.status = 'pending'");
+  const manyPending = database
+    .prepare<[WebhookId], number>(`
+      SELECT 1 FROM deliveries WHERE webhook_id = +? AND status = 'pending' LIMIT 1 OFFSET ${SLICE_ROWS}`)
+    .pluck();
 
   return {
     get(id: string): Delivery | undefined {
@@ -146,6 +157,7 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
       const { statuses, eventTypes, createdAfterMs, createdBeforeMs } = filter;
       const stored = statuses === null ? null : storedStatuses(statuses, webhook.status);
       if (stored?.length === 0) return { items: [], goOnAt: null };
+      const isPendingOnly = stored?.every((status) => status === 'pending') ?? false;
       const parameters = {
         webhookId: webhook.id,
         statuses: stored === null ? null : JSON.stringify(stored),
@@ -155,6 +167,11 @@ export function deliveryReads(database: Database, searching: Searching = {}) {
       };
       const found = await search(
         (before, wanted) => {
+          // A million others take 260 ms, and many pending ones are dense enough among them.
+          if (isPendingOnly && manyPending.get(webhook.id) === undefined) {
+            const toEnd = { beforeSeq: before, endSeq: 0, limit: wanted };
+            return { rows: pendingSlice.all({ ...parameters, ...toEnd }), endSeq: null };
+          }
           const endSeq = sliceEnd.get({ webhookId: webhook.id, beforeSeq: before }) ?? null;
           const within = { beforeSeq: before, endSeq: endSeq ?? 0, limit: wanted };
           return { rows: slice.all({ ...parameters, ...within }), endSeq };

@@ -1,10 +1,16 @@
-import t from 'tap';
+import t, { type Test } from 'tap';
 import type { Delivery, DeliveryId, DeliveryStatus, Webhook, WebhookId } from '../../src/domain.ts';
 import { ADMINISTRATOR } from '../../src/store/administrator.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { type DeliveryFilter, deliveryReads, storedStatuses } from '../../src/store/deliveries.ts';
 import { type ListPage, SLICE_ROWS } from '../../src/store/list-page.ts';
-import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import {
+  copyDeliveries,
+  copyWaiting,
+  endDeliveries,
+  newDeliveries,
+  newWebhook,
+} from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { caller, type TestStore, testStore } from '../helpers/store.ts';
@@ -89,24 +95,86 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
   t.match(await pageOf(store, id, { statuses: ['exhausted'] }), [{ id: first }]);
   t.match(await pageOf(store, id, { statuses: ['exhausted', 'pending'] }), [{ id: second }, { id: first }]);
 
-  let looks = 0;
+  const { pages, looks } = counted(t, store, id);
+  t.strictSame(await pages({ eventTypes: ['deployment.failed'] }, 10), [[]]);
+  t.equal(looks(), 4, 'others had their turn in between');
+});
+
+t.test('few pending deliveries are found at once, however many others there are', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { keyId } = await store.key();
+  const { id } = await newWebhook(store, keyId);
+  const [first = noDelivery(), second = noDelivery()] = await newDeliveries(store, id, 2);
+  copyDeliveries(store, 3 * SLICE_ROWS);
+  effects.advance(1_000);
+  await newWebhook(store, keyId);
+  const [third = noDelivery()] = await newDeliveries(store, id, 1);
+  // So that they are due in another order than they are listed in.
+  store.execute(`UPDATE deliveries SET next_attempt_at = next_attempt_at + 60000 WHERE id = '${first}'`);
+  const { pages, looks } = counted(t, store, id);
+  const pending = { statuses: ['pending'] } as const;
+  t.strictSame(await pages(pending, 10), [[third, second, first]]);
+  t.equal(looks(), 2, 'one finds them, and one reads them');
+  t.strictSame(await pages(pending, 2), [[third, second], [first]]);
+  t.strictSame(await pages({ ...pending, createdBeforeMs: effects.now() }, 10), [[second, first]]);
+  t.strictSame(await pages({ ...pending, createdAfterMs: effects.now() - 1 }, 10), [[third]]);
+  t.strictSame(await pages({ ...pending, eventTypes: ['deployment.failed'] }, 10), [[]]);
+  await setStatus(store, id, 'disabled');
+  t.strictSame(await pages(pending, 10), [[]]);
+  t.strictSame(await pages({ statuses: ['held', 'pending'] }, 10), [[third, second, first]]);
+});
+
+t.test('pending deliveries are each shown once, be they few or many', async (t) => {
+  const effects = fakeEffects();
+  const store = testStore(t, effects);
+  const { id } = await newWebhook(store, (await store.key()).keyId);
+  await newDeliveries(store, id, 1);
+  copyWaiting(store, SLICE_ROWS - 1, effects.now() + 60_000);
+  copyDeliveries(store, 2 * SLICE_ROWS);
+  const { pages, looks } = counted(t, store, id);
+  const pending = () =>
+    store
+      .query<{ id: string }>("SELECT id FROM deliveries WHERE status = 'pending' ORDER BY seq DESC")
+      .map(({ id }) => id);
+  t.strictSame((await pages({ statuses: ['pending'] }, SLICE_ROWS)).flat(), pending());
+  t.equal(looks(), 2);
+  await newDeliveries(store, id, 1);
+  t.equal(pending().length, SLICE_ROWS + 1);
+  t.strictSame((await pages({ statuses: ['pending'] }, 700)).flat(), pending());
+});
+
+/** All pages of the webhook's list, as the ids on each; and in how many turns they were read. */
+function counted(t: Test, store: TestStore, id: WebhookId) {
   const database = openForReading(store.path);
   t.teardown(() => database.close());
+  let looks = 0;
   const counting = async <Result>(look: () => Result) => {
     looks += 1;
     return look();
   };
   const { page } = deliveryReads(database, { inTurn: counting, inSpareTurn: counting });
-  const webhook = store.reads.webhooks.get(id) as Webhook;
-  await page(
-    ADMINISTRATOR,
-    webhook,
-    { ...ALL, eventTypes: ['deployment.failed'] },
-    Number.MAX_SAFE_INTEGER,
-    10,
-  );
-  t.equal(looks, 4, 'others had their turn in between');
-});
+  return {
+    looks: () => looks,
+    async pages(filter: Partial<DeliveryFilter>, limit: number) {
+      const webhook = store.reads.webhooks.get(id) as Webhook;
+      const pages: string[][] = [];
+      for (let before: number | null = Number.MAX_SAFE_INTEGER; before !== null; ) {
+        const asked = { ...ALL, ...filter };
+        const { items, goOnAt }: ListPage<Delivery> = await page(
+          ADMINISTRATOR,
+          webhook,
+          asked,
+          before,
+          limit,
+        );
+        pages.push(items.map((delivery) => delivery.id));
+        before = goOnAt;
+      }
+      return pages;
+    },
+  };
+}
 
 t.test('a page shows its webhook as it is at the end of the search', async (t) => {
   const store = testStore(t);
@@ -130,7 +198,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
   };
   t.match(await found(null), [{ id: oldest, status: 'held', next_attempt_at: null }]);
   await setStatus(store, id, 'enabled');
-  t.strictSame(await found(['pending']), [], 'it is no longer as requested');
+  t.strictSame(await found(['exhausted', 'pending']), [], 'it is no longer as requested');
 });
 
 t.test('a page that was searched for a second ends, and the next one goes on there', async (t) => {
