@@ -58,7 +58,7 @@ interface WebhookAddress {
 
 /** What is needed to ping a webhook. */
 export interface PingRecipient extends WebhookAddress {
-  /** What to sign with, the newest first. */
+  /** What to sign with, the newest first; more than one while a rotation overlaps. */
   secrets: readonly string[];
 }
 
@@ -132,9 +132,6 @@ export function webhookReads(database: Database) {
     /** The caller's webhooks before `beforeSeq`, at most `limit`, newest first. */
     page: ({ keyId }: Caller, beforeSeq: number, limit: number): ListPage<Webhook> =>
       pageOf(page.all({ keyId, beforeSeq, limit: limit + 1 }), limit, toWebhook),
-
-    /** The signing secrets, the newest first; more than one while a rotation overlaps. */
-    liveSecrets: (webhookId: WebhookId, nowMs: number): string[] => liveSecrets.all({ webhookId, nowMs }),
 
     /**
      * The webhook if it may be pinged at `nowMs`, also a disabled one, with its live secrets; undefined: it was deleted,

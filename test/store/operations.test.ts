@@ -107,7 +107,7 @@ t.test('a read of one key, project, deployment or webhook gives nothing of the o
     t.equal(Buffer.concat([...logs.text(running, 0, 9)]).toString(), name.padEnd(9));
     t.strictSame(webhooks.addressOf(webhookId), { url: `https://${name}.example/`, keyId });
     t.match(webhooks.get(webhookId), { url: `https://${name}.example/`, consecutive_failures: 1 });
-    t.strictSame(webhooks.liveSecrets(webhookId, nowMs), world.secrets);
+    t.strictSame(webhooks.pingRecipient(webhookId, nowMs)?.secrets, world.secrets);
     t.match(deliveries.detailsVisibleTo(asks, failed), {
       webhook_id: webhookId,
       payload: { data: { project_id: projectId } },
@@ -172,7 +172,10 @@ t.test('a rotation ends no live secret because other webhooks have newer ones', 
   for (const { webhookId, secrets } of worlds) {
     const rotation = { id: webhookId, overlapMs: HOUR_MS };
     const { signing_secret } = await store.writer.write('webhooks.rotate', rotation);
-    t.strictSame(store.reads.webhooks.liveSecrets(webhookId, effects.now()), [signing_secret, ...secrets]);
+    t.strictSame(store.reads.webhooks.pingRecipient(webhookId, effects.now())?.secrets, [
+      signing_secret,
+      ...secrets,
+    ]);
   }
 });
 

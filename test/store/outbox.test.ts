@@ -510,7 +510,7 @@ t.test('a claim has the url, the due deliveries and the live secrets of its own 
   ]);
   t.strictSame(
     claims.map(({ secrets }) => secrets),
-    [second, first].map((id) => store.reads.webhooks.liveSecrets(id, effects.now())),
+    [second, first].map((id) => store.reads.webhooks.pingRecipient(id, effects.now())?.secrets),
   );
   t.strictSame(
     claims.map(({ secrets }) => secrets.length),
