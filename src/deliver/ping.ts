@@ -44,8 +44,9 @@ export function createPinger({
 
   return {
     async ping(webhookId) {
-      const keyId = reads.webhooks.addressOf(webhookId)?.keyId;
-      if (keyId === undefined) return { kind: 'gone' };
+      const recipient = reads.webhooks.pingRecipient(webhookId, effects.now());
+      if (recipient === undefined) return { kind: 'gone' };
+      const { keyId } = recipient;
       const ofKey = [...underWay].filter((ping) => ping.keyId === keyId);
       const ofWebhook = ofKey.filter((ping) => ping.webhookId === webhookId);
       if (ofWebhook.length >= PER_WEBHOOK || ofKey.length >= PER_KEY || underWay.size >= TOTAL) {
@@ -54,19 +55,31 @@ export function createPinger({
       const ping = { webhookId, keyId };
       underWay.add(ping);
       try {
-        return await attempt(ping);
+        return await attempt(webhookId, recipient);
       } finally {
         underWay.delete(ping);
       }
     },
   };
 
-  async function attempt(ping: OwnPing): Promise<PingResult> {
-    const { webhookId, keyId } = ping;
+  /** To the new URL, if the webhook has another one when the connection is made. */
+  async function attempt(webhookId: WebhookId, first: PingRecipient): Promise<PingResult> {
+    let recipient: PingRecipient | undefined = first;
+    while (recipient !== undefined) {
+      const sent = await sendTo(webhookId, recipient);
+      if (sent.attempt !== null) return { kind: 'attempted', attempt: sent.attempt };
+      recipient = sent.latest;
+    }
+    return { kind: 'gone' };
+  }
+
+  /** The attempt, null if `latest`, the webhook when the connection was made, may not be sent to or has another URL. */
+  async function sendTo(
+    webhookId: WebhookId,
+    recipient: PingRecipient,
+  ): Promise<{ attempt: Attempt | null; latest: PingRecipient | undefined }> {
+    const { url, keyId } = recipient;
     const atMs = effects.now();
-    const recipient = reads.webhooks.pingRecipient(webhookId, atMs);
-    if (recipient === undefined) return { kind: 'gone' };
-    const { url } = recipient;
     const eventId = newId('evt', effects);
     const body = JSON.stringify({
       id: eventId,
@@ -76,7 +89,7 @@ export function createPinger({
     });
     const headersOf = ({ secrets }: PingRecipient, nowMs: number) =>
       signedHeaders({ eventId, secrets, atSeconds: Math.floor(nowMs / 1000), body });
-    let isWithdrawn = false;
+    let latest: PingRecipient | undefined = recipient;
     let readFailure: unknown;
     const outcome = await sender.send({
       url,
@@ -84,10 +97,8 @@ export function createPinger({
       renewHeaders() {
         try {
           const sentAtMs = effects.now();
-          const latest = reads.webhooks.pingRecipient(webhookId, sentAtMs);
-          const isSame = latest?.url === url;
-          isWithdrawn = !isSame;
-          return isSame ? headersOf(latest, sentAtMs) : null;
+          latest = reads.webhooks.pingRecipient(webhookId, sentAtMs);
+          return latest?.url === url ? headersOf(latest, sentAtMs) : null;
         } catch (error) {
           readFailure = error;
           return null;
@@ -97,20 +108,17 @@ export function createPinger({
       key: keyId,
     });
     if (readFailure !== undefined) throw readFailure;
-    // To the new URL, if it has one.
-    if (isWithdrawn) return attempt(ping);
-    return {
-      kind: 'attempted',
-      attempt: {
-        number: 1,
-        at: timestamp(atMs),
-        status_code: outcome.statusCode,
-        error: outcome.error,
-        duration_ms: outcome.durationMs,
-        remote_address: outcome.remoteAddress,
-        response_body: outcome.responseBody,
-        trigger: 'ping',
-      },
+    if (latest?.url !== url) return { attempt: null, latest };
+    const attempt: Attempt = {
+      number: 1,
+      at: timestamp(atMs),
+      status_code: outcome.statusCode,
+      error: outcome.error,
+      duration_ms: outcome.durationMs,
+      remote_address: outcome.remoteAddress,
+      response_body: outcome.responseBody,
+      trigger: 'ping',
     };
+    return { attempt, latest };
   }
 }

@@ -159,6 +159,22 @@ t.test('a ping goes to the URL that its webhook has when its connection is made'
   t.strictSame(verify({ secret, header, body, nowSeconds, toleranceSeconds: 0 }), { ok: true });
 });
 
+t.test('a ping follows each change of the URL until a connection to the present one is made', async (t) => {
+  const { store, id, result, receiver, proxy } = await slowPing(t);
+  const next = await startProxy(t, receiver.url);
+  next.fates('hold');
+  const moveTo = (url: string) =>
+    store.writer.write('webhooks.update', { id, url, disableReason: 'by a test' });
+  await moveTo(next.url.replace('http:', 'https:'));
+  proxy.release();
+  await next.connected(1);
+  const moved = await startReceiver(t);
+  await moveTo(moved.url);
+  next.release();
+  t.match(await result, { kind: 'attempted', attempt: { number: 1, status_code: 200 } });
+  t.strictSame([receiver.requests.length, moved.requests.length], [0, 1]);
+});
+
 t.test('a ping is not sent if the key of its webhook is revoked until its connection is made', async (t) => {
   const { store, id, keyId, pinger, result, receiver, proxy } = await slowPing(t);
   await store.writer.write('keys.revoke', { id: keyId });
