@@ -21,10 +21,10 @@ type PingOptions = Record<string, unknown> & { json?: boolean };
 export function definePing(command: Command, context: CommandContext): void {
   explain(
     command.summary('send it a signed test event now'),
-    'Sends a single event of type ping, signed like a delivery, directly from this process, and shows the answer. A ' +
-      'disabled webhook is sent it too, and nothing is stored. Exit code 1 unless the receiver answers with 2xx. ' +
-      'Addresses are checked as davit serve does, which also refuses those that it listens on itself: give the same ' +
-      'options as there.',
+    'Sends a single event of type ping, signed like a delivery, directly from this process, and shows the answer. ' +
+      'Nothing is stored. A disabled webhook is sent it too, unless its key is revoked. Exit code 1 unless the receiver ' +
+      'answers with 2xx. Addresses are checked as davit serve does, which also refuses those that it listens on itself: ' +
+      'give the same options as there.',
     ['davit admin webhook ping whk_…', 'davit admin webhook ping whk_… --webhook-allow-cidr 10.0.0.0/8'],
   )
     .argument(...WEBHOOK_ARGUMENT)

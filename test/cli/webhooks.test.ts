@@ -235,6 +235,8 @@ t.test('invalid webhook commands are refused and change nothing', async (t) => {
     exitCode: 1,
     message: /key that registered .* is revoked/,
   });
+  const { stdout: help } = await there.davit(webhook('ping', '--help'));
+  t.match(help.replaceAll(/\s+/g, ' '), /disabled webhook is sent it too, unless its key is revoked\./);
 });
 
 t.test('ping sends a signed event from the command itself and prints the answer', async (t) => {
