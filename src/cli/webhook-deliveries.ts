@@ -146,7 +146,10 @@ async function replay(
   const untilMs =
     options.until === undefined ? nowMs : momentOf(command, '--until', options.until, nowMs, Math.floor);
   if (sinceMs > nowMs) misused(command, '--since is in the future');
-  if (untilMs < sinceMs) misused(command, '--until must not be before --since');
+  if (untilMs < sinceMs) {
+    const rounded = 'once --since is rounded up to a millisecond and --until down';
+    misused(command, `--until must not be before --since, ${rounded}`);
+  }
   const [status = null] =
     options.status === undefined ? [] : chosenOf(command, 'status', [options.status], DELIVERY_STATUSES);
   await withStore(command, context, 'refuse', async (store) => {

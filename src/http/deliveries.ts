@@ -173,7 +173,8 @@ export function deliveries(reads: Reads, answers: Answers, pages: Pages, effects
         handler(request, h) {
           const { since, until, status = null } = request.payload;
           if (until !== undefined && until < since) {
-            throw invalid('body', 'until', 'must not be before since');
+            const rounded = 'once since is rounded up to a millisecond and until down';
+            throw invalid('body', 'until', `must not be before since, ${rounded}`);
           }
           const nowMs = effects.now();
           const webhook = findVisibleWebhook(reads, request);

@@ -202,7 +202,12 @@ t.test('invalid webhook commands are refused and change nothing', async (t) => {
     [['replay', id], 2, /required option '--since <moment>' not specified/],
     [['replay', id, '--since', 'yesterday'], 2, /--since must be a moment such as 2026-01-31T12:00:00Z/],
     [['replay', id, '--since', '2026-02-30T12:00:00Z'], 2, /--since must be a moment/],
-    [['replay', id, '--since', '1h', '--until', '2h'], 2, /--until must not be before --since/],
+    [['replay', id, '--since', '1h', '--until', '2h'], 2, /--until must not be before --since, /],
+    [
+      ['replay', id, '--since', '2026-01-31T12:00:00.0005Z', '--until', '2026-01-31T12:00:00.0005Z'],
+      2,
+      /--until must not be before --since, once --since is\s+rounded up to a millisecond and --until down\s/,
+    ],
     [['replay', id, '--since', '2099-01-01T00:00:00Z'], 2, /^error: --since is in the future/],
     [
       ['replay', id, '--since', '2099-01-01T00:00:00Z', '--until', '2100-01-01T00:00:00Z'],

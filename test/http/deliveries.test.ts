@@ -161,7 +161,17 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
     method: 'POST',
     path: replay,
     body: { since: SINCE, until: '2026-11-20T23:59:59.999Z' },
-    expected: malformed(['until', 'must not be before since']),
+    expected: malformed(['until', /^must not be before since, /]),
+  },
+  {
+    name: 'a replay of a moment within a millisecond',
+    method: 'POST',
+    path: replay,
+    body: { since: '2026-11-21T00:00:00.0005Z', until: '2026-11-21T00:00:00.0005Z' },
+    expected: malformed([
+      'until',
+      'must not be before since, once since is rounded up to a millisecond and until down',
+    ]),
   },
   {
     name: 'a replay that begins in the future',
