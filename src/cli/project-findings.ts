@@ -98,7 +98,7 @@ function checkFiles(
       ? []
       : [...checkWritable('directory', directory), ...checkView('directory', directory, surroundings)]),
     ...(isPointless ? [] : checkCommand(project, requestOf(command, directory, variables), surroundings)),
-    ...checkHome(project, variables),
+    ...checkHome(project, variables, surroundings),
   ];
 }
 
@@ -211,14 +211,19 @@ function checkWritable(check: 'directory' | 'command', path: string): Finding[] 
 }
 
 /** git, npm and ssh need HOME, and that of a system user often does not exist. */
-function checkHome(project: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {
+function checkHome(
+  project: ProjectDetails,
+  variables: Readonly<Record<string, string>>,
+  { serviceProcessId }: Surroundings,
+): Finding[] {
   const own = variables['HOME'];
   const home = own ?? homeDirectory();
-  if (directoryProblem(home) === undefined) return [];
+  const isClosed = directoryProblem(home) !== undefined;
+  if (!isClosed && (serviceProcessId === null || viewOf(serviceProcessId, home) === 'same')) return [];
   return [
     note(
       'directory',
-      `HOME is ${own === undefined ? home : "the project's own"}, where this user cannot work`,
+      `HOME is ${own === undefined ? home : "the project's own"}, where ${isClosed ? 'this user' : 'the service'} cannot work`,
       `if the command needs one: davit admin project set ${project.id} --env HOME=…`,
     ),
   ];

@@ -8,6 +8,7 @@ import { printable } from '../printable.ts';
 import { realPath } from '../store/place.ts';
 import { type CommandContext, explain } from './command.ts';
 import { dbPathOf } from './database-file.ts';
+import { quoteForBash } from './shell-words.ts';
 
 const STATE_DIRECTORY = '/var/lib/davit';
 
@@ -74,12 +75,13 @@ function warningsOf(programs: readonly string[], dbPath: string): string[] {
 
 function unitText(user: string, program: readonly string[], dbPath: string, realDbPath: string): string {
   const command = [...program, 'serve', '--db', dbPath].map(quotedToRun).join(' ');
-  const place = realDbPath.startsWith(`${STATE_DIRECTORY}/`)
-    ? ['StateDirectory=davit', 'StateDirectoryMode=0700']
-    : [`ReadWritePaths=${quoted(dirname(realDbPath))}`];
+  const directory = dirname(realDbPath);
+  const word = quoteForBash(directory, '');
+  const isElsewhere = !realDbPath.startsWith(`${STATE_DIRECTORY}/`);
   return `\
 # Made by davit admin systemd-unit, for /etc/systemd/system/davit.service. Then:
 #   useradd --system --home-dir ${STATE_DIRECTORY} --shell /usr/sbin/nologin ${user}
+${isElsewhere ? `#   mkdir -m 700 ${word} && chown ${user} ${word}   # unless it is there\n` : ''}\
 #   systemctl daemon-reload && systemctl enable --now davit
 # Options go to /etc/davit.env as variables: DAVIT_LISTEN=0.0.0.0:443 (davit serve --help), but not DAVIT_DB: the file is
 # named in ExecStart=.
@@ -87,7 +89,9 @@ function unitText(user: string, program: readonly string[], dbPath: string, real
 [Unit]
 Description=davit, a deployment service
 Wants=network-online.target
-After=network-online.target
+# The clock first, where systemd-time-wait-sync.service waits for it: davit goes by it in what it removes and sends again.
+After=network-online.target time-sync.target
+${isElsewhere ? `RequiresMountsFor=${quoted(directory)}\n` : ''}\
 # On a full disk each start fails: davit is to be back when there is room again, however long that takes.
 StartLimitIntervalSec=0
 
@@ -100,7 +104,10 @@ ExecStart=${command}
 ExecReload=/bin/kill -HUP $MAINPID
 EnvironmentFile=-/etc/davit.env
 User=${user}
-${place.join('\n')}
+# The home of its user, for commands too.
+StateDirectory=davit
+StateDirectoryMode=0700
+${isElsewhere ? `# The database.\nReadWritePaths=${quoted(directory)}\n` : ''}\
 # Files that commands create are for this user alone too, unless they set umask 022 themselves.
 UMask=0077
 Restart=on-failure

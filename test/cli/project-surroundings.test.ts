@@ -72,16 +72,13 @@ t.test('a path hidden from the service is a problem, a read-only one a note', if
   t.equal(view('read'), 'readOnly');
   t.equal(viewOf(2 ** 22 + 1, directory), 'same', 'an unknown process hides nothing');
 
+  const atService = {
+    serviceProcessId: service.pid ?? 0,
+    temporaryDirectory: directory,
+    unanswered: new Set<string>(),
+  };
   const problems = async (folder: string, command: string) =>
-    findingsOf(
-      await project(t, join(directory, folder), [command]),
-      {},
-      {
-        serviceProcessId: service.pid ?? 0,
-        temporaryDirectory: directory,
-        unanswered: new Set(),
-      },
-    )
+    findingsOf(await project(t, join(directory, folder), [command]), {}, atService)
       .filter(({ level, message }) => level !== 'ok' && message.includes(directory))
       .map(({ check, level, message }) => [check, level, message.split(directory)[0]]);
   t.strictSame(await problems('seen', './tool'), []);
@@ -90,6 +87,16 @@ t.test('a path hidden from the service is a problem, a read-only one a note', if
     ['directory', 'problem', 'the service does not see '],
   ]);
   t.strictSame(await problems('read', '/bin/true'), [['directory', 'note', 'the service may only read ']]);
+
+  const withHome = async (folder: string) =>
+    findingsOf(await project(t, null, ['/bin/true']), { HOME: join(directory, folder) }, atService).filter(
+      ({ check }) => check === 'directory',
+    );
+  t.match(await withHome('seen'), [{ level: 'ok' }]);
+  t.match(await withHome('read'), [
+    { level: 'ok' },
+    { level: 'note', message: "HOME is the project's own, where the service cannot work" },
+  ]);
 
   const commands = [await project(t, null, ['/bin/true'])];
   const tried = (serviceProcessId: number | null) =>

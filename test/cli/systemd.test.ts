@@ -19,6 +19,7 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
     'Type=notify',
     'NotifyAccess=all',
     'User=davit',
+    'After=network-online.target time-sync.target',
     'StateDirectory=davit',
     'KillMode=mixed',
     'TimeoutStopSec=40',
@@ -29,6 +30,7 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
     t.ok(lines.includes(line), line);
   }
   t.match(stdout, /\/etc\/davit\.env .*but not DAVIT_DB: /);
+  t.notMatch(stdout, /mkdir|^ReadWritePaths|^RequiresMountsFor/m, 'systemd makes its directory');
 });
 
 t.test('the unit takes --user and --db, quoted as systemd expects', async (t) => {
@@ -43,7 +45,9 @@ t.test('the unit takes --user and --db, quoted as systemd expects', async (t) =>
   t.match(stdout, /^User=www-data$/m);
   t.match(stdout, /^ExecStart=.* serve --db "\/srv\/my files\/100%%\.db"$/m);
   t.match(stdout, /^ReadWritePaths="\/srv\/my files"$/m);
-  t.notMatch(stdout, /^StateDirectory/m);
+  t.match(stdout, /^RequiresMountsFor="\/srv\/my files"$/m);
+  t.match(stdout, /^StateDirectory=davit$/m, 'commands have a home in any case');
+  t.match(stdout, /^# {3}mkdir -m 700 \/srv\/my\\ files && chown www-data \/srv\/my\\ files {3}#/m);
   const dollar = await run(['admin', 'systemd-unit', '--db', '/srv/$a b/$c.db']);
   t.match(dollar.stdout, /^ExecStart=.* serve --db "\/srv\/\$\$a b\/\$\$c\.db"$/m);
   t.match(dollar.stdout, /^ReadWritePaths="\/srv\/\$a b"$/m, 'variables are only in command lines');
@@ -123,8 +127,11 @@ t.test('paths that the sandbox of the unit hides are warned of, with advice', as
 
 t.test('systemd-analyze accepts the unit and its exposure', ifHas('systemd-analyze'), async (t) => {
   const { davit, directory } = place(t);
-  const { stdout } = await davit(['admin', 'systemd-unit']);
   const path = join(directory, 'davit.service');
+  const elsewhere = await davit(['admin', 'systemd-unit', '--db', '/srv/my files/100%.db']);
+  writeFileSync(path, elsewhere.stdout);
+  t.equal(spawnSync('systemd-analyze', ['verify', path], { encoding: 'utf8' }).stderr, '');
+  const { stdout } = await davit(['admin', 'systemd-unit']);
   writeFileSync(path, stdout);
   const verified = spawnSync('systemd-analyze', ['verify', path], { encoding: 'utf8' });
   t.strictSame([verified.status, verified.stderr], [0, '']);
