@@ -196,6 +196,8 @@ export async function startService(
   if (!recovered) logger.error(RECOVERY_PROBLEM);
   await stopIfTold();
 
+  // Before the dispatcher records how the clock was set back.
+  const endOverdue = createOverdue(store, effects);
   // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
     path: dbPath,
@@ -269,7 +271,7 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
-  const reportsLoop = startLoop(createOverdue(store, effects), {
+  const reportsLoop = startLoop(endOverdue, {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
     onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),
