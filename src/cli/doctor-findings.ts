@@ -8,6 +8,7 @@ import { readProc } from '../proc.ts';
 import { type Unusable, whatIsWrong } from '../store/check.ts';
 import { isFailureOfDisk, isLocked } from '../store/database.ts';
 import type { ExaminedFile, KeptTransaction, OlderFile } from '../store/doctor.ts';
+import { servedWithoutLock } from '../store/lock.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
@@ -203,12 +204,19 @@ function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): 
   );
 }
 
-function checkService({ service }: Case): DoctorFinding {
+function checkService({ path, service }: Case): DoctorFinding {
   if (service === null) {
     return note('service', 'no service is running', 'davit serve');
   }
   const { process_id, since } = service;
   const holder = process_id === null ? '' : ` as process ${process_id}`;
+  if (servedWithoutLock(path) !== undefined) {
+    return problem(
+      'service',
+      `running${holder}, whose lock file was removed: a second service in another container would not be refused`,
+      'restart davit serve, which makes the lock file again',
+    );
+  }
   return ok('service', `running${holder}${since === null ? '' : ` since ${since}`}`);
 }
 

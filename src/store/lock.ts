@@ -17,10 +17,10 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { openFilesOf } from '../proc.ts';
+import { holdersOf, openFilesOf } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { lockersOf } from './file-locks.ts';
-import { realPath } from './place.ts';
+import { realPath, sharedMemoryPath, statusOf } from './place.ts';
 
 /** A service that serves the file; null fields could not be read. */
 export interface Serving {
@@ -175,9 +175,28 @@ function holdingProblem(path: string, error: unknown): unknown {
  */
 export function servedBy(path: string): Serving | null {
   const holder = holderOf(path);
-  if (holder === null) return null;
+  if (holder === null) {
+    const process_id = servedWithoutLock(path);
+    return process_id === undefined ? null : { process_id, since: null, max_concurrent: null };
+  }
   const { boot_id: _, ...serving } = holder;
   return serving;
+}
+
+/**
+ * The process of a service that runs although its lock file was deleted, as a leftover perhaps; undefined: there is none,
+ * as far as this user can see. It goes on, and a new lock file in its place does not exclude it.
+ */
+export function servedWithoutLock(path: string): number | undefined {
+  const lock = lockPath(path);
+  // A clean stop leaves the lock and no -shm. Then the search, 5 ms or more with many processes, is skipped.
+  const mayBeServed = existsSync(sharedMemoryPath(path)) || (existsSync(path) && !existsSync(lock));
+  return mayBeServed ? holdersOf(removed(lock))[0] : undefined;
+}
+
+/** How a file that was removed is listed by the processes that have it open, proc_pid_fd(5). */
+export function removed(file: string): string {
+  return `${file} (deleted)`;
 }
 
 /**
@@ -252,9 +271,10 @@ const RESERVED_BYTE = 0x40000001;
  */
 export function isServedByProcess(processId: number, path: string): boolean {
   const file = lockPath(path);
-  return (
-    lockersOf(statSync(file), RESERVED_BYTE).includes(processId) || openFilesOf(processId).includes(file)
-  );
+  const stats = statusOf(file);
+  if (stats !== undefined && lockersOf(stats, RESERVED_BYTE).includes(processId)) return true;
+  const open = openFilesOf(processId);
+  return open.includes(file) || open.includes(removed(file));
 }
 
 /**

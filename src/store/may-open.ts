@@ -1,8 +1,7 @@
-import { existsSync } from 'node:fs';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
-import { holdersOf, openFilesOf } from '../proc.ts';
-import { lockPath, refuseOtherMachine, servedBy } from './lock.ts';
+import { openFilesOf } from '../proc.ts';
+import { lockPath, refuseOtherMachine, removed, servedBy, servedWithoutLock } from './lock.ts';
 import { refuseOtherNames } from './other-names.ts';
 import { realPath } from './place.ts';
 
@@ -63,27 +62,21 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   if (processId === null) return undefined;
   const open = openFilesOf(processId);
   // Otherwise it is not the service, which is in another PID namespace, or one that has another path for the file.
-  if (!open.includes(lockPath(path))) return undefined;
+  const lock = lockPath(path);
+  if (!open.includes(lock) && !open.includes(removed(lock))) return undefined;
   const real = realPath(path);
   const files = [real, `${real}-wal`, `${real}-shm`];
-  const removed = files.find((file) => open.includes(`${file} (deleted)`)); // proc_pid_fd(5)
+  const gone = files.find((file) => open.includes(removed(file)));
   const hasOpened = files.some((file) => open.includes(file));
-  const file = removed ?? (hasOpened ? files.find((file) => !open.includes(file)) : undefined);
+  const file = gone ?? (hasOpened ? files.find((file) => !open.includes(file)) : undefined);
   if (file === undefined) return undefined;
   // At a clean stop SQLite removes the -shm while it still has it open; the -wal it closes first.
-  return { file, processId, isCertain: removed !== undefined && removed !== `${real}-shm` };
+  return { file, processId, isCertain: gone !== undefined && gone !== `${real}-shm` };
 }
 
-/**
- * Throws AppError `conflict` while a service runs whose lock file was deleted, as a leftover perhaps: that service goes
- * on, and a new lock file in its place would not exclude it.
- */
+/** Throws AppError `conflict` while a service runs whose lock file was deleted. */
 function refuseRemovedLock(path: string): void {
-  const lock = lockPath(path);
-  // A clean stop leaves the lock and no -shm. Then the search, 5 ms or more with many processes, is skipped.
-  const mayBeServed = existsSync(`${realPath(path)}-shm`) || (existsSync(path) && !existsSync(lock));
-  if (!mayBeServed) return;
-  const [holder] = holdersOf(`${lock} (deleted)`); // proc_pid_fd(5)
+  const holder = servedWithoutLock(path);
   if (holder === undefined) return;
   throw new AppError(
     'conflict',

@@ -2,7 +2,7 @@ import { closeSync, copyFileSync, existsSync, openSync, renameSync, rmSync, writ
 import { join } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
-import { lockForServing, lockPath } from '../../src/store/lock.ts';
+import { lockForServing, lockPath, type Serving } from '../../src/store/lock.ts';
 import { refuseRemoved, refuseToServe } from '../../src/store/may-open.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place, runHere } from '../helpers/cli.ts';
@@ -107,6 +107,27 @@ t.test('a file that was moved while a service has it open is refused by both nam
     { name: 'website' },
     { name: 'later' },
   ]);
+});
+
+t.test('a service whose lock file was removed is still found, as is what else is removed', async (t) => {
+  const { davit, json, directory, dbPath } = place(t);
+  const service = await serve(t, directory);
+  await opened(service);
+  rmSync(lockPath(dbPath));
+  const { process_id } = (await json<{ service: Serving }>(['admin', 'queue'])).service;
+  t.equal(process_id, service.processId);
+  t.match(await davit(['doctor']), {
+    exitCode: 1,
+    stdout: new RegExp(
+      `^service +problem +running as process ${process_id}, whose lock file was removed`,
+      'm',
+    ),
+  });
+  rmSync(`${dbPath}-wal`);
+  t.match(await davit(['admin', 'queue']), {
+    exitCode: 1,
+    stderr: /davit\.db-wal was moved, removed or replaced while process/,
+  });
 });
 
 t.test(
