@@ -52,7 +52,7 @@ export function findingsOfFile(
     () => [checkWrites(file, examination.keptTransaction(effects), surroundings)],
     () => checkIntegrity(examination),
     () => checkReferences(examination),
-    () => [checkClock(file, examination)],
+    () => [checkClock(file, examined)],
     () => [checkService(file)],
     () => checkDeployments(file, reads, surroundings),
     () => checkWebhooks(file, reads),
@@ -193,14 +193,22 @@ function checkReferences(examination: ExaminedFile['examination']): DoctorFindin
   return orOk(findings, 'references', 'every row refers to rows that exist');
 }
 
-function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): DoctorFinding {
+/**
+ * Once davit has recorded that the clock was set back, it goes by that in its retries and in reports, and what has a time
+ * in the future is only kept longer.
+ */
+function checkClock({ nowMs }: Case, { reads: { instance }, examination }: ExaminedFile): DoctorFinding {
   const newestMs = examination.newestMs();
   const aheadMs = newestMs - nowMs;
   if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the newest entry is of ${timestamp(newestMs)}`);
-  return problem(
+  const message = `the newest entry is of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} in the future`;
+  const setBack = instance.clockSettings(nowMs).findLast(({ byMs }) => byMs < -CLOCK_AHEAD_MS);
+  if (setBack === undefined || instance.setBackMs(nowMs) > 0)
+    return problem('clock', message, 'the clock is wrong, or was: check it (timedatectl) and let NTP set it');
+  return note(
     'clock',
-    `the newest entry is of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} in the future`,
-    'the clock is wrong, or was: check it (timedatectl) and let NTP set it',
+    `${message}, as the clock was set back by ${formatDuration(-setBack.byMs)} at ${timestamp(setBack.atMs)}`,
+    'nothing, if the clock is right now (timedatectl): what has such a time is only kept longer',
   );
 }
 
@@ -278,7 +286,16 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
         'replace it if somebody still needs it: davit admin key create',
       ),
     );
-  return orOk([...ending, ...ended], 'keys', `${live.length} of them, none expires soon`);
+  const tooLong = live
+    .filter(({ created_at, expires_at }) => expires_at !== null && ageMs(created_at, nowMs) < -CLOCK_AHEAD_MS)
+    .map((key) =>
+      problem(
+        'keys',
+        `${nameOfKey(key)} was made while the clock was ahead, and expires as much too late, at ${key.expires_at}`,
+        'replace it, if the clock is right now (timedatectl): davit admin key create',
+      ),
+    );
+  return orOk([...ending, ...tooLong, ...ended], 'keys', `${live.length} of them, none expires soon`);
 }
 
 function expiresSoon({ created_at, expires_at }: Key, nowMs: number): boolean {
