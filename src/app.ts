@@ -121,7 +121,7 @@ export async function startService(
   requireOwnProc();
   const isNew = !existsSync(dbPath);
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
-  started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
+  started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent, config.tls?.certPath));
 
   const network = networkProblem(dbPath);
   const warnings = [

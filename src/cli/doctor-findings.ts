@@ -1,6 +1,6 @@
 import { findMarked } from '../deploy/processes.ts';
 import { type Key, timestamp } from '../domain.ts';
-import { DAY_MS, formatDuration, MINUTE_MS } from '../durations.ts';
+import { DAY_MS, endsSoon, formatDuration, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
@@ -16,7 +16,7 @@ import { formatBytes } from './bytes.ts';
 import { ageMs, type Case, type DoctorFinding } from './doctor-case.ts';
 import { checkDeployments, type LivingProcesses } from './doctor-deployments.ts';
 import { checkDisk } from './doctor-disk.ts';
-import { checkLeftovers, checkPermissions } from './doctor-files.ts';
+import { checkCertificate, checkLeftovers, checkPermissions } from './doctor-files.ts';
 import { checkWebhooks } from './doctor-webhooks.ts';
 import { isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
@@ -25,8 +25,6 @@ import type { Surroundings } from './project-surroundings.ts';
 
 /** Clocks that NTP synchronises differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
-/** Of a key that is not meant to live long, the last quarter of its life. */
-const KEY_EXPIRES_SOON_MS = 14 * DAY_MS;
 const KEY_EXPIRED_LATELY_MS = 14 * DAY_MS;
 
 /** Checks what surrounds a file, without opening it: permissions, disk, WAL, leftovers. */
@@ -36,6 +34,7 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
     ...checkDisk(file.path, file.diskTrial),
     ...(file.service === null ? [checkLeftWal(file)] : []),
     ...checkLeftovers(file),
+    ...checkCertificate(file),
   ];
 }
 
@@ -299,7 +298,5 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
 }
 
 function expiresSoon({ created_at, expires_at }: Key, nowMs: number): boolean {
-  if (expires_at === null) return false;
-  const endsAtMs = Date.parse(expires_at);
-  return endsAtMs - nowMs < Math.min(KEY_EXPIRES_SOON_MS, (endsAtMs - Date.parse(created_at)) / 4);
+  return expires_at !== null && endsSoon(Date.parse(created_at), Date.parse(expires_at), nowMs);
 }

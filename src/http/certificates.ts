@@ -1,6 +1,7 @@
 import { statSync } from 'node:fs';
 import type { ServeConfig } from '../config.ts';
 import { timestamp } from '../domain.ts';
+import { DAY_MS, endsSoon } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -9,6 +10,8 @@ import { type Certificate, readCertificate } from './tls.ts';
 
 /** Reads and checks the PEM files that the options name, anew at each call. Throws AppError with the option's name. */
 export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Effects, logger: Logger) {
+  let cancelWarning = () => {};
+
   return {
     /** Null: plain HTTP. */
     own: (): Certificate | null => (tls === null ? null : readOwn(tls)),
@@ -31,7 +34,7 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
 
   function readOwn(files: NonNullable<ServeConfig['tls']>): Certificate {
     const certificate = readCertificate(files);
-    warnIfInvalid(certificate);
+    warnDaily(certificate);
     return certificate;
   }
 
@@ -50,6 +53,13 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
     }
   }
 
+  /** As it may expire, or come near to that, while davit runs. */
+  function warnDaily(certificate: Certificate): void {
+    cancelWarning();
+    warnIfInvalid(certificate);
+    cancelWarning = effects.after(DAY_MS, () => warnDaily(certificate));
+  }
+
   /** Only warns: this machine's clock may be the one that is wrong, and davit does more than to serve HTTPS. */
   function warnIfInvalid({ validFromMs, validToMs }: Certificate): void {
     const nowMs = effects.now();
@@ -58,6 +68,8 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
       logger.warn(validity, 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP');
     } else if (nowMs < validFromMs) {
       logger.warn(validity, 'the certificate is not valid yet, and clients refuse it: is the clock right?');
+    } else if (endsSoon(validFromMs, validToMs, nowMs)) {
+      logger.warn(validity, 'the certificate expires soon: renew it, then send SIGHUP');
     }
   }
 }
