@@ -19,9 +19,8 @@ const F_DUPFD_CLOEXEC = 1030;
 /**
  * libuv accepts one connection per listening socket and turn of the event loop (libuv#3696). With 256 busy connections a
  * turn takes 30 ms: of 256 new connections the last was answered after 2 s, and now is after 0.2 s. So this starts
- * `listener` and further servers on duplicates of its socket, which hand it the connections that they accept. They close
- * with it, and all of them together keep to its `maxConnections`. That is more than the maximum in admission.ts, which
- * answers 503 to those in between, and does not count TLS connections before their handshake.
+ * `listener` and further servers on duplicates of its socket, which hand it the connections that they accept, and close
+ * with it.
  */
 export function acceptors(
   listener: Listener,
@@ -31,14 +30,7 @@ export function acceptors(
 ): Plugin<void> {
   const others: NetServer[] = [];
   let warnedAtMs = Number.NEGATIVE_INFINITY;
-  const { maxConnections: acceptedMax } = listener;
-  let connections = 0;
-  let ofOthers = 0;
 
-  listener.on('connection', (socket: Socket) => {
-    connections++;
-    socket.once('close', () => connections--);
-  });
   const close = listener.close.bind(listener);
   listener.close = (onClosed) => {
     const all = [close, ...others.map((other) => other.close.bind(other))];
@@ -72,12 +64,6 @@ export function acceptors(
   };
 
   function handOver(socket: Socket): void {
-    if (connections >= acceptedMax) {
-      socket.destroy();
-      return;
-    }
-    countOfOthers(1);
-    socket.once('close', () => countOfOthers(-1));
     listener.emit('connection', socket);
   }
 
@@ -86,12 +72,6 @@ export function acceptors(
     if (effects.monotonicMs() - warnedAtMs < WARN_EVERY_MS) return;
     warnedAtMs = effects.monotonicMs();
     logger.warn({ err: error }, 'a connection could not be accepted');
-  }
-
-  /** `listener` counts only the connections that it accepts itself: its maximum is lowered by those of the others. */
-  function countOfOthers(change: 1 | -1): void {
-    ofOthers += change;
-    listener.maxConnections = acceptedMax - ofOthers;
   }
 }
 

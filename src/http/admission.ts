@@ -1,24 +1,14 @@
 import type { IncomingMessage, Server as Listener, ServerResponse } from 'node:http';
-import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Request } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
 import { dropBody, dropRequests, stopReading } from '../unread.ts';
 import { holdBody, refuseTinyPieces } from './body.ts';
-
-export interface AdmissionOptions {
-  tls: boolean;
-  maxConnections: number;
-  /** How many pipelined requests, those sent before the previous one was answered, there may be over all connections. */
-  pipelinedMax?: number | undefined;
-}
+import type { Connection, ConnectionPlaces } from './connection-places.ts';
 
 /** Admission control, and which response is under way on a connection. */
 export interface Admission {
-  /**
-   * Throws `unavailable` if this connection is one too many, or if there are too many pipelined requests. Connections
-   * that came before the maximum was reached go on, however many others come and say nothing.
-   */
+  /** Throws `unavailable` if there is no place for this connection, or if there are too many pipelined requests. */
   admit(request: Request): void;
   /** Closes the connection after this response, unless a further request has come; those that still come are ignored. */
   closeAfter(request: Request): void;
@@ -34,6 +24,7 @@ const PIPELINED_MAX = 1_000;
 const PIPELINED_PER_TURN = 16;
 
 interface UnderWay {
+  connection: Connection;
   /** Infinity: the connection is to be closed, and all further requests on it are ignored. */
   unanswered: number;
   latestResponse: ServerResponse | undefined;
@@ -43,31 +34,27 @@ interface UnderWay {
 }
 
 /**
- * Limits connections and pipelined requests. One read may bring 3,600 requests, all in one turn of the event loop, which
- * blocked everybody else for 0.6 s; 4,000 connections with 100 requests each, whose clients read nothing, took 4.3 GB.
+ * Refuses connections without a place, and limits pipelined requests. One read may bring 3,600, all in one turn of the
+ * event loop, which blocked everybody else for 0.6 s; 4,000 connections with 100 requests each, whose clients read
+ * nothing, took 4.3 GB.
  * The first request beyond a limit is answered 503 and closes its connection; those behind it do not reach hapi.
  * Pipelined requests below the limits take turns: when each read's were answered at once, none was ever unanswered, and
  * as a turn makes up to 32 reads of a connection, ten of them blocked everybody else for 12 s.
  *
  * Call this after hapi has subscribed to the events of `listener`: it wraps hapi's listeners.
  */
-export function createAdmission(listener: Listener, options: AdmissionOptions): Admission {
-  const { tls, maxConnections, pipelinedMax = PIPELINED_MAX } = options;
+export function createAdmission(
+  listener: Listener,
+  connections: ConnectionPlaces,
+  pipelinedMax: number = PIPELINED_MAX,
+): Admission {
   const underWay = new WeakMap<Duplex, UnderWay>();
   const refused = new WeakSet<IncomingMessage>();
-  /** The connections that were beyond the maximum when they came, until they are admitted. */
-  const beyond = new WeakSet<Duplex>();
   /** Each passes a pipelined request on to hapi. */
   const waiting: (() => void)[] = [];
-  let connections = 0;
   let pipelined = 0;
   let passedInTurn = 0;
 
-  listener.on(tls ? 'secureConnection' : 'connection', (socket: Socket) => {
-    connections++;
-    if (connections > maxConnections) beyond.add(socket);
-    socket.once('close', () => connections--);
-  });
   for (const event of ['request', 'checkContinue'] as const) {
     const listeners = listener.listeners(event);
     listener.removeAllListeners(event);
@@ -98,6 +85,7 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
     const before = state.unanswered;
     if (before > UNANSWERED_MAX) return false;
     const isPipelined = before > 0;
+    if (!isPipelined) state.connection.begin();
     const isRefused = before === UNANSWERED_MAX || (isPipelined && pipelined >= pipelinedMax);
     if (isRefused) {
       refused.add(request);
@@ -109,6 +97,7 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
     response.once('close', () => {
       if (isPipelined) pipelined -= 1;
       state.unanswered -= 1;
+      if (state.unanswered === 0) state.connection.rest();
       // If it were kept until the next request, V8 would move it to the old generation, and then the next request's
       // objects with it: 256 connections created 5,500 deployments a second instead of 8,500.
       if (state.latestResponse === response && request.complete) state.latestResponse = undefined;
@@ -149,24 +138,29 @@ export function createAdmission(listener: Listener, options: AdmissionOptions): 
   function underWayOn(socket: Duplex): UnderWay {
     let state = underWay.get(socket);
     if (state === undefined) {
-      state = { unanswered: 0, latestResponse: undefined, waiting: 0, resumeReading: () => undefined };
+      state = {
+        connection: connections.of(socket),
+        unanswered: 0,
+        latestResponse: undefined,
+        waiting: 0,
+        resumeReading: () => undefined,
+      };
       underWay.set(socket, state);
     }
     return state;
   }
 
   function admit({ raw: { req, res } }: Request): void {
-    if (beyond.has(req.socket)) {
-      if (connections > maxConnections) refuse(res, 'there are too many connections: try again');
-      beyond.delete(req.socket);
+    if (underWay.get(req.socket)?.connection.takePlace() === false) {
+      refuse(res, 'there are too many connections: try again');
     }
     if (refused.has(req)) refuse(res, 'too many requests at once on this connection: wait for their answers');
   }
 
   function closeAfter({ raw: { req, res } }: Request): void {
-    const state = underWayOn(req.socket);
+    const state = underWay.get(req.socket);
     // Node sends nothing behind a response with this header, although the requests there are carried out.
-    if (state.latestResponse !== res) return;
+    if (state?.latestResponse !== res) return;
     res.setHeader('Connection', 'close');
     state.unanswered = Infinity;
   }

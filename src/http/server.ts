@@ -12,10 +12,11 @@ import type { Logger } from '../logger.ts';
 import type { Caller } from '../store/keys.ts';
 import { openFilesMax } from '../system-limits.ts';
 import { acceptors } from './acceptors.ts';
-import { type Admission, type AdmissionOptions, createAdmission } from './admission.ts';
+import { type Admission, createAdmission } from './admission.ts';
 import { callerOf } from './auth.ts';
 import { createBatching } from './batching.ts';
 import { parseBody } from './body.ts';
+import { createConnectionPlaces, placesFor } from './connection-places.ts';
 import { commonHeaders, finishResponse } from './errors.ts';
 import { applyRateDecision, createRateLimiter, type RateLimit } from './limits.ts';
 import { answerParserErrors } from './parser-errors.ts';
@@ -40,14 +41,17 @@ declare module '@hapi/hapi' {
   }
 }
 
-export interface HttpServerOptions extends Pick<AdmissionOptions, 'pipelinedMax'> {
+export interface HttpServerOptions {
   /** With port 0, `server.info` has the actual port once the server has started. */
   listen: ListenAddress;
   /** Null serves plain HTTP. */
   tls: Pick<Certificate, 'chain' | 'key'> | null;
   /** Null: unlimited. */
   rateLimit: RateLimit | null;
+  /** How many connections may have requests under way, or be idle. */
   maxConnections?: number;
+  /** How many pipelined requests, those sent before the previous one was answered, there may be over all connections. */
+  pipelinedMax?: number | undefined;
   /** How many bytes bodies may have that are not complete, over all connections. */
   receiveBufferMaxBytes?: number;
   /** How many bytes of large responses may wait for their clients to read them, over all connections. */
@@ -93,12 +97,6 @@ const DEFAULT_TIMEOUTS: HttpTimeouts = {
 
 const HEADERS_MAX_BYTES = 16 * 1024;
 
-/** Each connection costs a file descriptor and, once idle after its first request, 24 KiB (measured). */
-const CONNECTIONS_MAX = 4_096;
-
-/** Connections beyond the maximum that are still answered, with 503, as a fraction of it; any further one is dropped. */
-const SPARE_FRACTION = 1 / 16;
-
 /**
  * Creates the HTTP server without listening: call `server.start()`, and `server.stop({ timeout })` at the end.
  * `authentication` registers the default auth strategy, `resources` the routes.
@@ -109,10 +107,11 @@ export async function createHttpServer(
   effects: Effects,
   logger: Logger,
 ): Promise<Server> {
-  const { tls, maxConnections = defaultMaxConnections(), pipelinedMax } = options;
-  const listener = createListener(options, maxConnections);
+  const { maxConnections = placesFor(openFilesMax()), pipelinedMax } = options;
+  const listener = createListener(options);
   const server = createHapiServer(listener, options);
-  const admission = createAdmission(listener, { tls: tls !== null, maxConnections, pipelinedMax });
+  const places = createConnectionPlaces(listener, maxConnections, effects, logger);
+  const admission = createAdmission(listener, places, pipelinedMax);
   answerParserErrors(listener, admission.latestResponse, effects, logger);
   addSteps(server, admission, options, effects, logger);
   await server.register([
@@ -174,17 +173,8 @@ function addSteps(
   server.events.on('response', (request) => noteAnswered(request, effects, logger, onAnswer));
 }
 
-/**
- * Half of the open files that the system allows are reserved for davit's own work: even a cancellation needs one. The
- * other half is for all connections that are accepted, see system-limits.ts.
- */
-function defaultMaxConnections(): number {
-  const acceptedMax = Math.floor(openFilesMax() / 2);
-  return Math.min(CONNECTIONS_MAX, Math.floor(acceptedMax / (1 + SPARE_FRACTION)));
-}
-
 /** Created here because hapi passes none of these options on to the listener that it would create. */
-function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: number): Listener {
+function createListener({ tls, timeouts }: HttpServerOptions): Listener {
   const { headersMs, requestMs, checkMs, keepAliveMs, idleMs } = { ...DEFAULT_TIMEOUTS, ...timeouts };
   const httpOptions = {
     headersTimeout: headersMs,
@@ -200,7 +190,6 @@ function createListener({ tls, timeouts }: HttpServerOptions, maxConnections: nu
       ? createPlainServer(httpOptions)
       : createTlsServer({ ...httpOptions, ...tlsOptions(tls), handshakeTimeout: headersMs });
   listener.timeout = idleMs;
-  listener.maxConnections = Math.ceil(maxConnections * (1 + SPARE_FRACTION));
   // Any other expectation than 100-continue may be ignored (RFC 9110, 10.1.1); Node would answer a bare 417.
   listener.on('checkExpectation', (request, response) => listener.emit('request', request, response));
   return listener;

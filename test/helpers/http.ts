@@ -154,8 +154,12 @@ export interface RawConnection {
   closed: Promise<string>;
 }
 
-export async function connectRaw(port: number): Promise<RawConnection> {
-  const socket = connect({ port, host: '127.0.0.1' });
+export function connectRaw(port: number): Promise<RawConnection> {
+  return followRaw(connect({ port, host: '127.0.0.1' }));
+}
+
+/** The same of a socket that connects. */
+export async function followRaw(socket: Socket): Promise<RawConnection> {
   let all = '';
   socket.setEncoding('latin1').on('data', (text: string) => {
     all += text;

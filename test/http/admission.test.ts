@@ -22,40 +22,6 @@ const open: Plugin<void> = {
   },
 };
 
-t.test('a connection beyond the maximum is answered 503, until another one has closed', async (t) => {
-  const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
-  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
-  const first = await connectRaw(port);
-  const second = await connectRaw(port);
-  for (const connection of [first, second]) {
-    connection.send(get);
-    t.match(await connection.received('open'), /^HTTP\/1\.1 200 /);
-  }
-  t.match(parseResponses(await rawRequest(port, get)), [
-    { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /unavailable/ },
-  ]);
-  first.socket.end();
-  await first.closed;
-  const third = await connectRaw(port);
-  third.send(get);
-  t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
-});
-
-t.test('connections that say nothing beyond the maximum take no place from those before them', async (t) => {
-  const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
-  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
-  const first = await connectRaw(port);
-  const second = await connectRaw(port);
-  const silent = await connectRaw(port);
-  t.equal(await rawRequest(port, get), '', 'dropped, as the silent one has been accepted');
-  for (const connection of [first, second]) {
-    connection.send(get);
-    t.match(await connection.received('open'), /^HTTP\/1\.1 200 /);
-  }
-  silent.send(get);
-  t.match(await silent.received('unavailable'), /^HTTP\/1\.1 503 /);
-});
-
 t.test('a connection may have 100 unanswered requests; the next one is 503 and closes it', async (t) => {
   const { promise: released, resolve: release } = Promise.withResolvers<void>();
   const reached: string[] = [];

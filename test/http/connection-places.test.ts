@@ -1,0 +1,143 @@
+import { readFileSync } from 'node:fs';
+import { join } from 'node:path';
+import { connect } from 'node:tls';
+import type { Plugin } from '@hapi/hapi';
+import Joi from 'joi';
+import t from 'tap';
+import { placesFor } from '../../src/http/connection-places.ts';
+import { readCertificate } from '../../src/http/tls.ts';
+import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
+import {
+  connectRaw,
+  followRaw,
+  heldResource,
+  parseResponses,
+  rawRequest,
+  startHttp,
+} from '../helpers/http.ts';
+
+/** GET and POST /open answer at once. */
+const open: Plugin<void> = {
+  name: 'open',
+  register(server) {
+    server.route({ method: 'GET', path: '/open', options: { auth: false }, handler: () => ({ open: true }) });
+    server.route({
+      method: 'POST',
+      path: '/open',
+      options: { auth: false, plugins: { input: { payload: Joi.any() } } },
+      handler: () => ({ open: true }),
+    });
+  },
+};
+
+const GET = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+
+t.test('places depend on the open files allowed', async (t) => {
+  t.equal(placesFor(Number.POSITIVE_INFINITY), 4_096);
+  t.equal(placesFor(10_000), 4_096);
+  t.equal(placesFor(512), 240, 'and 15 connections more have half of the files');
+});
+
+t.test('a request on a new connection closes the one that has been idle for the longest time', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
+  const first = await connectRaw(port);
+  const second = await connectRaw(port);
+  for (const { send, received } of [first, second]) {
+    send(GET);
+    await received('open');
+  }
+  first.send(GET.replace('/open', '/none'));
+  await first.received('not_found');
+  const third = await connectRaw(port);
+  third.send(GET);
+  t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
+  t.equal(parseResponses(await second.closed).length, 1);
+  first.send(GET.replace('/open', '/none').replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n'));
+  t.equal(parseResponses(await first.closed).length, 3);
+});
+
+t.test('a request is answered 503 only if others are under way on all connections', async (t) => {
+  const { plugin, heldCount, release } = heldResource();
+  const { port } = await startHttp(t, { resources: () => [plugin, open], maxConnections: 2 });
+  const waiting = await connectRaw(port);
+  waiting.send(GET.replace('/open', '/held'));
+  await until(() => heldCount() === 1);
+  const sending = await connectRaw(port);
+  sending.send(
+    'POST /open HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n',
+  );
+  await sending.received('100 Continue');
+  sending.send('1');
+  t.match(parseResponses(await rawRequest(port, GET)), [
+    { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /unavailable/ },
+  ]);
+  sending.send('2');
+  t.match(await sending.received('open'), /HTTP\/1\.1 200 /);
+  t.match(parseResponses(await rawRequest(port, GET.replace('d', 'd\r\nConnection: close'))), [
+    { status: 200 },
+  ]);
+  await sending.closed;
+  release();
+  t.match(await waiting.received('held'), /^HTTP\/1\.1 200 /);
+});
+
+t.test('connections that say nothing take no place from those that were answered', async (t) => {
+  const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
+  const first = await connectRaw(port);
+  const second = await connectRaw(port);
+  for (const { send, received } of [first, second]) {
+    send(GET);
+    await received('open');
+  }
+  const silent = await connectRaw(port);
+  const next = await connectRaw(port);
+  t.equal(await silent.closed, '');
+  for (const { send, received } of [first, second]) {
+    send(GET.replace('/open', '/none'));
+    t.match(await received('not_found'), /^HTTP\/1\.1 200 /);
+  }
+  next.send(GET);
+  t.match(await next.received('open'), /^HTTP\/1\.1 200 /, 'once it says something, it does');
+  t.equal(parseResponses(await first.closed).length, 2);
+});
+
+t.test('slow clients keep nobody out, and the log tells of them once a minute', async (t) => {
+  const effects = fakeEffects();
+  const { port, log } = await startHttp(t, { effects, resources: () => [open], maxConnections: 16 });
+  const fill = async () => {
+    for (let count = 0; count < 17; count++) (await connectRaw(port)).send('GET /open HTTP/1.1\r\n');
+  };
+  const statusOfNext = async () => {
+    const [answer] = parseResponses(await rawRequest(port, GET.replace('d', 'd\r\nConnection: close')));
+    return answer?.status;
+  };
+  await fill();
+  t.equal(await statusOfNext(), 200);
+  effects.advance(0);
+  const warnings = () => log.filter(({ level }) => level === 40);
+  t.match(warnings(), [{ closed: 1, msg: /^connections were closed for others: / }]);
+  await fill();
+  t.equal(await statusOfNext(), 200);
+  effects.advance(59_999);
+  t.equal(warnings().length, 1);
+  effects.advance(1);
+  t.match(warnings(), [{ closed: 1 }, { closed: 17 }]);
+});
+
+t.test('over TLS, clients that never say hello keep nobody out, and idle ones give way', async (t) => {
+  const fixture = (name: string) => join(import.meta.dirname, '../fixtures/tls', name);
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port } = await startHttp(t, { tls: pair, resources: () => [open], maxConnections: 2 });
+  const ca = readFileSync(fixture('ca.pem'));
+  const connectTls = () => followRaw(connect({ port, host: '127.0.0.1', servername: 'localhost', ca }));
+  const silent = [await connectRaw(port), await connectRaw(port), await connectRaw(port)];
+  const clients = [await connectTls(), await connectTls(), await connectTls()];
+  for (const { send, received } of clients) {
+    send(GET);
+    t.match(await received('open'), /^HTTP\/1\.1 200 /);
+  }
+  for (const { closed } of silent) t.equal(await closed, '');
+  t.equal(parseResponses((await clients[0]?.closed) ?? '').length, 1);
+  for (const { socket } of clients) socket.destroy();
+});
