@@ -12,7 +12,7 @@ interface MetricsListener {
   close(): Promise<void>;
 }
 
-/** Each Prometheus keeps one open; connections beyond this are dropped. */
+/** Each Prometheus keeps one open. Once there are so many, all idle ones are closed; those beyond are dropped. */
 const MAX_CONNECTIONS = 32;
 /** Per connection. One read may bring 2,000 pipelined scrapes, and answering them all took 0.5 s. */
 const MAX_REQUESTS = 100;
@@ -49,6 +49,12 @@ export async function startMetricsListener(
   );
   server.timeout = IDLE_TIMEOUT_MS;
   server.maxConnections = MAX_CONNECTIONS;
+  // Others that are idle would keep a Prometheus out for as long as connections are kept alive. It opens another.
+  server.on('connection', () => {
+    server.getConnections((_error, count) => {
+      if (count >= MAX_CONNECTIONS) server.closeIdleConnections();
+    });
+  });
   server.maxRequestsPerSocket = MAX_REQUESTS;
   // One beyond these: until it is closed for being idle, nothing is made of what still comes.
   server.on('dropRequest', (request: IncomingMessage) => {

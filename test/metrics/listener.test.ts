@@ -95,6 +95,31 @@ t.test('a connection beyond 32 is closed, and the others are served', async (t) 
   for (const { socket } of open) socket.destroy();
 });
 
+t.test('idle connections keep no other out, and do not end scrapes under way', async (t) => {
+  const { promise, resolve } = Promise.withResolvers<string>();
+  let isFirst = true;
+  const { port, scrapes } = await listener(t, async () => {
+    if (!isFirst) return 'davit_x 1\n';
+    isFirst = false;
+    return promise;
+  });
+  const get = 'GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n';
+  const scraping = await connectRaw(port);
+  scraping.send(get);
+  await until(() => scrapes.length === 1);
+  const others: RawConnection[] = [];
+  for (let made = 0; made < 32; made++) {
+    const other = await connectRaw(port);
+    other.send(get);
+    t.match(await other.received('davit_x 1'), /^HTTP\/1\.1 200 /);
+    others.push(other);
+  }
+  t.match(await others[0]?.closed, /davit_x 1/);
+  resolve('davit_x 2\n');
+  t.match(await scraping.received('davit_x 2'), /^HTTP\/1\.1 200 /);
+  for (const { socket } of [scraping, ...others]) socket.destroy();
+});
+
 t.test('a connection ends with its hundredth request; the next is answered 503', async (t) => {
   const { port, scrapes } = await listener(t);
   const connection = await connectRaw(port);
