@@ -68,10 +68,13 @@ export interface Sender {
 const IDLE_CONNECTIONS_MAX = 1_000;
 const BODY_READ_MAX_BYTES = 16 * 1024;
 
+/** From the head of an answer, which is the outcome. Bodies without end held their slots until the deadline. */
+const BODY_READ_MAX_MS = 1_000;
+
 /**
  * Sends deliveries: one POST each, to allowed addresses only, over HTTP/1.1 keep-alive connections. Redirects are not
- * followed. One deadline holds for the whole attempt: a body that goes on beyond it, or beyond 16 KiB, is cut off, and
- * the status counts all the same.
+ * followed. One deadline holds for the whole attempt: a body that goes on beyond it, for more than 1 s or beyond 16 KiB,
+ * is cut off, and the status counts all the same.
  *
  * An HTTP client of its own, as that is most of what a delivery costs: undici took 20 µs for each, this takes 10 µs, and
  * davit delivers a fifth more.
@@ -102,25 +105,35 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     return new Promise((resolve) => {
       // The request is built again for a second connection, rather than kept: see `exchange`.
       const exchangeOver = (connection: Connection): Abort =>
-        exchange(connection, requestFor, elapsedMs, (end) => {
-          if (end.error === null && end.answer?.keepsConnection === true) {
-            pool.release(connection, end.answer.idleMs);
-          } else {
-            pool.drop(connection);
-          }
-          if (wasStale(end, connection)) {
-            abort = exchangeOver(pool.open(target, key));
-            return;
-          }
-          cancelDeadline();
-          underWay.take(place);
-          resolve(outcomeOf(end, connection.remoteAddress()));
+        exchange(connection, requestFor, elapsedMs, {
+          bodyAwaited() {
+            cancelDeadline();
+            abortIn(Math.max(0, Math.min(BODY_READ_MAX_MS, timeoutMs - elapsedMs())));
+          },
+          ended(end) {
+            if (end.error === null && end.answer?.keepsConnection === true) {
+              pool.release(connection, end.answer.idleMs);
+            } else {
+              pool.drop(connection);
+            }
+            if (wasStale(end, connection)) {
+              abort = exchangeOver(pool.open(target, key));
+              return;
+            }
+            cancelDeadline();
+            underWay.take(place);
+            resolve(outcomeOf(end, connection.remoteAddress()));
+          },
         });
       let abort = exchangeOver(pool.acquire(target, key));
+      let cancelDeadline: () => void;
       // One turn of the event loop later: if davit itself was held up, an answer may wait that it has not read.
-      let cancelDeadline = effects.after(timeoutMs, () => {
-        cancelDeadline = effects.after(0, () => abort(new AttemptError('timeout')));
-      });
+      const abortIn = (delayMs: number) => {
+        cancelDeadline = effects.after(delayMs, () => {
+          cancelDeadline = effects.after(0, () => abort(new AttemptError('timeout')));
+        });
+      };
+      abortIn(timeoutMs);
       const place = underWay.put((error) => abort(error));
     });
   }
@@ -186,19 +199,27 @@ interface End {
   began: boolean;
 }
 
+interface ExchangeEvents {
+  /** The head of the answer is complete, and its body is not. */
+  bodyAwaited(): void;
+  /** The last event. */
+  ended(end: End): void;
+}
+
 /** Ends an exchange early. */
 type Abort = (error: Error) => void;
 
 /**
- * Sends one request on one connection: what `requestFor` returns when that is established, perhaps late. Calls `onEnd`
- * once, and not before it has returned; the returned function ends it early. While waiting for the answer it keeps
- * neither the request nor a parser: V8's young-generation collections would copy those of 256 attempts every 16 ms.
+ * Sends one request on one connection: what `requestFor` returns when that is established, perhaps late. Each event
+ * comes once at most, and not before it has returned; the returned function ends it early. While waiting for the answer
+ * it keeps neither the request nor a parser: V8's young-generation collections would copy those of 256 attempts every
+ * 16 ms.
  */
 function exchange(
   connection: Connection,
   requestFor: (isLate: boolean) => string | null,
   elapsedMs: () => number,
-  onEnd: (end: End) => void,
+  events: ExchangeEvents,
 ): Abort {
   let reader: AnswerReader | undefined;
   let durationMs: number | undefined;
@@ -220,11 +241,12 @@ function exchange(
         return;
       }
       const answer = reader.answer();
-      if (answer !== undefined) durationMs ??= elapsedMs();
+      const isNewHead = answer !== undefined && durationMs === undefined;
+      if (isNewHead) durationMs = elapsedMs();
       if (isWhole) end(null);
       else if (answer !== undefined && answer.bodyBytes > BODY_READ_MAX_BYTES) {
         end(new AttemptError('the body is too long'));
-      }
+      } else if (isNewHead) events.bodyAwaited();
     },
     closed(error) {
       end(
@@ -237,7 +259,7 @@ function exchange(
   function end(error: Error | null): void {
     if (ended) return;
     ended = true;
-    onEnd({
+    events.ended({
       answer: reader?.answer(),
       durationMs: durationMs ?? elapsedMs(),
       error,
