@@ -54,7 +54,7 @@ export interface Connector {
 export type Connect = (url: URL, events: SocketEvents, key: Owner) => OpenSocket;
 
 interface OpenSocket {
-  /** Null until it is connected. */
+  /** The one that was tried last, and to which it is connected; null until one was tried. */
   remoteAddress(): string | null;
   /** Call this only once it is connected. */
   write(text: string): void;
@@ -169,8 +169,11 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       : openTcp(socketOptions);
     let remoteAddress: string | null = null;
     let handshaking = false;
+    // Not read from the socket, which has none if nobody answers there.
+    socket.on('connectionAttempt', (address: string) => {
+      remoteAddress = address;
+    });
     socket.once('connect', () => {
-      remoteAddress = socket.remoteAddress ?? null;
       handshaking = isTls;
     });
     socket.once(isTls ? 'secureConnect' : 'connect', () => {

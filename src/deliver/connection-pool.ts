@@ -11,7 +11,7 @@ export interface Destination {
 
 /** One connection to one receiver. It carries one request at a time. */
 export interface Connection {
-  /** Null until it is connected. */
+  /** The one that was tried last, and to which it is connected; null until one was tried. */
   remoteAddress(): string | null;
   /** Whether it carried a request before: if so, the receiver may have closed it while it was idle. */
   readonly reused: boolean;

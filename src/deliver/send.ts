@@ -47,7 +47,7 @@ export interface SendOutcome {
   error: string | null;
   /** Whole milliseconds until the status, or until the failure. */
   durationMs: number;
-  /** Null if no connection was made. */
+  /** The one that was tried last; null if none was. */
   remoteAddress: string | null;
   /** The beginning of the answer's body as text; null without a status. */
   responseBody: string | null;

@@ -285,7 +285,7 @@ const ATTEMPT: Described<Attempt> = {
       description: 'Why there was no answer; null when there was one, whatever its status.',
     },
     duration_ms: COUNT,
-    remote_address: nullable(TEXT),
+    remote_address: { ...nullable(TEXT), description: 'The address that was tried last; null if none was.' },
     response_body: {
       ...nullable(TEXT),
       description: `The first 4 KiB of the answer's body, as far as it came within 1 s of the headers; shown for the latest ${BODIES_SHOWN_MAX} attempts of a delivery.`,

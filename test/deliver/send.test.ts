@@ -348,7 +348,7 @@ t.test('an attempt fails', async (t) => {
       ok: false,
       statusCode: null,
       error: 'connection_refused',
-      remoteAddress: null,
+      remoteAddress: '127.0.0.1',
     });
   });
 
@@ -357,7 +357,7 @@ t.test('an attempt fails', async (t) => {
     await receiver.close();
     for (const url of [named(receiver), named(receiver).replace('http:', 'https:')]) {
       const { send } = newSender(t, { resolve: scripted(['127.0.0.1', '127.0.0.2']).resolve });
-      t.match(await send(url), { error: 'connection_refused', remoteAddress: null }, url);
+      t.match(await send(url), { error: 'connection_refused', remoteAddress: '127.0.0.2' }, url);
     }
   });
 
@@ -368,7 +368,7 @@ t.test('an attempt fails', async (t) => {
       ok: false,
       statusCode: null,
       error: 'unreachable',
-      remoteAddress: null,
+      remoteAddress: '255.255.255.255',
     });
   });
 
@@ -555,7 +555,10 @@ t.test('over TLS', async (t) => {
     const { error } = await send(`https://127.0.0.1:${refusing.port}/`);
     t.match(error, /^tls: .*handshake failure$/);
     const closing = await startTcp(t, (socket) => socket.destroy());
-    t.match(await send(`https://127.0.0.1:${closing.port}/`), { error: 'connection_reset' });
+    t.match(await send(`https://127.0.0.1:${closing.port}/`), {
+      error: 'connection_reset',
+      remoteAddress: '127.0.0.1',
+    });
   });
 
   t.test('sessions are resumed on new connections', async (t) => {
@@ -791,7 +794,7 @@ t.test('connections', async (t) => {
     t.ok((await send(receiver.url)).ok);
     await receiver.close();
     await quiet();
-    t.match(await send(receiver.url), { ok: false, error: 'connection_refused', remoteAddress: null });
+    t.match(await send(receiver.url), { ok: false, error: 'connection_refused', remoteAddress: '127.0.0.1' });
   });
 
   t.test('are not replaced if an answer had already begun', async (t) => {
