@@ -259,8 +259,22 @@ t.test('a receiver that demands a client certificate fails with that reason', as
   );
   const url = new URL(`https://127.0.0.1:${await portOf(t, server)}/`);
   await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), {
-    message: /^tls: .*certificate required$/,
+    message: 'tls: the receiver requires a client certificate',
   });
+});
+
+t.test('a receiver that speaks only older TLS fails with that reason', async (t) => {
+  const versions = { minVersion: 'TLSv1', maxVersion: 'TLSv1.1' } as const;
+  const old = createServer({ ...LOCALHOST, ...versions, ciphers: 'DEFAULT@SECLEVEL=0' });
+  // A ServerHello of TLS 1.1 (RFC 4346, section 7.4.1.3), whatever the client offered.
+  const hello = Buffer.from(`160302002a020000260302${'00'.repeat(32)}00002f00`, 'hex');
+  const stubborn = createTcpServer((socket) => socket.once('data', () => socket.end(hello)));
+  for (const server of [old, stubborn]) {
+    const url = new URL(`https://127.0.0.1:${await portOf(t, server)}/`);
+    await t.rejects(exchange(newConnector({ caPem: CA_PEM }), url), {
+      message: 'tls: the receiver speaks no TLS 1.2 or newer',
+    });
+  }
 });
 
 t.test('NODE_TLS_REJECT_UNAUTHORIZED=0 does not disable certificate checks', async (t) => {
