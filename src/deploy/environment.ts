@@ -44,8 +44,9 @@ export function commandEnvironment(
 
 /**
  * Why a project may not have this variable; undefined when it may. Refused are names that make the dynamic linker, a
- * shell, an interpreter, git or OpenSSL load or run something else (ld.so(8), bash(1), git(1), openssl-env(7), and the
- * manuals of Python, Perl, Ruby, Node, Java and others): a command that needs one sets it itself, where it can be seen.
+ * shell, an interpreter, git, OpenSSL or GTK load or run something else (ld.so(8), bash(1), git(1), openssl-env(7), and
+ * the manuals of Python, Perl, Ruby, Node, Java and others): a command that needs one sets it itself, where it can be
+ * seen.
  */
 export function variableProblem(name: string, value: string): string | undefined {
   if (!NAME_FORM.test(name)) return 'must be named with letters, digits and _, not beginning with a digit';
@@ -69,7 +70,10 @@ const NAME_MAX_LENGTH = 255;
 /** MAX_ARG_STRLEN without its final NUL: a longer one would make every start fail with E2BIG, execve(2). */
 const VARIABLE_MAX_BYTES = 131_071;
 
-/** Without those that are often set to find a project's own libraries, such as CLASSPATH, GEM_HOME and R_LIBS. */
+/**
+ * Without those that are often set to find a project's own libraries, such as CLASSPATH, GEM_HOME, R_LIBS and
+ * JULIA_DEPOT_PATH.
+ */
 const LOADER_NAMES = [
   // the dynamic linker and the C library
   /^_?LD_/,
@@ -77,19 +81,23 @@ const LOADER_NAMES = [
   /^DYLD_/,
   /^(GCONV_PATH|GETCONF_DIR|GLIBC_TUNABLES|HOSTALIASES|LOCALDOMAIN|LOCPATH|MALLOC_.*|NIS_PATH|NLSPATH|RES_OPTIONS|RESOLV_HOST_CONF)$/,
   // shells
-  /^(BASH_ENV|BASHOPTS|BASH_FUNC_.*|CDPATH|ENV|GLOBIGNORE|IFS|KSH_ENV|PROMPT_COMMAND|PS4|SHELLOPTS|ZDOTDIR)$/,
+  /^(BASH_ENV|BASHOPTS|BASH_FUNC_.*|CDPATH|ENV|FPATH|GLOBIGNORE|IFS|KSH_ENV|PROMPT_COMMAND|PS4|SHELLOPTS|ZDOTDIR)$/,
   // interpreters
   /^(PERL5|PERLLIB|PERLIO)/,
   /^PYTHON/,
   /^RUBY(OPT|LIB|SHELL|GEMS_GEMDEPS)/,
-  /^(NODE_OPTIONS|NODE_PATH|NODE_REPL_EXTERNAL_MODULE)$/,
+  /^(NODE_OPTIONS|NODE_PATH|NODE_REPL_EXTERNAL_MODULE|BUN_OPTIONS)$/,
   /^(JAVA_TOOL_OPTIONS|_JAVA_OPTIONS|JDK_JAVA_OPTIONS|JAVA_OPTIONS)$/,
   /^(LUA_INIT|LUA_PATH|LUA_CPATH)/,
-  /^(PHPRC|PHP_INI_SCAN_DIR|TCLLIBPATH|ERL_FLAGS|ERL_AFLAGS|ERL_ZFLAGS|ERL_LIBS)$/,
+  /^(PHPRC|PHP_INI_SCAN_DIR|TCLLIBPATH|AWKPATH|AWKLIBPATH|CAML_LD_LIBRARY_PATH)$/,
+  /^(ERL_FLAGS|ERL_AFLAGS|ERL_ZFLAGS|ERL_LIBS|ELIXIR_ERL_OPTIONS)$/,
   /^(R_PROFILE|R_ENVIRON)(_USER)?$/,
-  /^(DOTNET_STARTUP_HOOKS|JULIA_LOAD_PATH|GUILE_LOAD_PATH|GUILE_LOAD_COMPILED_PATH)$/,
+  /^(JULIA_LOAD_PATH|GUILE_LOAD_PATH|GUILE_LOAD_COMPILED_PATH)$/,
+  /^DOTNET_(STARTUP_HOOKS|ADDITIONAL_DEPS|SHARED_STORE)$/,
+  /^COR(ECLR)?_(ENABLE_PROFILING|PROFILER)/,
   // programs that load others
   /^(GIT_EXEC_PATH|OPENSSL_CONF|OPENSSL_MODULES|OPENSSL_ENGINES)$/,
+  /^(GTK3?_MODULES|GIO_MODULE_DIR|GIO_EXTRA_MODULES)$/,
 ];
 
 /** Names that match LOADER_NAMES, but only change how something is printed or hashed. */

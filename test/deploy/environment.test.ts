@@ -78,7 +78,7 @@ t.test('ordinary variables are allowed', async (t) => {
   ];
   for (const name of [
     ...names,
-    ...['CLASSPATH', 'GEM_HOME', 'GEM_PATH', 'BUNDLE_GEMFILE', 'R_LIBS'],
+    ...['CLASSPATH', 'GEM_HOME', 'GEM_PATH', 'BUNDLE_GEMFILE', 'R_LIBS', 'JULIA_DEPOT_PATH', 'DOTNET_ROOT'],
     'PYTHONUNBUFFERED',
     'PYTHONDONTWRITEBYTECODE',
     'PYTHONFAULTHANDLER',
@@ -125,6 +125,10 @@ t.test('variables that change how programs are loaded are refused', async (t) =>
     ...['R_PROFILE', 'R_PROFILE_USER', 'R_ENVIRON', 'R_ENVIRON_USER', 'DOTNET_STARTUP_HOOKS'],
     ...['JULIA_LOAD_PATH', 'GUILE_LOAD_PATH', 'GUILE_LOAD_COMPILED_PATH', 'GIT_EXEC_PATH'],
     ...['OPENSSL_CONF', 'OPENSSL_MODULES', 'OPENSSL_ENGINES'],
+    ...['CORECLR_ENABLE_PROFILING', 'CORECLR_PROFILER', 'CORECLR_PROFILER_PATH', 'CORECLR_PROFILER_PATH_64'],
+    ...['COR_ENABLE_PROFILING', 'COR_PROFILER', 'COR_PROFILER_PATH', 'DOTNET_ADDITIONAL_DEPS'],
+    ...['DOTNET_SHARED_STORE', 'BUN_OPTIONS', 'ELIXIR_ERL_OPTIONS', 'CAML_LD_LIBRARY_PATH', 'FPATH'],
+    ...['AWKPATH', 'AWKLIBPATH', 'GTK_MODULES', 'GTK3_MODULES', 'GIO_MODULE_DIR', 'GIO_EXTRA_MODULES'],
   ];
   for (const name of names) {
     t.equal(
