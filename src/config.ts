@@ -244,7 +244,11 @@ function flag(flags: string, description: string): Setting<boolean> {
 }
 
 function durationsMsOf(text: string): number[] {
-  return text.split(',').map((item) => durationMsOf(item.trim()));
+  const durationsMs = text.split(',').map((item) => parseDuration(item.trim()) ?? 0);
+  if (!durationsMs.includes(0)) return durationsMs;
+  throw new InvalidArgumentError(
+    `It must be a list of durations such as 5s,30s,2m, each at most ${LONGEST_DURATION}.`,
+  );
 }
 
 function parseListen(text: string): ListenAddress {

@@ -157,7 +157,7 @@ t.test('an invalid value is rejected with the name of the option and an example'
     ['--max-concurrent', '1 to 999999', ['0', '-1', '1.5', '1e3', '', 'off', '1000000', ' 2']],
     ['--max-queued', '1 to 999999', ['0', 'x']],
     ['--webhook-timeout', '10s', ['0', '0s', '10', '10ms', 'off']],
-    ['--webhook-retry-delays', '10s', ['', '5s,', '5s;30s', '5s,0s']],
+    ['--webhook-retry-delays', 'list of durations such as 5s,30s,2m', ['', '5s,', '5s,x', '5s;30s', '5s,0s']],
     ['--webhook-retry-window', '24h', ['forever']],
     ['--trust-proxy', '10.0.0.0/8', ['', 'localhost', '10.0.0.0/8,', '10.0.0.0/8/9']],
     ['--webhook-allow-cidr', 'from 0 to 32', ['10.0.0.0/33']],
