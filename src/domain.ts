@@ -248,7 +248,7 @@ export interface Deployment {
   redeploy_of: DeploymentId | null;
   superseded_by: DeploymentId | null;
   outputs: Record<string, string>;
-  /** All bytes that the command printed, including those that were not kept. */
+  /** All bytes of its log, davit's own lines and those that were not kept included. */
   log_bytes: number;
   log_truncated: boolean;
 }

@@ -157,7 +157,11 @@ const DEPLOYMENT: Described<Deployment> = {
       description: 'What the command wrote to the file `DEPLOY_OUTPUT`, or what was reported.',
       additionalProperties: TEXT,
     },
-    log_bytes: { ...COUNT, description: 'How many bytes its command printed, those not kept included.' },
+    log_bytes: {
+      ...COUNT,
+      description:
+        'How many bytes its log has, those not kept included: what its command printed, with secrets masked, and the lines of davit.',
+    },
     log_truncated: { type: 'boolean', description: 'Whether the middle of the log was left out.' },
   },
   example: {
