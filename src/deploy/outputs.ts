@@ -1,3 +1,4 @@
+import { isUtf8 } from 'node:buffer';
 import { closeSync, constants, fstatSync, openSync } from 'node:fs';
 import { OUTPUT_NAME_MAX_LENGTH, OUTPUT_VALUE_MAX_BYTES, OUTPUTS_MAX } from '../domain.ts';
 import { codeOf } from '../errors.ts';
@@ -7,7 +8,7 @@ import { HIDDEN, hiderOf } from './mask.ts';
 
 export interface Outputs {
   outputs: Record<string, string>;
-  /** What was left out and why: a dozen lines at most for the log, without values. */
+  /** What was left out or replaced, and why: a dozen lines at most for the log, without values. */
   notes: string[];
 }
 
@@ -65,12 +66,14 @@ function outputsIn(path: string, secrets: readonly string[]): Outputs {
 }
 
 function completeLines(bytes: Buffer, problems: string[]): string[] {
-  const lines = bytes.toString('utf8', 0, OUTPUT_FILE_MAX_BYTES).split(/\r?\n/);
-  if (bytes.length <= OUTPUT_FILE_MAX_BYTES) return lines;
-  problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
-  // The limit may have cut the last line.
-  lines.pop();
-  return lines;
+  let complete = bytes;
+  if (bytes.length > OUTPUT_FILE_MAX_BYTES) {
+    problems.push(`it is longer than ${OUTPUT_FILE_MAX_BYTES} bytes: the rest was not read`);
+    // The limit may have cut the last line.
+    complete = bytes.subarray(0, bytes.lastIndexOf('\n', OUTPUT_FILE_MAX_BYTES - 1) + 1);
+  }
+  if (!isUtf8(complete)) problems.push('it is not valid UTF-8: U+FFFD stands for what is not');
+  return complete.toString().split(/\r?\n/);
 }
 
 function outputProblem(

@@ -8,6 +8,8 @@ import t from 'tap';
 import { OUTPUT_FILE_MAX_BYTES, type Outputs, parseOutputs, readOutputs } from '../../src/deploy/outputs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
+const NOT_UTF8 = 'DEPLOY_OUTPUT: it is not valid UTF-8: U+FFFD stands for what is not';
+
 t.test('outputs are read from lines of name=value', async (t) => {
   t.strictSame(outputsOf('url=https://example.com/?a=b\n\nempty=\r\n_x1= spaces stay \nlast=no newline'), {
     outputs: { url: 'https://example.com/?a=b', empty: '', _x1: ' spaces stay ', last: 'no newline' },
@@ -108,7 +110,17 @@ t.test('invalid UTF-8 counts by its bytes', async (t) => {
     Buffer.concat([Buffer.alloc(30_000, 0xff), Buffer.from('\ngood=1\n')]),
   );
   t.strictSame(outputs, { good: '1' });
-  t.strictSame(notes, ['DEPLOY_OUTPUT: line 1 is not name=value']);
+  t.strictSame(notes, [NOT_UTF8, 'DEPLOY_OUTPUT: line 1 is not name=value']);
+});
+
+t.test('a character that the limit cuts is no invalid UTF-8', async (t) => {
+  const long = `a=1\nb=${'é'.repeat(OUTPUT_FILE_MAX_BYTES)}`;
+  for (const text of [long, `-${long}`]) t.notOk(outputsOf(text).notes.includes(NOT_UTF8));
+  const { outputs, notes } = parseOutputs(
+    Buffer.concat([Buffer.from('x=\xff\n', 'latin1'), Buffer.from(long)]),
+  );
+  t.strictSame(outputs, { x: '\ufffd', a: '1' });
+  t.strictSame(notes, ['DEPLOY_OUTPUT: it is longer than 65536 bytes: the rest was not read', NOT_UTF8]);
 });
 
 t.test('the outputs of a file', async (t) => {
@@ -121,7 +133,7 @@ t.test('the outputs of a file', async (t) => {
   execFileSync('mkfifo', [path('pipe')]);
 
   const descriptors = readdirSync('/proc/self/fd').length;
-  t.strictSame(readOutputs(path('plain')), { outputs: { a: '1', b: '\ufffd' }, notes: [] });
+  t.strictSame(readOutputs(path('plain')), { outputs: { a: '1', b: '\ufffd' }, notes: [NOT_UTF8] });
   t.match(readOutputs(path('long')), { outputs: { a: '1' }, notes: [/longer than 65536 bytes/] });
   t.strictSame(readOutputs(path('missing')), { outputs: {}, notes: [] });
   t.strictSame(readOutputs(path('link')), {
