@@ -1,3 +1,4 @@
+import { createWatchedClock } from '../clock.ts';
 import type { DeploymentId, ProjectId, ProjectStatus } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, isUnavailable, messageOf } from '../errors.ts';
@@ -167,6 +168,10 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   async function carryOut(claimed: ClaimedDeployment): Promise<void> {
+    let clockSetMs = 0;
+    const now = createWatchedClock(effects, (byMs) => {
+      clockSetMs = byMs;
+    });
     const log = createLogKeeper({
       headBytes: LOG_HEAD_BYTES,
       tailBytes: LOG_TAIL_BYTES,
@@ -178,7 +183,8 @@ export function createExecutor(options: ExecutorOptions): Executor {
       waiting.delete(claimed.id);
       setAside.delete(claimed.id);
     });
-    const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
+    const endedAtMs = now();
+    const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs, clockSetMs };
     ended.add(claimed.id);
     try {
       await recordEnd(end, log);

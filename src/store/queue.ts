@@ -245,6 +245,7 @@ export function queueWrites(
         created_at: createdAt,
         started_at: null,
         finished_at: null,
+        duration_ms: null,
         exit_code: null,
         signal: null,
         outputs: '{}',
