@@ -22,6 +22,7 @@ import {
 } from './names.ts';
 import { printJson, printMade } from './results.ts';
 import { isServed } from './serving.ts';
+import { shortName, shortRef, shortStatus } from './shorten.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin deployment`. */
@@ -179,13 +180,13 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
   terminal.print(
     table(terminal, items, [
       { title: 'ID', of: ({ id }) => id },
-      { title: 'PROJECT', of: ({ project_id }) => names.get(project_id) ?? project_id, shrinks: true },
-      { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+      { title: 'PROJECT', of: ({ project_id }) => names.get(project_id) ?? project_id, shorten: shortName },
+      { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
       {
         title: 'STATUS',
         of: (deployment) => statusText(deployment),
         colour: ({ status }) => statusColour(status),
-        shrinks: true,
+        shorten: shortStatus,
       },
       { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
       { title: 'TOOK', of: ({ duration_ms }) => (duration_ms === null ? '' : tookText(duration_ms)) },

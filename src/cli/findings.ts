@@ -48,16 +48,11 @@ const LEVEL_COLOURS: Record<FindingOf['level'], Colour> = { ok: 'green', note: '
 
 /** A table of all findings, and below it the advice of those that have some. */
 export function findingsText(findings: readonly FindingOf[], terminal: Terminal): string {
-  const all = table(
-    // No width, so that nothing is cut: half a path is of no use.
-    { columns: null, colours: terminal.colours },
-    findings,
-    [
-      { title: 'CHECK', of: ({ check }) => check },
-      { title: 'RESULT', of: ({ level }) => level, colour: ({ level }) => LEVEL_COLOURS[level] },
-      { title: 'FINDING', of: ({ message }) => message },
-    ],
-  );
+  const all = table(terminal, findings, [
+    { title: 'CHECK', of: ({ check }) => check },
+    { title: 'RESULT', of: ({ level }) => level, colour: ({ level }) => LEVEL_COLOURS[level] },
+    { title: 'FINDING', of: ({ message }) => message, wraps: true },
+  ]);
   const advised = findings.flatMap(({ check, advice }) =>
     advice === null ? [] : [[check, advice] as const],
   );

@@ -19,6 +19,7 @@ import {
   warnOfNamesakes,
 } from './names.ts';
 import { printJson, printMade } from './results.ts';
+import { shortName, shortSentence } from './shorten.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin key`. */
@@ -165,15 +166,15 @@ function printKeys(keys: readonly Key[], store: Store, context: CommandContext):
   terminal.print(
     table(terminal, keys, [
       { title: 'ID', of: ({ id }) => id },
-      { title: 'NAME', of: ({ name }) => name, shrinks: true },
+      { title: 'NAME', of: ({ name }) => name, shorten: shortName },
       { title: 'SECRET', of: ({ last4 }) => `…${last4}` },
       { title: 'STATE', of: (key) => stateAndEndOf(key, context) },
       {
         title: 'USED',
         of: (key) => (key.last_used_at === null ? 'never' : moment(context, key.last_used_at)),
       },
-      { title: 'PROJECTS', of: (key) => projectsText(key, names), shrinks: true },
-      { title: 'SCOPES', of: scopesText, shrinks: true },
+      { title: 'PROJECTS', of: (key) => projectsText(key, names), shorten: shortSentence },
+      { title: 'SCOPES', of: scopesText, shorten: shortSentence },
     ]),
   );
 }

@@ -12,6 +12,7 @@ import { nameOfProject, PROJECT_ARGUMENT, resolveProject, warnOfNamesakes } from
 import { defineCheckProject } from './project-check.ts';
 import { countNamed, defineCreateProject, defineSetProject, noteAwaited } from './project-settings.ts';
 import { printJson } from './results.ts';
+import { shortName } from './shorten.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin project`. */
@@ -68,14 +69,14 @@ function printProjects(projects: readonly ProjectDetails[], context: CommandCont
   terminal.print(
     table(terminal, projects, [
       { title: 'ID', of: ({ id }) => id },
-      { title: 'NAME', of: ({ name }) => name, shrinks: true },
+      { title: 'NAME', of: ({ name }) => name, shorten: shortName },
       { title: 'STATUS', of: ({ status }) => status },
       { title: 'WAITING', of: ({ queued_count }) => (queued_count === 0 ? '' : String(queued_count)) },
       { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
       {
         title: 'COMMAND',
         of: ({ command }) => (command === null ? 'none' : quoted(command)),
-        shrinks: true,
+        shorten: shortName,
       },
     ]),
   );

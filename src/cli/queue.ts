@@ -18,6 +18,7 @@ import { limitOption } from './lists.ts';
 import { moment } from './moments.ts';
 import { printJson } from './results.ts';
 import { isLeft, serviceOf, serviceText, visibleProcess, waitsForResume } from './serving.ts';
+import { shortName, shortRef, shortSentence, shortUrl } from './shorten.ts';
 import { type Column, fields, table } from './table.ts';
 import { nextAttemptText } from './webhook-text.ts';
 
@@ -139,8 +140,8 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
   const slots = runningText(slotsTaken(running.count, states), service);
   context.terminal.print(summary(queue, slots, context));
   printExcerpt(context, 'RUNNING', running, [
-    { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
-    { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+    { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
+    { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
     {
       title: 'STATUS',
       of: ({ id, status }) => `${status}${stateText(states.get(id))}`,
@@ -152,11 +153,11 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
     context.terminal.print("no service is running: 'davit serve' ends these and records them as interrupted");
   }
   printExcerpt(context, 'WAITING', waiting, [
-    { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
-    { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+    { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
+    { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
     { title: 'NUMBER', of: ({ queue_position }) => String(queue_position ?? '') },
     { title: 'SINCE', of: ({ created_at }) => moment(context, created_at) },
-    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, slots), shrinks: true },
+    { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, slots), shorten: shortSentence },
   ]);
   printReported(reported, context);
   printWebhooks(webhooks, service, context);
@@ -225,8 +226,8 @@ function reasonText(waitsFor: WaitsFor, slots: string): string {
 
 function printReported(reported: Excerpt<ReportedDeployment>, context: CommandContext): void {
   printExcerpt(context, 'ELSEWHERE', reported, [
-    { title: 'PROJECT', of: ({ project_name }) => project_name, shrinks: true },
-    { title: 'REF', of: ({ ref }) => ref, shrinks: true },
+    { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
+    { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
     { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
     {
@@ -242,7 +243,7 @@ function printWebhooks(
   context: CommandContext,
 ): void {
   printExcerpt(context, 'WEBHOOK', webhooks, [
-    { title: 'URL', of: ({ url }) => url, shrinks: true },
+    { title: 'URL', of: ({ url }) => url, shorten: shortUrl },
     { title: 'WAITING', of: ({ pending_count, held_count }) => String(pending_count + held_count) },
     { title: 'NEXT ATTEMPT', of: (webhook) => nextAttemptText(webhook, service !== null, context) },
     {
@@ -253,7 +254,7 @@ function printWebhooks(
     {
       title: 'LAST ERROR',
       of: ({ status_reason, last_error }) => status_reason ?? last_error ?? '',
-      shrinks: true,
+      shorten: shortSentence,
     },
   ]);
 }

@@ -1,5 +1,6 @@
 import { styleText } from 'node:util';
 import { printable } from '../printable.ts';
+import { displayWidth, type Shorten } from './shorten.ts';
 import type { Terminal } from './terminal.ts';
 
 export type Colour = 'red' | 'green' | 'yellow' | 'gray';
@@ -9,16 +10,18 @@ export interface Column<Row> {
   of(row: Row): string;
   /** Never tells more than the text. */
   colour?(row: Row): Colour | undefined;
-  /** Whether it may be cut on a narrow terminal. Ids may not, as people copy them. */
-  shrinks?: boolean;
+  /** How it is shortened on a narrow terminal. Without it never: ids, which people copy, statuses and numbers. */
+  shorten?: Shorten;
+  /** For the last column: it is broken between words, under itself, and nothing of it is left out. */
+  wraps?: boolean;
 }
 
 const GAP = '  ';
-const SMALLEST_WIDTH = 6;
+const WRAPPED_MIN_WIDTH = 16;
 
 /**
- * Aligned columns under their titles, without empty columns. On a terminal, columns that may shrink are cut to fit its
- * width. If even that is too wide, each row becomes a block of `name  value` lines.
+ * Aligned columns under their titles, without empty columns. On a terminal, columns that can be shortened are, the
+ * widest first, to fit its width. If even that is too wide, each row becomes a block of `name  value` lines.
  */
 export function table<Row>(
   { columns: width, colours }: Pick<Terminal, 'columns' | 'colours'>,
@@ -28,33 +31,25 @@ export function table<Row>(
   const filled = columns
     .map((column) => ({ ...column, cells: rows.map((row) => printable(column.of(row))) }))
     .filter(({ cells }) => cells.some((cell) => cell !== ''));
-  const widths = fitted(
-    filled.map(({ title, cells, shrinks = false }) => ({
-      width: cells.reduce((widest, cell) => Math.max(widest, displayWidth(cell)), displayWidth(title)),
-      shrinks,
-    })),
-    width,
-  );
+  const widths = fitted(filled.map(roomOf), width);
   if (widths === null) {
     const records = rows.map((row) => filled.map(({ title, of }) => [title, of(row) || null] as const));
     return records.map((record) => fields({ columns: width }, record)).join('\n\n');
   }
-  const lines = [
-    filled.map(({ title }) => ({ text: title, colour: undefined })),
-    ...rows.map((row, index) =>
-      filled.map(({ cells, colour }) => ({
-        text: cells[index] ?? '',
-        colour: colours ? colour?.(row) : undefined,
-      })),
-    ),
-  ];
-  return lines
-    .map((cells) =>
-      cells
-        .map(({ text, colour }, index) => pad(text, widths[index] ?? 0, colour))
-        .join(GAP)
-        .trimEnd(),
-    )
+  const shown = filled.map((column, index) => {
+    const cells = column.cells.map((cell) => linesOf(column, cell, widths[index] ?? 0));
+    return { ...column, cells, width: widestOf([column.title, ...cells.flat()]) };
+  });
+  const lines = rows.flatMap((row, index) => {
+    const height = Math.max(...shown.map(({ cells }) => cells[index]?.length ?? 0));
+    return Array.from({ length: height }, (_, at) =>
+      shown.map((column) =>
+        pad(column.cells[index]?.[at] ?? '', column.width, colours ? column.colour?.(row) : undefined),
+      ),
+    );
+  });
+  return [shown.map((column) => pad(column.title, column.width, undefined)), ...lines]
+    .map((cells) => cells.join(GAP).trimEnd())
     .join('\n');
 }
 
@@ -88,15 +83,32 @@ function wrap(text: string, width: number | null): string[] {
   return lines;
 }
 
-/** Narrows the widest column that may shrink, again and again, until all fit; null: they cannot. */
-function fitted(columns: { width: number; shrinks: boolean }[], limit: number | null): number[] | null {
+type Filled = Pick<Column<never>, 'title' | 'shorten' | 'wraps'> & { cells: readonly string[] };
+
+interface Room {
+  width: number;
+  minWidth: number;
+}
+
+/** How wide a column is, and how narrow it can be. */
+function roomOf({ title, shorten, wraps, cells }: Filled): Room {
+  const width = widestOf([title, ...cells]);
+  if (wraps === true) return { width, minWidth: Math.min(width, WRAPPED_MIN_WIDTH) };
+  const minWidth =
+    shorten === undefined ? width : widestOf([title, ...cells.map((cell) => shorten(cell, 0))]);
+  return { width, minWidth };
+}
+
+/** Narrows the widest column that can be narrower, again and again, until all fit; null: they cannot. */
+function fitted(columns: readonly Room[], limit: number | null): number[] | null {
   const widths = columns.map(({ width }) => width);
   if (limit === null) return widths;
   const total = () => widths.reduce((sum, width) => sum + width, GAP.length * (widths.length - 1));
   while (total() > limit) {
     let widest = -1;
-    columns.forEach(({ shrinks }, index) => {
-      if (shrinks && (widths[index] ?? 0) > (widths[widest] ?? SMALLEST_WIDTH)) widest = index;
+    columns.forEach(({ minWidth }, index) => {
+      const width = widths[index] ?? 0;
+      if (width > minWidth && width > (widths[widest] ?? 0)) widest = index;
     });
     if (widest < 0) return null;
     widths[widest] = (widths[widest] ?? 0) - 1;
@@ -104,47 +116,21 @@ function fitted(columns: { width: number; shrinks: boolean }[], limit: number | 
   return widths;
 }
 
+function linesOf(
+  { shorten, wraps }: Pick<Filled, 'shorten' | 'wraps'>,
+  cell: string,
+  width: number,
+): string[] {
+  if (displayWidth(cell) <= width) return [cell];
+  return wraps === true ? wrap(cell, width) : [shorten?.(cell, width) ?? cell];
+}
+
+function widestOf(texts: readonly string[]): number {
+  return texts.reduce((widest, text) => Math.max(widest, displayWidth(text)), 0);
+}
+
 function pad(text: string, width: number, colour: Colour | undefined): string {
-  const cut = displayWidth(text) <= width ? text : `${cutTo(text, width - 1)}…`;
-  const shown = colour === undefined || cut === '' ? cut : styleText(colour, cut, { validateStream: false });
-  return shown + ' '.repeat(width - displayWidth(cut));
-}
-
-function cutTo(text: string, width: number): string {
-  let kept = '';
-  let keptWidth = 0;
-  for (const segment of graphemesOf(text)) {
-    keptWidth += graphemeWidth(segment);
-    if (keptWidth > width) break;
-    kept += segment;
-  }
-  return kept;
-}
-
-/** How many columns of a terminal the text takes. */
-function displayWidth(text: string): number {
-  if (/^[\x20-\x7e\u2026]*$/.test(text)) return text.length;
-  return graphemesOf(text).reduce((width, grapheme) => width + graphemeWidth(grapheme), 0);
-}
-
-let segmenter: Intl.Segmenter | undefined;
-
-/**
- * What a reader takes for one character. The segmenter is made on first use, as that takes longer than the rest of a
- * list.
- */
-function graphemesOf(text: string): string[] {
-  segmenter ??= new Intl.Segmenter('en', { granularity: 'grapheme' });
-  return Array.from(segmenter.segment(text), ({ segment }) => segment);
-}
-
-/** Characters of two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */
-const WIDE =
-  /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Hangul}|[\u3000-\u303e\uff01-\uff60\uffe0-\uffe6]|\p{Emoji_Presentation}|\ufe0f/u;
-
-/** Characters of the same scripts that take one column. */
-const HALF_WIDTH = /^[\uff61-\uffdc]/;
-
-function graphemeWidth(grapheme: string): number {
-  return WIDE.test(grapheme) && !HALF_WIDTH.test(grapheme) ? 2 : 1;
+  const shown =
+    colour === undefined || text === '' ? text : styleText(colour, text, { validateStream: false });
+  return shown + ' '.repeat(width - displayWidth(text));
 }

@@ -17,6 +17,7 @@ import { moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
+import { shortEvents, shortSentence } from './shorten.ts';
 import { type Colour, table } from './table.ts';
 import { countText } from './webhook-text.ts';
 
@@ -83,10 +84,10 @@ function printDeliveries(items: readonly Delivery[], store: Store, context: Comm
   terminal.print(
     table(terminal, items, [
       { title: 'ID', of: ({ id }) => id },
-      { title: 'EVENT', of: ({ event_type }) => event_type, shrinks: true },
+      { title: 'EVENT', of: ({ event_type }) => event_type, shorten: shortEvents },
       { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
-      { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
-      { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shrinks: true },
+      { title: 'TRIES', of: ({ attempt_count }) => String(attempt_count) },
+      { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shorten: shortSentence },
       {
         title: 'NEXT',
         of: ({ next_attempt_at }) => (next_attempt_at === null ? '' : moment(context, next_attempt_at)),

@@ -13,6 +13,7 @@ import { exactMomentOf, moment } from './moments.ts';
 import { nameOfWebhook, resolveWebhook, WEBHOOK_ARGUMENT } from './names.ts';
 import { printJson } from './results.ts';
 import { isServed } from './serving.ts';
+import { shortEvents, shortName, shortUrl } from './shorten.ts';
 import { type Colour, fields, table } from './table.ts';
 import { defineDeliveries, defineReplay } from './webhook-deliveries.ts';
 import { definePing } from './webhook-ping.ts';
@@ -73,7 +74,7 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
   terminal.print(
     table(terminal, webhooks, [
       { title: 'ID', of: ({ id }) => id },
-      { title: 'URL', of: ({ url }) => url, shrinks: true },
+      { title: 'URL', of: ({ url }) => url, shorten: shortUrl },
       {
         title: 'STATUS',
         of: (webhook) => (isOnlyRetried(webhook, context) ? 'key expired' : webhook.status),
@@ -96,8 +97,8 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
         of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
         colour: () => 'red',
       },
-      { title: 'KEY', of: ({ created_by }) => created_by.name, shrinks: true },
-      { title: 'EVENTS', of: ({ events }) => events.join(' '), shrinks: true },
+      { title: 'KEY', of: ({ created_by }) => created_by.name, shorten: shortName },
+      { title: 'EVENTS', of: ({ events }) => events.join(' '), shorten: shortEvents },
     ]),
   );
 }

@@ -309,21 +309,26 @@ t.test('with a full service, queue shows who runs and who waits for a place', as
   t.match(await there.json<Queue>(['admin', 'queue']), { running: NONE, waiting: NONE });
 });
 
-t.test('on a terminal, no line is wider than 80 columns and times are relative', needsTerminal, async (t) => {
-  const { store, there } = file(t);
-  const { keyId } = await store.key();
-  await newWebhook(store, keyId, { url: `https://example.com/${'x'.repeat(200)}` });
-  await deploy(store, await store.project({ name: 'n'.repeat(90) }), 'r'.repeat(200));
-  await store.writer.write('deployments.claim', undefined);
-  const { shown, exitCode } = onTerminal(there, ['admin', 'queue']);
-  t.equal(exitCode, 0);
-  t.match(shown, /running.* (?:now|\ds ago)$/m);
-  const visible = shown.replaceAll(/\p{Cc}\[\d+m/gu, '');
-  t.strictSame(
-    visible.split('\n').filter((line) => line.length > 80),
-    [],
-  );
-});
+t.test(
+  'on a terminal, no line but a whole URL is wider than 80 columns, and times are relative',
+  needsTerminal,
+  async (t) => {
+    const { store, there } = file(t);
+    const { keyId } = await store.key();
+    const url = `https://example.com/${'x'.repeat(200)}`;
+    await newWebhook(store, keyId, { url });
+    await deploy(store, await store.project({ name: 'n'.repeat(90) }), 'r'.repeat(200));
+    await store.writer.write('deployments.claim', undefined);
+    const { shown, exitCode } = onTerminal(there, ['admin', 'queue']);
+    t.equal(exitCode, 0);
+    t.match(shown, /running.* (?:now|\ds ago)$/m);
+    const visible = shown.replaceAll(/\p{Cc}\[\d+m/gu, '');
+    t.strictSame(
+      visible.split('\n').filter((line) => line.length > 80),
+      [`URL           ${url}`],
+    );
+  },
+);
 
 const NONE = { count: 0, items: [] };
 

@@ -1,4 +1,5 @@
 import t from 'tap';
+import { shortName } from '../../src/cli/shorten.ts';
 import { type Column, fields, table } from '../../src/cli/table.ts';
 import { escapedIn, printable } from '../../src/printable.ts';
 
@@ -10,8 +11,8 @@ interface Row {
 
 const COLUMNS: Column<Row>[] = [
   { title: 'ID', of: ({ id }) => id },
-  { title: 'NAME', of: ({ name }) => name, shrinks: true },
-  { title: 'NOTE', of: ({ note }) => note, shrinks: true },
+  { title: 'NAME', of: ({ name }) => name, shorten: shortName },
+  { title: 'NOTE', of: ({ note }) => note, shorten: shortName },
 ];
 
 /** A terminal of this width without colours; null: none. */
@@ -36,12 +37,34 @@ t.test('a table of 300,000 rows does not overflow the call stack', async (t) => 
   t.equal(table(plain(null), rows, COLUMNS).length, 'ID'.length + rows.length * '\na'.length);
 });
 
-t.test('on a narrow terminal the widest column that may shrink is cut, an id never', async (t) => {
+t.test('on a narrow terminal the widest column that can be shortened is, an id never', async (t) => {
   const rows = [{ id: 'x'.repeat(20), name: 'n'.repeat(30), note: 'short one' }];
   const lines = table(plain(50), rows, COLUMNS).split('\n');
   t.equal(lines[1], `${'x'.repeat(20)}  ${'n'.repeat(16)}…  short one`);
   t.ok(lines.every((line) => line.length <= 50));
   t.ok(table(plain(null), rows, COLUMNS).includes('n'.repeat(30)), 'without a terminal nothing is cut');
+});
+
+t.test('a title is never cut', async (t) => {
+  const columns = [...COLUMNS, { title: 'LAST FAILURE', of: () => 'x'.repeat(30), shorten: shortName }];
+  const rows = [{ id: 'a', name: 'website', note: '' }];
+  t.equal(table(plain(25), rows, columns).split('\n')[0], 'ID  NAME     LAST FAILURE');
+});
+
+t.test('a column that wraps is broken between words under its title, and nothing of it is cut', async (t) => {
+  const columns: Column<Row>[] = [
+    { title: 'ID', of: ({ id }) => id, colour: () => 'red' },
+    { title: 'NOTE', of: ({ note }) => note, wraps: true },
+  ];
+  const rows = [
+    { id: 'a', name: '', note: `one two three four five /${'x'.repeat(30)} six` },
+    { id: 'b', name: '', note: 'short' },
+  ];
+  const wrapped = `ID  NOTE\na   one two three\n    four five\n    /${'x'.repeat(30)}\n    six\nb   short`;
+  t.equal(table(plain(20), rows, columns), wrapped);
+  t.equal(table({ columns: 20, colours: true }, rows, columns).replaceAll(/\p{Cc}\[\d+m/gu, ''), wrapped);
+  t.equal(table(plain(null), rows, columns).split('\n')[1], `a   ${rows[0]?.note}`);
+  t.match(table(plain(10), rows, columns), /^ID {4}a\nNOTE {2}one\n/, 'where no room is, a block');
 });
 
 t.test('if the table is still too wide, each row is printed as a block of fields', async (t) => {

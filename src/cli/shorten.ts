@@ -1,0 +1,89 @@
+/** A form of the text of this width, or a wider one, if that would not tell rows apart any more. */
+export type Shorten = (text: string, width: number) => string;
+
+/** Less of a name, or of the end of a URL, is of no use. */
+const NAME_MIN_WIDTH = 8;
+/** The beginning of a reason says which one it is. */
+const SENTENCE_MIN_WIDTH = 16;
+
+/** For names and commands: without their end. */
+export function shortName(text: string, width: number): string {
+  return cutEnd(text, Math.max(width, NAME_MIN_WIDTH));
+}
+
+/** For sentences and lists: the same, but not as short. */
+export function shortSentence(text: string, width: number): string {
+  return cutEnd(text, Math.max(width, SENTENCE_MIN_WIDTH));
+}
+
+/** For refs, many of which differ at their end only: without their middle. */
+export function shortRef(text: string, width: number): string {
+  const shown = Math.max(width, NAME_MIN_WIDTH) - 1;
+  return cutMiddle(text, Math.ceil(shown / 2), Math.floor(shown / 2));
+}
+
+/** For URLs: the host and the end. */
+export function shortUrl(text: string, width: number): string {
+  const [origin = ''] = /^\w+:\/\/[^/?#]*/.exec(text) ?? [];
+  const originWidth = displayWidth(origin);
+  return cutMiddle(text, originWidth, Math.max(width - originWidth - 1, NAME_MIN_WIDTH));
+}
+
+/** For the status of a deployment: whole words and numbers of it, and the beginning of other reasons. */
+export function shortStatus(text: string, width: number): string {
+  return shortSentence(text.replace(', number ', ' #').replace('exit code', 'exit'), width);
+}
+
+/** For event types, or a list of some: without what all begin with. */
+export function shortEvents(text: string, width: number): string {
+  return shortSentence(text.replaceAll('deployment.', ''), width);
+}
+
+function cutEnd(text: string, width: number): string {
+  return displayWidth(text) <= width ? text : `${cutTo(graphemesOf(text), width - 1).join('')}…`;
+}
+
+function cutMiddle(text: string, firstWidth: number, lastWidth: number): string {
+  if (displayWidth(text) <= firstWidth + 1 + lastWidth) return text;
+  const graphemes = graphemesOf(text);
+  const last = cutTo(graphemes.toReversed(), lastWidth).toReversed();
+  return `${cutTo(graphemes, firstWidth).join('')}…${last.join('')}`;
+}
+
+/** The first ones, as many as fit. */
+function cutTo(graphemes: readonly string[], width: number): string[] {
+  let keptWidth = 0;
+  const end = graphemes.findIndex((grapheme) => {
+    keptWidth += graphemeWidth(grapheme);
+    return keptWidth > width;
+  });
+  return end < 0 ? [...graphemes] : graphemes.slice(0, end);
+}
+
+/** How many columns of a terminal the text takes. */
+export function displayWidth(text: string): number {
+  if (/^[\x20-\x7e\u2026]*$/.test(text)) return text.length;
+  return graphemesOf(text).reduce((width, grapheme) => width + graphemeWidth(grapheme), 0);
+}
+
+let segmenter: Intl.Segmenter | undefined;
+
+/**
+ * What a reader takes for one character. The segmenter is made on first use, as that takes longer than the rest of a
+ * list.
+ */
+function graphemesOf(text: string): string[] {
+  segmenter ??= new Intl.Segmenter('en', { granularity: 'grapheme' });
+  return Array.from(segmenter.segment(text), ({ segment }) => segment);
+}
+
+/** Characters of two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */
+const WIDE =
+  /\p{Script=Han}|\p{Script=Hiragana}|\p{Script=Katakana}|\p{Script=Hangul}|[\u3000-\u303e\uff01-\uff60\uffe0-\uffe6]|\p{Emoji_Presentation}|\ufe0f/u;
+
+/** Characters of the same scripts that take one column. */
+const HALF_WIDTH = /^[\uff61-\uffdc]/;
+
+function graphemeWidth(grapheme: string): number {
+  return WIDE.test(grapheme) && !HALF_WIDTH.test(grapheme) ? 2 : 1;
+}
