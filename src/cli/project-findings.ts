@@ -10,7 +10,7 @@ import {
   type StartProblem,
 } from '../deploy/command-file.ts';
 import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environment.ts';
-import { firstLineOf } from '../deploy/program-format.ts';
+import { beginningOf, firstLineOf } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';
 import { formatDuration } from '../durations.ts';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -126,11 +126,21 @@ function checkCommand(project: ProjectDetails, request: SpawnRequest, surroundin
   if (found !== undefined) return [problemFinding('command', found, project)];
   const path = commandPath(request) ?? request.command[0];
   return [
-    ok('command', path),
+    checkReadable(path),
     ...checkProgramOfEnv(project, path, request),
     ...checkWritable('command', path),
     ...checkView('command', path, surroundings),
   ];
+}
+
+/** A program starts in any case, but a script is read by its interpreter; and which of the two it is cannot be seen. */
+function checkReadable(path: string): Finding {
+  if (beginningOf(path) !== undefined) return ok('command', path);
+  return note(
+    'command',
+    `${path} may be executed, but not read by this user: if it is a script, its interpreter cannot read it either`,
+    `if it is a script: chmod a+r ${path}`,
+  );
 }
 
 /** No other check is made of it, as that would block and could not be stopped. */
@@ -254,7 +264,11 @@ function adviceFor(problem: StartProblem, projectId: string): string {
     case 'commandHidden':
       return 'let this user enter all directories above it: chmod o+x, or chgrp and chmod g+x';
     case 'notExecutable':
-      return `chmod +x ${problem.path}; if it is executable already, its file system is mounted noexec`;
+    case 'notAllowed':
+      // With +x alone, the umask of whoever types it counts.
+      return `chmod a+rx ${problem.path}`;
+    case 'onNoexec':
+      return `move it to another file system, or mount that one with exec; then ${set} -- …`;
     case 'notAProgram':
       return 'if it is a script, begin it with a line such as #!/bin/sh';
     case 'linkLoop':

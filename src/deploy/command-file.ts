@@ -3,6 +3,7 @@ import { access, stat } from 'node:fs/promises';
 import { delimiter } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { pathIn } from '../paths.ts';
+import { isOnNoexec } from '../store/mounts.ts';
 import { COMMAND_PATH } from './environment.ts';
 import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
 
@@ -25,9 +26,17 @@ export type StartProblem =
   /** `word` is in none of the directories of `searchPath`. */
   | { kind: 'notFound'; word: string; searchPath: string }
   | {
-      kind: 'commandMissing' | 'commandHidden' | 'commandIsDirectory' | 'notExecutable' | 'notAProgram';
+      kind:
+        | 'commandMissing'
+        | 'commandHidden'
+        | 'commandIsDirectory'
+        | 'notExecutable'
+        | 'onNoexec'
+        | 'notAProgram';
       path: string;
     }
+  /** Executable, but not by this user. `mode`: its permissions. `uid`: its owner. */
+  | { kind: 'notAllowed'; path: string; mode: number; uid: number }
   | Unreachable
   | { kind: 'noInterpreter'; path: string; interpreter: string }
   | { kind: 'noLoader'; path: string; loader: string };
@@ -110,6 +119,10 @@ export function problemText(problem: StartProblem): string {
       return `the command ${problem.path} is a directory`;
     case 'notExecutable':
       return `the command ${problem.path} is not executable`;
+    case 'onNoexec':
+      return `the command ${problem.path} is on a file system that is mounted noexec`;
+    case 'notAllowed':
+      return `this user may not execute the command ${problem.path} (${permissionsText(problem)})`;
     case 'notAProgram':
       return `the command ${problem.path} is neither a program for this machine nor a script that begins with #!`;
     case 'linkLoop':
@@ -125,6 +138,11 @@ export function problemText(problem: StartProblem): string {
     default:
       return problem satisfies never;
   }
+}
+
+/** `0700, root` */
+function permissionsText({ mode, uid }: { mode: number; uid: number }): string {
+  return `${mode.toString(8).padStart(4, '0')}, ${uid === 0 ? 'root' : `user ${uid}`}`;
 }
 
 /** Why this user cannot work in a directory; undefined: it can. */
@@ -146,7 +164,8 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   if (stat === undefined) return { kind: 'commandMissing', path };
   if (isUnreachable(stat)) return stat;
   if (stat.isDirectory()) return { kind: 'commandIsDirectory', path };
-  if (!stat.isFile() || !mayExecute(path)) return { kind: 'notExecutable', path };
+  if (!stat.isFile()) return { kind: 'notExecutable', path };
+  if (!mayExecute(path)) return executionProblem(path, stat);
   const beginning = beginningOf(path);
   if (beginning === undefined) return undefined;
   if (isNoProgram(beginning)) return { kind: 'notAProgram', path };
@@ -157,6 +176,12 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
   return loader === undefined
     ? undefined
     : neededProblem(loader, request, { kind: 'noLoader', path, loader });
+}
+
+function executionProblem(path: string, { mode, uid }: Stats): StartProblem {
+  if ((mode & 0o111) === 0) return { kind: 'notExecutable', path };
+  if (isOnNoexec(path)) return { kind: 'onNoexec', path };
+  return { kind: 'notAllowed', path, mode: mode & 0o7777, uid };
 }
 
 function notFound(request: SpawnRequest): StartProblem {

@@ -7,6 +7,17 @@ export function isMountPoint(path: string): boolean {
   return mounts().some(({ place }) => place === path);
 }
 
+/** Whether the file system that the path is on is mounted so that nothing on it may be executed, mount(8). */
+export function isOnNoexec(path: string): boolean {
+  const real = realPath(path);
+  const mount = mounts()
+    .filter(({ place }) => place === '/' || real === place || real.startsWith(`${place}/`))
+    // Of two at the same place, the later one hides the other.
+    .toSorted((one, other) => one.place.length - other.place.length)
+    .at(-1);
+  return mount?.options.split(',').includes('noexec') ?? false;
+}
+
 /**
  * The type of the file system, such as `nfs4`, on which the file is or is to be created, if other machines may have
  * mounted that too; undefined: not known to be one of those.
@@ -39,16 +50,19 @@ interface Mount {
   /** As in `Stats.dev`. */
   device: number;
   place: string;
+  /** Of this mount, separated by commas. */
+  options: string;
   type: string;
 }
 
 /** proc_pid_mountinfo(5). Empty without /proc. */
 function mounts(): Mount[] {
   if (!existsSync(MOUNTS)) return [];
-  const lines = readFileSync(MOUNTS, 'utf8').matchAll(/^\S+ \S+ (\d+):(\d+) \S+ (\S+) .*? - (\S+) /gm);
-  return [...lines].map(([, major, minor, place = '', type = '']) => ({
+  const lines = readFileSync(MOUNTS, 'utf8').matchAll(/^\S+ \S+ (\d+):(\d+) \S+ (\S+) (\S+) .*?- (\S+) /gm);
+  return [...lines].map(([, major, minor, place = '', options = '', type = '']) => ({
     device: deviceNumber(Number(major), Number(minor)),
     place: unescaped(place),
+    options,
     type,
   }));
 }

@@ -1,5 +1,6 @@
+import { spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
-import { userInfo } from 'node:os';
+import { tmpdir, userInfo } from 'node:os';
 import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
@@ -108,7 +109,7 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
         return ['--dir', '.', '--', './deploy.sh'];
       },
       /\/deploy\.sh is not executable$/,
-      /^chmod \+x .+\/deploy\.sh'?; .*noexec$/,
+      /^chmod a\+rx .+\/deploy\.sh'?$/,
     ],
     [
       'no interpreter',
@@ -299,6 +300,24 @@ t.test('a project without a command has no files to check', async (t) => {
     { check: 'limits', level: 'ok', message: 'report timeout 2h' },
   ]);
 });
+
+t.test(
+  'a command that its user may execute, but not read, is a note: a script would fail',
+  ifMayBeNobody(process.execPath, MAIN, `${tmpdir()}/.`),
+  async (t) => {
+    const there = place(t);
+    await create(there, '--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o711));
+    for (const path of [there.directory, there.dbPath]) chownSync(path, 65_534, 65_534);
+    const somebody = ['--reuid=65534', '--regid=65534', '--clear-groups', process.execPath, MAIN];
+    const words = ['admin', 'project', 'check', 'website', '--json', '--db', there.dbPath];
+    const { stdout } = spawnSync('setpriv', [...somebody, ...words], { env: {}, encoding: 'utf8' });
+    const { findings }: Checked = JSON.parse(stdout);
+    t.match(
+      findings.filter(({ check }) => check === 'command'),
+      [{ level: 'note', message: /may be executed, but not read by this user/, advice: /: chmod a\+r \S+$/ }],
+    );
+  },
+);
 
 t.test('a paused or archived project is noted', async (t) => {
   const there = place(t);

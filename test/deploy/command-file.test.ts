@@ -132,6 +132,14 @@ t.test('a socket is neither a command nor a directory', async (t) => {
   t.strictSame(directoryProblem(path), { kind: 'notADirectory', path });
 });
 
+/** Runs this code as a user who is not root, and gives what it printed. */
+function lookAsSomebody(look: string): string {
+  const words = [process.execPath, '--input-type=module', '--eval', look];
+  const somebody = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', ...words];
+  const [program = '', ...rest] = process.getuid?.() === 0 ? somebody : words;
+  return spawnSync(program, rest, { encoding: 'utf8', env: {} }).stdout;
+}
+
 /** Nothing is closed to root, who looks as nobody. */
 const ifMayLook =
   process.getuid?.() === 0 ? { ...ifHas('setpriv'), ...ifMayBeNobody(MODULE, process.execPath) } : {};
@@ -150,14 +158,56 @@ t.test('a path that the user may not reach is told apart from a missing one', if
     console.log(JSON.stringify([
       directoryProblem(closed), directoryProblem(closed + '/inner'), commandProblem(request),
     ]));`;
-  const words = [process.execPath, '--input-type=module', '--eval', look];
-  const somebody = ['setpriv', '--reuid=65534', '--regid=65534', '--clear-groups', ...words];
-  const [program = '', ...rest] = process.getuid?.() === 0 ? somebody : words;
-  const { stdout } = spawnSync(program, rest, { encoding: 'utf8', env: {} });
-  t.strictSame(JSON.parse(stdout), [
+  t.strictSame(JSON.parse(lookAsSomebody(look)), [
     { kind: 'directoryClosed', path: join(directory, 'closed') },
     { kind: 'directoryClosed', path: join(directory, 'closed/inner') },
     { kind: 'commandHidden', path: join(directory, 'closed/inner/tool') },
+  ]);
+});
+
+t.test(
+  'a command that others may execute, but not this user, is told with its rights',
+  ifMayLook,
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    chmodSync(directory, 0o755);
+    const path = join(directory, 'tool');
+    writeFileSync(path, '#!/bin/sh\n');
+    // Whoever is not root looks as its owner.
+    const [mode, owner] = process.getuid?.() === 0 ? [0o700, 'root'] : [0o077, `user ${process.getuid?.()}`];
+    chmodSync(path, mode);
+    const look = `
+    const { whyNotStarted } = await import(${JSON.stringify(COMMAND_FILE)});
+    const request = { command: [${JSON.stringify(path)}], directory: '/', environment: {} };
+    console.log(whyNotStarted('EACCES', request));`;
+    const rights = `0${mode.toString(8).padStart(3, '0')}, ${owner}`;
+    t.equal(lookAsSomebody(look), `this user may not execute the command ${path} (${rights})\n`);
+  },
+);
+
+t.test('what is mounted noexec is told apart from what may not be executed', ifMayHideDevices, async (t) => {
+  const directory = temporaryDirectory(t);
+  const path = join(directory, 'not here/tool');
+  mkdirSync(join(directory, 'not here'));
+  const look = `
+    const { commandProblem } = await import(${JSON.stringify(COMMAND_FILE)});
+    const { chmodSync, writeFileSync } = await import('node:fs');
+    const path = ${JSON.stringify(path)};
+    const problem = () => commandProblem({ command: [path], directory: '/', environment: {} });
+    writeFileSync(path, '#!/bin/sh\\n');
+    const before = problem();
+    chmodSync(path, 0o755);
+    console.log(JSON.stringify([before, problem()]));`;
+  const words = [process.execPath, '--input-type=module', '--eval', look];
+  const mount = `mount -t tmpfs -o noexec none '${directory}/not here' && exec "$@"`;
+  const unshare = ['--map-root-user', '--mount', 'sh', '-c', mount, 'sh', ...words];
+  const { stdout } = spawnSync('unshare', unshare, {
+    encoding: 'utf8',
+    env: { PATH: '/usr/bin:/bin:/usr/sbin:/sbin' },
+  });
+  t.strictSame(JSON.parse(stdout), [
+    { kind: 'notExecutable', path },
+    { kind: 'onNoexec', path },
   ]);
 });
 
