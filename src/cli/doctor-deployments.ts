@@ -26,7 +26,7 @@ export function checkDeployments(
   reads: Reads,
   surroundings: Surroundings & LivingProcesses,
 ): DoctorFinding[] {
-  const { waiting } = reads.backlog.all(file.nowMs, 1);
+  const { waiting, reported } = reads.backlog.all(file.nowMs, 1);
   const running = reads.deployments.running();
   const [next] = waiting.items;
   const findings = [
@@ -34,7 +34,8 @@ export function checkDeployments(
     ...findingsOfWaiting(file, reads, running.length === 0 ? next : undefined),
     ...findingsOfReported(file, reads),
   ];
-  return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting`);
+  const elsewhere = reported.count === 0 ? '' : `, ${reported.count} carried out by other systems`;
+  return orOk(findings, 'deployments', `${running.length} running, ${waiting.count} waiting${elsewhere}`);
 }
 
 /** Undefined: it runs as it should. */
@@ -44,7 +45,7 @@ function findingOfRunning(
   reads: Reads,
   { serviceProcessId, livingProcesses }: Surroundings & LivingProcesses,
 ): DoctorFinding | undefined {
-  const { id, process, started_at } = deployment;
+  const { id, status, process, started_at } = deployment;
   const runs = process !== null && isAlive(process);
   if (service === null) {
     return problem(
@@ -52,7 +53,7 @@ function findingOfRunning(
       runs
         ? `${id} runs as process ${process.processId}, but no service is running`
         : `${id} is recorded as running, but no service is running`,
-      'davit serve: it ends what is left of the deployment, and records it as interrupted',
+      `davit serve: it ends what is left of the deployment, and records it as ${status === 'canceling' ? 'canceled' : 'interrupted'}`,
     );
   }
   const living = livingProcesses.get(id) ?? [];

@@ -59,13 +59,15 @@ export function findingsOfFile(
     () => checkKeys(file, reads),
   ];
   // If a check meets damage, the others are still made.
-  return checks.flatMap((check) => {
+  const findings = checks.flatMap((check) => {
     try {
       return check();
     } catch (error) {
       return [damage(whatIsWrong(error, file.path))];
     }
   });
+  // They may meet the same damage.
+  return [...new Map(findings.map((finding) => [`${finding.check} ${finding.message}`, finding])).values()];
 }
 
 /** The finding for a file that cannot be read, or only in part. */
@@ -294,7 +296,15 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
         'replace it, if the clock is right now (timedatectl): davit admin key create',
       ),
     );
-  return orOk([...ending, ...tooLong, ...ended], 'keys', `${live.length} of them, none expires soon`);
+  return orOk([...ending, ...tooLong, ...ended], 'keys', liveText(live));
+}
+
+function liveText(live: readonly Key[]): string {
+  const [first] = live
+    .flatMap((key) => (key.expires_at === null ? [] : [{ name: nameOfKey(key), at: key.expires_at }]))
+    .sort((one, other) => Date.parse(one.at) - Date.parse(other.at));
+  const end = first === undefined ? 'none expires' : `the first to expire is ${first.name}, at ${first.at}`;
+  return `${live.length} of them, ${end}`;
 }
 
 function expiresSoon({ created_at, expires_at }: Key, nowMs: number): boolean {

@@ -150,7 +150,9 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
   ]);
   if (service === null && running.count > 0) {
-    context.terminal.print("no service is running: 'davit serve' ends these and records them as interrupted");
+    const isCanceling = running.items.some(({ status }) => status === 'canceling');
+    const result = isCanceling ? 'interrupted, or as canceled if they are canceling' : 'interrupted';
+    context.terminal.print(`no service is running: 'davit serve' ends these and records them as ${result}`);
   }
   printExcerpt(context, 'WAITING', waiting, [
     { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },

@@ -169,6 +169,12 @@ function defineStatus(
         if (options.json === true) return printJson(context, after);
         const already = before.status === status ? 'already ' : '';
         context.terminal.print(`${nameOfWebhook(after)} is ${already}${status}${consequence(before, after)}`);
+        const expiredAt = keyExpiredAt(after, context.effects.now());
+        if (status === 'enabled' && expiredAt !== null) {
+          context.terminal.note(
+            `note: it gets no new events, as its key expired at ${expiredAt}: register it again with another key`,
+          );
+        }
         if (before.held_count > 0 && status === 'enabled' && !(await isServed(command))) {
           const what = before.held_count === 1 ? 'it' : 'them';
           context.terminal.note(`note: no service is running: 'davit serve' sends ${what}`);

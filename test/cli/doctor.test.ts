@@ -163,6 +163,20 @@ t.test('a damaged file is a problem, and what can be read of it is still checked
   t.match(findingOf(hopeless, 'integrity'), { level: 'problem', message: /malformed database schema/ });
 });
 
+t.test('damage that several checks meet is one problem', async (t) => {
+  const there = await withProject(t);
+  const database = new Sqlite(there.dbPath);
+  const page = database.prepare("SELECT rootpage FROM sqlite_schema WHERE name = 'projects'").pluck().get();
+  database.close();
+  const file = openSync(there.dbPath, 'r+');
+  writeSync(file, Buffer.alloc(100, 0xff), 0, 100, (Number(page) - 1) * 4_096);
+  closeSync(file);
+  const { findings } = await reportOf(t, there, 1);
+  const messages = findings.filter(({ check }) => check === 'integrity').map(({ message }) => message);
+  t.ok(messages.includes('database disk image is malformed'));
+  t.strictSame(messages, [...new Set(messages)]);
+});
+
 t.test('a nearly full disk is a problem', ifMayMount, async (t) => {
   const { directory } = place(t);
   mkdirSync(join(directory, 'small'));

@@ -130,9 +130,12 @@ t.test('queue says which process serves the file, or that none does', async (t) 
 
 t.test('deployments left by a dead service are not said to be running', async (t) => {
   const { store, davit, served } = file(t);
-  await deploy(store, await store.project(), 'main');
+  const id = await deploy(store, await store.project(), 'main');
   await store.writer.write('deployments.claim', undefined);
-  t.match((await davit(['admin', 'queue'])).stdout, /no service is running: 'davit serve' ends these/);
+  const ends = "no service is running: 'davit serve' ends these and records them as interrupted";
+  t.match((await davit(['admin', 'queue'])).stdout, `\n${ends}\n`);
+  await store.writer.write('deployments.cancel', { id });
+  t.match((await davit(['admin', 'queue'])).stdout, `\n${ends}, or as canceled if they are canceling\n`);
   served();
   t.notMatch((await davit(['admin', 'queue'])).stdout, /no service is running/);
 });

@@ -109,6 +109,11 @@ t.test('a webhook whose key has expired is listed and shown as one that gets no 
     (await there.davit(webhook('list'))).stdout,
     new RegExp(`^${id} +https://one\\.test/ +disabled `, 'm'),
   );
+  t.match(await there.davit(webhook('enable', id)), {
+    stdout: /is enabled\n$/,
+    stderr:
+      /^note: it gets no new events, as its key expired at 2026-11-21T08:00:00\.000Z: register it again/,
+  });
   change(there.dbPath, 'UPDATE keys SET expires_at = NULL');
   t.notMatch((await there.davit(webhook('show', id))).stdout, /new events/);
 });
