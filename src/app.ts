@@ -1,5 +1,5 @@
 import { once } from 'node:events';
-import { existsSync } from 'node:fs';
+import { existsSync, statSync } from 'node:fs';
 import { createServer } from 'node:net';
 import { tmpdir } from 'node:os';
 import { setImmediate as nextTurn } from 'node:timers/promises';
@@ -30,7 +30,7 @@ import { createReadiness } from './readiness.ts';
 import { openForWriting, SCHEMA_VERSION } from './store/database.ts';
 import { lockForServing, lockPath } from './store/lock.ts';
 import { networkProblem } from './store/mounts.ts';
-import { areInPlace, identifyFiles, sharedMemoryPath } from './store/place.ts';
+import { areInPlace, exposureProblem, identifyFiles, realPath, sharedMemoryPath } from './store/place.ts';
 import { createPruner } from './store/pruner.ts';
 import { startStoreThread } from './store/store.ts';
 import { walBytesOf } from './store/wal.ts';
@@ -123,11 +123,11 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent, config.tls?.certPath));
 
-  const network = networkProblem(dbPath);
+  const ofFile = [networkProblem(dbPath), exposureProblem(realPath(dbPath), statSync(dbPath).mode)];
   const warnings = [
     openFilesProblem(config.maxConcurrent),
     fileSizeProblem(),
-    network && `${network.message}: ${network.advice}`,
+    ...ofFile.map((found) => found && `${found.message}: ${found.advice}`),
     hiddenProcessesProblem(),
   ];
   for (const warning of warnings) if (warning !== undefined) logger.warn(warning);

@@ -6,7 +6,7 @@ import { endsSoon } from '../durations.ts';
 import { AppError, codeOf } from '../errors.ts';
 import { readCertificates, readPem } from '../pem.ts';
 import { abandonedIn } from '../store/partial-file.ts';
-import { statusOf } from '../store/place.ts';
+import { exposureProblem, octal, statusOf } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
 import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
@@ -29,8 +29,8 @@ export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'per
   if ((file.mode & 0o200) === 0)
     report(`${name} is not writable (mode ${octal(file.mode)})`, `chmod 600 ${path}`);
   for (const [one, { mode }] of [...inUse, ...filesBeside(path, earlierCopies(path, nowMs))]) {
-    if ((mode & 0o077) !== 0)
-      report(`others can read ${one} (mode ${octal(mode)})`, `chmod 600 ${join(place, one)}`);
+    const found = exposureProblem(join(place, one), mode);
+    if (found !== undefined) report(found.message, found.advice);
   }
   for (const [one, stats] of inUse) {
     if (stats.uid !== file.uid) {
@@ -138,8 +138,4 @@ function certificateIn(path: string): X509Certificate | undefined {
     if (!(error instanceof AppError)) throw error;
     return undefined;
   }
-}
-
-function octal(mode: number): string {
-  return (mode & 0o7777).toString(8);
 }

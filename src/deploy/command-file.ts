@@ -4,6 +4,7 @@ import { delimiter } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { pathIn } from '../paths.ts';
 import { isOnNoexec } from '../store/mounts.ts';
+import { octal } from '../store/place.ts';
 import { COMMAND_PATH } from './environment.ts';
 import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
 
@@ -35,7 +36,7 @@ export type StartProblem =
         | 'notAProgram';
       path: string;
     }
-  /** Executable, but not by this user. `mode`: its permissions. `uid`: its owner. */
+  /** Executable, but not by this user. `mode`: as in `Stats`. `uid`: its owner. */
   | { kind: 'notAllowed'; path: string; mode: number; uid: number }
   | Unreachable
   | { kind: 'noInterpreter'; path: string; interpreter: string }
@@ -142,7 +143,7 @@ export function problemText(problem: StartProblem): string {
 
 /** `0700, root` */
 function permissionsText({ mode, uid }: { mode: number; uid: number }): string {
-  return `${mode.toString(8).padStart(4, '0')}, ${uid === 0 ? 'root' : `user ${uid}`}`;
+  return `${octal(mode).padStart(4, '0')}, ${uid === 0 ? 'root' : `user ${uid}`}`;
 }
 
 /** Why this user cannot work in a directory; undefined: it can. */
@@ -181,7 +182,7 @@ export function commandProblem(request: SpawnRequest): StartProblem | undefined 
 function executionProblem(path: string, { mode, uid }: Stats): StartProblem {
   if ((mode & 0o111) === 0) return { kind: 'notExecutable', path };
   if (isOnNoexec(path)) return { kind: 'onNoexec', path };
-  return { kind: 'notAllowed', path, mode: mode & 0o7777, uid };
+  return { kind: 'notAllowed', path, mode, uid };
 }
 
 function notFound(request: SpawnRequest): StartProblem {

@@ -100,6 +100,17 @@ export function statusOf(file: string): Stats | undefined {
   }
 }
 
+/** Says that others than its owner can read a file, and what to do; undefined: they cannot. `mode`: as in `Stats`. */
+export function exposureProblem(path: string, mode: number): { message: string; advice: string } | undefined {
+  if ((mode & 0o077) === 0) return undefined;
+  return { message: `others can read ${basename(path)} (mode ${octal(mode)})`, advice: `chmod 600 ${path}` };
+}
+
+/** The permissions in a mode, as chmod(1) takes them. */
+export function octal(mode: number): string {
+  return (mode & 0o7777).toString(8);
+}
+
 /** How much this user can write to a file system, root also what is reserved. statfs(2) knows of no quota. */
 export function writableBytes({ bavail, bfree, bsize }: StatsFs): number {
   return (process.geteuid?.() === 0 ? bfree : bavail) * bsize;

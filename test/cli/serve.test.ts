@@ -1,5 +1,6 @@
 import { once } from 'node:events';
 import {
+  chmodSync,
   copyFileSync,
   existsSync,
   linkSync,
@@ -9,6 +10,7 @@ import {
   readlinkSync,
   renameSync,
   rmSync,
+  statSync,
   writeFileSync,
 } from 'node:fs';
 import { watch } from 'node:fs/promises';
@@ -186,6 +188,23 @@ t.test(
     t.equal(await stopped, 0);
   },
 );
+
+t.test('the log warns of a file that others can read, and davit leaves its mode as it is', async (t) => {
+  const { directory, dbPath, davit } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
+  chmodSync(dbPath, 0o644);
+  const service = await serveWithLog(t, directory);
+  t.match(await service.logged(/others can read/), {
+    level: 'warn',
+    msg: `others can read davit.db (mode 644): chmod 600 ${dbPath}`,
+  });
+  await service.stop();
+  t.equal(statSync(dbPath).mode & 0o777, 0o644);
+  chmodSync(dbPath, 0o600);
+  const second = await serveWithLog(t, directory);
+  await second.stop();
+  t.notMatch(second.stderr(), 'others can read');
+});
 
 t.test('the log warns of a DAVIT_ variable with a misspelt name', async (t) => {
   const { directory } = place(t);
