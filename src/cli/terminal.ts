@@ -14,7 +14,7 @@ export interface Terminal {
   flushed(): Promise<void>;
   /** Prints a line for people to stderr: a note, a warning or an error. */
   note(text: string): void;
-  /** Shows a line on stderr that the next output replaces; only on a terminal. */
+  /** Shows a line on stderr that the next output replaces; only on a terminal that can erase one. */
   progress(text: string): void;
   /** The width of the terminal on stdout; null: it is a file or a pipe, for a program to read. */
   readonly columns: number | null;
@@ -40,7 +40,7 @@ const COLUMNS_OF_MOST_TERMINALS = 80;
  * as `| head` does.
  */
 export function createTerminal(
-  streams: { stdin: Input; stdout: Output; stderr: Output },
+  streams: { stdin: Input; stdout: Output; stderr: Output; env?: { readonly TERM?: string } },
   onOutputLost: (error: Error) => void,
 ): Terminal {
   const { stdout, stderr } = streams;
@@ -65,7 +65,7 @@ export function createTerminal(
       stderr.write(line(text));
     },
     progress(text) {
-      if (stderr.isTTY !== true) return;
+      if (stderr.isTTY !== true || streams.env?.TERM === 'dumb') return;
       const columns = stderr.columns || COLUMNS_OF_MOST_TERMINALS;
       wipeProgress();
       stderr.write(text.slice(0, columns - 1));

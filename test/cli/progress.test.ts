@@ -22,8 +22,15 @@ t.test('without a terminal there is no progress', async (t) => {
   t.equal(String(stderr.read()), 'done\n');
 });
 
-function streams(kind: { isTTY?: boolean; columns?: number }) {
+t.test('a terminal that knows no control sequences gets none', async (t) => {
+  const { terminal, stderr } = streams({ isTTY: true }, { TERM: 'dumb' });
+  terminal.progress('copying: 1 %');
+  terminal.note('done');
+  t.equal(String(stderr.read()), 'done\n');
+});
+
+function streams(kind: { isTTY?: boolean; columns?: number }, env = { TERM: 'xterm' }) {
   const make = () => Object.assign(new PassThrough(), kind);
   const [stdin, stdout, stderr] = [make(), make(), make()];
-  return { terminal: createTerminal({ stdin, stdout, stderr }, () => undefined), stderr };
+  return { terminal: createTerminal({ stdin, stdout, stderr, env }, () => undefined), stderr };
 }
