@@ -68,11 +68,19 @@ export class Refusal extends Error {
  * A mandatory option. Commander's own mandatory options are reported missing before an unknown option is, though a typo
  * in an option is mostly why one is missing.
  */
-export class RequiredOption extends Option {}
+class RequiredOption extends Option {}
 
 /** The same as `option`, but mandatory. */
 export function requiredOption(flags: string, description: string): Option {
   return withVariable(new RequiredOption(flags, description));
+}
+
+/** A mandatory option of the command that was not given; undefined: all were. */
+export function missingOption(command: Command): Option | undefined {
+  return command.options.find(
+    (candidate) =>
+      candidate instanceof RequiredOption && command.getOptionValue(candidate.attributeName()) === undefined,
+  );
 }
 
 /** For every command that prints a result. */

@@ -1,6 +1,6 @@
 import { Command, CommanderError, type Option } from 'commander';
 import { option } from '../options.ts';
-import { type CommandContext, explain, holdsReplaced, misused, Refusal, RequiredOption } from './command.ts';
+import { type CommandContext, explain, holdsReplaced, missingOption, misused, Refusal } from './command.ts';
 import { errorText } from './error-text.ts';
 import { explainErrors, rootOf } from './usage.ts';
 
@@ -128,10 +128,7 @@ function correctFlags(command: Command, environment: CommandContext['environment
 }
 
 function checkRequired(command: Command): void {
-  const missing = command.options.find(
-    (candidate) =>
-      candidate instanceof RequiredOption && command.getOptionValue(candidate.attributeName()) === undefined,
-  );
+  const missing = missingOption(command);
   if (missing === undefined) return;
   misused(command, `required option '${missing.flags}' not specified: give it, or ${missing.envVar}`);
 }

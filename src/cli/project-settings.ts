@@ -294,6 +294,8 @@ function changesOf(
   const newCommand = commandOf(command, words, context);
   if (newCommand !== null && command.getOptionValueSource('command') === 'cli')
     misused(command, '--no-command and a command exclude each other');
+  if (isGiven('--no-dir', context) && isGiven('--dir', context))
+    misused(command, '--no-dir and --dir exclude each other');
   return {
     ...(name === undefined ? {} : { name: checkName(command, name) }),
     // A command in the command line takes precedence over DAVIT_NO_COMMAND.
@@ -305,6 +307,13 @@ function changesOf(
     ...(reportTimeout === undefined ? {} : { reportTimeoutMs: nullIfOff(reportTimeout) }),
     ...(policy === undefined ? {} : { policy }),
   };
+}
+
+/** Whether the option stands in the command line; of two for one setting, commander keeps only the last. */
+function isGiven(flag: string, { commandLine }: CommandContext): boolean {
+  const dashesAt = commandLine.indexOf('--');
+  const words = dashesAt < 0 ? commandLine : commandLine.slice(0, dashesAt);
+  return words.some((word) => word === flag || word.startsWith(`${flag}=`));
 }
 
 /** The words after `--`; null: none. If `--` were optional, `--env A=1 B=2` would make `B=2` the command. */
@@ -320,7 +329,11 @@ function commandOf(
   if (words.length > count) {
     // Without what follows a =, which is likely to be the value of a variable.
     const [word = ''] = (words[0] ?? '').split(/(?<==)/);
-    misused(command, `'${printable(word)}' is not expected here: put -- before the command`);
+    const advice =
+      dashesAt < 0
+        ? 'put -- before the command'
+        : 'leave it out, or give the option that it is for, such as --name';
+    misused(command, `'${printable(word)}' is not expected here: ${advice}`);
   }
   const [file, ...rest] = words;
   if (file === undefined)

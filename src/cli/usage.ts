@@ -1,6 +1,7 @@
 import type { Command } from 'commander';
 import { printable } from '../printable.ts';
 import { withoutSecrets } from '../secrets.ts';
+import { missingOption } from './command.ts';
 import { nearest } from './suggest.ts';
 
 /** Makes every usage error of the command and its subcommands one line, with a hint, and without any value. */
@@ -21,19 +22,30 @@ export function explainErrors(command: Command): void {
 function withoutValue(message: string): string {
   return message
     .replace(/^(error: option '[^']*' value) '.*'( from env '\w+' is invalid)/s, '$1$2')
-    .replace(/^(error: (?:option '[^']*' argument|command-argument value)) '.*'( is invalid)/s, '$1$2')
+    .replace(/^(error: option '[^']*' argument) '.*'( is invalid)/s, '$1$2')
+    .replace(
+      /^error: command-argument value '.*' is invalid for argument '(\w+)'\. (?:It|(Allowed choices are)) /s,
+      (_, name: string, choices?: string) =>
+        `error: the ${name.replaceAll('_', ' ')} ${choices === undefined ? '' : 'must be one of '}`,
+    )
     .replace(/^(error: too many arguments.*? but got \d+): .*$/s, '$1')
     .replace(/^(error: unknown option '[^=]*)=.*'/s, "$1'");
 }
 
 function withSuggestion(message: string, command: Command): string {
+  const missing = message.startsWith('error: too many arguments') ? missingOption(command) : undefined;
+  if (missing !== undefined) return `${message}, and '${missing.flags}' is missing`;
   const [, kind, word = ''] = /^error: unknown (option|command) '(.*)'$/s.exec(message) ?? [];
   if (kind === undefined) return message;
   if (kind === 'option' && command.commands.some((one) => isTakenBy(one, word))) {
     return `error: option '${word}' goes after the command that takes it`;
   }
+  if (command.name() === 'webhook' && [...OVER_API, ...OVER_API.flatMap(synonymsOf)].includes(word)) {
+    return `${message}: keys register webhooks with POST /v2/webhooks, and change them with PATCH /v2/webhooks/{id}`;
+  }
   const known = kind === 'option' ? optionsOf(command) : commandsOf(command);
-  const synonym = kind === 'command' ? commandCalled(word, command, known.keys()) : undefined;
+  const synonym =
+    kind === 'option' ? optionCalled(word, known.keys()) : commandCalled(word, command, known.keys());
   const meant = known.get(synonym ?? nearest(word, known.keys()) ?? '');
   if (meant === undefined) return message;
   // The option exists, but was given a value, as in `--wait=yes`.
@@ -44,11 +56,12 @@ function withSuggestion(message: string, command: Command): string {
 function optionsOf(command: Command): Map<string, string> {
   const help = command.createHelp();
   const options = [...help.visibleOptions(command), ...help.visibleGlobalOptions(command)];
-  return new Map(
-    options
-      .flatMap(({ long, short }) => [long, short].flatMap((flag) => flag ?? []))
-      .map((flag) => [flag, flag]),
-  );
+  const flags = options.flatMap(({ long, short }) => [long, short].flatMap((flag) => flag ?? []));
+  const takesCommand = command.registeredArguments.some((argument) => argument.name() === 'command');
+  return new Map([
+    ...flags.map((flag): [string, string] => [flag, flag]),
+    ...(takesCommand ? [['--', '-- and the command after it'] as const] : []),
+  ]);
 }
 
 function isTakenBy(command: Command, word: string): boolean {
@@ -77,8 +90,20 @@ function commandsOf(command: Command): Map<string, string> {
 /** The command that other programs call by this word: one of its own, or else another one that is known. */
 function commandCalled(word: string, command: Command, known: Iterable<string>): string | undefined {
   const own = visibleCommands(command).map((one) => one.name());
-  return [...own, ...known].find((name) => SYNONYMS[name]?.includes(word.toLowerCase()));
+  return [...own, ...known].find((name) => synonymsOf(name).includes(word.toLowerCase()));
 }
+
+/** The option that other programs call so. */
+function optionCalled(word: string, known: Iterable<string>): string | undefined {
+  return [...known].find((flag) => synonymsOf(flag).includes(word));
+}
+
+function synonymsOf(name: string): readonly string[] {
+  return SYNONYMS[name] ?? [];
+}
+
+/** What is done with a webhook over the API alone. */
+const OVER_API = ['create', 'set'];
 
 const REMOVE = ['rm', 'remove', 'delete', 'del', 'destroy'];
 
@@ -102,6 +127,16 @@ const SYNONYMS: Record<string, readonly string[]> = {
   serve: ['start', 'run', 'server'],
   doctor: ['check', 'health', 'diagnose'],
   queue: ['status', 'ps'],
+  '--listen': ['--port', '-p', '--host', '-H', '--bind', '-b', '--address', '--addr'],
+  '--db': ['--data', '--data-dir', '--database', '-d'],
+  '--dir': ['--cwd', '--directory', '--workdir', '--working-directory', '-C'],
+  '--env': ['-e'],
+  '--': ['--command', '--cmd', '--exec', '--script'],
+  '--expires-in': ['--ttl', '--expires', '--expiry'],
+  '--limit': ['-n', '--lines'],
+  '--name': ['-n'],
+  '--url': ['--server', '--host', '--endpoint'],
+  '--yes': ['-y'],
 };
 
 function visibleCommands(command: Command): Command[] {

@@ -208,7 +208,11 @@ t.test('invalid project options are refused and change nothing', async (t) => {
   writeFileSync(join(directory, 'empty.env'), '# nothing\n');
   const cases: [words: string[], exitCode: number, message: RegExp][] = [
     [create('x', '--env', 'A=1', 'B=secret'), 2, /'B=' is not expected here: put -- before the command/],
-    [create('x', '--env', 'A=1', 'B=secret', '--', 'make'), 2, /'B=' is not expected here/],
+    [
+      create('x', '--env', 'A=1', 'B=secret', '--', 'make'),
+      2,
+      /'B=' is not expected here: leave it out, or give/,
+    ],
     [create('x', 'make', 'it'), 2, /'make' is not expected here/],
     [create('x', '--'), 2, /nothing comes after --/],
     [create('x', '--', ''), 2, /the command must not be empty/],
@@ -247,6 +251,8 @@ t.test('invalid project options are refused and change nothing', async (t) => {
     [create('x', '--env-from', 'empty.env'), 1, /empty\.env holds no name=value lines/],
     [set(), 2, /nothing to change/],
     [['admin', 'project', 'set', '--', 'false'], 2, /missing required argument 'project'/],
+    [set('--no-dir', '--dir', '/srv'), 2, /--no-dir and --dir exclude each other/],
+    [set('--dir=/srv', '--no-dir', '--', 'make'), 2, /--no-dir and --dir exclude each other/],
     [set('--no-command', '--', 'make'), 2, /--no-command and a command exclude each other/],
     [set('--no-dir'), 2, /'\.\/deploy\.sh' is relative to --dir/],
     [set('--env', 'A=2', '--unset-env', 'A'), 2, /A is both set and removed/],
