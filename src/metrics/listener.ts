@@ -1,5 +1,5 @@
 import { createServer, type IncomingMessage, type ServerResponse } from 'node:http';
-import type { AddressInfo } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
 import { cannotListen, type ListenAddress } from '../config.ts';
 import type { Logger } from '../logger.ts';
 import { dropBody, dropRequests, stopReading } from '../unread.ts';
@@ -44,6 +44,7 @@ export async function startMetricsListener(
     { ...TIMEOUTS, ...timeouts, maxHeaderSize: HEADERS_MAX_BYTES },
     (request, response) => {
       dropBody(request);
+      endAfterLast(request, response);
       void answer(request, response, scrape, logger);
     },
   );
@@ -54,13 +55,6 @@ export async function startMetricsListener(
     server.getConnections((_error, count) => {
       if (count >= MAX_CONNECTIONS) server.closeIdleConnections();
     });
-  });
-  server.maxRequestsPerSocket = MAX_REQUESTS;
-  // One beyond these: until it is closed for being idle, nothing is made of what still comes.
-  server.on('dropRequest', (request: IncomingMessage) => {
-    dropBody(request);
-    dropRequests(request.socket);
-    stopReading(request.socket);
   });
   await new Promise<void>((resolve, reject) => {
     server.once('error', (error) => reject(cannotListen(listen, '--metrics-listen', error)));
@@ -79,6 +73,19 @@ export async function startMetricsListener(
       }),
   };
 }
+
+/** Closes the connection after the answer to the last request that it may bring. What comes behind it is ignored. */
+function endAfterLast({ socket }: IncomingMessage, response: ServerResponse): void {
+  const count = (requests.get(socket) ?? 0) + 1;
+  requests.set(socket, count);
+  if (count < MAX_REQUESTS) return;
+  response.setHeader('Connection', 'close');
+  dropRequests(socket);
+  stopReading(socket);
+}
+
+/** How many a connection has brought. */
+const requests = new WeakMap<Socket, number>();
 
 async function answer(
   request: IncomingMessage,
