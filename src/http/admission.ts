@@ -28,6 +28,8 @@ interface UnderWay {
   /** Infinity: the connection is to be closed, and all further requests on it are ignored. */
   unanswered: number;
   latestResponse: ServerResponse | undefined;
+  /** How many of them were pipelined. */
+  pipelined: number;
   /** How many of them wait for their turn. */
   waiting: number;
   resumeReading(): void;
@@ -91,11 +93,14 @@ export function createAdmission(
       refused.add(request);
       stopReading(socket);
     }
-    if (isPipelined) pipelined += 1;
+    if (isPipelined) {
+      state.pipelined += 1;
+      pipelined += 1;
+    }
     state.unanswered = isRefused ? Infinity : before + 1;
     state.latestResponse = response;
     response.once('close', () => {
-      if (isPipelined) pipelined -= 1;
+      if (isPipelined) uncount(state, 1);
       state.unanswered -= 1;
       if (state.unanswered === 0) state.connection.rest();
       // If it were kept until the next request, V8 would move it to the old generation, and then the next request's
@@ -103,6 +108,13 @@ export function createAdmission(
       if (state.latestResponse === response && request.complete) state.latestResponse = undefined;
     });
     return true;
+  }
+
+  /** Pipelined requests of a connection have been answered. */
+  function uncount(state: UnderWay, requests: number): void {
+    const counted = Math.min(requests, state.pipelined);
+    state.pipelined -= counted;
+    pipelined -= counted;
   }
 
   /** False: this turn of the event loop has had as many pipelined requests as it may, or others wait. */
@@ -136,17 +148,19 @@ export function createAdmission(
   }
 
   function underWayOn(socket: Duplex): UnderWay {
-    let state = underWay.get(socket);
-    if (state === undefined) {
-      state = {
-        connection: connections.of(socket),
-        unanswered: 0,
-        latestResponse: undefined,
-        waiting: 0,
-        resumeReading: () => undefined,
-      };
-      underWay.set(socket, state);
-    }
+    const known = underWay.get(socket);
+    if (known !== undefined) return known;
+    const state = {
+      connection: connections.of(socket),
+      unanswered: 0,
+      latestResponse: undefined,
+      pipelined: 0,
+      waiting: 0,
+      resumeReading: () => undefined,
+    };
+    underWay.set(socket, state);
+    // After a CONNECT, Node closes no response that waits to be sent.
+    socket.once('close', () => uncount(state, Infinity));
     return state;
   }
 

@@ -274,6 +274,28 @@ t.test('the waiting requests of a client that left no longer count towards the l
   );
 });
 
+t.test('nor do those that waited before a CONNECT', async (t) => {
+  const { plugin, heldCount } = heldResource();
+  const { port, server } = await startHttp(t, { resources: () => [open, plugin], pipelinedMax: 2 });
+  const connected = once(server.listener, 'connection');
+  const leaving = await connectRaw(port);
+  const [socket] = (await connected) as [Socket];
+  leaving.send('GET /held HTTP/1.1\r\nHost: d\r\n\r\n'.repeat(3));
+  await until(() => heldCount() === 3);
+  const closed = once(socket, 'close');
+  leaving.send('CONNECT d:1 HTTP/1.1\r\nHost: d\r\n\r\n');
+  await leaving.received('405');
+  leaving.socket.destroy();
+  await closed;
+  const staying = await connectRaw(port);
+  const get = 'GET /open HTTP/1.1\r\nHost: d\r\n';
+  staying.send(`${get}\r\n${get}\r\n${get}Connection: close\r\n\r\n`);
+  t.strictSame(
+    parseResponses(await staying.closed).map(({ status }) => status),
+    [200, 200, 200],
+  );
+});
+
 t.test('a request is not carried out once the server has ended its side of the connection', async (t) => {
   const { plugin, heldCount } = heldResource();
   const { port, server } = await startHttp(t, { resources: () => [plugin] });
