@@ -94,7 +94,7 @@ export function openFile(directory: string): DavitFile {
       scopes: [...SCOPES],
       allProjects: true,
       projectIds: [],
-      expiresAtMs: null,
+      expiresInMs: null,
     });
 
   return {

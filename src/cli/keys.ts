@@ -97,7 +97,7 @@ async function createKey(command: Command, options: CreateOptions, context: Comm
         scopes,
         allProjects: projects === 'all',
         projectIds: projects === 'all' ? [] : projects.map((project) => resolveProject(store, project).id),
-        expiresAtMs: options.expiresIn === undefined ? null : context.effects.now() + options.expiresIn,
+        expiresInMs: options.expiresIn ?? null,
       });
       return { ...made, namesakes: living + 1 };
     },

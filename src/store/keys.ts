@@ -27,7 +27,7 @@ export interface NewKey {
   scopes: Scope[];
   allProjects: boolean;
   projectIds: ProjectId[];
-  expiresAtMs: number | null;
+  expiresInMs: number | null;
 }
 
 /** A secret that was replaced and still works. */
@@ -167,7 +167,7 @@ export function keyWrites({ database, effects }: WriteContext) {
         scopes: JSON.stringify(input.scopes),
         allProjects: input.allProjects ? 1 : 0,
         createdAt,
-        expiresAt: input.expiresAtMs,
+        expiresAt: input.expiresInMs === null ? null : createdAt + input.expiresInMs,
       });
       const secret = addSecret(id, createdAt);
       for (const projectId of new Set(input.projectIds)) {

@@ -113,7 +113,7 @@ async function subscribe(store: Store, url: string): Promise<WebhookWithSecret> 
     scopes: ['webhooks:write'],
     allProjects: true,
     projectIds: [],
-    expiresAtMs: null,
+    expiresInMs: null,
   });
   return await newWebhook(store, key.id, { url });
 }

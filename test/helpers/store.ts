@@ -129,7 +129,7 @@ export const KEY: NewKey = {
   scopes: [...SCOPES],
   allProjects: true,
   projectIds: [],
-  expiresAtMs: null,
+  expiresInMs: null,
 };
 
 /** The same connection, whose statements are what `prepare` gives. */

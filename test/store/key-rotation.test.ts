@@ -50,7 +50,7 @@ t.test('another rotation never prolongs the overlap of an earlier secret', async
 
 t.test('a secret expires with its key, however long its overlap is', async (t) => {
   const { store, effects, holder } = setup(t);
-  const { keyId, secret: first } = await store.key({ expiresAtMs: effects.now() + 2 * HOUR_MS });
+  const { keyId, secret: first } = await store.key({ expiresInMs: 2 * HOUR_MS });
   const { secret: second } = await store.writer.write('keys.rotate', { id: keyId, overlapMs: HOUR_MS });
   effects.advance(HOUR_MS);
   t.strictSame([first, second].map(holder), [undefined, keyId], 'earlier, if its overlap is over');
@@ -94,7 +94,7 @@ t.test('a key that is unknown, revoked or expired is not rotated', async (t) => 
   const { store, effects } = setup(t);
   const revoked = await store.key();
   await store.writer.write('keys.revoke', { id: revoked.keyId });
-  const expired = await store.key({ expiresAtMs: effects.now() + 1 });
+  const expired = await store.key({ expiresInMs: 1 });
   effects.advance(1);
   const before = store.dump();
   const rotate = (id: string) => store.writer.write('keys.rotate', { id, overlapMs: 0 });
@@ -123,15 +123,15 @@ t.test('a name finds the only key that has it, or else the only one that lives',
   t.throws(() => resolve('nobody'), { code: 'not_found' });
 
   const [expired, fourth] = [
-    await store.key({ name: 'ci', expiresAtMs: effects.now() + 1 }),
-    await store.key({ name: 'ci', expiresAtMs: effects.now() + 2 }),
+    await store.key({ name: 'ci', expiresInMs: 1 }),
+    await store.key({ name: 'ci', expiresInMs: 2 }),
   ];
   t.throws(() => resolve('ci'), { code: 'conflict' });
   effects.advance(1);
   t.equal(resolve('ci'), fourth.keyId);
   await store.writer.write('keys.revoke', { id: fourth.keyId });
   t.equal(resolve('ci'), expired.keyId, 'rather than a revoked one');
-  await store.key({ name: 'ci', expiresAtMs: effects.now() });
+  await store.key({ name: 'ci', expiresInMs: 0 });
   t.throws(() => resolve('ci'), { code: 'conflict' });
 });
 

@@ -22,7 +22,7 @@ t.test('a secret authenticates its key and is not in the file', async (t) => {
 t.test('a wrong, expired or revoked secret authenticates nobody', async (t) => {
   const effects = fakeEffects();
   const store = testStore(t, effects);
-  const expiring = await store.key({ expiresAtMs: effects.now() + 1000 });
+  const expiring = await store.key({ expiresInMs: 1000 });
   const revoked = await store.key();
   const other = await store.key();
   const holder = (secret: string) => store.reads.keys.authenticate(hashKeySecret(secret), effects.now());
