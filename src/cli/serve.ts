@@ -15,7 +15,7 @@ import {
 import { dbPathOf } from './database-file.ts';
 import { errorText } from './error-text.ts';
 import { migrateOlder } from './migrate.ts';
-import { notifySystemd } from './notify.ts';
+import { notifySystemd, type SystemdState } from './notify.ts';
 import { nearest } from './suggest.ts';
 import { rootOf } from './usage.ts';
 
@@ -117,13 +117,21 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   reload = service.reload;
   if (reloadIsDue) reload();
   terminal.print(`davit listening on ${service.url}`);
-  void notifySystemd('READY=1', context);
+  void tellSystemd('READY=1', config, context);
   releaseStartMemory(effects, 'main');
   await toldToStop;
-  void notifySystemd('STOPPING=1', context);
+  void tellSystemd('STOPPING=1', config, context);
   await service.stop();
   // In any case, even if a library still holds something open.
   exit(0);
+}
+
+/** Only warns if that fails. */
+async function tellSystemd(state: SystemdState, config: ServeConfig, context: CommandContext): Promise<void> {
+  const failure = await notifySystemd(state, context);
+  if (failure === undefined) return;
+  const logger = await loggerOf(config, context.effects);
+  logger.warn(`systemd was not told ${state}: ${failure}`);
 }
 
 /**
@@ -144,7 +152,7 @@ async function migrateFirst(config: ServeConfig, context: CommandContext): Promi
     { ...context, onSignal, exit: () => context.exit(0) },
     {
       async onBegin(schema) {
-        void notifySystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, context);
+        void tellSystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, config, context);
         logger = await loggerOf(config, context.effects);
         logger.info({ file: dbPath, to_schema: schema }, 'an older davit wrote the file: copying it first');
       },

@@ -97,8 +97,6 @@ StartLimitIntervalSec=0
 
 [Service]
 Type=notify
-# davit calls systemd-notify, which is another process of the unit.
-NotifyAccess=all
 ExecStart=${command}
 # Reloads certificates and keys.
 ExecReload=/bin/kill -HUP $MAINPID

@@ -1,10 +1,12 @@
-import { spawn, spawnSync } from 'node:child_process';
-import { once } from 'node:events';
-import { chmodSync, mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
+import { spawnSync } from 'node:child_process';
+import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { createInterface } from 'node:readline';
+import { promisify } from 'node:util';
+import koffi from 'koffi';
 import t, { type Test } from 'tap';
-import { COMPILE_CACHE, MAIN, place, run } from '../helpers/cli.ts';
+import { notifySystemd } from '../../src/cli/notify.ts';
+import { realEffects } from '../../src/effects.ts';
+import { MAIN, place, run } from '../helpers/cli.ts';
 import { KNOWS_OLDER_SCHEMAS, makeOlder } from '../helpers/older-schema.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { serveWithLog } from '../helpers/served.ts';
@@ -17,7 +19,6 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
   for (const line of [
     `ExecStart=${process.execPath} ${MAIN} serve --db /var/lib/davit/davit.db`,
     'Type=notify',
-    'NotifyAccess=all',
     'User=davit',
     'After=network-online.target time-sync.target',
     'StateDirectory=davit',
@@ -29,6 +30,7 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
   ]) {
     t.ok(lines.includes(line), line);
   }
+  t.notMatch(stdout, /NotifyAccess/, 'davit tells systemd itself');
   t.match(stdout, /\/etc\/davit\.env .*but not DAVIT_DB: /);
   t.notMatch(stdout, /mkdir|^ReadWritePaths|^RequiresMountsFor/m, 'systemd makes its directory');
 });
@@ -142,102 +144,79 @@ t.test('systemd-analyze accepts the unit and its exposure', ifHas('systemd-analy
   t.ok(Number(exposure) < 2.5, `an exposure of ${exposure}`);
 });
 
-/** Systemd's end of the notify socket, in Python, as Node has no datagram Unix sockets. */
-const LISTENER = `
-import os, socket, sys
-s = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-s.bind(sys.argv[1])
-print("bound", flush=True)
-while True:
-    data, ancillary, _, _ = s.recvmsg(4096, 1024)
-    for level, kind, fds in ancillary:
-        for n in range(0, len(fds), 4):
-            os.close(int.from_bytes(fds[n:n + 4], sys.byteorder))
-    print(data.decode().strip(), flush=True)
-`;
+const libc = koffi.load('libc.so.6');
+const socket = libc.func('int socket(int domain, int type, int protocol)');
+const bind = libc.func('int bind(int socket, void *address, uint32_t addressLength)');
+const recv = libc.func('long recv(int socket, void *message, size_t length, int flags)');
+const sendto = libc.func(
+  'long sendto(int socket, void *message, size_t length, int flags, void *address, uint32_t addressLength)',
+);
+const shutdown = libc.func('int shutdown(int socket, int how)');
+const [AF_UNIX, SOCK_DGRAM, MSG_DONTWAIT, SHUT_RDWR] = [1, 2, 0x40, 2];
 
-/** A notify socket; `next` resolves once this message has come. */
-async function startListening(t: Test, directory: string) {
-  const NOTIFY_SOCKET = join(directory, 'notify');
-  const systemd = spawn('python3', ['-c', LISTENER, NOTIFY_SOCKET], { stdio: ['ignore', 'pipe', 'inherit'] });
-  t.teardown(() => systemd.kill('SIGKILL'));
-  const lines = createInterface({ input: systemd.stdout })[Symbol.asyncIterator]();
-  const next = async (wanted: string) => {
-    for (;;) {
-      const { value, done } = await lines.next();
-      if (done === true) throw new Error(`${wanted} did not come`);
-      if (value === wanted) return;
-    }
+/** Systemd's end of the notify socket, of this path or with @ of this abstract name. `next` gives the next message. */
+function startListening(t: Test, NOTIFY_SOCKET: string) {
+  const descriptor = socket(AF_UNIX, SOCK_DGRAM, 0);
+  const address = Buffer.from(`\u0001\0${NOTIFY_SOCKET.replace('@', '\0')}`);
+  if (bind(descriptor, address, address.length) < 0) throw new Error(`cannot bind ${NOTIFY_SOCKET}`);
+  t.teardown(() => shutdown(descriptor, SHUT_RDWR)); // ends a read that still waits
+  const next = async () => {
+    const message = Buffer.alloc(4096);
+    const length = await promisify<number>((done) =>
+      recv.async(descriptor, message, message.length, 0, done),
+    )();
+    return message.subarray(0, length).toString();
   };
-  await next('bound');
-  chmodSync(NOTIFY_SOCKET, 0o777);
-  return { NOTIFY_SOCKET, next };
+  const fill = () => {
+    while (sendto(descriptor, Buffer.of(0), 1, MSG_DONTWAIT, address, address.length) > 0);
+  };
+  return { NOTIFY_SOCKET, next, fill };
 }
 
-const speaks = ifHas('systemd-notify', 'python3');
-
-t.test('systemd is told when serve is ready and when it stops', speaks, async (t) => {
+t.test('systemd is told when serve is ready and when it stops', async (t) => {
   const { directory } = place(t);
-  const { NOTIFY_SOCKET, next } = await startListening(t, directory);
-  const service = spawn(
-    process.execPath,
-    [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
-    {
-      cwd: directory,
-      env: { ...COMPILE_CACHE, PATH: '/usr/bin:/bin', NOTIFY_SOCKET },
-      stdio: ['ignore', 'pipe', 'inherit'],
-    },
-  );
-  t.teardown(() => service.kill('SIGKILL'));
-  await next('READY=1');
-  service.kill('SIGTERM');
-  await next('STOPPING=1');
-  t.strictSame(await once(service, 'exit'), [0, null]);
+  for (const name of [join(directory, 'notify'), `@davit-test-${process.pid}`]) {
+    const { NOTIFY_SOCKET, next } = startListening(t, name);
+    const service = await serveWithLog(t, directory, { env: { NOTIFY_SOCKET, PATH: '/nowhere' } });
+    t.equal(await next(), 'READY=1');
+    t.equal(await service.stop(), 0);
+    t.equal(await next(), 'STOPPING=1');
+  }
 });
 
-t.test('systemd is asked for more time during a migration', speaks, async (t) => {
+t.test('systemd is told once there is room in the queue of its socket', async (t) => {
+  const { NOTIFY_SOCKET, next, fill } = startListening(t, join(place(t).directory, 'notify'));
+  const after = (_delayMs: number, tryAgain: () => void) => {
+    void next().then(tryAgain);
+    return () => undefined;
+  };
+  const effects = { ...realEffects, after };
+  fill();
+  t.equal(await notifySystemd('READY=1', { environment: { NOTIFY_SOCKET }, effects }), undefined);
+  while ((await next()) !== 'READY=1');
+});
+
+t.test('systemd is asked for more time during a migration', async (t) => {
   const { directory, dbPath } = place(t);
   makeOlder(dbPath);
-  const { NOTIFY_SOCKET, next } = await startListening(t, directory);
+  const { NOTIFY_SOCKET, next } = startListening(t, join(directory, 'notify'));
   const service = serveWithLog(t, directory, { env: { NOTIFY_SOCKET, NODE_OPTIONS: KNOWS_OLDER_SCHEMAS } });
-  await next('EXTEND_TIMEOUT_USEC=86400000000');
-  await next('READY=1');
+  t.equal(await next(), 'EXTEND_TIMEOUT_USEC=86400000000');
+  t.equal(await next(), 'READY=1');
   t.equal(await (await service).stop(), 0);
 });
 
-t.test('if systemd-notify cannot be started or fails, serve warns and goes on', async (t) => {
+t.test('if systemd cannot be told, serve logs why and goes on', async (t) => {
   const { directory } = place(t);
-  const [none, failing, killed, file] = ['none', 'failing', 'killed', 'file'].map((name) =>
-    join(directory, name),
-  ) as [string, string, string, string];
-  for (const [path, script] of [
-    [failing, 'exit 3'],
-    [killed, 'kill -KILL $$'],
+  for (const [NOTIFY_SOCKET, problem] of [
+    [join(directory, 'missing'), 'ENOENT'],
+    [`@davit-test-${process.pid}-missing`, 'ECONNREFUSED'],
+    [`/${'x'.repeat(200)}`, 'NOTIFY_SOCKET is not the address of a Unix socket'],
+    ['vsock:2:1', 'NOTIFY_SOCKET is not the address of a Unix socket'],
   ] as const) {
-    mkdirSync(path);
-    writeFileSync(join(path, 'systemd-notify'), `#!/bin/sh\n${script}\n`, { mode: 0o755 });
-  }
-  writeFileSync(file, '');
-  const cases = [
-    [none, 'spawn systemd-notify ENOENT'],
-    [`${none}:${file}`, 'spawn ENOTDIR'],
-    [failing, 'systemd-notify exited with 3'],
-    [killed, 'systemd-notify was ended by SIGKILL'],
-  ] as const;
-  for (const [PATH, problem] of cases) {
-    const service = spawn(
-      process.execPath,
-      [MAIN, 'serve', '--listen', '127.0.0.1:0', '--log-level', 'error'],
-      {
-        cwd: directory,
-        env: { ...COMPILE_CACHE, PATH, NOTIFY_SOCKET: '/nowhere/notify' },
-        stdio: ['ignore', 'ignore', 'pipe'],
-      },
-    );
-    t.teardown(() => service.kill('SIGKILL'));
-    const [line] = await once(createInterface({ input: service.stderr }), 'line');
-    t.equal(line, `warning: systemd was not told READY=1: ${problem}`);
-    service.kill('SIGTERM');
-    t.strictSame(await once(service, 'exit'), [0, null]);
+    const service = await serveWithLog(t, directory, { env: { NOTIFY_SOCKET } });
+    const { level, msg } = await service.logged(/READY/);
+    t.strictSame([level, msg], ['warn', `systemd was not told READY=1: ${problem}`]);
+    t.equal(await service.stop(), 0);
   }
 });
