@@ -116,6 +116,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   if (service === undefined) return exit(0);
   reload = service.reload;
   if (reloadIsDue) reload();
+  // Among the JSON lines on stderr.
+  terminal.tellOutputLost(({ message }) => void warn(`the output is lost: ${message}`, config, effects));
   terminal.print(`davit listening on ${service.url}`);
   void tellSystemd('READY=1', config, context);
   releaseStartMemory(effects, 'main');
@@ -129,9 +131,12 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
 /** Only warns if that fails. */
 async function tellSystemd(state: SystemdState, config: ServeConfig, context: CommandContext): Promise<void> {
   const failure = await notifySystemd(state, context);
-  if (failure === undefined) return;
-  const logger = await loggerOf(config, context.effects);
-  logger.warn(`systemd was not told ${state}: ${failure}`);
+  if (failure !== undefined) await warn(`systemd was not told ${state}: ${failure}`, config, context.effects);
+}
+
+async function warn(text: string, config: ServeConfig, effects: Effects): Promise<void> {
+  const logger = await loggerOf(config, effects);
+  logger.warn(text);
 }
 
 /**

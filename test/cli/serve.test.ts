@@ -1,3 +1,4 @@
+import { spawn } from 'node:child_process';
 import { once } from 'node:events';
 import {
   chmodSync,
@@ -15,6 +16,7 @@ import {
 } from 'node:fs';
 import { watch } from 'node:fs/promises';
 import { join } from 'node:path';
+import { createInterface } from 'node:readline';
 import { text } from 'node:stream/consumers';
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
@@ -24,7 +26,7 @@ import { realEffects } from '../../src/effects.ts';
 import { SCHEMA_VERSION } from '../../src/store/database.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { openStore } from '../../src/store/store.ts';
-import { MAIN, place, runProcess } from '../helpers/cli.ts';
+import { COMPILE_CACHE, MAIN, place, runProcess } from '../helpers/cli.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayUnshare, runInNamespace } from '../helpers/namespaces.ts';
 import { serveWithLog, spawnServe } from '../helpers/served.ts';
@@ -222,6 +224,31 @@ t.test('the log warns of a DAVIT_ variable with a misspelt name', async (t) => {
     [{ msg: 'DAVIT_RETENTON is no variable of davit serve: did you mean DAVIT_RETENTION?' }],
   );
 });
+
+t.test(
+  'the log says that what stdout should say is lost, and serve goes on',
+  existsSync('/dev/full') ? {} : { skip: 'needs /dev/full' },
+  async (t) => {
+    const { directory } = place(t);
+    const words = [process.execPath, MAIN, 'serve', '--listen', '127.0.0.1:0'];
+    const child = spawn('sh', ['-c', 'exec "$0" "$@" >/dev/full', ...words], {
+      cwd: directory,
+      env: COMPILE_CACHE,
+      stdio: ['ignore', 'ignore', 'pipe'],
+    });
+    t.teardown(() => child.kill('SIGKILL'));
+    const ended = once(child, 'exit');
+    const lost: unknown[] = [];
+    for await (const line of createInterface({ input: child.stderr })) {
+      const said = JSON.parse(line) as Record<string, string>;
+      if (!said['msg']?.includes('lost')) continue;
+      lost.push(said);
+      child.kill('SIGTERM');
+    }
+    t.match(lost, [{ level: 'warn', msg: /^the output is lost: ENOSPC/ }]);
+    t.strictSame(await ended, [0, null]);
+  },
+);
 
 t.test('a second signal ends serve at once', async (t) => {
   const { directory, dbPath, davit } = place(t);
