@@ -107,9 +107,9 @@ async function makeExecutable(): Promise<void> {
   const directory = mkdtempSync(join(ROOT, 'build/code-'));
   for (const name of bundles) writeFileSync(join(directory, codeName(name)), '');
   try {
-    await makeFrom(directory, made);
+    await makeFrom(directory, made, 'env');
     await recordCode(made, directory);
-    await makeFrom(directory, made);
+    await makeFrom(directory, made, 'none');
   } finally {
     rmSync(directory, { recursive: true });
   }
@@ -121,15 +121,19 @@ async function makeExecutable(): Promise<void> {
   renameSync(copy, EXECUTABLE);
 }
 
-/** Makes the executable `output` with the recorded code in `directory`. */
-async function makeFrom(directory: string, output: string): Promise<void> {
+/**
+ * Makes the executable `output` with the recorded code in `directory`. With `env` it heeds NODE_OPTIONS, with which
+ * another program's environment would load foreign code into davit, open a debugger, or keep it from starting.
+ */
+async function makeFrom(directory: string, output: string, execArgvExtension: 'env' | 'none'): Promise<void> {
   const code = bundles.map((name) => [codeName(name), join(directory, codeName(name))]);
-  // pkg's types lack execArgv, but pkg passes all of this on to Node.
+  // pkg's types lack two of these, but pkg passes all of this on to Node.
   const seaConfig = {
     disableExperimentalSEAWarning: true,
     useSnapshot: false,
     useCodeCache: false,
     execArgv: NODE_ARGUMENTS,
+    execArgvExtension,
     assets: { ...assets, ...Object.fromEntries(code) },
   };
   await pkg.default(join(BUNDLE, BOOT), {

@@ -37,12 +37,16 @@ export interface Davit extends Running {
 /** `davit serve` as it is packaged, ready, on `davit.db` in `directory`; its log goes to a file beside that. */
 export async function serve(
   directory: string,
-  { options = [], environment = {} }: { options?: string[]; environment?: Record<string, string> } = {},
+  {
+    options = [],
+    environment = {},
+    executable = EXECUTABLE,
+  }: { options?: string[]; environment?: Record<string, string>; executable?: string } = {},
 ): Promise<Davit> {
   const logPath = join(directory, 'davit.log');
   const log = openSync(logPath, 'a');
   const startedAtMs = monotonicMs();
-  const running = start(EXECUTABLE, ['serve', '--db', join(directory, 'davit.db'), ...OPTIONS, ...options], {
+  const running = start(executable, ['serve', '--db', join(directory, 'davit.db'), ...OPTIONS, ...options], {
     env: { PATH: '/usr/bin:/bin', ...environment },
     stdio: ['ignore', 'pipe', log],
   });

@@ -17,7 +17,7 @@ import { join } from 'node:path';
 import { createInterface } from 'node:readline';
 import t, { type Test } from 'tap';
 import { version } from '../../src/assets.ts';
-import { executablePath } from '../helpers/executable.ts';
+import { executablePath, heedNodeOptions } from '../helpers/executable.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
 
@@ -39,6 +39,28 @@ t.test('--version says the version and writes nothing', async (t) => {
   t.match(run(place, ['--version']), { status: 0, stdout: `${version}\n`, stderr: '' });
   t.strictSame(filesIn(place), ['davit']);
 });
+
+t.test(
+  'NODE_OPTIONS, as other programs need it, neither loads anything into davit nor stops it',
+  async (t) => {
+    const place = emptyPlace(t);
+    const preload = join(place, 'preload.cjs');
+    writeFileSync(preload, `console.log('loaded');`);
+    chmodSync(preload, 0o644); // whatever the umask
+    for (const option of [
+      `--require="${preload}"`,
+      '--require=/nowhere/.pnp.cjs',
+      '--inspect=127.0.0.1:0',
+      '--unknown',
+    ]) {
+      t.match(run(place, ['--version'], { NODE_OPTIONS: option }), {
+        status: 0,
+        stdout: `${version}\n`,
+        stderr: '',
+      });
+    }
+  },
+);
 
 t.test('--help lists the commands and writes nothing', async (t) => {
   const place = emptyPlace(t);
@@ -132,6 +154,7 @@ t.test('every thread starts from its recorded code cache', async (t) => {
   const place = emptyPlace(t);
   const preload = join(place, 'preload.cjs');
   const told = join(place, 'tmp/told');
+  heedNodeOptions(join(place, 'davit'));
   writeFileSync(
     preload,
     `const { appendFileSync } = require('node:fs');
@@ -178,6 +201,7 @@ t.test('where temporary directories are mounted noexec', ifMayMount, async (t) =
 
 t.test('an unsupported system is named in one line, and no file is created', async (t) => {
   const place = emptyPlace(t);
+  heedNodeOptions(join(place, 'davit'));
   const preload = join(place, 'preload.cjs');
   writeFileSync(
     preload,

@@ -1,10 +1,11 @@
-import { existsSync, readFileSync, rmSync } from 'node:fs';
+import { copyFileSync, existsSync, readFileSync, rmSync } from 'node:fs';
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import type { ProjectId } from '../../../src/domain.ts';
+import { heedNodeOptions } from '../../../test/helpers/executable.ts';
 import type { LoadRequest, LoadResult } from '../children/load.ts';
 import type { SpawnsRequest } from '../children/spawns.ts';
-import { openFile, serveFor } from '../davit.ts';
+import { EXECUTABLE, openFile, serveFor } from '../davit.ts';
 import {
   alternate,
   type Bench,
@@ -93,7 +94,11 @@ async function davitAt250Mb(bench: Bench): Promise<Contender<Figure>> {
   }
   await file.pause(projectIds, true);
   const probeFile = join(directory, 'probe.json');
+  const executable = join(directory, 'davit');
+  copyFileSync(EXECUTABLE, executable);
+  heedNodeOptions(executable);
   const davit = await serveFor(bench, directory, {
+    executable,
     options: ['--max-concurrent', String(CONCURRENCY)],
     environment: {
       NODE_OPTIONS: `--require ${JSON.stringify(join(import.meta.dirname, '../children/probe.cjs'))}`,
