@@ -41,6 +41,8 @@ async function bundle(entry: string): Promise<void> {
     platform: 'node',
     format: 'cjs',
     target: 'node24',
+    // Node has it, and what esbuild makes of it goes wrong in a loop: the error of one round is thrown in all later ones.
+    supported: { using: true },
     // White space only, so that stack traces keep the names of functions.
     minifyWhitespace: true,
     legalComments: 'none',

@@ -1,5 +1,6 @@
+import { once } from 'node:events';
 import { getCACertificates } from 'node:tls';
-import { type Dispatcher, EnvHttpProxyAgent, request } from 'undici';
+import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
 import { parseRetryAfter } from '../deliver/retry.ts';
 import { type Deployment, type DeploymentId, type Project, type ProjectId, parseId } from '../domain.ts';
 import { DURATION_MAX_MS } from '../durations.ts';
@@ -8,12 +9,14 @@ import { printable } from '../printable.ts';
 import type { CommandContext } from './command.ts';
 import {
   explained,
+  failureText,
   firstCodeOf,
   isDropped,
   isGarbled,
   proxyStatusOf,
   watchConnections,
 } from './connections.ts';
+import { tookText } from './deployment-status.ts';
 import { createPatience, type Patience } from './patience.ts';
 import { proxiesOf } from './proxies.ts';
 
@@ -26,7 +29,28 @@ export interface ApiOptions {
   /** How long to retry while the service cannot be reached or is overloaded. */
   retryForMs: number;
   version: string;
+  timeouts: Timeouts;
 }
+
+interface Timeouts {
+  /** Of a try, besides the time for which it asks the service to delay its answer. */
+  answerMs: number;
+  /** When it is said that no answer has come yet. */
+  answerNoteMs: number;
+  /** Of a streamed answer from which nothing comes. */
+  silenceMs: number;
+  /** When that is said. */
+  silenceNoteMs: number;
+}
+
+export const TIMEOUTS: Timeouts = {
+  // A busy service may take long, and a proxy before it gives up after about so long.
+  answerMs: 30_000,
+  answerNoteMs: 5_000,
+  // The service sends a heartbeat every 15 s.
+  silenceMs: 45_000,
+  silenceNoteMs: 20_000,
+};
 
 interface ApiRequest {
   method: 'GET' | 'POST';
@@ -34,6 +58,8 @@ interface ApiRequest {
   path: string;
   headers?: Record<string, string>;
   body?: unknown;
+  /** For how long it asks the service to delay its answer, at most. */
+  delayMs?: number;
   /** Told before and after each try whether the request may have been carried out by now. */
   onTry?(mayBeDone: boolean): void;
 }
@@ -76,12 +102,8 @@ export interface ApiClient {
 }
 
 const CONNECT_TIMEOUT_MS = 10_000;
-/** `?wait=` delays an answer, and so does a busy service. */
-const ANSWER_TIMEOUT_MS = 75_000;
 const GLANCE_TIMEOUT_MS = 3_000;
 const GLANCE_EVERY_MS = 1_000;
-/** The service sends a heartbeat every 15 s. */
-const SILENCE_TIMEOUT_MS = 60_000;
 
 /** Those of davit have less. */
 const REFUSAL_MAX_BYTES = 16 * 1024;
@@ -102,7 +124,7 @@ const NOT_DONE_STATUSES = new Set([425, 429, 503]);
 
 /** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
-  const { baseUrl, key, caPem, version } = options;
+  const { baseUrl, key, caPem, version, timeouts } = options;
   const ca = caPem === null ? undefined : [...getCACertificates('default'), caPem];
   // Whatever NODE_TLS_REJECT_UNAUTHORIZED says: the key goes through these connections.
   const tls = { rejectUnauthorized: true, ...(ca === undefined ? {} : { ca }) };
@@ -112,8 +134,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     connect: { timeout: CONNECT_TIMEOUT_MS, ...tls },
     requestTls: tls,
     proxyTls: tls,
-    headersTimeout: ANSWER_TIMEOUT_MS,
-    bodyTimeout: SILENCE_TIMEOUT_MS,
+    headersTimeout: 0, // each request has a limit of its own
+    bodyTimeout: timeouts.silenceMs,
   });
   const watched = watchConnections(proxies);
   const patience = () => createPatience(options.retryForMs, context);
@@ -140,7 +162,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       return await persistently(asked, async (response) => {
         if (!isSuccess(response)) return refusalOf(response, await beginningOf(response), asked);
         const { headers, body } = response;
-        if (/^\s*text\/event-stream\b/i.test(String(headers['content-type']))) return { ok: true, body };
+        if (/^\s*text\/event-stream\b/i.test(String(headers['content-type'])))
+          return { ok: true, body: audible(body) };
         body.on('error', () => undefined).destroy(); // not to its end, which may be far away
         return notDavit(response, asked);
       });
@@ -200,14 +223,17 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     asked: ApiRequest,
     read: (response: Dispatcher.ResponseData) => Promise<ApiAnswer<Body>>,
   ): Promise<ApiAnswer<Body>> {
+    const { effects } = context;
     const waiting = patience();
     let mayBeDone = false;
     for (;;) {
       let why: string;
       let retryAfterMs: number | undefined;
+      const askedAtMs = effects.monotonicMs();
       asked.onTry?.(true);
       try {
-        const response = await send(asked);
+        using limit = limitOf(asked);
+        const response = await send(asked, limit.signal);
         hadAddress = true;
         const place = watched.placeOf(baseUrl.host);
         if (PASSING_STATUSES.has(response.statusCode)) {
@@ -225,7 +251,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
           if (answer.isDavits || !wasReached) return { ...answer, mayBeDone };
           why = `${place} answers ${response.statusCode} (not from davit)`;
         }
-        retryAfterMs = retryAfterOf(response, context.effects.now());
+        retryAfterMs = retryAfterOf(response, effects.now());
       } catch (error) {
         const place = watched.placeOf(baseUrl.host, error);
         const status = proxyStatusOf(error);
@@ -240,22 +266,62 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
           asked.onTry?.(mayBeDone);
           throw explained(error, place);
         }
-        why = isGarbled(error)
-          ? `${place} does not answer in HTTP`
-          : `${place} cannot be reached (${status ?? firstCodeOf(error)})`;
+        why = isGarbled(error) ? `${place} does not answer in HTTP` : failureText(error, place);
       }
       asked.onTry?.(mayBeDone);
-      await waiting.wait(why, retryAfterMs);
+      await waiting.wait(why, retryAfterMs, askedAtMs + (asked.delayMs ?? 0));
+    }
+  }
+
+  /**
+   * Ends a try that is not answered in time, and says before that that it is not answered yet. In real time: how long the
+   * network takes is no matter of the client's own clock.
+   */
+  function limitOf({ delayMs = 0 }: ApiRequest): Disposable & { signal: AbortSignal } {
+    const timeout = new AbortController();
+    const cancelNote = realEffects.after(delayMs + timeouts.answerNoteMs, () =>
+      context.terminal.note(`no answer yet from ${watched.placeOf(baseUrl.host)}`),
+    );
+    const cancelTimeout = realEffects.after(delayMs + timeouts.answerMs, () =>
+      timeout.abort(new errors.HeadersTimeoutError()),
+    );
+    return {
+      signal: timeout.signal,
+      [Symbol.dispose]() {
+        cancelNote();
+        cancelTimeout();
+      },
+    };
+  }
+
+  /** Passes the bytes on, and says when none come. */
+  async function* audible(bytes: AsyncIterable<Uint8Array>): AsyncGenerator<Uint8Array, void, undefined> {
+    const { silenceNoteMs } = timeouts;
+    const listen = () =>
+      realEffects.after(silenceNoteMs, () =>
+        context.terminal.note(
+          `nothing has come from ${watched.placeOf(baseUrl.host)} for ${tookText(silenceNoteMs)}`,
+        ),
+      );
+    let cancelNote = listen();
+    try {
+      for await (const piece of bytes) {
+        cancelNote();
+        yield piece;
+        cancelNote = listen();
+      }
+    } finally {
+      cancelNote();
     }
   }
 
   function send(
     { method, path, headers = {}, body }: ApiRequest,
-    signal?: AbortSignal,
+    signal: AbortSignal,
   ): Promise<Dispatcher.ResponseData> {
-    return request(urlOf(path), {
+    const answered = request(urlOf(path), {
       dispatcher: agent,
-      ...(signal === undefined ? {} : { signal }),
+      signal,
       method,
       headers: {
         Authorization: `Bearer ${key}`,
@@ -265,6 +331,9 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
       },
       body: body === undefined ? null : JSON.stringify(body),
     });
+    // undici heeds the signal only once it is connected, and a proxy may never connect it. It sends nothing then.
+    const aborted = once(signal, 'abort').then(() => Promise.reject(signal.reason));
+    return Promise.race([answered, aborted]);
   }
 
   function urlOf(path: string): URL {

@@ -59,6 +59,20 @@ export function isDropped(error: unknown): boolean {
   );
 }
 
+/** What happened to a connection that failed or was lost. `place`: how messages call where it leads to. */
+export function failureText(error: unknown, place: string): string {
+  if (isSilence(error)) return `${place} does not answer`;
+  const code = firstCodeOf(error);
+  if (code === 'UND_ERR_SOCKET') return `${place} closed the connection`;
+  const why = code === 'UND_ERR_CONNECT_TIMEOUT' ? 'ETIMEDOUT' : code;
+  return `${place} cannot be reached (${proxyStatusOf(error) ?? why})`;
+}
+
+/** Whether a connection was given up as nothing came over it. */
+export function isSilence(error: unknown): boolean {
+  return /^UND_ERR_(?:HEADERS|BODY)_TIMEOUT$/.test(firstCodeOf(error));
+}
+
 /** Whether what came was not HTTP. In place of davit's answer, a proxy that failed half-way has cut it off. */
 export function isGarbled(error: unknown): boolean {
   return firstOf(error) instanceof errors.HTTPParserError;

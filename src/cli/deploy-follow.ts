@@ -1,7 +1,7 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
 import { type ApiClient, type ApiRefusal, parsed } from './api-client.ts';
-import { isDropped, isGarbled } from './connections.ts';
+import { isDropped, isGarbled, isSilence } from './connections.ts';
 import type { LogOutput } from './deployment-logs.ts';
 import { obstacleOf } from './deployment-status.ts';
 import { readEvents, type ServerEvent } from './event-stream.ts';
@@ -44,6 +44,7 @@ export async function followLog(
       headers: { Accept: 'text/event-stream', 'Last-Event-ID': lastEventId },
     });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
+    let why = 'the connection ended before the deployment did';
     try {
       for await (const event of readEvents(attended(answer.body, patience, () => void lookWhileSilent()))) {
         isSilent = false;
@@ -62,8 +63,9 @@ export async function followLog(
       }
     } catch (error) {
       if (!isDropped(error) && !isGarbled(error)) throw error;
+      if (isSilence(error)) why = 'not even a heartbeat comes any more';
     }
-    await patience.wait('the connection ended before the deployment did');
+    await patience.wait(why);
   }
 }
 
@@ -104,7 +106,11 @@ export async function awaitEnd(
 ): Promise<Outcome> {
   for (let isFirst = true; ; isFirst = false) {
     const askedAtMs = effects.monotonicMs();
-    const answer = await api.call({ method: 'GET', path: `/v2/deployments/${id}?wait=${WAIT_SECONDS}` });
+    const answer = await api.call({
+      method: 'GET',
+      path: `/v2/deployments/${id}?wait=${WAIT_SECONDS}`,
+      delayMs: WAIT_SECONDS * 1_000,
+    });
     if (!answer.ok) return { kind: 'refused', refusal: answer };
     const { body } = answer;
     if (isTerminal(body.status)) return { kind: 'ended', status: body.status, deployment: body };

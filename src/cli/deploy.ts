@@ -91,10 +91,10 @@ async function deploy(
   const idempotencyKey =
     options.idempotencyKey ?? `davit-deploy-${randomBase62(22, context.effects.randomBytes)}`;
   warnOfPlainText(options.url, context);
-  const { createApiClient } = await import('./api-client.ts');
+  const { createApiClient, TIMEOUTS } = await import('./api-client.ts');
   using _ = stayAlive();
   const { url: baseUrl, retryFor: retryForMs } = options;
-  const api = createApiClient({ baseUrl, key, caPem, retryForMs, version }, context);
+  const api = createApiClient({ baseUrl, key, caPem, retryForMs, version, timeouts: TIMEOUTS }, context);
   const log = createLogOutput(context.terminal);
   const interruption = handleInterruption(api, idempotencyKey, log, options, context);
   try {

@@ -16,15 +16,16 @@ export interface Patience {
   reset(): void;
   /**
    * Waits longer each time, at least what the service asks for, and at most what is left of the time for retries.
-   * Throws GaveUp when that is over, or too short for what the service asks for.
+   * Throws GaveUp when that is over, or too short for what the service asks for. `askedAtMs`: when what failed had to be
+   * answered, on the monotonic clock; the time for retries begins then, if that is earlier than now.
    */
-  wait(why: string, retryAfterMs?: number): Promise<void>;
+  wait(why: string, retryAfterMs?: number, askedAtMs?: number): Promise<void>;
 }
 
 const FIRST_DELAY_MS = 500;
 const LONGEST_DELAY_MS = 15_000;
 
-/** Retries for `limitMs` after the first failure since a success. Notes each wait. */
+/** Retries for `limitMs` from the first failed try since a success on. Notes each wait. */
 export function createPatience(limitMs: number, { effects, terminal }: CommandContext): Patience {
   let failures = 0;
   let sinceMs: number | undefined;
@@ -34,9 +35,9 @@ export function createPatience(limitMs: number, { effects, terminal }: CommandCo
       failures = 0;
       sinceMs = undefined;
     },
-    async wait(why, retryAfterMs = 0) {
+    async wait(why, retryAfterMs = 0, askedAtMs = effects.monotonicMs()) {
       const nowMs = effects.monotonicMs();
-      sinceMs ??= nowMs;
+      sinceMs ??= Math.min(askedAtMs, nowMs);
       const [random = 0] = effects.randomBytes(1);
       // Up to a third less, so that jobs that a restart has cut off do not all come back at once.
       const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);

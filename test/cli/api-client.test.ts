@@ -1,11 +1,16 @@
+import { once } from 'node:events';
+import { type AddressInfo, createServer, type Socket } from 'node:net';
+import { PassThrough, type Writable } from 'node:stream';
 import t from 'tap';
-import { type ApiClient, createApiClient } from '../../src/cli/api-client.ts';
+import { type ApiClient, type ApiOptions, createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
+import type { CommandContext } from '../../src/cli/command.ts';
+import { isDropped, isSilence } from '../../src/cli/connections.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { QUEUED } from '../helpers/deploy-client.ts';
 import { fakeEffects, hurried } from '../helpers/effects.ts';
-import { type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
+import { held, type Receiver, silence, startReceiver, status } from '../helpers/receiver.ts';
 
 t.test('a call still under way when the client is closed fails as unavailable', async (t) => {
   const service = await startReceiver(t, { answers: [silence()] });
@@ -36,13 +41,119 @@ t.test('what only adds to a message is not asked for again once its time is over
   await client.close();
 });
 
-function clientOf(service: Receiver, effects: Effects = realEffects): ApiClient {
+t.test(
+  'no try begins after --retry-for, however long the last one took, and its silence is told of',
+  async (t) => {
+    const service = await startReceiver(t, { answers: [silence()] });
+    const stderr = new PassThrough();
+    const timeouts = { ...TIMEOUTS, answerMs: 600, answerNoteMs: 30 };
+    const client = clientOf(service, realEffects, { retryForMs: 500, timeouts }, stderr);
+    for (const call of [client.call, client.stream]) {
+      const tries: boolean[] = [];
+      const onTry = (mayBeDone: boolean) => tries.push(mayBeDone);
+      const called: Promise<unknown> = call({ method: 'GET', path: '/', onTry });
+      await t.rejects(called, {
+        code: 'unavailable',
+        message: /^127\.0\.0\.1:\d+ does not answer, and --retry-for is over: gave up$/,
+      });
+      t.strictSame(tries, [true, true], 'one, which may have been carried out');
+      t.match(String(stderr.read()), /^no answer yet from 127\.0\.0\.1:\d+\n$/);
+    }
+    await client.close();
+  },
+);
+
+t.test(
+  'an answer is awaited as long as it may be delayed, and the time for retries begins then',
+  async (t) => {
+    const late = held(status(200, { body: JSON.stringify(QUEUED) }));
+    const service = await startReceiver(t, { answers: [late.answer] });
+    const stderr = new PassThrough();
+    const timeouts = { ...TIMEOUTS, answerMs: 1, answerNoteMs: 0 };
+    const client = clientOf(service, realEffects, { retryForMs: 0, timeouts }, stderr);
+    const called = client.call({ method: 'GET', path: '/', delayMs: 60_000 });
+    await service.next();
+    late.release();
+    t.match(await called, { ok: true });
+    t.equal(stderr.read(), null);
+
+    let nowMs = 0;
+    const effects = { ...realEffects, monotonicMs: () => nowMs };
+    const broken = await startReceiver(t, {
+      answers: [
+        (response) => {
+          nowMs += 20_000;
+          response.socket?.destroy();
+        },
+        status(200, { body: JSON.stringify(QUEUED) }),
+      ],
+    });
+    const waiting = clientOf(broken, effects, { retryForMs: 1_000 }, stderr);
+    t.match(await waiting.call({ method: 'GET', path: '/', delayMs: 20_000 }), { ok: true });
+    t.match(String(stderr.read()), /^127\.0\.0\.1:\d+ closed the connection: trying again in \d+ms\n$/);
+    for (const one of [client, waiting]) await one.close();
+  },
+);
+
+t.test('a proxy that makes no connection is given up like a service that does not answer', async (t) => {
+  const sockets = new Set<Socket>();
+  const proxy = createServer((socket) => sockets.add(socket)).listen(0, '127.0.0.1');
+  await once(proxy, 'listening');
+  t.teardown(() => {
+    for (const socket of sockets) socket.destroy();
+    proxy.close();
+  });
+  const { port } = proxy.address() as AddressInfo;
+  const timeouts = { ...TIMEOUTS, answerMs: 200 };
+  const environment = { HTTPS_PROXY: `http://127.0.0.1:${port}` };
+  const service = { url: 'https://davit.invalid' };
+  const client = clientOf(service, realEffects, { retryForMs: 0, timeouts }, process.stderr, environment);
+  await t.rejects(client.call({ method: 'GET', path: '/' }), { message: /does not answer, and --retry-for/ });
+  await client.close();
+});
+
+t.test('a stream from which nothing comes is told of, and given up', async (t) => {
+  const service = await startReceiver(t, {
+    answers: [
+      (response) => response.writeHead(200, { 'Content-Type': 'text/event-stream' }).write(': hello\n\n'),
+    ],
+  });
+  const stderr = new PassThrough();
+  const timeouts = { ...TIMEOUTS, silenceMs: 900, silenceNoteMs: 30 };
+  const client = clientOf(service, realEffects, { timeouts }, stderr);
+  const answer = await client.stream({ method: 'GET', path: '/' });
+  if (!answer.ok) throw new Error(answer.message);
+  let came = '';
+  const read = async () => {
+    for await (const piece of answer.body) came += Buffer.from(piece).toString();
+  };
+  const error = await read().catch((reason: unknown) => reason);
+  t.strictSame([came, isDropped(error), isSilence(error)], [': hello\n\n', true, true]);
+  t.match(String(stderr.read()), /^(?:nothing has come from 127\.0\.0\.1:\d+ for 30ms\n)+$/);
+  await client.close();
+});
+
+function clientOf(
+  service: Pick<Receiver, 'url'>,
+  effects: Effects = realEffects,
+  options: Partial<ApiOptions> = {},
+  stderr: Writable = process.stderr,
+  environment: CommandContext['environment'] = {},
+): ApiClient {
   return createApiClient(
-    { baseUrl: new URL(service.url), key: 'key', caPem: null, retryForMs: 60_000, version: '0.0.0' },
     {
-      terminal: createTerminal(process, () => undefined),
+      baseUrl: new URL(service.url),
+      key: 'key',
+      caPem: null,
+      retryForMs: 60_000,
+      version: '0.0.0',
+      timeouts: TIMEOUTS,
+      ...options,
+    },
+    {
+      terminal: createTerminal({ stdin: process.stdin, stdout: process.stdout, stderr }, () => undefined),
       commandLine: [],
-      environment: {},
+      environment,
       startEnvironment: {},
       effects,
       onSignal: () => () => undefined,

@@ -15,11 +15,13 @@ import {
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { createInterface } from 'node:readline';
+import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import { version } from '../../src/assets.ts';
 import { executablePath, heedNodeOptions } from '../helpers/executable.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 import { ifHas } from '../helpers/programs.ts';
+import { hangUp, startReceiver, status } from '../helpers/receiver.ts';
 
 /*
  * What a user gets: the one file, on a machine without Node and without anything else of ours, run by a
@@ -121,6 +123,22 @@ t.test('a served file', async (t) => {
     t.notOk(names.some((name) => /inspector/i.test(name)));
     t.strictSame(await stop(service, 'SIGTERM'), [0, null]);
   });
+});
+
+t.test('deploy tries again until it is answered', async (t) => {
+  const place = emptyPlace(t);
+  const error = { code: 'unauthorized', message: 'this API key is wrong', request_id: 'req_1' };
+  const refused = status(401, { body: JSON.stringify({ error }) });
+  const service = await startReceiver(t, { answers: [hangUp(), refused] });
+  const client = spawn(join(place, 'davit'), ['deploy', 'prj_1', 'main'], {
+    env: { DAVIT_KEY: 'davit_key', DAVIT_URL: `http://127.0.0.1:${service.port}` },
+    stdio: ['ignore', 'ignore', 'pipe'],
+  });
+  t.teardown(() => client.kill('SIGKILL'));
+  t.match(
+    await text(client.stderr),
+    /^[^\n]* closed the connection: trying again in \w+\nerror: [^\n]*\(401 /,
+  );
 });
 
 t.test('in a directory that was removed', async (t) => {
