@@ -1,4 +1,5 @@
-import type { DeploymentId, TerminalStatus } from '../domain.ts';
+import { type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
+import { delay } from '../effects.ts';
 import type { ApiClient } from './api-client.ts';
 import { type CommandContext, countingOnce, EXIT_CODE_OF_SIGNAL } from './command.ts';
 import { isYes } from './confirm.ts';
@@ -17,7 +18,7 @@ export interface Interruption {
   /** To be called as soon as the end is known: there is nothing to cancel any more, and a signal exits by the status. */
   ended(status: TerminalStatus): void;
   isCanceling(): boolean;
-  /** Whether an answer is awaited, of the user to the question or of the service to the cancellation. */
+  /** Whether the answer of the service to the cancellation is awaited. */
   isOpen(): boolean;
   /** Resolves when no question is on the screen. */
   answered(): Promise<void>;
@@ -27,6 +28,9 @@ export interface Interruption {
   /** What becomes of the deployment when davit ends now, and how to find it. */
   whatIsLeft(): string;
 }
+
+/** How often it is looked whether the deployment has ended while the question is on the screen. */
+const LOOK_EVERY_MS = 1_000;
 
 /** Handles SIGINT and SIGTERM: the first may cancel the deployment, or asks; the second leaves at once. */
 export function handleInterruption(
@@ -43,6 +47,7 @@ export function handleInterruption(
   let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
   let cancellation: Cancellation | undefined;
   let question: Promise<void> | undefined;
+  let asking = new AbortController();
   let request: Promise<void> | undefined;
 
   const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
@@ -53,7 +58,8 @@ export function handleInterruption(
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
     else leave(signal);
   };
-  onSignal(['SIGINT', 'SIGTERM'], countingOnce(interrupt, effects));
+  const listen = () => onSignal(['SIGINT', 'SIGTERM'], countingOnce(interrupt, effects));
+  let stopListening = listen();
 
   return {
     tried(may) {
@@ -65,24 +71,44 @@ export function handleInterruption(
       id = createdId;
       if (cancellation === 'wanted') request = requestCancel(createdId);
     },
-    ended(status) {
-      ended = status;
-    },
+    ended: end,
     isCanceling: () => cancellation !== undefined,
-    isOpen: () => question !== undefined || cancellation === 'requested',
+    isOpen: () => cancellation === 'requested',
     answered: async () => question,
     settled: async () => request,
     mayBeCreated: () => mayBeCreated,
     whatIsLeft,
   };
 
+  function end(status: TerminalStatus): void {
+    ended = status;
+    asking.abort();
+  }
+
   async function ask(askedId: DeploymentId): Promise<void> {
-    const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `);
+    asking = new AbortController();
+    void watch(askedId);
+    const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `, asking.signal);
+    asking.abort();
     question = undefined;
+    // A ^C after the answer is another one, however soon it comes.
+    stopListening();
+    stopListening = listen();
     if (answer === null) leave('SIGINT');
     else if (ended !== undefined) return;
     else if (isYes(answer)) cancel();
     else terminal.note('the deployment goes on; ^C again stops following it');
+  }
+
+  /** Ends the question with the deployment: the log, which would tell the end, waits for the answer. */
+  async function watch(askedId: DeploymentId): Promise<void> {
+    for (;;) {
+      await delay(LOOK_EVERY_MS, effects);
+      if (asking.signal.aborted) return;
+      const seen = await api.deployment(askedId);
+      if (seen === null) return; // the key may not see it
+      if (seen !== undefined && isTerminal(seen.status)) return end(seen.status);
+    }
   }
 
   function cancel(): void {

@@ -149,6 +149,8 @@ async function awaitOutcome(
     throw new AppError('conflict', `${id} cannot be followed: ${outcome.refusal.message}${left}`);
   }
   const { status, deployment } = outcome;
+  interruption.ended(status);
+  await interruption.answered();
   if (options.json === true) {
     printJson(context, deployment);
   } else {
@@ -159,9 +161,9 @@ async function awaitOutcome(
     terminal.note(deploymentText(created, `${how}${took}`));
     if (message !== null) terminal.note(printable(message));
   }
-  // A question or a cancellation that is still unanswered would keep the process alive, though nothing depends on it.
+  // A cancellation that is still unanswered would keep the process alive, though nothing depends on it.
   if (interruption.isOpen()) {
-    if (interruption.isCanceling()) terminal.note(interruption.whatIsLeft());
+    terminal.note(interruption.whatIsLeft());
     exit(status === 'succeeded' ? 0 : 1);
   }
   if (status !== 'succeeded') throw new Refusal(`the deployment ${status}`);

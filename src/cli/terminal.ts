@@ -1,4 +1,4 @@
-import type { Readable, Writable } from 'node:stream';
+import { addAbortSignal, type Readable, type Writable } from 'node:stream';
 import { INPUT_MAX_BYTES, tooLarge } from '../read-bounded.ts';
 
 /** The input and the outputs of a command: all that it reads and writes passes here. */
@@ -28,8 +28,11 @@ export interface Terminal {
   readInput(): Promise<Buffer>;
   /** Whether somebody can be asked: stdin and stderr are terminals. */
   readonly canAsk: boolean;
-  /** Asks on stderr and waits for a line; null: nobody can be asked. */
-  ask(question: string): Promise<string | null>;
+  /**
+   * Asks on stderr and waits for a line; null: nobody can be asked. When `signal` aborts, the question goes away, and
+   * counts as answered with an empty line.
+   */
+  ask(question: string, signal?: AbortSignal): Promise<string | null>;
 }
 
 type Input = Readable & { isTTY?: boolean };
@@ -98,12 +101,18 @@ export function createTerminal(
       return canAsk();
     },
 
-    async ask(question) {
+    async ask(question, signal) {
       if (!canAsk()) return null;
       wipeProgress();
       stderr.write(question);
-      // The terminal stays in line mode, so that ^C works as usual.
-      for await (const chunk of streams.stdin) return String(chunk).trim();
+      if (signal !== undefined) addAbortSignal(signal, streams.stdin);
+      try {
+        // The terminal stays in line mode, so that ^C works as usual.
+        for await (const chunk of streams.stdin) return String(chunk).trim();
+      } catch (error) {
+        if (signal?.aborted !== true) throw error;
+        stderr.write(WIPE_LINE);
+      }
       return '';
     },
   };

@@ -2,10 +2,18 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
+import { PassThrough } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
+import { createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
+import type { CommandContext } from '../../src/cli/command.ts';
+import { handleInterruption } from '../../src/cli/deploy-interrupt.ts';
+import { createLogOutput } from '../../src/cli/deployment-logs.ts';
+import { createTerminal } from '../../src/cli/terminal.ts';
+import type { DeploymentId } from '../../src/domain.ts';
 import { MAIN, run } from '../helpers/cli.ts';
 import { QUEUED, runningDeployments, untilFile } from '../helpers/deploy-client.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { startProxy } from '../helpers/proxy.ts';
 import { type Answer, held, silence, startReceiver, status } from '../helpers/receiver.ts';
 import { needsTerminal } from '../helpers/terminal.ts';
@@ -289,10 +297,72 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   );
   await ended.shown.until(/of slow: canceled in/);
 
+  const meanwhile = await deployOnTerminal();
+  writeFileSync(join(directory, 'more'), '');
+  const [last] = await deployments();
+  await untilLogged(`${url}/v2/deployments/${last?.id}/logs`, key, 'more');
+  writeFileSync(join(directory, 'end'), '');
+  t.strictSame(await once(meanwhile.terminal, 'exit'), [0, null], 'nor does it if the log waits for it');
+  await meanwhile.shown.until(/\[y\/N\] \r.\[Kmore\s+deployment \S+ of slow: succeeded in/);
+  for (const name of ['started', 'end']) rmSync(join(directory, name));
+
   const red = await deployOnTerminal('red');
   await repeatUntilEnd(red.terminal, () => red.terminal.stdin.write('\u0003'));
   t.equal(red.terminal.exitCode, 130);
   await red.shown.until(/\[31mbegun[\s\S]*\[0mleft; deployment/);
+});
+
+t.test('once the question is answered, a ^C is another one, however soon it comes', async (t) => {
+  const service = await startReceiver(t);
+  const stream = () => Object.assign(new PassThrough(), { isTTY: true });
+  const [stdin, stdout, stderr] = [stream(), stream(), stream()];
+  const listeners = new Set<(name: 'SIGINT') => void>();
+  const exits: number[] = [];
+  const context: CommandContext = {
+    terminal: createTerminal({ stdin, stdout, stderr }, () => undefined),
+    commandLine: [],
+    environment: {},
+    startEnvironment: {},
+    effects: fakeEffects(), // whose clock stands still
+    onSignal(_names, listener) {
+      listeners.add(listener as (name: 'SIGINT') => void);
+      return () => listeners.delete(listener as (name: 'SIGINT') => void);
+    },
+    exit: (code) => exits.push(code),
+    exitWithThreads: () => undefined,
+    leaveDirectory: () => undefined,
+  };
+  const api = createApiClient(
+    {
+      baseUrl: new URL(service.url),
+      key: 'key',
+      caPem: null,
+      retryForMs: 0,
+      version: '0.0.0',
+      timeouts: TIMEOUTS,
+    },
+    context,
+  );
+  const interruption = handleInterruption(
+    api,
+    'job',
+    createLogOutput(context.terminal),
+    { wait: true },
+    context,
+  );
+  const interrupt = () => {
+    for (const listen of listeners) listen('SIGINT');
+  };
+  interruption.tried(true);
+  interruption.created('dpl_1' as DeploymentId);
+  interrupt();
+  interrupt();
+  t.strictSame(exits, [], 'at once, it is the same one');
+  stdin.write('n\n');
+  await interruption.answered();
+  interrupt();
+  t.strictSame(exits, [130]);
+  await api.close();
 });
 
 /** Signals until the child has ended: what comes at once after the first is the same signal. */

@@ -98,6 +98,15 @@ t.test('the end of input counts as an empty answer', async (t) => {
   t.equal(await terminal.ask('Sure? '), '');
 });
 
+t.test('a question goes away when its signal aborts', async (t) => {
+  const { terminal, written } = streams({ isTTY: true });
+  const asking = new AbortController();
+  const answer = terminal.ask('Sure? ', asking.signal);
+  asking.abort();
+  t.equal(await answer, '');
+  t.equal(written.stderr(), 'Sure? \r\x1b[K');
+});
+
 t.test('without a terminal, no question is asked', async (t) => {
   for (const missing of ['stdin', 'stderr'] as const) {
     const { terminal, stdin, written, ...rest } = streams({ isTTY: true });
