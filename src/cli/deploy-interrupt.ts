@@ -9,7 +9,10 @@ import { problemText } from './error-text.ts';
 /** How far a cancellation is; `wanted`: it is requested once the deployment is created. */
 type Cancellation = 'wanted' | 'requested' | 'accepted' | 'refused';
 
-/** What SIGINT and SIGTERM do to `davit deploy`, and how far that is. */
+/** SIGHUP comes when a runner or a connection hangs up. */
+type EndSignal = 'SIGINT' | 'SIGTERM' | 'SIGHUP';
+
+/** What these signals do to `davit deploy`, and how far that is. */
 export interface Interruption {
   /** To be called before and after each try to create the deployment. */
   tried(mayBeCreated: boolean): void;
@@ -32,7 +35,7 @@ export interface Interruption {
 /** How often it is looked whether the deployment has ended while the question is on the screen. */
 const LOOK_EVERY_MS = 1_000;
 
-/** Handles SIGINT and SIGTERM: the first may cancel the deployment, or asks; the second leaves at once. */
+/** Handles SIGINT, SIGTERM and SIGHUP: the first may cancel the deployment, or asks; the second leaves at once. */
 export function handleInterruption(
   api: ApiClient,
   idempotencyKey: string,
@@ -44,13 +47,13 @@ export function handleInterruption(
   let mayBeCreated = false;
   let ended: TerminalStatus | undefined;
   let signals = 0;
-  let lastSignal: 'SIGINT' | 'SIGTERM' = 'SIGINT';
+  let lastSignal: EndSignal = 'SIGINT';
   let cancellation: Cancellation | undefined;
   let question: Promise<void> | undefined;
   let asking = new AbortController();
   let request: Promise<void> | undefined;
 
-  const interrupt = (signal: 'SIGINT' | 'SIGTERM') => {
+  const interrupt = (signal: EndSignal) => {
     signals += 1;
     lastSignal = signal;
     if (ended !== undefined) leave(signal);
@@ -58,7 +61,7 @@ export function handleInterruption(
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
     else leave(signal);
   };
-  const listen = () => onSignal(['SIGINT', 'SIGTERM'], countingOnce(interrupt, effects));
+  const listen = () => onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], countingOnce(interrupt, effects));
   let stopListening = listen();
 
   return {
@@ -137,7 +140,7 @@ export function handleInterruption(
     terminal.note(`it cannot be canceled: ${why}`);
   }
 
-  function leave(signal: keyof typeof EXIT_CODE_OF_SIGNAL): void {
+  function leave(signal: EndSignal): void {
     log.resetColours();
     terminal.note(`left; ${ended === undefined ? whatIsLeft() : `deployment ${id}: ${ended}`}`);
     if (ended === undefined) exit(EXIT_CODE_OF_SIGNAL[signal]);

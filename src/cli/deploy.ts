@@ -43,7 +43,7 @@ export function defineDeploy(command: Command, context: CommandContext): void {
       'logs:read; with projects:read, it can tell that the project is paused. A request that is lost is repeated, and ' +
       'still makes only one deployment.\n\n' +
       'Exit code 0: it succeeded (without --wait: it was accepted). 1: it failed, was canceled or refused, or the ' +
-      'service could not be reached in time. 2: wrong usage. 130, 143: a signal. With --wait, ^C asks whether to cancel ' +
+      'service could not be reached in time. 2: wrong usage. 129, 130, 143: a signal. With --wait, ^C asks whether to cancel ' +
       'the deployment; a second ^C leaves at once, and the deployment goes on. HTTPS_PROXY, HTTP_PROXY and NO_PROXY are ' +
       'used too; NODE_EXTRA_CA_CERTS adds an authority, and NODE_TLS_REJECT_UNAUTHORIZED has no effect.',
     [
@@ -69,7 +69,9 @@ export function defineDeploy(command: Command, context: CommandContext): void {
         .argParser(durationMsOrNone)
         .default(durationMsOrNone('2m'), '2m'),
     )
-    .addOption(option('--cancel-on-interrupt', 'cancel the deployment at ^C or SIGTERM, without asking'))
+    .addOption(
+      option('--cancel-on-interrupt', 'cancel the deployment at ^C, SIGTERM or SIGHUP, without asking'),
+    )
     .addOption(option('--ca-file <file>', 'trust the certificates in this file (PEM) too'))
     .addOption(
       option('--json', 'print the deployment as JSON; with --wait once it has ended, in place of the log'),

@@ -25,6 +25,7 @@ t.test('a signal ends the client at once, and the deployment goes on', async (t)
   for (const [signal, exitCode] of [
     ['SIGINT', 130],
     ['SIGTERM', 143],
+    ['SIGHUP', 129],
   ] as const) {
     const started = untilFile(directory, 'started');
     const client = startDeploy(['slow', '--wait']);
@@ -39,18 +40,22 @@ t.test('a signal ends the client at once, and the deployment goes on', async (t)
 
 t.test('with --cancel-on-interrupt, a signal cancels the deployment and awaits its end', async (t) => {
   const { startDeploy, directory, deployments } = await runningDeployments(t);
-  const started = untilFile(directory, 'started');
-  const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt']);
-  if (client.stderr === null) throw new Error('its stderr is piped');
-  const stderr = text(client.stderr);
-  await started;
-  client.kill('SIGTERM');
-  t.strictSame(await once(client, 'exit'), [1, null]);
-  t.match(
-    await stderr,
-    /canceling deployment dpl_\w+; a second signal leaves at once\ndeployment dpl_\w+ of slow: canceled in/,
-  );
-  t.match(await deployments(), [{ status: 'canceled', reason: 'user' }]);
+  for (const signal of ['SIGTERM', 'SIGHUP'] as const) {
+    const started = untilFile(directory, 'started');
+    const client = startDeploy(['slow', '--wait', '--cancel-on-interrupt']);
+    if (client.stderr === null) throw new Error('its stderr is piped');
+    const stderr = text(client.stderr);
+    await started;
+    client.kill(signal);
+    t.strictSame(await once(client, 'exit'), [1, null]);
+    t.match(
+      await stderr,
+      /canceling deployment dpl_\w+; a second signal leaves at once\ndeployment dpl_\w+ of slow: canceled in/,
+    );
+    rmSync(join(directory, 'started'));
+  }
+  const canceled = { status: 'canceled', reason: 'user' };
+  t.match(await deployments(), [canceled, canceled]);
 });
 
 t.test('once the deployment has ended, no answer to its cancellation is awaited', async (t) => {
