@@ -15,14 +15,15 @@ import { setTimeout as delay } from 'node:timers/promises';
 
 const ROOT = join(import.meta.dirname, '..');
 const DAVIT = join(ROOT, 'build/davit');
-const FOLDER = join(ROOT, 'build/quickstart');
+const ONCE = process.argv.includes('--once');
+// --once leaves what another quickstart made.
+const FOLDER = join(ROOT, ONCE ? 'build/quickstart-once' : 'build/quickstart');
 const DATABASE = join(FOLDER, 'davit.db');
 const REPOSITORY = join(FOLDER, 'hello.git');
 const RELEASES = join(FOLDER, 'releases');
 const RELEASE_SCRIPT = join(FOLDER, 'release.sh');
 const SERVICE_LOG = join(FOLDER, 'davit.log');
 const PROCESS_ID = join(FOLDER, 'davit.pid');
-const ONCE = process.argv.includes('--once');
 /** Far more than it takes; a quickstart that hangs then says so. */
 const PATIENCE_MS = 60_000;
 
@@ -332,8 +333,11 @@ function stopEarlierOne(): void {
   if (!existsSync(PROCESS_ID)) return;
   const processId = Number(readFileSync(PROCESS_ID, 'utf8'));
   try {
-    if (readFileSync(`/proc/${processId}/cmdline`, 'utf8').includes(DATABASE))
-      process.kill(processId, 'SIGTERM');
+    if (!readFileSync(`/proc/${processId}/cmdline`, 'utf8').includes(DATABASE)) return;
+    process.kill(processId, 'SIGTERM');
+    say(
+      `stopped the service of the earlier quickstart, process ${processId}, to begin anew without its file`,
+    );
   } catch {
     // it is gone
   }
