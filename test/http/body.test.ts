@@ -144,7 +144,12 @@ const ACCEPTED: { name: string; request: Buffer; payload: unknown }[] = [
     request: withLength(`[${'1,'.repeat(127)}1]`),
     payload: Array(128).fill(1),
   },
-  { name: '32 levels', request: withLength(`${'['.repeat(32)}${']'.repeat(32)}`), payload: nested(32) },
+  { name: '128 levels', request: withLength(`${'['.repeat(128)}${']'.repeat(128)}`), payload: nested(128) },
+  {
+    name: 'brackets and commas in strings',
+    request: withLength(`["\\"${'[{,'.repeat(128)}"]`),
+    payload: [`"${'[{,'.repeat(128)}`],
+  },
 ];
 
 function nested(levels: number): unknown {
@@ -345,22 +350,22 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
     reason: /prototype/,
   },
   {
-    name: '33 levels',
-    request: withLength(`${'['.repeat(33)}${']'.repeat(33)}`),
+    name: '129 levels',
+    request: withLength(`${'['.repeat(129)}${']'.repeat(129)}`),
     status: 400,
     code: 'invalid_request',
-    reason: /nested/,
+    reason: /at most 128 items/,
   },
   {
     name: 'as many levels as fit',
     request: withLength(`${'['.repeat(32_000)}${']'.repeat(32_000)}`),
     status: 400,
     code: 'invalid_request',
-    reason: /nested/,
+    reason: /at most 128 items/,
   },
   {
     name: '129 items in a list',
-    request: withLength(`{"events":[${'1,'.repeat(128)}1]}`),
+    request: withLength(`[${'1,'.repeat(128)}1]`),
     status: 400,
     code: 'invalid_request',
     reason: /at most 128 items/,
@@ -368,6 +373,13 @@ const REFUSED: { name: string; request: Buffer; status: number; code: string; re
   {
     name: '129 names in an object',
     request: withLength(`{${Array.from({ length: 129 }, (_, index) => `"field${index}":1`).join()}}`),
+    status: 400,
+    code: 'invalid_request',
+    reason: /at most 128 items/,
+  },
+  {
+    name: '129 items in lists within lists',
+    request: withLength(`{"events":[${Array(64).fill('[0]').join()}]}`),
     status: 400,
     code: 'invalid_request',
     reason: /at most 128 items/,
