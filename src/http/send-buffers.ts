@@ -3,6 +3,7 @@ import { TLSSocket } from 'node:tls';
 import { getHeapStatistics } from 'node:v8';
 import type { Request } from '@hapi/hapi';
 import type { KeyId } from '../domain.ts';
+import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots, type Slots } from '../slots.ts';
 
@@ -15,8 +16,14 @@ const SEND_BUFFER_MAX_BYTES = Math.min(256 * 1024 * 1024, getHeapStatistics().he
 /** Smaller responses take hardly more memory than their requests, and are not counted. */
 const LARGE_BYTES = 16 * 1024;
 
+/** A client that takes nothing for so long does not read: what was lost on the way is sent again sooner. */
+const LOOK_EVERY_MS = 5_000;
+
 interface BufferedResponse {
   response: ServerResponse;
+  sinceMs: number;
+  /** What the kernel had taken for its connection at the last look. */
+  takenBytes: number | undefined;
   /** Counts it no longer. */
   release(): void;
 }
@@ -31,15 +38,20 @@ interface Holder {
 /**
  * Limits the memory of large responses that wait for slow clients: the 600 pages that one key may request at once took
  * 500 MB for two minutes when their client read nothing. While they are more than `maxBytes` together, the connection
- * of the oldest of the key that holds the most is closed, so a slow client cannot keep others from their responses, nor
- * cut off theirs. Log streams do not count: they read on only as fast as their client does.
+ * of the oldest that takes nothing is closed; if all take something, that of the oldest of the key that holds the most. So
+ * a client that reads loses nothing to one that does not, and a slow one cuts off only its own. Log streams do not count:
+ * they read on only as fast as their client does.
  */
 export function createSendBufferLimit(
+  effects: Pick<Effects, 'after' | 'monotonicMs'>,
   logger: Logger,
   maxBytes: number = SEND_BUFFER_MAX_BYTES,
 ): (request: Request) => void {
   /** By their keys; null: the strangers. None is empty. */
   const holders = new Map<KeyId | null, Holder>();
+  /** Those whose connections took nothing between the last two looks, the oldest first. */
+  let stalled: BufferedResponse[] = [];
+  let isLooking = false;
   let bytes = 0;
 
   return (request) => {
@@ -47,7 +59,7 @@ export function createSendBufferLimit(
     if (length < LARGE_BYTES) return;
     count(request.raw.res, length, request.auth.credentials?.app?.keyId ?? null);
     while (bytes > maxBytes) {
-      const oldest = oldestOfLargest(request.raw.res);
+      const oldest = oldestStalled() ?? oldestOfLargest(request.raw.res);
       if (oldest === undefined) return;
       oldest.release();
       logger.warn(
@@ -61,10 +73,12 @@ export function createSendBufferLimit(
     const holder = holders.get(keyId) ?? { bytes: 0, buffered: createSlots<BufferedResponse>() };
     holders.set(keyId, holder);
     let isCounted = true;
-    const place = holder.buffered.put({ response, release });
+    const sinceMs = effects.monotonicMs();
+    const place = holder.buffered.put({ response, sinceMs, takenBytes: undefined, release });
     holder.bytes += length;
     bytes += length;
     response.once('close', release);
+    if (!isLooking) lookLater();
 
     function release(): void {
       if (!isCounted) return;
@@ -73,6 +87,28 @@ export function createSendBufferLimit(
       if (holder.buffered.size === 0) holders.delete(keyId);
       holder.bytes -= length;
       bytes -= length;
+    }
+  }
+
+  /** Nobody tells when a connection takes something, so all are looked at. */
+  function look(): void {
+    const all = [...holders.values()].flatMap(({ buffered }) => [...buffered]);
+    stalled = all.filter(isStalled).sort((a, b) => a.sinceMs - b.sinceMs);
+    for (const one of all) one.takenBytes = takenBytes(one.response);
+    isLooking = false;
+    if (all.length > 0) lookLater();
+  }
+
+  function lookLater(): void {
+    isLooking = true;
+    effects.after(LOOK_EVERY_MS, look);
+  }
+
+  function oldestStalled(): BufferedResponse | undefined {
+    for (;;) {
+      const oldest = stalled.shift();
+      // It may have been read since the look.
+      if (oldest === undefined || (!oldest.response.closed && isStalled(oldest))) return oldest;
     }
   }
 
@@ -88,6 +124,28 @@ export function createSendBufferLimit(
     }
     return found;
   }
+}
+
+/** Whether the connection has taken nothing since the last look, or is closed. */
+function isStalled(buffered: BufferedResponse): boolean {
+  const bytes = takenBytes(buffered.response);
+  return bytes === undefined || bytes === buffered.takenBytes;
+}
+
+/**
+ * How much the kernel has taken for the connection of a response. What Node documents, `bytesWritten` and
+ * `writableLength`, counts a response as one piece until all of it is taken, so these are its internals; `_parent` is
+ * under TLS. Undefined once the connection is closed.
+ */
+function takenBytes({ req }: ServerResponse): number | undefined {
+  const { _handle: handle } = req.socket as unknown as { _handle?: (Handle & { _parent?: Handle }) | null };
+  const stream = handle?._parent ?? handle;
+  return stream ? stream.bytesWritten - stream.writeQueueSize : undefined;
+}
+
+interface Handle {
+  bytesWritten: number;
+  writeQueueSize: number;
 }
 
 /**

@@ -137,7 +137,7 @@ function addSteps(
   const refuseUnknown = registerCatchAll(server);
   const rateLimiter = createRateLimiter(rateLimit, effects);
   const receiveBuffers = createReceiveBuffers(receiveBufferMaxBytes);
-  const limitSendBuffer = createSendBufferLimit(logger, sendBufferMaxBytes);
+  const limitSendBuffer = createSendBufferLimit(effects, logger, sendBufferMaxBytes);
 
   server.ext('onRequest', async (request, h) => {
     beginRequest(request, effects); // request id and common response headers

@@ -2,17 +2,20 @@ import { once } from 'node:events';
 import { readFileSync } from 'node:fs';
 import { IncomingMessage, ServerResponse } from 'node:http';
 import { Socket } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { connect as connectTls } from 'node:tls';
 import { setFlagsFromString } from 'node:v8';
 import { runInNewContext } from 'node:vm';
 import type { Plugin } from '@hapi/hapi';
 import { pino } from 'pino';
 import t from 'tap';
+import { realEffects } from '../../src/effects.ts';
 import { docs } from '../../src/http/docs.ts';
 import { openapi } from '../../src/http/openapi.ts';
 import { createSendBufferLimit } from '../../src/http/send-buffers.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { until } from '../helpers/commands.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { connectRaw, parseResponses, type RawConnection, rawRequest, startHttp } from '../helpers/http.ts';
 
 /** More than the kernel buffers for a client that reads nothing. */
@@ -64,6 +67,7 @@ t.test('beyond the limit of unread answers the oldest is cut off; the others arr
 
 t.test('the oldest of the key that holds the most is cut off, and strangers count as one', async (t) => {
   const { port, store } = await startHttp(t, {
+    effects: fakeEffects(), // with a clock that stands, none has taken nothing for long
     resources: () => [large],
     sendBufferMaxBytes: 3 * LARGE_BYTES,
   });
@@ -81,6 +85,33 @@ t.test('the oldest of the key that holds the most is cut off, and strangers coun
     for (const whole of await Promise.all(others.map(taken))) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
   }
 });
+
+t.test(
+  'whose client has read nothing for seconds is cut off first, however little its key holds',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port, store } = await startHttp(t, {
+      effects,
+      resources: () => [large],
+      sendBufferMaxBytes: 4 * LARGE_BYTES,
+    });
+    const { secret: hoarder } = await store.key();
+    const { secret: other } = await store.key();
+    const { secret: reader } = await store.key();
+    const unread = [await asked(port, hoarder), await asked(port, other)];
+    // Until the kernel has taken what it takes of them.
+    for (let turn = 0; turn < 50; turn++) {
+      effects.advance(5_000);
+      await nextTurn();
+    }
+    const oldestRead = await asked(port, reader);
+    const read = [await asked(port, reader), await asked(port, reader), await asked(port, reader)];
+    for (const cut of unread) t.ok((await taken(cut)).length < LARGE_BYTES);
+    read.push(await asked(port, reader));
+    t.ok((await taken(oldestRead)).length < LARGE_BYTES, 'of those that read');
+    for (const whole of await Promise.all(read.map(taken))) t.ok(whole.endsWith('x'.repeat(LARGE_BYTES)));
+  },
+);
 
 t.test('unread answers to one client are cut off, too, when they exceed the limit', async (t) => {
   const { port, log } = await startHttp(t, { resources: () => [large], sendBufferMaxBytes: LARGE_BYTES });
@@ -130,7 +161,7 @@ setFlagsFromString('--expose-gc');
 const collect: NodeJS.GCFunction = runInNewContext('gc');
 
 t.test('answers that were read are freed by minor garbage collections', async (t) => {
-  const hold = createSendBufferLimit(pino({ level: 'silent' }));
+  const hold = createSendBufferLimit(realEffects, pino({ level: 'silent' }));
   const source = 'x'.repeat(PAGE_BYTES);
   const roundOfAnswers = () => {
     const answers = Array.from({ length: 8 }, () =>
