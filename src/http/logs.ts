@@ -29,7 +29,7 @@ const READ_AHEAD_BYTES = 16 * 1024;
 const EVENT_ID = /^(0|[1-9]\d{0,14})$/;
 
 /** Has as many digits at most, as the stream of an `offset` begins with that as its id. */
-const byteCount = wholeNumber({ min: 0, max: 10 ** 15 - 1 });
+const OFFSET_MAX = 10 ** 15 - 1;
 
 const LOGS_DESCRIPTION = `
 As text: what the command has printed so far. The middle of a long log is left out, and a line says so.
@@ -75,8 +75,12 @@ export function logs(reads: Reads, watches: Watches, effects: Effects): Plugin<v
           scope: 'logs:read',
           input: {
             query: querySchema({
-              offset: byteCount.description('Only the bytes from this one on.'),
-              tail: byteCount.description('Only that many bytes at the end; not together with `offset`.'),
+              offset: wholeNumber({ min: 0, max: OFFSET_MAX }).description(
+                'Only the bytes from this one on.',
+              ),
+              tail: wholeNumber({ min: 0, max: Number.MAX_SAFE_INTEGER }).description(
+                'Only that many bytes at the end; not together with `offset`.',
+              ),
             }),
           },
           operationId: 'getLogs',
