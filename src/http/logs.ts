@@ -158,7 +158,7 @@ const ACCEPT_READ_MAX_LENGTH = 1_024;
  * anything else alike, as many readers of events do, gets the events.
  */
 function wantsEvents({ headers }: LogRequest): boolean {
-  const weights = weightsOf((headers.accept ?? '').slice(0, ACCEPT_READ_MAX_LENGTH));
+  const weights = weightsOf(headers.accept ?? '');
   const events = weights.get('text/event-stream') ?? 0;
   const text = weights.get('text/plain');
   if (text !== undefined) return events > text;
@@ -166,9 +166,12 @@ function wantsEvents({ headers }: LogRequest): boolean {
 }
 
 function weightsOf(accept: string): Map<string, number> {
-  const ranges = accept.split(',').map((range) => range.split(';').map((word) => word.trim().toLowerCase()));
+  const ranges = accept.slice(0, ACCEPT_READ_MAX_LENGTH).split(',');
+  // The last one is cut, perhaps within its weight.
+  if (accept.length > ACCEPT_READ_MAX_LENGTH) ranges.pop();
   return new Map(
-    ranges.map(([type = '', ...parameters]) => {
+    ranges.map((range) => {
+      const [type = '', ...parameters] = range.split(';').map((word) => word.trim().toLowerCase());
       const weight = parameters.find((parameter) => parameter.startsWith('q='));
       return [type, weight === undefined ? 1 : Number(weight.slice(2))];
     }),

@@ -185,6 +185,7 @@ t.test('a log is sent as events if Accept prefers text/event-stream, else as tex
     ['text/event-stream;q=0.5, text/plain;q=0.1, */*', 'text/event-stream; charset=utf-8'],
     ['text/event-stream;q=0, */*;q=0', 'text/plain; charset=utf-8'],
     [`text/event-stream${','.repeat(1_024)}text/plain`, 'text/event-stream; charset=utf-8'],
+    [`text/event-stream;q=0.5,${'x'.repeat(994)},*/*;q=0.1`, 'text/event-stream; charset=utf-8'], // cut at its q
     ['text/plain, text/event-stream', 'text/plain; charset=utf-8'],
     ['text/event-stream,text/plain,application/json', 'text/plain; charset=utf-8'],
     ['text/plain;q=0.4, text/event-stream;q=0.5', 'text/event-stream; charset=utf-8'],
