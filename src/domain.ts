@@ -92,8 +92,9 @@ function refProblem(value: unknown): string | undefined {
   if (typeof value !== 'string') return 'must be a string';
   if (value === '') return 'must not be empty';
   if (value.length > REF_MAX_BYTES) return `must be at most ${REF_MAX_BYTES} bytes`;
-  if (!/^[A-Za-z0-9_]/.test(value)) return 'must begin with a letter, a digit or _';
-  if (!/^[A-Za-z0-9._\-/+@=,#]+$/.test(value)) return 'may hold only letters, digits and . _ - / + @ = , #';
+  if (!/^[A-Za-z0-9_]/.test(value)) return 'must begin with a letter a-z or A-Z, a digit or _';
+  if (!/^[A-Za-z0-9._\-/+@=,#]+$/.test(value))
+    return 'may hold only letters a-z and A-Z, digits and . _ - / + @ = , #';
   if (value === 'HEAD') return 'must name a branch, a tag or a commit, not HEAD';
   for (const part of ['..', '//']) {
     if (value.includes(part)) return `must not contain ${part}`;

@@ -49,7 +49,8 @@ export function commandEnvironment(
  * seen.
  */
 export function variableProblem(name: string, value: string): string | undefined {
-  if (!NAME_FORM.test(name)) return 'must be named with letters, digits and _, not beginning with a digit';
+  if (!NAME_FORM.test(name))
+    return 'must be named with letters a-z and A-Z, digits and _, not beginning with a digit';
   if (name.length > NAME_MAX_LENGTH) return `must have a name of at most ${NAME_MAX_LENGTH} characters`;
   if (name.startsWith('DEPLOY_')) return 'is reserved for davit';
   if (!HARMLESS_NAMES.has(name) && LOADER_NAMES.some((form) => form.test(name))) {

@@ -83,7 +83,7 @@ function outputProblem(
   outputs: ReadonlyMap<string, string>,
 ): string | undefined {
   if (equals === -1) return 'is not name=value';
-  if (!NAME_FORM.test(name)) return 'has a name with other characters than letters, digits and _';
+  if (!NAME_FORM.test(name)) return 'has a name with other characters than letters a-z and A-Z, digits and _';
   // As in a report: in the JSON of the API, a client of JavaScript could take it for an object's prototype.
   if (name === '__proto__') return 'has the name __proto__, which is refused';
   if (name.length > OUTPUT_NAME_MAX_LENGTH)

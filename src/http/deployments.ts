@@ -63,7 +63,7 @@ items than \`limit\`, or none, and still a \`next_cursor\` to go on with.
 
 /** The pattern in words: generated clients and /docs have no other place for it. */
 const REF_DESCRIPTION =
-  'The branch, tag or commit to deploy: letters, digits and `. _ - / + @ = , #`, beginning with a letter, a digit or `_`. No `..` or `//`, no part between slashes that begins with `.` or ends in `.lock`, no `/` or `.` at the end, and not `HEAD`.';
+  'The branch, tag or commit to deploy: letters a-z and A-Z, digits and `. _ - / + @ = , #`, beginning with a letter, a digit or `_`. No `..` or `//`, no part between slashes that begins with `.` or ends in `.lock`, no `/` or `.` at the end, and not `HEAD`.';
 
 const QUEUE_FULL =
   'Too many requests, or, if the project has a command and the policy `queue`, too many of its deployments are queued.';
@@ -369,7 +369,7 @@ const MESSAGE_MAX_LENGTH = 4096;
 const OUTPUT_NAME = new RegExp(`^[A-Za-z_][A-Za-z0-9_]{0,${OUTPUT_NAME_MAX_LENGTH - 1}}$`);
 
 /** The pattern in words. */
-const OUTPUT_NAME_RULE = `a name is 1 to ${OUTPUT_NAME_MAX_LENGTH} letters, digits and underscores, no digit first`;
+const OUTPUT_NAME_RULE = `a name is 1 to ${OUTPUT_NAME_MAX_LENGTH} letters a-z and A-Z, digits and underscores, no digit first`;
 
 const outputValue = Joi.string()
   .allow('')

@@ -36,8 +36,8 @@ t.test('an invalid output line is left out and noted without its value', async (
     outputs: { ['n'.repeat(64)]: 'x'.repeat(4096), good: 'yes' },
     notes: [
       'DEPLOY_OUTPUT: line 1 is not name=value',
-      'DEPLOY_OUTPUT: line 2 has a name with other characters than letters, digits and _',
-      'DEPLOY_OUTPUT: line 3 has a name with other characters than letters, digits and _',
+      'DEPLOY_OUTPUT: line 2 has a name with other characters than letters a-z and A-Z, digits and _',
+      'DEPLOY_OUTPUT: line 3 has a name with other characters than letters a-z and A-Z, digits and _',
       'DEPLOY_OUTPUT: line 4 has a name of more than 64 characters',
       'DEPLOY_OUTPUT: line 5 holds a NUL',
       'DEPLOY_OUTPUT: line 6 has a value of more than 4096 bytes',

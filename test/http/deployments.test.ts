@@ -123,8 +123,8 @@ t.test('an invalid request is answered 400 with the field and the reason, and ch
     [
       'POST',
       report,
-      { status: 'failed', outputs: { 'a-b': null } },
-      /outputs.a-b: is not allowed: a name is 1 to 64 letters, digits and underscores, no digit first"/,
+      { status: 'failed', outputs: { größe: null } },
+      /outputs.größe: is not allowed: a name is 1 to 64 letters a-z and A-Z, digits and underscores, no digit first"/,
     ],
     [
       'POST',

@@ -188,7 +188,7 @@ t.test('the OpenAPI description', async (t) => {
   t.test('says in words which refs may be deployed, and that URLs come back normalised', async (t) => {
     const create = document.paths['/v2/projects/{project_id}/deployments']?.post?.requestBody;
     t.match(create?.content['application/json']?.schema.properties?.['ref'], {
-      description: /letters, digits and `\. _ - \/ \+ @ = , #`.*not `HEAD`/,
+      description: /letters a-z and A-Z, digits and `\. _ - \/ \+ @ = , #`.*not `HEAD`/,
     });
     t.match(RESOURCES.Webhook.properties?.['url'], {
       description: /`https:\/\/Example\.org` becomes `https:\/\/example\.org\/`/,
