@@ -136,7 +136,10 @@ export function deployments(
         }),
         handler(request) {
           const { project_id } = request.params;
-          const walk = beginWalk(request, 'deployments of a project', project_id);
+          const { project_id: filtered = project_id } = request.query;
+          // Both are to hold, and no deployment is of two projects.
+          const onlyOf = filtered === project_id ? project_id : NO_PROJECT;
+          const walk = beginWalk(request, 'deployments of a project', onlyOf);
           visibleProject(request, project_id);
           return page(request, walk);
         },
@@ -148,10 +151,7 @@ export function deployments(
         options: routeOptions({
           scope: 'deployments:read',
           input: {
-            query: querySchema({
-              ...narrowing,
-              project_id: idSchema('prj').description('Only deployments of this project.'),
-            }),
+            query: querySchema(narrowing),
           },
           operationId: 'listDeployments',
           summary: 'List deployments of all projects',
@@ -351,10 +351,13 @@ const waitSeconds = wholeNumber({ min: 0, max: WAIT_MAX_SECONDS })
   .default(0)
   .description('How many seconds to wait for the end of the deployment.');
 
+const NO_PROJECT = '';
+
 const narrowing = {
   ...pageParameters,
   status: oneOrMoreOf(DEPLOYMENT_STATUSES).description('Only deployments with this status; may be repeated.'),
   ref: refSchema.description('Only deployments of exactly this ref.'),
+  project_id: idSchema('prj').description('Only deployments of this project.'),
   ...creationParameters,
 };
 

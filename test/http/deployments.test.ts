@@ -102,9 +102,9 @@ t.test('an invalid request is answered 400 with the field and the reason, and ch
     ['GET', '/v2/deployments?cursor=x', undefined, /cursor: is not a cursor of this list/],
     [
       'GET',
-      `/v2/projects/${projectId}/deployments?project_id=${projectId}`,
+      `/v2/projects/${projectId}/deployments?project_id=website`,
       undefined,
-      /project_id: is not allowed/,
+      /project_id: must be an id/,
     ],
     ['POST', `/v2/deployments/${id}/cancel`, { reason: 'x' }, /reason: is not allowed/],
     ['POST', `/v2/deployments/${id}/redeploy`, { ref: 'main' }, /ref: is not allowed/],
@@ -188,6 +188,8 @@ t.test('a list is filtered by status, ref, project and time of creation', async 
   const path = `/v2/projects/${projectId}/deployments`;
   t.strictSame(idsOf(await get(http, key, path)), [second, first]);
   t.strictSame(idsOf(await get(http, key, `${path}?status=running`)), [first]);
+  t.strictSame(idsOf(await get(http, key, `${path}?project_id=${projectId}`)), [second, first]);
+  t.strictSame(idsOf(await get(http, key, `${path}?project_id=${other}`)), []);
   const { body } = await get(http, key, `/v2/deployments/${third}`);
   t.strictSame((await get(http, key, `/v2/deployments?project_id=${other}`)).body, {
     data: [body],
@@ -196,15 +198,19 @@ t.test('a list is filtered by status, ref, project and time of creation', async 
 });
 
 t.test('a list has only deployments of projects that its key sees', async (t) => {
-  const { http, projectId, id } = await setUp(t);
+  const { http, projectId: visible, id } = await setUp(t);
+  const ofVisible = `/v2/projects/${visible}/deployments`;
   const hidden = await http.store.project({ name: 'hidden' });
   await create(http.store, hidden);
-  const { secret: key } = await http.store.key({ allProjects: false, projectIds: [projectId] });
+  const { secret: key } = await http.store.key({ allProjects: false, projectIds: [visible] });
   t.strictSame(idsOf(await get(http, key, '/v2/deployments')), [id]);
   const empty = { data: [], next_cursor: null };
   for (const projectId of [hidden, 'prj_none']) {
     t.strictSame((await get(http, key, `/v2/deployments?project_id=${projectId}`)).body, empty);
     t.equal((await get(http, key, `/v2/projects/${projectId}/deployments`)).status, 404);
+    t.strictSame((await get(http, key, `${ofVisible}?project_id=${projectId}`)).body, empty);
+    const fromHidden = `/v2/projects/${projectId}/deployments?project_id=${visible}`;
+    t.equal((await get(http, key, fromHidden)).status, 404);
   }
 });
 
@@ -250,6 +256,8 @@ t.test('a cursor is valid only for its key, its list and its filters', async (t)
     [key, `${ofProject}${onOfProject}`, [second]],
     [key, `${ofProject}${onInProject}`, 400],
     [key, `${inProject}${onOfProject}`, 400],
+    [key, `${inProject}&project_id=${projectId}${onInProject}`, [second]],
+    [key, `${inProject}&project_id=prj_none${onInProject}`, 400],
   ];
   for (const [who, path, ids] of rows) {
     const response = await get(http, who, path);
