@@ -187,13 +187,19 @@ function createListener({ tls, timeouts }: HttpServerOptions): Listener {
   };
   const listener =
     tls === null
-      ? createPlainServer(httpOptions)
+      ? Object.assign(createPlainServer(httpOptions), ANSWERS_HALF_CLOSED)
       : createTlsServer({ ...httpOptions, ...tlsOptions(tls), handshakeTimeout: headersMs });
   listener.timeout = idleMs;
   // Any other expectation than 100-continue may be ignored (RFC 9110, 10.1.1); Node would answer a bare 417.
   listener.on('checkExpectation', (request, response) => listener.emit('request', request, response));
   return listener;
 }
+
+/**
+ * Not documented by Node: a client that has ended its side, as `nc -N` does, still gets its answers. Not over TLS, where
+ * a connection ends with either side, see acceptors.ts. What waits for long must end then, see watches.ts.
+ */
+const ANSWERS_HALF_CLOSED = { httpAllowHalfOpen: true };
 
 /** Everything that hapi would add to a response on its own is switched off. */
 function createHapiServer(listener: Listener, { tls }: HttpServerOptions): Server {

@@ -87,10 +87,22 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
   }
 }
 
-/** Closes the watch when the response is finished or its client disconnects, also if that has happened already. */
-export function closeWithResponse(watch: Watch, { raw: { res } }: Pick<Request, 'raw'>): void {
-  if (res.closed) watch.close();
-  else res.once('close', watch.close);
+/**
+ * Closes the watch when the response is finished, its client disconnects or ends its side, also if that has happened
+ * already. A client that has ended its side is still answered, but it has perhaps left, and must not keep its place.
+ */
+export function closeWithResponse(watch: Watch, { raw: { req, res } }: Pick<Request, 'raw'>): void {
+  const { socket } = req;
+  if (res.closed || socket.readableEnded) {
+    watch.close();
+    return;
+  }
+  socket.setMaxListeners(0); // all pipelined requests of a connection may wait
+  socket.once('end', watch.close);
+  res.once('close', () => {
+    socket.off('end', watch.close);
+    watch.close();
+  });
 }
 
 interface OpenWatch extends Watch {

@@ -19,7 +19,7 @@ import {
   untilStatus,
 } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { connectRaw, type JsonResponse, requestJson } from '../helpers/http.ts';
+import { connectRaw, type JsonResponse, parseResponses, requestJson } from '../helpers/http.ts';
 import { pruneAll } from '../helpers/retention.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -338,22 +338,34 @@ t.test(
   },
 );
 
-t.test('GET with ?wait ends when its client leaves, and when the service stops', async (t) => {
-  const { http, key, id } = await setUp(t);
-  const client = await connectRaw(http.port);
-  client.send(
-    `GET /v2/deployments/${id}?wait=60 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${key}\r\n\r\n`,
-  );
-  await until(() => http.watches.size() === 1);
-  client.socket.destroy();
-  await until(() => http.watches.size() === 0);
+t.test(
+  'GET with ?wait ends when its client leaves or ends its side, and when the service stops',
+  async (t) => {
+    const { http, key, id } = await setUp(t);
+    const client = await connectRaw(http.port);
+    const wait = `GET /v2/deployments/${id}?wait=60 HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer ${key}\r\n\r\n`;
+    client.send(wait);
+    await until(() => http.watches.size() === 1);
+    client.socket.destroy();
+    await until(() => http.watches.size() === 0);
+    const halfClosed = await connectRaw(http.port);
+    halfClosed.send(wait.repeat(2));
+    await until(() => http.watches.size() === 2);
+    halfClosed.socket.end(wait);
+    const answers = parseResponses(await halfClosed.closed);
+    t.match(
+      answers.map(({ status, body }) => [status, JSON.parse(body)]),
+      Array(3).fill([200, { status: 'queued' }]),
+    );
+    t.equal(http.watches.size(), 0);
 
-  const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
-  await until(() => http.watches.size() === 1);
-  await http.server.stop({ timeout: 10_000 });
-  t.match((await waiting).body, { status: 'queued' });
-  await until(() => http.watches.size() === 0);
-});
+    const waiting = get(http, key, `/v2/deployments/${id}?wait=60`);
+    await until(() => http.watches.size() === 1);
+    await http.server.stop({ timeout: 10_000 });
+    t.match((await waiting).body, { status: 'queued' });
+    await until(() => http.watches.size() === 0);
+  },
+);
 
 t.test('GET with ?wait is answered 401, not with the result, if its key was revoked', async (t) => {
   const { http, key, keyId, id } = await setUp(t);

@@ -133,17 +133,30 @@ t.test('an answer breaks off if the log cannot be read, and the cause is logged'
 t.test('a client that leaves before the end of a log is logged as 499, not as an error', async (t) => {
   const { http, id, key } = await running(t);
   const client = await connectRaw(http.port);
-  client.send(
-    `GET /v2/deployments/${id}/logs HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${key}\r\nAccept: text/event-stream\r\n\r\n`,
-  );
+  client.send(follow(id, key));
   await client.received('retry: ');
-  client.socket.destroy();
+  client.socket.resetAndDestroy();
   await until(() => http.log.some(({ msg }) => msg === 'request'));
   t.match(
     http.log.filter(({ msg }) => msg === 'request' || msg === 'a response broke off'),
     [{ msg: 'request', status: 499 }],
   );
 });
+
+t.test('an event stream ends once its client has ended its side', async (t) => {
+  const { http, id, key } = await running(t);
+  const client = await connectRaw(http.port);
+  client.send(follow(id, key));
+  await client.received('retry: ');
+  t.equal(http.watches.size(), 1);
+  client.socket.end();
+  t.match(await client.closed, /retry: .*\r\n0\r\n\r\n$/s);
+  t.equal(http.watches.size(), 0);
+});
+
+function follow(id: DeploymentId, key: string): string {
+  return `GET /v2/deployments/${id}/logs HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${key}\r\nAccept: text/event-stream\r\n\r\n`;
+}
 
 t.test('a log needs the scope logs:read and a project that the key sees', async (t) => {
   const { http, id } = await running(t);

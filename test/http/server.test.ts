@@ -5,8 +5,17 @@ import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { notFound } from '../../src/http/errors.ts';
 import { bodySchema, querySchema, refSchema } from '../../src/http/validation.ts';
+import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { connectRaw, parseResponses, rawRequest, requestJson, startHttp } from '../helpers/http.ts';
+import {
+  connectRaw,
+  heldResource,
+  parseResponses,
+  type RawConnection,
+  rawRequest,
+  requestJson,
+  startHttp,
+} from '../helpers/http.ts';
 import { limitOpenFiles } from '../helpers/limits.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
@@ -196,6 +205,32 @@ t.test('pipelined requests are answered in order', async (t) => {
     parseResponses(answers).map(({ status }) => status),
     [200, 404, 200],
   );
+});
+
+t.test('a client that ends its side behind its requests is answered all of them', async (t) => {
+  const { plugin: held, release, heldCount } = heldResource();
+  const { reached, plugin } = resource();
+  const { server, port, store } = await startHttp(t, { resources: () => [held, plugin] });
+  const ends: Promise<unknown>[] = [];
+  server.listener.on('connection', (socket) => ends.push(once(socket, 'end')));
+  const { secret } = await store.key();
+  const get = 'GET /held HTTP/1.1\r\nHost: d\r\n\r\n';
+  const post = (ref: string) =>
+    `POST /v2/things/seen/parts HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${secret}\r\n` +
+    `Content-Type: application/json\r\nContent-Length: 14\r\n\r\n{"ref":${ref}`;
+  const [waiting, both, cutOff] = [await connectRaw(port), await connectRaw(port), await connectRaw(port)];
+  waiting.socket.end(get);
+  both.socket.end(get + post('"main"}'));
+  cutOff.socket.end(get + post('"ma'));
+  await until(() => heldCount() === 3);
+  await Promise.all(ends);
+  release();
+  const statuses = async ({ closed }: RawConnection) =>
+    parseResponses(await closed).map(({ status }) => status);
+  t.strictSame(await statuses(waiting), [200]);
+  t.strictSame(await statuses(both), [200, 201]);
+  t.strictSame(await statuses(cutOff), [200, 400]);
+  t.strictSame(reached, ['seen']);
 });
 
 t.test('bytes behind a request to upgrade are not answered as a request', async (t) => {
