@@ -199,7 +199,11 @@ function validated(input: unknown, schema: Joi.Schema, place: 'query' | 'body'):
   // joi also reports exceptions of custom rules, which are bugs and not invalid requests.
   const bug = error.details.find(({ type }) => type === 'any.custom');
   if (bug !== undefined) throw new Error('a validation rule threw', { cause: bug.context?.['error'] });
-  const details = error.details.slice(0, MAX_DETAILS).map((item) => toDetail(item, place, input));
+  // joi may say two things of one value: that it is none of those allowed, and no text.
+  const ofFields = Map.groupBy(error.details, ({ path }) => path.join('.'));
+  const details = [...ofFields.values()]
+    .slice(0, MAX_DETAILS)
+    .flatMap(([first]) => (first === undefined ? [] : [toDetail(first, place, input)]));
   const message = details.map(({ field, reason }) => `${field}: ${reason}`).join('; ');
   throw new AppError('invalid_request', message, { details });
 }

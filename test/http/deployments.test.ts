@@ -113,6 +113,7 @@ t.test('an invalid request is answered 400 with the field and the reason, and ch
     ['POST', report, {}, /status: required/],
     ['POST', report, { status: 'queued' }, /status: must be one of running, succeeded, failed/],
     ['POST', report, { status: 'canceled' }, /status/],
+    ['POST', report, { status: null }, /"message":"status: must be one of running, succeeded, failed"/],
     ['POST', report, { status: 'failed', exit_code: 1 }, /exit_code: is not allowed/],
     ['POST', report, { status: 'failed', message: 5 }, /message: must be a string/],
     ['POST', report, { status: 'failed', message: 'x'.repeat(4097) }, /message: must be at most 4096/],

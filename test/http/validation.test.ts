@@ -154,6 +154,11 @@ const BODIES: { name: string; body: unknown; details: [field: string, reason: st
     details: [['events.1', 'must be one of a, b']],
   },
   {
+    name: 'a list with a number',
+    body: { ref: 'main', events: ['a', 5] },
+    details: [['events.1', 'must be one of a, b']],
+  },
+  {
     name: 'a repeated item',
     body: { ref: 'main', events: ['a', 'a'] },
     details: [['events.1', 'must not be repeated']],

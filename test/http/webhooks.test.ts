@@ -157,7 +157,7 @@ const REFUSALS: Refusal<WebhookId, 'owner' | 'reader' | 'stranger'>[] = [
     path: one,
     body: { status: 1 },
     key: 'stranger',
-    expected: malformed(['status', /must be one of/], ['status', 'must be a string']),
+    expected: malformed(['status', /must be one of/]),
   },
 
   { name: 'a deletion without the scope', method: 'DELETE', path: one, key: 'reader', expected: forbidden },
