@@ -1,5 +1,6 @@
 import { isUtf8 } from 'node:buffer';
 import { type AppError, invalid } from '../errors.ts';
+import { withoutSecrets } from '../secrets.ts';
 
 /**
  * In all lists and objects of a body together, so none is too deep for recursive functions either. A report of the most
@@ -40,33 +41,38 @@ function positionIn(error: unknown): string {
 }
 
 /**
- * Counts the names in all objects of `value`; throws if a name or text is not allowed. `field`: the body's top-level
- * field that `value` is in.
+ * Counts the names in all objects of `value`; throws if a name or text is not allowed. `path`: the names of the
+ * body's field, and of the one in it, that `value` is in.
  */
-function checkedNames(value: unknown, depth: number, field = 'body'): number {
+function checkedNames(value: unknown, depth: number, path: string[] = []): number {
   if (typeof value === 'string') {
-    checkText(value, field);
+    checkText(value, path);
     return 0;
   }
   if (typeof value !== 'object' || value === null) return 0;
   if (Array.isArray(value)) {
-    return value.reduce((names: number, item: unknown) => names + checkedNames(item, depth + 1, field), 0);
+    return value.reduce((names: number, item: unknown) => names + checkedNames(item, depth + 1, path), 0);
   }
   let names = 0;
   for (const [name, item] of Object.entries(value)) {
-    checkText(name, field);
+    checkText(name, path);
     if (reachesPrototype(name, item)) throw invalidBody('must not have a name that reaches for a prototype');
-    names += 1 + checkedNames(item, depth + 1, depth === 1 && PLAIN_NAME.test(name) ? name : field);
+    names += 1 + checkedNames(item, depth + 1, depth <= 2 ? [...path, name] : path);
   }
   return names;
 }
 
 /** Unknown names are the client's text: an error message echoes only names that look like those of this API. */
-const PLAIN_NAME = /^[a-z_]{1,64}$/;
+const PLAIN_NAME = /^[A-Za-z_]\w{0,63}$/;
 
-function checkText(text: string, field: string): void {
-  if (text.includes('\0')) throw invalid('body', field, 'must not contain NUL');
-  if (!text.isWellFormed()) throw invalid('body', field, 'must not contain a lone surrogate');
+function checkText(text: string, path: string[]): void {
+  if (text.includes('\0')) throw invalid('body', fieldOf(path), 'must not contain NUL');
+  if (!text.isWellFormed()) throw invalid('body', fieldOf(path), 'must not contain a lone surrogate');
+}
+
+function fieldOf(path: string[]): string {
+  const end = path.findIndex((name) => !PLAIN_NAME.test(withoutSecrets(name)));
+  return path.slice(0, end === -1 ? path.length : end).join('.') || 'body';
 }
 
 /** The two names that allow prototype pollution (CVE-2018-3728). hapi's own parser uses Bourne against them. */

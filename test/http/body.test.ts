@@ -425,7 +425,11 @@ t.test('an error about NUL or a lone surrogate names a known field or the body',
   const { port } = await startHttp(t, { resources: () => [plugin] });
   for (const [body, field] of [
     ['{"ref":"\\u0000"}', 'ref'],
-    ['{"outputs":{"inner":["\\ud800"]}}', 'outputs'],
+    ['{"outputs":{"Image_2":"\\u0000","b":""}}', 'outputs.Image_2'],
+    ['{"outputs":{"inner":[{"a":"\\ud800"}]}}', 'outputs.inner'],
+    ['{"outputs":{"Look here":"\\u0000"}}', 'outputs'],
+    ['{"outputs":{"a\\u0000":""}}', 'outputs'],
+    [`{"outputs":{"davit_${'x'.repeat(49)}":"\\u0000"}}`, 'outputs'],
     ['{"Look here":"\\u0000"}', 'body'],
     ['{"\\u001b[2J":"\\u0000"}', 'body'],
     ['["\\u0000"]', 'body'],
