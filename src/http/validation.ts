@@ -240,8 +240,11 @@ function reasonOf({ type, context = {} }: Joi.ValidationErrorItem, place: ErrorD
       return 'required';
     case 'object.unknown':
       return 'is not allowed';
-    case 'any.invalid':
-      return typeof context['reason'] === 'string' ? context['reason'] : 'is invalid';
+    case 'any.invalid': {
+      const reason = typeof context['reason'] === 'string' ? context['reason'] : 'is invalid';
+      const holdsBlank = typeof context.value === 'string' && context.value.includes(' ');
+      return place === 'query' && holdsBlank ? `${reason} (in a query, write %2B for +)` : reason;
+    }
     case 'any.only':
       return mustBeOneOf(context['valids']);
     case 'string.base':
