@@ -153,7 +153,10 @@ function respondWithError(
   if (code === 'internal_error') {
     logger.error({ request_id: requestId, route: request.route.path, err: error }, 'bug');
   } else if (code === 'unavailable') {
-    logger.warn({ request_id: requestId, route: request.route.path, err: error }, 'unavailable');
+    // What davit itself decided says all in its message: where it did so tells nothing.
+    const isDecision = error instanceof AppError && error.cause === undefined;
+    const why = isDecision ? { reason: error.message } : { err: error };
+    logger.warn({ request_id: requestId, route: request.route.path, ...why }, 'unavailable');
   }
   // The rest of an unread body may still be arriving: unless it is drained first, closing the connection would keep the
   // response from the client. It is closed in any case, even if all of the body has arrived by then.
