@@ -3,6 +3,7 @@ import { access, stat } from 'node:fs/promises';
 import { delimiter } from 'node:path';
 import { codeOf } from '../errors.ts';
 import { pathIn } from '../paths.ts';
+import { printable } from '../printable.ts';
 import { isOnNoexec } from '../store/mounts.ts';
 import { octal } from '../store/place.ts';
 import { COMMAND_PATH } from './environment.ts';
@@ -133,9 +134,9 @@ export function problemText(problem: StartProblem): string {
     case 'unreachable':
       return `${problem.path} cannot be reached: ${problem.code}`;
     case 'noInterpreter':
-      return `the command ${problem.path} begins with #!${problem.interpreter}, which does not exist or is not executable`;
+      return `the command ${problem.path} begins with #!${printable(problem.interpreter)}, which does not exist or is not executable`;
     case 'noLoader':
-      return `the command ${problem.path} needs the dynamic loader ${problem.loader}, which is missing here: it was built for another system`;
+      return `the command ${problem.path} needs the dynamic loader ${printable(problem.loader)}, which is missing here: it was built for another system`;
     default:
       return problem satisfies never;
   }

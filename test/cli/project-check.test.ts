@@ -120,7 +120,7 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
     [
       'line ends of another system',
       (there) => ['--', script(there, 'deploy.sh', '#!/bin/sh\r\necho\r\n')],
-      /begins with #!\/bin\/sh\r, which does not exist/,
+      /begins with #!\/bin\/sh\\x0d, which does not exist/,
       /CR LF.*sed -i 's\/\\r\$\/\/' .+deploy\.sh'?$/,
     ],
     [
