@@ -296,6 +296,9 @@ function json(value: unknown): string {
   return JSON.stringify(value, null, 2);
 }
 
+/** POSIX: minimal images have no uuidgen, and curl leaves out a header that is empty. */
+const RANDOM_TEXT = "$(od -An -N16 -tx1 /dev/urandom | tr -d ' \\n')";
+
 /** A command for a shell in which DAVIT_URL and DAVIT_KEY are set. */
 function curl(method: string, path: string, { parameters = [], requestBody, security }: Operation): string {
   const url = parameters.reduce(
@@ -306,7 +309,7 @@ function curl(method: string, path: string, { parameters = [], requestBody, secu
   const lines = [`curl ${method === 'get' ? '' : `-X ${method.toUpperCase()} `}"$DAVIT_URL${url}"`];
   if (security.length > 0) lines.push('-H "Authorization: Bearer $DAVIT_KEY"');
   if (parameters.some(({ name }) => name === 'Idempotency-Key'))
-    lines.push('-H "Idempotency-Key: $(uuidgen)"');
+    lines.push(`-H "Idempotency-Key: ${RANDOM_TEXT}"`);
   const body = requestBody?.content['application/json']?.example;
   if (body !== undefined) {
     lines.push(

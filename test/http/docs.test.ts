@@ -1,3 +1,4 @@
+import { execFileSync } from 'node:child_process';
 import t from 'tap';
 import { assetText } from '../../src/assets.ts';
 import { docs, renderDocs } from '../../src/http/docs.ts';
@@ -84,6 +85,9 @@ t.test('the page /docs', async (t) => {
       ),
     );
     t.ok(page.includes('-d &#39;{&quot;ref&quot;:&quot;main&quot;}&#39;'));
+    const key = /-H (&quot;Idempotency-Key: .+?&quot;) /.exec(page)?.[1] ?? '';
+    const shown = execFileSync('/bin/sh', ['-c', `printf %s ${unescaped(key)}`], { encoding: 'utf8' });
+    t.match(shown, /^Idempotency-Key: [0-9a-f]{32}$/, 'a new one at each call');
   });
 
   t.test('has balanced tags', async (t) => {
@@ -146,4 +150,8 @@ function unbalanced(page: string): string[] {
     else if (open.pop() !== name) wrong.push(name);
   }
   return [...wrong, ...open];
+}
+
+function unescaped(html: string): string {
+  return html.replaceAll('&quot;', '"').replaceAll('&#39;', "'");
 }
