@@ -40,7 +40,8 @@ export function notFound(): AppError {
   return new AppError('not_found', NOT_FOUND_MESSAGE);
 }
 
-const NOT_FOUND_MESSAGE = 'there is no such resource, or this key does not see it';
+const NOT_FOUND_MESSAGE =
+  'there is no such resource, or this key does not see it; /docs describes those that there are';
 
 interface Refusal {
   code: ErrorCode;

@@ -123,7 +123,7 @@ export const ROUTE_ERRORS: Record<RouteError, ErrorText> = {
   },
   not_found: {
     when: 'There is no such resource, or this key does not see it.',
-    message: 'there is no such resource, or this key does not see it',
+    message: 'there is no such resource, or this key does not see it; /docs describes those that there are',
     headers: [...LIMITED],
   },
   request_timeout: {

@@ -35,7 +35,7 @@ t.test('every error becomes an answer of the same shape, without internal text',
       message: /^no$/,
       headers: { 'WWW-Authenticate': 'Bearer' },
     },
-    { error: notFound(), status: 404, code: 'not_found', message: /no such resource/, headers: {} },
+    { error: notFound(), status: 404, code: 'not_found', message: /no such resource.*\/docs/, headers: {} },
     {
       error: boomify(new Sqlite.SqliteError('disk I/O error', 'SQLITE_IOERR_READ')),
       status: 503,
