@@ -56,7 +56,7 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
         projects(store.reads, pages),
         deployments(store.reads, answers, pages, watches, effects, config.maxQueued),
         logs(store.reads, watches, effects),
-        webhooks(store.reads, answers, pages, webhookUrlRules, ping),
+        webhooks(store.reads, answers, pages, webhookUrlRules, ping, config.webhookTimeoutMs),
         deliveries(store.reads, answers, pages, effects),
         health(checkReadiness),
         openapi(version),

@@ -43,7 +43,8 @@ another request is 422.
 
 ## Rates
 
-\`RateLimit\` tells how many requests are left. After 429, \`Retry-After\` tells in how many seconds there is one again.
+\`RateLimit\` tells how many requests are left. After 429, \`Retry-After\` tells in how many seconds there is one again, or
+if another limit was met, such as that of queued deployments, in how many it is worth trying again.
 `.trim();
 
 /** Each has the name of the plugin whose routes it holds; in reading order. */
@@ -83,7 +84,7 @@ export const HEADERS = {
     schema: { type: 'string', pattern: '^"[a-z-]+";r=\\d+;t=\\d+$', examples: ['"default";r=599;t=1'] },
   },
   'Retry-After': {
-    description: 'In how many seconds the request may be sent again.',
+    description: 'In how many seconds it is worth sending the request again.',
     required: true,
     schema: { type: 'integer', minimum: 1 },
   },

@@ -44,13 +44,17 @@ const EXAMPLE = {
 const OVERLAP_DEFAULT_SECONDS = 24 * 60 * 60;
 const OVERLAP_MAX_SECONDS = 7 * 24 * 60 * 60;
 
-/** The webhooks that a key registered. `rules`: where deliveries may go besides public addresses over HTTPS. */
+/**
+ * The webhooks that a key registered. `rules`: where deliveries may go besides public addresses over HTTPS;
+ * `attemptMaxMs`: how long a ping's attempt may take.
+ */
 export function webhooks(
   reads: Reads,
   answers: Answers,
   pages: Pages,
   rules: UrlRules,
   ping: Ping,
+  attemptMaxMs: number,
 ): Plugin<void> {
   const url = Joi.string()
     .custom((value: unknown, helpers) => {
@@ -239,7 +243,7 @@ export function webhooks(
         return result.attempt;
       case 'busy':
         throw new AppError('rate_limited', 'too many pings are under way: wait for their answers', {
-          retryAfterSeconds: 1,
+          retryAfterSeconds: Math.ceil(attemptMaxMs / 1000), // by then, those under way are over
         });
       case 'gone':
         throw notFound();
