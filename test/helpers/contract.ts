@@ -57,7 +57,9 @@ export function createContract(document: OpenApiDocument): Contract {
   return { document, problems };
 
   function problems(exchange: Exchange): string[] {
-    const operation = operationOf(exchange.method, new URL(`http://host${exchange.path}`).pathname);
+    // As it was sent: URL would take dot segments out, and so find another operation.
+    const [path = ''] = exchange.path.split('?', 1);
+    const operation = operationOf(exchange.method, path);
     const common = Object.entries(COMMON_HEADERS)
       .filter(([name, value]) => exchange.headers.get(name) !== value)
       .map(([name, value]) => `${name} is not ${value}`);
