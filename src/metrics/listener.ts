@@ -48,6 +48,7 @@ export async function startMetricsListener(
       void answer(request, response, scrape, logger);
     },
   );
+  Object.assign(server, { httpAllowHalfOpen: true }); // see http/server.ts
   server.timeout = IDLE_TIMEOUT_MS;
   server.maxConnections = MAX_CONNECTIONS;
   // Others that are idle would keep a Prometheus out for as long as connections are kept alive. It opens another.

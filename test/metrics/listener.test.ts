@@ -2,6 +2,7 @@ import { subscribe, unsubscribe } from 'node:diagnostics_channel';
 import { once } from 'node:events';
 import type { IncomingMessage } from 'node:http';
 import { connect } from 'node:net';
+import { setImmediate as nextTurn } from 'node:timers/promises';
 import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { startMetricsListener } from '../../src/metrics/listener.ts';
@@ -135,6 +136,17 @@ t.test(
     );
   },
 );
+
+t.test('a client that ends its side behind its request is answered', async (t) => {
+  const { promise, resolve } = Promise.withResolvers<string>();
+  const { port, scrapes } = await listener(t, () => promise);
+  const client = await connectRaw(port);
+  client.socket.end('GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n');
+  await until(() => scrapes.length === 1);
+  await nextTurn();
+  resolve('davit_x 2\n');
+  t.match(await client.closed, /davit_x 2\n$/);
+});
 
 t.test('closing the listener cuts off scrapes under way', async (t) => {
   const { promise, resolve } = Promise.withResolvers<string>();
