@@ -51,7 +51,7 @@ export function findingsOfFile(
     () => [checkWrites(file, examination.keptTransaction(effects), surroundings)],
     () => checkIntegrity(examination),
     () => checkReferences(examination),
-    () => [checkClock(file, examined)],
+    () => [checkClock(file, examination)],
     () => [checkService(file)],
     () => checkDeployments(file, reads, surroundings),
     () => checkWebhooks(file, reads),
@@ -194,22 +194,14 @@ function checkReferences(examination: ExaminedFile['examination']): DoctorFindin
   return orOk(findings, 'references', 'every row refers to rows that exist');
 }
 
-/**
- * Once davit has recorded that the clock was set back, it goes by that in its retries and in reports, and what has a time
- * in the future is only kept longer.
- */
-function checkClock({ nowMs }: Case, { reads: { instance }, examination }: ExaminedFile): DoctorFinding {
+function checkClock({ nowMs }: Case, examination: ExaminedFile['examination']): DoctorFinding {
   const newestMs = examination.newestMs();
   const aheadMs = newestMs - nowMs;
   if (aheadMs <= CLOCK_AHEAD_MS) return ok('clock', `the newest entry is of ${timestamp(newestMs)}`);
-  const message = `the newest entry is of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} in the future`;
-  const setBack = instance.clockSettings(nowMs).findLast(({ byMs }) => byMs < -CLOCK_AHEAD_MS);
-  if (setBack === undefined || instance.setBackMs(nowMs) > 0)
-    return problem('clock', message, 'the clock is wrong, or was: check it (timedatectl) and let NTP set it');
-  return note(
+  return problem(
     'clock',
-    `${message}, as the clock was set back by ${formatDuration(-setBack.byMs)} at ${timestamp(setBack.atMs)}`,
-    'nothing, if the clock is right now (timedatectl): what has such a time is only kept longer',
+    `the newest entry is of ${timestamp(newestMs)}, which is ${formatDuration(aheadMs)} in the future`,
+    'the clock is wrong, or was: check it (timedatectl) and let NTP set it',
   );
 }
 
@@ -287,16 +279,7 @@ function checkKeys({ nowMs }: Case, reads: Reads): DoctorFinding[] {
         'replace it if somebody still needs it: davit admin key create',
       ),
     );
-  const tooLong = live
-    .filter(({ created_at, expires_at }) => expires_at !== null && ageMs(created_at, nowMs) < -CLOCK_AHEAD_MS)
-    .map((key) =>
-      problem(
-        'keys',
-        `${nameOfKey(key)} was made while the clock was ahead, and expires as much too late, at ${key.expires_at}`,
-        'replace it, if the clock is right now (timedatectl): davit admin key create',
-      ),
-    );
-  return orOk([...ending, ...tooLong, ...ended], 'keys', liveText(live));
+  return orOk([...ending, ...ended], 'keys', liveText(live));
 }
 
 function liveText(live: readonly Key[]): string {
