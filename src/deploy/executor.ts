@@ -51,17 +51,8 @@ const CLAIMS_MAX = 64;
 
 const TRY_AGAIN_EVERY_MS = 1_000;
 
-/**
- * How often, once davit stops, what is left to record of a command that has ended may be refused: by a full disk that is
- * for 4 s. It was waited for as long as a stop may take, in vain.
- */
-const LAST_REFUSALS = 5;
-
 const LOG_HEAD_BYTES = 256 * 1024;
 const LOG_TAIL_BYTES = 5 * 1024 * 1024;
-
-const END_IS_LOST =
-  'davit stops before the end of a deployment could be recorded: the next start records it as interrupted';
 
 /** How a deployment ends. */
 type Outcome =
@@ -97,8 +88,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
   const waiting = new Set<DeploymentId>();
   /** Of runs that waited, those that wait on as their project is paused: they take no slot. */
   const setAside = new Set<DeploymentId>();
-  /** Those whose command has ended, and whose end is not recorded yet. */
-  const ended = new Set<DeploymentId>();
 
   return { tick, settled, stop };
 
@@ -185,28 +174,13 @@ export function createExecutor(options: ExecutorOptions): Executor {
     });
     const endedAtMs = now();
     const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs, clockSetMs };
-    ended.add(claimed.id);
-    try {
-      await recordEnd(end, log);
-    } catch (error) {
-      if (!isUnavailable(error)) throw error;
-      const { status } = end;
-      logger.error({ deployment_id: claimed.id, status, reason: messageOf(error) }, END_IS_LOST);
-      return;
-    } finally {
-      underWay.delete(claimed.id);
-      ended.delete(claimed.id);
-    }
-    logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
-  }
-
-  async function recordEnd(end: InputOf<'deployments.finish'>, log: LogKeeper): Promise<void> {
     await log.end();
     const recorded = record('deployments.finish', end);
-    underWay.delete(end.id);
+    underWay.delete(claimed.id);
     // If this fails, on a full disk for instance, the next tick tries again.
     claimAll().catch((error) => logger.warn({ err: error }, 'the next deployment could not be claimed'));
     await recorded;
+    logger.info({ deployment_id: claimed.id, status: end.status, reason: end.reason }, 'deployment ended');
   }
 
   /**
@@ -350,17 +324,11 @@ export function createExecutor(options: ExecutorOptions): Executor {
     name: Name,
     input: InputOf<Name>,
   ): Promise<OutputOf<Name>> {
-    return writePersistently(
-      writer,
-      name,
-      input,
-      effects,
-      (error) =>
-        logger.warn(
-          { deployment_id: input.id, reason: messageOf(error) },
-          'a deployment cannot be recorded yet: it waits, and davit tries again',
-        ),
-      (refusals) => stopping && ended.has(input.id) && refusals >= LAST_REFUSALS,
+    return writePersistently(writer, name, input, effects, (error) =>
+      logger.warn(
+        { deployment_id: input.id, reason: messageOf(error) },
+        'a deployment cannot be recorded yet: it waits, and davit tries again',
+      ),
     );
   }
 

@@ -32,8 +32,7 @@ export interface Writer {
 
 /**
  * Records what has already happened, such as the end of a command or an attempt: retries for as long as the database
- * takes no writes, on a full disk for instance, and calls `onRefused` once. Rejects with any other error, and with a
- * refusal for which `mayGiveUp`, told how many there were, is true.
+ * takes no writes, on a full disk for instance, and calls `onRefused` once. Rejects with any other error.
  */
 export async function writePersistently<Name extends OperationName>(
   writer: Writer,
@@ -41,13 +40,12 @@ export async function writePersistently<Name extends OperationName>(
   input: InputOf<Name>,
   effects: Effects,
   onRefused?: (error: unknown) => void,
-  mayGiveUp: (refusals: number) => boolean = () => false,
 ): Promise<OutputOf<Name>> {
   for (let attempt = 1; ; attempt++) {
     try {
       return await writer.write(name, input);
     } catch (error) {
-      if (!isUnavailable(error) || mayGiveUp(attempt)) throw error;
+      if (!isUnavailable(error)) throw error;
       if (attempt === 1) onRefused?.(error);
       await delay(RETRY_AFTER_MS, effects);
     }

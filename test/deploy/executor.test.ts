@@ -8,10 +8,10 @@ import { createExecutor, type Executor, type ExecutorOptions } from '../../src/d
 import type { Spawner } from '../../src/deploy/spawner.ts';
 import type { Workspaces } from '../../src/deploy/workspace.ts';
 import type { Deployment, DeploymentId, ProjectStatus } from '../../src/domain.ts';
-import { type Effects, realEffects } from '../../src/effects.ts';
+import { realEffects } from '../../src/effects.ts';
 import { isAlive } from '../../src/process-identity.ts';
 import type { OperationName } from '../../src/store/operations.ts';
-import { RETRY_AFTER_MS, type Writer } from '../../src/store/writer.ts';
+import type { Writer } from '../../src/store/writer.ts';
 import { fixture, namedPipe, testSpawner, testWorkspaces, until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
@@ -465,34 +465,6 @@ t.test('an end that a full disk kept from being recorded is recorded once there 
   t.match(warnings[0], { deployment_id: id, reason: /disk is full/ });
   t.match(store.reads.deployments.get(id), { status: 'succeeded', log_bytes: 200_000 });
 });
-
-t.test(
-  'a shutdown on a full disk does not wait for room once no command runs, and logs what is lost',
-  async (t) => {
-    const lines: Record<string, unknown>[] = [];
-    const logger = pino({ level: 'warn' }, { write: (line) => void lines.push(JSON.parse(line)) });
-    const effects: Effects = {
-      ...realEffects,
-      after: (delayMs, action) => realEffects.after(delayMs === RETRY_AFTER_MS ? 1 : delayMs, action),
-    };
-    const { store, executor } = await service(t, { logger, effects });
-    const projectId = await store.project({ command: ['/bin/sh', '-c', 'yes | head -c 200000'] });
-    const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-    store.limitPages(true);
-    await executor.tick();
-    await until(() => lines.length > 0);
-    await executor.stop(60_000);
-    t.match(lines.at(-1), {
-      level: 50,
-      deployment_id: id,
-      status: 'succeeded',
-      reason: /disk is full/,
-      msg: /before the end of a deployment could be recorded: the next start records it as interrupted$/,
-    });
-    t.match(store.reads.deployments.get(id), { status: 'running' });
-    store.limitPages(false);
-  },
-);
 
 t.test('a command that ends within the grace of a shutdown counts as it ended', async (t) => {
   const gate = namedPipe(t);
