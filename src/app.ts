@@ -196,8 +196,6 @@ export async function startService(
   if (!recovered) logger.error(RECOVERY_PROBLEM);
   await stopIfTold();
 
-  // Before the dispatcher records how the clock was set back.
-  const endOverdue = createOverdue(store, effects);
   // Not awaited: if the dispatcher cannot begin, onFatal is called.
   void dispatcher.begin({
     path: dbPath,
@@ -271,7 +269,7 @@ export async function startService(
   store.writer.onCommit((changes) => {
     if (changes.has('queue')) loop.wake();
   });
-  const reportsLoop = startLoop(endOverdue, {
+  const reportsLoop = startLoop(createOverdue(store, effects), {
     idleMs: POLL_OTHER_PROCESSES_EVERY_MS,
     effects,
     onError: tickErrorLogger(logger, 'deployments whose report is overdue could not be ended'),

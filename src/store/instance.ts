@@ -39,9 +39,6 @@ export function instanceReads(database: Database, moment: () => Moment) {
 
     setBackMs,
 
-    /** How long ago the newest event or attempt was, as the clock says; 0 if that was in the future. */
-    quietMs: (nowMs: number): number => Math.max(0, nowMs - (newestAt.get() ?? 0)),
-
     /** Changes whenever another connection, of this process or another, has committed. */
     dataVersion: (): number => dataVersion.get() ?? 0,
 

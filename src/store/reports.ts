@@ -30,10 +30,6 @@ const NOTICED_WITHIN_MS = 10_000;
 export interface ClockChange {
   /** A minute or more, either way. */
   byMs: number;
-  /** By how much what was created before davit started is moved. */
-  earlierByMs: number;
-  /** The newest deployment when davit started. */
-  startSeq: number;
   /** When it was noticed. */
   atMs: number;
   /** The newest deployment when the clock was looked at before. */
@@ -63,7 +59,7 @@ export function reportWrites(
   // All that were created before the clock was set. Those since the last look at it, half a second ago, are told apart by
   // when they were created: what came later seems a minute older or younger. Not in steps: 200,000 take 0.25 s.
   const moveDue = database.prepare(`
-    UPDATE deployments SET report_due_at = report_due_at + iif(seq <= +:startSeq, :earlierByMs, :byMs)
+    UPDATE deployments SET report_due_at = report_due_at + :byMs
      WHERE reported = 1 AND finished_at IS NULL AND report_due_at IS NOT NULL
        AND (seq <= +:lastSeq OR created_at BETWEEN +:beforeMs - ${NOTICED_WITHIN_MS} AND +:beforeMs)`);
 
@@ -106,8 +102,8 @@ export function reportWrites(
      * Corrects when reports are due after the clock was set: those that are awaited are due as much later or, if it was
      * set back, earlier.
      */
-    moveReportsDue({ byMs, earlierByMs, startSeq, atMs, lastSeq }: ClockChange): void {
-      moveDue.run({ byMs, earlierByMs, startSeq, beforeMs: atMs - byMs, lastSeq });
+    moveReportsDue({ byMs, atMs, lastSeq }: ClockChange): void {
+      moveDue.run({ byMs, beforeMs: atMs - byMs, lastSeq });
     },
   };
 

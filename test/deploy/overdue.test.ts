@@ -2,7 +2,7 @@ import t from 'tap';
 import { createOverdue } from '../../src/deploy/overdue.ts';
 import { DAY_MS, HOUR_MS, MINUTE_MS } from '../../src/durations.ts';
 import { AppError } from '../../src/errors.ts';
-import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
+import { fakeEffects } from '../helpers/effects.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a deployment whose report is overdue fails', async (t) => {
@@ -199,54 +199,6 @@ t.test('a clock set ahead by less than a minute is trusted', async (t) => {
   await endOverdue();
   t.equal(await endOverdue(), null);
 });
-
-t.test('a clock that was set back while davit did not run makes no report due later', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const dueAtMs = await awaited(store, effects);
-  effects.jump(-3 * DAY_MS);
-  const endOverdue = createOverdue(store, effects);
-  t.equal(await endOverdue(), dueAtMs, 'not before the dispatcher has recorded it');
-  const atMs = effects.now();
-  await store.writer.write('instance.clockWasSet', { atMs, byMs: -3 * DAY_MS });
-  t.equal(await endOverdue(), dueAtMs - 3 * DAY_MS);
-  const untouched = store.dump();
-  t.equal(await createOverdue(store, effects)(), dueAtMs - 3 * DAY_MS, 'after another start, too');
-  t.strictSame(store.dump(), untouched);
-  effects.jump(3 * DAY_MS);
-  t.equal(await endOverdue(), dueAtMs, 'the clock is put right');
-});
-
-t.test(
-  'a clock that was ahead when davit started ends no report of before that once it is put right',
-  async (t) => {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const dueAtMs = await awaited(store, effects);
-    effects.jump(118 * MINUTE_MS);
-    const endOverdue = createOverdue(store, effects);
-    t.equal(await endOverdue(), dueAtMs);
-    const laterDueAtMs = await awaited(store, effects);
-    effects.jump(-118 * MINUTE_MS);
-    await endOverdue();
-    const due = () => store.query('SELECT report_due_at FROM deployments ORDER BY seq');
-    t.strictSame(due(), [{ report_due_at: dueAtMs }, { report_due_at: laterDueAtMs - 118 * MINUTE_MS }]);
-    effects.jump(-HOUR_MS);
-    await endOverdue();
-    t.strictSame(
-      due(),
-      [{ report_due_at: dueAtMs - HOUR_MS }, { report_due_at: laterDueAtMs - 178 * MINUTE_MS }],
-      'beyond the newest event, it is behind',
-    );
-  },
-);
-
-/** Creates a deployment whose report is awaited for two hours, and returns until when. */
-async function awaited(store: TestStore, effects: FakeEffects): Promise<number> {
-  const projectId = await store.project({ command: null, reportTimeoutMs: 2 * HOUR_MS });
-  await store.writer.write('deployments.create', newDeployment(projectId));
-  return effects.now() + 2 * HOUR_MS;
-}
 
 /** The store on a disk that refuses writes while it is full. */
 function onDisk(disk: { isFull: boolean }, store: TestStore): TestStore {

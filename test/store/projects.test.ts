@@ -174,8 +174,6 @@ t.test('a new report timeout moves when reports are due that are awaited already
   await store.writer.write('deployments.moveReportsDue', {
     byMs: 3_600_000,
     atMs: effects.now() + 3_600_000,
-    earlierByMs: 0,
-    startSeq: 0,
     lastSeq: 3,
   });
   await set({ reportTimeoutMs: 51_000 });
