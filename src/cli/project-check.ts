@@ -1,4 +1,4 @@
-import { readFileSync, statSync } from 'node:fs';
+import { statSync } from 'node:fs';
 import { userInfo } from 'node:os';
 import type { Command } from 'commander';
 import type { ProjectDetails } from '../store/projects.ts';
@@ -10,6 +10,7 @@ import { checkTemporaryDirectory, type Finding, findingsOf } from './project-fin
 import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
 import { printJson } from './results.ts';
 import { serviceOf } from './serving.ts';
+import { nameOfUser } from './users.ts';
 
 /** `davit admin project check`. */
 export function defineCheckProject(command: Command, context: CommandContext): void {
@@ -89,20 +90,5 @@ function userName(): string {
     return userInfo().username;
   } catch {
     return `user ${process.getuid?.()}`; // a user without an entry, usually in a container
-  }
-}
-
-/** As `sudo -u` takes it: a name, or `#` and a number. */
-function nameOfUser(uid: number): string {
-  const entries = readText('/etc/passwd').split('\n');
-  const [name] = entries.map((entry) => entry.split(':')).find(([, , id]) => id === String(uid)) ?? [];
-  return name ?? `'#${uid}'`;
-}
-
-function readText(path: string): string {
-  try {
-    return readFileSync(path, 'utf8');
-  } catch {
-    return '';
   }
 }

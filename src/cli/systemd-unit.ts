@@ -5,11 +5,13 @@ import { AppError } from '../errors.ts';
 import { option } from '../options.ts';
 import { absolutePath } from '../paths.ts';
 import { printable } from '../printable.ts';
-import { realPath } from '../store/place.ts';
+import { realPath, statusOf } from '../store/place.ts';
 import { type CommandContext, explain } from './command.ts';
 import { dbPathOf } from './database-file.ts';
 import { quoteForBash } from './shell-words.ts';
+import { nameOfUser } from './users.ts';
 
+const USER = 'davit';
 const STATE_DIRECTORY = '/var/lib/davit';
 
 /** `davit admin systemd-unit`. */
@@ -24,9 +26,7 @@ export function defineSystemdUnit(command: Command, context: CommandContext): vo
       'davit admin systemd-unit --user www-data --db /srv/davit/davit.db',
     ],
   )
-    .addOption(
-      option('--user <name>', 'the user that the service runs as').argParser(userOf).default('davit'),
-    )
+    .addOption(option('--user <name>', 'the user that the service runs as').argParser(userOf).default(USER))
     .action(({ user }: { user: string }) => {
       const isTold = command.getOptionValueSourceWithGlobals('db') !== 'default';
       const dbPath = isTold ? absolutePath(dbPathOf(command)) : `${STATE_DIRECTORY}/davit.db`;
@@ -76,12 +76,17 @@ function warningsOf(programs: readonly string[], dbPath: string): string[] {
 function unitText(user: string, program: readonly string[], dbPath: string, realDbPath: string): string {
   const command = [...program, 'serve', '--db', dbPath].map(quotedToRun).join(' ');
   const directory = dirname(realDbPath);
-  const word = quoteForBash(directory, '');
   const isElsewhere = !realDbPath.startsWith(`${STATE_DIRECTORY}/`);
+  const home = isElsewhere ? quoteForBash(directory, '') : STATE_DIRECTORY;
+  // No StateDirectory= for a database elsewhere: another service may have that directory, and systemd would give it, with
+  // all files in it, to the user of this one.
+  const place = isElsewhere
+    ? [`ReadWritePaths=${quoted(directory)}`, ...(user === USER ? HOME_OF_USER : [])]
+    : ['StateDirectory=davit', 'StateDirectoryMode=0700'];
   return `\
 # Made by davit admin systemd-unit, for /etc/systemd/system/davit.service. Then:
-#   useradd --system --home-dir ${STATE_DIRECTORY} --shell /usr/sbin/nologin ${user}
-${isElsewhere ? `#   mkdir -m 700 ${word} && chown ${user} ${word}   # unless it is there\n` : ''}\
+#   useradd --system --home-dir ${home} --shell /usr/sbin/nologin ${user}
+${isElsewhere ? directoryLine(user, directory) : ''}\
 #   systemctl daemon-reload && systemctl enable --now davit
 # Options go to /etc/davit.env as variables: DAVIT_LISTEN=0.0.0.0:443 (davit serve --help), but not DAVIT_DB: the file is
 # named in ExecStart=.
@@ -102,10 +107,7 @@ ExecStart=${command}
 ExecReload=/bin/kill -HUP $MAINPID
 EnvironmentFile=-/etc/davit.env
 User=${user}
-# The home of its user, for commands too.
-StateDirectory=davit
-StateDirectoryMode=0700
-${isElsewhere ? `# The database.\nReadWritePaths=${quoted(directory)}\n` : ''}\
+${place.join('\n')}
 # Files that commands create are for this user alone too, unless they set umask 022 themselves.
 UMask=0077
 Restart=on-failure
@@ -150,6 +152,19 @@ SystemCallErrorNumber=EPERM
 [Install]
 WantedBy=multi-user.target
 `;
+}
+
+/** Where the README makes it; a missing one is no failure. */
+const HOME_OF_USER = ['# The home of davit, for its commands.', `ReadWritePaths=-${STATE_DIRECTORY}`];
+
+/** How to make the directory, or that it cannot be used as it is. */
+function directoryLine(user: string, directory: string): string {
+  const there = statusOf(directory);
+  if (there === undefined)
+    return `#   install -d -o ${user} -m 700 ${quoteForBash(directory, '')}   # unless it is there\n`;
+  const owner = nameOfUser(there.uid);
+  if (owner === user) return '';
+  return `#   # ${directory} belongs to ${owner}: with --db, give ${user} a directory of its own\n`;
 }
 
 /** Quotes a word of a command line, systemd.service(5), where $ begins a variable. */

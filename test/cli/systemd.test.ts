@@ -32,7 +32,7 @@ t.test('the unit runs this executable on /var/lib/davit/davit.db', async (t) => 
   }
   t.notMatch(stdout, /NotifyAccess/, 'davit tells systemd itself');
   t.match(stdout, /\/etc\/davit\.env .*but not DAVIT_DB: /);
-  t.notMatch(stdout, /mkdir|^ReadWritePaths|^RequiresMountsFor/m, 'systemd makes its directory');
+  t.notMatch(stdout, /install -d|^ReadWritePaths|^RequiresMountsFor/m, 'systemd makes its directory');
 });
 
 t.test('the unit takes --user and --db, quoted as systemd expects', async (t) => {
@@ -48,8 +48,8 @@ t.test('the unit takes --user and --db, quoted as systemd expects', async (t) =>
   t.match(stdout, /^ExecStart=.* serve --db "\/srv\/my files\/100%%\.db"$/m);
   t.match(stdout, /^ReadWritePaths="\/srv\/my files"$/m);
   t.match(stdout, /^RequiresMountsFor="\/srv\/my files"$/m);
-  t.match(stdout, /^StateDirectory=davit$/m, 'commands have a home in any case');
-  t.match(stdout, /^# {3}mkdir -m 700 \/srv\/my\\ files && chown www-data \/srv\/my\\ files {3}#/m);
+  t.match(stdout, /^# {3}useradd --system --home-dir \/srv\/my\\ files .* www-data$/m);
+  t.match(stdout, /^# {3}install -d -o www-data -m 700 \/srv\/my\\ files {3}#/m);
   const dollar = await run(['admin', 'systemd-unit', '--db', '/srv/$a b/$c.db']);
   t.match(dollar.stdout, /^ExecStart=.* serve --db "\/srv\/\$\$a b\/\$\$c\.db"$/m);
   t.match(dollar.stdout, /^ReadWritePaths="\/srv\/\$a b"$/m, 'variables are only in command lines');
@@ -78,6 +78,24 @@ t.test('the unit takes --user and --db, quoted as systemd expects', async (t) =>
   const set = await davit(['admin', 'systemd-unit'], { env: { DAVIT_DB: './davit.db' } });
   t.ok(unquoted(set.stdout).includes(here));
   t.match(await run(['admin', 'systemd-unit', '--user', 'two words']), { exitCode: 2, stdout: '' });
+});
+
+t.test('a unit for a database elsewhere takes no directory from another service', async (t) => {
+  const unit = async (...options: string[]) => (await run(['admin', 'systemd-unit', ...options])).stdout;
+  const staging = await unit('--user', 'staging', '--db', '/srv/staging/davit.db');
+  t.notMatch(staging, /^StateDirectory|\/var\/lib\/davit/m);
+  const usual = await unit('--db', '/srv/davit/davit.db');
+  t.notMatch(usual, /^StateDirectory/m);
+  t.match(
+    usual,
+    /^ReadWritePaths=\/srv\/davit\n.*\nReadWritePaths=-\/var\/lib\/davit$/m,
+    'it may have that home',
+  );
+
+  const ofRoot = await unit('--db', '/usr/davit.db');
+  t.match(ofRoot, /^# {3}# \/usr belongs to root: with --db, give davit a directory of its own$/m);
+  t.notMatch(ofRoot, /install -d/, 'that would take it from root');
+  t.notMatch(await unit('--user', 'root', '--db', '/usr/davit.db'), /belongs to|install -d/);
 });
 
 t.test(
