@@ -13,6 +13,7 @@ import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environm
 import { beginningOf, firstLineOf } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';
 import { formatDuration } from '../durations.ts';
+import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
 import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
@@ -229,7 +230,10 @@ function checkHome(
   const own = variables['HOME'];
   const home = own ?? homeDirectory();
   const isClosed = directoryProblem(home) !== undefined;
-  if (!isClosed && (serviceProcessId === null || viewOf(serviceProcessId, home) === 'same')) return [];
+  // Another user has another home.
+  const isOfService = own !== undefined || statusOf(`/proc/${serviceProcessId}`)?.uid === process.getuid?.();
+  const isSeen = serviceProcessId === null || !isOfService || viewOf(serviceProcessId, home) === 'same';
+  if (!isClosed && isSeen) return [];
   return [
     note(
       'directory',

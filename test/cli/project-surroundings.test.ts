@@ -1,13 +1,14 @@
 import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { mkdirSync, symlinkSync, writeFileSync } from 'node:fs';
-import { tmpdir } from 'node:os';
+import { tmpdir, userInfo } from 'node:os';
 import { join, resolve } from 'node:path';
 import t, { type Test } from 'tap';
 import { checkTemporaryDirectory, findingsOf } from '../../src/cli/project-findings.ts';
 import { pathsOf, surroundingsOf, viewOf } from '../../src/cli/project-surroundings.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { ifMayBeNobody, NOBODY } from '../helpers/nobody.ts';
 import { ifMayMount } from '../helpers/small-disk.ts';
 import { PROJECT, temporaryDirectory, testStore } from '../helpers/store.ts';
 
@@ -109,6 +110,31 @@ t.test('a path hidden from the service is a problem, a read-only one a note', if
   t.strictSame(tried(service.pid ?? 0), [], 'the service has its own temporary directory there');
 });
 
+const ifMayMountAsNobody = { ...ifMayMount, ...ifMayBeNobody() };
+
+t.test(
+  'the home of who checks is asked of a service of the same user only',
+  ifMayMountAsNobody,
+  async (t) => {
+    const directory = temporaryDirectory(t);
+    const { homedir } = userInfo();
+    const notes = async (uid: number) => {
+      const { pid = 0 } = await inMounts(t, directory, [`mount -t tmpfs none ${homedir}`], uid);
+      const surroundings = {
+        serviceProcessId: pid,
+        temporaryDirectory: directory,
+        unanswered: new Set<string>(),
+      };
+      t.equal(viewOf(pid, homedir), 'hidden');
+      return findingsOf(await project(t, null, ['/bin/true']), {}, surroundings).filter(
+        ({ level }) => level === 'note',
+      );
+    };
+    t.match(await notes(0), [{ message: `HOME is ${homedir}, where the service cannot work` }]);
+    t.strictSame(await notes(NOBODY), []);
+  },
+);
+
 async function project(
   t: Test,
   directory: string | null,
@@ -125,10 +151,16 @@ async function project(
 }
 
 /** A process in a mount namespace of its own in which these lines were run. */
-async function inMounts(t: Test, directory: string, lines: string[]): Promise<ChildProcess> {
+async function inMounts(
+  t: Test,
+  directory: string,
+  lines: string[],
+  uid = process.getuid?.() ?? 0,
+): Promise<ChildProcess> {
   const script = [...lines, 'echo ready', 'exec sleep 600'].join(' && ');
   const child = spawn('unshare', ['-rm', 'sh', '-c', script], {
     cwd: directory,
+    uid,
     stdio: ['ignore', 'pipe', 'inherit'],
   });
   t.teardown(() => child.kill('SIGKILL'));

@@ -1,6 +1,6 @@
 import { statSync } from 'node:fs';
 
-const NOBODY = 65_534;
+export const NOBODY = 65_534;
 
 /**
  * For tests in which root makes what is another user's, or acts as one: whoever is not root may not, nor may root
