@@ -1,4 +1,13 @@
-import { closeSync, openSync, readdirSync, readFileSync, readlinkSync, readSync } from 'node:fs';
+import {
+  closeSync,
+  lstatSync,
+  openSync,
+  readdirSync,
+  readFileSync,
+  readlinkSync,
+  readSync,
+  statSync,
+} from 'node:fs';
 import { BOOT_ID_PATH, hasBootId } from './boot-id.ts';
 import { delay, type Effects } from './effects.ts';
 import { AppError, codeOf, SHORTAGES } from './errors.ts';
@@ -105,7 +114,29 @@ export function openFilesOf(processId: number): string[] {
   return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
 }
 
-/** The other processes that have the file open, as far as this user may look. */
+/**
+ * Whether a process has one of these very files open for reading or writing. A place in the file system alone, O_PATH of
+ * open(2), needs no right to the file.
+ */
+export function hasOpened(
+  processId: number,
+  files: readonly { dev: number | undefined; ino: number | undefined }[],
+): boolean {
+  const folder = `/proc/${processId}/fd`;
+  const names = unlessGone(() => readdirSync(folder)) ?? [];
+  return names.some((name) => {
+    try {
+      const { dev, ino } = statSync(`${folder}/${name}`);
+      const isOneOfThem = files.some((file) => file.dev === dev && file.ino === ino);
+      // The link has the mode of the descriptor.
+      return isOneOfThem && (lstatSync(`${folder}/${name}`).mode & 0o600) !== 0;
+    } catch {
+      return false; // closed meanwhile, or on a file system that fails: it may be any user's
+    }
+  });
+}
+
+/** The other processes that have a file of this path open, as far as this user may look. */
 export function holdersOf(path: string): number[] {
   return processIds().filter(
     (processId) => processId !== process.pid && openFilesOf(processId).includes(path),

@@ -1,11 +1,18 @@
 import { spawn, spawnSync } from 'node:child_process';
 import { once } from 'node:events';
-import { openSync, readFileSync, statSync, writeFileSync } from 'node:fs';
+import { closeSync, openSync, readFileSync, renameSync, statSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pathToFileURL } from 'node:url';
 import t from 'tap';
 import { removeTree } from '../src/deploy/remove-tree.ts';
-import { hiddenProcessesProblem, openFilesOf, processIds, readProc, requireOwnProc } from '../src/proc.ts';
+import {
+  hasOpened,
+  hiddenProcessesProblem,
+  openFilesOf,
+  processIds,
+  readProc,
+  requireOwnProc,
+} from '../src/proc.ts';
 import { useUpFiles } from './helpers/limits.ts';
 import { ifMayUnshare, OWN_PROCESSES, runInNamespace } from './helpers/namespaces.ts';
 import { ifMayBeNobody } from './helpers/nobody.ts';
@@ -19,6 +26,30 @@ t.test('processIds lists all processes, and readProc reads a file of /proc or gi
   t.equal(readProc('/proc/0/stat'), undefined, 'there is no such process');
   t.throws(() => readProc('/proc'), { code: 'EISDIR' });
 });
+
+t.test(
+  'a process has a file open that it may read or write, whatever the name, and not one of that name',
+  async (t) => {
+    const path = join(temporaryDirectory(t), 'file');
+    writeFileSync(path, '');
+    const file = statSync(path);
+    const O_PATH = 0o10000000; // without a right to the file
+    const place = openSync(path, O_PATH);
+    t.notOk(hasOpened(process.pid, [file]));
+    for (const flags of ['r', 'a']) {
+      const descriptor = openSync(path, flags);
+      renameSync(path, `${path}.moved`);
+      writeFileSync(path, '');
+      t.ok(hasOpened(process.pid, [{ dev: undefined, ino: undefined }, file]), flags);
+      t.notOk(hasOpened(process.pid, [statSync(path)]), flags);
+      t.notOk(hasOpened(0, [file]), 'there is no such process');
+      renameSync(`${path}.moved`, path);
+      closeSync(descriptor);
+    }
+    t.notOk(hasOpened(process.pid, [file]));
+    closeSync(place);
+  },
+);
 
 t.test('a list in /proc is read whole, though the system hands it out by the page', async (t) => {
   // The mappings change, but for the last ones.

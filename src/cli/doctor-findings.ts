@@ -209,15 +209,16 @@ function checkService({ path, service }: Case): DoctorFinding {
   if (service === null) {
     return note('service', 'no service is running', 'davit serve');
   }
-  const { process_id, since } = service;
-  const holder = process_id === null ? '' : ` as process ${process_id}`;
-  if (servedWithoutLock(path) !== undefined) {
+  const withoutLock = servedWithoutLock(path);
+  if (withoutLock !== undefined) {
     return problem(
       'service',
-      `running${holder}, whose lock file was removed: a second service in another container would not be refused`,
+      `running as process ${withoutLock}, whose lock file was removed: a second service in another container would not be refused`,
       'restart davit serve, which makes the lock file again',
     );
   }
+  const { process_id, since } = service;
+  const holder = process_id === null ? '' : ` as process ${process_id}`;
   return ok('service', `running${holder}${since === null ? '' : ` since ${since}`}`);
 }
 

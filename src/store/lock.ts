@@ -17,10 +17,10 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
-import { holdersOf, openFilesOf } from '../proc.ts';
+import { hasOpened, holdersOf, openFilesOf } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { lockersOf } from './file-locks.ts';
-import { realPath, sharedMemoryPath, statusOf } from './place.ts';
+import { identifyFiles, realPath, sharedMemoryPath, statusOf } from './place.ts';
 
 /** A service that serves the file; null fields could not be read. */
 export interface Serving {
@@ -203,7 +203,10 @@ export function servedWithoutLock(path: string): number | undefined {
   const lock = lockPath(path);
   // A clean stop leaves the lock and no -shm. Then the search, 5 ms or more with many processes, is skipped.
   const mayBeServed = existsSync(sharedMemoryPath(path)) || (existsSync(path) && !existsSync(lock));
-  return mayBeServed ? holdersOf(removed(lock))[0] : undefined;
+  if (!mayBeServed) return undefined;
+  // In a mount namespace of its own, any user's process may have had a file of that name.
+  const files = identifyFiles(path);
+  return holdersOf(removed(lock)).find((processId) => hasOpened(processId, files));
 }
 
 /** How a file that was removed is listed by the processes that have it open, proc_pid_fd(5). */

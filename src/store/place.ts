@@ -56,7 +56,7 @@ export interface FileIdentity {
   ino: number | undefined;
 }
 
-/** The database at `path` with its -wal and -shm. It must be open and have been read, so that all three exist. */
+/** The database at `path` with its -wal and -shm. Once it is open and has been read, all three exist. */
 export function identifyFiles(path: string): FileIdentity[] {
   return [path, `${realPath(path)}-wal`, sharedMemoryPath(path)].map((file) => {
     const { dev, ino } = statusOf(file) ?? {};

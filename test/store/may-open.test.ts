@@ -1,8 +1,10 @@
+import { spawn } from 'node:child_process';
+import { once } from 'node:events';
 import { closeSync, copyFileSync, existsSync, openSync, renameSync, rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
 import { realEffects } from '../../src/effects.ts';
-import { lockForServing, lockPath, type Serving } from '../../src/store/lock.ts';
+import { lockForServing, lockPath, type Serving, servedBy } from '../../src/store/lock.ts';
 import { refuseRemoved, refuseToServe } from '../../src/store/may-open.ts';
 import type { ProjectDetails } from '../../src/store/projects.ts';
 import { place, runHere } from '../helpers/cli.ts';
@@ -123,11 +125,30 @@ t.test('a service whose lock file was removed is still found, as is what else is
       'm',
     ),
   });
+  const release = lockForServing(dbPath, process.pid, realEffects); // as in another container
+  const { stdout } = await davit(['doctor']);
+  t.match(stdout, new RegExp(`running as process ${process_id}, whose lock`), 'not the one that has a lock');
+  release();
+  rmSync(lockPath(dbPath));
   rmSync(`${dbPath}-wal`);
   t.match(await davit(['admin', 'queue']), {
     exitCode: 1,
     stderr: /davit\.db-wal was moved, removed or replaced while process/,
   });
+});
+
+t.test('who had a file with the name of the lock, but has not the database, is no service', async (t) => {
+  const { davit, dbPath } = place(t);
+  await davit(['admin', 'project', 'create', '--name', 'website']);
+  await davit(['backup', 'copy.db']);
+  // In a mount namespace of its own, where the names are free, this is open to any user's process.
+  const script = 'exec 9>"$0" && rm "$0" && echo ready && exec cat';
+  const stranger = spawn('sh', ['-c', script, lockPath(dbPath)], { stdio: ['pipe', 'pipe', 'inherit'] });
+  t.teardown(() => stranger.kill('SIGKILL'));
+  await once(stranger.stdout, 'data');
+  t.equal(servedBy(dbPath), null);
+  t.doesNotThrow(() => refuseToServe(dbPath));
+  t.match(await davit(['restore', 'copy.db', '--yes']), { exitCode: 0 });
 });
 
 t.test(
