@@ -121,7 +121,7 @@ export async function startService(
   requireOwnProc();
   const isNew = !existsSync(dbPath);
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
-  started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent, config.tls?.certPath));
+  started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
   const ofFile = [networkProblem(dbPath), exposureProblem(realPath(dbPath), statSync(dbPath).mode)];
   const warnings = [

@@ -13,7 +13,6 @@ export type DoctorFinding = FindingOf<
   | 'writes'
   | 'clock'
   | 'service'
-  | 'certificate'
   | 'deployments'
   | 'webhooks'
   | 'projects'
@@ -26,8 +25,6 @@ export interface Case {
   /** Absolute, and no link. */
   path: string;
   service: Serving | null;
-  /** The file of the service's certificate; null: it has none, or that is not known. */
-  certificatePath: string | null;
   nowMs: number;
   /** Taken before the file was opened, as opening and closing it empties the WAL. */
   walBytes: number;

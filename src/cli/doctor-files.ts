@@ -1,15 +1,11 @@
-import type { X509Certificate } from 'node:crypto';
 import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
-import { timestamp } from '../domain.ts';
-import { endsSoon } from '../durations.ts';
-import { AppError, codeOf } from '../errors.ts';
-import { readCertificates, readPem } from '../pem.ts';
+import { codeOf } from '../errors.ts';
 import { abandonedIn } from '../store/partial-file.ts';
-import { exposureProblem, octal, statusOf } from '../store/place.ts';
+import { exposureProblem, octal } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
-import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
+import { type FindingOf, note, orOk, problem } from './findings.ts';
 
 /** Whether the owner of the file `path` can use it and what belongs beside it, and nobody else can. */
 export function checkPermissions({ path, service, nowMs }: Case): FindingOf<'permissions'>[] {
@@ -114,28 +110,4 @@ export function checkLeftovers({ path, nowMs }: Case): FindingOf<'leftovers'>[] 
       'remove them once nobody needs them: they hold secrets, too',
     ),
   ];
-}
-
-/** Whether the service's certificate is valid, as far as this user may read it. */
-export function checkCertificate({ certificatePath, nowMs }: Case): FindingOf<'certificate'>[] {
-  if (certificatePath === null) return [];
-  const certificate = certificateIn(certificatePath);
-  if (certificate === undefined) return [];
-  const [fromMs, toMs] = [certificate.validFromDate.getTime(), certificate.validToDate.getTime()];
-  const hasExpired = nowMs > toMs;
-  const text = `${certificatePath} ${hasExpired ? 'expired' : 'expires'} at ${timestamp(toMs)}`;
-  return hasExpired || endsSoon(fromMs, toMs, nowMs)
-    ? [problem('certificate', text, 'renew it, then send davit SIGHUP (systemctl reload davit)')]
-    : [ok('certificate', text)];
-}
-
-/** The first one in a file; undefined if it cannot be read, as in the container of the service, or is a pipe. */
-function certificateIn(path: string): X509Certificate | undefined {
-  if (statusOf(path)?.isFile() !== true) return undefined;
-  try {
-    return readCertificates('--tls-cert', path, readPem('--tls-cert', path))[0];
-  } catch (error) {
-    if (!(error instanceof AppError)) throw error;
-    return undefined;
-  }
 }

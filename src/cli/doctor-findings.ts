@@ -16,7 +16,7 @@ import { formatBytes } from './bytes.ts';
 import { ageMs, type Case, type DoctorFinding } from './doctor-case.ts';
 import { checkDeployments, type LivingProcesses } from './doctor-deployments.ts';
 import { checkDisk } from './doctor-disk.ts';
-import { checkCertificate, checkLeftovers, checkPermissions } from './doctor-files.ts';
+import { checkLeftovers, checkPermissions } from './doctor-files.ts';
 import { checkWebhooks } from './doctor-webhooks.ts';
 import { isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
@@ -34,7 +34,6 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
     ...checkDisk(file.path, file.diskTrial),
     ...(file.service === null ? [checkLeftWal(file)] : []),
     ...checkLeftovers(file),
-    ...checkCertificate(file),
   ];
 }
 

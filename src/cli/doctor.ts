@@ -37,7 +37,7 @@ export function defineDoctor(command: Command, context: CommandContext): void {
   explain(
     command,
     'Looks for what is wrong, or soon will be: a damaged file, a full disk, stuck deployments, failing webhooks, commands ' +
-      'that cannot be started, keys and a certificate that expire. Says what to do about each problem, and changes nothing. Reads the whole ' +
+      'that cannot be started, keys that expire. Says what to do about each problem, and changes nothing. Reads the whole ' +
       'file, whether the service runs or not. Exit code 1 if something needs attention. Run it as the user of the service.',
     [
       'davit doctor',
@@ -63,8 +63,7 @@ async function diagnose(
 async function examine(command: Command, { effects }: CommandContext): Promise<Report> {
   const dbPath = existingDbPathOf(command);
   const path = realPath(dbPath);
-  const [{ certificateOfService }, { refuseMovedHere }, { refuseRemoved }, { tryDisk }] = await Promise.all([
-    import('../store/lock.ts'),
+  const [{ refuseMovedHere }, { refuseRemoved }, { tryDisk }] = await Promise.all([
     import('../store/other-names.ts'),
     import('../store/may-open.ts'),
     import('./doctor-disk.ts'),
@@ -74,15 +73,7 @@ async function examine(command: Command, { effects }: CommandContext): Promise<R
   const { bavail, bsize } = statfsSync(dirname(path));
   const service = await serviceOf(command);
   const diskTrial = await tryDisk(path, effects);
-  const certificatePath = certificateOfService(path);
-  const file = {
-    path,
-    service,
-    certificatePath,
-    nowMs: effects.now(),
-    walBytes: walBytesOf(path),
-    diskTrial,
-  };
+  const file = { path, service, nowMs: effects.now(), walBytes: walBytesOf(path), diskTrial };
   const fileBytes = statSync(path).size;
   const contents = await examineContents(file, dbPath, effects);
   return {

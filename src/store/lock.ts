@@ -43,26 +43,23 @@ export function lockForServing(
   processId: number,
   effects: Effects,
   maxConcurrent: number | null = null,
-  certificatePath: string | null = null,
 ): () => void {
-  const holder: Holder = {
+  const serving: Serving = {
     process_id: processId,
     since: timestamp(effects.now()),
     max_concurrent: maxConcurrent,
-    boot_id: hasBootId() ? bootId() : null,
-    certificate_path: certificatePath,
   };
   const file = lockPath(path);
   prepareLock(file, path);
   try {
-    return holdLock(file, holder);
+    return holdLock(file, serving);
   } catch (error) {
     if (!isDamaged(error)) throw holdingProblem(path, error);
   }
   // A power cut may have damaged the lock file.
   emptyLock(file);
   try {
-    return holdLock(file, holder);
+    return holdLock(file, serving);
   } catch (error) {
     throw holdingProblem(path, error);
   }
@@ -131,18 +128,18 @@ function noLock(file: string): AppError {
 /** The first bytes of every SQLite database. */
 const SQLITE_HEAD = Buffer.from('SQLite format 3\0');
 
-function holdLock(file: string, holder: Holder): () => void {
+function holdLock(file: string, serving: Serving): () => void {
   const lock = connect(file, { timeoutMs: LOCK_PROBE_TIMEOUT_MS });
   try {
     // No journal file; the content need not survive a crash.
     lock.pragma('journal_mode = MEMORY');
     lock.pragma('synchronous = OFF');
     for (;;) {
-      writeHolder(lock, holder);
+      writeHolder(lock, serving);
       // A RESERVED lock, not an EXCLUSIVE one: a process that is refused can still read who holds it.
       lock.exec('BEGIN IMMEDIATE');
       const written = readHolder(lock);
-      if (written?.process_id === holder.process_id && written.since === holder.since) break;
+      if (written?.process_id === serving.process_id && written.since === serving.since) break;
       // Between the two transactions another start wrote its own row, and is refused now or has ended.
       lock.exec('ROLLBACK');
     }
@@ -153,19 +150,15 @@ function holdLock(file: string, holder: Holder): () => void {
   return () => lock.close();
 }
 
-function writeHolder(lock: Database, holder: Holder): void {
+function writeHolder(lock: Database, { process_id, since, max_concurrent }: Serving): void {
   lock.exec('BEGIN IMMEDIATE');
   // Recreated, as another version of davit may have made it with other columns.
   lock.exec(`
     DROP TABLE IF EXISTS holder;
-    CREATE TABLE holder (
-      process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT, certificate_path TEXT
-    ) STRICT`);
+    CREATE TABLE holder (process_id INTEGER NOT NULL, since TEXT NOT NULL, max_concurrent INTEGER, boot_id TEXT) STRICT`);
   lock
-    .prepare(`
-      INSERT INTO holder (process_id, since, max_concurrent, boot_id, certificate_path)
-      VALUES (:process_id, :since, :max_concurrent, :boot_id, :certificate_path)`)
-    .run(holder);
+    .prepare('INSERT INTO holder (process_id, since, max_concurrent, boot_id) VALUES (?, ?, ?, ?)')
+    .run(process_id, since, max_concurrent, hasBootId() ? bootId() : null);
   lock.exec('COMMIT');
 }
 
@@ -186,13 +179,8 @@ export function servedBy(path: string): Serving | null {
     const process_id = servedWithoutLock(path);
     return process_id === undefined ? null : { process_id, since: null, max_concurrent: null };
   }
-  const { process_id, since, max_concurrent } = holder;
-  return { process_id, since, max_concurrent };
-}
-
-/** The file of the certificate that the service of the file has for HTTPS; null: it has none, or that is not known. */
-export function certificateOfService(path: string): string | null {
-  return holderOf(path)?.certificate_path ?? null;
+  const { boot_id: _, ...serving } = holder;
+  return serving;
 }
 
 /**
@@ -245,19 +233,10 @@ function isProgram(processId: number): boolean {
   }
 }
 
-/** A service, the boot id of its machine and the file of its certificate; null if that could not be read. */
+/** A service and the boot id of its machine; null if that could not be read. */
 interface Holder extends Serving {
   boot_id: string | null;
-  certificate_path: string | null;
 }
-
-const UNKNOWN: Holder = {
-  process_id: null,
-  since: null,
-  max_concurrent: null,
-  boot_id: null,
-  certificate_path: null,
-};
 
 function holderOf(path: string): Holder | null {
   const file = lockPath(path);
@@ -272,7 +251,7 @@ function holderOf(path: string): Holder | null {
     // A service repairs the file before it locks it: if one holds the lock, the file was overwritten after that.
     if (isDamaged(error)) return holderByLocks(file);
     if (sqliteCode(error) !== 'SQLITE_BUSY') throw openingProblem(file, error);
-    return readHolder(lock) ?? UNKNOWN;
+    return readHolder(lock) ?? { process_id: null, since: null, max_concurrent: null, boot_id: null };
   } finally {
     lock.close();
   }
@@ -282,7 +261,7 @@ function holderOf(path: string): Holder | null {
 function holderByLocks(file: string): Holder | null {
   const [processId] = lockersOf(statSync(file), RESERVED_BYTE);
   if (processId === undefined) return null;
-  return { ...UNKNOWN, process_id: processId > 0 ? processId : null };
+  return { process_id: processId > 0 ? processId : null, since: null, max_concurrent: null, boot_id: null };
 }
 
 /** The byte that a write transaction of SQLite locks, sqlite.org/fileformat2.html, section 1.3.1. */
@@ -323,7 +302,7 @@ export function lockPath(path: string): string {
 function readHolder(lock: Database): Holder | undefined {
   try {
     const row = lock.prepare<[], Serving & Partial<Holder>>('SELECT * FROM holder').get();
-    return row === undefined ? undefined : { ...UNKNOWN, ...row }; // an older davit wrote less
+    return row === undefined ? undefined : { ...row, boot_id: row.boot_id ?? null }; // an older davit wrote none
   } catch {
     // The row is just being written, or another version of davit wrote it: no more is known than that the lock is held.
     return undefined;

@@ -1,14 +1,10 @@
 import { execSync, spawnSync } from 'node:child_process';
 import { chmodSync, chownSync, statSync, writeFileSync } from 'node:fs';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
-import { DAY_MS } from '../../src/durations.ts';
-import { realEffects } from '../../src/effects.ts';
-import { lockForServing } from '../../src/store/lock.ts';
 import { busyWriter } from '../helpers/busy.ts';
-import { MAIN, runHere } from '../helpers/cli.ts';
+import { MAIN } from '../helpers/cli.ts';
 import { findingOf, reportOf, withProject } from '../helpers/doctor.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
 
@@ -57,32 +53,6 @@ t.test('a database that others can read or replace is a problem', async (t) => {
     findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
     ['others can read davit.db-wal (mode 644)', 'others can read davit.db-shm (mode 644)'],
   );
-});
-
-t.test('the certificate of the service is a problem when it expires soon, and when it has', async (t) => {
-  const there = await withProject(t);
-  const path = join(import.meta.dirname, '../fixtures/tls/localhost.pem');
-  const validToMs = Date.UTC(2099, 11, 31, 23, 59, 59);
-  const found = async (certificatePath: string | null, nowMs = validToMs - 15 * DAY_MS) => {
-    const release = lockForServing(there.dbPath, process.pid, realEffects, null, certificatePath);
-    const effects = { ...realEffects, now: () => nowMs };
-    const { stdout } = await runHere(['doctor', '--json'], { cwd: there.directory, effects });
-    release();
-    return findingOf(JSON.parse(stdout), 'certificate');
-  };
-  t.match(await found(path), { level: 'ok', message: `${path} expires at 2099-12-31T23:59:59.000Z` });
-  t.match(await found(path, validToMs - 14 * DAY_MS + 1), {
-    level: 'problem',
-    message: `${path} expires at 2099-12-31T23:59:59.000Z`,
-    advice: 'renew it, then send davit SIGHUP (systemctl reload davit)',
-  });
-  t.match(await found(path, validToMs + 1), { level: 'problem', message: / expired at 2099-/ });
-
-  writeFileSync(join(there.directory, 'rubbish.pem'), 'rubbish');
-  execSync('mkfifo pipe.pem', { cwd: there.directory });
-  for (const name of ['none.pem', 'rubbish.pem', 'pipe.pem'])
-    t.equal(await found(join(there.directory, name)), undefined, name);
-  t.equal(await found(null), undefined);
 });
 
 t.test('a side file that belongs to another user is a problem', ifMayBeSomebodyElse, async (t) => {

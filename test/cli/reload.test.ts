@@ -121,7 +121,7 @@ t.test('no request fails while certificates are reloaded 20 times', async (t) =>
 });
 
 t.test('an expired certificate is served with a warning, and can be replaced', async (t) => {
-  const { service, use, port, davit } = await withCertificate(t, 'expired');
+  const { service, use, port } = await withCertificate(t, 'expired');
   const warning = await service.logged(
     'the certificate has expired, and clients refuse it: renew it, then send SIGHUP',
   );
@@ -129,10 +129,6 @@ t.test('an expired certificate is served with a warning, and can be replaced', a
   const refused = connect({ port, host: '127.0.0.1', servername: 'localhost', ca });
   const [error] = await once(refused, 'error').then(([thrown]) => [thrown as NodeJS.ErrnoException]);
   t.equal(error?.code, 'CERT_HAS_EXPIRED');
-  t.match(await davit(['doctor']), {
-    exitCode: 1,
-    stdout: /^certificate +problem +\S+cert\.pem expired at 2021-01-01T00:00:00\.000Z$/m,
-  });
   use('localhost');
   service.signal('SIGHUP');
   await service.logged(RELOADED);
