@@ -1,4 +1,4 @@
-const SECOND_MS = 1_000;
+export const SECOND_MS = 1_000;
 export const MINUTE_MS = 60 * SECOND_MS;
 export const HOUR_MS = 60 * MINUTE_MS;
 export const DAY_MS = 24 * HOUR_MS;
@@ -6,11 +6,11 @@ export const DAY_MS = 24 * HOUR_MS;
 const ENDS_SOON_MS = 14 * DAY_MS;
 
 /**
- * Whether what is valid for this time must be replaced soon: in its last 14 days or, if it is not meant to live long, the
- * last quarter of its life.
+ * From when on what is valid for this time must be replaced soon: in its last 14 days or, if it is not meant to live long,
+ * the last quarter of its life.
  */
-export function endsSoon(fromMs: number, toMs: number, nowMs: number): boolean {
-  return toMs - nowMs < Math.min(ENDS_SOON_MS, (toMs - fromMs) / 4);
+export function endsSoonFrom(fromMs: number, toMs: number): number {
+  return toMs - Math.min(ENDS_SOON_MS, (toMs - fromMs) / 4);
 }
 
 /** A hundred years: adding it to any time of today still gives a valid date. */

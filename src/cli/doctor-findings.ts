@@ -1,6 +1,6 @@
 import { findMarked } from '../deploy/processes.ts';
 import { type Key, timestamp } from '../domain.ts';
-import { DAY_MS, endsSoon, formatDuration, MINUTE_MS } from '../durations.ts';
+import { DAY_MS, endsSoonFrom, formatDuration, MINUTE_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, messageOf } from '../errors.ts';
 import { printable } from '../printable.ts';
@@ -291,5 +291,5 @@ function liveText(live: readonly Key[]): string {
 }
 
 function expiresSoon({ created_at, expires_at }: Key, nowMs: number): boolean {
-  return expires_at !== null && endsSoon(Date.parse(created_at), Date.parse(expires_at), nowMs);
+  return expires_at !== null && nowMs > endsSoonFrom(Date.parse(created_at), Date.parse(expires_at));
 }

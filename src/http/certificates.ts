@@ -1,7 +1,7 @@
 import { statSync } from 'node:fs';
 import type { ServeConfig } from '../config.ts';
 import { timestamp } from '../domain.ts';
-import { DAY_MS, endsSoon } from '../durations.ts';
+import { DAY_MS, endsSoonFrom, SECOND_MS } from '../durations.ts';
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import type { Logger } from '../logger.ts';
@@ -14,7 +14,12 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
 
   return {
     /** Null: plain HTTP. */
-    own: (): Certificate | null => (tls === null ? null : readOwn(tls)),
+    own(): Certificate | null {
+      if (tls === null) return null;
+      const certificate = readCertificate(tls);
+      warnDaily(certificate);
+      return certificate;
+    },
 
     /** Null: only the default ones. */
     authorities: (): string | null => (webhookCaFile === null ? null : readTrusted(webhookCaFile)),
@@ -22,7 +27,11 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
     /** Reads the certificate and its key again, and calls `use`, unless one is broken: then the old ones stay in use. */
     renewOwn(use: (certificate: Certificate) => void): void {
       if (tls === null) return;
-      renew('the certificate', [tls.certPath, tls.keyPath], () => use(readOwn(tls)));
+      renew('the certificate', [tls.certPath, tls.keyPath], () => {
+        const certificate = readCertificate(tls);
+        use(certificate);
+        warnDaily(certificate);
+      });
     },
 
     /** The same for the certificates that receivers may be signed by. */
@@ -31,12 +40,6 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
       renew('the certificates of --webhook-ca-file', [webhookCaFile], () => use(readTrusted(webhookCaFile)));
     },
   };
-
-  function readOwn(files: NonNullable<ServeConfig['tls']>): Certificate {
-    const certificate = readCertificate(files);
-    warnDaily(certificate);
-    return certificate;
-  }
 
   function readTrusted(path: string): string {
     return readAuthorities('--webhook-ca-file', path);
@@ -53,11 +56,16 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
     }
   }
 
-  /** As it may expire, or come near to that, while davit runs. */
+  /** Of the one in use, which may expire, or come near to that, while davit runs: then at once, and every day. */
   function warnDaily(certificate: Certificate): void {
     cancelWarning();
     warnIfInvalid(certificate);
-    cancelWarning = effects.after(DAY_MS, () => warnDaily(certificate));
+    const { validFromMs, validToMs } = certificate;
+    const nowMs = effects.now();
+    const changes = [endsSoonFrom(validFromMs, validToMs), validToMs].filter((atMs) => atMs >= nowMs);
+    // A second later, as a timer may be a little early.
+    const untilMs = Math.min(nowMs + DAY_MS, ...changes.map((atMs) => atMs + SECOND_MS));
+    cancelWarning = effects.after(untilMs - nowMs, () => warnDaily(certificate));
   }
 
   /** Only warns: this machine's clock may be the one that is wrong, and davit does more than to serve HTTPS. */
@@ -68,7 +76,7 @@ export function certificatesOf({ tls, webhookCaFile }: ServeConfig, effects: Eff
       logger.warn(validity, 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP');
     } else if (nowMs < validFromMs) {
       logger.warn(validity, 'the certificate is not valid yet, and clients refuse it: is the clock right?');
-    } else if (endsSoon(validFromMs, validToMs, nowMs)) {
+    } else if (nowMs > endsSoonFrom(validFromMs, validToMs)) {
       logger.warn(validity, 'the certificate expires soon: renew it, then send SIGHUP');
     }
   }

@@ -1,42 +1,79 @@
 import { copyFileSync } from 'node:fs';
 import { join } from 'node:path';
 import { pino } from 'pino';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import type { ServeConfig } from '../../src/config.ts';
-import { DAY_MS } from '../../src/durations.ts';
+import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
+import { AppError } from '../../src/errors.ts';
 import { certificatesOf } from '../../src/http/certificates.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
 const FIXTURES = join(import.meta.dirname, '../fixtures/tls');
-/** Of localhost.pem. */
-const VALID_TO_MS = Date.UTC(2099, 11, 31, 23, 59, 59);
+/** Of expired.pem. */
+const VALID_TO_MS = Date.UTC(2021, 0, 1);
 
-t.test('a certificate with less than 14 days left is warned of at the start and each day', async (t) => {
+const SOON = 'the certificate expires soon: renew it, then send SIGHUP';
+const EXPIRED = 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP';
+
+t.test('a certificate is warned of on each of its last 14 days, and once it has expired', async (t) => {
+  const { certificates, effects, warnings } = inUse(t, VALID_TO_MS - 15.5 * DAY_MS);
+  certificates.own();
+  effects.advance(1.5 * DAY_MS);
+  t.strictSame(warnings(), []);
+  for (let day = 14; day > 0; day--) {
+    effects.advance(HOUR_MS);
+    t.strictSame(warnings(), [SOON], `${day} days before its end`);
+    effects.advance(23 * HOUR_MS);
+    t.strictSame(warnings(), []);
+  }
+  for (const day of ['first', 'second']) {
+    effects.advance(HOUR_MS);
+    t.strictSame(warnings(), [EXPIRED], `the ${day} day after`);
+    effects.advance(23 * HOUR_MS);
+    t.strictSame(warnings(), []);
+  }
+});
+
+t.test('its end is told of at once, whatever the hour of the daily warning', async (t) => {
+  const { certificates, effects, warnings } = inUse(t, VALID_TO_MS - 1.5 * DAY_MS);
+  certificates.own();
+  effects.advance(1.5 * DAY_MS);
+  t.strictSame(warnings(), [SOON, SOON]);
+  effects.advance(HOUR_MS);
+  t.strictSame(warnings(), [EXPIRED]);
+});
+
+t.test('after a reload only the certificate in use is warned of', async (t) => {
+  const { certificates, effects, warnings, put } = inUse(t, VALID_TO_MS - 2.5 * DAY_MS);
+  certificates.own();
+  t.strictSame(warnings(), [SOON]);
+  certificates.renewOwn(() => undefined);
+  t.strictSame(warnings(), [SOON], 'one that was read again is told of at once');
+  put('localhost');
+  certificates.renewOwn(() => {
+    throw new AppError('invalid_request', 'the listener refuses it');
+  });
+  warnings();
+  effects.advance(DAY_MS);
+  t.strictSame(warnings(), [SOON], 'the old one is in use still');
+  certificates.renewOwn(() => undefined);
+  effects.advance(3 * DAY_MS);
+  t.strictSame(warnings(), []);
+});
+
+/** With expired.pem, at a time when it was valid. */
+function inUse(t: Test, nowMs: number) {
   const directory = temporaryDirectory(t);
   const tls = { certPath: join(directory, 'cert.pem'), keyPath: join(directory, 'key.pem') };
-  const use = (name: string) => {
+  const put = (name: string) => {
     copyFileSync(join(FIXTURES, `${name}.pem`), tls.certPath);
     copyFileSync(join(FIXTURES, `${name}.key`), tls.keyPath);
   };
-  use('localhost');
-  const warnings: string[] = [];
-  const logger = pino({ level: 'warn' }, { write: (line) => void warnings.push(JSON.parse(line).msg) });
-  const effects = fakeEffects(VALID_TO_MS - 15 * DAY_MS);
+  put('expired');
+  const warned: string[] = [];
+  const logger = pino({ level: 'warn' }, { write: (line) => void warned.push(JSON.parse(line).msg) });
+  const effects = fakeEffects(nowMs);
   const certificates = certificatesOf({ tls, webhookCaFile: null } as ServeConfig, effects, logger);
-  const SOON = 'the certificate expires soon: renew it, then send SIGHUP';
-  const EXPIRED = 'the certificate has expired, and clients refuse it: renew it, then send SIGHUP';
-
-  certificates.own();
-  effects.advance(DAY_MS);
-  t.strictSame(warnings.splice(0), []);
-  effects.advance(14 * DAY_MS);
-  t.strictSame(warnings.splice(0), Array(14).fill(SOON));
-  effects.advance(DAY_MS);
-  t.strictSame(warnings.splice(0), [EXPIRED]);
-  effects.jump(-2 * DAY_MS);
-  certificates.renewOwn(() => undefined);
-  t.strictSame(warnings.splice(0), [SOON], 'one that was read again is told of at once');
-  effects.advance(DAY_MS);
-  t.strictSame(warnings.splice(0), [SOON], 'and only the one in use');
-});
+  return { certificates, effects, put, warnings: () => warned.splice(0) };
+}
