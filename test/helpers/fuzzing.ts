@@ -308,10 +308,11 @@ function isAllowed(
       return false;
   }
   if (method === 'GET') return true;
-  // `null` stands for no body where none is needed.
-  if (body === undefined || (body === null && !needsBody)) return !needsBody;
+  if (body === undefined) return !needsBody;
   if (validateBody === undefined)
-    return typeof body === 'object' && !Array.isArray(body) && Object.keys(Object(body)).length === 0;
+    return (
+      typeof body === 'object' && body !== null && !Array.isArray(body) && Object.keys(body).length === 0
+    );
   return validateBody(body);
 }
 
