@@ -122,7 +122,6 @@ CREATE TABLE deployments (
   process_id         INTEGER,
   process_started_at INTEGER, -- field 22 of /proc/<pid>/stat: clock ticks since boot
   boot_id            TEXT,    -- /proc/sys/kernel/random/boot_id
-  duration_ms        INTEGER, -- if the clock was set while its command ran; null: finished_at - started_at
   CHECK ((finished_at IS NOT NULL) = (status = 'succeeded' OR status = 'failed' OR status = 'canceled')),
   CHECK (status <> 'queued' OR started_at IS NULL),
   CHECK (status NOT IN ('running', 'canceling') OR started_at IS NOT NULL),

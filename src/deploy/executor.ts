@@ -1,4 +1,3 @@
-import { createWatchedClock } from '../clock.ts';
 import type { DeploymentId, ProjectId, ProjectStatus } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { codeOf, isUnavailable, messageOf } from '../errors.ts';
@@ -157,10 +156,6 @@ export function createExecutor(options: ExecutorOptions): Executor {
   }
 
   async function carryOut(claimed: ClaimedDeployment): Promise<void> {
-    let clockSetMs = 0;
-    const now = createWatchedClock(effects, (byMs) => {
-      clockSetMs = byMs;
-    });
     const log = createLogKeeper({
       headBytes: LOG_HEAD_BYTES,
       tailBytes: LOG_TAIL_BYTES,
@@ -172,8 +167,7 @@ export function createExecutor(options: ExecutorOptions): Executor {
       waiting.delete(claimed.id);
       setAside.delete(claimed.id);
     });
-    const endedAtMs = now();
-    const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs, clockSetMs };
+    const end = { ...endOf(claimed.id, outcome, outputs), endedAtMs: effects.now() };
     await log.end();
     const recorded = record('deployments.finish', end);
     underWay.delete(claimed.id);

@@ -124,7 +124,7 @@ const DEPLOYMENT: Described<Deployment> = {
     duration_ms: {
       ...nullable(COUNT),
       description:
-        'From its start to its end, in milliseconds; if davit ran its command, also when the clock was set meanwhile. Null until it has ended, and if it never started.',
+        'From its start to its end, in milliseconds; null until it has ended, and if it never started.',
     },
     exit_code: {
       ...nullable({ type: 'integer' }),

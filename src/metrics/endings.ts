@@ -53,13 +53,13 @@ export function createEndings({ gauges }: Pick<Reads, 'gauges'>) {
     metrics: (): Metric[] => [...finished.values(), ...Object.values(durations)],
   };
 
-  function count({ seq, status, reason, duration_ms }: EventEnd): void {
+  function count({ seq, status, reason, started_at, finished_at }: EventEnd): void {
     seenSeq = seq;
     // The event is not the end of a deployment, or its deployment is pruned already.
-    if (status === null) return;
+    if (status === null || finished_at === null) return;
     counterOf(status, reason).add();
-    if (duration_ms === null) return;
-    durations[status as TerminalStatus].observe(duration_ms / 1000);
+    if (started_at === null) return;
+    durations[status as TerminalStatus].observe(Math.max(0, finished_at - started_at) / 1000);
   }
 
   function counterOf(status: string, reason: Reason | null): Counter {

@@ -29,7 +29,6 @@ export interface DeploymentRow {
   created_at: number;
   started_at: number | null;
   finished_at: number | null;
-  duration_ms: number | null;
   exit_code: number | null;
   signal: string | null;
   outputs: string;
@@ -37,15 +36,11 @@ export interface DeploymentRow {
   log_truncated: number;
 }
 
-/** From the start to the end; null for one that has not ended or never started. */
-export const DURATION_MS = 'coalesce(d.duration_ms, d.finished_at - d.started_at)';
-
 /** The columns and tables that a DeploymentRow is selected from. */
 export const DEPLOYMENT_COLUMNS = `
   d.seq, d.id, d.project_id, d.ref, d.status, d.reason, d.message, d.reported, d.trigger,
   d.created_by_key_id, k.name AS created_by_name, d.redeploy_of, d.superseded_by,
-  d.created_at, d.started_at, d.finished_at, ${DURATION_MS} AS duration_ms, d.exit_code, d.signal, d.outputs,
-  d.log_bytes, d.log_truncated`;
+  d.created_at, d.started_at, d.finished_at, d.exit_code, d.signal, d.outputs, d.log_bytes, d.log_truncated`;
 export const DEPLOYMENTS = 'deployments d LEFT JOIN keys k ON k.id = d.created_by_key_id';
 
 /** `queuePosition`: 1 is the next of its project; null unless the deployment waits for the executor. */
@@ -60,7 +55,8 @@ export function toDeployment(row: DeploymentRow, queuePosition: number | null): 
     created_at: timestamp(row.created_at),
     started_at: optionalTimestamp(row.started_at),
     finished_at: optionalTimestamp(row.finished_at),
-    duration_ms: row.duration_ms,
+    duration_ms:
+      row.started_at === null || row.finished_at === null ? null : row.finished_at - row.started_at,
     exit_code: row.exit_code,
     signal: row.signal,
     queue_position: queuePosition,

@@ -15,8 +15,6 @@ export interface DeploymentEnd {
   outputs: Record<string, string>;
   /** When it ended; undefined: now. A full disk, for instance, may have delayed the record of it. */
   endedAtMs?: number | undefined;
-  /** By how much the clock was set from the start to `endedAtMs`; positive: ahead. 0 by default, and if not known. */
-  clockSetMs?: number;
 }
 
 /** The message of a deployment that waited when its project was archived. */
@@ -33,8 +31,7 @@ export function endingWrites(
   const end = database.prepare(`
     UPDATE deployments
        SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,
-           outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :finishedAt),
-           duration_ms = max(0, :finishedAtUnset - started_at)
+           outputs = :outputs, finished_at = max(created_at, coalesce(started_at, 0), :finishedAt)
      WHERE id = +:id AND finished_at IS NULL`);
 
   return {
@@ -42,13 +39,10 @@ export function endingWrites(
      * Records the end. To be called when nothing of the deployment runs any more. If it has already ended, nothing
      * changes.
      */
-    finish({ outputs, endedAtMs, clockSetMs = 0, ...rest }: DeploymentEnd): void {
+    finish({ outputs, endedAtMs, ...rest }: DeploymentEnd): void {
       const at = effects.now();
       const finishedAt = Math.min(at, endedAtMs ?? at);
-      // By the clock as it was at the start. Null, and with it the duration: the clock was not set.
-      const finishedAtUnset = clockSetMs === 0 ? null : (endedAtMs ?? at) - clockSetMs;
-      const values = { ...rest, outputs: JSON.stringify(outputs), finishedAt, finishedAtUnset };
-      if (end.run(values).changes === 0) return;
+      if (end.run({ ...rest, outputs: JSON.stringify(outputs), finishedAt }).changes === 0) return;
       events.record(`deployment.${rest.status}`, reads.existing(rest.id), at);
       changed(rest.id);
     },

@@ -1,6 +1,5 @@
 import type { DeploymentStatus, Reason, TerminalStatus } from '../domain.ts';
 import { type Database, inSnapshot } from './database.ts';
-import { DURATION_MS } from './deployment-rows.ts';
 
 /** Deliveries that are due, including those that are being attempted. */
 export interface DueDeliveries {
@@ -30,7 +29,8 @@ export interface EventEnd {
   seq: number;
   status: DeploymentStatus | null;
   reason: Reason | null;
-  duration_ms: number | null;
+  started_at: number | null;
+  finished_at: number | null;
 }
 
 /** The count stops here: a million due deliveries would take 45 ms at best. */
@@ -91,7 +91,7 @@ export function gaugeReads(database: Database) {
      GROUP BY status`);
   const lastEventSeq = database.prepare<[], number>('SELECT coalesce(max(seq), 0) FROM events').pluck();
   const eventEnds = database.prepare<[number, number], EventEnd>(`
-    SELECT e.seq, d.status, d.reason, ${DURATION_MS} AS duration_ms
+    SELECT e.seq, d.status, d.reason, d.started_at, d.finished_at
       FROM events e
       LEFT JOIN deployments d
         ON d.id = e.deployment_id

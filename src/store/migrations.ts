@@ -42,7 +42,6 @@ export const MIGRATIONS: readonly Migration[] = [
     // When open replays were requested is known by the clock only. As if requested now, they leave nothing out.
     migrate: (database) =>
       database.exec(`
-        ALTER TABLE deployments ADD COLUMN duration_ms INTEGER;
         ALTER TABLE replays ADD COLUMN last_attempt INTEGER NOT NULL DEFAULT 0;
         UPDATE replays SET last_attempt = coalesce((SELECT max(rowid) FROM attempts), 0)`),
   },

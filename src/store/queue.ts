@@ -245,7 +245,6 @@ export function queueWrites(
         created_at: createdAt,
         started_at: null,
         finished_at: null,
-        duration_ms: null,
         exit_code: null,
         signal: null,
         outputs: '{}',

@@ -142,23 +142,6 @@ t.test('the end time of a deployment is that of its process, not of a late recor
   t.ok(Date.parse(finishedAt) <= (await waited.promise) - 50, finishedAt);
 });
 
-t.test('a deployment took as long as passed, whatever the clock was set to meanwhile', async (t) => {
-  for (const setMs of [0, 3_600_000, -3_600_000]) {
-    const effects = fakeEffects();
-    const store = testStore(t, effects);
-    const executor = await executorOn(t, store, { effects });
-    const gate = namedPipe(t);
-    const projectId = await store.project({ command: ['/bin/cat', gate] });
-    const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
-    await executor.tick();
-    effects.advance(4_000);
-    effects.jump(setMs);
-    await writeFile(gate, '');
-    await executor.settled();
-    t.match(store.reads.deployments.get(id), { status: 'succeeded', duration_ms: 4_000 }, `${setMs}`);
-  }
-});
-
 t.test('a deployment whose directory cannot be created fails with that message', async (t) => {
   const file = join(temporaryDirectory(t), 'file');
   writeFileSync(file, '');

@@ -213,26 +213,6 @@ t.test('an end recorded late keeps its own time, but is never before the start o
   }
 });
 
-t.test('the time by which the clock was set while a deployment ran is no part of its duration', async (t) => {
-  const effects = fakeEffects();
-  const store = testStore(t, effects);
-  const projectId = await store.project();
-  for (const [clockSetMs, durationMs] of [
-    [3_600_000, 2_000],
-    [-3_600_000, 2_000],
-    [3_604_000, 0],
-  ] as const) {
-    const { id, created_at } = await store.writer.write('deployments.create', newDeployment(projectId));
-    await store.writer.write('deployments.claim', undefined);
-    const endedAtMs = Date.parse(created_at) + 2_000 + Math.sign(clockSetMs) * 3_600_000;
-    effects.advance(60_000);
-    effects.jump(clockSetMs);
-    await store.writer.write('deployments.finish', { ...succeeded(id), endedAtMs, clockSetMs });
-    const finishedAt = new Date(Math.max(Date.parse(created_at), endedAtMs)).toISOString();
-    t.match(store.reads.deployments.get(id), { finished_at: finishedAt, duration_ms: durationMs });
-  }
-});
-
 t.test('the schema itself holds the rules that code must not break', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
