@@ -200,7 +200,9 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       putLatest(sessions, url.origin, { ticket, verifiedAtMs }, TLS_SESSIONS_MAX);
     });
     // Also after the handshake: in TLS 1.3, a receiver that requires a client certificate reports it only then.
-    socket.on('error', (error) => {
+    socket.on('error', (problems) => {
+      // Of the address that was tried last.
+      const error = problems instanceof AggregateError ? (problems.errors.at(-1) as Error) : problems;
       const problem = isTls ? tlsError(error) : undefined;
       // A receiver that cannot resume the session would fail at each further attempt: RFC 5246, section 7.2.2.
       if (handshaking || problem !== undefined) sessions.delete(url.origin);
@@ -354,7 +356,7 @@ function tlsError(error: NodeJS.ErrnoException & { reason?: string }): AttemptEr
   const { code = '', reason, syscall } = error;
   const problem = TLS_PROBLEMS[code] ?? reason;
   if (problem !== undefined) return new AttemptError(`tls: ${problem}`, { cause: error });
-  const isBelowTls = syscall !== undefined || error instanceof AggregateError || code === 'ECONNRESET';
+  const isBelowTls = syscall !== undefined || code === 'ECONNRESET';
   if (isBelowTls || code === '') return undefined;
   return new AttemptError(`tls: ${code.toLowerCase().replaceAll('_', ' ')}`, { cause: error });
 }

@@ -69,12 +69,15 @@ const IDLE_CONNECTIONS_MAX = 1_000;
 const BODY_READ_MAX_BYTES = 16 * 1024;
 
 /** From the head of an answer, which is the outcome. Bodies without end held their slots until the deadline. */
-const BODY_READ_MAX_MS = 1_000;
+const BODY_AWAITED_MAX_MS = 1_000;
+/** Answers whose bodies are read on after that; those beyond are cut off. */
+const LINGERING_MAX = 256;
 
 /**
  * Sends deliveries: one POST each, to allowed addresses only, over HTTP/1.1 keep-alive connections. Redirects are not
- * followed. One deadline holds for the whole attempt: a body that goes on beyond it, for more than 1 s or beyond 16 KiB,
- * is cut off, and the status counts all the same.
+ * followed. One deadline holds for the whole attempt: a body that goes on beyond it, or beyond 16 KiB, is cut off, and
+ * the status counts all the same. The outcome does not wait for the body for more than 1 s; it is read on, as closing the
+ * connection would end what a receiver does once it has sent its headers.
  *
  * An HTTP client of its own, as that is most of what a delivery costs: undici took 20 µs for each, this takes 10 µs, and
  * davit delivers a fifth more.
@@ -85,6 +88,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
   const pool = createConnectionPool(connect, Math.min(idleConnectionsMax, IDLE_CONNECTIONS_MAX), effects);
   const targets = new Map<string, Target>();
   const underWay = createSlots<Abort>();
+  let lingering = 0;
   let isClosed = false;
 
   return { send, trust, close };
@@ -97,6 +101,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     if (isClosed) return Promise.resolve(failure('stopped', null, 0));
     if (!areSendable(headers)) return Promise.resolve(failure('request_refused', null, 0));
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
+    const leftMs = () => Math.max(0, timeoutMs - elapsedMs());
     const requestFor = (isLate: boolean) => {
       const latest = isLate ? renewHeaders() : headers;
       return latest !== null && areSendable(latest) ? requestTo(target, latest, body) : null;
@@ -106,11 +111,18 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
       // The request is built again for a second connection, rather than kept: see `exchange`.
       const exchangeOver = (connection: Connection): Abort =>
         exchange(connection, requestFor, elapsedMs, {
-          bodyAwaited() {
+          bodyAwaited(endSoFar) {
             cancelDeadline();
-            abortIn(Math.max(0, Math.min(BODY_READ_MAX_MS, timeoutMs - elapsedMs())));
+            cancelDeadline = effects.after(Math.min(BODY_AWAITED_MAX_MS, leftMs()), () => {
+              if (lingering === LINGERING_MAX) return abort(new AttemptError('timeout'));
+              lingering += 1;
+              lingers = true;
+              resolve(outcomeOf(endSoFar(), connection.remoteAddress()));
+              abortIn(leftMs());
+            });
           },
           ended(end) {
+            if (lingers) lingering -= 1;
             if (end.error === null && end.answer?.keepsConnection === true) {
               pool.release(connection, end.answer.idleMs);
             } else {
@@ -127,6 +139,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
         });
       let abort = exchangeOver(pool.acquire(target, key));
       let cancelDeadline: () => void;
+      let lingers = false;
       // One turn of the event loop later: if davit itself was held up, an answer may wait that it has not read.
       const abortIn = (delayMs: number) => {
         cancelDeadline = effects.after(delayMs, () => {
@@ -200,8 +213,8 @@ interface End {
 }
 
 interface ExchangeEvents {
-  /** The head of the answer is complete, and its body is not. */
-  bodyAwaited(): void;
+  /** The head of the answer is complete, and its body is not. `endSoFar` tells how it would end if it were cut off. */
+  bodyAwaited(endSoFar: () => End): void;
   /** The last event. */
   ended(end: End): void;
 }
@@ -246,7 +259,7 @@ function exchange(
       if (isWhole) end(null);
       else if (answer !== undefined && answer.bodyBytes > BODY_READ_MAX_BYTES) {
         end(new AttemptError('the body is too long'));
-      } else if (isNewHead) events.bodyAwaited();
+      } else if (isNewHead) events.bodyAwaited(() => endWith(null));
     },
     closed(error) {
       end(
@@ -259,12 +272,15 @@ function exchange(
   function end(error: Error | null): void {
     if (ended) return;
     ended = true;
-    events.ended({
+    events.ended(endWith(error));
+  }
+  function endWith(error: Error | null): End {
+    return {
       answer: reader?.answer(),
       durationMs: durationMs ?? elapsedMs(),
       error,
       began: reader !== undefined,
-    });
+    };
   }
 }
 

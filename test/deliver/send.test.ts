@@ -7,6 +7,7 @@ import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { collectGarbage } from '../../src/memory.ts';
 import { cidr } from '../helpers/cidr.ts';
+import { until } from '../helpers/commands.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { NOWHERE } from '../helpers/nowhere.ts';
 import {
@@ -226,6 +227,8 @@ t.test('the body of an answer', async (t) => {
 
     receiver.answerWith(unfinished(200, 'x'.repeat(16_385)));
     t.match(await send(receiver.url), { ok: true, statusCode: 200, error: null });
+    effects.advance(TIMEOUT_MS - 1_000); // the first one is read on until its deadline
+    effects.advance(1);
     await receiver.deserted();
   });
 
@@ -277,9 +280,36 @@ t.test('the body of an answer', async (t) => {
         durationMs: headAtMs,
         responseBody: 'so far',
       });
+      effects.advance(TIMEOUT_MS - headAtMs - waitedMs); // it is read on until the deadline
+      effects.advance(1);
       await receiver.deserted();
       t.ok((await send(receiver.url)).ok);
     }
+  });
+
+  t.test('that ends after the outcome is known leaves its connection to the next request', async (t) => {
+    const sockets: Socket[] = [];
+    let requests = 0;
+    const { port } = await startTcp(t, (socket) => {
+      sockets.push(socket.setNoDelay());
+      const begin = () => {
+        requests += 1;
+        socket.write('HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\n');
+      };
+      begin();
+      socket.on('data', begin);
+    });
+    const { send, effects } = newSender(t);
+    for (const count of [1, 2, 3]) {
+      const outcome = send(`http://127.0.0.1:${port}/`);
+      await until(() => requests === count);
+      await quiet();
+      effects.advance(1_000);
+      t.match(await outcome, { ok: true, responseBody: '' });
+      sockets[0]?.write('done');
+      await quiet();
+    }
+    t.equal(sockets.length, 1);
   });
 
   t.test('ends the attempt even if the receiver has not read the request', async (t) => {
