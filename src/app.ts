@@ -123,11 +123,14 @@ export async function startService(
   openForWriting(dbPath, effects).close(); // problems with the file are thrown here, as an AppError
   started.defer(lockForServing(dbPath, process.pid, effects, config.maxConcurrent));
 
-  const ofFile = [networkProblem(dbPath), exposureProblem(realPath(dbPath), statSync(dbPath).mode)];
+  const network = networkProblem(dbPath);
+  const exposure = exposureProblem(realPath(dbPath), statSync(dbPath).mode);
   const warnings = [
     openFilesProblem(config.maxConcurrent),
     fileSizeProblem(),
-    ...ofFile.map((found) => found && `${found.message}: ${found.advice}`),
+    network && `${network.message}: ${network.advice}`,
+    // Its -wal and -shm are made with its mode, and keep that until the last process closes the file.
+    exposure && `${exposure.message}: stop davit, ${exposure.advice}, and start it again`,
     hiddenProcessesProblem(),
   ];
   for (const warning of warnings) if (warning !== undefined) logger.warn(warning);

@@ -100,10 +100,16 @@ export function statusOf(file: string): Stats | undefined {
   }
 }
 
-/** Says that others than its owner can read a file, and what to do; undefined: they cannot. `mode`: as in `Stats`. */
+/**
+ * Says that others than its owner have access to a file, and what to do; undefined: they have none. `mode`: as in
+ * `Stats`.
+ */
 export function exposureProblem(path: string, mode: number): { message: string; advice: string } | undefined {
   if ((mode & 0o077) === 0) return undefined;
-  return { message: `others can read ${basename(path)} (mode ${octal(mode)})`, advice: `chmod 600 ${path}` };
+  return {
+    message: `others have access to ${basename(path)} (mode ${octal(mode)})`,
+    advice: `chmod 600 ${path}`,
+  };
 }
 
 /** The permissions in a mode, as chmod(1) takes them. */

@@ -10,13 +10,13 @@ import { ifMayBeNobody } from '../helpers/nobody.ts';
 
 const ifMayBeSomebodyElse = process.getuid?.() === 0 ? {} : { skip: 'needs root' };
 
-t.test('a database that others can read or replace is a problem', async (t) => {
+t.test('a database that others have access to or can replace is a problem', async (t) => {
   const there = await withProject(t);
   for (const mode of ['644', '640', '602', '2610']) {
     chmodSync(there.dbPath, Number.parseInt(mode, 8));
     t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
       level: 'problem',
-      message: `others can read davit.db (mode ${mode})`,
+      message: `others have access to davit.db (mode ${mode})`,
       advice: /^chmod 600 \/.*\/davit\.db$/,
     });
   }
@@ -41,7 +41,7 @@ t.test('a database that others can read or replace is a problem', async (t) => {
   writeFileSync(kept, '', { mode: 0o644 });
   t.match(findingOf(await reportOf(t, there, 1), 'permissions'), {
     level: 'problem',
-    message: /^others can read davit\.db\.before-restore-\S+ \(mode 644\)$/,
+    message: /^others have access to davit\.db\.before-restore-\S+ \(mode 644\)$/,
     advice: `chmod 600 ${kept}`,
   });
   chmodSync(kept, 0o600);
@@ -51,7 +51,7 @@ t.test('a database that others can read or replace is a problem', async (t) => {
   const { findings } = await reportOf(t, there, 1);
   t.strictSame(
     findings.filter(({ check }) => check === 'permissions').map(({ message }) => message),
-    ['others can read davit.db-wal (mode 644)', 'others can read davit.db-shm (mode 644)'],
+    ['others have access to davit.db-wal (mode 644)', 'others have access to davit.db-shm (mode 644)'],
   );
 });
 

@@ -191,21 +191,22 @@ t.test(
   },
 );
 
-t.test('the log warns of a file that others can read, and davit leaves its mode as it is', async (t) => {
+t.test('the log warns of a file that is open to others, and davit leaves its mode as it is', async (t) => {
   const { directory, dbPath, davit } = place(t);
   await davit(['admin', 'project', 'create', '--name', 'website', '--', '/bin/true']);
   chmodSync(dbPath, 0o644);
   const service = await serveWithLog(t, directory);
-  t.match(await service.logged(/others can read/), {
+  t.match(await service.logged(/others have access/), {
     level: 'warn',
-    msg: `others can read davit.db (mode 644): chmod 600 ${dbPath}`,
+    msg: `others have access to davit.db (mode 644): stop davit, chmod 600 ${dbPath}, and start it again`,
   });
   await service.stop();
   t.equal(statSync(dbPath).mode & 0o777, 0o644);
   chmodSync(dbPath, 0o600);
   const second = await serveWithLog(t, directory);
+  for (const side of ['-wal', '-shm']) t.equal(statSync(dbPath + side).mode & 0o777, 0o600);
   await second.stop();
-  t.notMatch(second.stderr(), 'others can read');
+  t.notMatch(second.stderr(), 'others have access');
 });
 
 t.test('the log warns of a DAVIT_ variable with a misspelt name', async (t) => {
