@@ -17,6 +17,7 @@ import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
 import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';
+import { quoteForBash } from './shell-words.ts';
 
 export type Finding = FindingOf<'user' | 'status' | 'directory' | 'command' | 'variables' | 'limits'>;
 
@@ -140,7 +141,7 @@ function checkReadable(path: string): Finding {
   return note(
     'command',
     `${path} may be executed, but not read by this user: if it is a script, its interpreter cannot read it either`,
-    `if it is a script: chmod a+r ${path}`,
+    `if it is a script: ${accessAdvice(path)}`,
   );
 }
 
@@ -218,7 +219,9 @@ function checkWritable(check: 'directory' | 'command', path: string): Finding[] 
   const stat = statSync(path, { throwIfNoEntry: false });
   const isSticky = stat?.isDirectory() === true && (stat.mode & STICKY) !== 0;
   if (stat === undefined || isSticky || (stat.mode & constants.S_IWOTH) === 0) return [];
-  return [problem(check, `anybody on this machine can change ${path}`, `chmod o-w ${path}`)];
+  return [
+    problem(check, `anybody on this machine can change ${path}`, `chmod o-w ${quoteForBash(path, '')}`),
+  ];
 }
 
 /** git, npm and ssh need HOME, and that of a system user often does not exist. */
@@ -269,8 +272,7 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return 'let this user enter all directories above it: chmod o+x, or chgrp and chmod g+x';
     case 'notExecutable':
     case 'notAllowed':
-      // With +x alone, the umask of whoever types it counts.
-      return `chmod a+rx ${problem.path}`;
+      return accessAdvice(problem.path);
     case 'onNoexec':
       return `move it to another file system, or mount that one with exec; then ${set} -- …`;
     case 'notAProgram':
@@ -283,13 +285,19 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return 'see whether its file system is there: a server that it needs may be away, or its disk defective (dmesg)';
     case 'noInterpreter':
       return problem.interpreter.endsWith('\r')
-        ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${problem.path}`
+        ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${quoteForBash(problem.path, '')}`
         : 'install it, or change the first line';
     case 'noLoader':
       return 'build it for this system, or statically';
     default:
       return problem satisfies never;
   }
+}
+
+/** How this user gets to execute a file and, if it is a script, to read it. Not for everybody: scripts hold secrets. */
+function accessAdvice(path: string): string {
+  if (statusOf(path)?.uid === process.getuid?.()) return `chmod u+rx ${quoteForBash(path, '')}`;
+  return `let this user read and execute ${path}: chgrp and chmod g+rx, or chmod o+rx if it holds no secrets`;
 }
 
 function checkVariables(project: ProjectDetails, variables: Readonly<Record<string, string>>): Finding[] {

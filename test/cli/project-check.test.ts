@@ -105,11 +105,11 @@ t.test('each cause that makes a deployment fail is found, with advice', async (t
     [
       'no right to run it',
       (there) => {
-        script(there, 'deploy.sh', '#!/bin/sh\n', 0o644);
-        return ['--dir', '.', '--', './deploy.sh'];
+        script(there, 'deploy it.sh', '#!/bin/sh\n', 0o600);
+        return ['--dir', '.', '--', './deploy it.sh'];
       },
-      /\/deploy\.sh is not executable$/,
-      /^chmod a\+rx .+\/deploy\.sh'?$/,
+      /\/deploy it\.sh is not executable$/,
+      /^chmod u\+rx \S+\/deploy\\ it\.sh$/,
     ],
     [
       'no interpreter',
@@ -302,20 +302,36 @@ t.test('a project without a command has no files to check', async (t) => {
 });
 
 t.test(
-  'a command that its user may execute, but not read, is a note: a script would fail',
+  "a command that is another user's and closed to this one is a finding, whose advice does not open it to all",
   ifMayBeNobody(process.execPath, MAIN, `${tmpdir()}/.`),
   async (t) => {
     const there = place(t);
-    await create(there, '--', script(there, 'deploy.sh', '#!/bin/sh\n', 0o711));
-    for (const path of [there.directory, there.dbPath]) chownSync(path, 65_534, 65_534);
+    const path = script(there, 'deploy.sh', '#!/bin/sh\n');
+    await create(there, '--', path);
+    for (const one of [there.directory, there.dbPath]) chownSync(one, 65_534, 65_534);
     const somebody = ['--reuid=65534', '--regid=65534', '--clear-groups', process.execPath, MAIN];
     const words = ['admin', 'project', 'check', 'website', '--json', '--db', there.dbPath];
-    const { stdout } = spawnSync('setpriv', [...somebody, ...words], { env: {}, encoding: 'utf8' });
-    const { findings }: Checked = JSON.parse(stdout);
-    t.match(
-      findings.filter(({ check }) => check === 'command'),
-      [{ level: 'note', message: /may be executed, but not read by this user/, advice: /: chmod a\+r \S+$/ }],
-    );
+    const cases: [mode: number, level: string, message: RegExp][] = [
+      [0o600, 'problem', /is not executable$/],
+      [0o700, 'problem', /may not execute/],
+      // A script would fail.
+      [0o711, 'note', /may be executed, but not read by this user/],
+    ];
+    for (const [mode, level, message] of cases) {
+      chmodSync(path, mode);
+      const { stdout } = spawnSync('setpriv', [...somebody, ...words], { env: {}, encoding: 'utf8' });
+      const { findings }: Checked = JSON.parse(stdout);
+      t.match(
+        findings.filter(({ check }) => check === 'command'),
+        [
+          {
+            level,
+            message,
+            advice: /let this user read and execute \S+\/deploy\.sh: chgrp and chmod g\+rx, or/,
+          },
+        ],
+      );
+    }
   },
 );
 
