@@ -40,30 +40,47 @@ export function shortEvents(text: string, width: number): string {
 }
 
 function cutEnd(text: string, width: number): string {
-  return displayWidth(text) <= width ? text : `${cutTo(graphemesOf(text), width - 1).join('')}…`;
+  return displayWidth(text) <= width ? text : `${firstOf(text, width - 1)}…`;
 }
 
 function cutMiddle(text: string, firstWidth: number, lastWidth: number): string {
   if (displayWidth(text) <= firstWidth + 1 + lastWidth) return text;
-  const graphemes = graphemesOf(text);
-  const last = cutTo(graphemes.toReversed(), lastWidth).toReversed();
-  return `${cutTo(graphemes, firstWidth).join('')}…${last.join('')}`;
+  return `${firstOf(text, firstWidth)}…${lastOf(text, lastWidth)}`;
 }
 
-/** The first ones, as many as fit. */
-function cutTo(graphemes: readonly string[], width: number): string[] {
+/** Its first characters, as many as fit: no more of a long text is looked at. */
+function firstOf(text: string, width: number): string {
+  if (isNarrow(text)) return text.slice(0, width);
   let keptWidth = 0;
-  const end = graphemes.findIndex((grapheme) => {
-    keptWidth += graphemeWidth(grapheme);
-    return keptWidth > width;
-  });
-  return end < 0 ? [...graphemes] : graphemes.slice(0, end);
+  for (const { segment, index } of graphemesOf(text)) {
+    keptWidth += graphemeWidth(segment);
+    if (keptWidth > width) return text.slice(0, index);
+  }
+  return text;
+}
+
+/** Its last characters, as many as fit. */
+function lastOf(text: string, width: number): string {
+  if (isNarrow(text)) return text.slice(-width);
+  let restWidth = displayWidth(text);
+  for (const { segment, index } of graphemesOf(text)) {
+    if (restWidth <= width) return text.slice(index);
+    restWidth -= graphemeWidth(segment);
+  }
+  return '';
 }
 
 /** How many columns of a terminal the text takes. */
 export function displayWidth(text: string): number {
-  if (/^[\x20-\x7e\u2026]*$/.test(text)) return text.length;
-  return graphemesOf(text).reduce((width, grapheme) => width + graphemeWidth(grapheme), 0);
+  if (isNarrow(text)) return text.length;
+  let width = 0;
+  for (const { segment } of graphemesOf(text)) width += graphemeWidth(segment);
+  return width;
+}
+
+/** Whether each of its UTF-16 code units is a character of one column. */
+function isNarrow(text: string): boolean {
+  return /^[\x20-\x7e\u2026]*$/.test(text);
 }
 
 let segmenter: Intl.Segmenter | undefined;
@@ -72,9 +89,9 @@ let segmenter: Intl.Segmenter | undefined;
  * What a reader takes for one character. The segmenter is made on first use, as that takes longer than the rest of a
  * list.
  */
-function graphemesOf(text: string): string[] {
+function graphemesOf(text: string): Intl.Segments {
   segmenter ??= new Intl.Segmenter('en', { granularity: 'grapheme' });
-  return Array.from(segmenter.segment(text), ({ segment }) => segment);
+  return segmenter.segment(text);
 }
 
 /** Characters of two columns: East Asian letters, full-width forms and emoji (UAX #11, UTS #51). */

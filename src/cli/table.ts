@@ -31,7 +31,7 @@ export function table<Row>(
   const filled = columns
     .map((column) => ({ ...column, cells: rows.map((row) => printable(column.of(row))) }))
     .filter(({ cells }) => cells.some((cell) => cell !== ''));
-  const widths = fitted(filled.map(roomOf), width);
+  const widths = fitted(filled, width);
   if (widths === null) {
     const records = rows.map((row) => filled.map(({ title, of }) => [title, of(row) || null] as const));
     return records.map((record) => fields({ columns: width }, record)).join('\n\n');
@@ -85,35 +85,27 @@ function wrap(text: string, width: number | null): string[] {
 
 type Filled = Pick<Column<never>, 'title' | 'shorten' | 'wraps'> & { cells: readonly string[] };
 
-interface Room {
-  width: number;
-  minWidth: number;
-}
-
-/** How wide a column is, and how narrow it can be. */
-function roomOf({ title, shorten, wraps, cells }: Filled): Room {
-  const width = widestOf([title, ...cells]);
-  if (wraps === true) return { width, minWidth: Math.min(width, WRAPPED_MIN_WIDTH) };
-  const minWidth =
-    shorten === undefined ? width : widestOf([title, ...cells.map((cell) => shorten(cell, 0))]);
-  return { width, minWidth };
-}
-
 /** Narrows the widest column that can be narrower, again and again, until all fit; null: they cannot. */
-function fitted(columns: readonly Room[], limit: number | null): number[] | null {
-  const widths = columns.map(({ width }) => width);
-  if (limit === null) return widths;
+function fitted(columns: readonly Filled[], limit: number | null): number[] | null {
+  const widths = columns.map(({ title, cells }) => widestOf([title, ...cells]));
   const total = () => widths.reduce((sum, width) => sum + width, GAP.length * (widths.length - 1));
+  if (limit === null || total() <= limit) return widths;
+  const minWidths = columns.map((column, index) => minWidthOf(column, widths[index] ?? 0));
   while (total() > limit) {
     let widest = -1;
-    columns.forEach(({ minWidth }, index) => {
-      const width = widths[index] ?? 0;
-      if (width > minWidth && width > (widths[widest] ?? 0)) widest = index;
+    widths.forEach((width, index) => {
+      if (width > (minWidths[index] ?? 0) && width > (widths[widest] ?? 0)) widest = index;
     });
     if (widest < 0) return null;
     widths[widest] = (widths[widest] ?? 0) - 1;
   }
   return widths;
+}
+
+/** How narrow a column of this width can be. */
+function minWidthOf({ title, shorten, wraps, cells }: Filled, width: number): number {
+  if (wraps === true) return Math.min(width, WRAPPED_MIN_WIDTH);
+  return shorten === undefined ? width : widestOf([title, ...cells.map((cell) => shorten(cell, 0))]);
 }
 
 function linesOf(

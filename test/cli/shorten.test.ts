@@ -39,6 +39,14 @@ const CASES: [of: string, shorten: Shorten, text: string, width: number, shown: 
   ['a long reason is cut', shortStatus, 'failed: report timeout', 0, 'failed: report …'],
   ['events lose what all begin with', shortEvents, 'deployment.succeeded', 19, 'succeeded'],
   ['a list of them too', shortEvents, 'deployment.failed deployment.created', 0, 'failed created'],
+  [
+    'what a reader takes for one character is not cut',
+    shortName,
+    `${'🇩🇪'.repeat(3)}👩‍👩‍👧‍👦é`,
+    8,
+    `${'🇩🇪'.repeat(3)}…`,
+  ],
+  ['nor at the end', shortRef, `${'é'.repeat(6)}/👩‍👩‍👧‍👦é`, 0, 'éééé…👩‍👩‍👧‍👦é'],
   ['wide characters count as two columns', shortRef, '日本語日本語', 9, '日本…本語'],
 ];
 

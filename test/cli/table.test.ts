@@ -1,5 +1,5 @@
 import t from 'tap';
-import { shortName } from '../../src/cli/shorten.ts';
+import { type Shorten, shortName } from '../../src/cli/shorten.ts';
 import { type Column, fields, table } from '../../src/cli/table.ts';
 import { escapedIn, printable } from '../../src/printable.ts';
 
@@ -44,6 +44,23 @@ t.test('on a narrow terminal the widest column that can be shortened is, an id n
   t.ok(lines.every((line) => line.length <= 50));
   t.ok(table(plain(null), rows, COLUMNS).includes('n'.repeat(30)), 'without a terminal nothing is cut');
 });
+
+t.test(
+  'where all columns fit, or no terminal is, nothing is shortened, not even to measure it',
+  async (t) => {
+    const shortened: string[] = [];
+    const shorten: Shorten = (text, width) => {
+      shortened.push(text);
+      return shortName(text, width);
+    };
+    const columns: Column<Row>[] = [{ title: 'NAME', of: ({ name }) => name, shorten }];
+    const name = 'n'.repeat(30);
+    for (const width of [null, 30]) {
+      t.equal(table(plain(width), [{ id: '', name, note: '' }], columns), `NAME\n${name}`);
+    }
+    t.strictSame(shortened, []);
+  },
+);
 
 t.test('a title is never cut', async (t) => {
   const columns = [...COLUMNS, { title: 'LAST FAILURE', of: () => 'x'.repeat(30), shorten: shortName }];
