@@ -19,7 +19,7 @@ import {
   warnOfNamesakes,
 } from './names.ts';
 import { printJson, printMade } from './results.ts';
-import { shortName, shortSentence } from './shorten.ts';
+import { shortList, shortName } from './shorten.ts';
 import { fields, table } from './table.ts';
 
 /** `davit admin key`. */
@@ -173,8 +173,8 @@ function printKeys(keys: readonly Key[], store: Store, context: CommandContext):
         title: 'USED',
         of: (key) => (key.last_used_at === null ? 'never' : moment(context, key.last_used_at)),
       },
-      { title: 'PROJECTS', of: (key) => projectsText(key, names), shorten: shortSentence },
-      { title: 'SCOPES', of: scopesText, shorten: shortSentence },
+      { title: 'PROJECTS', of: (key) => projectsText(key, names), shorten: shortList(', ') },
+      { title: 'SCOPES', of: scopesText, shorten: shortList(' ') },
     ]),
   );
 }

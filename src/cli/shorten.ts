@@ -1,4 +1,7 @@
-/** A form of the text of this width, or a wider one, if that would not tell rows apart any more. */
+/**
+ * A form of the text of this width, or a wider one, if less of the text would be of no use. Different texts may get the
+ * same one: rows are told apart by their ids.
+ */
 export type Shorten = (text: string, width: number) => string;
 
 /** Less of a name, or of the end of a URL, is of no use. */
@@ -11,7 +14,7 @@ export function shortName(text: string, width: number): string {
   return cutEnd(text, Math.max(width, NAME_MIN_WIDTH));
 }
 
-/** For sentences and lists: the same, but not as short. */
+/** For sentences: the same, but not as short. */
 export function shortSentence(text: string, width: number): string {
   return cutEnd(text, Math.max(width, SENTENCE_MIN_WIDTH));
 }
@@ -36,7 +39,19 @@ export function shortStatus(text: string, width: number): string {
 
 /** For event types, or a list of some: without what all begin with. */
 export function shortEvents(text: string, width: number): string {
-  return shortSentence(text.replaceAll('deployment.', ''), width);
+  return shortList(' ')(text.replaceAll('deployment.', ''), width);
+}
+
+/** For lists, so that none is taken for a shorter one: whole items, and how many more there are. */
+export function shortList(separator: string): Shorten {
+  return (text, width) => {
+    const items = text.split(separator);
+    let shown = text;
+    for (let kept = items.length - 1; kept > 0 && displayWidth(shown) > width; kept--) {
+      shown = `${items.slice(0, kept).join(separator)} +${items.length - kept}`;
+    }
+    return shown;
+  };
 }
 
 function cutEnd(text: string, width: number): string {

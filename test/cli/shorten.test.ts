@@ -2,6 +2,7 @@ import t from 'tap';
 import {
   type Shorten,
   shortEvents,
+  shortList,
   shortName,
   shortRef,
   shortSentence,
@@ -38,7 +39,23 @@ const CASES: [of: string, shorten: Shorten, text: string, width: number, shown: 
   ['so does an exit code', shortStatus, 'failed: exit code 255', 0, 'failed: exit 255'],
   ['a long reason is cut', shortStatus, 'failed: report timeout', 0, 'failed: report …'],
   ['events lose what all begin with', shortEvents, 'deployment.succeeded', 19, 'succeeded'],
-  ['a list of them too', shortEvents, 'deployment.failed deployment.created', 0, 'failed created'],
+  ['a list of them too', shortEvents, 'deployment.failed deployment.created', 14, 'failed created'],
+  [
+    'a list says how many more there are',
+    shortList(' '),
+    'logs:read webhooks:read projects:read',
+    27,
+    'logs:read webhooks:read +1',
+  ],
+  [
+    'of its first one nothing is cut',
+    shortList(' '),
+    'deployments:write logs:read webhooks:write',
+    0,
+    'deployments:write +2',
+  ],
+  ['names may hold blanks', shortList(', '), 'my site, our site, api', 0, 'my site +2'],
+  ['nor of an only one', shortList(' '), 'deployments:write', 0, 'deployments:write'],
   [
     'what a reader takes for one character is not cut',
     shortName,

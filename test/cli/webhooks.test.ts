@@ -385,7 +385,7 @@ t.test('on a terminal the list fits 80 columns, and a status is coloured', needs
   t.ok(lines.every((line) => line.length <= 80));
 });
 
-t.test('where no room is to tell webhooks apart, each is a block', needsTerminal, async (t) => {
+t.test('where no room is for a shortened URL, each webhook is a block', needsTerminal, async (t) => {
   const there = await file(t);
   const url = `https://hooks.example.com/${'x'.repeat(100)}`;
   await register(there, url);
