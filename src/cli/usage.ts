@@ -40,13 +40,18 @@ function withSuggestion(message: string, command: Command): string {
   if (kind === 'option' && command.commands.some((one) => isTakenBy(one, word))) {
     return `error: option '${word}' goes after the command that takes it`;
   }
-  if (command.name() === 'webhook' && [...OVER_API, ...OVER_API.flatMap(synonymsOf)].includes(word)) {
+  if (
+    command.name() === 'webhook' &&
+    [...OVER_API, ...OVER_API.flatMap(synonymsOf)].includes(word.toLowerCase())
+  ) {
     return `${message}: keys register webhooks with POST /v2/webhooks, and change them with PATCH /v2/webhooks/{id}`;
   }
   const known = kind === 'option' ? optionsOf(command) : commandsOf(command);
   const synonym =
     kind === 'option' ? optionCalled(word, known.keys()) : commandCalled(word, command, known.keys());
-  const meant = known.get(synonym ?? nearest(word, known.keys()) ?? '');
+  // `--` alone is near to any short word.
+  const names = [...known.keys()].filter((name) => name !== '--');
+  const meant = known.get(synonym ?? nearest(word, names) ?? '');
   if (meant === undefined) return message;
   // The option exists, but was given a value, as in `--wait=yes`.
   if (kind === 'option' && meant === word) return `error: option '${word}' takes no value`;
@@ -108,7 +113,7 @@ const OVER_API = ['create', 'set'];
 const REMOVE = ['rm', 'remove', 'delete', 'del', 'destroy'];
 
 const SYNONYMS: Record<string, readonly string[]> = {
-  create: ['new', 'add', 'make'],
+  create: ['new', 'add', 'make', 'register'],
   list: ['ls', 'all'],
   show: ['get', 'info', 'describe', 'view', 'inspect', 'status'],
   set: ['edit', 'update', 'change', 'modify', 'config'],
@@ -128,7 +133,7 @@ const SYNONYMS: Record<string, readonly string[]> = {
   doctor: ['check', 'health', 'diagnose'],
   queue: ['status', 'ps'],
   '--listen': ['--port', '-p', '--host', '-H', '--bind', '-b', '--address', '--addr'],
-  '--db': ['--data', '--data-dir', '--database', '-d'],
+  '--db': ['--data', '--data-dir', '--database'],
   '--dir': ['--cwd', '--directory', '--workdir', '--working-directory', '-C'],
   '--env': ['-e'],
   '--': ['--command', '--cmd', '--exec', '--script'],

@@ -185,11 +185,16 @@ t.test('wrong usage is one line that says what to do, and exit code 2', async (t
       /unknown option '--command': did you mean -- and the command after it\?/,
     ],
     ['admin project set x --command ./x', /did you mean -- and the command after it\?/],
+    ['admin project create --x', /unknown option '--x' \(see/],
+    ['admin project create ---', /unknown option '---' \(see/],
+    ['admin project create -d /srv', /unknown option '-d' \(see/],
     ['admin queue -n 5', /unknown option '-n': did you mean --limit\?/],
     [
       'admin webhook create',
       /unknown command 'create': keys register webhooks with POST \/v2\/webhooks.* \(see/,
     ],
+    ['admin webhook register', /unknown command 'register': keys register webhooks with POST/],
+    ['admin webhook CREATE', /unknown command 'CREATE': keys register webhooks with POST/],
     ['admin webhook update whk_1', /unknown command 'update': keys .* PATCH \/v2\/webhooks\/\{id\}/],
     [
       'admin key create ci --all-scopes --all-projects',
