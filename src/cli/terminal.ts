@@ -1,5 +1,6 @@
 import { addAbortSignal, type Readable, type Writable } from 'node:stream';
 import { INPUT_MAX_BYTES, tooLarge } from '../read-bounded.ts';
+import { displayWidth } from './shorten.ts';
 
 /** The input and the outputs of a command: all that it reads and writes passes here. */
 export interface Terminal {
@@ -29,8 +30,8 @@ export interface Terminal {
   /** Whether somebody can be asked: stdin and stderr are terminals. */
   readonly canAsk: boolean;
   /**
-   * Asks on stderr and waits for a line; null: nobody can be asked. When `signal` aborts, the question goes away, and
-   * counts as answered with an empty line.
+   * Asks on stderr and waits for a line; null: nobody can be asked. When `signal` aborts, the question counts as
+   * answered with an empty line, and goes away, if the terminal can erase it.
    */
   ask(question: string, signal?: AbortSignal): Promise<string | null>;
 }
@@ -55,6 +56,7 @@ export function createTerminal(
   });
   // There is nowhere left to report it.
   stderr.on('error', () => undefined);
+  const isDumb = streams.env?.TERM === 'dumb';
   let progressShown = false;
 
   return {
@@ -74,13 +76,12 @@ export function createTerminal(
       stderr.write(line(text));
     },
     progress(text) {
-      if (stderr.isTTY !== true || streams.env?.TERM === 'dumb') return;
-      const columns = stderr.columns || COLUMNS_OF_MOST_TERMINALS;
+      if (stderr.isTTY !== true || isDumb) return;
       wipeProgress();
-      stderr.write(text.slice(0, columns - 1));
+      stderr.write(text.slice(0, columnsOf(stderr) - 1));
       progressShown = true;
     },
-    columns: stdout.isTTY === true ? stdout.columns || COLUMNS_OF_MOST_TERMINALS : null,
+    columns: stdout.isTTY === true ? columnsOf(stdout) : null,
     colours: stdout.isTTY === true && stdout.hasColors?.() === true,
     get inputIsTyped() {
       return streams.stdin.isTTY === true;
@@ -111,7 +112,8 @@ export function createTerminal(
         for await (const chunk of streams.stdin) return String(chunk).trim();
       } catch (error) {
         if (signal?.aborted !== true) throw error;
-        stderr.write(WIPE_LINE);
+        const isOneLine = displayWidth(question) < columnsOf(stderr);
+        stderr.write(isOneLine && !isDumb ? WIPE_LINE : '\n');
       }
       return '';
     },
@@ -126,6 +128,10 @@ export function createTerminal(
     stderr.write(WIPE_LINE);
     progressShown = false;
   }
+}
+
+function columnsOf({ columns }: Output): number {
+  return columns || COLUMNS_OF_MOST_TERMINALS;
 }
 
 /** Resolves when the output has taken these bytes and all before them; to false if it takes no more. */

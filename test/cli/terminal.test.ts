@@ -107,6 +107,17 @@ t.test('a question goes away when its signal aborts', async (t) => {
   t.equal(written.stderr(), 'Sure? \r\x1b[K');
 });
 
+t.test('a question that cannot be erased stays, and what follows begins a line', async (t) => {
+  for (const [kind, env] of [
+    [{ isTTY: true }, { TERM: 'dumb' }],
+    [{ isTTY: true, columns: 6 }, {}],
+  ] as const) {
+    const { terminal, written } = streams(kind, env);
+    await terminal.ask('Sure? ', AbortSignal.abort());
+    t.equal(written.stderr(), 'Sure? \n');
+  }
+});
+
 t.test('without a terminal, no question is asked', async (t) => {
   for (const missing of ['stdin', 'stderr'] as const) {
     const { terminal, stdin, written, ...rest } = streams({ isTTY: true });
@@ -158,11 +169,14 @@ async function withFile(t: Test) {
 }
 
 /** A terminal on streams in memory; `kind` is what makes a stream one of a terminal. */
-function streams(kind: { isTTY?: boolean; columns?: number; hasColors?: () => boolean }) {
+function streams(
+  kind: { isTTY?: boolean; columns?: number; hasColors?: () => boolean },
+  env: { readonly TERM?: string } = {},
+) {
   const make = () => Object.assign(new PassThrough(), kind);
   const [stdin, stdout, stderr] = [make(), make(), make()];
   const lost: string[] = [];
-  const terminal = createTerminal({ stdin, stdout, stderr }, ({ message }) => lost.push(message));
+  const terminal = createTerminal({ stdin, stdout, stderr, env }, ({ message }) => lost.push(message));
   const textOf = (stream: PassThrough) => () => String(stream.read() ?? '');
   return {
     terminal,
