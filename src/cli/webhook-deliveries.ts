@@ -86,7 +86,7 @@ function printDeliveries(items: readonly Delivery[], store: Store, context: Comm
       { title: 'ID', of: ({ id }) => id },
       { title: 'EVENT', of: ({ event_type }) => event_type, shorten: shortEvents },
       { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
-      { title: 'TRIES', of: ({ attempt_count }) => String(attempt_count) },
+      { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
       { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shorten: shortSentence },
       {
         title: 'NEXT',

@@ -341,6 +341,7 @@ t.test('deliveries are listed newest first, with their outcome', async (t) => {
     ['--event-type', 'deployment.created,deployment.failed', '--status', 'exhausted,delivered', id],
   ]) {
     const exhausted = await there.davit(webhook('deliveries', ...words));
+    t.match(exhausted.stdout, /^ID +EVENT +STATUS +ATTEMPTS +LAST +CREATED$/m);
     t.match(exhausted.stdout, /^dlv_\w+ +deployment\.created +exhausted +1 +connection_refused +20\S+Z$/m);
     t.equal(exhausted.stdout.split('\n').length, 3);
   }
