@@ -10,11 +10,12 @@ export function isMountPoint(path: string): boolean {
 /** Whether the file system that the path is on is mounted so that nothing on it may be executed, mount(8). */
 export function isOnNoexec(path: string): boolean {
   const real = realPath(path);
-  const mount = mounts()
+  const above = mounts()
     .filter(({ place }) => place === '/' || real === place || real.startsWith(`${place}/`))
-    // Of two at the same place, the later one hides the other.
-    .toSorted((one, other) => one.place.length - other.place.length)
-    .at(-1);
+    .toSorted((one, other) => one.place.length - other.place.length);
+  let mount = above[0];
+  // What is not mounted on the one reached so far is hidden by it.
+  for (const next of above) if (next.parent === mount?.id) mount = next;
   return mount?.options.split(',').includes('noexec') ?? false;
 }
 
@@ -47,6 +48,9 @@ const NETWORK_TYPES =
   /^(?:nfs4?|cifs|smb3|9p|virtiofs|vboxsf|afs|ceph|coda|gfs2|ocfs2|lustre|beegfs|gpfs|fuse\.(?:sshfs|glusterfs|ceph|ceph-fuse|mfs|s3fs|rclone|gcsfuse|juicefs|davfs|curlftpfs))$/;
 
 interface Mount {
+  id: string;
+  /** The `id` of the mount that it is mounted on. */
+  parent: string;
   /** As in `Stats.dev`. */
   device: number;
   place: string;
@@ -58,8 +62,12 @@ interface Mount {
 /** proc_pid_mountinfo(5). Empty without /proc. */
 function mounts(): Mount[] {
   if (!existsSync(MOUNTS)) return [];
-  const lines = readFileSync(MOUNTS, 'utf8').matchAll(/^\S+ \S+ (\d+):(\d+) \S+ (\S+) (\S+) .*?- (\S+) /gm);
-  return [...lines].map(([, major, minor, place = '', options = '', type = '']) => ({
+  const lines = readFileSync(MOUNTS, 'utf8').matchAll(
+    /^(\S+) (\S+) (\d+):(\d+) \S+ (\S+) (\S+) .*?- (\S+) /gm,
+  );
+  return [...lines].map(([, id = '', parent = '', major, minor, place = '', options = '', type = '']) => ({
+    id,
+    parent,
     device: deviceNumber(Number(major), Number(minor)),
     place: unescaped(place),
     options,
