@@ -339,6 +339,8 @@ const TLS_PROBLEMS: Record<string, string> = {
   CERT_SIGNATURE_FAILURE: 'certificate has a wrong signature',
   DEPTH_ZERO_SELF_SIGNED_CERT: 'certificate is self-signed',
   ERR_TLS_CERT_ALTNAME_INVALID: 'certificate is for another host',
+  'ERR_SSL_SSL/TLS_ALERT_HANDSHAKE_FAILURE':
+    'handshake failure: the receiver may require a client certificate, or other ciphers',
   ERR_SSL_PACKET_LENGTH_TOO_LONG: 'the receiver does not speak TLS',
   ERR_SSL_TLSV13_ALERT_CERTIFICATE_REQUIRED: 'the receiver requires a client certificate',
   ERR_SSL_TLSV1_ALERT_PROTOCOL_VERSION: 'the receiver speaks no TLS 1.2 or newer',
