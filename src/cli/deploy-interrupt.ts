@@ -94,9 +94,11 @@ export function handleInterruption(
     const answer = await terminal.ask(`Cancel deployment ${askedId}? [y/N] `, asking.signal);
     asking.abort();
     question = undefined;
-    // A ^C after the answer is another one, however soon it comes.
-    stopListening();
+    // A ^C after the answer is another one, however soon it comes. One that comes just now would be lost between
+    // listeners, as the SIGHUP of a terminal that hangs up, whose end of input is the answer.
+    const stopListeningBefore = stopListening;
     stopListening = listen();
+    stopListeningBefore();
     if (answer === null) leave('SIGINT');
     else if (ended !== undefined) return;
     else if (isYes(answer)) cancel();

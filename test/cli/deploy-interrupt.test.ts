@@ -2,7 +2,7 @@ import { type ChildProcess, spawn } from 'node:child_process';
 import { once } from 'node:events';
 import { rmSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
-import { PassThrough } from 'node:stream';
+import { PassThrough, type Readable } from 'node:stream';
 import { text } from 'node:stream/consumers';
 import t, { type Test } from 'tap';
 import { createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
@@ -315,6 +315,31 @@ t.test('on a terminal, ^C asks whether to cancel the deployment', needsTerminal,
   await repeatUntilEnd(red.terminal, () => red.terminal.stdin.write('\u0003'));
   t.equal(red.terminal.exitCode, 130);
   await red.shown.until(/\[31mbegun[\s\S]*\[0mleft; deployment/);
+});
+
+t.test('a terminal that hangs up while the question stands ends the client', needsTerminal, async (t) => {
+  const { directory, deployments, env, project } = await runningDeployments(t);
+  const started = untilFile(directory, 'started');
+  const words = [process.execPath, MAIN, 'deploy', project, 'slow', '--wait'];
+  const command = `exec ${words.map((word) => `'${word}'`).join(' ')}`;
+  const terminal = spawn('script', ['--quiet', '--command', command, '/dev/null'], {
+    cwd: directory,
+    env: { ...env, TERM: 'xterm' },
+    stdio: ['pipe', 'pipe', 'inherit', 'pipe'],
+  });
+  t.teardown(() => terminal.kill('SIGKILL'));
+  const shown = collect(terminal);
+  // The client has the other end of this, too.
+  const client = terminal.stdio[3] as Readable;
+  const left = once(client.resume(), 'close');
+  await started;
+  await shown.until(/begun/);
+  terminal.stdin?.write('\u0003');
+  await shown.until(/Cancel deployment dpl_\w+\? \[y\/N\]/);
+  terminal.kill('SIGKILL');
+  await left;
+  const [newest] = await deployments();
+  t.match(newest, { status: 'running' });
 });
 
 t.test('once the question is answered, a ^C is another one, however soon it comes', async (t) => {
