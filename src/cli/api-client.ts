@@ -229,6 +229,7 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     for (;;) {
       let why: string;
       let retryAfterMs: number | undefined;
+      let unansweredSinceMs: number | undefined;
       const askedAtMs = effects.monotonicMs();
       asked.onTry?.(true);
       try {
@@ -267,9 +268,10 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
           throw explained(error, place);
         }
         why = isGarbled(error) ? `${place} does not answer in HTTP` : failureText(error, place);
+        unansweredSinceMs = askedAtMs + (asked.delayMs ?? 0);
       }
       asked.onTry?.(mayBeDone);
-      await waiting.wait(why, retryAfterMs, askedAtMs + (asked.delayMs ?? 0));
+      await waiting.wait(why, retryAfterMs, unansweredSinceMs);
     }
   }
 

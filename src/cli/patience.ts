@@ -16,10 +16,10 @@ export interface Patience {
   reset(): void;
   /**
    * Waits longer each time, at least what the service asks for, and at most what is left of the time for retries.
-   * Throws GaveUp when that is over, or too short for what the service asks for. `askedAtMs`: when what failed had to be
-   * answered, on the monotonic clock; the time for retries begins then, if that is earlier than now.
+   * Throws GaveUp when that is over, or too short for what the service asks for. `unansweredSinceMs`: when what got no
+   * answer had to be answered, on the monotonic clock; the time for retries begins then, if that is earlier than now.
    */
-  wait(why: string, retryAfterMs?: number, askedAtMs?: number): Promise<void>;
+  wait(why: string, retryAfterMs?: number, unansweredSinceMs?: number): Promise<void>;
 }
 
 const FIRST_DELAY_MS = 500;
@@ -35,13 +35,13 @@ export function createPatience(limitMs: number, { effects, terminal }: CommandCo
       failures = 0;
       sinceMs = undefined;
     },
-    async wait(why, retryAfterMs = 0, askedAtMs = effects.monotonicMs()) {
+    async wait(why, retryAfterMs = 0, unansweredSinceMs = Number.POSITIVE_INFINITY) {
       const nowMs = effects.monotonicMs();
-      sinceMs ??= Math.min(askedAtMs, nowMs);
+      sinceMs ??= Math.min(unansweredSinceMs, nowMs);
       const [random = 0] = effects.randomBytes(1);
       // Up to a third less, so that jobs that a restart has cut off do not all come back at once.
       const ownMs = Math.min(FIRST_DELAY_MS * 2 ** failures, LONGEST_DELAY_MS) * (1 - random / 768);
-      const leftMs = sinceMs + limitMs - nowMs;
+      const leftMs = limitMs - (nowMs - sinceMs);
       failures += 1;
       if (leftMs <= 0) throw new GaveUp(`${why}, and --retry-for is over: gave up`);
       if (retryAfterMs > leftMs) {

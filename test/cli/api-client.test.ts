@@ -95,6 +95,29 @@ t.test(
   },
 );
 
+t.test('a refusal is retried from its answer on, however long that took', async (t) => {
+  const effects = fakeEffects();
+  const monotonicMs = () => {
+    effects.block(0.001); // a clock that goes on meanwhile
+    return effects.monotonicMs();
+  };
+  const refuse = status(503, { headers: { 'Retry-After': '5' } });
+  const service = await startReceiver(t, {
+    answers: [
+      (response, received) => {
+        effects.advance(20_000);
+        return refuse(response, received);
+      },
+      status(200, { body: JSON.stringify(QUEUED) }),
+    ],
+  });
+  const stderr = new PassThrough();
+  const client = clientOf(service, { ...hurried(effects), monotonicMs }, { retryForMs: 5_000 }, stderr);
+  t.match(await client.call({ method: 'GET', path: '/' }), { ok: true });
+  t.match(String(stderr.read()), /^127\.0\.0\.1:\d+ answers 503: trying again in 5s\n$/);
+  await client.close();
+});
+
 t.test('a proxy that makes no connection is given up like a service that does not answer', async (t) => {
   const sockets = new Set<Socket>();
   const proxy = createServer((socket) => sockets.add(socket)).listen(0, '127.0.0.1');
