@@ -35,7 +35,10 @@ export interface Interruption {
 /** How often it is looked whether the deployment has ended while the question is on the screen. */
 const LOOK_EVERY_MS = 1_000;
 
-/** Handles SIGINT, SIGTERM and SIGHUP: the first may cancel the deployment, or asks; the second leaves at once. */
+/**
+ * Handles SIGINT, SIGTERM and SIGHUP: the first may cancel the deployment, or asks; the second leaves at once, but for a
+ * SIGHUP while a cancellation is under way.
+ */
 export function handleInterruption(
   api: ApiClient,
   idempotencyKey: string,
@@ -59,6 +62,8 @@ export function handleInterruption(
     if (ended !== undefined) leave(signal);
     else if (signals === 1 && cancelOnInterrupt && mayBeCreated) cancel();
     else if (signals === 1 && signal === 'SIGINT' && wait && id !== undefined) question = ask(id);
+    // A shell passes it on when its terminal hangs up, and again when it ends: nobody means to leave.
+    else if (signal === 'SIGHUP' && cancellation !== undefined && cancellation !== 'refused') return;
     else leave(signal);
   };
   const listen = () => onSignal(['SIGINT', 'SIGTERM', 'SIGHUP'], countingOnce(interrupt, effects));
@@ -119,12 +124,14 @@ export function handleInterruption(
   function cancel(): void {
     cancellation = 'wanted';
     if (id === undefined)
-      terminal.note('the deployment is canceled as soon as it is created; a second signal leaves at once');
+      terminal.note(
+        'the deployment is canceled as soon as it is created; a further ^C or SIGTERM leaves at once',
+      );
     else request = requestCancel(id);
   }
 
   async function requestCancel(canceledId: DeploymentId): Promise<void> {
-    terminal.note(`canceling deployment ${canceledId}; a second signal leaves at once`);
+    terminal.note(`canceling deployment ${canceledId}; a further ^C or SIGTERM leaves at once`);
     cancellation = 'requested';
     try {
       const answer = await api.call({ method: 'POST', path: `/v2/deployments/${canceledId}/cancel` });

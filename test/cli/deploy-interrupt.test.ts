@@ -50,7 +50,7 @@ t.test('with --cancel-on-interrupt, a signal cancels the deployment and awaits i
     t.strictSame(await once(client, 'exit'), [1, null]);
     t.match(
       await stderr,
-      /canceling deployment dpl_\w+; a second signal leaves at once\ndeployment dpl_\w+ of slow: canceled in/,
+      /canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\ndeployment dpl_\w+ of slow: canceled in/,
     );
     rmSync(join(directory, 'started'));
   }
@@ -67,7 +67,7 @@ t.test('once the deployment has ended, no answer to its cancellation is awaited'
   const said = collect(client, 'stderr');
   await started;
   client.kill('SIGTERM');
-  await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
+  await said.until(/canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\n/);
   writeFileSync(join(directory, 'end'), '');
   t.strictSame(await once(client, 'close'), [0, null]);
   await said.until(
@@ -119,7 +119,7 @@ t.test('a second signal says that the cancellation was requested, and not answer
   const said = collect(client, 'stderr');
   await started;
   client.kill('SIGTERM');
-  await said.until(/canceling deployment dpl_\w+; a second signal leaves at once\n/);
+  await said.until(/canceling deployment dpl_\w+; a further \^C or SIGTERM leaves at once\n/);
   await repeatUntilEnd(client, () => client.kill('SIGINT'));
   t.strictSame([client.exitCode, client.signalCode], [130, null]);
   await said.until(/left; the cancellation of deployment dpl_\w+ was requested, without an answer so far\n$/);
@@ -153,7 +153,9 @@ t.test('a signal before the deployment exists cancels it once created, also with
   const said = collect(client, 'stderr');
   await proxy.held();
   client.kill('SIGINT');
-  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
+  await said.until(
+    /^the deployment is canceled as soon as it is created; a further \^C or SIGTERM leaves at once\n$/,
+  );
   proxy.release();
   t.strictSame(await once(client, 'exit'), [1, null]);
   await said.until(/canceling deployment dpl_\w+;[\s\S]* of slow: canceled in \w+\n$/);
@@ -178,7 +180,9 @@ t.test("after a proxy's 503, the deployment may exist, and a signal does not end
   const said = collect(client, 'stderr');
   await said.until(/answers 503: trying again/);
   client.kill('SIGTERM');
-  await said.until(/the deployment is canceled as soon as it is created; a second signal leaves at once\n/);
+  await said.until(
+    /the deployment is canceled as soon as it is created; a further \^C or SIGTERM leaves at once\n/,
+  );
   await repeatUntilEnd(client, () => client.kill('SIGTERM'));
   await said.until(
     /left; the deployment may have been created, and is not canceled: repeat with --idempotency-key \S+ to get/,
@@ -343,20 +347,46 @@ t.test('a terminal that hangs up while the question stands ends the client', nee
 });
 
 t.test('once the question is answered, a ^C is another one, however soon it comes', async (t) => {
-  const service = await startReceiver(t);
+  const { interrupt, exits, stdin, interruption } = await handledHere(t, { wait: true });
+  interrupt('SIGINT');
+  interrupt('SIGINT');
+  t.strictSame(exits, [], 'at once, it is the same one');
+  stdin.write('n\n');
+  await interruption.answered();
+  interrupt('SIGINT');
+  t.strictSame(exits, [130]);
+});
+
+t.test('a further SIGHUP does not cut off a cancellation', async (t) => {
+  const { interrupt, exits, service, effects } = await handledHere(t, { cancelOnInterrupt: true });
+  interrupt('SIGHUP');
+  await service.next();
+  // A shell passes it on to its jobs when its terminal hangs up, and again when it ends.
+  effects.advance(500);
+  interrupt('SIGHUP');
+  t.strictSame(exits, []);
+  effects.advance(500);
+  interrupt('SIGTERM');
+  t.strictSame(exits, [143]);
+});
+
+/** The handling of signals in this process, with a deployment that is created, and a clock that stands still. */
+async function handledHere(t: Test, options: { cancelOnInterrupt?: boolean; wait?: boolean }) {
+  const service = await startReceiver(t, { answers: [silence()] });
   const stream = () => Object.assign(new PassThrough(), { isTTY: true });
   const [stdin, stdout, stderr] = [stream(), stream(), stream()];
-  const listeners = new Set<(name: 'SIGINT') => void>();
+  const listeners = new Set<(name: Interrupting) => void>();
   const exits: number[] = [];
+  const effects = fakeEffects();
   const context: CommandContext = {
     terminal: createTerminal({ stdin, stdout, stderr }, () => undefined),
     commandLine: [],
     environment: {},
     startEnvironment: {},
-    effects: fakeEffects(), // whose clock stands still
+    effects,
     onSignal(_names, listener) {
-      listeners.add(listener as (name: 'SIGINT') => void);
-      return () => listeners.delete(listener as (name: 'SIGINT') => void);
+      listeners.add(listener as (name: Interrupting) => void);
+      return () => listeners.delete(listener as (name: Interrupting) => void);
     },
     exit: (code) => exits.push(code),
     exitWithThreads: () => undefined,
@@ -373,27 +403,17 @@ t.test('once the question is answered, a ^C is another one, however soon it come
     },
     context,
   );
-  const interruption = handleInterruption(
-    api,
-    'job',
-    createLogOutput(context.terminal),
-    { wait: true },
-    context,
-  );
-  const interrupt = () => {
-    for (const listen of listeners) listen('SIGINT');
-  };
+  t.teardown(() => api.close());
+  const interruption = handleInterruption(api, 'job', createLogOutput(context.terminal), options, context);
   interruption.tried(true);
   interruption.created('dpl_1' as DeploymentId);
-  interrupt();
-  interrupt();
-  t.strictSame(exits, [], 'at once, it is the same one');
-  stdin.write('n\n');
-  await interruption.answered();
-  interrupt();
-  t.strictSame(exits, [130]);
-  await api.close();
-});
+  const interrupt = (signal: Interrupting) => {
+    for (const listen of listeners) listen(signal);
+  };
+  return { interrupt, exits, stdin, interruption, service, effects };
+}
+
+type Interrupting = 'SIGINT' | 'SIGTERM' | 'SIGHUP';
 
 /** Signals until the child has ended: what comes at once after the first is the same signal. */
 async function repeatUntilEnd(child: ChildProcess, signal: () => void): Promise<void> {
@@ -459,7 +479,9 @@ async function interruptedTry(t: Test, first: Answer, ...later: Answer[]) {
   const said = collect(client, 'stderr');
   await service.next();
   client.kill('SIGTERM');
-  await said.until(/^the deployment is canceled as soon as it is created; a second signal leaves at once\n$/);
+  await said.until(
+    /^the deployment is canceled as soon as it is created; a further \^C or SIGTERM leaves at once\n$/,
+  );
   release();
   return { client, said, service };
 }
