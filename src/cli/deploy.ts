@@ -70,7 +70,11 @@ export function defineDeploy(command: Command, context: CommandContext): void {
         .default(durationMsOrNone('2m'), '2m'),
     )
     .addOption(
-      option('--cancel-on-interrupt', 'cancel the deployment at ^C, SIGTERM or SIGHUP, without asking'),
+      option(
+        '--cancel-on-interrupt',
+        // Node resets at its start what nohup has made it ignore.
+        'cancel the deployment at ^C, SIGTERM or SIGHUP, without asking; setsid or systemd-run keeps SIGHUP away, nohup does not',
+      ),
     )
     .addOption(option('--ca-file <file>', 'trust the certificates in this file (PEM) too'))
     .addOption(
