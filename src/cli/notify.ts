@@ -13,32 +13,45 @@ const MSG_NOSIGNAL = 0x4000;
 const NAME_MAX_BYTES = 108;
 
 const RETRY_MS = 50;
+/** How long systemd may take nothing before the log says so. */
+const FULL_WARNING_MS = 5_000;
 
 export type SystemdState = 'READY=1' | 'STOPPING=1' | `EXTEND_TIMEOUT_USEC=${number}`;
 
 /**
- * Tells systemd the state of davit, if NOTIFY_SOCKET is set: sd_notify(3), Type=notify. Sends the datagram itself, as
- * systemd heeds only the main process of a unit. Never throws; returns why systemd was not told.
+ * Returns a function that tells systemd the state of davit, if NOTIFY_SOCKET is set: sd_notify(3), Type=notify. Sends the
+ * datagram itself, as systemd heeds only the main process of a unit. A newer state replaces one that waits for room. Never
+ * throws; `warn` is told why systemd was not told.
  */
-export async function notifySystemd(
-  state: SystemdState,
+export function createNotifier(
   { environment, effects }: Pick<CommandContext, 'environment' | 'effects'>,
-): Promise<string | undefined> {
+  warn: (text: string) => void,
+): (state: SystemdState) => Promise<void> {
   const { NOTIFY_SOCKET } = environment;
-  if (NOTIFY_SOCKET === undefined || NOTIFY_SOCKET === '') return undefined;
-  const address = addressOf(NOTIFY_SOCKET);
-  if (address === undefined) return 'NOTIFY_SOCKET is not the address of a Unix socket';
-  try {
+  let newest: SystemdState | undefined;
+
+  return async (state) => {
+    if (NOTIFY_SOCKET === undefined || NOTIFY_SOCKET === '') return;
+    newest = state;
+    const failure = await tell(NOTIFY_SOCKET, state).catch(messageOf);
+    if (failure !== undefined) warn(`systemd was not told ${state}: ${failure}`);
+  };
+
+  /** Returns why it failed. */
+  async function tell(name: string, state: SystemdState): Promise<string | undefined> {
+    const address = addressOf(name);
+    if (address === undefined) return 'NOTIFY_SOCKET is not the address of a Unix socket';
     const send = await sender(address, Buffer.from(state));
     let failure = send();
     // Its queue is full. sd_notify(3) blocks then, which davit must not.
-    while (failure === 'EAGAIN') {
+    for (let waitedMs = 0; failure === 'EAGAIN'; waitedMs += RETRY_MS) {
+      if (waitedMs === FULL_WARNING_MS)
+        warn(`systemd is not told ${state} so far: the queue of NOTIFY_SOCKET is full`);
       await delay(RETRY_MS, effects);
+      if (newest !== state) return undefined; // which may have been sent already
       failure = send();
     }
     return failure;
-  } catch (error) {
-    return messageOf(error);
   }
 }
 

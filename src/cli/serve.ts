@@ -15,7 +15,7 @@ import {
 import { dbPathOf } from './database-file.ts';
 import { errorText } from './error-text.ts';
 import { migrateOlder } from './migrate.ts';
-import { notifySystemd, type SystemdState } from './notify.ts';
+import { createNotifier, type SystemdState } from './notify.ts';
 import { nearest } from './suggest.ts';
 import { rootOf } from './usage.ts';
 
@@ -102,7 +102,8 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   // Without a listener, Node would open its debugger to every user of the machine, and the executable would end.
   onSignal(['SIGUSR1'], () => undefined);
 
-  await migrateFirst(config, context);
+  const tellSystemd = createNotifier(context, (text) => void warn(text, config, effects));
+  await migrateFirst(config, context, tellSystemd);
   const { startService } = await import('../app.ts');
   const onFatal = (error: unknown) => {
     // At once, without a clean stop: the next start ends what is still running.
@@ -119,19 +120,13 @@ async function serve(config: ServeConfig, context: CommandContext): Promise<void
   // Among the JSON lines on stderr.
   terminal.tellOutputLost(({ message }) => void warn(`the output is lost: ${message}`, config, effects));
   terminal.print(`davit listening on ${service.url}`);
-  void tellSystemd('READY=1', config, context);
+  void tellSystemd('READY=1');
   releaseStartMemory(effects, 'main');
   await toldToStop;
-  void tellSystemd('STOPPING=1', config, context);
+  void tellSystemd('STOPPING=1');
   await service.stop();
   // In any case, even if a library still holds something open.
   exit(0);
-}
-
-/** Only warns if that fails. */
-async function tellSystemd(state: SystemdState, config: ServeConfig, context: CommandContext): Promise<void> {
-  const failure = await notifySystemd(state, context);
-  if (failure !== undefined) await warn(`systemd was not told ${state}: ${failure}`, config, context.effects);
 }
 
 async function warn(text: string, config: ServeConfig, effects: Effects): Promise<void> {
@@ -142,7 +137,11 @@ async function warn(text: string, config: ServeConfig, effects: Effects): Promis
 /**
  * Migrates an older file. That may take long for a large one, so systemd is told to wait, and the progress is logged.
  */
-async function migrateFirst(config: ServeConfig, context: CommandContext): Promise<void> {
+async function migrateFirst(
+  config: ServeConfig,
+  context: CommandContext,
+  tellSystemd: (state: SystemdState) => Promise<void>,
+): Promise<void> {
   const { dbPath } = config;
   let logger: Logger | undefined;
   // Without SIGHUP, which must not end a service.
@@ -157,7 +156,7 @@ async function migrateFirst(config: ServeConfig, context: CommandContext): Promi
     { ...context, onSignal, exit: () => context.exit(0) },
     {
       async onBegin(schema) {
-        void tellSystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`, config, context);
+        void tellSystemd(`EXTEND_TIMEOUT_USEC=${MIGRATION_MAX_MS * 1_000}`);
         logger = await loggerOf(config, context.effects);
         logger.info({ file: dbPath, to_schema: schema }, 'an older davit wrote the file: copying it first');
       },

@@ -4,7 +4,7 @@ import { join } from 'node:path';
 import { promisify } from 'node:util';
 import koffi from 'koffi';
 import t, { type Test } from 'tap';
-import { notifySystemd } from '../../src/cli/notify.ts';
+import { createNotifier } from '../../src/cli/notify.ts';
 import { realEffects } from '../../src/effects.ts';
 import { MAIN, place, run } from '../helpers/cli.ts';
 import { KNOWS_OLDER_SCHEMAS, makeOlder } from '../helpers/older-schema.ts';
@@ -169,8 +169,12 @@ const recv = libc.func('long recv(int socket, void *message, size_t length, int 
 const sendto = libc.func(
   'long sendto(int socket, void *message, size_t length, int flags, void *address, uint32_t addressLength)',
 );
+const close = libc.func('int close(int descriptor)');
 const shutdown = libc.func('int shutdown(int socket, int how)');
 const [AF_UNIX, SOCK_DGRAM, MSG_DONTWAIT, SHUT_RDWR] = [1, 2, 0x40, 2];
+
+/** What fills the queue. */
+const FILLING = '\0';
 
 /** Systemd's end of the notify socket, of this path or with @ of this abstract name. `next` gives the next message. */
 function startListening(t: Test, NOTIFY_SOCKET: string) {
@@ -186,7 +190,13 @@ function startListening(t: Test, NOTIFY_SOCKET: string) {
     return message.subarray(0, length).toString();
   };
   const fill = () => {
-    while (sendto(descriptor, Buffer.of(0), 1, MSG_DONTWAIT, address, address.length) > 0);
+    let sent = 1;
+    while (sent > 0) {
+      // Each by another socket, as what one may have sent is limited, too.
+      const sender = socket(AF_UNIX, SOCK_DGRAM, 0);
+      sent = sendto(sender, Buffer.from(FILLING), 1, MSG_DONTWAIT, address, address.length);
+      close(sender);
+    }
   };
   return { NOTIFY_SOCKET, next, fill };
 }
@@ -210,8 +220,52 @@ t.test('systemd is told once there is room in the queue of its socket', async (t
   };
   const effects = { ...realEffects, after };
   fill();
-  t.equal(await notifySystemd('READY=1', { environment: { NOTIFY_SOCKET }, effects }), undefined);
+  await createNotifier({ environment: { NOTIFY_SOCKET }, effects }, t.fail)('READY=1');
   while ((await next()) !== 'READY=1');
+});
+
+t.test('of the states that wait for room, systemd is told the newest', async (t) => {
+  const { NOTIFY_SOCKET, next, fill } = startListening(t, join(place(t).directory, 'notify'));
+  const { promise: bothWait, resolve } = Promise.withResolvers<void>();
+  const waiting: (() => void)[] = [];
+  const after = (_delayMs: number, tryAgain: () => void) => {
+    if (waiting.push(tryAgain) === 2) resolve();
+    return () => undefined;
+  };
+  const tell = createNotifier({ environment: { NOTIFY_SOCKET }, effects: { ...realEffects, after } }, t.fail);
+  fill();
+  const told = Promise.all([tell('READY=1'), tell('STOPPING=1')]);
+  await bothWait;
+  await next();
+  for (const tryAgain of waiting) tryAgain();
+  await told;
+  let message = FILLING;
+  while (message === FILLING) message = await next();
+  t.equal(message, 'STOPPING=1');
+});
+
+t.test('the log tells once that there is no room in the queue of systemd', async (t) => {
+  const { NOTIFY_SOCKET, next, fill } = startListening(t, join(place(t).directory, 'notify'));
+  const { promise: warned, resolve: warn } = Promise.withResolvers<string>();
+  let waitedMs = 0;
+  const after = (delayMs: number, tryAgain: () => void) => {
+    waitedMs += delayMs;
+    setImmediate(tryAgain);
+    return () => undefined;
+  };
+  const warnings: string[] = [];
+  const tell = createNotifier(
+    { environment: { NOTIFY_SOCKET }, effects: { ...realEffects, after } },
+    (text) => {
+      if (warnings.push(text) === 1) warn(`${text} for ${waitedMs} ms`);
+    },
+  );
+  fill();
+  const told = tell('READY=1');
+  t.equal(await warned, 'systemd is not told READY=1 so far: the queue of NOTIFY_SOCKET is full for 5000 ms');
+  while ((await next()) !== 'READY=1');
+  await told;
+  t.equal(warnings.length, 1);
 });
 
 t.test('systemd is asked for more time during a migration', async (t) => {
