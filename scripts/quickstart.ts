@@ -1,5 +1,14 @@
 import { execFileSync, spawn } from 'node:child_process';
-import { closeSync, existsSync, mkdirSync, openSync, readFileSync, rmSync, writeFileSync } from 'node:fs';
+import {
+  closeSync,
+  existsSync,
+  mkdirSync,
+  mkdtempSync,
+  openSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from 'node:fs';
 import { createServer, type Server } from 'node:http';
 import type { AddressInfo } from 'node:net';
 import { join } from 'node:path';
@@ -16,8 +25,8 @@ import { setTimeout as delay } from 'node:timers/promises';
 const ROOT = join(import.meta.dirname, '..');
 const DAVIT = join(ROOT, 'build/davit');
 const ONCE = process.argv.includes('--once');
-// --once leaves what another quickstart made.
-const FOLDER = join(ROOT, ONCE ? 'build/quickstart-once' : 'build/quickstart');
+// --once leaves what another quickstart made, or makes meanwhile.
+const FOLDER = ONCE ? mkdtempSync(join(ROOT, 'build/quickstart-')) : join(ROOT, 'build/quickstart');
 const DATABASE = join(FOLDER, 'davit.db');
 const REPOSITORY = join(FOLDER, 'hello.git');
 const RELEASES = join(FOLDER, 'releases');
@@ -40,8 +49,10 @@ try {
 }
 
 async function main(): Promise<void> {
-  stopEarlierOne();
-  rmSync(FOLDER, { recursive: true, force: true });
+  if (!ONCE) {
+    stopEarlierOne();
+    rmSync(FOLDER, { recursive: true, force: true });
+  }
   mkdirSync(RELEASES, { recursive: true });
 
   heading('a git repository with two tags');
