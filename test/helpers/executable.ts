@@ -14,9 +14,11 @@ const SEA_MAGIC = Buffer.from('20da4301', 'hex');
 /** Makes a copy of the executable heed NODE_OPTIONS, as davit does not: to load a module into it. */
 export function heedNodeOptions(copy: string): void {
   const bytes = readFileSync(copy);
+  const magicAt = bytes.lastIndexOf(SEA_MAGIC);
   // Behind that and four bytes of flags: SeaExecArgvExtension, where 0 is kNone and 1 is kEnv.
-  const at = bytes.lastIndexOf(SEA_MAGIC) + 8;
-  if (bytes[at] !== 0) throw new Error('the executable heeds NODE_OPTIONS, or has another form');
+  const at = magicAt + 8;
+  if (magicAt === -1 || bytes[at] !== 0)
+    throw new Error('the executable heeds NODE_OPTIONS, or has another form');
   const file = openSync(copy, 'r+');
   writeSync(file, Buffer.of(1), 0, 1, at);
   closeSync(file);
