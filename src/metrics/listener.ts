@@ -12,7 +12,7 @@ interface MetricsListener {
   close(): Promise<void>;
 }
 
-/** Each Prometheus keeps one open. Once there are so many, all idle ones are closed; those beyond are dropped. */
+/** Each Prometheus keeps one open. For one beyond these an idle one is closed; if none is idle, it is closed itself. */
 const MAX_CONNECTIONS = 32;
 /** Per connection. One read may bring 2,000 pipelined scrapes, and answering them all took 0.5 s. */
 const MAX_REQUESTS = 100;
@@ -40,21 +40,27 @@ export async function startMetricsListener(
   logger: Logger,
   timeouts: Partial<typeof TIMEOUTS> = {},
 ): Promise<MetricsListener> {
+  /** Those whose requests have all been answered, and sent; first the one that has been idle for longest. */
+  const idle = new Set<Socket>();
   const server = createServer(
     { ...TIMEOUTS, ...timeouts, maxHeaderSize: HEADERS_MAX_BYTES },
     (request, response) => {
       dropBody(request);
       endAfterLast(request, response);
+      noteIdle(idle, request, response);
       void answer(request, response, scrape, logger);
     },
   );
   Object.assign(server, { httpAllowHalfOpen: true }); // see http/server.ts
   server.timeout = IDLE_TIMEOUT_MS;
-  server.maxConnections = MAX_CONNECTIONS;
-  // Others that are idle would keep a Prometheus out for as long as connections are kept alive. It opens another.
-  server.on('connection', () => {
+  // Others that are idle would keep a Prometheus out for as long as connections are kept alive. Node's own function for
+  // these also cuts off an answer that is still being sent.
+  server.on('connection', (socket) => {
+    socket.once('close', () => idle.delete(socket));
     server.getConnections((_error, count) => {
-      if (count >= MAX_CONNECTIONS) server.closeIdleConnections();
+      if (count <= MAX_CONNECTIONS) return;
+      const [longestIdle = socket] = idle;
+      longestIdle.destroy();
     });
   });
   await new Promise<void>((resolve, reject) => {
@@ -87,6 +93,15 @@ function endAfterLast({ socket }: IncomingMessage, response: ServerResponse): vo
 
 /** How many a connection has brought. */
 const requests = new WeakMap<Socket, number>();
+
+/** Answers are sent in order: a connection is idle after the one to its latest request. */
+function noteIdle(idle: Set<Socket>, { socket }: IncomingMessage, response: ServerResponse): void {
+  const count = requests.get(socket);
+  idle.delete(socket);
+  response.once('close', () => {
+    if (requests.get(socket) === count && !socket.destroyed) idle.add(socket);
+  });
+}
 
 async function answer(
   request: IncomingMessage,

@@ -120,6 +120,39 @@ t.test('idle connections keep no other out, and do not end scrapes under way', a
   for (const { socket } of [scraping, ...others]) socket.destroy();
 });
 
+t.test('connections keep no other out that were all open before the first was idle', async (t) => {
+  const { port } = await listener(t);
+  const get = 'GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n';
+  const others: RawConnection[] = [];
+  for (let made = 0; made < 32; made++) others.push(await connectRaw(port));
+  for (const other of others) {
+    other.send(get);
+    await other.received('davit_x 1');
+  }
+  const oneMore = await connectRaw(port);
+  oneMore.send(get);
+  t.match(await oneMore.received('davit_x 1'), /^HTTP\/1\.1 200 /);
+  t.match(await others[0]?.closed, /davit_x 1/);
+  for (const { socket } of [oneMore, ...others]) socket.destroy();
+});
+
+t.test('an answer that its client is slow to read is not cut off for another connection', async (t) => {
+  const text = 'davit_x 1\n'.repeat(2_000_000); // more than the system buffers
+  const { port } = await listener(t, async () => text);
+  const slow = await connectRaw(port);
+  slow.send('GET /metrics HTTP/1.1\r\nHost: d\r\n\r\n');
+  await slow.received('davit_x 1');
+  slow.socket.pause();
+  const others: RawConnection[] = [];
+  for (let made = 0; made < 31; made++) others.push(await connectRaw(port));
+  const oneMore = await connectRaw(port);
+  await oneMore.closed;
+  slow.socket.resume();
+  slow.socket.end();
+  t.equal((await slow.closed).split('\r\n\r\n')[1]?.length, text.length);
+  for (const { socket } of others) socket.destroy();
+});
+
 t.test(
   'a connection is closed after the answer to its hundredth request; what is behind is ignored',
   async (t) => {
