@@ -11,6 +11,7 @@ import type { Socket } from 'node:net';
 interface Parser {
   constructor: Partial<Record<Callback, number>>;
   socket?: Socket | null;
+  pause?: () => void;
   [callback: number]: unknown;
 }
 
@@ -109,6 +110,7 @@ function limitReading(socket: Socket, bytes: number, reached: () => void): () =>
   }
 }
 
-function parserOf(socket: Socket): Parser | null {
+/** Null for a connection that HTTP has left, or that is closed. */
+export function parserOf(socket: Socket): Parser | null {
   return (socket as unknown as { parser?: Parser | null }).parser ?? null;
 }

@@ -1,7 +1,8 @@
 import { createPrivateKey, type KeyObject } from 'node:crypto';
-import { createSecureContext, type Server, type TlsOptions } from 'node:tls';
+import { createSecureContext, type Server, type TLSSocket, type TlsOptions } from 'node:tls';
 import { AppError, messageOf } from '../errors.ts';
 import { readCertificates, readPem } from '../pem.ts';
+import { parserOf } from '../unread.ts';
 
 /** A server certificate with its chain, and its key; both in PEM, and checked to be a pair. */
 export interface Certificate {
@@ -51,6 +52,16 @@ export function tlsOptions({ chain, key }: Pick<Certificate, 'chain' | 'key'>): 
 /** Uses this certificate for new connections; existing ones continue. */
 export function replaceCertificate(listener: Server, certificate: Certificate): void {
   listener.setSecureContext(tlsOptions(certificate));
+}
+
+/**
+ * Has Node parse all that a read from this new connection brings. While answers wait, Node stops reading, and pauses its
+ * parser too: the other records of the same read come all the same, and were HPE_PAUSED, so 400. Not to read is enough,
+ * as one read brings 64 KiB at most; so it is for later connections of the same parser, with TLS or without.
+ */
+export function parseAllOfRead(socket: TLSSocket): void {
+  const parser = parserOf(socket);
+  if (parser !== null) parser.pause = () => undefined;
 }
 
 /** Node's current defaults, set explicitly so that neither NODE_OPTIONS nor a new Node changes them. */

@@ -1,12 +1,14 @@
 import { execFileSync } from 'node:child_process';
 import { chmodSync, copyFileSync, mkdirSync, readFileSync, writeFileSync } from 'node:fs';
+import type { ServerResponse } from 'node:http';
 import { connect as connectPlain, type Socket } from 'node:net';
 import { join } from 'node:path';
 import { connect } from 'node:tls';
+import type { Plugin } from '@hapi/hapi';
 import t from 'tap';
 import { readCertificate } from '../../src/http/tls.ts';
 import { until } from '../helpers/commands.ts';
-import { rawRequest, startHttp } from '../helpers/http.ts';
+import { followRaw, heldResource, parseResponses, rawRequest, startHttp } from '../helpers/http.ts';
 import { ifHas } from '../helpers/programs.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -197,4 +199,51 @@ t.test('a TLS client that ends its side right behind its request is answered', a
       socket.on('close', () => resolve(answer.split('\r\n', 1)[0] ?? ''));
     });
   for (let count = 0; count < 5; count++) t.equal(await statusLine(), 'HTTP/1.1 404 Not Found');
+});
+
+t.test('a TLS client is answered all requests that it sends behind answers that wait', async (t) => {
+  const { plugin: held, release } = heldResource();
+  const large: ServerResponse[] = [];
+  let small = 0;
+  const answering: Plugin<void> = {
+    name: 'answering',
+    register(server) {
+      const options = { auth: false } as const;
+      server.route({
+        method: 'GET',
+        path: '/large',
+        options,
+        handler({ raw }) {
+          large.push(raw.res);
+          return 'x'.repeat(50_000);
+        },
+      });
+      server.route({
+        method: 'GET',
+        path: '/small',
+        options,
+        handler() {
+          small += 1;
+          return 'x';
+        },
+      });
+    },
+  };
+  const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
+  const { port } = await startHttp(t, { tls: pair, resources: () => [held, answering] });
+  const ca = readFileSync(fixture('ca.pem'));
+  const client = await followRaw(connect({ port, host: '127.0.0.1', servername: 'localhost', ca }));
+  const get = (path: string, header = '') => `GET ${path} HTTP/1.1\r\nHost: d\r\n${header}\r\n`;
+  client.send(get('/held') + get('/large').repeat(3));
+  await until(() => large.length === 3 && large.every(({ writableEnded }) => writableEnded));
+  // In one read, several records of 16 KiB.
+  client.send(
+    get('/small', `X-Long: ${'x'.repeat(1_000)}\r\n`).repeat(50) + get('/small', 'Connection: close\r\n'),
+  );
+  await until(() => small > 0);
+  release();
+  t.strictSame(
+    parseResponses(await client.closed).map(({ status }) => status),
+    Array.from({ length: 55 }, () => 200),
+  );
 });
