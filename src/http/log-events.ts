@@ -27,7 +27,8 @@ type LogEvents = (follower: LogFollower) => AsyncGenerator<Buffer, void, undefin
 
 /**
  * Creates the function that streams a log as server-sent events, until the deployment has ended and everything was sent.
- * The id of an event is the offset after it. The stream ends early if its watch is closed, or if it may not go on.
+ * The id of an event is the offset after it. The stream ends early if it may not go on, or has to wait once its watch is
+ * closed.
  */
 export function createLogEvents(reads: Reads, effects: Pick<Effects, 'monotonicMs'>): LogEvents {
   // Clients that follow a log live are all at the same offset: the first read serves all of them, with the same bytes.
@@ -44,7 +45,7 @@ export function createLogEvents(reads: Reads, effects: Pick<Effects, 'monotonicM
     let heartbeatAtMs = effects.monotonicMs() + HEARTBEAT_MS;
     for (;;) {
       const woken = await watch.next(isAll ? heartbeatAtMs - effects.monotonicMs() : 0);
-      if (woken === 'closed') return;
+      if (woken === 'closed' && isAll) return;
       if (!mayFollow()) return;
       const next = cached(`${id} ${at} ${midLine}`, () => nextEvent(reads, id, at, midLine));
       const isQuiet = effects.monotonicMs() >= heartbeatAtMs;

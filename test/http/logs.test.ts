@@ -154,6 +154,19 @@ t.test('an event stream ends once its client has ended its side', async (t) => {
   t.equal(http.watches.size(), 0);
 });
 
+t.test('a client that has ended its side gets all that there is of a log', async (t) => {
+  const { http, id, key } = await running(t);
+  await print(http.store, id, 'a line\n'.repeat(100_000));
+  const soFar = await connectRaw(http.port);
+  soFar.socket.end(follow(id, key));
+  t.match(await soFar.closed, /id: 700000\n.*\r\n0\r\n\r\n$/s);
+  await finish(http.store, id);
+  const ended = await connectRaw(http.port);
+  ended.socket.end(follow(id, key));
+  t.match(await ended.closed, /id: 700000\nevent: end\n.*\r\n0\r\n\r\n$/s);
+  t.equal(http.watches.size(), 0);
+});
+
 function follow(id: DeploymentId, key: string): string {
   return `GET /v2/deployments/${id}/logs HTTP/1.1\r\nHost: d\r\nAuthorization: Bearer ${key}\r\nAccept: text/event-stream\r\n\r\n`;
 }
