@@ -27,7 +27,7 @@ const DROPPED_MAX_BYTES = 512 * 1024;
 export function dropBody(
   req: IncomingMessage,
   maxBytes: number = DROPPED_MAX_BYTES,
-  endless: () => void = () => stopReading(req.socket),
+  endless: () => void = () => giveUpReading(req.socket),
 ): void {
   // The parser is at the body of another request.
   if (req.complete) return;
@@ -61,6 +61,22 @@ export function stopReading(socket: Socket): () => void {
     socket.resume();
   };
 }
+
+/** For a connection that will be closed: also that its client leaves is noticed no more. Emits `UNREAD` on its socket. */
+export function giveUpReading(socket: Socket): void {
+  stopReading(socket);
+  unread.add(socket);
+  socket.emit(UNREAD);
+}
+
+export const UNREAD = 'unread';
+
+/** Whether `UNREAD` has been emitted already. */
+export function isUnread(socket: Socket): boolean {
+  return unread.has(socket);
+}
+
+const unread = new WeakSet<Socket>();
 
 /** Has the parser of a connection not call these, until the returned function is called or the connection is closed. */
 function silence(socket: Socket, callbacks: readonly Callback[]): () => void {

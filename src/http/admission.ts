@@ -2,7 +2,7 @@ import type { IncomingMessage, Server as Listener, ServerResponse } from 'node:h
 import type { Duplex } from 'node:stream';
 import type { Request } from '@hapi/hapi';
 import { AppError } from '../errors.ts';
-import { dropBody, dropRequests, stopReading } from '../unread.ts';
+import { dropBody, dropRequests, giveUpReading, stopReading } from '../unread.ts';
 import { holdBody, refuseTinyPieces } from './body.ts';
 import type { Connection, ConnectionPlaces } from './connection-places.ts';
 
@@ -91,7 +91,7 @@ export function createAdmission(
     const isRefused = before === UNANSWERED_MAX || (isPipelined && pipelined >= pipelinedMax);
     if (isRefused) {
       refused.add(request);
-      stopReading(socket);
+      giveUpReading(socket);
     }
     if (isPipelined) {
       state.pipelined += 1;

@@ -5,7 +5,7 @@ import type { Request } from '@hapi/hapi';
 import type { Effects } from '../effects.ts';
 import { AppError, invalid } from '../errors.ts';
 import { areTooTiny } from '../tiny-pieces.ts';
-import { dropBody, stopReading } from '../unread.ts';
+import { dropBody, giveUpReading } from '../unread.ts';
 import { parseJson } from './json.ts';
 import type { ReceiveBuffers } from './receive-buffers.ts';
 
@@ -45,7 +45,7 @@ export function refuseTinyPieces(req: IncomingMessage): void {
     if (!areTooTiny(pieces, bytes, TINY_PIECES_MAX)) return push(piece);
     dropBody(req);
     // A record takes some microseconds also if it is dropped.
-    if (isTls) stopReading(req.socket);
+    if (isTls) giveUpReading(req.socket);
     shredded.add(req);
     req.emit(SHREDDED, tooShredded());
     return true;

@@ -5,6 +5,7 @@ import { AppError } from '../errors.ts';
 import { createSlots } from '../slots.ts';
 import type { Change } from '../store/context.ts';
 import type { Writer } from '../store/writer.ts';
+import { isUnread, UNREAD } from '../unread.ts';
 
 /** A request's wait for commits. */
 export interface Watch {
@@ -89,18 +90,19 @@ export function createWatches(writer: Pick<Writer, 'onCommit'>, effects: Effects
 
 /**
  * Closes the watch when the response is finished, its client disconnects or ends its side, also if that has happened
- * already. A client that has ended its side is still answered, but it has perhaps left, and must not keep its place.
+ * already. A client that has ended its side is still answered, but it has perhaps left, and must not keep its place; nor
+ * must one whose connection is read no more, as nothing tells when it leaves.
  */
 export function closeWithResponse(watch: Watch, { raw: { req, res } }: Pick<Request, 'raw'>): void {
   const { socket } = req;
-  if (res.closed || socket.readableEnded) {
+  if (res.closed || socket.readableEnded || isUnread(socket)) {
     watch.close();
     return;
   }
   socket.setMaxListeners(0); // all pipelined requests of a connection may wait
-  socket.once('end', watch.close);
+  socket.once('end', watch.close).once(UNREAD, watch.close);
   res.once('close', () => {
-    socket.off('end', watch.close);
+    socket.off('end', watch.close).off(UNREAD, watch.close);
     watch.close();
   });
 }

@@ -2,7 +2,7 @@ import { createServer, type IncomingMessage, type ServerResponse } from 'node:ht
 import type { AddressInfo, Socket } from 'node:net';
 import { cannotListen, type ListenAddress } from '../config.ts';
 import type { Logger } from '../logger.ts';
-import { dropBody, dropRequests, stopReading } from '../unread.ts';
+import { dropBody, dropRequests, giveUpReading } from '../unread.ts';
 import { CONTENT_TYPE } from './exposition.ts';
 
 interface MetricsListener {
@@ -88,7 +88,7 @@ function endAfterLast({ socket }: IncomingMessage, response: ServerResponse): vo
   if (count < MAX_REQUESTS) return;
   response.setHeader('Connection', 'close');
   dropRequests(socket);
-  stopReading(socket);
+  giveUpReading(socket);
 }
 
 /** How many a connection has brought. */

@@ -3,7 +3,9 @@ import t, { type Test } from 'tap';
 import type { DeploymentId, KeyId } from '../../src/domain.ts';
 import { createWatches } from '../../src/http/watches.ts';
 import { logChange } from '../../src/store/context.ts';
+import { startDeploymentsHttp } from '../helpers/deploying.ts';
 import { fakeEffects } from '../helpers/effects.ts';
+import { rawRequest } from '../helpers/http.ts';
 import { newDeployment, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
 import { startWholeService } from '../helpers/whole-service.ts';
@@ -100,6 +102,23 @@ t.test(
     t.ok(performance.now() - wroteAtMs < 5_000);
   },
 );
+
+t.test('a request too many on a connection ends the waits before it', async (t) => {
+  const http = await startDeploymentsHttp(t);
+  const { secret } = await http.store.key();
+  const projectId = await http.store.project({ command: null });
+  const { id } = await http.store.writer.write('deployments.create', newDeployment(projectId));
+  const head = `Host: d\r\nAuthorization: Bearer ${secret}\r\n`;
+  for (const request of [
+    `GET /v2/deployments/${id}?wait=60 HTTP/1.1\r\n${head}\r\n`,
+    `GET /v2/deployments/${id}/logs HTTP/1.1\r\nAccept: text/event-stream\r\n${head}\r\n`,
+  ]) {
+    const answers = await rawRequest(http.port, request.repeat(101));
+    t.equal(answers.split('HTTP/1.1 200 ').length - 1, 100);
+    t.match(answers, /HTTP\/1\.1 503 .*wait for their answers/s);
+    t.equal(http.watches.size(), 0);
+  }
+});
 
 t.test('a commit of unknown changes wakes all watches', async (t) => {
   const { effects, store, ids } = await setUp(t);
