@@ -40,11 +40,12 @@ export function placesFor(openFiles: number): number {
 }
 
 /**
- * Shares `places` among the connections of `listener`: clients that are slow or silent keep nobody out. A connection gets
+ * Shares `places` among the connections of `listener`: clients that are idle or silent keep nobody out. A connection gets
  * its place with its first request. If all are taken, the one that has been idle for the longest time since its last
  * answer is closed, as nginx does with its reusable connections. Those that have not sent the head of a request yet,
  * nor ended their TLS handshake, take no place from others: if there are too many, the oldest of them is closed. None is
- * closed while a request is under way.
+ * closed while a request is under way: clients that do not end a body, or do not read their answers, keep their places
+ * until `requestMs` or `idleMs` is over, see server.ts.
  */
 export function createConnectionPlaces(
   listener: Listener,
