@@ -68,16 +68,10 @@ export interface Sender {
 const IDLE_CONNECTIONS_MAX = 1_000;
 const BODY_READ_MAX_BYTES = 16 * 1024;
 
-/** From the head of an answer, which is the outcome. Bodies without end held their slots until the deadline. */
-const BODY_AWAITED_MAX_MS = 1_000;
-/** Answers whose bodies are read on after that; those beyond are cut off. */
-const LINGERING_MAX = 256;
-
 /**
  * Sends deliveries: one POST each, to allowed addresses only, over HTTP/1.1 keep-alive connections. Redirects are not
  * followed. One deadline holds for the whole attempt: a body that goes on beyond it, or beyond 16 KiB, is cut off, and
- * the status counts all the same. The outcome does not wait for the body for more than 1 s; it is read on, as closing the
- * connection would end what a receiver does once it has sent its headers.
+ * the status counts all the same.
  *
  * An HTTP client of its own, as that is most of what a delivery costs: undici took 20 µs for each, this takes 10 µs, and
  * davit delivers a fifth more.
@@ -88,7 +82,6 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
   const pool = createConnectionPool(connect, Math.min(idleConnectionsMax, IDLE_CONNECTIONS_MAX), effects);
   const targets = new Map<string, Target>();
   const underWay = createSlots<Abort>();
-  let lingering = 0;
   let isClosed = false;
 
   return { send, trust, close };
@@ -101,7 +94,6 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     if (isClosed) return Promise.resolve(failure('stopped', null, 0));
     if (!areSendable(headers)) return Promise.resolve(failure('request_refused', null, 0));
     const elapsedMs = () => Math.round(effects.monotonicMs() - startedAtMs);
-    const leftMs = () => Math.max(0, timeoutMs - elapsedMs());
     const requestFor = (isLate: boolean) => {
       const latest = isLate ? renewHeaders() : headers;
       return latest !== null && areSendable(latest) ? requestTo(target, latest, body) : null;
@@ -110,43 +102,25 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
     return new Promise((resolve) => {
       // The request is built again for a second connection, rather than kept: see `exchange`.
       const exchangeOver = (connection: Connection): Abort =>
-        exchange(connection, requestFor, elapsedMs, {
-          bodyAwaited(endSoFar) {
-            cancelDeadline();
-            cancelDeadline = effects.after(Math.min(BODY_AWAITED_MAX_MS, leftMs()), () => {
-              if (lingering === LINGERING_MAX) return abort(new AttemptError('timeout'));
-              lingering += 1;
-              lingers = true;
-              resolve(outcomeOf(endSoFar(), connection.remoteAddress()));
-              abortIn(leftMs());
-            });
-          },
-          ended(end) {
-            if (lingers) lingering -= 1;
-            if (end.error === null && end.answer?.keepsConnection === true) {
-              pool.release(connection, end.answer.idleMs);
-            } else {
-              pool.drop(connection);
-            }
-            if (wasStale(end, connection)) {
-              abort = exchangeOver(pool.open(target, key));
-              return;
-            }
-            cancelDeadline();
-            underWay.take(place);
-            resolve(outcomeOf(end, connection.remoteAddress()));
-          },
+        exchange(connection, requestFor, elapsedMs, (end) => {
+          if (end.error === null && end.answer?.keepsConnection === true) {
+            pool.release(connection, end.answer.idleMs);
+          } else {
+            pool.drop(connection);
+          }
+          if (wasStale(end, connection)) {
+            abort = exchangeOver(pool.open(target, key));
+            return;
+          }
+          cancelDeadline();
+          underWay.take(place);
+          resolve(outcomeOf(end, connection.remoteAddress()));
         });
       let abort = exchangeOver(pool.acquire(target, key));
-      let cancelDeadline: () => void;
-      let lingers = false;
       // One turn of the event loop later: if davit itself was held up, an answer may wait that it has not read.
-      const abortIn = (delayMs: number) => {
-        cancelDeadline = effects.after(delayMs, () => {
-          cancelDeadline = effects.after(0, () => abort(new AttemptError('timeout')));
-        });
-      };
-      abortIn(timeoutMs);
+      let cancelDeadline = effects.after(timeoutMs, () => {
+        cancelDeadline = effects.after(0, () => abort(new AttemptError('timeout')));
+      });
       const place = underWay.put((error) => abort(error));
     });
   }
@@ -212,27 +186,19 @@ interface End {
   began: boolean;
 }
 
-interface ExchangeEvents {
-  /** The head of the answer is complete, and its body is not. `endSoFar` tells how it would end if it were cut off. */
-  bodyAwaited(endSoFar: () => End): void;
-  /** The last event. */
-  ended(end: End): void;
-}
-
 /** Ends an exchange early. */
 type Abort = (error: Error) => void;
 
 /**
- * Sends one request on one connection: what `requestFor` returns when that is established, perhaps late. Each event
- * comes once at most, and not before it has returned; the returned function ends it early. While waiting for the answer
- * it keeps neither the request nor a parser: V8's young-generation collections would copy those of 256 attempts every
- * 16 ms.
+ * Sends one request on one connection: what `requestFor` returns when that is established, perhaps late. Calls `onEnd`
+ * once, and not before it has returned; the returned function ends it early. While waiting for the answer it keeps
+ * neither the request nor a parser: V8's young-generation collections would copy those of 256 attempts every 16 ms.
  */
 function exchange(
   connection: Connection,
   requestFor: (isLate: boolean) => string | null,
   elapsedMs: () => number,
-  events: ExchangeEvents,
+  onEnd: (end: End) => void,
 ): Abort {
   let reader: AnswerReader | undefined;
   let durationMs: number | undefined;
@@ -254,12 +220,11 @@ function exchange(
         return;
       }
       const answer = reader.answer();
-      const isNewHead = answer !== undefined && durationMs === undefined;
-      if (isNewHead) durationMs = elapsedMs();
+      if (answer !== undefined) durationMs ??= elapsedMs();
       if (isWhole) end(null);
       else if (answer !== undefined && answer.bodyBytes > BODY_READ_MAX_BYTES) {
         end(new AttemptError('the body is too long'));
-      } else if (isNewHead) events.bodyAwaited(() => endWith(null));
+      }
     },
     closed(error) {
       end(
@@ -272,15 +237,12 @@ function exchange(
   function end(error: Error | null): void {
     if (ended) return;
     ended = true;
-    events.ended(endWith(error));
-  }
-  function endWith(error: Error | null): End {
-    return {
+    onEnd({
       answer: reader?.answer(),
       durationMs: durationMs ?? elapsedMs(),
       error,
       began: reader !== undefined,
-    };
+    });
   }
 }
 

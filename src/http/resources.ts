@@ -292,7 +292,7 @@ const ATTEMPT: Described<Attempt> = {
     remote_address: { ...nullable(TEXT), description: 'The address that was tried last; null if none was.' },
     response_body: {
       ...nullable(TEXT),
-      description: `The first 4 KiB of the answer's body, as far as it came within 1 s of the headers; shown for the latest ${BODIES_SHOWN_MAX} attempts of a delivery.`,
+      description: `The first 4 KiB of the answer's body; shown for the latest ${BODIES_SHOWN_MAX} attempts of a delivery.`,
     },
     trigger: oneOf(ATTEMPT_TRIGGERS),
   },
