@@ -8,6 +8,8 @@ export type Shorten = (text: string, width: number) => string;
 const NAME_MIN_WIDTH = 8;
 /** The beginning of a reason says which one it is. */
 const SENTENCE_MIN_WIDTH = 16;
+/** No scope or event type is longer, so that these are never cut. */
+const ITEM_MIN_WIDTH = 24;
 
 /** For names and commands: without their end. */
 export function shortName(text: string, width: number): string {
@@ -42,15 +44,22 @@ export function shortEvents(text: string, width: number): string {
   return shortList(' ')(text.replaceAll('deployment.', ''), width);
 }
 
-/** For lists, so that none is taken for a shorter one: whole items, and how many more there are. */
+/**
+ * For lists, so that none is taken for a shorter one: whole items, and how many more there are. Of a single item that is
+ * too long, the beginning.
+ */
 export function shortList(separator: string): Shorten {
   return (text, width) => {
+    if (displayWidth(text) <= width) return text;
     const items = text.split(separator);
-    let shown = text;
-    for (let kept = items.length - 1; kept > 0 && displayWidth(shown) > width; kept--) {
-      shown = `${items.slice(0, kept).join(separator)} +${items.length - kept}`;
+    const withRest = (kept: number, shown: string) =>
+      kept < items.length ? `${shown} +${items.length - kept}` : shown;
+    for (let kept = items.length - 1; kept > 1; kept--) {
+      const shown = withRest(kept, items.slice(0, kept).join(separator));
+      if (displayWidth(shown) <= width) return shown;
     }
-    return shown;
+    const restWidth = withRest(1, '').length;
+    return withRest(1, cutEnd(items[0] ?? '', Math.max(width - restWidth, ITEM_MIN_WIDTH)));
   };
 }
 

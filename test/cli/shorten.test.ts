@@ -57,6 +57,13 @@ const CASES: [of: string, shorten: Shorten, text: string, width: number, shown: 
   ['names may hold blanks', shortList(', '), 'my site, our site, api', 0, 'my site +2'],
   ['nor of an only one', shortList(' '), 'deployments:write', 0, 'deployments:write'],
   [
+    'but of one that is longer than any scope',
+    shortList(', '),
+    `${'the site of our customer '.repeat(3)}, api`,
+    20,
+    'the site of our custome… +1',
+  ],
+  [
     'what a reader takes for one character is not cut',
     shortName,
     `${'🇩🇪'.repeat(3)}👩‍👩‍👧‍👦é`,
