@@ -61,7 +61,8 @@ export function createAdmission(
     const listeners = listener.listeners(event);
     listener.removeAllListeners(event);
     listener.on(event, (request, response) => {
-      if (!count(request, response)) {
+      const state = count(request, response);
+      if (state === undefined) {
         dropBody(request);
         dropRequests(request.socket);
         return;
@@ -73,19 +74,19 @@ export function createAdmission(
         if (socket.destroyed) return;
         for (const listen of listeners) listen.call(listener, request, response);
       };
-      if (underWayOn(request.socket).unanswered === 1 || takeTurn()) pass();
-      else wait(request, pass);
+      if (state.unanswered === 1 || takeTurn()) pass();
+      else wait(request, state, pass);
       refuseTinyPieces(request); // 400 instead of reading it; also while it waits
     });
   }
   return { admit, closeAfter, latestResponse: (socket) => underWay.get(socket)?.latestResponse };
 
-  /** Counts the request. False: ignore it. */
-  function count(request: IncomingMessage, response: ServerResponse): boolean {
+  /** Counts the request, and returns what is under way on its connection. Undefined: ignore it. */
+  function count(request: IncomingMessage, response: ServerResponse): UnderWay | undefined {
     const { socket } = request;
     const state = underWayOn(socket);
     const before = state.unanswered;
-    if (before > UNANSWERED_MAX) return false;
+    if (before > UNANSWERED_MAX) return undefined;
     const isPipelined = before > 0;
     if (!isPipelined) state.connection.begin();
     const isRefused = before === UNANSWERED_MAX || (isPipelined && pipelined >= pipelinedMax);
@@ -107,7 +108,7 @@ export function createAdmission(
       // objects with it: 256 connections created 5,500 deployments a second instead of 8,500.
       if (state.latestResponse === response && request.complete) state.latestResponse = undefined;
     });
-    return true;
+    return state;
   }
 
   /** Pipelined requests of a connection have been answered. */
@@ -126,10 +127,8 @@ export function createAdmission(
   }
 
   /** No more is read from a connection while any of its requests waits. */
-  function wait(request: IncomingMessage, pass: () => void): void {
-    const { socket } = request;
-    const state = underWayOn(socket);
-    if (state.waiting === 0) state.resumeReading = stopReading(socket);
+  function wait(request: IncomingMessage, state: UnderWay, pass: () => void): void {
+    if (state.waiting === 0) state.resumeReading = stopReading(request.socket);
     state.waiting += 1;
     const releaseBody = holdBody(request);
     waiting.push(() => {
