@@ -64,7 +64,7 @@ export function holdBody(req: IncomingMessage): () => void {
     if (piece === null) isComplete = true;
     else {
       size += piece.length;
-      if (pieces.push(piece) === PIECES_MAX) pieces = [merge(pieces, size)];
+      pieces = withPiece(pieces, piece, size);
     }
     return true;
   };
@@ -198,7 +198,7 @@ function collect(req: IncomingMessage, buffers: ReceiveBuffers): Promise<Buffer>
       size += chunk.length;
       receiving.add(chunk.length);
       if (size > BODY_MAX_BYTES) fail(tooLarge());
-      else if (chunks.push(chunk) === PIECES_MAX) chunks = [merge(chunks, size)];
+      else chunks = withPiece(chunks, chunk, size);
     }
     function onEnd(): void {
       release();
@@ -223,6 +223,11 @@ function collect(req: IncomingMessage, buffers: ReceiveBuffers): Promise<Buffer>
         .off(SHREDDED, fail);
     }
   });
+}
+
+/** The pieces, `bytes` together, with one more: merged, once there are too many. */
+function withPiece(pieces: Buffer[], piece: Buffer, bytes: number): Buffer[] {
+  return pieces.push(piece) === PIECES_MAX ? [merge(pieces, bytes)] : pieces;
 }
 
 /** In memory of its own: a small result of Buffer.concat keeps 64 KiB alive, which it shares with others. */
