@@ -273,11 +273,15 @@ const RESERVED_BYTE = 0x40000001;
  * do.
  */
 export function isServedByProcess(processId: number, path: string): boolean {
-  const file = lockPath(path);
-  const stats = statusOf(file);
+  const stats = statusOf(lockPath(path));
   if (stats !== undefined && lockersOf(stats, RESERVED_BYTE).includes(processId)) return true;
-  const open = openFilesOf(processId);
-  return open.includes(file) || open.includes(removed(file));
+  return includesLock(openFilesOf(processId), path);
+}
+
+/** Whether the lock file of the database `path` is among the open files of a process, also if it was removed. */
+export function includesLock(openFiles: readonly string[], path: string): boolean {
+  const lock = lockPath(path);
+  return openFiles.includes(lock) || openFiles.includes(removed(lock));
 }
 
 /**

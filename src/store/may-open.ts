@@ -1,7 +1,7 @@
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
 import { openFilesOf } from '../proc.ts';
-import { lockPath, refuseOtherMachine, removed, servedBy, servedWithoutLock } from './lock.ts';
+import { includesLock, refuseOtherMachine, removed, servedBy, servedWithoutLock } from './lock.ts';
 import { refuseOtherNames } from './other-names.ts';
 import { realPath } from './place.ts';
 
@@ -62,8 +62,7 @@ function removedOf(path: string): { file: string; processId: number; isCertain: 
   if (processId === null) return undefined;
   const open = openFilesOf(processId);
   // Otherwise it is not the service, which is in another PID namespace, or one that has another path for the file.
-  const lock = lockPath(path);
-  if (!open.includes(lock) && !open.includes(removed(lock))) return undefined;
+  if (!includesLock(open, path)) return undefined;
   const real = realPath(path);
   const files = [real, `${real}-wal`, `${real}-shm`];
   const gone = files.find((file) => open.includes(removed(file)));
