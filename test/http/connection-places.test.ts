@@ -3,7 +3,7 @@ import { join } from 'node:path';
 import { connect } from 'node:tls';
 import type { Plugin } from '@hapi/hapi';
 import Joi from 'joi';
-import t from 'tap';
+import t, { type Test } from 'tap';
 import { placesFor } from '../../src/http/connection-places.ts';
 import { readCertificate } from '../../src/http/tls.ts';
 import { until } from '../helpers/commands.ts';
@@ -33,13 +33,8 @@ const open: Plugin<void> = {
 
 const GET = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
 
-t.test('places depend on the open files allowed', async (t) => {
-  t.equal(placesFor(Number.POSITIVE_INFINITY), 4_096);
-  t.equal(placesFor(10_000), 4_096);
-  t.equal(placesFor(512), 240, 'and 15 connections more have half of the files');
-});
-
-t.test('a request on a new connection closes the one that has been idle for the longest time', async (t) => {
+/** A server with two places, and the connections that have them, the first one idle for longer. */
+async function startWithBothIdle(t: Test) {
   const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
   const first = await connectRaw(port);
   const second = await connectRaw(port);
@@ -47,6 +42,17 @@ t.test('a request on a new connection closes the one that has been idle for the 
     send(GET);
     await received('open');
   }
+  return { port, first, second };
+}
+
+t.test('places depend on the open files allowed', async (t) => {
+  t.equal(placesFor(Number.POSITIVE_INFINITY), 4_096);
+  t.equal(placesFor(10_000), 4_096);
+  t.equal(placesFor(512), 240, 'and 15 connections more have half of the files');
+});
+
+t.test('a request on a new connection closes the one that has been idle for the longest time', async (t) => {
+  const { port, first, second } = await startWithBothIdle(t);
   first.send(GET.replace('/open', '/none'));
   await first.received('not_found');
   const third = await connectRaw(port);
@@ -83,13 +89,7 @@ t.test('a request is answered 503 only if others are under way on all connection
 });
 
 t.test('connections that say nothing take no place from those that were answered', async (t) => {
-  const { port } = await startHttp(t, { resources: () => [open], maxConnections: 2 });
-  const first = await connectRaw(port);
-  const second = await connectRaw(port);
-  for (const { send, received } of [first, second]) {
-    send(GET);
-    await received('open');
-  }
+  const { port, first, second } = await startWithBothIdle(t);
   const silent = await connectRaw(port);
   const next = await connectRaw(port);
   t.equal(await silent.closed, '');
