@@ -88,7 +88,7 @@ export function createAdmission(
     const before = state.unanswered;
     if (before > UNANSWERED_MAX) return undefined;
     const isPipelined = before > 0;
-    if (!isPipelined) state.connection.begin();
+    state.connection.begin(request);
     const isRefused = before === UNANSWERED_MAX || (isPipelined && pipelined >= pipelinedMax);
     if (isRefused) {
       refused.add(request);

@@ -1,4 +1,4 @@
-import type { Server as Listener } from 'node:http';
+import type { IncomingMessage, Server as Listener } from 'node:http';
 import type { Socket } from 'node:net';
 import type { Duplex } from 'node:stream';
 import type { Effects } from '../effects.ts';
@@ -12,11 +12,11 @@ export interface ConnectionPlaces {
 }
 
 export interface Connection {
-  /** A request has come: from now on, this connection is not closed for another one. */
-  begin(): void;
-  /** All its requests have been answered: it waits for its client. */
+  /** A request has come: from now on, this connection is closed for another one only if `request` waits for its client. */
+  begin(request: IncomingMessage): void;
+  /** All its requests have been answered, and the answers taken: it waits for its client. */
   rest(): void;
-  /** False: every place is taken by a connection with a request under way. */
+  /** False: every place is taken by a connection whose request is carried out. */
   takePlace(): boolean;
 }
 
@@ -39,13 +39,27 @@ export function placesFor(openFiles: number): number {
   return Math.min(PLACES_MAX, Math.floor(Math.floor(openFiles / 2) / (1 + SPARE_FRACTION)));
 }
 
+/** Within this time after a request, the rest of it may be on its way, or the answer on the way to its client. */
+const ON_THE_WAY_MS = 1_000;
+
+interface OpenConnection extends Connection {
+  readonly hasPlace: boolean;
+  /** Of its first unanswered request. */
+  readonly begunAtMs: number;
+  /** Whether its client has not sent all of a request, or has not taken all of an answer. */
+  waitsForClient(): boolean;
+  /** Whether a part of a further request has come since its last answer. */
+  hasMore(): boolean;
+  close(): void;
+}
+
 /**
- * Shares `places` among the connections of `listener`: clients that are idle or silent keep nobody out. A connection gets
- * its place with its first request. If all are taken, the one that has been idle for the longest time since its last
- * answer is closed, as nginx does with its reusable connections. Those that have not sent the head of a request yet,
- * nor ended their TLS handshake, take no place from others: if there are too many, the oldest of them is closed. None is
- * closed while a request is under way: clients that do not end a body, or do not read their answers, keep their places
- * until `requestMs` or `idleMs` is over, see server.ts.
+ * Shares `places` among the connections of `listener`: clients that are idle, silent or slow keep nobody out. A
+ * connection gets its place with its first request. If all are taken, the one that has been idle for the longest time
+ * since its last answer is closed, as nginx does with its reusable connections; if none is idle, the one with the oldest
+ * request of those that only wait for their clients. Those that have not sent the head of a request yet, nor ended their
+ * TLS handshake, take no place from others: if there are too many, the oldest of them is closed. None is closed while
+ * davit carries out a request.
  */
 export function createConnectionPlaces(
   listener: Listener,
@@ -55,9 +69,10 @@ export function createConnectionPlaces(
 ): ConnectionPlaces {
   const acceptedMax = Math.ceil(places * (1 + SPARE_FRACTION));
   const connections = new WeakMap<Duplex, Connection>();
-  /** Those that wait for their clients, before their first request and after: each closes one of them. */
-  const silent = createSlots<() => void>();
-  const idle = createSlots<() => void>();
+  /** Those before their first request, those with requests, and those that have been answered. */
+  const silent = createSlots<OpenConnection>();
+  const underWay = createSlots<OpenConnection>();
+  const idle = createSlots<OpenConnection>();
   let accepted = 0;
   let taken = 0;
   let closed = 0;
@@ -65,8 +80,12 @@ export function createConnectionPlaces(
 
   listener.on('connection', (socket: Socket) => {
     connections.set(socket, accept(socket));
-    if (accepted > acceptedMax) closeOldest(silent); // at worst, the one that has just come
+    if (accepted > acceptedMax) closeForOthers(oldest(silent)); // at worst, the one that has just come
   });
+  // Called on stopping. Node's own would also cut off answers that are not taken yet: hapi ends those connections then.
+  listener.closeIdleConnections = () => {
+    for (const connection of idle) if (!connection.hasMore()) connection.close();
+  };
   return {
     of(socket) {
       const connection = connections.get(acceptedSocket(socket));
@@ -78,43 +97,75 @@ export function createConnectionPlaces(
   function accept(socket: Socket): Connection {
     let isOpen = true;
     let hasPlace = false;
-    let waiting: Slots<() => void> | undefined = silent;
-    let slot = silent.put(close);
-    accepted += 1;
-    socket.once('close', leave);
-    return {
-      begin: stopWaiting,
+    let begunAtMs = 0;
+    let bytesAtRest = 0;
+    let latest: IncomingMessage | undefined;
+    const connection: OpenConnection = {
+      begin(request) {
+        latest = request;
+        if (list === underWay || !isOpen) return;
+        begunAtMs = effects.monotonicMs();
+        moveTo(underWay);
+      },
       rest() {
-        if (!isOpen || !hasPlace) return;
-        waiting = idle;
-        slot = idle.put(close);
+        latest = undefined;
+        bytesAtRest = socket.bytesRead;
+        if (isOpen && hasPlace) moveTo(idle);
       },
       takePlace() {
         if (hasPlace || !isOpen) return true;
-        if (taken === places) closeOldest(idle);
+        if (taken === places) closeForOthers(oldest(idle) ?? oldestThatWaits());
         if (taken === places) return false;
         taken += 1;
         hasPlace = true;
         return true;
       },
+      get hasPlace() {
+        return hasPlace;
+      },
+      get begunAtMs() {
+        return begunAtMs;
+      },
+      waitsForClient: () => latest !== undefined && (!latest.complete || latest.socket.writableLength > 0),
+      hasMore: () => socket.bytesRead > bytesAtRest,
+      close() {
+        leave();
+        socket.destroy();
+      },
     };
+    let list = silent;
+    let slot = list.put(connection);
+    accepted += 1;
+    socket.once('close', leave);
+    return connection;
 
-    function stopWaiting(): void {
-      waiting?.take(slot);
-      waiting = undefined;
+    function moveTo(next: Slots<OpenConnection>): void {
+      list.take(slot);
+      list = next;
+      slot = list.put(connection);
     }
     function leave(): void {
       if (!isOpen) return;
       isOpen = false;
-      stopWaiting();
+      list.take(slot);
       accepted -= 1;
       if (hasPlace) taken -= 1;
     }
-    function close(): void {
-      leave();
-      socket.destroy();
-      tellOfClosed();
+  }
+
+  function oldestThatWaits(): OpenConnection | undefined {
+    const untilMs = effects.monotonicMs() - ON_THE_WAY_MS;
+    for (const connection of underWay) {
+      if (connection.begunAtMs > untilMs) return undefined;
+      if (connection.hasPlace && connection.waitsForClient()) return connection;
     }
+    return undefined;
+  }
+
+  function closeForOthers(connection: OpenConnection | undefined): void {
+    if (connection === undefined) return;
+    connection.close();
+    tellOfClosed();
   }
 
   /** At most once a minute, with how many there were since the last time. */
@@ -132,9 +183,9 @@ export function createConnectionPlaces(
   }
 }
 
-function closeOldest(waiting: Slots<() => void>): void {
-  const [close] = waiting;
-  close?.();
+function oldest(connections: Slots<OpenConnection>): OpenConnection | undefined {
+  const [connection] = connections;
+  return connection;
 }
 
 /** Over TLS, requests come on a socket of their own. `_parent`, an internal of Node, is the one that was accepted. */

@@ -17,7 +17,10 @@ import {
   startHttp,
 } from '../helpers/http.ts';
 
-/** GET and POST /open answer at once. */
+/** More than the kernel buffers for a client that reads nothing. */
+const LARGE_BYTES = 32 * 1024 * 1024;
+
+/** GET and POST /open, and GET /large, answer at once. */
 const open: Plugin<void> = {
   name: 'open',
   register(server) {
@@ -28,10 +31,19 @@ const open: Plugin<void> = {
       options: { auth: false, plugins: { input: { payload: Joi.any() } } },
       handler: () => ({ open: true }),
     });
+    server.route({
+      method: 'GET',
+      path: '/large',
+      options: { auth: false },
+      handler: () => 'x'.repeat(LARGE_BYTES),
+    });
   },
 };
 
 const GET = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
+/** Without its body, `10`. */
+const POST =
+  'POST /open HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n';
 
 /** A server with two places, and the connections that have them, the first one idle for longer. */
 async function startWithBothIdle(t: Test) {
@@ -63,29 +75,76 @@ t.test('a request on a new connection closes the one that has been idle for the 
   t.equal(parseResponses(await first.closed).length, 3);
 });
 
-t.test('a request is answered 503 only if others are under way on all connections', async (t) => {
+t.test('a request is answered 503 while others are carried out on all connections', async (t) => {
+  const effects = fakeEffects();
   const { plugin, heldCount, release } = heldResource();
-  const { port } = await startHttp(t, { resources: () => [plugin, open], maxConnections: 2 });
-  const waiting = await connectRaw(port);
-  waiting.send(GET.replace('/open', '/held'));
-  await until(() => heldCount() === 1);
-  const sending = await connectRaw(port);
-  sending.send(
-    'POST /open HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n',
-  );
-  await sending.received('100 Continue');
-  sending.send('1');
+  const { port } = await startHttp(t, { effects, resources: () => [plugin, open], maxConnections: 2 });
+  const held = [await connectRaw(port), await connectRaw(port)];
+  for (const { send } of held) send(GET.replace('/open', '/held'));
+  await until(() => heldCount() === 2);
+  effects.advance(60_000);
   t.match(parseResponses(await rawRequest(port, GET)), [
     { status: 503, headers: { 'retry-after': '1', connection: 'close' }, body: /unavailable/ },
   ]);
-  sending.send('2');
-  t.match(await sending.received('open'), /HTTP\/1\.1 200 /);
+  release();
+  for (const { received } of held) t.match(await received('held'), /^HTTP\/1\.1 200 /);
+});
+
+t.test('a body that does not end gives way to others, but not within its first second', async (t) => {
+  const effects = fakeEffects();
+  const { plugin, heldCount, release } = heldResource();
+  const { port } = await startHttp(t, { effects, resources: () => [plugin, open], maxConnections: 2 });
+  const held = await connectRaw(port);
+  held.send(GET.replace('/open', '/held'));
+  await until(() => heldCount() === 1);
+  const slow = await connectRaw(port);
+  slow.send(GET + POST); // a request that was answered before makes no difference
+  await slow.received('100 Continue');
+  slow.send('1');
+  effects.advance(999);
+  t.match(parseResponses(await rawRequest(port, GET)), [{ status: 503 }]);
+  effects.advance(1);
+  const next = await connectRaw(port);
+  next.send(GET);
+  t.match(await next.received('open'), /^HTTP\/1\.1 200 /);
+  t.notMatch(await slow.closed, /open.*open/s);
+  release();
+  t.match(await held.received('held'), /^HTTP\/1\.1 200 /);
+});
+
+t.test('an answer that is not taken gives way to others, the oldest first', async (t) => {
+  const effects = fakeEffects();
+  const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
+  const slow = [await connectRaw(port), await connectRaw(port)] as const;
+  for (const { send, received, socket } of slow) {
+    send(GET.replace('/open', '/large').replace('d', 'd\r\nConnection: close'));
+    await received('HTTP/1.1 200');
+    socket.pause();
+    effects.advance(1);
+  }
+  effects.advance(1_000);
   t.match(parseResponses(await rawRequest(port, GET.replace('d', 'd\r\nConnection: close'))), [
     { status: 200 },
   ]);
-  await sending.closed;
-  release();
-  t.match(await waiting.received('held'), /^HTTP\/1\.1 200 /);
+  const [first, second] = await Promise.all(slow.map(({ socket, closed }) => socket.resume() && closed));
+  t.ok((first ?? '').length < LARGE_BYTES);
+  t.ok((second ?? '').length > LARGE_BYTES);
+});
+
+t.test('a stop lets clients take the answers that davit has given before', async (t) => {
+  const { port, server } = await startHttp(t, { resources: () => [open] });
+  const slow = await connectRaw(port);
+  slow.send(GET.replace('/open', '/large'));
+  await slow.received('HTTP/1.1 200');
+  slow.socket.pause();
+  const idle = await connectRaw(port);
+  idle.send(GET);
+  await idle.received('open');
+  const stopped = server.stop({ timeout: 60_000 });
+  await idle.closed;
+  slow.socket.resume();
+  t.ok((await slow.closed).length > LARGE_BYTES);
+  await stopped;
 });
 
 t.test('connections that say nothing take no place from those that were answered', async (t) => {
