@@ -4,6 +4,7 @@ import type { Duplex } from 'node:stream';
 import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots, type Slots } from '../slots.ts';
+import { takenBytes } from './send-buffers.ts';
 
 /** The connections of a listener, of which only so many may have a place, that is, have their requests carried out. */
 export interface ConnectionPlaces {
@@ -12,11 +13,11 @@ export interface ConnectionPlaces {
 }
 
 export interface Connection {
-  /** A request has come: from now on, this connection is closed for another one only if `request` waits for its client. */
+  /** A request has come, the latest one. */
   begin(request: IncomingMessage): void;
-  /** All its requests have been answered, and the answers taken: it waits for its client. */
+  /** All its requests have been answered, and the answers taken. */
   rest(): void;
-  /** False: every place is taken by a connection whose request is carried out. */
+  /** False, from then on at every call: every place was taken by a connection with a request under way. */
   takePlace(): boolean;
 }
 
@@ -39,17 +40,18 @@ export function placesFor(openFiles: number): number {
   return Math.min(PLACES_MAX, Math.floor(Math.floor(openFiles / 2) / (1 + SPARE_FRACTION)));
 }
 
-/** Within this time after a request, the rest of it may be on its way, or the answer on the way to its client. */
+/** For so long, the rest of a body may be on its way, or the client be busy with what it has taken of an answer. */
 const ON_THE_WAY_MS = 1_000;
+
+/** How soon those that may give way are looked for again, after none was found: 4,096 take 0.5 ms. */
+const LOOK_AGAIN_MS = 100;
 
 interface OpenConnection extends Connection {
   readonly hasPlace: boolean;
-  /** Of its first unanswered request. */
+  /** Of its oldest unanswered request. */
   readonly begunAtMs: number;
-  /** Whether its client has not sent all of a request, or has not taken all of an answer. */
-  waitsForClient(): boolean;
-  /** Whether a part of a further request has come since its last answer. */
-  hasMore(): boolean;
+  /** Whether the body of its latest request has not ended, or its client takes nothing more of an answer. */
+  waitsForClient(nowMs: number): boolean;
   close(): void;
 }
 
@@ -57,9 +59,9 @@ interface OpenConnection extends Connection {
  * Shares `places` among the connections of `listener`: clients that are idle, silent or slow keep nobody out. A
  * connection gets its place with its first request. If all are taken, the one that has been idle for the longest time
  * since its last answer is closed, as nginx does with its reusable connections; if none is idle, the one with the oldest
- * request of those that only wait for their clients. Those that have not sent the head of a request yet, nor ended their
- * TLS handshake, take no place from others: if there are too many, the oldest of them is closed. None is closed while
- * davit carries out a request.
+ * request of those that wait for their clients, be it that a body has not ended within a second, or that nothing of an
+ * answer was taken for a second. Those without a place, because they have not sent the head of a request yet, nor ended
+ * their TLS handshake, or are refused, keep none from others: if there are too many, the oldest of them is closed.
  */
 export function createConnectionPlaces(
   listener: Listener,
@@ -69,22 +71,24 @@ export function createConnectionPlaces(
 ): ConnectionPlaces {
   const acceptedMax = Math.ceil(places * (1 + SPARE_FRACTION));
   const connections = new WeakMap<Duplex, Connection>();
-  /** Those before their first request, those with requests, and those that have been answered. */
-  const silent = createSlots<OpenConnection>();
+  /** Those without a place, those with requests under way, and those that have been answered. */
+  const spare = createSlots<OpenConnection>();
   const underWay = createSlots<OpenConnection>();
   const idle = createSlots<OpenConnection>();
   let accepted = 0;
   let taken = 0;
   let closed = 0;
   let warnedAtMs = Number.NEGATIVE_INFINITY;
+  let lookAgainAtMs = Number.NEGATIVE_INFINITY;
 
   listener.on('connection', (socket: Socket) => {
     connections.set(socket, accept(socket));
-    if (accepted > acceptedMax) closeForOthers(oldest(silent)); // at worst, the one that has just come
+    if (accepted > acceptedMax) closeForOthers(oldest(spare)); // at worst, the one that has just come
   });
-  // Called on stopping. Node's own would also cut off answers that are not taken yet: hapi ends those connections then.
+  // Called on stopping. Node's own would cut off answers that are not taken yet: hapi ends those connections then.
+  // Neither knows those whose TLS handshake has not ended.
   listener.closeIdleConnections = () => {
-    for (const connection of idle) if (!connection.hasMore()) connection.close();
+    for (const waiting of [spare, idle]) for (const connection of waiting) connection.close();
   };
   return {
     of(socket) {
@@ -97,28 +101,31 @@ export function createConnectionPlaces(
   function accept(socket: Socket): Connection {
     let isOpen = true;
     let hasPlace = false;
+    let isRefused = false;
     let begunAtMs = 0;
-    let bytesAtRest = 0;
     let latest: IncomingMessage | undefined;
+    let takenAtLook: number | undefined;
+    let takenSinceMs = 0;
     const connection: OpenConnection = {
       begin(request) {
         latest = request;
-        if (list === underWay || !isOpen) return;
+        if (list === underWay || isRefused || !isOpen) return;
         begunAtMs = effects.monotonicMs();
         moveTo(underWay);
       },
       rest() {
         latest = undefined;
-        bytesAtRest = socket.bytesRead;
         if (isOpen && hasPlace) moveTo(idle);
       },
       takePlace() {
         if (hasPlace || !isOpen) return true;
+        if (isRefused) return false;
         if (taken === places) closeForOthers(oldest(idle) ?? oldestThatWaits());
-        if (taken === places) return false;
-        taken += 1;
-        hasPlace = true;
-        return true;
+        isRefused = taken === places;
+        hasPlace = !isRefused;
+        if (hasPlace) taken += 1;
+        else moveTo(spare);
+        return hasPlace;
       },
       get hasPlace() {
         return hasPlace;
@@ -126,14 +133,21 @@ export function createConnectionPlaces(
       get begunAtMs() {
         return begunAtMs;
       },
-      waitsForClient: () => latest !== undefined && (!latest.complete || latest.socket.writableLength > 0),
-      hasMore: () => socket.bytesRead > bytesAtRest,
+      waitsForClient(nowMs) {
+        if (latest === undefined) return false;
+        if (!latest.complete) return true;
+        const bytes = latest.socket.writableLength === 0 ? undefined : takenBytes(latest.socket);
+        if (bytes !== undefined && bytes === takenAtLook) return nowMs - takenSinceMs >= ON_THE_WAY_MS;
+        takenAtLook = bytes;
+        takenSinceMs = nowMs;
+        return false;
+      },
       close() {
         leave();
         socket.destroy();
       },
     };
-    let list = silent;
+    let list = spare;
     let slot = list.put(connection);
     accepted += 1;
     socket.once('close', leave);
@@ -154,11 +168,13 @@ export function createConnectionPlaces(
   }
 
   function oldestThatWaits(): OpenConnection | undefined {
-    const untilMs = effects.monotonicMs() - ON_THE_WAY_MS;
+    const nowMs = effects.monotonicMs();
+    if (nowMs < lookAgainAtMs) return undefined;
     for (const connection of underWay) {
-      if (connection.begunAtMs > untilMs) return undefined;
-      if (connection.hasPlace && connection.waitsForClient()) return connection;
+      if (nowMs - connection.begunAtMs < ON_THE_WAY_MS) break;
+      if (connection.hasPlace && connection.waitsForClient(nowMs)) return connection;
     }
+    lookAgainAtMs = nowMs + LOOK_AGAIN_MS;
     return undefined;
   }
 

@@ -1,4 +1,5 @@
 import type { ServerResponse } from 'node:http';
+import type { Socket } from 'node:net';
 import { TLSSocket } from 'node:tls';
 import { getHeapStatistics } from 'node:v8';
 import type { Request } from '@hapi/hapi';
@@ -94,7 +95,7 @@ export function createSendBufferLimit(
   function look(): void {
     const all = [...holders.values()].flatMap(({ buffered }) => [...buffered]);
     stalled = all.filter(isStalled).sort((a, b) => a.sinceMs - b.sinceMs);
-    for (const one of all) one.takenBytes = takenBytes(one.response);
+    for (const one of all) one.takenBytes = takenBytes(one.response.req.socket);
     isLooking = false;
     if (all.length > 0) lookLater();
   }
@@ -128,17 +129,17 @@ export function createSendBufferLimit(
 
 /** Whether the connection has taken nothing since the last look, or is closed. */
 function isStalled(buffered: BufferedResponse): boolean {
-  const bytes = takenBytes(buffered.response);
+  const bytes = takenBytes(buffered.response.req.socket);
   return bytes === undefined || bytes === buffered.takenBytes;
 }
 
 /**
- * How much the kernel has taken for the connection of a response. What Node documents, `bytesWritten` and
- * `writableLength`, counts a response as one piece until all of it is taken, so these are its internals; `_parent` is
- * under TLS. Undefined once the connection is closed.
+ * How much the kernel has taken for a connection. What Node documents, `bytesWritten` and `writableLength`, counts a
+ * response as one piece until all of it is taken, so these are its internals; `_parent` is under TLS. Undefined once the
+ * connection is closed.
  */
-function takenBytes({ req }: ServerResponse): number | undefined {
-  const { _handle: handle } = req.socket as unknown as { _handle?: (Handle & { _parent?: Handle }) | null };
+export function takenBytes(socket: Socket): number | undefined {
+  const { _handle: handle } = socket as unknown as { _handle?: (Handle & { _parent?: Handle }) | null };
   const stream = handle?._parent ?? handle;
   return stream ? stream.bytesWritten - stream.writeQueueSize : undefined;
 }

@@ -11,8 +11,10 @@ import { fakeEffects } from '../helpers/effects.ts';
 import {
   connectRaw,
   followRaw,
+  type HttpTestOptions,
   heldResource,
   parseResponses,
+  type RawConnection,
   rawRequest,
   startHttp,
 } from '../helpers/http.ts';
@@ -41,9 +43,12 @@ const open: Plugin<void> = {
 };
 
 const GET = 'GET /open HTTP/1.1\r\nHost: d\r\n\r\n';
-/** Without its body, `10`. */
+/** With its body still to come: `10`. */
 const POST =
   'POST /open HTTP/1.1\r\nHost: d\r\nContent-Type: application/json\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n';
+
+/** The same request, after which the connection is closed. */
+const closing = (request: string) => request.replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n');
 
 /** A server with two places, and the connections that have them, the first one idle for longer. */
 async function startWithBothIdle(t: Test) {
@@ -71,7 +76,7 @@ t.test('a request on a new connection closes the one that has been idle for the 
   third.send(GET);
   t.match(await third.received('open'), /^HTTP\/1\.1 200 /);
   t.equal(parseResponses(await second.closed).length, 1);
-  first.send(GET.replace('/open', '/none').replace('\r\n\r\n', '\r\nConnection: close\r\n\r\n'));
+  first.send(closing(GET.replace('/open', '/none')));
   t.equal(parseResponses(await first.closed).length, 3);
 });
 
@@ -103,7 +108,7 @@ t.test('a body that does not end gives way to others, but not within its first s
   slow.send('1');
   effects.advance(999);
   t.match(parseResponses(await rawRequest(port, GET)), [{ status: 503 }]);
-  effects.advance(1);
+  effects.advance(100);
   const next = await connectRaw(port);
   next.send(GET);
   t.match(await next.received('open'), /^HTTP\/1\.1 200 /);
@@ -112,23 +117,70 @@ t.test('a body that does not end gives way to others, but not within its first s
   t.match(await held.received('held'), /^HTTP\/1\.1 200 /);
 });
 
-t.test('an answer that is not taken gives way to others, the oldest first', async (t) => {
+t.test(
+  'an answer of which nothing is taken gives way to others, but not one that is being read',
+  async (t) => {
+    const effects = fakeEffects();
+    const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
+    const [read, unread] = [await connectRaw(port), await connectRaw(port)];
+    for (const { send, received, socket } of [read, unread]) {
+      send(closing(GET.replace('/open', '/large')));
+      await received('HTTP/1.1 200');
+      socket.pause();
+    }
+    const statusAfter = async (ms: number) => {
+      effects.advance(ms);
+      const [answer] = parseResponses(await rawRequest(port, closing(GET)));
+      return answer?.status;
+    };
+    t.equal(await statusAfter(1_000), 503);
+    read.socket.resume();
+    await until(() => read.socket.bytesRead > LARGE_BYTES / 2);
+    read.socket.pause();
+    t.equal(await statusAfter(999), 503);
+    t.equal(await statusAfter(100), 200);
+    const [all, part] = await Promise.all(
+      [read, unread].map(({ socket, closed }) => socket.resume() && closed),
+    );
+    t.ok((all ?? '').length > LARGE_BYTES);
+    t.ok((part ?? '').length < LARGE_BYTES);
+  },
+);
+
+t.test('one that is idle gives way before one that is slow', async (t) => {
   const effects = fakeEffects();
   const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 2 });
-  const slow = [await connectRaw(port), await connectRaw(port)] as const;
-  for (const { send, received, socket } of slow) {
-    send(GET.replace('/open', '/large').replace('d', 'd\r\nConnection: close'));
-    await received('HTTP/1.1 200');
-    socket.pause();
-    effects.advance(1);
+  const slow = await connectRaw(port);
+  slow.send(POST);
+  await slow.received('100 Continue');
+  effects.advance(60_000);
+  const idle = await connectRaw(port);
+  idle.send(GET);
+  await idle.received('open');
+  t.match(parseResponses(await rawRequest(port, closing(GET))), [{ status: 200 }]);
+  await idle.closed;
+  slow.send('10');
+  t.match(await slow.received('open'), /HTTP\/1\.1 200 /);
+});
+
+t.test('those that were refused, and send a body for ever, keep nobody out', async (t) => {
+  const effects = fakeEffects();
+  const { port } = await startHttp(t, { effects, resources: () => [open], maxConnections: 16 });
+  const slow: RawConnection[] = [];
+  for (let count = 0; count < 16; count++) {
+    const connection = await connectRaw(port);
+    connection.send(POST);
+    await connection.received('100 Continue');
+    slow.push(connection);
   }
+  const refused = await connectRaw(port);
+  refused.send(POST.replace('Expect: 100-continue\r\n', ''));
+  await refused.received('unavailable');
+  refused.send('1');
   effects.advance(1_000);
-  t.match(parseResponses(await rawRequest(port, GET.replace('d', 'd\r\nConnection: close'))), [
-    { status: 200 },
-  ]);
-  const [first, second] = await Promise.all(slow.map(({ socket, closed }) => socket.resume() && closed));
-  t.ok((first ?? '').length < LARGE_BYTES);
-  t.ok((second ?? '').length > LARGE_BYTES);
+  t.match(parseResponses(await rawRequest(port, closing(GET))), [{ status: 200 }]);
+  t.match(parseResponses(await refused.closed), [{ status: 503 }]);
+  t.match(await slow[0]?.closed, /100 Continue\r\n\r\n$/);
 });
 
 t.test('a stop lets clients take the answers that davit has given before', async (t) => {
@@ -168,7 +220,7 @@ t.test('slow clients keep nobody out, and the log tells of them once a minute', 
     for (let count = 0; count < 17; count++) (await connectRaw(port)).send('GET /open HTTP/1.1\r\n');
   };
   const statusOfNext = async () => {
-    const [answer] = parseResponses(await rawRequest(port, GET.replace('d', 'd\r\nConnection: close')));
+    const [answer] = parseResponses(await rawRequest(port, closing(GET)));
     return answer?.status;
   };
   await fill();
@@ -184,12 +236,19 @@ t.test('slow clients keep nobody out, and the log tells of them once a minute', 
   t.match(warnings(), [{ closed: 1 }, { closed: 17 }]);
 });
 
-t.test('over TLS, clients that never say hello keep nobody out, and idle ones give way', async (t) => {
+/** A server with TLS, and a client that trusts it. */
+async function startWithTls(t: Test, options: HttpTestOptions) {
   const fixture = (name: string) => join(import.meta.dirname, '../fixtures/tls', name);
   const pair = readCertificate({ certPath: fixture('localhost.pem'), keyPath: fixture('localhost.key') });
-  const { port } = await startHttp(t, { tls: pair, resources: () => [open], maxConnections: 2 });
+  const http = await startHttp(t, { tls: pair, resources: () => [open], maxConnections: 2, ...options });
   const ca = readFileSync(fixture('ca.pem'));
-  const connectTls = () => followRaw(connect({ port, host: '127.0.0.1', servername: 'localhost', ca }));
+  const connectTls = () =>
+    followRaw(connect({ port: http.port, host: '127.0.0.1', servername: 'localhost', ca }));
+  return { ...http, connectTls };
+}
+
+t.test('over TLS, clients that never say hello keep nobody out, and idle ones give way', async (t) => {
+  const { port, connectTls } = await startWithTls(t, {});
   const silent = [await connectRaw(port), await connectRaw(port), await connectRaw(port)];
   const clients = [await connectTls(), await connectTls(), await connectTls()];
   for (const { send, received } of clients) {
@@ -199,4 +258,44 @@ t.test('over TLS, clients that never say hello keep nobody out, and idle ones gi
   for (const { closed } of silent) t.equal(await closed, '');
   t.equal(parseResponses((await clients[0]?.closed) ?? '').length, 1);
   for (const { socket } of clients) socket.destroy();
+});
+
+t.test('over TLS, slow clients give way', async (t) => {
+  const effects = fakeEffects();
+  const { connectTls } = await startWithTls(t, { effects });
+  const [sending, reading] = [await connectTls(), await connectTls()];
+  sending.send(POST);
+  await sending.received('100 Continue');
+  reading.send(GET.replace('/open', '/large'));
+  await reading.received('HTTP/1.1 200');
+  reading.socket.pause();
+  const statusAfterSecond = async () => {
+    effects.advance(1_000);
+    const { send, closed } = await connectTls();
+    send(closing(GET));
+    return parseResponses(await closed)[0]?.status;
+  };
+  t.equal(await statusAfterSecond(), 200);
+  await sending.closed;
+  const next = await connectTls();
+  next.send(POST);
+  await next.received('100 Continue');
+  t.equal(await statusAfterSecond(), 200);
+  await next.closed;
+  const last = await connectTls();
+  last.send(GET);
+  await last.received('open');
+  last.send(POST); // a second request, so that none is idle
+  await last.received('100 Continue');
+  t.equal(await statusAfterSecond(), 200);
+  reading.socket.resume();
+  t.ok((await reading.closed).length < LARGE_BYTES);
+  last.socket.destroy();
+});
+
+t.test('over TLS, a stop does not wait for clients that never say hello', async (t) => {
+  const { port, server } = await startWithTls(t, { timeouts: { headersMs: 600_000, requestMs: 600_000 } });
+  const silent = await connectRaw(port);
+  await server.stop({ timeout: 600_000 });
+  t.equal(await silent.closed, '');
 });
