@@ -205,7 +205,6 @@ export async function startService(
     files,
     port: dispatcherToWriter.port2,
     sender: {
-      version,
       timeoutMs: config.webhookTimeoutMs,
       allowHttp: config.webhookAllowHttp,
       allowedCidrs: config.webhookAllowCidrs,

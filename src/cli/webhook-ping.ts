@@ -1,5 +1,4 @@
 import type { Command } from 'commander';
-import { version } from '../assets.ts';
 import { someSettings } from '../config.ts';
 import type { Attempt } from '../domain.ts';
 import { AppError } from '../errors.ts';
@@ -67,7 +66,6 @@ async function attemptPing(
   ]);
   const sender = createSender(
     {
-      version,
       timeoutMs: webhookTimeoutMs,
       allowHttp: webhookAllowHttp,
       allowedCidrs: webhookAllowCidrs,

@@ -1,3 +1,4 @@
+import { version } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { createSlots } from '../slots.ts';
@@ -7,8 +8,6 @@ import { type Connection, createConnectionPool, type Destination } from './conne
 import type { Owner } from './key-shares.ts';
 
 export interface SenderOptions extends ConnectorOptions {
-  /** For the User-Agent. */
-  version: string;
   /** From the attempt's start to the end of the answer's headers, including name lookup and handshakes. */
   timeoutMs: number;
   /** Whether `http:` URLs are allowed. */
@@ -77,7 +76,7 @@ const BODY_READ_MAX_BYTES = 16 * 1024;
  * davit delivers a fifth more.
  */
 export function createSender(options: SenderOptions, effects: Effects): Sender {
-  const { version, timeoutMs, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
+  const { timeoutMs, allowHttp, idleConnectionsMax = IDLE_CONNECTIONS_MAX } = options;
   const { connect, trust } = createConnector(options, effects);
   const pool = createConnectionPool(connect, Math.min(idleConnectionsMax, IDLE_CONNECTIONS_MAX), effects);
   const targets = new Map<string, Target>();

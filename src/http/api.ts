@@ -1,5 +1,4 @@
 import type { Server } from '@hapi/hapi';
-import { version } from '../assets.ts';
 import type { ServeConfig } from '../config.ts';
 import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import type { Logger } from '../logger.ts';
@@ -59,8 +58,8 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
         webhooks(store.reads, answers, pages, webhookUrlRules, ping, config.webhookTimeoutMs),
         deliveries(store.reads, answers, pages, effects),
         health(checkReadiness),
-        openapi(version),
-        docs(version),
+        openapi(),
+        docs(),
       ],
     },
     effects,

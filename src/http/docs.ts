@@ -20,8 +20,8 @@ const PAGE_HEADERS = {
   'Referrer-Policy': 'no-referrer',
 };
 
-/** `/docs`: the API description for people, rendered at the first request. `version`: davit's. */
-export function docs(version: string): Plugin<void> {
+/** `/docs`: the API description for people, rendered at the first request. */
+export function docs(): Plugin<void> {
   return {
     name: 'docs',
     register(server) {
@@ -32,7 +32,7 @@ export function docs(version: string): Plugin<void> {
         path: '/docs',
         options,
         handler(_request, h) {
-          page ??= Buffer.from(renderDocs(describeApi(server, version)));
+          page ??= Buffer.from(renderDocs(describeApi(server)));
           return protectedPage(h, page).type('text/html');
         },
       });

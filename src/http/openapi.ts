@@ -1,4 +1,5 @@
 import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
+import { version } from '../assets.ts';
 import type { EventType } from '../domain.ts';
 import { headerReferences, operationOf } from './openapi-route.ts';
 import {
@@ -27,8 +28,8 @@ import {
 } from './resources.ts';
 import { type RouteDescription, routeOptions } from './route-options.ts';
 
-/** `GET /v2/openapi.json`, generated at the first request. `version`: davit's. */
-export function openapi(version: string): Plugin<void> {
+/** `GET /v2/openapi.json`, generated at the first request. */
+export function openapi(): Plugin<void> {
   return {
     name: 'description',
     register(server) {
@@ -49,7 +50,7 @@ export function openapi(version: string): Plugin<void> {
           },
         }),
         handler(_request, h) {
-          text ??= Buffer.from(JSON.stringify(describeApi(server, version)));
+          text ??= Buffer.from(JSON.stringify(describeApi(server)));
           return h.response(text).type('application/json');
         },
       });
@@ -67,7 +68,7 @@ const OPENAPI_SCHEMA: JsonSchema = {
 /**
  * The OpenAPI 3.1 description of every route of `server` below /v2, and of other routes that come with a description.
  */
-export function describeApi(server: Server, version: string): OpenApiDocument {
+export function describeApi(server: Server): OpenApiDocument {
   const routes = describedRoutes(server);
   const operations = routes.map(({ operation }) => operation);
   const paths: Record<string, PathItem> = {};

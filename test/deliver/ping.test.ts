@@ -100,10 +100,7 @@ for (const { name, answer, expected } of OUTCOMES) {
 
 t.test('a ping is refused every address that a delivery is', async (t) => {
   const { store, webhook, receiver } = await service(t);
-  const sender = createSender(
-    { version: 'test', timeoutMs: 10_000, allowHttp: true, allowedCidrs: [] },
-    realEffects,
-  );
+  const sender = createSender({ timeoutMs: 10_000, allowHttp: true, allowedCidrs: [] }, realEffects);
   t.teardown(() => sender.close());
   const pinger = createPinger({ reads: store.reads, sender, effects: realEffects });
   t.match(await pinger.ping(webhook.id), {

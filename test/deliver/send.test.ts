@@ -2,6 +2,7 @@ import { once } from 'node:events';
 import { type AddressInfo, createServer, type Socket } from 'node:net';
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import t, { type Test } from 'tap';
+import { version } from '../../src/assets.ts';
 import { createSender, type SenderOptions } from '../../src/deliver/send.ts';
 import { LONGEST_DURATION, parseDuration } from '../../src/durations.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
@@ -33,7 +34,6 @@ const LOOPBACK = [cidr('127.0.0.0/8'), cidr('::1/128')];
 function newSender(t: Test, options: Partial<SenderOptions> = {}, effects = fakeEffects()) {
   const sender = createSender(
     {
-      version: '1.2.3',
       timeoutMs: TIMEOUT_MS,
       allowHttp: true,
       allowedCidrs: LOOPBACK,
@@ -92,7 +92,7 @@ t.test('a delivery', async (t) => {
       connection: 'keep-alive',
       'content-type': 'application/json',
       'content-length': String(Buffer.byteLength(BODY)),
-      'user-agent': 'davit/1.2.3',
+      'user-agent': `davit/${version}`,
       'service-signature': 't=1,v1=00',
       'webhook-id': 'evt_1',
     });

@@ -80,7 +80,7 @@ t.test('the thread does not begin with another file than the writer has, nor wit
 });
 
 const BEGINNING = {
-  sender: { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES },
+  sender: { timeoutMs: 10_000, ...LOOPBACK_RULES },
   schedule: DEFAULT_SCHEDULE,
   log: { level: 'silent', form: 'json' },
   metricsMemory: undefined,

@@ -12,10 +12,7 @@ export const LOOPBACK_RULES: UrlRules = { allowHttp: true, allowedCidrs: [cidr('
 
 /** The real sender; closed when the test has ended. */
 export function testSender(t: Test, options: Partial<SenderOptions> = {}): Sender {
-  const sender = createSender(
-    { version: 'test', timeoutMs: 10_000, ...LOOPBACK_RULES, ...options },
-    realEffects,
-  );
+  const sender = createSender({ timeoutMs: 10_000, ...LOOPBACK_RULES, ...options }, realEffects);
   t.teardown(() => sender.close());
   return sender;
 }

@@ -51,7 +51,7 @@ export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise
   );
   await server.start();
   const port = Number(server.info.port);
-  contracts.set(port, () => createContract(describeApi(server, 'test')));
+  contracts.set(port, () => createContract(describeApi(server)));
   t.teardown(() => server.stop({ timeout: 0 }));
   return { server, port, store, log };
 }

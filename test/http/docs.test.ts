@@ -105,7 +105,7 @@ t.test('the page /docs', async (t) => {
 });
 
 t.test('every text of the description is escaped on the page', async (t) => {
-  const { port } = await startHttp(t, { resources: () => [health(async () => null), docs('test')] });
+  const { port } = await startHttp(t, { resources: () => [health(async () => null), docs()] });
   t.match(await requestJson(port, 'GET', '/healthz'), { status: 200 });
   const nasty = `<script>alert("1")</script>&'`;
   const page = renderDocs({

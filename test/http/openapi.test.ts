@@ -266,12 +266,12 @@ t.test('a route without `plugins.openapi` is served, and has an empty summary', 
   });
   const { secret } = await store.key();
   t.match(await requestJson(port, 'GET', '/v2/things/1', { key: secret }), { status: 200 });
-  t.match(describeApi(server, 'test').paths['/v2/things/{id}']?.get, { summary: '', responses: {} });
+  t.match(describeApi(server).paths['/v2/things/{id}']?.get, { summary: '', responses: {} });
 });
 
 t.test('the check of answers against the description', async (t) => {
   const { port, server, store } = await startHttp(t, { resources: ({ reads }) => [projects(reads, PAGES)] });
-  const contract = createContract(describeApi(server, 'test'));
+  const contract = createContract(describeApi(server));
   const { secret } = await store.key();
   await store.project();
   const { headers, body } = await requestJson(port, 'GET', '/v2/projects', { key: secret });

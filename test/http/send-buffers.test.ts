@@ -131,7 +131,7 @@ t.test('an answer that was read no longer counts, and a single one is never cut 
 });
 
 t.test('unread descriptions of the API take no memory of their own, but over TLS', async (t) => {
-  const options = { resources: () => [openapi('1'), docs('1')], sendBufferMaxBytes: 1 };
+  const options = { resources: () => [openapi(), docs()], sendBufferMaxBytes: 1 };
   const { port } = await startHttp(t, options);
   for (const path of ['/docs', '/v2/openapi.json']) {
     const answers = parseResponses(await rawRequest(port, threeTimes(path)));
