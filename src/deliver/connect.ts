@@ -16,9 +16,9 @@ import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { areTooTiny } from '../tiny-pieces.ts';
 import type { Owner } from './key-shares.ts';
-import { type AskDns, createResolver, type LookUp } from './resolver.ts';
+import { createResolver, type ResolverOptions } from './resolver.ts';
 
-export interface ConnectorOptions {
+export interface ConnectorOptions extends ResolverOptions {
   /** How long establishing a connection may take at most; the caller may give up earlier. */
   timeoutMs: number;
   allowedCidrs: readonly Cidr[];
@@ -29,12 +29,6 @@ export interface ConnectorOptions {
   refusedAddresses?: readonly ListenAddress[];
   /** Certificates in PEM that are trusted besides the default ones. */
   caPem?: string | null;
-  /** How many names may be looked up at a time; 32 by default. */
-  lookupsMax?: number;
-  /** Resolves names, by default with the system's resolver; tests bring their own. */
-  resolve?: LookUp;
-  /** Tells whether DNS answers for a name, by default that of the system; tests bring their own. */
-  askDns?: AskDns;
   /** The addresses of this machine, by default read from the system; tests bring their own. */
   machineAddresses?: () => readonly string[];
 }
@@ -106,7 +100,7 @@ const TINY_PIECES_MAX = 1024;
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
   const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;
   const { machineAddresses = interfaceAddresses } = options;
-  const resolve = createResolver({ ...options, lookUp: options.resolve }, effects);
+  const resolve = createResolver(options, effects);
   const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
   let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, TlsSession>();

@@ -6,23 +6,23 @@ import { putLatest } from '../latest.ts';
 import { createSharedSemaphore, type Owner, type SharedSemaphore } from './key-shares.ts';
 
 /** Resolves a name to its addresses; rejects as the system's resolver does. */
-export type LookUp = (hostname: string) => Promise<readonly LookupAddress[]>;
+type LookUp = (hostname: string) => Promise<readonly LookupAddress[]>;
 
 /**
  * Asks DNS about a name without occupying a thread. Resolves to whether it answered, whatever it says; false also if
  * `signal` is aborted before.
  */
-export type AskDns = (hostname: string, signal: AbortSignal) => Promise<boolean>;
+type AskDns = (hostname: string, signal: AbortSignal) => Promise<boolean>;
 
 /** Resolves a name for a webhook of this key. */
 type Resolve = (hostname: string, key: Owner) => Promise<readonly LookupAddress[]>;
 
-interface ResolverOptions {
+export interface ResolverOptions {
   /** How long callers wait at most. */
   timeoutMs: number;
   /** How many names may be looked up at a time; 32 by default. */
   lookupsMax?: number | undefined;
-  /** By default the system's; tests bring their own, and the next one. */
+  /** Both by default those of the system; tests bring their own. */
   lookUp?: LookUp | undefined;
   askDns?: AskDns | undefined;
 }

@@ -313,7 +313,7 @@ t.test('the handshake sends the host name without a final dot, no address, and H
   const { port } = server.address() as AddressInfo;
   const connector = newConnector({
     caPem: CA_PEM,
-    resolve: async () => [{ address: '127.0.0.1', family: 4 }],
+    lookUp: async () => [{ address: '127.0.0.1', family: 4 }],
   });
   for (const host of ['receiver.example', 'receiver.example.', '127.0.0.1'])
     await exchange(connector, new URL(`https://${host}:${port}/`));
@@ -359,7 +359,7 @@ t.test('the addresses of this machine are read once for all addresses of a name'
       reads += 1;
       return ['93.184.216.34'];
     },
-    resolve: async () =>
+    lookUp: async () =>
       ['93.184.216.35', '93.184.216.36', '93.184.216.34'].map((address) => ({ address, family: 4 })),
   });
   const url = new URL('https://receiver.example/');

@@ -53,7 +53,7 @@ function scripted(...answers: string[][]) {
   const asked: string[] = [];
   return {
     asked,
-    resolve: async (hostname: string) => {
+    lookUp: async (hostname: string) => {
       const addresses = answers[Math.min(asked.length, answers.length - 1)] ?? [];
       asked.push(hostname);
       return addresses.map((address) => ({ address, family: address.includes(':') ? 6 : 4 }));
@@ -339,7 +339,7 @@ t.test('an attempt fails', async (t) => {
     const receiver = await startReceiver(t);
     await receiver.close();
     for (const url of [named(receiver), named(receiver).replace('http:', 'https:')]) {
-      const { send } = newSender(t, { resolve: scripted(['127.0.0.1', '127.0.0.2']).resolve });
+      const { send } = newSender(t, { lookUp: scripted(['127.0.0.1', '127.0.0.2']).lookUp });
       t.match(await send(url), { error: 'connection_refused', remoteAddress: '127.0.0.2' }, url);
     }
   });
@@ -370,13 +370,13 @@ t.test('an attempt fails', async (t) => {
   });
 
   t.test('if the name does not resolve', async (t) => {
-    const nowhere = newSender(t, { resolve: () => Promise.reject(new Error('ENOTFOUND')) });
+    const nowhere = newSender(t, { lookUp: () => Promise.reject(new Error('ENOTFOUND')) });
     t.match(await nowhere.send('https://receiver.example/'), {
       ok: false,
       error: 'dns',
       remoteAddress: null,
     });
-    const empty = newSender(t, { resolve: () => Promise.resolve([]) });
+    const empty = newSender(t, { lookUp: () => Promise.resolve([]) });
     t.match(await empty.send('https://receiver.example/'), { ok: false, error: 'dns', remoteAddress: null });
     const bySystem = newSender(t);
     t.match(await bySystem.send(`https://${NOWHERE}/`), {
@@ -441,7 +441,7 @@ t.test('the deadline', async (t) => {
   t.test('includes resolving the name', async (t) => {
     const receiver = await startReceiver(t);
     const answer = Promise.withResolvers<{ address: string; family: number }[]>();
-    const { send, effects } = newSender(t, { resolve: () => answer.promise });
+    const { send, effects } = newSender(t, { lookUp: () => answer.promise });
     const outcome = send(named(receiver));
     effects.advance(TIMEOUT_MS);
     t.match(await outcome, { error: 'timeout', remoteAddress: null, durationMs: TIMEOUT_MS });
@@ -492,7 +492,7 @@ t.test('the deadline', async (t) => {
 t.test('over TLS', async (t) => {
   t.test('a certificate of a trusted authority is accepted', async (t) => {
     const receiver = await startReceiver(t, { tls: 'localhost' });
-    const { send } = newSender(t, { resolve: scripted(['127.0.0.1']).resolve });
+    const { send } = newSender(t, { lookUp: scripted(['127.0.0.1']).lookUp });
     t.match(await send(receiver.url), { ok: true, remoteAddress: '127.0.0.1' }, 'for an address');
     t.match(await send(named(receiver)), { ok: true, remoteAddress: '127.0.0.1' }, 'for a name');
     t.match(await send(named(receiver, 'receiver.example.')), { ok: true }, 'for a name with its final dot');
@@ -588,8 +588,8 @@ t.test('an address that is not allowed', async (t) => {
 
   t.test('is refused behind a name', async (t) => {
     const receiver = await startReceiver(t);
-    const { resolve } = scripted(['127.0.0.1']);
-    const { send } = newSender(t, { allowedCidrs: [], resolve });
+    const { lookUp } = scripted(['127.0.0.1']);
+    const { send } = newSender(t, { allowedCidrs: [], lookUp });
     t.match(await send(named(receiver)), refused);
     t.equal(receiver.connections(), 0);
   });
@@ -603,7 +603,7 @@ t.test('an address that is not allowed', async (t) => {
       ['127.0.0.1', '::ffff:127.0.0.1'],
       ['127.0.0.1', '169.254.169.254'],
     ]) {
-      const { send } = newSender(t, { resolve: scripted(answers).resolve });
+      const { send } = newSender(t, { lookUp: scripted(answers).lookUp });
       t.match(await send(named(receiver)), refused, answers.join());
     }
     t.equal(receiver.connections(), 0);
@@ -611,8 +611,8 @@ t.test('an address that is not allowed', async (t) => {
 
   t.test('is refused when a name changes to it later', async (t) => {
     const receiver = await startReceiver(t, { answers: [hangUpAfter()] });
-    const { resolve, asked } = scripted(['127.0.0.1'], ['10.0.0.1'], ['127.0.0.1']);
-    const { send } = newSender(t, { resolve });
+    const { lookUp, asked } = scripted(['127.0.0.1'], ['10.0.0.1'], ['127.0.0.1']);
+    const { send } = newSender(t, { lookUp });
     t.ok((await send(named(receiver))).ok);
     await receiver.deserted();
     t.match(await send(named(receiver)), refused);
@@ -627,8 +627,8 @@ t.test('an address that is not allowed', async (t) => {
 
   t.test('is not reached over a kept connection of another name', async (t) => {
     const receiver = await startReceiver(t);
-    const { resolve, asked } = scripted(['127.0.0.1'], ['10.0.0.1']);
-    const { send } = newSender(t, { resolve });
+    const { lookUp, asked } = scripted(['127.0.0.1'], ['10.0.0.1']);
+    const { send } = newSender(t, { lookUp });
     t.ok((await send(named(receiver))).ok);
     t.match(
       await send(named(receiver)),
@@ -649,9 +649,9 @@ t.test('an address that is not allowed', async (t) => {
     ];
     for (const listening of places) {
       for (const port of [443, 0]) {
-        const { resolve } = scripted(['93.184.216.34']);
+        const { lookUp } = scripted(['93.184.216.34']);
         const refusedAddresses = [{ host: listening, port }];
-        const { send } = newSender(t, { resolve, refusedAddresses, machineAddresses });
+        const { send } = newSender(t, { lookUp, refusedAddresses, machineAddresses });
         t.match(await send('https://receiver.example/'), refused, `${listening} ${port}, behind a name`);
         t.match(await send('https://93.184.216.34/'), refused, `${listening} ${port}, as a literal`);
       }
@@ -673,8 +673,8 @@ t.test('a name', async (t) => {
 
   t.test('under localhost resolves to the allowed loopback addresses, without DNS', async (t) => {
     const receiver = await startReceiver(t);
-    const { resolve, asked } = scripted(['10.0.0.1']);
-    const { send } = newSender(t, { allowedCidrs: [cidr('127.0.0.0/8')], resolve });
+    const { lookUp, asked } = scripted(['10.0.0.1']);
+    const { send } = newSender(t, { allowedCidrs: [cidr('127.0.0.0/8')], lookUp });
     t.match(await send(named(receiver, 'localhost')), { ok: true, remoteAddress: '127.0.0.1' });
     t.match(await send(named(receiver, 'hooks.localhost')), { ok: true, remoteAddress: '127.0.0.1' });
     t.same(asked, []);
@@ -687,10 +687,10 @@ t.test('a name', async (t) => {
       ['127.0.0.1', '::1'],
       ['127.0.0.2', '127.0.0.1'],
     ]) {
-      const { send } = newSender(t, { resolve: scripted(answers).resolve });
+      const { send } = newSender(t, { lookUp: scripted(answers).lookUp });
       t.match(await send(named(receiver)), { ok: true, remoteAddress: '127.0.0.1' }, answers.join());
     }
-    const { send } = newSender(t, { resolve: scripted(['127.0.0.2', '127.0.0.3']).resolve });
+    const { send } = newSender(t, { lookUp: scripted(['127.0.0.2', '127.0.0.3']).lookUp });
     t.match(await send(named(receiver)), { ok: false, error: 'connection_refused' });
   });
 
@@ -698,11 +698,11 @@ t.test('a name', async (t) => {
     const receiver = await startReceiver(t);
     const answer = Promise.withResolvers<{ address: string; family: number }[]>();
     let asked = 0;
-    const resolve = () => {
+    const lookUp = () => {
       asked += 1;
       return answer.promise;
     };
-    const { send, effects } = newSender(t, { resolve });
+    const { send, effects } = newSender(t, { lookUp });
     const late = send(named(receiver));
     effects.advance(TIMEOUT_MS);
     t.match(await late, { error: 'timeout' });
