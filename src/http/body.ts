@@ -1,4 +1,4 @@
-import { IncomingMessage } from 'node:http';
+import type { IncomingMessage } from 'node:http';
 import { Readable } from 'node:stream';
 import { TLSSocket } from 'node:tls';
 import type { Request } from '@hapi/hapi';
@@ -87,12 +87,7 @@ const SHREDDED = Symbol('shredded');
 /** Whether the request has a body that was not read to its end. */
 export function isBodyPending({ raw: { req } }: Request): boolean {
   const isRead = req.complete && req.readableLength === 0;
-  return isFromSocket(req) && announcesBody(req) && !isRead && !interrupted.has(req);
-}
-
-/** False for requests made by hapi's `server.inject`, which have neither a connection nor a parser. */
-export function isFromSocket(req: unknown): boolean {
-  return req instanceof IncomingMessage;
+  return announcesBody(req) && !isRead && !interrupted.has(req);
 }
 
 /**

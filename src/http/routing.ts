@@ -1,7 +1,6 @@
 import { methodNotAllowed } from '@hapi/boom';
 import type { Request, Server } from '@hapi/hapi';
 import { invalid } from '../errors.ts';
-import { isFromSocket } from './body.ts';
 import { notFound } from './errors.ts';
 
 /** Checks what hapi would accept, or answer in its own way: repeated headers, the path, the syntax of the query. */
@@ -32,7 +31,6 @@ export function registerCatchAll(server: Server): (request: Request) => void {
  * first, and a proxy perhaps the last: the two could disagree on who calls, or on what was sent.
  */
 function checkHeaders({ raw: { req } }: Request): void {
-  if (!isFromSocket(req)) return;
   const seen: string[] = [];
   for (let index = 0; index < req.rawHeaders.length; index += 2) {
     const name = SENT_ONCE.get(req.rawHeaders[index]?.toLowerCase() ?? '');
