@@ -19,7 +19,7 @@ export interface ErrorResponse {
  * messages, and anything else as an `internal_error` that reveals nothing about it.
  */
 export function toErrorResponse(error: unknown, requestId: RequestId): ErrorResponse {
-  const { code, message, details, headers } = refusalOf(error);
+  const { code, message, details = [], headers = {} } = refusalOf(error);
   return {
     code,
     statusCode: STATUS_OF_CODE[code],
@@ -46,8 +46,8 @@ const NOT_FOUND_MESSAGE =
 interface Refusal {
   code: ErrorCode;
   message: string;
-  details: ErrorDetail[];
-  headers: Record<string, string>;
+  details?: ErrorDetail[];
+  headers?: Record<string, string>;
 }
 
 function refusalOf(error: unknown): Refusal {
@@ -61,15 +61,12 @@ function refusalOf(error: unknown): Refusal {
 const UNREADABLE: Refusal = {
   code: 'unavailable',
   message: 'the database cannot be read at the moment: try again shortly',
-  details: [],
   headers: { 'Retry-After': '5' },
 };
 
 const BUG: Refusal = {
   code: 'internal_error',
   message: 'something went wrong inside the service; its log tells more under the id of this request',
-  details: [],
-  headers: {},
 };
 
 function ofAppError({ code, message, details, retryAfterSeconds }: AppError): Refusal {
@@ -77,14 +74,14 @@ function ofAppError({ code, message, details, retryAfterSeconds }: AppError): Re
     case 'internal_error':
       return BUG;
     case 'not_found':
-      return { code, message: NOT_FOUND_MESSAGE, details: [], headers: {} };
+      return { code, message: NOT_FOUND_MESSAGE };
     case 'unauthorized':
       return { code, message, details, headers: { 'WWW-Authenticate': 'Bearer' } };
     case 'rate_limited':
     case 'unavailable':
       return { code, message, details, headers: { 'Retry-After': String(retryAfterSeconds ?? 1) } };
     default:
-      return { code, message, details, headers: {} };
+      return { code, message, details };
   }
 }
 
@@ -92,16 +89,15 @@ function ofAppError({ code, message, details, retryAfterSeconds }: AppError): Re
 function ofBoom({ output, data }: Boom): Refusal {
   switch (output.statusCode) {
     case 400:
-      return { code: 'invalid_request', message: 'the request is malformed', details: [], headers: {} };
+      return { code: 'invalid_request', message: 'the request is malformed' };
     case 403:
-      return { code: 'forbidden', message: missingScope(data), details: [], headers: {} };
+      return { code: 'forbidden', message: missingScope(data) };
     case 404:
       return ofAppError(notFound());
     case 405:
       return {
         code: 'method_not_allowed',
         message: 'this method is not allowed here: the Allow header lists those that are',
-        details: [],
         headers: { Allow: String(output.headers['Allow'] ?? '') },
       };
     default:
