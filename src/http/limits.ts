@@ -79,17 +79,9 @@ export function createFailureLimiter(effects: Effects): RateLimiter {
 
 /** Puts the decision's headers on the response; throws `rate_limited` if it is a refusal. */
 export function applyRateDecision(decision: RateDecision, { raw: { res } }: Pick<Request, 'raw'>): void {
-  switch (decision.kind) {
-    case 'unlimited':
-      return;
-    case 'allowed':
-    case 'limited':
-      for (const [name, value] of Object.entries(decision.headers)) res.setHeader(name, value);
-      if (decision.kind === 'allowed') return;
-      throw new AppError('rate_limited', `too many requests: wait ${decision.retryAfterSeconds} s`, {
-        retryAfterSeconds: decision.retryAfterSeconds,
-      });
-    default:
-      decision satisfies never;
-  }
+  if (decision.kind === 'unlimited') return;
+  for (const [name, value] of Object.entries(decision.headers)) res.setHeader(name, value);
+  if (decision.kind === 'allowed') return;
+  const { retryAfterSeconds } = decision;
+  throw new AppError('rate_limited', `too many requests: wait ${retryAfterSeconds} s`, { retryAfterSeconds });
 }
