@@ -366,7 +366,7 @@ export function createLanes(
     if (standing === lane.standing) return;
     const { slots } = lane;
     hold(lane, -slots);
-    const wasReady = lane.queue === fresh[lane.standing] || lane.queue === behind[lane.standing];
+    const wasReady = isReady(lane);
     lane.standing = standing;
     hold(lane, slots);
     if (wasReady) enterQueue(lane, behind[standing]);
@@ -375,19 +375,16 @@ export function createLanes(
   /** Puts a lane into the queue that its state calls for. One that is ready already keeps its place in the queue. */
   function requeue(lane: OwnLane, nowMs: number, ready: Record<Standing, Slots<OwnLane>>): void {
     const wakeAtMs = wakeAt(lane);
-    if (wakeAtMs > nowMs) {
-      if (wakeAtMs === Number.POSITIVE_INFINITY) {
-        leaveQueue(lane);
-        return;
-      }
+    if (wakeAtMs === Number.POSITIVE_INFINITY) {
+      leaveQueue(lane);
+    } else if (wakeAtMs > nowMs) {
       earliestMs = Math.min(earliestMs, wakeAtMs);
       enterQueue(lane, sleeping);
-    } else if (slotsFor(lane, 0) > 0) {
-      const isReady = lane.queue === fresh[lane.standing] || lane.queue === behind[lane.standing];
-      // Failing lanes wake again and again: as `fresh` they would overtake those that wait.
-      if (!isReady) enterQueue(lane, (lane.standing === 'failing' ? behind : ready)[lane.standing]);
-    } else {
+    } else if (slotsFor(lane, 0) <= 0) {
       leaveQueue(lane); // until one of its attempts ends or is recorded
+    } else if (!isReady(lane)) {
+      // Failing lanes wake again and again: as `fresh` they would overtake those that wait.
+      enterQueue(lane, (lane.standing === 'failing' ? behind : ready)[lane.standing]);
     }
   }
 
@@ -408,6 +405,10 @@ export function createLanes(
     // The last quarter is only for lanes without a slot: if quick receivers all begin to hang at once, none of them
     // takes more than one slot of it.
     return taken < limits.total - limits.share ? own : Math.min(own, 1 - lane.slots);
+  }
+
+  function isReady({ queue, standing }: OwnLane): boolean {
+    return queue === fresh[standing] || queue === behind[standing];
   }
 
   function enterQueue(lane: OwnLane, queue: Slots<OwnLane>): void {
