@@ -1,5 +1,6 @@
 import type { Plugin, ResponseObject, ResponseToolkit } from '@hapi/hapi';
 import { assetText } from '../assets.ts';
+import type { JsonSchema } from './json-schema.ts';
 import { describeApi } from './openapi.ts';
 import type {
   MediaType,
@@ -10,7 +11,6 @@ import type {
   Reference,
   Response,
 } from './openapi-types.ts';
-import type { JsonSchema } from './resources.ts';
 import { anyQuery } from './validation.ts';
 
 /** Allows no other origins, no scripts and no framing. */

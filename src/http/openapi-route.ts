@@ -2,9 +2,10 @@ import type { RequestRoute } from '@hapi/hapi';
 import Joi from 'joi';
 import type { IdPrefix } from '../domain.ts';
 import { STATUS_OF_CODE } from '../errors.ts';
+import { EXAMPLE_IDS, idJsonSchema, type JsonSchema } from './json-schema.ts';
 import type { HEADERS, RouteError } from './openapi-text.ts';
 import type { Operation, Parameter, Reference, Response } from './openapi-types.ts';
-import { EXAMPLE_IDS, exampleOf, idJsonSchema, type JsonSchema, schemaReference } from './resources.ts';
+import { exampleOf, schemaReference } from './resources.ts';
 import type { ResponseDescription, RouteDescription } from './route-options.ts';
 
 /** Describes a route: its own description, what hapi knows of it, and what all routes of its kind have in common. */

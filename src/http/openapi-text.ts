@@ -1,8 +1,8 @@
 import type { EventType } from '../domain.ts';
 import type { ErrorCode, ErrorDetail } from '../errors.ts';
 import { endedAlready } from '../store/endings.ts';
+import { idJsonSchema } from './json-schema.ts';
 import type { Header } from './openapi-types.ts';
-import { idJsonSchema } from './resources.ts';
 
 /* The prose of the API description, and what holds for every route. */
 

@@ -1,4 +1,4 @@
-import type { JsonSchema } from './resources.ts';
+import type { JsonSchema } from './json-schema.ts';
 
 /* OpenAPI 3.1 (spec.openapis.org/oas/v3.1.1), as far as it is used here. */
 

@@ -1,6 +1,7 @@
 import type { Plugin, RequestRoute, Server } from '@hapi/hapi';
 import { version } from '../assets.ts';
 import type { EventType } from '../domain.ts';
+import { EXAMPLE_IDS, type JsonSchema } from './json-schema.ts';
 import { headerReferences, operationOf } from './openapi-route.ts';
 import {
   API_DESCRIPTION,
@@ -17,15 +18,7 @@ import {
   type PathItem,
   type Response,
 } from './openapi-types.ts';
-import {
-  EXAMPLE_IDS,
-  exampleOf,
-  type JsonSchema,
-  pageSchema,
-  RESOURCES,
-  type ResourceName,
-  schemaReference,
-} from './resources.ts';
+import { exampleOf, pageSchema, RESOURCES, type ResourceName, schemaReference } from './resources.ts';
 import { type RouteDescription, routeOptions } from './route-options.ts';
 
 /** `GET /v2/openapi.json`, generated at the first request. */

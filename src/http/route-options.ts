@@ -1,8 +1,9 @@
 import type { RouteOptions } from '@hapi/hapi';
 import type { Scope } from '../domain.ts';
+import type { JsonSchema } from './json-schema.ts';
 import type { RouteError } from './openapi-text.ts';
 import type { Header, MediaType } from './openapi-types.ts';
-import type { JsonSchema, ResourceName } from './resources.ts';
+import type { ResourceName } from './resources.ts';
 import type { RouteInput } from './validation.ts';
 
 declare module '@hapi/hapi' {

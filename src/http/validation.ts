@@ -4,7 +4,7 @@ import { type IdPrefix, parseId, parseRef, parseTimestamp, TIMESTAMP_FORM } from
 import { AppError, type ErrorDetail, invalid } from '../errors.ts';
 import { withoutSecrets } from '../secrets.ts';
 import { notFound } from './errors.ts';
-import { idJsonSchema, REF_JSON_SCHEMA } from './resources.ts';
+import { idJsonSchema, REF_JSON_SCHEMA } from './json-schema.ts';
 
 declare module '@hapi/hapi' {
   interface PluginSpecificConfiguration {

@@ -19,8 +19,8 @@ import type { Answers } from './answers.ts';
 import { callerOf } from './auth.ts';
 import { notFound } from './errors.ts';
 import { PING_ATTEMPT } from './examples.ts';
+import type { JsonSchema } from './json-schema.ts';
 import type { Pages } from './pages.ts';
-import type { JsonSchema } from './resources.ts';
 import { routeOptions } from './route-options.ts';
 import { bodySchema, pageParameters, pathId, querySchema, textSchema } from './validation.ts';
 

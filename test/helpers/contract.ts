@@ -1,5 +1,6 @@
 import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
+import type { JsonSchema } from '../../src/http/json-schema.ts';
 import {
   type Header,
   METHODS,
@@ -7,7 +8,6 @@ import {
   type Operation,
   type Response,
 } from '../../src/http/openapi-types.ts';
-import type { JsonSchema } from '../../src/http/resources.ts';
 
 /** A request and what came back for it, as far as a contract speaks of it. */
 export interface Exchange {

@@ -3,13 +3,13 @@ import { Ajv2020, type ValidateFunction } from 'ajv/dist/2020.js';
 import formats from 'ajv-formats';
 import fc, { type Arbitrary } from 'fast-check';
 import { parseRef } from '../../src/domain.ts';
+import type { JsonSchema } from '../../src/http/json-schema.ts';
 import {
   METHODS,
   type OpenApiDocument,
   type Operation,
   type Parameter,
 } from '../../src/http/openapi-types.ts';
-import type { JsonSchema } from '../../src/http/resources.ts';
 import type { Exchange } from './contract.ts';
 
 /** A request as it is to be sent, and what of it can be held against the description. */

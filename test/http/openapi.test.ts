@@ -16,18 +16,12 @@ import {
 } from '../../src/domain.ts';
 import { realEffects } from '../../src/effects.ts';
 import { STATUS_OF_CODE } from '../../src/errors.ts';
+import { EXAMPLE_IDS, type JsonSchema, REF_JSON_SCHEMA } from '../../src/http/json-schema.ts';
 import { describeApi } from '../../src/http/openapi.ts';
 import { METHODS, type OpenApiDocument, type Operation } from '../../src/http/openapi-types.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { projects } from '../../src/http/projects.ts';
-import {
-  EXAMPLE_IDS,
-  exampleOf,
-  type JsonSchema,
-  pageSchema,
-  REF_JSON_SCHEMA,
-  RESOURCES,
-} from '../../src/http/resources.ts';
+import { exampleOf, pageSchema, RESOURCES } from '../../src/http/resources.ts';
 import { idempotencyKey } from '../../src/http/validation.ts';
 import { urlJsonSchema } from '../../src/http/webhooks.ts';
 import { endedAlready } from '../../src/store/endings.ts';
