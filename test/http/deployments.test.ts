@@ -233,35 +233,31 @@ t.test('paging yields each deployment exactly once while new ones are created', 
   );
 });
 
-t.test('a cursor is valid only for its key, its list and its filters', async (t) => {
+t.test('a cursor is valid only for its list and its filters, in whatever order they come', async (t) => {
   const { http, key, projectId } = await setUp(t);
   const second = await create(http.store, projectId);
   await create(http.store, projectId);
   const path = '/v2/deployments?limit=1&status=queued&status=running';
   const { next_cursor: cursor } = await pageOf(http, key, path);
-  const { secret: otherKey } = await http.store.key();
   const on = `&cursor=${cursor}`;
   const inProject = `/v2/projects/${projectId}/deployments?limit=1`;
   const ofProject = `/v2/deployments?limit=1&project_id=${projectId}`;
   const onInProject = `&cursor=${(await pageOf(http, key, inProject)).next_cursor}`;
   const onOfProject = `&cursor=${(await pageOf(http, key, ofProject)).next_cursor}`;
-  const rows: [key: string, path: string, ids: DeploymentId[] | 400][] = [
-    [key, `${path}${on}`, [second]],
-    [key, `/v2/deployments?status=running&status=queued&limit=1${on}`, [second]],
-    [key, `/v2/deployments?limit=1&status=queued${on}`, 400],
-    [key, `/v2/deployments?limit=1${on}`, 400],
-    [key, `${path}&ref=main${on}`, 400],
-    [key, `${path}&project_id=${projectId}${on}`, 400],
-    [otherKey, `${path}${on}`, 400],
-    [key, `${inProject}${onInProject}`, [second]],
-    [key, `${ofProject}${onOfProject}`, [second]],
-    [key, `${ofProject}${onInProject}`, 400],
-    [key, `${inProject}${onOfProject}`, 400],
-    [key, `${inProject}&project_id=${projectId}${onInProject}`, [second]],
-    [key, `${inProject}&project_id=prj_none${onInProject}`, 400],
+  const rows: [path: string, ids: DeploymentId[] | 400][] = [
+    [`${path}${on}`, [second]],
+    [`/v2/deployments?status=running&status=queued&limit=1${on}`, [second]],
+    [`/v2/deployments?limit=1&status=queued${on}`, 400],
+    [`/v2/deployments?limit=1${on}`, 400],
+    [`${inProject}${onInProject}`, [second]],
+    [`${ofProject}${onOfProject}`, [second]],
+    [`${ofProject}${onInProject}`, 400],
+    [`${inProject}${onOfProject}`, 400],
+    [`${inProject}&project_id=${projectId}${onInProject}`, [second]],
+    [`${inProject}&project_id=prj_none${onInProject}`, 400],
   ];
-  for (const [who, path, ids] of rows) {
-    const response = await get(http, who, path);
+  for (const [path, ids] of rows) {
+    const response = await get(http, key, path);
     if (ids === 400) t.equal(response.status, 400, path);
     else t.strictSame(idsOf(response), ids, path);
   }

@@ -84,7 +84,7 @@ t.test('a cursor does not reveal its position', async (t) => {
 
 const REFUSAL = { code: 'invalid_request', details: [{ in: 'query', field: 'cursor' }] };
 
-t.test('every list binds its cursors to all of its filters', async (t) => {
+t.test('every list binds its cursors to its key and to all of its filters', async (t) => {
   const { url, contract, ...service } = await startWholeService(t);
   const projectId = await service.project({ command: null });
   const { secret, keyId } = await service.key();
@@ -96,13 +96,17 @@ t.test('every list binds its cursors to all of its filters', async (t) => {
   }
   for (const _ of [1, 2]) await service.admin.writer.write('deployments.create', newDeployment(projectId));
 
-  const get = (path: string) => fetch(`${url}${path}`, { headers: { Authorization: `Bearer ${secret}` } });
+  const get = (path: string, key = secret) =>
+    fetch(`${url}${path}`, { headers: { Authorization: `Bearer ${key}` } });
+  const { secret: otherKey } = await service.key();
   const lists = listsOf(contract.document);
   t.ok(lists.length >= 5);
   for (const { path, parameters } of lists) {
     const begun = `${withIds(path, ids)}?limit=1`;
     const { next_cursor: cursor } = (await (await get(begun)).json()) as Page<unknown>;
     t.type(cursor, 'string', begun);
+    t.equal((await get(`${begun}&cursor=${cursor}`)).status, 200, begun);
+    t.equal((await get(`${begun}&cursor=${cursor}`, otherKey)).status, 400, `another key on ${path}`);
     for (const parameter of parameters.filter(({ name }) => name !== 'limit' && name !== 'cursor')) {
       const narrowed = `${begun}&${parameter.name}=${encodeURIComponent(valueFor(parameter))}`;
       t.equal((await get(narrowed)).status, 200, narrowed);

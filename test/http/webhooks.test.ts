@@ -267,22 +267,6 @@ t.test('a list shows the caller’s webhooks, newest first, once each, and never
   t.notMatch(JSON.stringify(seen), /whsec_|secret/);
 });
 
-t.test('a cursor that was altered, is repeated or belongs to another key is rejected', async (t) => {
-  const { http, store, keys } = await service(t);
-  for (const { keyId } of [keys.owner, keys.owner, keys.stranger, keys.stranger])
-    await newWebhook(store, keyId);
-  const { body } = await call(http, 'GET', '/v2/webhooks?limit=1', keys.owner.secret);
-  const { next_cursor: cursor } = body as { next_cursor: string };
-  const altered = `${cursor.startsWith('A') ? 'B' : 'A'}${cursor.slice(1)}`;
-  t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${altered}`, keys.owner.secret)).status, 400);
-  t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${cursor}`, keys.stranger.secret)).status, 400);
-  t.equal(
-    (await call(http, 'GET', `/v2/webhooks?cursor=${cursor}&cursor=${cursor}`, keys.owner.secret)).status,
-    400,
-  );
-  t.equal((await call(http, 'GET', `/v2/webhooks?cursor=${cursor}`, keys.owner.secret)).status, 200);
-});
-
 t.test('GET of a webhook shows what its creation answered, without the secret', async (t) => {
   const { http, keys } = await service(t);
   const made = await call(http, 'POST', '/v2/webhooks', keys.owner.secret, { ...NEW, description: 'mine' });
