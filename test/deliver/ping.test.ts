@@ -1,4 +1,3 @@
-import { Webhook as StandardWebhook } from 'standardwebhooks';
 import Stripe from 'stripe';
 import t, { type Test } from 'tap';
 import { createPinger, type Pinger } from '../../src/deliver/ping.ts';
@@ -13,7 +12,7 @@ import { startProxy } from '../helpers/proxy.ts';
 import { type Answer, CA_PEM, hangUp, held, redirect, startReceiver, status } from '../helpers/receiver.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
 
-t.test('a ping is signed in both ways, and both libraries accept it', async (t) => {
+t.test('a ping is signed, and the stripe package accepts it', async (t) => {
   const { pinger, webhook, receiver } = await service(t);
   const result = await pinger.ping(webhook.id);
   const { method, headers, body } = await receiver.next();
@@ -53,29 +52,6 @@ t.test('a ping is signed in both ways, and both libraries accept it', async (t) 
       trigger: 'ping',
     },
   });
-});
-
-t.test('while a rotation overlaps a ping is signed with both secrets, after it with one', async (t) => {
-  const effects = fakeEffects(Date.now());
-  const { store, pinger, webhook, receiver } = await service(t, status(200), effects);
-  const rotated = await store.writer.write('webhooks.rotate', { id: webhook.id, overlapMs: 60_000 });
-  const secrets = [webhook.signing_secret, rotated.signing_secret];
-  const accepted = async () => {
-    await pinger.ping(webhook.id);
-    const { headers, body } = await receiver.next();
-    return secrets.map((secret) => {
-      try {
-        return (
-          new StandardWebhook(secret).verify(body.toString(), headers as Record<string, string>) !== null
-        );
-      } catch {
-        return false;
-      }
-    });
-  };
-  t.strictSame(await accepted(), [true, true]);
-  effects.advance(60_000);
-  t.strictSame(await accepted(), [false, true]);
 });
 
 const OUTCOMES: { name: string; answer: Answer; expected: Record<string, unknown> }[] = [
@@ -262,13 +238,13 @@ t.test('a seventeenth ping at the same time is refused, whoever asks', async (t)
 async function service(
   t: Test,
   answer: Answer = status(200, { body: 'pong' }),
-  effects = fakeEffects(),
 ): Promise<{
   store: TestStore;
   pinger: Pinger;
   webhook: WebhookWithSecret & { id: WebhookId };
   receiver: Awaited<ReturnType<typeof startReceiver>>;
 }> {
+  const effects = fakeEffects();
   const store = testStore(t, effects);
   const receiver = await startReceiver(t, { answers: [answer] });
   const { keyId } = await store.key();
