@@ -138,6 +138,11 @@ export async function call(
   });
 }
 
+/** What its client is told, but for the id of the request: the same text for answers that must not differ. */
+export function toldBy({ status, body }: JsonResponse): string {
+  return `${status} ${JSON.stringify(body).replace(/req_\w+/, '')}`;
+}
+
 /** Sends `bytes` as they are and gives all that comes back until the server closes. Rejects on a reset. */
 export async function rawRequest(port: number, bytes: string | Uint8Array): Promise<string> {
   const connection = await connectRaw(port);
