@@ -63,21 +63,7 @@ export function createPinger({
   };
 
   /** To the new URL, if the webhook has another one when the connection is made. */
-  async function attempt(webhookId: WebhookId, first: PingRecipient): Promise<PingResult> {
-    let recipient: PingRecipient | undefined = first;
-    while (recipient !== undefined) {
-      const sent = await sendTo(webhookId, recipient);
-      if (sent.attempt !== null) return { kind: 'attempted', attempt: sent.attempt };
-      recipient = sent.latest;
-    }
-    return { kind: 'gone' };
-  }
-
-  /** The attempt, null if `latest`, the webhook when the connection was made, may not be sent to or has another URL. */
-  async function sendTo(
-    webhookId: WebhookId,
-    recipient: PingRecipient,
-  ): Promise<{ attempt: Attempt | null; latest: PingRecipient | undefined }> {
+  async function attempt(webhookId: WebhookId, recipient: PingRecipient): Promise<PingResult> {
     const { url, keyId } = recipient;
     const atMs = effects.now();
     const eventId = newId('evt', effects);
@@ -89,6 +75,7 @@ export function createPinger({
     });
     const headersOf = ({ secrets }: PingRecipient, nowMs: number) =>
       signedHeaders({ eventId, secrets, atSeconds: Math.floor(nowMs / 1000), body });
+    /** The webhook when the connection was made; undefined: it may not be sent to. */
     let latest: PingRecipient | undefined = recipient;
     let readFailure: unknown;
     const outcome = await sender.send({
@@ -108,17 +95,20 @@ export function createPinger({
       key: keyId,
     });
     if (readFailure !== undefined) throw readFailure;
-    if (latest?.url !== url) return { attempt: null, latest };
-    const attempt: Attempt = {
-      number: 1,
-      at: timestamp(atMs),
-      status_code: outcome.statusCode,
-      error: outcome.error,
-      duration_ms: outcome.durationMs,
-      remote_address: outcome.remoteAddress,
-      response_body: outcome.responseBody,
-      trigger: 'ping',
+    if (latest === undefined) return { kind: 'gone' };
+    if (latest.url !== url) return attempt(webhookId, latest);
+    return {
+      kind: 'attempted',
+      attempt: {
+        number: 1,
+        at: timestamp(atMs),
+        status_code: outcome.statusCode,
+        error: outcome.error,
+        duration_ms: outcome.durationMs,
+        remote_address: outcome.remoteAddress,
+        response_body: outcome.responseBody,
+        trigger: 'ping',
+      },
     };
-    return { attempt, latest };
   }
 }
