@@ -1,4 +1,4 @@
-import { AttemptError } from './connect.ts';
+import { AttemptError } from './attempt-error.ts';
 
 /** An answer as far as it has arrived: its head, and the part of its body that is kept. */
 export interface Answer {

@@ -1,6 +1,4 @@
-import type { LookupAddress } from 'node:dns';
-import { isIP, type LookupFunction, connect as openTcp } from 'node:net';
-import { networkInterfaces } from 'node:os';
+import { isIP, connect as openTcp } from 'node:net';
 import {
   createSecureContext,
   DEFAULT_CIPHERS,
@@ -9,33 +7,20 @@ import {
   type SecureContext,
   TLSSocket,
 } from 'node:tls';
-import { type Cidr, hostnameOf, isInside, judgeAddress, listenedAddress, loopbackOf } from '../address.ts';
-import type { ListenAddress } from '../config.ts';
+import { hostnameOf } from '../address.ts';
 import { HOUR_MS } from '../durations.ts';
 import { type Effects, LONGEST_TIMER_MS } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { areTooTiny } from '../tiny-pieces.ts';
+import { createAddressGuard, type GuardOptions } from './address-guard.ts';
+import { AttemptError } from './attempt-error.ts';
 import type { Owner } from './key-shares.ts';
-import { createResolver, type ResolverOptions } from './resolver.ts';
 
-export interface ConnectorOptions extends ResolverOptions {
+export interface ConnectorOptions extends GuardOptions {
   /** How long establishing a connection may take at most; the caller may give up earlier. */
   timeoutMs: number;
-  allowedCidrs: readonly Cidr[];
-  /**
-   * Where davit itself listens: refused like private addresses, unless `allowedCidrs` contains them. A wildcard address,
-   * however it is spelled, or a host name means every address of this machine; port 0 means every port.
-   */
-  refusedAddresses?: readonly ListenAddress[];
   /** Certificates in PEM that are trusted besides the default ones. */
   caPem?: string | null;
-  /** The addresses of this machine, by default read from the system; tests bring their own. */
-  machineAddresses?: () => readonly string[];
-}
-
-/** Why an attempt failed; the message becomes the attempt's `error`. */
-export class AttemptError extends Error {
-  override readonly name = 'AttemptError';
 }
 
 export interface Connector {
@@ -93,15 +78,10 @@ const TLS_EXTRAS_MAX = 16;
 /** Of an answer. Two receivers that answered in records of one byte held up every other delivery for 1.6 s. */
 const TINY_PIECES_MAX = 1024;
 
-/**
- * Connects only to allowed addresses. The addresses that are checked are the ones that the socket uses, against DNS
- * rebinding: a name is resolved once for each connection, and refused if any of what the resolver returns is not allowed.
- */
+/** Connects only to allowed addresses, see address-guard.ts. */
 export function createConnector(options: ConnectorOptions, effects: Effects): Connector {
-  const { timeoutMs, allowedCidrs, refusedAddresses = [], caPem = null } = options;
-  const { machineAddresses = interfaceAddresses } = options;
-  const resolve = createResolver(options, effects);
-  const listeners = refusedAddresses.map((listener) => listenerOf(listener, machineAddresses));
+  const { timeoutMs, caPem = null } = options;
+  const guard = createAddressGuard(options, effects);
   let secureContext = secureContextOf(caPem);
   const sessions = new Map<string, TlsSession>();
 
@@ -123,7 +103,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       handlers?.closed(error);
       handlers = undefined;
     };
-    const refusal = isIP(hostname) === 0 ? null : literalRefusal(hostname, port);
+    const refusal = isIP(hostname) === 0 ? null : guard.literalRefusal(hostname, port);
     if (refusal !== null) {
       queueMicrotask(() => close(refusal));
       return {
@@ -139,7 +119,7 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
     const socketOptions = {
       host: hostname,
       port,
-      lookup: guardedLookup(port, key),
+      lookup: guard.lookupFor(port, key),
       noDelay: true,
       autoSelectFamily: true,
       // The default of 250 ms gives up on addresses that are merely far away. The last address gets all remaining time.
@@ -241,55 +221,6 @@ export function createConnector(options: ConnectorOptions, effects: Effects): Co
       ...(session && { session: session.ticket }),
     };
   }
-
-  function guardedLookup(port: number, key: Owner): LookupFunction {
-    return (hostname, _options, callback) => {
-      // `autoSelectFamily` expects a list.
-      judgedAddresses(hostname, port, key).then(
-        (addresses) => callback(null, addresses),
-        (error: AttemptError) => callback(error, []),
-      );
-    };
-  }
-
-  /** The addresses of the name. Rejects with an AttemptError if there are none, or if any is not allowed. */
-  async function judgedAddresses(hostname: string, port: number, key: Owner): Promise<LookupAddress[]> {
-    const addresses = await addressesOf(hostname, key);
-    if (addresses.length === 0) throw new AttemptError('dns');
-    const isAllowed = allowedAt(port);
-    if (!addresses.every(({ address }) => isAllowed(address))) throw new AttemptError('address_refused');
-    return [...addresses];
-  }
-
-  async function addressesOf(hostname: string, key: Owner): Promise<readonly LookupAddress[]> {
-    const loopback = loopbackOf(hostname, allowedCidrs);
-    if (loopback?.length === 0) throw new AttemptError('address_refused');
-    if (loopback !== undefined) return loopback.map((address) => ({ address, family: isIP(address) }));
-    return resolve(hostname, key).catch((error: unknown) => {
-      throw new AttemptError('dns', { cause: error });
-    });
-  }
-
-  /** Why an address literal, for which the socket calls no `lookup`, may not be connected to; null: it may. */
-  function literalRefusal(address: string, port: number): Error | null {
-    try {
-      return allowedAt(port)(address) ? null : new AttemptError('address_refused');
-    } catch (error) {
-      return error as Error; // of the system, which has no file descriptor left to read this machine's addresses
-    }
-  }
-
-  /**
-   * Returns a function that tells whether davit may connect to an address at this port. Throws the system's error if the
-   * addresses of this machine cannot be read.
-   */
-  function allowedAt(port: number): (address: string) => boolean {
-    const own = listeners.map((listensAt) => listensAt(port));
-    return (address) => {
-      if (isInside(address, allowedCidrs)) return true;
-      return !own.some((isAt) => isAt(address)) && judgeAddress(address, []) === 'allowed';
-    };
-  }
 }
 
 /**
@@ -304,25 +235,6 @@ function secureContextOf(caPem: string | null): SecureContext {
     ciphers: `${DEFAULT_CIPHERS}:!kDHE`,
     ...(caPem !== null && { ca: [...getCACertificates('default'), caPem] }),
   });
-}
-
-function interfaceAddresses(): string[] {
-  return Object.values(networkInterfaces()).flatMap((list) => list?.map(({ address }) => address) ?? []);
-}
-
-/** Gives a function that tells whether a connection to an address, at this port, may end at the listener. */
-type Listener = (port: number) => (ip: string) => boolean;
-
-function listenerOf(listen: ListenAddress, machineAddresses: () => readonly string[]): Listener {
-  const own = listenedAddress(listen.host);
-  return (port) => {
-    if (listen.port !== port && listen.port !== 0) return () => false;
-    if (own !== null) return (ip) => isInside(ip, [own]);
-    // Read for each connection, as a machine's addresses change, but not for each address: it takes 0.1 ms. A host name
-    // counts as all of them: it is not resolved.
-    const addresses = machineAddresses();
-    return (ip) => addresses.includes(ip);
-  };
 }
 
 /** Readable texts for the errors met in practice, the same for every version of OpenSSL and Node. */

@@ -3,7 +3,8 @@ import type { Effects } from '../effects.ts';
 import { putLatest } from '../latest.ts';
 import { createSlots } from '../slots.ts';
 import { type Answer, type AnswerReader, BODY_KEPT_MAX_BYTES, createAnswerReader } from './answer.ts';
-import { AttemptError, type ConnectorOptions, createConnector } from './connect.ts';
+import { AttemptError, errorName } from './attempt-error.ts';
+import { type ConnectorOptions, createConnector } from './connect.ts';
 import { type Connection, createConnectionPool, type Destination } from './connection-pool.ts';
 import type { Owner } from './key-shares.ts';
 
@@ -295,27 +296,4 @@ function textOf({ kept, bodyBytes }: Answer): string {
   // Writes whole characters only.
   const { read } = new TextEncoder().encodeInto(replaced, new Uint8Array(BODY_KEPT_MAX_BYTES));
   return replaced.slice(0, read);
-}
-
-/** The name under which an error is recorded, which groups the system's error codes. */
-function errorName(error: (Error & { code?: string }) | null): string {
-  if (error === null) return 'invalid_response';
-  if (error instanceof AttemptError) return error.message;
-  const { code = 'unknown' } = error;
-  switch (code) {
-    case 'ECONNREFUSED':
-      return 'connection_refused';
-    case 'ECONNRESET':
-    case 'EPIPE':
-      return 'connection_reset';
-    case 'ETIMEDOUT':
-      return 'timeout';
-    case 'EHOSTUNREACH':
-    case 'EHOSTDOWN':
-    case 'ENETUNREACH':
-    case 'ENETDOWN':
-      return 'unreachable';
-    default:
-      return `connection_failed: ${code}`;
-  }
 }

@@ -4,7 +4,7 @@ import { buffer } from 'node:stream/consumers';
 import fc from 'fast-check';
 import t from 'tap';
 import { createAnswerReader } from '../../src/deliver/answer.ts';
-import { AttemptError } from '../../src/deliver/connect.ts';
+import { AttemptError } from '../../src/deliver/attempt-error.ts';
 
 /** What is made of an answer that comes in these pieces, after which the receiver closes the connection. */
 function readPieces(pieces: readonly Buffer[]) {
