@@ -24,12 +24,12 @@ interface SendRequest {
   headers: Readonly<Record<string, string>>;
   /**
    * Makes them anew once a connection is established for the request, which the receiver can delay until the deadline;
-   * null: it is not to be sent any more, and the attempt ends as `stopped`. By default they stay the same.
+   * null: it is not to be sent any more, and the attempt ends as `stopped`.
    */
-  renewHeaders?: () => Readonly<Record<string, string>> | null;
+  renewHeaders: () => Readonly<Record<string, string>> | null;
   body: string;
-  /** That of the webhook; null by default. */
-  key?: Owner;
+  /** That of the webhook. */
+  key: Owner;
 }
 
 /** The result of one attempt, in the fields in which it is recorded. */
@@ -87,7 +87,7 @@ export function createSender(options: SenderOptions, effects: Effects): Sender {
   return { send, trust, close };
 
   function send(request: SendRequest): Promise<SendOutcome> {
-    const { url, headers, renewHeaders = () => headers, body, key = null } = request;
+    const { url, headers, renewHeaders, body, key } = request;
     const startedAtMs = effects.monotonicMs();
     const target = targetOf(url);
     if (target === undefined) return Promise.resolve(failure('url_refused', null, 0));
