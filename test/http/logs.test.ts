@@ -589,19 +589,6 @@ t.test('a stream that is still catching up ends once its key is revoked', async 
   watch.close();
 });
 
-t.test('streams end without an end event when the service stops', async (t) => {
-  const store = testStore(t, realEffects);
-  const { http, id, key } = await running(t, realEffects, store);
-  await print(store, id, 'one\n');
-  const streams = await Promise.all(
-    Array.from({ length: 5 }, () => openEvents(t, http.port, `/v2/deployments/${id}/logs`, key)),
-  );
-  for (const stream of streams) t.match(await stream.next(), { data: 'one\n' });
-  await http.server.stop({ timeout: 10_000 });
-  for (const stream of streams) t.strictSame(await stream.rest(), [], 'the deployment has not ended');
-  await until(() => http.watches.size() === 0);
-});
-
 t.test('an EventSource whose connection was cut resumes where it was', async (t) => {
   const store = testStore(t, realEffects);
   const { http, id, key } = await running(t, realEffects, store);

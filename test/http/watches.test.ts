@@ -72,7 +72,7 @@ t.test('when the service stops, all watches are closed and no new one is opened'
   watches.close();
 });
 
-t.test('a service that stops ends an event stream properly instead of cutting it off', async (t) => {
+t.test('a service that stops ends an event stream properly, without an end event', async (t) => {
   const service = await startWholeService(t);
   const { secret } = await service.key();
   const projectId = await service.project({ command: null });
