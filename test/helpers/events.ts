@@ -3,17 +3,16 @@ import { type IncomingHttpHeaders, type IncomingMessage, request } from 'node:ht
 import type { Test } from 'tap';
 
 /** One event, as a browser's EventSource would hand it on. */
-export interface ServerSentEvent {
+interface ServerSentEvent {
   type: string;
   data: string;
   /** The last one that was sent, in this event or before. */
   id: string;
 }
 
-export interface EventStream {
+interface EventStream {
   status: number;
   headers: IncomingHttpHeaders;
-  response: IncomingMessage;
   /** The next event; undefined when the stream has ended. Rejects when it was cut off. */
   next(): Promise<ServerSentEvent | undefined>;
   /** All events that are still to come. */
@@ -53,7 +52,6 @@ export async function openEvents(
   return {
     status: response.statusCode ?? 0,
     headers: response.headers,
-    response,
     comments,
     next,
     async rest() {

@@ -580,7 +580,7 @@ const MOMENTS = fc.oneof(
     .map((date) => date.toISOString()),
 );
 
-export interface FuzzClient {
+interface FuzzClient {
   /** The answer; of one that follows a log only its beginning. Rejects when the connection fails. */
   send(request: FuzzRequest): Promise<Exchange>;
   close(): void;

@@ -1,6 +1,6 @@
 import parse from 'parse-prometheus-text-format';
 
-export interface Series {
+interface Series {
   /** With `_bucket`, `_sum` or `_count` for those of a histogram. */
   name: string;
   labels: Record<string, string>;

@@ -45,7 +45,7 @@ export interface Receiver {
   close(): Promise<void>;
 }
 
-export interface ReceiverOptions {
+interface ReceiverOptions {
   /** Which certificate of test/fixtures/tls it shows; plain HTTP without one. */
   tls?: 'localhost' | 'wrong-host' | 'expired' | 'self-signed';
   answers?: [Answer, ...Answer[]];
