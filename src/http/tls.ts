@@ -29,7 +29,7 @@ export function readCertificate(paths: { certPath: string; keyPath: string }): C
     );
   }
   try {
-    createSecureContext({ ...SETTINGS, cert: chain, key });
+    createSecureContext(tlsOptions({ chain, key }));
   } catch (error) {
     throw refused(
       `--tls-cert: OpenSSL refuses ${certPath} (${messageOf(error)}): have another one made`,
@@ -44,9 +44,12 @@ export function readCertificate(paths: { certPath: string; keyPath: string }): C
   };
 }
 
-/** Options for a TLS listener. */
+/**
+ * Options for a TLS listener. Besides the certificate, Node's current defaults: set explicitly so that neither
+ * NODE_OPTIONS nor a new Node changes them.
+ */
 export function tlsOptions({ chain, key }: Pick<Certificate, 'chain' | 'key'>): TlsOptions {
-  return { ...SETTINGS, cert: chain, key };
+  return { minVersion: 'TLSv1.2', ALPNProtocols: ['http/1.1'], cert: chain, key };
 }
 
 /** Uses this certificate for new connections; existing ones continue. */
@@ -63,9 +66,6 @@ export function parseAllOfRead(socket: TLSSocket): void {
   const parser = parserOf(socket);
   if (parser !== null) parser.pause = () => undefined;
 }
-
-/** Node's current defaults, set explicitly so that neither NODE_OPTIONS nor a new Node changes them. */
-const SETTINGS = { minVersion: 'TLSv1.2', ALPNProtocols: ['http/1.1'] } as const satisfies TlsOptions;
 
 function parseKey(path: string, pem: string): KeyObject {
   try {
