@@ -37,11 +37,8 @@ export function commonHeaders(requestId: RequestId): Record<string, string> {
 
 /** For what does not exist and, indistinguishably, for what the key may not see. */
 export function notFound(): AppError {
-  return new AppError('not_found', NOT_FOUND_MESSAGE);
+  return new AppError('not_found', NOT_FOUND.message);
 }
-
-const NOT_FOUND_MESSAGE =
-  'there is no such resource, or this key does not see it; /docs describes those that there are';
 
 interface Refusal {
   code: ErrorCode;
@@ -56,6 +53,11 @@ function refusalOf(error: unknown): Refusal {
   if (isBoom(error)) return ofBoom(error);
   return BUG;
 }
+
+const NOT_FOUND: Refusal = {
+  code: 'not_found',
+  message: 'there is no such resource, or this key does not see it; /docs describes those that there are',
+};
 
 /** For storage errors outside of the writer, which can only be failed reads. */
 const UNREADABLE: Refusal = {
@@ -74,7 +76,7 @@ function ofAppError({ code, message, details, retryAfterSeconds }: AppError): Re
     case 'internal_error':
       return BUG;
     case 'not_found':
-      return { code, message: NOT_FOUND_MESSAGE };
+      return NOT_FOUND;
     case 'unauthorized':
       return { code, message, details, headers: { 'WWW-Authenticate': 'Bearer' } };
     case 'rate_limited':
@@ -93,7 +95,7 @@ function ofBoom({ output, data }: Boom): Refusal {
     case 403:
       return { code: 'forbidden', message: missingScope(data) };
     case 404:
-      return ofAppError(notFound());
+      return NOT_FOUND;
     case 405:
       return {
         code: 'method_not_allowed',
