@@ -3,9 +3,7 @@ import type { Plugin } from '@hapi/hapi';
 import { realEffects } from '../../src/effects.ts';
 import { createAnswers } from '../../src/http/answers.ts';
 import { authentication } from '../../src/http/auth.ts';
-import { createClientAddress } from '../../src/http/client-address.ts';
 import { deployments } from '../../src/http/deployments.ts';
-import { createFailureLimiter } from '../../src/http/limits.ts';
 import { createPages } from '../../src/http/pages.ts';
 import { createHttpServer } from '../../src/http/server.ts';
 import { createWatches } from '../../src/http/watches.ts';
@@ -42,13 +40,7 @@ export async function startPlainService(directory: string): Promise<string> {
       rateLimit: { limit: 999_999, windowMs: 1_000 },
     },
     {
-      authentication: authentication(
-        store,
-        createFailureLimiter(effects),
-        createClientAddress([]),
-        effects,
-        logger,
-      ),
+      authentication: authentication(store, [], effects, logger),
       resources,
     },
     effects,

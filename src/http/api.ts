@@ -5,12 +5,10 @@ import type { Logger } from '../logger.ts';
 import type { Store } from '../store/store.ts';
 import { createAnswers } from './answers.ts';
 import { authentication } from './auth.ts';
-import { createClientAddress } from './client-address.ts';
 import { deliveries } from './deliveries.ts';
 import { deployments } from './deployments.ts';
 import { docs } from './docs.ts';
 import { health } from './health.ts';
-import { createFailureLimiter } from './limits.ts';
 import { logs } from './logs.ts';
 import { openapi } from './openapi.ts';
 import { createPages } from './pages.ts';
@@ -44,13 +42,7 @@ export function createApi(options: ApiOptions, effects: Effects, logger: Logger)
       timeouts: { idleMs: idleMsOf(config) },
     },
     {
-      authentication: authentication(
-        store,
-        createFailureLimiter(effects),
-        createClientAddress(config.trustProxyCidrs),
-        effects,
-        logger,
-      ),
+      authentication: authentication(store, config.trustProxyCidrs, effects, logger),
       resources: [
         projects(store.reads, pages),
         deployments(store.reads, answers, pages, watches, effects, config.maxQueued),

@@ -1,4 +1,5 @@
 import type { Plugin, Request } from '@hapi/hapi';
+import type { Cidr } from '../address.ts';
 import type { KeyId } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, wrongKey } from '../errors.ts';
@@ -6,8 +7,8 @@ import type { Logger } from '../logger.ts';
 import { hashKeySecret, isKeySecret } from '../secrets.ts';
 import type { Caller } from '../store/keys.ts';
 import type { Reads, Store } from '../store/store.ts';
-import { addressGroup, type ClientAddress } from './client-address.ts';
-import { applyRateDecision, type RateLimiter } from './limits.ts';
+import { addressGroup, createClientAddress } from './client-address.ts';
+import { applyRateDecision, createFailureLimiter } from './limits.ts';
 
 /** How often a key's `last_used_at` is written at most. */
 const USE_NOTED_EVERY_MS = 60_000;
@@ -18,15 +19,16 @@ const TRY_AGAIN_AFTER_MS = 60_000;
 /**
  * Authenticates `Authorization: Bearer <API_KEY>`. Each request checks the key as of the latest commit, so a revocation,
  * also by another process, holds from the next request on. Failures are counted by address, and answered 401, then 429;
- * they never hold up a valid key.
+ * they never hold up a valid key. `trustedProxies`: whose X-Forwarded-For is believed.
  */
 export function authentication(
   { reads, writer }: Store,
-  failures: RateLimiter,
-  clientAddress: ClientAddress,
+  trustedProxies: readonly Cidr[],
   effects: Effects,
   logger: Logger,
 ): Plugin<void> {
+  const failures = createFailureLimiter(effects);
+  const clientAddress = createClientAddress(trustedProxies);
   /**
    * Also those whose use could not be noted a moment ago. While the disk does not answer, reads are answered all the same,
    * and each one would add a write that waits.

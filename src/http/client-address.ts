@@ -3,14 +3,13 @@ import type { Request } from '@hapi/hapi';
 import ipaddr from 'ipaddr.js';
 import { type Cidr, isInside } from '../address.ts';
 
-/** Tells the address of the client that made a request. */
-export type ClientAddress = (request: Pick<Request, 'raw'>) => string;
-
 /**
- * The client's address is that of the connection or, if that is a trusted proxy, the last one in X-Forwarded-For that is
- * not a trusted proxy. Entries to the left of it may be forged.
+ * Tells the address of the client that made a request: that of the connection or, if that is a trusted proxy, the last
+ * one in X-Forwarded-For that is not a trusted proxy. Entries to the left of it may be forged.
  */
-export function createClientAddress(trustedProxies: readonly Cidr[]): ClientAddress {
+export function createClientAddress(
+  trustedProxies: readonly Cidr[],
+): (request: Pick<Request, 'raw'>) => string {
   return ({ raw: { req } }) => {
     let address = normalAddress(req.socket.remoteAddress ?? '') ?? 'unknown';
     const forwardedFor = req.headers['x-forwarded-for'];

@@ -20,7 +20,7 @@ interface RateHeaders {
   RateLimit: string;
 }
 
-export interface RateLimiter {
+interface RateLimiter {
   /** Counts one request of `who`, unless it is refused. After `retryAfterSeconds` without any, the next is allowed. */
   take(who: string): RateDecision;
 }

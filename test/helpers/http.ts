@@ -6,8 +6,6 @@ import type { Test } from 'tap';
 import type { Cidr } from '../../src/address.ts';
 import { type Effects, realEffects } from '../../src/effects.ts';
 import { authentication } from '../../src/http/auth.ts';
-import { createClientAddress } from '../../src/http/client-address.ts';
-import { createFailureLimiter } from '../../src/http/limits.ts';
 import { describeApi } from '../../src/http/openapi.ts';
 import { createHttpServer, type HttpServerOptions } from '../../src/http/server.ts';
 import { assertContract, type Contract, createContract } from './contract.ts';
@@ -37,13 +35,7 @@ export async function startHttp(t: Test, options: HttpTestOptions = {}): Promise
   const server = await createHttpServer(
     { listen: { host: '127.0.0.1', port: 0 }, tls: null, rateLimit: null, ...httpOptions },
     {
-      authentication: authentication(
-        store,
-        createFailureLimiter(effects),
-        createClientAddress(trustedProxies),
-        effects,
-        logger,
-      ),
+      authentication: authentication(store, trustedProxies, effects, logger),
       resources: resources(store),
     },
     effects,
