@@ -1,6 +1,6 @@
 import type { EventType } from '../domain.ts';
 import type { ErrorCode, ErrorDetail } from '../errors.ts';
-import { endedAlready } from '../store/endings.ts';
+import { endedAlready } from '../store/transitions.ts';
 import { idJsonSchema } from './json-schema.ts';
 import type { Header } from './openapi-types.ts';
 

@@ -2,7 +2,6 @@ import type { Attempt, KeyId } from '../domain.ts';
 import type { WriteContext } from './context.ts';
 import { deliveryWrites } from './deliveries.ts';
 import { deploymentReads } from './deployments.ts';
-import { endingWrites } from './endings.ts';
 import { eventWrites } from './events.ts';
 import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempotency.ts';
 import { instanceWrites } from './instance.ts';
@@ -14,7 +13,7 @@ import { queueWrites } from './queue.ts';
 import { replayWrites } from './replays.ts';
 import { reportWrites } from './reports.ts';
 import { retentionWrites } from './retention.ts';
-import { startWrites } from './starts.ts';
+import { transitionWrites } from './transitions.ts';
 import { webhookWrites } from './webhooks.ts';
 
 /** All writes, by name. Inputs and outputs are plain values, so that they can be posted between threads. */
@@ -24,10 +23,9 @@ export function makeOperations(context: WriteContext) {
   const projects = projectWrites(context);
   const deployments = deploymentReads(context.database);
   const events = eventWrites(context);
-  const starts = startWrites(context, events);
-  const endings = endingWrites(context, deployments, events);
-  const queue = queueWrites(context, deployments, projects, events, starts, endings);
-  const reports = reportWrites(context, deployments, starts, endings);
+  const transitions = transitionWrites(context, deployments, events);
+  const queue = queueWrites(context, deployments, projects, events, transitions);
+  const reports = reportWrites(context, deployments, transitions);
   const logs = logWrites(context);
   const webhooks = webhookWrites(context);
   const deliveries = deliveryWrites(context);
@@ -52,7 +50,7 @@ export function makeOperations(context: WriteContext) {
     'deployments.cancel': queue.cancel,
     'deployments.claim': queue.claim,
     'deployments.setProcess': queue.setProcess,
-    'deployments.finish': endings.finish,
+    'deployments.finish': transitions.finish,
     'deployments.report': reports.report,
     'deployments.endOverdue': reports.endOverdue,
     'deployments.moveReportsDue': reports.moveReportsDue,

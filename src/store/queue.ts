@@ -15,10 +15,9 @@ import type { ProcessIdentity } from '../process-identity.ts';
 import type { WriteContext } from './context.ts';
 import { toDeployment } from './deployment-rows.ts';
 import type { DeploymentReads } from './deployments.ts';
-import { type EndingWrites, endedAlready, PROJECT_ARCHIVED } from './endings.ts';
 import type { EventWrites } from './events.ts';
 import { type ProjectDetails, type ProjectWrites, projectReads } from './projects.ts';
-import type { StartWrites } from './starts.ts';
+import { endedAlready, PROJECT_ARCHIVED, type TransitionWrites } from './transitions.ts';
 
 export interface NewDeployment {
   projectId: ProjectId;
@@ -75,8 +74,7 @@ export function queueWrites(
   reads: DeploymentReads,
   { setStatus }: Pick<ProjectWrites, 'setStatus'>,
   events: EventWrites,
-  starts: StartWrites,
-  endings: EndingWrites,
+  transitions: TransitionWrites,
 ) {
   const projects = projectReads(database);
 
@@ -143,7 +141,7 @@ export function queueWrites(
       const { status } = reads.existing(id);
       if (isTerminal(status)) throw endedAlready(status);
       if (status === 'queued') {
-        endings.finish({ id, status: 'canceled', reason: 'user', ...NOTHING_RAN });
+        transitions.finish({ id, status: 'canceled', reason: 'user', ...NOTHING_RAN });
       } else if (status === 'running') {
         markCanceling.run(id);
         changed('queue');
@@ -157,7 +155,7 @@ export function queueWrites(
       const project = setStatus({ id, status: 'archived' });
       const canceledIds = queued.all(id);
       for (const canceledId of canceledIds) {
-        endings.finish({
+        transitions.finish({
           id: canceledId,
           status: 'canceled',
           reason: 'user',
@@ -177,7 +175,7 @@ export function queueWrites(
       forgetLaterStarts.run({ at });
       const next = nextQueued.get();
       if (next === undefined) return null;
-      starts.start(next, at);
+      transitions.start(next, at);
       const { seq, command, ...claimed } = next;
       return {
         ...claimed,
@@ -271,7 +269,7 @@ export function queueWrites(
     const older = queued.all(projectId).filter((id) => id !== by);
     for (const id of older) {
       supersede.run({ id, by });
-      endings.finish({ id, status: 'canceled', reason: 'superseded', ...NOTHING_RAN });
+      transitions.finish({ id, status: 'canceled', reason: 'superseded', ...NOTHING_RAN });
     }
     return older.length;
   }

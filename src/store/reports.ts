@@ -9,8 +9,7 @@ import {
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import type { DeploymentReads } from './deployments.ts';
-import { type EndingWrites, endedAlready } from './endings.ts';
-import type { StartWrites } from './starts.ts';
+import { endedAlready, type TransitionWrites } from './transitions.ts';
 
 /** What another system reports about a deployment that it carries out. */
 export interface Report {
@@ -40,8 +39,7 @@ export interface ClockChange {
 export function reportWrites(
   { database, effects, changed }: WriteContext,
   reads: DeploymentReads,
-  starts: StartWrites,
-  endings: EndingWrites,
+  transitions: TransitionWrites,
 ) {
   const circumstances = database.prepare<[string], { reported: number; project_status: ProjectStatus }>(`
     SELECT d.reported, p.status AS project_status
@@ -113,7 +111,7 @@ export function reportWrites(
       if (projectStatus !== 'active') {
         throw new AppError('conflict', `the project is ${projectStatus}: report again once it is active`);
       }
-      starts.start(deployment, effects.now());
+      transitions.start(deployment, effects.now());
     }
     note.run({ id, message, outputs: JSON.stringify(outputs) });
     changed(id);
@@ -126,7 +124,7 @@ export function reportWrites(
     reason: Reason | null,
   ): void {
     const isCanceled = status === 'failed' && before === 'canceling';
-    endings.finish({
+    transitions.finish({
       id,
       status: isCanceled ? 'canceled' : status,
       reason: isCanceled ? 'user' : reason,

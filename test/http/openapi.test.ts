@@ -24,7 +24,7 @@ import { projects } from '../../src/http/projects.ts';
 import { exampleOf, pageSchema, RESOURCES } from '../../src/http/resources.ts';
 import { idempotencyKey } from '../../src/http/validation.ts';
 import { urlJsonSchema } from '../../src/http/webhooks.ts';
-import { endedAlready } from '../../src/store/endings.ts';
+import { endedAlready } from '../../src/store/transitions.ts';
 import { createContract, type Exchange } from '../helpers/contract.ts';
 import { requestJson, startHttp } from '../helpers/http.ts';
 import { startWholeService } from '../helpers/whole-service.ts';

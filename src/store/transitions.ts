@@ -1,4 +1,4 @@
-import type { DeploymentId, Reason, TerminalStatus } from '../domain.ts';
+import type { DeploymentId, ProjectId, Reason, Ref, TerminalStatus } from '../domain.ts';
 import { AppError } from '../errors.ts';
 import type { WriteContext } from './context.ts';
 import type { DeploymentReads } from './deployments.ts';
@@ -20,14 +20,17 @@ export interface DeploymentEnd {
 /** The message of a deployment that waited when its project was archived. */
 export const PROJECT_ARCHIVED = 'its project was archived';
 
-export type EndingWrites = ReturnType<typeof endingWrites>;
+export type TransitionWrites = ReturnType<typeof transitionWrites>;
 
-/** Ends deployments; nothing else does. Writes status, event and outbox rows together. */
-export function endingWrites(
+/** Starts and ends deployments; nothing else does. Writes status, event and outbox rows together. */
+export function transitionWrites(
   { database, effects, changed }: WriteContext,
   reads: DeploymentReads,
   events: EventWrites,
 ) {
+  const markRunning = database.prepare(
+    `UPDATE deployments SET status = 'running', started_at = max(created_at, :at) WHERE id = +:id AND status = 'queued'`,
+  );
   const end = database.prepare(`
     UPDATE deployments
        SET status = :status, reason = :reason, message = :message, exit_code = :exitCode, signal = :signal,
@@ -35,6 +38,13 @@ export function endingWrites(
      WHERE id = +:id AND finished_at IS NULL`);
 
   return {
+    /** Makes a deployment, which must be queued, `running` since `at`. */
+    start(deployment: { id: DeploymentId; project_id: ProjectId; ref: Ref }, at: number): void {
+      markRunning.run({ id: deployment.id, at });
+      events.record('deployment.started', deployment, at);
+      changed(deployment.id);
+    },
+
     /**
      * Records the end. To be called when nothing of the deployment runs any more. If it has already ended, nothing
      * changes.
