@@ -34,7 +34,6 @@ import {
   openingProblem,
   SCHEMA_VERSION,
 } from '../../src/store/database.ts';
-import { lockForServing } from '../../src/store/lock.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { mountinfoLine } from '../helpers/mounts.ts';
 import { ifMayBeNobody } from '../helpers/nobody.ts';
@@ -253,18 +252,6 @@ t.test('a connection for reading cannot write', (t) => {
   t.throws(() => reading.exec('DELETE FROM instance'), /readonly/);
   reading.close();
   writing.close();
-  t.end();
-});
-
-t.test('a second server of the same file is refused with the process id of the first', (t) => {
-  const path = `${temporaryDirectory(t)}/davit.db`;
-  const release = lockForServing(path, 4711, fakeEffects());
-  t.throws(() => lockForServing(path, 4712, fakeEffects()), {
-    code: 'conflict',
-    message: /served already by process 4711 since 2026-11-21T08:00:00.000Z/,
-  });
-  release();
-  lockForServing(path, 4713, fakeEffects())();
   t.end();
 });
 
