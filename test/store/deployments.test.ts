@@ -152,29 +152,6 @@ t.test('a full queue rejects a deployment and changes nothing', async (t) => {
   });
 });
 
-t.test(
-  'with the policy latest a new deployment supersedes those that wait, not the one that runs',
-  async (t) => {
-    const store = testStore(t);
-    const projectId = await store.project({ policy: 'latest' });
-    const running = await store.writer.write('deployments.create', newDeployment(projectId));
-    await store.writer.write('deployments.claim', undefined);
-    const waiting = await store.writer.write('deployments.create', newDeployment(projectId));
-    const latest = await store.writer.write('deployments.create', newDeployment(projectId));
-
-    t.match(store.reads.deployments.get(running.id), { status: 'running' });
-    t.match(store.reads.deployments.get(waiting.id), {
-      status: 'canceled',
-      reason: 'superseded',
-      superseded_by: latest.id,
-    });
-    t.equal(latest.queue_position, 1);
-    t.match(store.query("SELECT deployment_id FROM events WHERE type = 'deployment.canceled'"), [
-      { deployment_id: waiting.id },
-    ]);
-  },
-);
-
 t.test('the first end of a deployment stays, with one terminal event', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();

@@ -168,6 +168,8 @@ t.test('reported deployments are not queued with those of a command that was add
 t.test('with the policy latest a new deployment cancels all that wait, also in a full queue', async (t) => {
   const store = testStore(t);
   const projectId = await store.project();
+  const [running] = await create(store, projectId, 1);
+  await store.writer.write('deployments.claim', undefined);
   const [elsewhere] = await create(store, await store.project(), 1);
   const older = await create(store, projectId, 3);
   await set(store, projectId, { policy: 'latest' });
@@ -181,6 +183,7 @@ t.test('with the policy latest a new deployment cancels all that wait, also in a
       superseded_by: id,
     });
   }
+  t.match(store.reads.deployments.get(running), { status: 'running', superseded_by: null });
   for (const waiting of [id, elsewhere]) {
     t.match(store.reads.deployments.get(waiting), { status: 'queued', superseded_by: null });
   }
