@@ -6,7 +6,7 @@ import type { Backlog } from '../../src/store/backlog.ts';
 import { lockForServing } from '../../src/store/lock.ts';
 import { type Place, place } from '../helpers/cli.ts';
 import { namedPipe } from '../helpers/commands.ts';
-import { newWebhook } from '../helpers/deliveries.ts';
+import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
@@ -234,15 +234,7 @@ t.test('unfinished replays are listed', async (t) => {
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
   await deploy(store, await store.project(), 'main');
-  const times = { sinceMs: Date.parse('2026-01-31T12:00:00Z'), untilMs: realEffects.now() };
-  await store.writer.write('replays.create', {
-    webhookId: id,
-    ...times,
-    storedStatus: null,
-    ...store.reads.replays.latest(id),
-    status: null,
-    count: 1,
-  });
+  await newReplay(store, realEffects, id, { sinceMs: Date.parse('2026-01-31T12:00:00Z') });
   t.match((await queue()).replays, {
     count: 1,
     items: [{ webhook_id: id, since: '2026-01-31T12:00:00.000Z' }],

@@ -1,8 +1,12 @@
 import t, { type Test } from 'tap';
 import { createReplayer, type Replayer } from '../../src/deliver/replays.ts';
-import type { WebhookId } from '../../src/domain.ts';
-import type { NewReplay } from '../../src/store/replays.ts';
-import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import {
+  copyDeliveries,
+  endDeliveries,
+  newDeliveries,
+  newReplay,
+  newWebhook,
+} from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
@@ -29,7 +33,7 @@ t.test(
     let sent = 0;
     const before = await deliver();
 
-    await replay(store, effects, id);
+    await newReplay(store, effects, id);
     await replayerOn(store, effects).tick();
     t.strictSame(await deliver(), before);
     t.match(store.query('SELECT status, attempt_count FROM deliveries'), [
@@ -48,7 +52,7 @@ t.test(
 
 t.test('a replay resumes after a restart and sends nothing twice', async (t) => {
   const { store, effects, id } = await longPast(t, 2 * STEP_ROWS + 200);
-  await replay(store, effects, id, { storedStatus: 'delivered' });
+  await newReplay(store, effects, id, { storedStatus: 'delivered' });
   await replayerOn(store, effects).tick();
   t.equal(rearmed(store), STEP_ROWS);
 
@@ -76,7 +80,7 @@ t.test('a replay resumes after a restart and sends nothing twice', async (t) => 
 
 t.test('a replay is at most one step ahead of its receiver', async (t) => {
   const { store, effects, id } = await longPast(t, 3 * STEP_ROWS);
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   const replayer = replayerOn(store, effects);
   t.equal(await replayer.tick(), effects.now(), 'look again at once');
   t.equal(await replayer.tick(), null, 'nothing to do before something is sent');
@@ -92,7 +96,7 @@ t.test('a replay is at most one step ahead of its receiver', async (t) => {
 t.test('rare matches are found in one step, however far apart they are', async (t) => {
   const { store, effects, id } = await longPast(t, 10_000);
   store.execute("UPDATE deliveries SET status = 'exhausted', delivered_at = NULL WHERE seq % 2500 = 0");
-  await replay(store, effects, id, { storedStatus: 'exhausted' });
+  await newReplay(store, effects, id, { storedStatus: 'exhausted' });
   await replayerOn(store, effects).tick();
   t.equal(rearmed(store), 4);
   t.strictSame(store.reads.replays.open(), []);
@@ -104,7 +108,7 @@ t.test('a step reads no more than its rows, wherever they lie', async (t) => {
   store.execute(
     "UPDATE deliveries SET status = 'exhausted', delivered_at = NULL WHERE seq < 100 OR seq > 2000",
   );
-  await replay(store, effects, id, { storedStatus: 'exhausted' });
+  await newReplay(store, effects, id, { storedStatus: 'exhausted' });
   await replayerOn(store, effects).tick();
   t.equal(rearmed(store), STEP_ROWS);
 });
@@ -114,10 +118,10 @@ t.test('a replay that waits does not hold up that of another webhook', async (t)
   const other = await newWebhook(store, (await store.key()).keyId);
   const deliveries = await newDeliveries(store, other.id, 1);
   endDeliveries(store, deliveries, 'delivered');
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   const replayer = replayerOn(store, effects);
   await replayer.tick();
-  await replay(store, effects, other.id);
+  await newReplay(store, effects, other.id);
   await replayer.tick();
   t.strictSame(
     store.reads.replays.open().map(({ webhookId }) => webhookId),
@@ -127,7 +131,7 @@ t.test('a replay that waits does not hold up that of another webhook', async (t)
 
 t.test('on a full disk a replay stays where it is and resumes once there is room', async (t) => {
   const { store, effects, id } = await longPast(t, 2 * STEP_ROWS);
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   const before = store.dump();
   store.limitPages(true);
   const replayer = replayerOn(store, effects);
@@ -150,24 +154,6 @@ async function longPast(t: Test, count: number) {
 
 function replayerOn(store: TestStore, effects: FakeEffects): Replayer {
   return createReplayer({ reads: store.reads, writer: store.writer, effects });
-}
-
-async function replay(
-  store: TestStore,
-  effects: FakeEffects,
-  id: WebhookId,
-  changes: Partial<NewReplay> = {},
-) {
-  await store.writer.write('replays.create', {
-    webhookId: id,
-    sinceMs: 0,
-    untilMs: effects.now(),
-    storedStatus: null,
-    ...store.reads.replays.latest(id),
-    status: null,
-    count: 1,
-    ...changes,
-  });
 }
 
 /** How many stand on a ladder that a replay began, and wait. */

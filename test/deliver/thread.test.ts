@@ -9,7 +9,7 @@ import { identifyFiles } from '../../src/store/place.ts';
 import { type Store, startStoreThread } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { until } from '../helpers/commands.ts';
-import { LOOPBACK_RULES, newWebhook } from '../helpers/deliveries.ts';
+import { LOOPBACK_RULES, newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 import { newDeployment, PROJECT, temporaryDirectory } from '../helpers/store.ts';
@@ -29,15 +29,7 @@ t.test('pings, deliveries and replays are sent from the thread', async (t) => {
   await deploy(store);
   const first = await receiver.next();
   await settled;
-  await store.writer.write('replays.create', {
-    webhookId: webhook.id,
-    sinceMs: 0,
-    untilMs: realEffects.now(),
-    storedStatus: null,
-    ...store.reads.replays.latest(webhook.id),
-    status: null,
-    count: 1,
-  });
+  await newReplay(store, realEffects, webhook.id);
   const again = await receiver.next();
   t.equal(again.body.toString(), first.body.toString());
   t.equal(again.headers['webhook-id'], first.headers['webhook-id']);

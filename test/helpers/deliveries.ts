@@ -2,7 +2,9 @@ import type { Test } from 'tap';
 import type { UrlRules } from '../../src/address.ts';
 import { createSender, type Sender, type SenderOptions } from '../../src/deliver/send.ts';
 import type { DeliveryId, EventType, KeyId, WebhookId } from '../../src/domain.ts';
-import { realEffects } from '../../src/effects.ts';
+import { type Effects, realEffects } from '../../src/effects.ts';
+import type { NewReplay, Replay } from '../../src/store/replays.ts';
+import type { Store } from '../../src/store/store.ts';
 import type { WebhookWithSecret } from '../../src/store/webhooks.ts';
 import { cidr } from './cidr.ts';
 import { newDeployment, type TestStore } from './store.ts';
@@ -44,6 +46,25 @@ export async function newDeliveries(
     )
     .map(({ id }) => id)
     .reverse();
+}
+
+/** Requests a replay, by default of all of the webhook's deliveries by now. */
+export function newReplay(
+  { reads, writer }: Pick<Store, 'reads' | 'writer'>,
+  effects: Pick<Effects, 'now'>,
+  webhookId: WebhookId,
+  changes: Partial<NewReplay> = {},
+): Promise<Replay> {
+  return writer.write('replays.create', {
+    webhookId,
+    sinceMs: 0,
+    untilMs: effects.now(),
+    storedStatus: null,
+    ...reads.replays.latest(webhookId),
+    status: null,
+    count: 1,
+    ...changes,
+  });
 }
 
 /** As the dispatcher leaves them after their last attempt. */

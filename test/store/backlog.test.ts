@@ -1,10 +1,10 @@
 import t from 'tap';
-import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import type { DeliveryId, DeploymentId, ProjectId } from '../../src/domain.ts';
 import { backlogReads } from '../../src/store/backlog.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { deploymentReads } from '../../src/store/deployments.ts';
 import { webhookReads } from '../../src/store/webhooks.ts';
-import { endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { endDeliveries, newDeliveries, newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { countingRows, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
@@ -92,10 +92,10 @@ t.test(
     const [first, second] = [await newWebhook(store, keyId), await newWebhook(store, keyId)];
     await newWebhook(store, keyId, { events: ['deployment.failed'] });
     await newDeliveries(store, first.id, 1);
-    for (const { id } of [first, second, second]) await replay(store, id);
+    for (const { id } of [first, second, second]) await newReplay(store, fakeEffects(), id);
     const [finished] = store.reads.replays.open();
     await store.writer.write('replays.step', { seq: finished?.seq ?? 0, seqs: [], doneSeq: null });
-    await replay(store, first.id);
+    await newReplay(store, fakeEffects(), first.id);
 
     const { running, webhooks, replays } = store.reads.backlog.all(NOW_MS, 1);
     t.match(
@@ -238,13 +238,6 @@ const SUCCEEDED = {
   signal: null,
   outputs: {},
 };
-
-async function replay(store: TestStore, webhookId: WebhookId): Promise<void> {
-  await store.writer.write('replays.create', {
-    ...{ webhookId, sinceMs: 0, untilMs: NOW_MS, storedStatus: null, status: null, count: 1 },
-    ...store.reads.replays.latest(webhookId),
-  });
-}
 
 async function deploy({ writer }: TestStore, projectId: ProjectId | undefined): Promise<void> {
   await writer.write('deployments.create', newDeployment(projectId ?? fail()));

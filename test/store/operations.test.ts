@@ -2,7 +2,7 @@ import t, { type Test } from 'tap';
 import { type Attempt, EVENT_TYPES } from '../../src/domain.ts';
 import { HOUR_MS } from '../../src/durations.ts';
 import type { InputOf, OperationName } from '../../src/store/operations.ts';
-import { newWebhook } from '../helpers/deliveries.ts';
+import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { caller, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
@@ -237,10 +237,7 @@ async function newWorld(store: TestStore, effects: FakeEffects, name: string) {
   const [first = none(), due = none(), ...rest] = dueOf(store, webhookId, nowMs, 10);
   const retry = { kind: 'retry', atMs: nowMs + HOUR_MS } as const;
   await write('outbox.settle', settlementOf(first, nowMs, retry, { statusCode: null, error: name }));
-  await write('replays.create', {
-    ...{ webhookId, sinceMs: 0, untilMs: nowMs, storedStatus: null, status: null, count: 1 },
-    ...store.reads.replays.latest(webhookId),
-  });
+  await newReplay(store, effects, webhookId);
   const replaySeq = Number(store.query('SELECT max(seq) AS seq FROM replays')[0]?.['seq']);
   return {
     ...{ name, projectId, elsewhereId, keyId, webhookId, running, queued, reported, due, replaySeq },

@@ -4,13 +4,14 @@ import type { DeliveryId, WebhookId } from '../../src/domain.ts';
 import { DAY_MS } from '../../src/durations.ts';
 import { openForReading } from '../../src/store/database.ts';
 import { SLICE_ROWS } from '../../src/store/list-page.ts';
+import { type OpenReplay, type ReplaySelection, replayReads } from '../../src/store/replays.ts';
 import {
-  type NewReplay,
-  type OpenReplay,
-  type ReplaySelection,
-  replayReads,
-} from '../../src/store/replays.ts';
-import { copyDeliveries, endDeliveries, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+  copyDeliveries,
+  endDeliveries,
+  newDeliveries,
+  newReplay,
+  newWebhook,
+} from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { type TestStore, testStore } from '../helpers/store.ts';
@@ -80,7 +81,7 @@ t.test('of many replays requested at once only ten are counted: as many as may b
   const counts = (await plans()).map(({ count }) => count);
   t.strictSame(counts, [...Array(10).fill(1), ...Array(20).fill('ofWebhook')]);
   t.equal((await plans()).filter(({ count }) => count === 1).length, 10, 'the next ones as well');
-  for (let open = 0; open < 10; open++) await replay(store, effects, id);
+  for (let open = 0; open < 10; open++) await newReplay(store, effects, id);
   const before = store.dump();
   for (const plan of await plans()) {
     t.equal(plan.count, 'ofWebhook');
@@ -120,7 +121,7 @@ t.test('a step begins new ladders and records its position; the last one ends th
   endDeliveries(store, deliveries, 'exhausted');
   const heard: string[][] = [];
   store.writer.onCommit((changes) => heard.push([...changes]));
-  await replay(store, effects, id, { storedStatus: 'exhausted' });
+  await newReplay(store, effects, id, { storedStatus: 'exhausted' });
   effects.advance(60_000);
 
   const [open] = store.reads.replays.open();
@@ -161,7 +162,7 @@ t.test('a delivery that had its 1,000th attempt since it was picked is left alon
   const { store, effects, id } = await service(t);
   const deliveries = await newDeliveries(store, id, 2);
   endDeliveries(store, deliveries, 'exhausted');
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   const [open] = store.reads.replays.open();
   const { seqs } = store.reads.replays.slice(open as OpenReplay, 0, 2);
   store.execute(`UPDATE deliveries SET attempt_count = 1000 WHERE id = '${deliveries[0]}'`);
@@ -175,7 +176,7 @@ t.test('a delivery that had its 1,000th attempt since it was picked is left alon
 t.test('a replay leaves out deliveries that were created after its request', async (t) => {
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 2);
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   effects.jump(-3_600_000);
   await newDeliveries(store, id, 3);
   const [open] = store.reads.replays.open();
@@ -187,7 +188,7 @@ t.test('a delivery whose status no longer matches the replay is left alone', asy
   const { store, effects, id } = await service(t);
   const [one = noDelivery(), other = noDelivery()] = await newDeliveries(store, id, 2);
   endDeliveries(store, [one, other], 'exhausted');
-  await replay(store, effects, id, { storedStatus: 'exhausted' });
+  await newReplay(store, effects, id, { storedStatus: 'exhausted' });
   const [open] = store.reads.replays.open();
   if (open === undefined) throw new Error('no replay is open');
   const { seqs, endSeq } = store.reads.replays.slice(open, 0, 10);
@@ -206,7 +207,7 @@ t.test(
       const { store, effects, id } = await service(t);
       const [before, since, failed] = await newDeliveries(store, id, 3);
       await attemptNext(store, effects, id, 'delivered');
-      await replay(store, effects, id, { storedStatus });
+      await newReplay(store, effects, id, { storedStatus });
       await attemptNext(store, effects, id, 'delivered');
       await attemptNext(store, effects, id, 'exhausted');
       await stepAll(store);
@@ -245,7 +246,7 @@ t.test('however the clock is set, only what succeeded since the request is left 
         await store.writer.write('instance.clockWasSet', { atMs: effects.now(), byMs });
       }
       await attemptNext(store, effects, id, 'delivered', { atMs, durationMs: 8_000 });
-      await replay(store, effects, id, { untilMs: atMs });
+      await newReplay(store, effects, id, { untilMs: atMs });
       await attemptNext(store, effects, id, 'delivered');
       effects.advance(laterMs);
       await stepAll(store);
@@ -268,14 +269,14 @@ t.test('a replay never touches the deliveries of another webhook, which has its 
   const other = await newWebhook(store, (await store.key()).keyId);
   const [foreign = noDelivery()] = await newDeliveries(store, other.id, 1);
   endDeliveries(store, [foreign], 'delivered');
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   const [open] = store.reads.replays.open();
   const seqs = store.query<{ seq: number }>('SELECT seq FROM deliveries').map(({ seq }) => seq);
   await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs, doneSeq: null });
   t.match(store.reads.deliveries.get(foreign), { status: 'delivered' });
 
   endDeliveries(store, [own], 'delivered');
-  for (const webhookId of [id, other.id]) await replay(store, effects, webhookId);
+  for (const webhookId of [id, other.id]) await newReplay(store, effects, webhookId);
   for (const { seq } of store.reads.replays.open()) {
     await store.writer.write('replays.step', { seq, seqs, doneSeq: 1 });
   }
@@ -288,7 +289,7 @@ t.test('a replay of a disabled webhook waits until it is enabled', async (t) => 
   const { store, effects, id } = await service(t);
   await newDeliveries(store, id, 1);
   await setStatus(store, id, 'disabled');
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   t.strictSame(store.reads.replays.open(), []);
   await setStatus(store, id, 'enabled');
   t.match(store.reads.replays.open(), [{ webhookId: id }]);
@@ -299,9 +300,9 @@ t.test('replays of a webhook go one after the other, those of several side by si
   await newDeliveries(store, id, 1);
   const other = await newWebhook(store, (await store.key()).keyId);
   await newDeliveries(store, other.id, 1);
-  await replay(store, effects, id);
-  await replay(store, effects, id, { sinceMs: 1 });
-  await replay(store, effects, other.id);
+  await newReplay(store, effects, id);
+  await newReplay(store, effects, id, { sinceMs: 1 });
+  await newReplay(store, effects, other.id);
   const [first, second] = store.reads.replays.open();
   t.match([first, second], [{ webhookId: id, sinceMs: 0 }, { webhookId: other.id }]);
   await store.writer.write('replays.step', { seq: first?.seq ?? 0, seqs: [], doneSeq: null });
@@ -313,23 +314,23 @@ t.test(
   async (t) => {
     const { store, effects, id } = await service(t);
     await newDeliveries(store, id, 1);
-    t.match(await replay(store, effects, id, { count: 0 }), { count: 0 });
+    t.match(await newReplay(store, effects, id, { count: 0 }), { count: 0 });
     t.strictSame(store.query('SELECT * FROM replays'), []);
     for (let count = 0; count < 10; count++) {
-      await replay(store, effects, id);
+      await newReplay(store, effects, id);
       const [open] = store.reads.replays.open();
       await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs: [], doneSeq: null });
     }
-    for (let count = 0; count < 10; count++) await replay(store, effects, id);
+    for (let count = 0; count < 10; count++) await newReplay(store, effects, id);
     const before = store.dump();
-    await t.rejects(replay(store, effects, id), {
+    await t.rejects(newReplay(store, effects, id), {
       code: 'rate_limited',
       message: /being counted: wait for them$/,
       retryAfterSeconds: 30,
     });
     t.strictSame(store.dump(), before);
     await setStatus(store, id, 'disabled');
-    await t.rejects(replay(store, effects, id), {
+    await t.rejects(newReplay(store, effects, id), {
       code: 'rate_limited',
       message:
         'too many replays of this webhook are open or being counted: open ones wait until it is enabled',
@@ -343,11 +344,11 @@ t.test(
     const { store, effects, id } = await service(t);
     const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
     endDeliveries(store, [delivery], 'exhausted');
-    await replay(store, effects, id);
+    await newReplay(store, effects, id);
     const [open] = store.reads.replays.open();
     await store.writer.write('webhooks.remove', { id });
     const before = store.dump();
-    await t.rejects(replay(store, effects, id), { code: 'not_found' });
+    await t.rejects(newReplay(store, effects, id), { code: 'not_found' });
     await store.writer.write('replays.step', { seq: open?.seq ?? 0, seqs: [1], doneSeq: 1 });
     t.strictSame(store.dump(), before);
   },
@@ -369,8 +370,8 @@ t.test('revoking a key ends the replays of its webhooks and rejects new ones; ot
   const { store, effects, id, keyId } = await service(t);
   const other = await newWebhook(store, (await store.key()).keyId);
   await newDeliveries(store, id, 2);
-  await replay(store, effects, id);
-  await replay(store, effects, other.id);
+  await newReplay(store, effects, id);
+  await newReplay(store, effects, other.id);
   effects.advance(1_000);
   await store.writer.write('keys.revoke', { id: keyId });
   t.match(store.query('SELECT webhook_id, finished_at FROM replays ORDER BY seq'), [
@@ -378,7 +379,7 @@ t.test('revoking a key ends the replays of its webhooks and rejects new ones; ot
     { webhook_id: other.id, finished_at: null },
   ]);
   const before = store.dump();
-  for (const count of [0, 2]) await t.rejects(replay(store, effects, id, { count }), { code: 'conflict' });
+  for (const count of [0, 2]) await t.rejects(newReplay(store, effects, id, { count }), { code: 'conflict' });
   t.strictSame(store.dump(), before);
 });
 
@@ -393,11 +394,6 @@ async function service(t: Parameters<typeof testStore>[0]) {
 function everything(store: TestStore, webhookId: WebhookId, effects: FakeEffects) {
   const now = store.reads.replays.latest(webhookId);
   return { webhookId, sinceMs: 0, untilMs: effects.now(), storedStatus: null, ...now };
-}
-
-function replay(store: TestStore, effects: FakeEffects, id: WebhookId, changes: Partial<NewReplay> = {}) {
-  const input = { ...everything(store, id, effects), status: null, count: 1, ...changes };
-  return store.writer.write('replays.create', input);
 }
 
 /** An attempt of the webhook's next delivery, due or not, with this result. */

@@ -2,7 +2,7 @@ import fc from 'fast-check';
 import t from 'tap';
 import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
 import { PRUNED, START } from '../../src/store/retention.ts';
-import { newWebhook } from '../helpers/deliveries.ts';
+import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { pruneAll } from '../helpers/retention.ts';
@@ -252,9 +252,8 @@ async function happen(
     case 'replay': {
       if (webhook === undefined) return;
       const untilMs = effects.now() - (pick % 50) * HOUR_MS;
-      const selection = { sinceMs: untilMs - 60 * HOUR_MS, untilMs, storedStatus: null, status: null };
-      const now = store.reads.replays.latest(webhook);
-      await write('replays.create', { webhookId: webhook, ...selection, ...now, count: 1 }).catch(refused);
+      const sinceMs = untilMs - 60 * HOUR_MS;
+      await newReplay(store, effects, webhook, { sinceMs, untilMs }).catch(refused);
       return;
     }
     case 'replayStep': {

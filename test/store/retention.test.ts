@@ -8,6 +8,7 @@ import {
   copyWaiting,
   endDeliveries,
   newDeliveries,
+  newReplay,
   newWebhook,
 } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
@@ -135,7 +136,7 @@ t.test('a deleted webhook goes with its deliveries, pending ones too, and its re
   const deliveries = await newDeliveries(store, id, 60);
   endDeliveries(store, deliveries.slice(0, 20), 'delivered');
   attempts(store, deliveries.slice(0, 20));
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   await store.writer.write('webhooks.remove', { id });
   t.match(await pruneAll(store, null), { webhooks: 1, deliveries: 60, attempts: 20, replays: 1 });
   t.strictSame(idsOf(store, 'webhooks'), [other.id]);
@@ -170,7 +171,7 @@ t.test('deliveries that an open replay is yet to send are kept until they were s
   const after = await newDeliveries(store, id, 1);
   endDeliveries(store, [...before, ...within, ...after], 'delivered');
   effects.advance(RETENTION_MS + 60_000);
-  await replay(store, effects, id, sinceMs, sinceMs);
+  await newReplay(store, effects, id, { sinceMs, untilMs: sinceMs });
   t.match(await pruneAll(store), { deliveries: 3, events: 3 });
   t.strictSame(idsOf(store, 'deliveries'), within);
 
@@ -194,7 +195,7 @@ t.test('what succeeds since the request of a replay is told by no number that re
     await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'delivered' }));
   };
   for (const webhookId of [id, other.id, other.id]) await succeed(webhookId);
-  await replay(store, effects, id);
+  await newReplay(store, effects, id);
   await store.writer.write('webhooks.remove', { id: other.id });
   t.match(await pruneAll(store, null), { attempts: 2 });
   await succeed(id);
@@ -536,18 +537,6 @@ async function log(store: TestStore, id: DeploymentId, count: number, chunkBytes
   await store.writer.write('logs.append', {
     ...{ id, chunks, logBytes, dropTailBefore: null, headBytes: logBytes },
   });
-}
-
-async function replay(
-  store: TestStore,
-  effects: FakeEffects,
-  id: WebhookId,
-  sinceMs = 0,
-  untilMs = effects.now(),
-): Promise<void> {
-  const selection = { webhookId: id, sinceMs, untilMs, storedStatus: null };
-  const now = store.reads.replays.latest(id);
-  await store.writer.write('replays.create', { ...selection, ...now, status: null, count: 1 });
 }
 
 /** The numbers from 1 on, for the rows of an INSERT. */

@@ -3,7 +3,7 @@ import type { KeyId, WebhookId } from '../../src/domain.ts';
 import { type Change, enabledChange } from '../../src/store/context.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate, webhookWrites } from '../../src/store/webhooks.ts';
-import { newDeliveries, newWebhook } from '../helpers/deliveries.ts';
+import { newDeliveries, newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf } from '../helpers/outbox.ts';
 import {
@@ -384,15 +384,7 @@ t.test('a deleted webhook has no deliveries, open replays, subscriptions or secr
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
   const [delivery] = await newDeliveries(store, id, 1);
-  await store.writer.write('replays.create', {
-    webhookId: id,
-    sinceMs: 0,
-    untilMs: DAY_MS * 100_000,
-    storedStatus: null,
-    ...store.reads.replays.latest(id),
-    status: null,
-    count: 1,
-  });
+  await newReplay(store, fakeEffects(), id);
   await store.writer.write('webhooks.remove', { id });
 
   t.equal(store.reads.webhooks.get(id), undefined);
@@ -413,12 +405,7 @@ t.test('whatever is done to a webhook, the others stay as they are', async (t) =
   const [one, other] = [await newWebhook(store, keyId), await newWebhook(store, keyId)];
   await newDeliveries(store, other.id, 1);
   await rotate(store, other.id, DAY_MS);
-  for (const { id } of [one, other]) {
-    await store.writer.write('replays.create', {
-      ...{ webhookId: id, sinceMs: 0, untilMs: effects.now(), storedStatus: null, status: null, count: 1 },
-      ...store.reads.replays.latest(id),
-    });
-  }
+  for (const { id } of [one, other]) await newReplay(store, effects, id);
   store.execute('UPDATE webhooks SET consecutive_failures = 2, failing_since = created_at');
   const ofOther = () => {
     const tables = ['webhook_subscriptions', 'webhook_secrets', 'deliveries', 'replays'];
