@@ -10,7 +10,14 @@ import type { Deployment, EventType, KeyId, ProjectId } from '../../src/domain.t
 import { realEffects } from '../../src/effects.ts';
 import type { AnswerRequest } from '../../src/store/operations.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { newDeployment, ref, type TestStore, temporaryDirectory, testStore } from '../helpers/store.ts';
+import {
+  endOf,
+  newDeployment,
+  ref,
+  type TestStore,
+  temporaryDirectory,
+  testStore,
+} from '../helpers/store.ts';
 
 /*
  * A harness that finds nothing proves nothing: each kind of loss is made here by hand, in a file of davit's own
@@ -277,17 +284,7 @@ async function makeTruth(t: Test): Promise<Truth> {
   await register(store, ledger, keyId);
   const done = await deploy(store, ledger, keyId, projectId, 'deaf/1');
   await store.writer.write('deployments.claim', undefined);
-  await store.writer.write('deployments.finish', {
-    ...{
-      id: done.id,
-      status: 'succeeded',
-      reason: null,
-      message: null,
-      exitCode: 0,
-      signal: null,
-      outputs: {},
-    },
-  });
+  await store.writer.write('deployments.finish', endOf(done.id, { exitCode: 0 }));
   const canceled = await deploy(store, ledger, keyId, projectId, 'deaf/2');
   ledger.observe(await store.writer.write('deployments.cancel', { id: canceled.id }));
   Object.assign(ledger.deployments.get(canceled.id) ?? {}, { cancelAsked: true, canceledInQueue: true });

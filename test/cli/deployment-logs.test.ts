@@ -5,7 +5,7 @@ import { resolveDeployment } from '../../src/cli/names.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { COMPILE_CACHE, MAIN, type Place, place } from '../helpers/cli.ts';
-import { newDeployment } from '../helpers/store.ts';
+import { endOf, newDeployment } from '../helpers/store.ts';
 import { needsTerminal, onTerminal, shownBy } from '../helpers/terminal.ts';
 
 const logsOf = (id: string, ...options: string[]) => ['admin', 'deployment', 'logs', id, ...options];
@@ -133,17 +133,7 @@ t.test('a deployment that has ended meanwhile is not said to wait for another sy
 /** A deployment that succeeded, with this log. */
 async function withLog(there: Place, bytes: Buffer): Promise<DeploymentId> {
   const id = await runningWithLog(there, bytes);
-  await inFile(there, ({ writer }) =>
-    writer.write('deployments.finish', {
-      id,
-      status: 'succeeded',
-      reason: null,
-      message: null,
-      exitCode: 0,
-      signal: null,
-      outputs: {},
-    }),
-  );
+  await inFile(there, ({ writer }) => writer.write('deployments.finish', endOf(id)));
   return id;
 }
 

@@ -7,7 +7,7 @@ import { lockForServing } from '../../src/store/lock.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
 import { place } from '../helpers/cli.ts';
 import { serve } from '../helpers/served.ts';
-import { KEY, newDeployment, ref } from '../helpers/store.ts';
+import { endOf, KEY, newDeployment, ref } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 const deployment = (...words: string[]) => ['admin', 'deployment', ...words];
@@ -251,15 +251,8 @@ t.test('the list is newest first and can be filtered by project and status', asy
       await make(api, 'd'),
     ];
     await writer.write('deployments.claim', undefined);
-    await writer.write('deployments.finish', {
-      id: made[0] as DeploymentId,
-      status: 'failed',
-      reason: 'exit_code',
-      message: null,
-      exitCode: 3,
-      signal: null,
-      outputs: {},
-    });
+    const end = endOf(made[0] as DeploymentId, { status: 'failed', reason: 'exit_code', exitCode: 3 });
+    await writer.write('deployments.finish', end);
     await writer.write('deployments.cancel', { id: made[1] as DeploymentId });
     return made;
   });

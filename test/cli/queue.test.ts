@@ -9,7 +9,7 @@ import { namedPipe } from '../helpers/commands.ts';
 import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { serve } from '../helpers/served.ts';
-import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 import { needsTerminal, onTerminal } from '../helpers/terminal.ts';
 
 type Queue = Backlog & {
@@ -38,7 +38,7 @@ t.test('each waiting deployment says what it waits for, in the order in which th
     { ref: 'b2', project_name: 'idle', queue_position: 2, waits_for: 'turn' },
     { ref: 'c1', project_name: 'paused', queue_position: 1, waits_for: 'project_resumed' },
   ]);
-  await store.writer.write('deployments.finish', { id: running, ...SUCCEEDED });
+  await store.writer.write('deployments.finish', endOf(running));
   t.match((await queue()).waiting.items.slice(0, 2), [
     { ref: 'b1', waits_for: 'nothing' },
     { ref: 'a2', waits_for: 'nothing' },
@@ -326,15 +326,6 @@ t.test(
 );
 
 const NONE = { count: 0, items: [] };
-
-const SUCCEEDED = {
-  status: 'succeeded' as const,
-  reason: null,
-  message: null,
-  exitCode: 0,
-  signal: null,
-  outputs: {},
-};
 
 /** A store that the test writes to, and the command line on its file. */
 function file(t: Test) {

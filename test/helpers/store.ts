@@ -4,13 +4,21 @@ import { join } from 'node:path';
 import type { MessagePort } from 'node:worker_threads';
 import Sqlite from 'better-sqlite3';
 import type { Test } from 'tap';
-import { type KeyId, type ProjectId, parseRef, type Ref, SCOPES } from '../../src/domain.ts';
+import {
+  type DeploymentId,
+  type KeyId,
+  type ProjectId,
+  parseRef,
+  type Ref,
+  SCOPES,
+} from '../../src/domain.ts';
 import type { Effects } from '../../src/effects.ts';
 import { type Database, openForWriting } from '../../src/store/database.ts';
 import type { Caller, NewKey } from '../../src/store/keys.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import type { NewDeployment } from '../../src/store/queue.ts';
 import { type Store, startStoreThread, storeOn } from '../../src/store/store.ts';
+import type { DeploymentEnd } from '../../src/store/transitions.ts';
 import { fakeEffects } from './effects.ts';
 
 /** A directory of the test's own, gone when the test has ended. Named as the system names it, where TMPDIR is a link. */
@@ -102,6 +110,20 @@ export function newDeployment(projectId: ProjectId, changes: Partial<NewDeployme
     keyId: null,
     redeployOf: null,
     maxQueued: 100,
+    ...changes,
+  };
+}
+
+/** The end of a deployment, by default a success. */
+export function endOf(id: DeploymentId, changes: Partial<DeploymentEnd> = {}): DeploymentEnd {
+  return {
+    id,
+    status: 'succeeded',
+    reason: null,
+    message: null,
+    exitCode: null,
+    signal: null,
+    outputs: {},
     ...changes,
   };
 }

@@ -16,7 +16,7 @@ import { type DeploymentsHttp, startDeploymentsHttp, startExecutor } from '../he
 import { fakeEffects } from '../helpers/effects.ts';
 import { openEvents, parseEvents, textOf } from '../helpers/events.ts';
 import { connectRaw, requestJson, toldBy } from '../helpers/http.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 import { countWatches } from '../helpers/watches.ts';
 
 t.test('a log is served byte for byte as it was printed, from ?offset or the last ?tail bytes', async (t) => {
@@ -774,15 +774,7 @@ async function append(
 }
 
 async function finish(store: TestStore, id: DeploymentId): Promise<void> {
-  await store.writer.write('deployments.finish', {
-    id,
-    status: 'succeeded',
-    reason: null,
-    message: null,
-    exitCode: 0,
-    signal: null,
-    outputs: {},
-  });
+  await store.writer.write('deployments.finish', endOf(id));
 }
 
 function getLog(

@@ -6,7 +6,7 @@ import { openStore } from '../../src/store/store.ts';
 import type { DeploymentEnd } from '../../src/store/transitions.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { movedOf, parseMetrics } from '../helpers/metrics.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const FINISHED = 'davit_deployments_finished_total';
 const DURATION = 'davit_deployment_duration_seconds';
@@ -82,14 +82,5 @@ async function begin(store: TestStore): Promise<DeploymentId> {
 async function end(store: TestStore, how: Partial<DeploymentEnd>, begun?: DeploymentId): Promise<void> {
   const id =
     begun ?? (await store.writer.write('deployments.create', newDeployment(await store.project()))).id;
-  await store.writer.write('deployments.finish', {
-    id,
-    status: 'succeeded',
-    reason: null,
-    message: null,
-    exitCode: null,
-    signal: null,
-    outputs: {},
-    ...how,
-  });
+  await store.writer.write('deployments.finish', endOf(id, how));
 }

@@ -6,7 +6,7 @@ import { deploymentReads } from '../../src/store/deployments.ts';
 import { webhookReads } from '../../src/store/webhooks.ts';
 import { endDeliveries, newDeliveries, newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { countingRows, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { countingRows, endOf, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 const NOW_MS = Date.parse('2026-11-21T08:00:00.000Z');
 
@@ -17,7 +17,7 @@ t.test('waiting deployments are listed in the order in which they are claimed', 
   for (const name of ['one', 'two', 'three']) projects.push(await store.project({ name }));
   await deploy(store, projects[0]);
   const earlier = await store.writer.write('deployments.claim', undefined);
-  await store.writer.write('deployments.finish', { id: earlier?.id ?? fail(), ...SUCCEEDED });
+  await store.writer.write('deployments.finish', endOf(earlier?.id ?? fail()));
   for (const [index, count] of [3, 1, 2].entries()) {
     for (let made = 0; made < count; made++) await deploy(store, projects[index]);
   }
@@ -29,7 +29,7 @@ t.test('waiting deployments are listed in the order in which they are claimed', 
     const next = await store.writer.write('deployments.claim', undefined);
     if (next === null) break;
     claimed.push(next.id);
-    await store.writer.write('deployments.finish', { id: next.id, ...SUCCEEDED });
+    await store.writer.write('deployments.finish', endOf(next.id));
   }
   t.strictSame(claimed, expected);
 });
@@ -193,7 +193,7 @@ t.test(
     t.equal(runs(), id);
     await store.writer.write('deployments.cancel', { id });
     t.equal(runs(), id, 'while it is canceling, too');
-    await store.writer.write('deployments.finish', { id, ...SUCCEEDED });
+    await store.writer.write('deployments.finish', endOf(id));
     t.equal(runs(), null);
   },
 );
@@ -229,15 +229,6 @@ t.test('a deleted webhook is not in the backlog', async (t) => {
   t.equal(store.reads.backlog.webhook(id, NOW_MS), undefined);
   t.strictSame(store.reads.backlog.webhooks(NOW_MS), []);
 });
-
-const SUCCEEDED = {
-  status: 'succeeded' as const,
-  reason: null,
-  message: null,
-  exitCode: 0,
-  signal: null,
-  outputs: {},
-};
 
 async function deploy({ writer }: TestStore, projectId: ProjectId | undefined): Promise<void> {
   await writer.write('deployments.create', newDeployment(projectId ?? fail()));

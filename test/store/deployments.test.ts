@@ -1,7 +1,6 @@
 import t from 'tap';
-import type { DeploymentId } from '../../src/domain.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, ref, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, ref, testStore } from '../helpers/store.ts';
 
 t.test('a new deployment is queued, and its event is stored with it', async (t) => {
   const store = testStore(t);
@@ -60,7 +59,7 @@ t.test('deployments of a project are claimed one at a time, in their order', asy
   t.equal(await store.writer.write('deployments.claim', undefined), null, 'the project runs one already');
   t.equal(store.reads.deployments.get(second.id)?.queue_position, 1);
 
-  await store.writer.write('deployments.finish', succeeded(first.id));
+  await store.writer.write('deployments.finish', endOf(first.id));
   t.match(await store.writer.write('deployments.claim', undefined), { id: second.id, previous_ref: 'one' });
 });
 
@@ -78,7 +77,7 @@ t.test('projects take turns, the one that started the longest ago first', async 
     const claimed = await store.writer.write('deployments.claim', undefined);
     if (claimed === null) throw new Error('nothing to claim');
     order.push(claimed.project_name);
-    await store.writer.write('deployments.finish', succeeded(claimed.id));
+    await store.writer.write('deployments.finish', endOf(claimed.id));
   }
   t.strictSame(order, ['busy', 'quiet', 'busy', 'busy']);
 });
@@ -108,7 +107,7 @@ t.test('projects take turns also when one of them was started by a clock that wa
   async function claimAndFinish(): Promise<string | undefined> {
     effects.advance(1);
     const claimed = await store.writer.write('deployments.claim', undefined);
-    if (claimed !== null) await store.writer.write('deployments.finish', succeeded(claimed.id));
+    if (claimed !== null) await store.writer.write('deployments.finish', endOf(claimed.id));
     return claimed?.project_name;
   }
 });
@@ -157,13 +156,10 @@ t.test('the first end of a deployment stays, with one terminal event', async (t)
   const projectId = await store.project();
   const { id } = await store.writer.write('deployments.create', newDeployment(projectId));
   await store.writer.write('deployments.claim', undefined);
-  await store.writer.write('deployments.finish', {
-    ...succeeded(id),
-    outputs: { url: 'https://example.com' },
-  });
+  const end = endOf(id, { exitCode: 0, outputs: { url: 'https://example.com' } });
+  await store.writer.write('deployments.finish', end);
   const before = store.dump();
-  const second = { ...succeeded(id), status: 'failed' as const, reason: 'interrupted' as const };
-  await store.writer.write('deployments.finish', second);
+  await store.writer.write('deployments.finish', endOf(id, { status: 'failed', reason: 'interrupted' }));
   t.match(store.reads.deployments.get(id), {
     status: 'succeeded',
     exit_code: 0,
@@ -185,7 +181,7 @@ t.test('an end recorded late keeps its own time, but is never before the start o
     await store.writer.write('deployments.claim', undefined);
     const endedAtMs = effects.now() + endedAfterMs;
     effects.advance(60_000);
-    await store.writer.write('deployments.finish', { ...succeeded(id), endedAtMs });
+    await store.writer.write('deployments.finish', endOf(id, { endedAtMs }));
     t.equal(store.reads.deployments.get(id)?.duration_ms, durationMs);
   }
 });
@@ -202,7 +198,7 @@ t.test('the schema itself holds the rules that code must not break', async (t) =
     /UNIQUE constraint failed: deployments.project_id/,
     'one running deployment per project',
   );
-  await store.writer.write('deployments.finish', succeeded(one.id));
+  await store.writer.write('deployments.finish', endOf(one.id));
   for (const end of ['succeeded', 'failed', 'canceled']) {
     t.throws(
       () =>
@@ -233,15 +229,3 @@ t.test('a deployment of a project without a command waits for reports, not for t
   t.match(deployment, { status: 'queued', queue_position: null });
   t.equal(await store.writer.write('deployments.claim', undefined), null);
 });
-
-function succeeded(id: DeploymentId) {
-  return {
-    id,
-    status: 'succeeded' as const,
-    reason: null,
-    message: null,
-    exitCode: 0,
-    signal: null,
-    outputs: {},
-  };
-}

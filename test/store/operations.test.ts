@@ -5,7 +5,7 @@ import type { InputOf, OperationName } from '../../src/store/operations.ts';
 import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { caller, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { caller, endOf, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
  * An operation on one thing must leave the others alone, and a read of one must reveal nothing of them. A file with
@@ -15,7 +15,6 @@ import { caller, newDeployment, ref, type TestStore, testStore } from '../helper
 type Input<Name extends OperationName> = (of: World) => InputOf<Name>;
 type Row = { [Name in OperationName]: [name: Name, input: Input<Name>] }[OperationName];
 
-const NOTHING_RAN = { message: null, exitCode: null, signal: null, outputs: {} };
 const REPORT = { message: 'south', outputs: { to: 'south' } };
 const CHUNK = { start: 9, bytes: Buffer.from('more') };
 
@@ -42,10 +41,7 @@ const ROWS: Row[] = [
     'deployments.setProcess',
     ({ running }) => ({ id: running, processId: 7, processStartedAt: 8, bootId: 'b' }),
   ],
-  [
-    'deployments.finish',
-    ({ running }) => ({ ...NOTHING_RAN, id: running, status: 'succeeded', reason: null }),
-  ],
+  ['deployments.finish', ({ running }) => endOf(running)],
   ['deployments.report', ({ reported }) => ({ ...REPORT, id: reported, status: 'running' })],
   ['deployments.report', ({ reported }) => ({ ...REPORT, id: reported, status: 'failed' })],
   [
@@ -139,9 +135,8 @@ t.test('a read of one key, project, deployment or webhook gives nothing of the o
 
 t.test('a claimed deployment has the previous ref and the variables of its own project', async (t) => {
   const { store, worlds } = await threeWorlds(t);
-  const succeeded = { ...NOTHING_RAN, status: 'succeeded', reason: null } as const;
   for (const { running, queued } of worlds) {
-    await store.writer.write('deployments.finish', { ...succeeded, id: running });
+    await store.writer.write('deployments.finish', endOf(running));
     await store.writer.write('deployments.cancel', { id: queued });
   }
   for (const { name, projectId } of worlds) {

@@ -2,7 +2,7 @@ import t from 'tap';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a queued deployment is canceled at once, and the others move up', async (t) => {
   const store = testStore(t);
@@ -49,7 +49,7 @@ t.test('a deployment that is canceling may still end as succeeded or failed', as
     const [id] = await create(store, await store.project(), 1);
     await store.writer.write('deployments.claim', undefined);
     await store.writer.write('deployments.cancel', { id });
-    await store.writer.write('deployments.finish', { ...NOTHING, id, status, reason });
+    await store.writer.write('deployments.finish', endOf(id, { status, reason }));
     t.match(store.reads.deployments.get(id), { status, reason });
     t.equal(eventsOf(store, id).at(-1), `deployment.${status}`);
   }
@@ -125,7 +125,7 @@ t.test('each commit notifies of the deployment, log or queue that it changed, an
   t.strictSame(heard.splice(0), [[`log:${id}`]], 'a log is no change of state');
   await store.writer.write('deployments.cancel', { id });
   t.strictSame(heard.splice(0), [[id, 'queue']], 'the executor hears of a cancellation');
-  await store.writer.write('deployments.finish', { ...NOTHING, id, status: 'canceled', reason: 'user' });
+  await store.writer.write('deployments.finish', endOf(id, { status: 'canceled', reason: 'user' }));
   t.strictSame(heard.splice(0), [[id]], 'the executor, who ended it, starts the next by itself');
   await t.rejects(store.writer.write('deployments.cancel', { id }));
   t.strictSame(heard, []);
@@ -148,7 +148,7 @@ t.test('previous_ref is the ref of the latest deployment that succeeded', async 
     const claimed = await store.writer.write('deployments.claim', undefined);
     previous.push(claimed?.previous_ref);
     const reason = status === 'failed' ? 'exit_code' : null;
-    await store.writer.write('deployments.finish', { ...NOTHING, id, status, reason });
+    await store.writer.write('deployments.finish', endOf(id, { status, reason }));
   }
   t.strictSame(previous, [null, 'v1', 'v2', 'v2']);
 });
@@ -207,12 +207,7 @@ t.test('with the clock set back, nothing starts before its creation or ends befo
   t.match(store.reads.deployments.get(first), { created_at: made, started_at: made });
   t.match(store.reads.deployments.get(second), { finished_at: made });
 
-  await store.writer.write('deployments.finish', {
-    ...NOTHING,
-    id: first,
-    status: 'succeeded',
-    reason: null,
-  });
+  await store.writer.write('deployments.finish', endOf(first));
   t.match(store.reads.deployments.get(first), { finished_at: made, duration_ms: 0 });
 
   effects.jump(3_601_000);
@@ -220,12 +215,7 @@ t.test('with the clock set back, nothing starts before its creation or ends befo
   effects.advance(1_000);
   await store.writer.write('deployments.claim', undefined);
   effects.jump(-3_600_000);
-  await store.writer.write('deployments.finish', {
-    ...NOTHING,
-    id: third,
-    status: 'succeeded',
-    reason: null,
-  });
+  await store.writer.write('deployments.finish', endOf(third));
   t.match(store.reads.deployments.get(third), {
     started_at: '2026-11-21T08:00:02.000Z',
     finished_at: '2026-11-21T08:00:02.000Z',
@@ -236,7 +226,7 @@ t.test('the process of a deployment that has ended is not recorded', async (t) =
   const store = testStore(t);
   const [id] = await create(store, await store.project(), 1);
   await store.writer.write('deployments.claim', undefined);
-  await store.writer.write('deployments.finish', { ...NOTHING, id, status: 'succeeded', reason: null });
+  await store.writer.write('deployments.finish', endOf(id));
   const before = store.dump();
   const process = { processId: 4711, processStartedAt: 1, bootId: 'b' };
   await store.writer.write('deployments.setProcess', { id, ...process });
@@ -291,8 +281,6 @@ t.test('an unknown project cannot be archived', async (t) => {
   await t.rejects(store.writer.write('projects.archive', { id: 'prj_none' as never }), { code: 'not_found' });
   t.strictSame(store.dump(), before);
 });
-
-const NOTHING = { message: null, exitCode: null, signal: null, outputs: {} };
 
 const LOG = {
   chunks: [{ start: 0, bytes: Buffer.from('hello\n') }],

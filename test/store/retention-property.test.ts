@@ -6,7 +6,7 @@ import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { pruneAll } from '../helpers/retention.ts';
-import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
  * After any history: what is unfinished stays, what is past retention goes, and all that is left refers to
@@ -201,10 +201,8 @@ async function happen(
     case 'fail': {
       const id = openDeployment(`status = 'running' AND reported = 0`);
       if (id === undefined) return;
-      const [status, reason] =
-        what === 'fail' ? (['failed', 'exit_code'] as const) : (['succeeded', null] as const);
-      const nothing = { message: null, exitCode: null, signal: null, outputs: {} };
-      await write('deployments.finish', { id, status, reason, ...nothing });
+      const failed = { status: 'failed', reason: 'exit_code' } as const;
+      await write('deployments.finish', endOf(id, what === 'fail' ? failed : {}));
       return;
     }
     case 'cancel': {

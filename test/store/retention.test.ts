@@ -15,6 +15,7 @@ import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { DAY_MS, pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
 import {
+  endOf,
   newDeployment,
   preparedBy,
   type TestStore,
@@ -526,8 +527,7 @@ async function report(
 
 async function finish(store: TestStore, id: DeploymentId, status: 'succeeded' | 'failed'): Promise<void> {
   const reason = status === 'failed' ? 'exit_code' : null;
-  const nothing = { message: null, exitCode: null, signal: null, outputs: {} };
-  await store.writer.write('deployments.finish', { id, status, reason, ...nothing });
+  await store.writer.write('deployments.finish', endOf(id, { status, reason }));
 }
 
 async function log(store: TestStore, id: DeploymentId, count: number, chunkBytes = 10): Promise<void> {
