@@ -1,14 +1,13 @@
 import t, { type Test } from 'tap';
 import type { EventType, WebhookId } from '../../src/domain.ts';
+import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import type { DueDelivery, PendingPosition, Settlement } from '../../src/store/outbox.ts';
 import { inSteps } from '../../src/store/steps.ts';
 import type { WebhookUpdate } from '../../src/store/webhooks.ts';
-import { copyWaiting, newDeliveries } from '../helpers/deliveries.ts';
+import { copyWaiting, newDeliveries, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
-
-const DAY_MS = 86_400_000;
 
 t.test(
   'an event has one outbox row for each webhook whose key sees the project and which subscribes',
@@ -17,16 +16,15 @@ t.test(
     const store = testStore(t, effects);
     const projectId = await store.project();
     const elsewhere = await store.project();
-    const aYearMs = 365 * 86_400_000;
     const narrow = { allProjects: false, projectIds: [projectId] };
     const sees = await webhookOf(store, narrow);
-    const seesAll = await webhookOf(store, { expiresInMs: aYearMs });
+    const seesAll = await webhookOf(store, { expiresInMs: DAY_MS });
     await webhookOf(store, { allProjects: false, projectIds: [elsewhere] });
     await webhookOf(store, { expiresInMs: 0 });
     await webhookOf(store, { ...narrow, expiresInMs: 0 });
     await webhookOf(store, {}, ['deployment.failed']);
     for (const { keyId } of [await store.key(), await store.key(narrow)]) {
-      await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+      await newWebhook(store, keyId);
       await store.writer.write('keys.revoke', { id: keyId });
     }
 
@@ -44,7 +42,7 @@ t.test(
 t.test('revoking a key disables its webhooks, and their pending deliveries are not sent', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
-  await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+  await newWebhook(store, keyId);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   t.equal(store.reads.outbox.pendingWebhooks().length, 1);
   await store.writer.write('keys.revoke', { id: keyId });
@@ -57,7 +55,7 @@ t.test('revoking a key disables its webhooks, and their pending deliveries are n
 t.test('nothing is sent to a deleted webhook, though its deliveries are still pending', async (t) => {
   const store = testStore(t);
   const { keyId } = await store.key();
-  const { id } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId });
+  const { id } = await newWebhook(store, keyId);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
   await store.writer.write('webhooks.remove', { id });
   t.strictSame(store.query('SELECT status FROM deliveries'), [{ status: 'pending' }]);
@@ -73,7 +71,7 @@ t.test(
     const { keyId } = await store.key();
     const expected = [];
     for (const type of ['deployment.created', 'deployment.started'] as const) {
-      const { id } = await store.writer.write('webhooks.create', { ...WEBHOOK, keyId, events: [type] });
+      const { id } = await newWebhook(store, keyId, { events: [type] });
       expected.push({
         webhook_id: id,
         key_id: keyId,
@@ -284,7 +282,7 @@ t.test('of two attempts, the one that ended last counts, in whichever order they
     const failingSince = store.reads.outbox.history(webhookId).failing_since;
     t.equal(failingSince, last === 'succeeded' ? null : first === 'failed' ? firstMs + 12 : lastMs + 12);
 
-    effects.jump(-3_600_000);
+    effects.jump(-HOUR_MS);
     const setBackMs = effects.now();
     effects.advance(1_000);
     await settle(last, setBackMs);
@@ -324,7 +322,7 @@ t.test('a failed attempt does not replace the reason of a webhook that is disabl
     disableReason: 'it answered 410',
   };
   await store.writer.write('outbox.settle', failed);
-  effects.advance(6 * 86_400_000);
+  effects.advance(6 * DAY_MS);
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'exhausted' }));
   t.match(store.reads.webhooks.get(webhookId), { status_reason: 'tired', consecutive_failures: 2 });
 });
@@ -404,7 +402,7 @@ for (const { name, setMs = 0, changes, isDeleted = false, missed } of OTHER_RECE
     if (isDeleted) await store.writer.write('webhooks.remove', { id });
     // The webhook as it is now has failed, too: one more failure would disable it.
     store.execute(
-      `UPDATE webhooks SET consecutive_failures = 1, failing_since = ${effects.now() - 5 * 86_400_000}`,
+      `UPDATE webhooks SET consecutive_failures = 1, failing_since = ${effects.now() - 5 * DAY_MS}`,
     );
     const before = store.query('SELECT * FROM webhooks');
     for (const { next, disableReason } of OUTCOMES) {
@@ -573,12 +571,14 @@ t.test(
       await store.writer.write('deployments.create', newDeployment(projectId));
     }
     const nowMs = effects.now();
-    const hour = 3_600_000;
     store.execute(`
     UPDATE deliveries SET next_attempt_at = ${nowMs} + CASE seq
-      WHEN 1 THEN -5 WHEN 2 THEN ${hour} + 5 WHEN 3 THEN 5 ELSE ${40 * hour} END`);
+      WHEN 1 THEN -5 WHEN 2 THEN ${HOUR_MS} + 5 WHEN 3 THEN 5 ELSE ${40 * HOUR_MS} END`);
     const after = null;
-    t.equal(await store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after }), null);
+    t.equal(
+      await store.writer.write('outbox.setBack', { byMs: HOUR_MS, furthestMs: 24 * HOUR_MS, after }),
+      null,
+    );
     t.strictSame(
       store
         .query<{ next_attempt_at: number }>('SELECT next_attempt_at FROM deliveries ORDER BY seq')
@@ -593,14 +593,14 @@ t.test('each retry of a long backlog is set back exactly once, in steps', async 
   const store = testStore(t, effects);
   for (let count = 0; count < 3; count++) await webhookOf(store);
   await store.writer.write('deployments.create', newDeployment(await store.project()));
-  const [nowMs, hour] = [effects.now(), 3_600_000];
+  const nowMs = effects.now();
   // Of each webhook some are due, and of the others many wait for the same moment.
   store.execute(`
     WITH RECURSIVE numbers (number) AS (SELECT 1 UNION ALL SELECT number + 1 FROM numbers WHERE number < 700)
     INSERT INTO deliveries (id, event_id, event_type, webhook_id, status, next_attempt_at, created_at,
                             ladder_started_at, ladder_trigger)
     SELECT 'dlv_' || webhook_id || number, event_id, event_type, webhook_id, 'pending',
-           ${nowMs} + iif(number % 3 = 0, -number, ${2 * hour} + number % 7), created_at, ladder_started_at, ladder_trigger
+           ${nowMs} + iif(number % 3 = 0, -number, ${2 * HOUR_MS} + number % 7), created_at, ladder_started_at, ladder_trigger
       FROM numbers, deliveries`);
   const planned = () =>
     store
@@ -610,12 +610,12 @@ t.test('each retry of a long backlog is set back exactly once, in steps', async 
   let steps = 0;
   await inSteps<PendingPosition>((after) => {
     steps++;
-    return store.writer.write('outbox.setBack', { byMs: hour, furthestMs: 24 * hour, after });
+    return store.writer.write('outbox.setBack', { byMs: HOUR_MS, furthestMs: 24 * HOUR_MS, after });
   });
   t.equal(steps, 17);
   t.strictSame(
     planned(),
-    before.map((atMs) => (atMs > nowMs ? atMs - hour : atMs)),
+    before.map((atMs) => (atMs > nowMs ? atMs - HOUR_MS : atMs)),
   );
 });
 
@@ -627,7 +627,7 @@ t.test(
     const [id, other] = [await webhookOf(store), await webhookOf(store)];
     await store.writer.write('deployments.create', newDeployment(await store.project()));
     const [nowMs, enabledAtMs] = [effects.now(), effects.now() + 1_000];
-    copyWaiting(store, 299, nowMs + 3_600_000);
+    copyWaiting(store, 299, nowMs + HOUR_MS);
     store.execute(`
     UPDATE webhooks SET enabled_at = ${enabledAtMs};
     UPDATE deliveries SET ladder_started_at = ${enabledAtMs} WHERE next_attempt_at % 10 = 0 AND next_attempt_at > ${nowMs}`);
@@ -663,12 +663,6 @@ function copyPending(store: TestStore, count: number): void {
       FROM numbers, (SELECT * FROM deliveries ORDER BY seq DESC LIMIT 1)`);
 }
 
-const WEBHOOK = {
-  url: 'https://example.com/hook',
-  events: ['deployment.created'] as EventType[],
-  description: null,
-};
-
 /** A webhook with one delivery, which is due. */
 async function oneDue(
   store: TestStore,
@@ -684,9 +678,8 @@ async function oneDue(
 async function webhookOf(
   store: TestStore,
   key: Parameters<TestStore['key']>[0] = {},
-  events = WEBHOOK.events,
+  events?: EventType[],
 ): Promise<WebhookId> {
   const { keyId } = await store.key(key);
-  const webhook = await store.writer.write('webhooks.create', { ...WEBHOOK, events, keyId });
-  return webhook.id;
+  return (await newWebhook(store, keyId, events && { events })).id;
 }
