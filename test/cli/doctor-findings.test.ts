@@ -3,6 +3,7 @@ import { once } from 'node:events';
 import { truncateSync, writeFileSync } from 'node:fs';
 import Sqlite from 'better-sqlite3';
 import t from 'tap';
+import { HOUR_MS } from '../../src/durations.ts';
 import { realEffects } from '../../src/effects.ts';
 import { processIdentity } from '../../src/process-identity.ts';
 import { openForWriting } from '../../src/store/database.ts';
@@ -15,7 +16,6 @@ import { newDeploymentId, startProcess } from '../helpers/marked-processes.ts';
 import { ifMayUnshare, OWN_PROCESSES } from '../helpers/namespaces.ts';
 import { serve } from '../helpers/served.ts';
 
-const HOUR_MS = 3_600_000;
 const nowMs = realEffects.now();
 
 t.test('doctor names each problem and what to do about it', async (t) => {

@@ -2,6 +2,7 @@ import fc from 'fast-check';
 import t, { type Test } from 'tap';
 import type { Sender } from '../../src/deliver/send.ts';
 import type { WebhookId } from '../../src/domain.ts';
+import { HOUR_MS } from '../../src/durations.ts';
 import { newDeliveries, newWebhook, testSender } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { fakeEffects } from '../helpers/effects.ts';
@@ -12,8 +13,6 @@ import { type TestStore, testStore } from '../helpers/store.ts';
  * Whatever receivers, people, clocks and power cuts do: a delivery is delivered, or pending with a next time, or
  * exhausted, or held, and nothing else. And in the end each one arrived or ran out of attempts.
  */
-
-const HOUR_MS = 60 * 60_000;
 
 const ANSWERS: Record<string, Answer> = {
   ok: status(200),

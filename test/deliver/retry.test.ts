@@ -1,9 +1,9 @@
 import fc from 'fast-check';
 import t from 'tap';
 import { type FailedAttempt, nextAttempt, parseRetryAfter } from '../../src/deliver/retry.ts';
+import { HOUR_MS } from '../../src/durations.ts';
 import { DEFAULT_SCHEDULE } from '../helpers/schedule.ts';
 
-const HOUR_MS = 3_600_000;
 const START_MS = Date.parse('2026-11-21T08:00:00.000Z');
 
 function failed(changes: Partial<FailedAttempt>): FailedAttempt {

@@ -1,3 +1,4 @@
+import { DAY_MS } from '../../src/durations.ts';
 import {
   PRUNED,
   type Pruned,
@@ -8,7 +9,6 @@ import {
 } from '../../src/store/retention.ts';
 import type { TestStore } from './store.ts';
 
-export const DAY_MS = 24 * 60 * 60_000;
 export const RETENTION_MS = 90 * DAY_MS;
 
 /** More than any test has work for. */

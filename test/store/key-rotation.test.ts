@@ -1,9 +1,8 @@
 import t from 'tap';
+import { HOUR_MS } from '../../src/durations.ts';
 import { hashKeySecret } from '../../src/secrets.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { testStore } from '../helpers/store.ts';
-
-const HOUR_MS = 3_600_000;
 
 t.test('without an overlap the old secret ends at once', async (t) => {
   const { store, holder } = setup(t);

@@ -3,16 +3,15 @@ import { pino } from 'pino';
 import t, { type Test } from 'tap';
 import { createClockSettings } from '../../src/clock.ts';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
+import { DAY_MS, HOUR_MS } from '../../src/durations.ts';
 import { AppError } from '../../src/errors.ts';
 import { createPruner, type Pruner } from '../../src/store/pruner.ts';
 import { type PrunePosition, type PruneStep, START } from '../../src/store/retention.ts';
 import { until } from '../helpers/commands.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
-import { DAY_MS, RETENTION_MS } from '../helpers/retention.ts';
+import { RETENTION_MS } from '../helpers/retention.ts';
 import { serve } from '../helpers/served.ts';
 import { newDeployment, type TestStore, testStore } from '../helpers/store.ts';
-
-const HOUR_MS = DAY_MS / 24;
 
 t.test('a pass removes all that is past retention, step by step, and logs it at its end', async (t) => {
   const { store, effects, pruner, logged } = await withOldDeployments(t, 40);

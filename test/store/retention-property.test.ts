@@ -1,6 +1,7 @@
 import fc from 'fast-check';
 import t from 'tap';
 import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import { HOUR_MS } from '../../src/durations.ts';
 import { PRUNED, START } from '../../src/store/retention.ts';
 import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
@@ -13,7 +14,6 @@ import { endOf, newDeployment, type TestStore, testStore } from '../helpers/stor
  * what is there.
  */
 
-const HOUR_MS = 60 * 60_000;
 const RETENTION_MS = 100 * HOUR_MS;
 
 /** One thing that happens; `pick` chooses which deployment, webhook or delivery it happens to. */

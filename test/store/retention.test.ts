@@ -1,6 +1,7 @@
 import Sqlite from 'better-sqlite3';
 import t, { type Test } from 'tap';
 import type { DeliveryId, DeploymentId, ProjectId, WebhookId } from '../../src/domain.ts';
+import { DAY_MS } from '../../src/durations.ts';
 import { connect, openForWriting } from '../../src/store/database.ts';
 import { retentionWrites, START } from '../../src/store/retention.ts';
 import {
@@ -13,7 +14,7 @@ import {
 } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { DAY_MS, pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
+import { pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts';
 import {
   endOf,
   newDeployment,

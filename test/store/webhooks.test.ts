@@ -1,5 +1,6 @@
 import t from 'tap';
 import type { KeyId, WebhookId } from '../../src/domain.ts';
+import { DAY_MS } from '../../src/durations.ts';
 import { type Change, enabledChange } from '../../src/store/context.ts';
 import { openForWriting } from '../../src/store/database.ts';
 import { WEBHOOKS_OF_KEY_MAX, type WebhookUpdate, webhookWrites } from '../../src/store/webhooks.ts';
@@ -14,8 +15,6 @@ import {
   temporaryDirectory,
   testStore,
 } from '../helpers/store.ts';
-
-const DAY_MS = 86_400_000;
 
 t.test('a key sees the webhooks that it registered and no others', async (t) => {
   const store = testStore(t);
