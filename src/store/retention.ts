@@ -106,29 +106,28 @@ interface Work {
 export function retentionWrites({ database, effects }: WriteContext) {
   const forgetAnswers = database.prepare(`
     DELETE FROM idempotency_keys
-     WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < +:beforeMs ORDER BY created_at LIMIT :limit)`);
+     WHERE rowid IN (SELECT rowid FROM idempotency_keys WHERE created_at < +:beforeMs ORDER BY created_at LIMIT ${PORTION})`);
   // The next four scan whole tables, which are small: rows are created by users, and those of the last three removed here
   // when finished.
   const forgetAnswersToRevoked = database.prepare(`
     DELETE FROM idempotency_keys
      WHERE rowid IN (SELECT idempotency_keys.rowid
                        FROM keys CROSS JOIN idempotency_keys ON idempotency_keys.key_id = keys.id
-                      WHERE keys.revoked_at IS NOT NULL LIMIT :limit)`);
+                      WHERE keys.revoked_at IS NOT NULL LIMIT ${PORTION})`);
   const removeReplays = database.prepare(`
-    DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT :limit)`);
+    DELETE FROM replays WHERE seq IN (SELECT seq FROM replays WHERE finished_at IS NOT NULL LIMIT ${PORTION})`);
   const removeSigningSecrets = database.prepare(`
     DELETE FROM webhook_secrets
-     WHERE (webhook_id, secret) IN (SELECT webhook_id, secret FROM webhook_secrets WHERE expires_at <= +:nowMs LIMIT :limit)`);
+     WHERE (webhook_id, secret) IN (SELECT webhook_id, secret FROM webhook_secrets WHERE expires_at <= +:nowMs LIMIT ${PORTION})`);
   const removeKeySecrets = database.prepare(`
-    DELETE FROM key_secrets WHERE hash IN (SELECT hash FROM key_secrets WHERE expires_at <= +:nowMs LIMIT :limit)`);
+    DELETE FROM key_secrets WHERE hash IN (SELECT hash FROM key_secrets WHERE expires_at <= +:nowMs LIMIT ${PORTION})`);
 
   const deletedWebhook = database.prepare<{ seq: number; nowMs: number }, { seq: number; id: WebhookId }>(
     'SELECT seq, id FROM webhooks WHERE deleted_at <= +:nowMs AND seq >= +:seq ORDER BY seq LIMIT 1',
   );
-  const deliveriesOfWebhook = database.prepare<
-    { webhookId: WebhookId; limit: number },
-    { seq: number; id: DeliveryId }
-  >('SELECT seq, id FROM deliveries WHERE webhook_id = +:webhookId ORDER BY seq LIMIT :limit');
+  const deliveriesOfWebhook = database.prepare<[WebhookId], { seq: number; id: DeliveryId }>(
+    `SELECT seq, id FROM deliveries WHERE webhook_id = +? ORDER BY seq LIMIT ${PORTION}`,
+  );
   const removeWebhook = database.prepare(`
     DELETE FROM webhooks
      WHERE seq = +:seq AND NOT EXISTS (SELECT 1 FROM replays WHERE replays.webhook_id = webhooks.id)`);
@@ -146,9 +145,9 @@ export function retentionWrites({ database, effects }: WriteContext) {
           WHERE later.project_id = +d.project_id AND later.status = 'succeeded' AND later.seq > d.seq) AS is_needed`,
     ),
   );
-  const chunksOf = database.prepare<{ id: DeploymentId; limit: number }, LogChunk>(`
+  const chunksOf = database.prepare<[DeploymentId], LogChunk>(`
     SELECT rowid AS chunk, length(bytes) AS byte_count FROM log_chunks
-     WHERE deployment_id = +:id ORDER BY start LIMIT :limit`);
+     WHERE deployment_id = +? ORDER BY start LIMIT ${PORTION}`);
   const removeChunk = database.prepare('DELETE FROM log_chunks WHERE rowid = +?');
   const removeDeployment = database.prepare('DELETE FROM deployments WHERE id = +?');
 
@@ -157,7 +156,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   );
   // Only its last attempt tells when an exhausted delivery ended. For `+d.webhook_id` see database.ts.
   const deliveriesOfEvent = database.prepare<
-    { eventId: EventId; fromSeq: number; beforeMs: number; limit: number },
+    { eventId: EventId; fromSeq: number; beforeMs: number },
     { seq: number; id: DeliveryId; is_over: number }
   >(`
     SELECT d.seq, d.id,
@@ -171,7 +170,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
                               AND d.created_at BETWEEN r.since AND r.until) AS is_over
       FROM deliveries d
      WHERE d.event_id = +:eventId AND d.seq >= +:fromSeq
-     ORDER BY d.seq LIMIT +:limit`);
+     ORDER BY d.seq LIMIT ${PORTION}`);
   // Of one delivery all at once: ATTEMPTS_MAX bounds them. A LIMIT needs a subquery, and so a temporary table for each
   // delivery: removing one with its attempt took 26 µs, like this 14.
   const removeAttempts = database.prepare('DELETE FROM attempts WHERE delivery_id = +?');
@@ -207,16 +206,16 @@ export function retentionWrites({ database, effects }: WriteContext) {
       case 'idempotencyKeys': {
         const beforeMs = nowMs - IDEMPOTENCY_MEMORY_MS;
         return (
-          removeAll(work, what, () => forgetAnswers.run({ beforeMs, limit: PORTION })) ??
-          removeAll(work, what, () => forgetAnswersToRevoked.run({ limit: PORTION }))
+          removeAll(work, what, () => forgetAnswers.run({ beforeMs })) ??
+          removeAll(work, what, () => forgetAnswersToRevoked.run())
         );
       }
       case 'replays':
-        return removeAll(work, what, () => removeReplays.run({ limit: PORTION }));
+        return removeAll(work, what, () => removeReplays.run());
       case 'secrets':
         return (
-          removeAll(work, what, () => removeSigningSecrets.run({ nowMs, limit: PORTION })) ??
-          removeAll(work, what, () => removeKeySecrets.run({ nowMs, limit: PORTION }))
+          removeAll(work, what, () => removeSigningSecrets.run({ nowMs })) ??
+          removeAll(work, what, () => removeKeySecrets.run({ nowMs }))
         );
       case 'deletedWebhooks':
         return pruneDeletedWebhooks(from, nowMs, work);
@@ -249,8 +248,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     for (let { seq } = from; ; ) {
       const webhook = deletedWebhook.get({ seq, nowMs });
       if (webhook === undefined) return null;
-      const webhookId = webhook.id;
-      const read = () => deliveriesOfWebhook.all({ webhookId, limit: PORTION });
+      const read = () => deliveriesOfWebhook.all(webhook.id);
       if (!removeEach(read, removeWithAttempts, work)) return { ...START, seq: webhook.seq };
       count(work, 'webhooks', removeWebhook.run({ seq: webhook.seq }).changes);
       seq = webhook.seq + 1;
@@ -266,7 +264,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
 
   /** Removes a deployment with its log; false: the step's time was over before. */
   function removeWithLog(id: DeploymentId, work: Work): boolean {
-    if (!removeEach(() => chunksOf.all({ id, limit: PORTION }), removeChunkOfLog, work)) return false;
+    if (!removeEach(() => chunksOf.all(id), removeChunkOfLog, work)) return false;
     count(work, 'deployments', removeDeployment.run(id).changes);
     return true;
   }
@@ -288,7 +286,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
   /** Where to continue, if the step's time is over; null: all were scanned, and the event may be removed, too. */
   function pruneDeliveriesOf(eventId: EventId, from: number, beforeMs: number, work: Work): number | null {
     for (let fromSeq = from; ; ) {
-      const deliveries = deliveriesOfEvent.all({ eventId, fromSeq, beforeMs, limit: PORTION });
+      const deliveries = deliveriesOfEvent.all({ eventId, fromSeq, beforeMs });
       for (const delivery of deliveries) {
         if (delivery.is_over === 1) removeWithAttempts(delivery, work);
         fromSeq = delivery.seq + 1;
@@ -349,7 +347,7 @@ export function retentionWrites({ database, effects }: WriteContext) {
     visit: (row: Row) => PrunePosition | null,
   ): PrunePosition | null {
     for (let position = from; ; ) {
-      const rows = old.all({ ...position, beforeMs, limit: PORTION });
+      const rows = old.all({ ...position, beforeMs });
       for (const row of rows) {
         const stoppedAt = visit(row);
         if (stoppedAt !== null) return stoppedAt;
@@ -372,19 +370,18 @@ interface LogChunk {
 
 interface FromPosition extends PrunePosition {
   beforeMs: number;
-  limit: number;
 }
 
 /**
- * Selects rows of a table whose `moment` is before `:beforeMs`, from a position on, the oldest first. As a union of two
- * queries, because for a comparison of the pair (moment, seq) SQLite would scan all rows of the same moment.
+ * Selects a portion of a table's rows whose `moment` is before `:beforeMs`, from a position on, the oldest first. As a
+ * union of two queries, because for a comparison of the pair (moment, seq) SQLite would scan all rows of the same moment.
  */
 function inOrderOfAge(table: string, moment: string, columns: string): string {
   return `
     SELECT ${columns} FROM ${table} WHERE ${moment} = +:atMs AND :atMs < +:beforeMs AND seq >= +:seq
      UNION ALL
     SELECT ${columns} FROM ${table} WHERE ${moment} > +:atMs AND ${moment} < +:beforeMs
-     ORDER BY at, seq LIMIT :limit`;
+     ORDER BY at, seq LIMIT ${PORTION}`;
 }
 
 function count(work: Work, kind: keyof Removed, removed: number): void {
