@@ -37,6 +37,11 @@ function linkTarget(path: string): string | undefined {
   }
 }
 
+/** What was committed and is not in the file yet. */
+export function walPath(path: string): string {
+  return `${realPath(path)}-wal`;
+}
+
 /** What every process that has the database open has in its memory, sqlite.org/walformat.html. */
 export function sharedMemoryPath(path: string): string {
   return `${realPath(path)}-shm`;
@@ -58,7 +63,7 @@ export interface FileIdentity {
 
 /** The database at `path` with its -wal and -shm. Once it is open and has been read, all three exist. */
 export function identifyFiles(path: string): FileIdentity[] {
-  return [path, `${realPath(path)}-wal`, sharedMemoryPath(path)].map((file) => {
+  return [path, walPath(path), sharedMemoryPath(path)].map((file) => {
     const { dev, ino } = statusOf(file) ?? {};
     return { path: file, dev, ino };
   });

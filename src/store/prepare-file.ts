@@ -11,7 +11,7 @@ import {
 } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { AppError, codeOf } from '../errors.ts';
-import { realPath, statusOf } from './place.ts';
+import { realPath, sharedMemoryPath, statusOf, walPath } from './place.ts';
 
 /* What is done with the file before SQLite opens it for writing. */
 
@@ -40,7 +40,7 @@ export function createPrivately(path: string): void {
  * Refuses to create a file beside a WAL: SQLite would delete the WAL of an empty file, and the writes that only it has.
  */
 function refuseLoneWal(path: string): void {
-  const wal = `${realPath(path)}-wal`;
+  const wal = walPath(path);
   if ((statusOf(wal)?.size ?? 0) === 0) return;
   throw new AppError(
     'conflict',
@@ -82,7 +82,7 @@ function createForOwner(path: string): void {
  */
 export function refuseUnwritable(path: string): void {
   requireWritable(path);
-  for (const side of [`${realPath(path)}-wal`, `${realPath(path)}-shm`]) {
+  for (const side of [walPath(path), sharedMemoryPath(path)]) {
     try {
       requireWritable(side);
     } catch (error) {

@@ -1,12 +1,12 @@
 import type { Database } from './database.ts';
-import { realPath, statusOf } from './place.ts';
+import { statusOf, walPath } from './place.ts';
 
 /** Twice the size at which the writer itself checkpoints: a WAL larger than that is kept from it by a long read. */
 export const WAL_LARGE_BYTES = 64 * 1024 * 1024;
 
 /** The size of the WAL of the database at `path`; 0 if there is none. Not all of it need be in use. */
 export function walBytesOf(path: string): number {
-  return statusOf(`${realPath(path)}-wal`)?.size ?? 0;
+  return statusOf(walPath(path))?.size ?? 0;
 }
 
 /** How much of the WAL is in use, and how much of that is not copied into the file yet. */
