@@ -81,28 +81,27 @@ export const URL_MAX_LENGTH = 2048;
  * Reasons never repeat the value.
  */
 export function parseWebhookUrl(value: unknown, rules: UrlRules): WebhookUrlResult {
-  const text = rawProblem(value);
-  if (!text.ok) return text;
-  const url = URL.parse(text.raw);
+  if (typeof value !== 'string') return { ok: false, reason: 'must be a string' };
+  const problem = textProblem(value);
+  if (problem !== undefined) return { ok: false, reason: problem };
+  const url = URL.parse(value);
   if (url === null) return { ok: false, reason: 'must be a valid URL' };
   const reason = urlProblem(url, rules);
   return reason === undefined ? { ok: true, url: url.href } : { ok: false, reason };
 }
 
 /** Checks for what the WHATWG parser would silently strip or repair. */
-function rawProblem(value: unknown): { ok: true; raw: string } | { ok: false; reason: string } {
-  const refuse = (reason: string) => ({ ok: false, reason }) as const;
-  if (typeof value !== 'string') return refuse('must be a string');
-  if (value === '') return refuse('must not be empty');
-  if (value.length > URL_MAX_LENGTH) return refuse(`must be at most ${URL_MAX_LENGTH} characters`);
-  if (/[\s\p{Cc}\p{Cs}\\]/u.test(value)) {
-    return refuse('must not contain white space, control characters or backslashes');
+function textProblem(text: string): string | undefined {
+  if (text === '') return 'must not be empty';
+  if (text.length > URL_MAX_LENGTH) return `must be at most ${URL_MAX_LENGTH} characters`;
+  if (/[\s\p{Cc}\p{Cs}\\]/u.test(text)) {
+    return 'must not contain white space, control characters or backslashes';
   }
-  if (!/^https?:\/\/[^/]/i.test(value)) return refuse('must begin with https://');
-  if (value.includes('#')) return refuse('must not have a fragment');
-  const [authority = ''] = value.slice(value.indexOf('//') + 2).split(/[/?]/);
-  if (authority.includes('@')) return refuse('must not contain a user name or password');
-  return { ok: true, raw: value };
+  if (!/^https?:\/\/[^/]/i.test(text)) return 'must begin with https://';
+  if (text.includes('#')) return 'must not have a fragment';
+  const [authority = ''] = text.slice(text.indexOf('//') + 2).split(/[/?]/);
+  if (authority.includes('@')) return 'must not contain a user name or password';
+  return undefined;
 }
 
 function urlProblem(url: URL, { allowHttp, allowedCidrs }: UrlRules): string | undefined {
