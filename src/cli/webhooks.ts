@@ -2,7 +2,7 @@ import type { Command } from 'commander';
 import type { WebhookId, WebhookStatus } from '../domain.ts';
 import { option } from '../options.ts';
 import type { WebhookBacklog } from '../store/backlog.ts';
-import type { PendingPosition } from '../store/outbox.ts';
+import type { PendingPosition } from '../store/settlements.ts';
 import { inSteps } from '../store/steps.ts';
 import type { Store } from '../store/store.ts';
 import { DISABLED_BY } from '../store/webhooks.ts';

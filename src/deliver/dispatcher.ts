@@ -5,16 +5,14 @@ import type { Effects } from '../effects.ts';
 import type { Logger } from '../logger.ts';
 import { createSlots } from '../slots.ts';
 import { type Change, enabledWebhookOf, webhookOf } from '../store/context.ts';
+import type { Claim, DueDelivery, PendingWebhook } from '../store/outbox.ts';
 import {
-  type Claim,
   DISABLE_AFTER_FAILING_MS,
-  type DueDelivery,
   type PendingPosition,
-  type PendingWebhook,
   type Settled,
   type SettledLast,
   type Settlement,
-} from '../store/outbox.ts';
+} from '../store/settlements.ts';
 import { inSteps } from '../store/steps.ts';
 import type { Reads } from '../store/store.ts';
 import { type Writer, writePersistently } from '../store/writer.ts';

@@ -8,7 +8,8 @@ import {
   type Metric,
   sharedCells,
 } from '../metric-cells.ts';
-import type { DueDelivery, Settled, Settlement } from '../store/outbox.ts';
+import type { DueDelivery } from '../store/outbox.ts';
+import type { Settled, Settlement } from '../store/settlements.ts';
 
 /** The metrics of the dispatcher thread. */
 export interface DeliveryMetrics {

@@ -211,7 +211,7 @@ export const REARM = `
   ladder_started_at = max(:at, ladder_started_at + 1,
                           (SELECT enabled_at + 1 FROM webhooks WHERE id = deliveries.webhook_id))`;
 
-/** Redeliveries, which users request. The dispatcher's writes are in outbox.ts. */
+/** Redeliveries, which users request. The dispatcher's writes are in settlements.ts. */
 export function deliveryWrites({ database, effects, changed }: WriteContext) {
   const reads = deliveryReads(database);
   const rearm = database.prepare(

@@ -7,12 +7,12 @@ import { type Answer, type IdempotencyMemory, idempotencyWrites } from './idempo
 import { instanceWrites } from './instance.ts';
 import { keyWrites } from './keys.ts';
 import { logWrites } from './logs.ts';
-import { outboxWrites } from './outbox.ts';
 import { projectWrites } from './projects.ts';
 import { queueWrites } from './queue.ts';
 import { replayWrites } from './replays.ts';
 import { reportWrites } from './reports.ts';
 import { retentionWrites } from './retention.ts';
+import { settlementWrites } from './settlements.ts';
 import { transitionWrites } from './transitions.ts';
 import { webhookWrites } from './webhooks.ts';
 
@@ -30,7 +30,7 @@ export function makeOperations(context: WriteContext) {
   const webhooks = webhookWrites(context);
   const deliveries = deliveryWrites(context);
   const replays = replayWrites(context);
-  const outbox = outboxWrites(context);
+  const settlements = settlementWrites(context);
   const idempotency = idempotencyWrites(context);
   const retention = retentionWrites(context);
 
@@ -64,9 +64,9 @@ export function makeOperations(context: WriteContext) {
     'replays.step': replays.step,
     // A ping writes nothing: this lets `answer` store its response for the Idempotency-Key.
     'pings.keep': (attempt: Attempt): Attempt => attempt,
-    'outbox.settle': outbox.settle,
-    'outbox.setBack': outbox.setBack,
-    'outbox.hurry': outbox.hurry,
+    'outbox.settle': settlements.settle,
+    'outbox.setBack': settlements.setBack,
+    'outbox.hurry': settlements.hurry,
     'idempotency.recall': idempotency.recall,
     'retention.step': retention.step,
   };

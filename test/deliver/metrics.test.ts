@@ -4,7 +4,7 @@ import { deliveryMetrics } from '../../src/deliver/metrics.ts';
 import type { WebhookId, WebhookStatus } from '../../src/domain.ts';
 import { newMetricsMemory } from '../../src/metric-cells.ts';
 import { exposition } from '../../src/metrics/exposition.ts';
-import type { Settlement } from '../../src/store/outbox.ts';
+import type { Settlement } from '../../src/store/settlements.ts';
 import { newWebhook } from '../helpers/deliveries.ts';
 import { deliverDue, testDispatcher } from '../helpers/dispatcher.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';

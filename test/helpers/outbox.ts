@@ -1,6 +1,19 @@
-import type { WebhookId } from '../../src/domain.ts';
-import type { DueDelivery, Settlement } from '../../src/store/outbox.ts';
+import type { EventType, WebhookId } from '../../src/domain.ts';
+import type { DueDelivery } from '../../src/store/outbox.ts';
+import type { Settlement } from '../../src/store/settlements.ts';
 import type { Store } from '../../src/store/store.ts';
+import { newWebhook } from './deliveries.ts';
+import type { TestStore } from './store.ts';
+
+/** A webhook of a new key. */
+export async function webhookOf(
+  store: TestStore,
+  key: Parameters<TestStore['key']>[0] = {},
+  events?: EventType[],
+): Promise<WebhookId> {
+  const { keyId } = await store.key(key);
+  return (await newWebhook(store, keyId, events && { events })).id;
+}
 
 /** The first `limit` deliveries of a webhook that are due. */
 export function dueOf(
