@@ -1,4 +1,6 @@
-import { isAbsolute, resolve } from 'node:path';
+import { readlinkSync, realpathSync, type Stats, statSync } from 'node:fs';
+import { basename, dirname, isAbsolute, join, resolve } from 'node:path';
+import { codeOf } from './errors.ts';
 
 /** A path that may be relative to `directory`, without `./` at its beginning, and with each `..` left as it is. */
 export function pathIn(directory: string, path: string): string {
@@ -18,4 +20,51 @@ export function absolutePath(path: string): string {
 /** Whether a path can only be that of a directory. `absolutePath` makes one of it that could be that of a file. */
 export function namesDirectory(path: string): boolean {
   return /\/\.?$/.test(path);
+}
+
+/** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
+export function realPath(path: string): string {
+  try {
+    return realOf(path);
+  } catch (error) {
+    return (codeOf(error) === 'ENOENT' ? realPathOfMissing(path) : undefined) ?? absolutePath(path);
+  }
+}
+
+/** Not `realpathSync` itself, which resolves `link/..` as `resolve` does. */
+const realOf = realpathSync.native;
+
+/** Undefined: its directory is missing too. */
+function realPathOfMissing(path: string): string | undefined {
+  let directory: string;
+  try {
+    directory = realOf(dirname(path));
+  } catch {
+    return undefined;
+  }
+  const target = linkTarget(path);
+  if (target === undefined) return join(directory, basename(path));
+  return realPath(pathIn(directory, target));
+}
+
+function linkTarget(path: string): string | undefined {
+  try {
+    return readlinkSync(path);
+  } catch {
+    return undefined;
+  }
+}
+
+/** Undefined where there is no file, or none that can be reached, for instance in a directory without permission. */
+export function statusOf(file: string): Stats | undefined {
+  try {
+    return statSync(file);
+  } catch {
+    return undefined;
+  }
+}
+
+/** The permissions in a mode, as chmod(1) takes them. */
+export function octal(mode: number): string {
+  return (mode & 0o7777).toString(8);
 }

@@ -1,8 +1,9 @@
 import { accessSync, constants, readdirSync, type Stats, statSync } from 'node:fs';
 import { basename, dirname, join } from 'node:path';
 import { codeOf } from '../errors.ts';
+import { octal } from '../paths.ts';
 import { abandonedIn } from '../store/partial-file.ts';
-import { exposureProblem, octal } from '../store/place.ts';
+import { exposureProblem } from '../store/place.ts';
 import { formatBytes } from './bytes.ts';
 import type { Case } from './doctor-case.ts';
 import { type FindingOf, note, orOk, problem } from './findings.ts';

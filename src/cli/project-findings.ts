@@ -13,7 +13,7 @@ import { COMMAND_PATH, homeDirectory, variableProblem } from '../deploy/environm
 import { beginningOf, firstLineOf } from '../deploy/program-format.ts';
 import { parentProblem } from '../deploy/workspace.ts';
 import { formatDuration } from '../durations.ts';
-import { statusOf } from '../store/place.ts';
+import { statusOf } from '../paths.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { type FindingOf, note, ok, orOk, problem } from './findings.ts';
 import { pathsOf, type Surroundings, viewOf } from './project-surroundings.ts';

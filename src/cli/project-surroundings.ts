@@ -5,10 +5,9 @@ import { isAbsolute } from 'node:path';
 import { givenPath } from '../deploy/command-file.ts';
 import { delay, type Effects } from '../effects.ts';
 import { codeOf } from '../errors.ts';
-import { absolutePath } from '../paths.ts';
+import { absolutePath, statusOf } from '../paths.ts';
 import { readProc } from '../proc.ts';
 import type { Serving } from '../store/lock.ts';
-import { statusOf } from '../store/place.ts';
 import type { ProjectDetails } from '../store/projects.ts';
 import { visibleProcess } from './serving.ts';
 

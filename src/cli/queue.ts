@@ -1,5 +1,6 @@
 import type { Command } from 'commander';
 import type { DeploymentId } from '../domain.ts';
+import { realPath } from '../paths.ts';
 import type {
   Backlog,
   Excerpt,
@@ -9,7 +10,6 @@ import type {
   WebhookBacklog,
 } from '../store/backlog.ts';
 import type { Serving } from '../store/lock.ts';
-import { realPath } from '../store/place.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { dbPathOf, withStore } from './database-file.ts';

@@ -2,10 +2,9 @@ import { accessSync, constants, Stats, statSync } from 'node:fs';
 import { access, stat } from 'node:fs/promises';
 import { delimiter } from 'node:path';
 import { codeOf } from '../errors.ts';
-import { pathIn } from '../paths.ts';
+import { octal, pathIn } from '../paths.ts';
 import { printable } from '../printable.ts';
 import { isOnNoexec } from '../store/mounts.ts';
-import { octal } from '../store/place.ts';
 import { COMMAND_PATH } from './environment.ts';
 import { beginningOf, firstLineIn, isNoProgram, loaderIn } from './program-format.ts';
 

@@ -1,7 +1,7 @@
 import { setImmediate as nextTurn } from 'node:timers/promises';
 import { type Metric, readMetric } from '../metric-cells.ts';
+import { statusOf } from '../paths.ts';
 import { COUNTED_MAX, type DueDeliveries, SEARCHED_MAX } from '../store/gauges.ts';
-import { statusOf } from '../store/place.ts';
 import type { Reads } from '../store/store.ts';
 import { walBytesOf } from '../store/wal.ts';
 

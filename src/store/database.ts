@@ -4,9 +4,10 @@ import Sqlite from 'better-sqlite3';
 import { assetText, version as davitVersion, nativeAddonPath } from '../assets.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf, messageOf } from '../errors.ts';
+import { realPath } from '../paths.ts';
 import { networkFileSystemOf } from './mounts.ts';
 import { type NewerFile, newer } from './newer.ts';
-import { realPath, writableBytes } from './place.ts';
+import { writableBytes } from './place.ts';
 import { createPrivately, refuseUnwritable, unwritable } from './prepare-file.ts';
 
 /*

@@ -1,4 +1,5 @@
 import type { Effects } from '../effects.ts';
+import { statusOf } from '../paths.ts';
 import {
   completenessProblems,
   firstProblem,
@@ -21,7 +22,6 @@ import {
 } from './database.ts';
 import { lockersOf } from './file-locks.ts';
 import { refuseOtherMachine } from './lock.ts';
-import { statusOf } from './place.ts';
 import { type Reads, readsOn } from './store.ts';
 import { walUseOf } from './wal.ts';
 

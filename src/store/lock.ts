@@ -17,10 +17,11 @@ import { bootId, hasBootId } from '../boot-id.ts';
 import { type Timestamp, timestamp } from '../domain.ts';
 import type { Effects } from '../effects.ts';
 import { AppError, codeOf } from '../errors.ts';
+import { realPath, statusOf } from '../paths.ts';
 import { hasOpened, holdersOf, openFilesOf } from '../proc.ts';
 import { connect, type Database, isDamaged, openingProblem, sqliteCode } from './database.ts';
 import { lockersOf } from './file-locks.ts';
-import { identifyFiles, realPath, sharedMemoryPath, statusOf } from './place.ts';
+import { identifyFiles, sharedMemoryPath } from './place.ts';
 
 /** A service that serves the file; null fields could not be read. */
 export interface Serving {

@@ -1,9 +1,9 @@
 import type { Effects } from '../effects.ts';
 import { AppError } from '../errors.ts';
+import { realPath } from '../paths.ts';
 import { openFilesOf } from '../proc.ts';
 import { includesLock, refuseOtherMachine, removed, servedBy, servedWithoutLock } from './lock.ts';
 import { refuseOtherNames } from './other-names.ts';
-import { realPath } from './place.ts';
 
 /**
  * A starting service opens the file first and its -wal and -shm later, and one that stops closes them first, which looks

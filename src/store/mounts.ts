@@ -1,6 +1,6 @@
 import { existsSync, readFileSync } from 'node:fs';
 import { dirname } from 'node:path';
-import { realPath, statusOf } from './place.ts';
+import { realPath, statusOf } from '../paths.ts';
 
 /** Whether a path is itself a mount point. False without /proc, which admin commands do not need. */
 export function isMountPoint(path: string): boolean {

@@ -1,41 +1,7 @@
-import { readlinkSync, realpathSync, type Stats, type StatsFs, statSync } from 'node:fs';
-import { basename, dirname, join } from 'node:path';
+import type { StatsFs } from 'node:fs';
+import { basename } from 'node:path';
 import type { Effects } from '../effects.ts';
-import { codeOf } from '../errors.ts';
-import { absolutePath, pathIn } from '../paths.ts';
-
-/** Resolves symbolic links, even when the file does not exist yet: a file has one lock, whichever path leads to it. */
-export function realPath(path: string): string {
-  try {
-    return realOf(path);
-  } catch (error) {
-    return (codeOf(error) === 'ENOENT' ? realPathOfMissing(path) : undefined) ?? absolutePath(path);
-  }
-}
-
-/** Not `realpathSync` itself, which resolves `link/..` as `resolve` does. */
-const realOf = realpathSync.native;
-
-/** Undefined: its directory is missing too. */
-function realPathOfMissing(path: string): string | undefined {
-  let directory: string;
-  try {
-    directory = realOf(dirname(path));
-  } catch {
-    return undefined;
-  }
-  const target = linkTarget(path);
-  if (target === undefined) return join(directory, basename(path));
-  return realPath(pathIn(directory, target));
-}
-
-function linkTarget(path: string): string | undefined {
-  try {
-    return readlinkSync(path);
-  } catch {
-    return undefined;
-  }
-}
+import { octal, realPath, statusOf } from '../paths.ts';
 
 /** What was committed and is not in the file yet. */
 export function walPath(path: string): string {
@@ -96,15 +62,6 @@ export function watchPlace(path: string, { monotonicMs }: Pick<Effects, 'monoton
   };
 }
 
-/** Undefined where there is no file, or none that can be reached, for instance in a directory without permission. */
-export function statusOf(file: string): Stats | undefined {
-  try {
-    return statSync(file);
-  } catch {
-    return undefined;
-  }
-}
-
 /**
  * Says that others than its owner have access to a file, and what to do; undefined: they have none. `mode`: as in
  * `Stats`.
@@ -115,11 +72,6 @@ export function exposureProblem(path: string, mode: number): { message: string; 
     message: `others have access to ${basename(path)} (mode ${octal(mode)})`,
     advice: `chmod 600 ${path}`,
   };
-}
-
-/** The permissions in a mode, as chmod(1) takes them. */
-export function octal(mode: number): string {
-  return (mode & 0o7777).toString(8);
 }
 
 /** How much this user can write to a file system, root also what is reserved. statfs(2) knows of no quota. */

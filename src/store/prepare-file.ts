@@ -11,7 +11,8 @@ import {
 } from 'node:fs';
 import { basename, dirname } from 'node:path';
 import { AppError, codeOf } from '../errors.ts';
-import { realPath, sharedMemoryPath, statusOf, walPath } from './place.ts';
+import { realPath, statusOf } from '../paths.ts';
+import { sharedMemoryPath, walPath } from './place.ts';
 
 /* What is done with the file before SQLite opens it for writing. */
 

@@ -1,5 +1,6 @@
+import { statusOf } from '../paths.ts';
 import type { Database } from './database.ts';
-import { statusOf, walPath } from './place.ts';
+import { walPath } from './place.ts';
 
 /** Twice the size at which the writer itself checkpoints: a WAL larger than that is kept from it by a long read. */
 export const WAL_LARGE_BYTES = 64 * 1024 * 1024;

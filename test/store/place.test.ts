@@ -1,8 +1,7 @@
-import { copyFileSync, mkdirSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import { copyFileSync, renameSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
 import { join } from 'node:path';
 import t from 'tap';
-import { absolutePath } from '../../src/paths.ts';
-import { realPath, watchPlace } from '../../src/store/place.ts';
+import { watchPlace } from '../../src/store/place.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { temporaryDirectory } from '../helpers/store.ts';
 
@@ -40,18 +39,4 @@ t.test('a link that leads to another file by now counts as moved', async (t) => 
   symlinkSync(`${file}.copy`, path);
   effects.advance(10);
   t.equal(isInPlace(), false);
-});
-
-t.test('a path means what the system takes it for, also with .. after a link', async (t) => {
-  const directory = temporaryDirectory(t);
-  mkdirSync(join(directory, 'elsewhere/inner'), { recursive: true });
-  symlinkSync('elsewhere/inner', join(directory, 'link'));
-  const [path, file] = [`${directory}/link/../davit.db`, join(directory, 'elsewhere/davit.db')];
-  t.equal(realPath(path), file, 'before the file exists');
-  symlinkSync('link/../davit.db', join(directory, 'linked.db'));
-  t.equal(realPath(join(directory, 'linked.db')), file, 'through a link that says so');
-  writeFileSync(file, '');
-  for (const there of [path, join(directory, 'linked.db'), absolutePath(path)])
-    t.equal(realPath(there), file);
-  t.equal(realPath(`${directory}/missing/davit.db`), `${directory}/missing/davit.db`);
 });
