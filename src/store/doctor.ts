@@ -93,7 +93,6 @@ export function openForExamination(
 }
 
 function examine(database: Database) {
-  const number = (sql: string) => Number(database.prepare<[], number | null>(sql).pluck().get() ?? 0);
   const miscounted = database.prepare<[], { id: string; counted: number; waiting: number }>(`
     SELECT p.id, p.queued_count AS counted, count(d.seq) AS waiting
       FROM projects p
@@ -126,24 +125,13 @@ function examine(database: Database) {
     /** The largest first; empty if the file is damaged. Reads the whole file. */
     tableSizes(): TableSize[] {
       try {
-        return tableSizes();
+        return tableSizes(database);
       } catch (error) {
         whatIsWrong(error, database.name);
         return [];
       }
     },
   };
-
-  function tableSizes(): TableSize[] {
-    const names = database
-      .prepare<[], string>("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%'")
-      .pluck()
-      .all();
-    const bytes = bytesOfTables(database);
-    return names
-      .map((name) => ({ name, rows: number(`SELECT count(*) FROM "${name}"`), bytes: bytes.get(name) ?? 0 }))
-      .sort((one, other) => other.bytes - one.bytes);
-  }
 }
 
 /** 0 where SQLite does not tell: on a read-only file system. */
@@ -203,14 +191,18 @@ function writerOf(path: string): number | null {
   return processId > 0 ? processId : null;
 }
 
-/** The bytes of each table, including its indexes. */
-function bytesOfTables(database: Database): Map<string, number> {
-  const rows = database
+function tableSizes(database: Database): TableSize[] {
+  const tables = database
     .prepare<[], { name: string; bytes: number }>(`
-      SELECT coalesce(s.tbl_name, b.name) AS name, sum(b.pgsize) AS bytes
-        FROM dbstat b LEFT JOIN sqlite_schema s ON s.name = b.name
-       WHERE b.aggregate = 1
-       GROUP BY 1`)
+      SELECT t.name, sum(b.pgsize) AS bytes
+        FROM sqlite_schema t
+        JOIN sqlite_schema s ON s.tbl_name = t.name
+        JOIN dbstat b ON b.name = s.name AND b.aggregate = 1
+       WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite_%'
+       GROUP BY t.rowid
+       ORDER BY bytes DESC, t.rowid`)
     .all();
-  return new Map(rows.map(({ name, bytes }) => [name, bytes]));
+  const rowsOf = (table: string) =>
+    Number(database.prepare<[], number>(`SELECT count(*) FROM "${table}"`).pluck().get());
+  return tables.map(({ name, bytes }) => ({ name, rows: rowsOf(name), bytes }));
 }
