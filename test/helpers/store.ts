@@ -128,6 +128,11 @@ export function endOf(id: DeploymentId, changes: Partial<DeploymentEnd> = {}): D
   };
 }
 
+/** For what must be there: `const [first = none()] = …`. */
+export function none(): never {
+  throw new Error('there is none');
+}
+
 /** The caller of a request with this key. */
 export function caller({ keyId }: { keyId: KeyId }, allProjects = true): Caller {
   return { keyId, scopes: [], allProjects, lastUsedAtMs: null };

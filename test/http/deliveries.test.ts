@@ -13,7 +13,7 @@ import { call, startHttp } from '../helpers/http.ts';
 import { startReceiver, status } from '../helpers/receiver.ts';
 import { forbidden, malformed, missing, type Refusal, testRefusals } from '../helpers/refusals.ts';
 import { pruneAll } from '../helpers/retention.ts';
-import { testStore } from '../helpers/store.ts';
+import { none, testStore } from '../helpers/store.ts';
 
 const list = ({ webhook }: Place) => `/v2/webhooks/${webhook}/deliveries`;
 const one = ({ delivery }: Place) => `/v2/deliveries/${delivery}`;
@@ -228,7 +228,7 @@ const REFUSALS: Refusal<Place, 'owner' | 'reader' | 'unscoped' | 'stranger'>[] =
 t.test('a rejected request changes nothing in the database', async (t) => {
   const there = await service(t);
   const { id: webhook } = await newWebhook(there.store, there.keys.owner.keyId);
-  const [delivery = noDelivery()] = await newDeliveries(there.store, webhook, 1);
+  const [delivery = none()] = await newDeliveries(there.store, webhook, 1);
   endDeliveries(there.store, [delivery], 'exhausted');
   await testRefusals(t, REFUSALS, { webhook, delivery }, there);
 });
@@ -266,7 +266,7 @@ t.test('a list is filtered by status, event type and time of creation', async (t
     created.push(...(await newDeliveries(store, id, 1)));
     effects.advance(60_000);
   }
-  const [first = noDelivery(), second = noDelivery(), third = noDelivery(), fourth = noDelivery()] = created;
+  const [first = none(), second = none(), third = none(), fourth = none()] = created;
   endDeliveries(store, [first], 'delivered');
   endDeliveries(store, [second], 'exhausted');
 
@@ -348,7 +348,7 @@ t.test('GET of a delivery shows the payload as it was sent and the result of eac
     answers: [status(500, { body: 'no' }), status(200, { body: 'yes' })],
   });
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   await deliver();
   effects.advance(6_000);
   await deliver();
@@ -374,7 +374,7 @@ t.test('GET of a delivery shows the payload as it was sent and the result of eac
 t.test('other requests are answered while many deliveries are read with all their attempts', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
-  const [large = noDelivery(), small = noDelivery()] = await newDeliveries(store, id, 2);
+  const [large = none(), small = none()] = await newDeliveries(store, id, 2);
   store.execute(`UPDATE deliveries SET attempt_count = 21 WHERE id = '${large}'`);
   // As many others that were requested before.
   const before = Array.from({ length: 100 }, () => inSpareTurn(() => realEffects.block(2), keys.owner.keyId));
@@ -395,7 +395,7 @@ t.test('a redelivery is sent once more, and the trigger of its attempt is redeli
   const { http, store, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   await deliver();
   const asked = await call(http, 'POST', `/v2/deliveries/${delivery}/redeliver`, keys.owner.secret);
   t.match(asked, {
@@ -414,7 +414,7 @@ t.test('a redelivery repeated with its Idempotency-Key is sent once', async (t) 
   const { http, store, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   await deliver();
   const path = `/v2/deliveries/${delivery}/redeliver`;
   const first = await call(http, 'POST', path, keys.owner.secret, undefined, 'again');
@@ -430,7 +430,7 @@ t.test('after its delivery was pruned, a redelivery is still replayed, to its ke
   const { http, store, effects, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   const path = `/v2/deliveries/${delivery}/redeliver`;
   const first = await call(http, 'POST', path, keys.owner.secret, undefined, 'again');
   await deliver();
@@ -454,7 +454,7 @@ t.test('a redelivery of a disabled webhook is held and sent once the webhook is 
   const { http, store, keys, deliver } = await service(t);
   const receiver = await startReceiver(t);
   const { id } = await newWebhook(store, keys.owner.keyId, { url: receiver.url });
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'exhausted');
   const setStatus = (status: 'enabled' | 'disabled') =>
     store.writer.write('webhooks.update', { id, status, disableReason: 'by a test' });
@@ -613,7 +613,7 @@ t.test('an eleventh open replay is 429 and changes nothing', async (t) => {
 t.test('other requests are answered while a replay counts 100,000 deliveries', async (t) => {
   const { http, store, keys } = await service(t);
   const { id } = await newWebhook(store, keys.owner.keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   copyDeliveries(store, 100_000);
   let counted = false;
   const counting = call(http, 'POST', `/v2/webhooks/${id}/replay`, keys.owner.secret, { since: SINCE }).then(
@@ -664,8 +664,4 @@ async function service(t: Test) {
 
 function eventOf(delivery: Delivery | undefined): string | undefined {
   return delivery?.event_id;
-}
-
-function noDelivery(): never {
-  throw new Error('no delivery arose');
 }

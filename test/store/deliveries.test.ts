@@ -13,7 +13,7 @@ import {
 } from '../helpers/deliveries.ts';
 import { fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { caller, type TestStore, testStore } from '../helpers/store.ts';
+import { caller, none, type TestStore, testStore } from '../helpers/store.ts';
 
 const ALL: DeliveryFilter = { statuses: null, eventTypes: null, createdAfterMs: null, createdBeforeMs: null };
 
@@ -21,7 +21,7 @@ t.test('a pending delivery of a disabled webhook is shown as held, and without a
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   t.match(store.reads.deliveries.get(delivery), {
     status: 'pending',
     next_attempt_at: '2026-11-21T08:00:00.000Z',
@@ -57,9 +57,10 @@ t.test('a page is filtered by each filter alone and by several together', async 
     created.push(...(await newDeliveries(store, id, 1)));
     effects.advance(1_000);
   }
-  const [first = noDelivery(), second = noDelivery(), third = noDelivery(), fourth = noDelivery()] = created;
-  const [deployment] = store.query<{ id: never }>('SELECT id FROM deployments ORDER BY seq DESC LIMIT 1');
-  if (deployment === undefined) throw new Error('no deployment was made');
+  const [first = none(), second = none(), third = none(), fourth = none()] = created;
+  const [deployment = none()] = store.query<{ id: never }>(
+    'SELECT id FROM deployments ORDER BY seq DESC LIMIT 1',
+  );
   await store.writer.write('deployments.cancel', { id: deployment.id });
   const [canceled] = (await pageOf(store, id)).map((delivery) => delivery.id);
   endDeliveries(store, [first, second], 'delivered');
@@ -89,7 +90,7 @@ t.test('a page finds rare matches slice by slice, with turns for others in betwe
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [first = noDelivery(), second] = await newDeliveries(store, id, 2);
+  const [first = none(), second] = await newDeliveries(store, id, 2);
   copyDeliveries(store, 2 * SLICE_ROWS + 10);
   endDeliveries(store, [first], 'exhausted');
   t.match(await pageOf(store, id, { statuses: ['exhausted'] }), [{ id: first }]);
@@ -105,11 +106,11 @@ t.test('few pending deliveries are found at once, however many others there are'
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [first = noDelivery(), second = noDelivery()] = await newDeliveries(store, id, 2);
+  const [first = none(), second = none()] = await newDeliveries(store, id, 2);
   copyDeliveries(store, 3 * SLICE_ROWS);
   effects.advance(1_000);
   await newWebhook(store, keyId);
-  const [third = noDelivery()] = await newDeliveries(store, id, 1);
+  const [third = none()] = await newDeliveries(store, id, 1);
   // So that they are due in another order than they are listed in.
   store.execute(`UPDATE deliveries SET next_attempt_at = next_attempt_at + 60000 WHERE id = '${first}'`);
   const { pages, looks } = counted(t, store, id);
@@ -180,7 +181,7 @@ t.test('a page shows its webhook as it is at the end of the search', async (t) =
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [oldest = noDelivery()] = await newDeliveries(store, id, 1);
+  const [oldest = none()] = await newDeliveries(store, id, 1);
   copyDeliveries(store, SLICE_ROWS);
   store.execute(`UPDATE deliveries SET event_type = 'deployment.failed' WHERE id = '${oldest}'`);
   const webhook = store.reads.webhooks.get(id) as Webhook;
@@ -205,10 +206,10 @@ t.test('a page that was searched for a second ends, and the next one goes on the
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [oldest = noDelivery()] = await newDeliveries(store, id, 1);
+  const [oldest = none()] = await newDeliveries(store, id, 1);
   copyDeliveries(store, 3 * SLICE_ROWS);
   const [newest] = await pageOf(store, id, {}, 1);
-  endDeliveries(store, [oldest, newest?.id ?? noDelivery()], 'exhausted');
+  endDeliveries(store, [oldest, newest?.id ?? none()], 'exhausted');
   const database = openForReading(store.path);
   t.teardown(() => database.close());
   const webhook = store.reads.webhooks.get(id) as Webhook;
@@ -275,7 +276,7 @@ t.test(
     const store = testStore(t);
     const { keyId } = await store.key();
     const { id } = await newWebhook(store, keyId);
-    const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+    const [delivery = none()] = await newDeliveries(store, id, 1);
     const numbers = Array.from({ length: 23 }, (_, index) => index + 1);
     for (const number of numbers) {
       store.execute(
@@ -296,7 +297,7 @@ t.test('the details of a delivery have its payload and its own attempts, in orde
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery(), other = noDelivery()] = await newDeliveries(store, id, 2);
+  const [delivery = none(), other = none()] = await newDeliveries(store, id, 2);
   store.execute(`
     INSERT INTO attempts VALUES ('${other}', 1, ${effects.now()}, 200, NULL, 12, '192.0.2.2', 'not yours', 'schedule');
     INSERT INTO attempts VALUES ('${delivery}', 2, ${effects.now() + 5_000}, 200, NULL, 12, '192.0.2.1', 'ok', 'redeliver');
@@ -334,7 +335,7 @@ t.test('only the key that registered the webhook sees its deliveries', async (t)
   const { keyId } = await store.key();
   const stranger = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   t.match(store.reads.deliveries.visibleTo(caller({ keyId }), delivery), { id: delivery });
   t.equal(store.reads.deliveries.visibleTo(caller(stranger), delivery), undefined);
   t.equal(store.reads.deliveries.detailsVisibleTo(caller(stranger), delivery), undefined);
@@ -348,7 +349,7 @@ for (const before of ['delivered', 'exhausted', 'pending'] as const) {
       const store = testStore(t, effects);
       const { keyId } = await store.key();
       const { id } = await newWebhook(store, keyId);
-      const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+      const [delivery = none()] = await newDeliveries(store, id, 1);
       if (before !== 'pending') endDeliveries(store, [delivery], before);
       effects.advance(3_600_000);
       t.match(await store.writer.write('deliveries.redeliver', { id: delivery }), {
@@ -370,7 +371,7 @@ t.test('a delivery that has 1,000 attempts is not sent again, by redelivery or r
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'delivered');
   store.execute('UPDATE deliveries SET attempt_count = 1000');
   const before = store.dump();
@@ -391,7 +392,7 @@ t.test('a delivery of a disabled webhook that is redelivered is held until it is
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   endDeliveries(store, [delivery], 'exhausted');
   await setStatus(store, id, 'disabled');
   t.match(await store.writer.write('deliveries.redeliver', { id: delivery }), {
@@ -409,7 +410,7 @@ t.test('an attempt that fails after a redelivery was asked for does not end the 
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
   effects.advance(1);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   const underWay = claimed(store, id, effects.now());
   const heard: string[] = [];
   store.writer.onCommit((changes) => heard.push(...changes));
@@ -433,7 +434,7 @@ t.test('a failed attempt on the ladder begun by enabling does not end a later re
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   await setStatus(store, id, 'disabled');
   effects.advance(60_000);
   await setStatus(store, id, 'enabled');
@@ -450,7 +451,7 @@ t.test('an attempt that succeeds after a redelivery was asked for is the last', 
   const store = testStore(t, effects);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   const underWay = claimed(store, id, effects.now());
   await store.writer.write('deliveries.redeliver', { id: delivery });
   await settle(store, underWay, effects.now(), 'delivered');
@@ -464,7 +465,7 @@ t.test('a delivery that is unknown or of a deleted webhook cannot be redelivered
   const store = testStore(t);
   const { keyId } = await store.key();
   const { id } = await newWebhook(store, keyId);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+  const [delivery = none()] = await newDeliveries(store, id, 1);
   await store.writer.write('webhooks.remove', { id });
   const before = store.dump();
   for (const missing of [delivery, 'dlv_0000000000000000000000' as DeliveryId]) {
@@ -490,8 +491,7 @@ function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disable
 }
 
 function claimed(store: TestStore, id: WebhookId, nowMs: number) {
-  const [due] = dueOf(store, id, nowMs, 1);
-  if (due === undefined) throw new Error('nothing is due');
+  const [due = none()] = dueOf(store, id, nowMs, 1);
   return due;
 }
 
@@ -502,8 +502,4 @@ async function settle(
   kind: 'delivered' | 'exhausted',
 ): Promise<void> {
   await store.writer.write('outbox.settle', settlementOf(due, atMs, { kind }));
-}
-
-function noDelivery(): never {
-  throw new Error('no delivery arose');
 }

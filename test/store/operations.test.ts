@@ -5,7 +5,7 @@ import type { InputOf, OperationName } from '../../src/store/operations.ts';
 import { newReplay, newWebhook } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { caller, endOf, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { caller, endOf, newDeployment, none, ref, type TestStore, testStore } from '../helpers/store.ts';
 
 /*
  * An operation on one thing must leave the others alone, and a read of one must reveal nothing of them. A file with
@@ -270,8 +270,4 @@ function nameAndKey({
   created_by: { name: string } | null;
 }): string {
   return `${project_name} by ${created_by?.name}`;
-}
-
-function none(): never {
-  throw new Error('there is none');
 }

@@ -2,7 +2,7 @@ import t from 'tap';
 import type { DeploymentId, ProjectId } from '../../src/domain.ts';
 import type { ProjectSettings } from '../../src/store/projects.ts';
 import { fakeEffects } from '../helpers/effects.ts';
-import { endOf, newDeployment, ref, type TestStore, testStore } from '../helpers/store.ts';
+import { endOf, newDeployment, none, ref, type TestStore, testStore } from '../helpers/store.ts';
 
 t.test('a queued deployment is canceled at once, and the others move up', async (t) => {
   const store = testStore(t);
@@ -299,8 +299,7 @@ async function create(
   while (ids.length < count) {
     ids.push((await store.writer.write('deployments.create', newDeployment(projectId))).id);
   }
-  const [first, second = first, third = first] = ids;
-  if (first === undefined || second === undefined || third === undefined) throw new Error('none was made');
+  const [first = none(), second = first, third = first] = ids;
   return [first, second, third];
 }
 

@@ -14,7 +14,7 @@ import {
 } from '../helpers/deliveries.ts';
 import { type FakeEffects, fakeEffects } from '../helpers/effects.ts';
 import { dueOf, settlementOf } from '../helpers/outbox.ts';
-import { type TestStore, testStore } from '../helpers/store.ts';
+import { none, type TestStore, testStore } from '../helpers/store.ts';
 
 const YEAR_MS = 365 * DAY_MS;
 
@@ -74,8 +74,7 @@ t.test('of many replays requested at once only ten are counted: as many as may b
   await newDeliveries(store, id, 1);
   const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
   const plans = () => {
-    const webhook = store.reads.webhooks.get(id);
-    if (webhook === undefined) throw new Error('no webhook');
+    const webhook = store.reads.webhooks.get(id) ?? none();
     return Promise.all(Array.from({ length: 30 }, () => store.reads.replays.plan(webhook, asked)));
   };
   const counts = (await plans()).map(({ count }) => count);
@@ -97,7 +96,7 @@ t.test(
   'of all webhooks of a key ten replays are counted at a time, and those of other keys too',
   async (t) => {
     const { store, effects, id, keyId } = await service(t);
-    const webhooks = [store.reads.webhooks.get(id) ?? noWebhook()];
+    const webhooks = [store.reads.webhooks.get(id) ?? none()];
     while (webhooks.length < 12) webhooks.push(await newWebhook(store, keyId));
     webhooks.push(await newWebhook(store, (await store.key()).keyId));
     await newDeliveries(store, id, 1);
@@ -107,7 +106,7 @@ t.test(
     t.match(await plans(), Object(counts.map((count) => ({ count }))));
     const [refused] = (await plans()).filter(({ count }) => count === 'ofKey');
     const before = store.dump();
-    await t.rejects(store.writer.write('replays.create', refused ?? noPlan()), {
+    await t.rejects(store.writer.write('replays.create', refused ?? none()), {
       code: 'rate_limited',
       message: 'too many replays of this key are being counted: wait for them',
     });
@@ -124,8 +123,7 @@ t.test('a step begins new ladders and records its position; the last one ends th
   await newReplay(store, effects, id, { storedStatus: 'exhausted' });
   effects.advance(60_000);
 
-  const [open] = store.reads.replays.open();
-  if (open === undefined) throw new Error('no replay is open');
+  const [open = none()] = store.reads.replays.open();
   const first = store.reads.replays.slice(open, open.doneSeq, 3);
   t.equal(first.seqs.length, 3);
   await store.writer.write('replays.step', { seq: open.seq, seqs: first.seqs, doneSeq: first.endSeq });
@@ -179,18 +177,16 @@ t.test('a replay leaves out deliveries that were created after its request', asy
   await newReplay(store, effects, id);
   effects.jump(-3_600_000);
   await newDeliveries(store, id, 3);
-  const [open] = store.reads.replays.open();
-  if (open === undefined) throw new Error('no replay is open');
+  const [open = none()] = store.reads.replays.open();
   t.match(store.reads.replays.slice(open, 0, 10), { seqs: { length: 2 }, endSeq: null });
 });
 
 t.test('a delivery whose status no longer matches the replay is left alone', async (t) => {
   const { store, effects, id } = await service(t);
-  const [one = noDelivery(), other = noDelivery()] = await newDeliveries(store, id, 2);
+  const [one = none(), other = none()] = await newDeliveries(store, id, 2);
   endDeliveries(store, [one, other], 'exhausted');
   await newReplay(store, effects, id, { storedStatus: 'exhausted' });
-  const [open] = store.reads.replays.open();
-  if (open === undefined) throw new Error('no replay is open');
+  const [open = none()] = store.reads.replays.open();
   const { seqs, endSeq } = store.reads.replays.slice(open, 0, 10);
   endDeliveries(store, [one], 'delivered');
   await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: endSeq });
@@ -222,8 +218,8 @@ t.test(
 
 t.test('what succeeds while the deliveries of a replay are counted is not sent again', async (t) => {
   const { store, effects, id } = await service(t);
-  const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
-  const webhook = store.reads.webhooks.get(id) ?? noWebhook();
+  const [delivery = none()] = await newDeliveries(store, id, 1);
+  const webhook = store.reads.webhooks.get(id) ?? none();
   const asked = { sinceMs: 0, untilMs: effects.now(), status: null };
   const plan = await store.reads.replays.plan(webhook, asked);
   await attemptNext(store, effects, id, 'delivered');
@@ -265,9 +261,9 @@ t.test('however the clock is set, only what succeeded since the request is left 
 
 t.test('a replay never touches the deliveries of another webhook, which has its own', async (t) => {
   const { store, effects, id } = await service(t);
-  const [own = noDelivery()] = await newDeliveries(store, id, 1);
+  const [own = none()] = await newDeliveries(store, id, 1);
   const other = await newWebhook(store, (await store.key()).keyId);
-  const [foreign = noDelivery()] = await newDeliveries(store, other.id, 1);
+  const [foreign = none()] = await newDeliveries(store, other.id, 1);
   endDeliveries(store, [foreign], 'delivered');
   await newReplay(store, effects, id);
   const [open] = store.reads.replays.open();
@@ -342,7 +338,7 @@ t.test(
   'a deleted webhook cannot be replayed, and a step of a replay that ended with it does nothing',
   async (t) => {
     const { store, effects, id } = await service(t);
-    const [delivery = noDelivery()] = await newDeliveries(store, id, 1);
+    const [delivery = none()] = await newDeliveries(store, id, 1);
     endDeliveries(store, [delivery], 'exhausted');
     await newReplay(store, effects, id);
     const [open] = store.reads.replays.open();
@@ -404,30 +400,17 @@ async function attemptNext(
   kind: 'delivered' | 'exhausted',
   attempt: Parameters<typeof settlementOf>[3] = {},
 ): Promise<void> {
-  const [due = noDelivery()] = dueOf(store, id, Number.MAX_SAFE_INTEGER, 1);
+  const [due = none()] = dueOf(store, id, Number.MAX_SAFE_INTEGER, 1);
   await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind }, attempt));
 }
 
 /** Carries out all of the oldest replay in one step. */
 async function stepAll(store: TestStore): Promise<void> {
-  const [open] = store.reads.replays.open();
-  if (open === undefined) throw new Error('no replay is open');
+  const [open = none()] = store.reads.replays.open();
   const { seqs, endSeq } = store.reads.replays.slice(open, open.doneSeq, 10);
   await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: endSeq });
 }
 
 function setStatus(store: TestStore, id: WebhookId, status: 'enabled' | 'disabled') {
   return store.writer.write('webhooks.update', { id, status, disableReason: 'disabled by a test' });
-}
-
-function noDelivery(): never {
-  throw new Error('no delivery arose');
-}
-
-function noWebhook(): never {
-  throw new Error('there is no such webhook');
-}
-
-function noPlan(): never {
-  throw new Error('none was refused');
 }

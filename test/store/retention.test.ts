@@ -18,6 +18,7 @@ import { pruneAll, RETENTION_MS, rowsOf, stepsOf } from '../helpers/retention.ts
 import {
   endOf,
   newDeployment,
+  none,
   preparedBy,
   type TestStore,
   temporaryDirectory,
@@ -177,8 +178,7 @@ t.test('deliveries that an open replay is yet to send are kept until they were s
   t.match(await pruneAll(store), { deliveries: 3, events: 3 });
   t.strictSame(idsOf(store, 'deliveries'), within);
 
-  const [open] = store.reads.replays.open();
-  if (open === undefined) throw new Error('no replay is open');
+  const [open = none()] = store.reads.replays.open();
   const { seqs } = store.reads.replays.slice(open, 0, 2);
   await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: seqs[1] as number });
   endDeliveries(store, within.slice(0, 2), 'delivered');
@@ -192,8 +192,7 @@ t.test('what succeeds since the request of a replay is told by no number that re
   const other = await newWebhook(store, keyId);
   await newDeliveries(store, id, 2);
   const succeed = async (webhookId: WebhookId) => {
-    const [due] = dueOf(store, webhookId, effects.now(), 1);
-    if (due === undefined) throw new Error('nothing is due');
+    const [due = none()] = dueOf(store, webhookId, effects.now(), 1);
     await store.writer.write('outbox.settle', settlementOf(due, effects.now(), { kind: 'delivered' }));
   };
   for (const webhookId of [id, other.id, other.id]) await succeed(webhookId);
@@ -202,8 +201,7 @@ t.test('what succeeds since the request of a replay is told by no number that re
   t.match(await pruneAll(store, null), { attempts: 2 });
   await succeed(id);
 
-  const [open] = store.reads.replays.open();
-  if (open === undefined) throw new Error('no replay is open');
+  const [open = none()] = store.reads.replays.open();
   const { seqs } = store.reads.replays.slice(open, 0, 2);
   await store.writer.write('replays.step', { seq: open.seq, seqs, doneSeq: null });
   t.match(store.query('SELECT status FROM deliveries ORDER BY seq'), [
@@ -473,8 +471,7 @@ t.test('the file shrinks a few pages at a time, and keeps some free pages', asyn
 t.test('an attempt that ends after its delivery was removed is not recorded', async (t) => {
   const { store, effects, id } = await withWebhook(t);
   await newDeliveries(store, id, 1);
-  const [due] = dueOf(store, id, effects.now(), 1);
-  if (due === undefined) throw new Error('nothing is due');
+  const [due = none()] = dueOf(store, id, effects.now(), 1);
   await store.writer.write('webhooks.remove', { id });
   await pruneAll(store, null);
   const before = store.dump();
