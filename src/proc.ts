@@ -108,10 +108,8 @@ export function childrenOfMainThread(): number[] {
  * or another user's. Throws the system's error if it cannot tell.
  */
 export function openFilesOf(processId: number): string[] {
-  const folder = `/proc/${processId}/fd`;
-  const names = unlessGone(() => readdirSync(folder)) ?? [];
   // A file that was closed meanwhile is left out.
-  return names.flatMap((name) => unlessGone(() => readlinkSync(`${folder}/${name}`)) ?? []);
+  return descriptorsOf(processId).flatMap((link) => unlessGone(() => readlinkSync(link)) ?? []);
 }
 
 /**
@@ -122,18 +120,22 @@ export function hasOpened(
   processId: number,
   files: readonly { dev: number | undefined; ino: number | undefined }[],
 ): boolean {
-  const folder = `/proc/${processId}/fd`;
-  const names = unlessGone(() => readdirSync(folder)) ?? [];
-  return names.some((name) => {
+  return descriptorsOf(processId).some((link) => {
     try {
-      const { dev, ino } = statSync(`${folder}/${name}`);
+      const { dev, ino } = statSync(link);
       const isOneOfThem = files.some((file) => file.dev === dev && file.ino === ino);
       // The link has the mode of the descriptor.
-      return isOneOfThem && (lstatSync(`${folder}/${name}`).mode & 0o600) !== 0;
+      return isOneOfThem && (lstatSync(link).mode & 0o600) !== 0;
     } catch {
       return false; // closed meanwhile, or on a file system that fails: it may be any user's
     }
   });
+}
+
+/** The links to what a process has open. */
+function descriptorsOf(processId: number): string[] {
+  const folder = `/proc/${processId}/fd`;
+  return (unlessGone(() => readdirSync(folder)) ?? []).map((name) => `${folder}/${name}`);
 }
 
 /** The other processes that have a file of this path open, as far as this user may look. */
