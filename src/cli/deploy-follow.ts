@@ -2,9 +2,9 @@ import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } f
 import { delay, type Effects } from '../effects.ts';
 import { type ApiClient, type ApiRefusal, parsed } from './api-client.ts';
 import { isDropped, isGarbled, isSilence } from './connections.ts';
-import type { LogOutput } from './deployment-logs.ts';
 import { obstacleOf } from './deployment-status.ts';
 import { readEvents, type ServerEvent } from './event-stream.ts';
+import type { LogOutput } from './log-output.ts';
 import type { Patience } from './patience.ts';
 
 export type Outcome =

@@ -3,8 +3,8 @@ import { delay } from '../effects.ts';
 import type { ApiClient } from './api-client.ts';
 import { type CommandContext, countingOnce, EXIT_CODE_OF_SIGNAL } from './command.ts';
 import { isYes } from './confirm.ts';
-import type { LogOutput } from './deployment-logs.ts';
 import { problemText } from './error-text.ts';
+import type { LogOutput } from './log-output.ts';
 
 /** How far a cancellation is; `wanted`: it is requested once the deployment is created. */
 type Cancellation = 'wanted' | 'requested' | 'accepted' | 'refused';

@@ -18,8 +18,8 @@ import type { ApiClient } from './api-client.ts';
 import { type CommandContext, explain, misused, Refusal, requiredOption, stayAlive } from './command.ts';
 import type { Outcome } from './deploy-follow.ts';
 import { handleInterruption, type Interruption } from './deploy-interrupt.ts';
-import { createLogOutput, type LogOutput } from './deployment-logs.ts';
 import { deploymentText, statusText, tookText } from './deployment-status.ts';
+import { createLogOutput, type LogOutput } from './log-output.ts';
 import { GaveUp } from './patience.ts';
 import { printJson } from './results.ts';
 

@@ -1,7 +1,7 @@
 import t from 'tap';
 import type { ApiClient } from '../../src/cli/api-client.ts';
 import { awaitEnd, followLog } from '../../src/cli/deploy-follow.ts';
-import type { LogOutput } from '../../src/cli/deployment-logs.ts';
+import type { LogOutput } from '../../src/cli/log-output.ts';
 import { GaveUp, type Patience } from '../../src/cli/patience.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { fakeEffects } from '../helpers/effects.ts';

@@ -8,7 +8,7 @@ import t, { type Test } from 'tap';
 import { createApiClient, TIMEOUTS } from '../../src/cli/api-client.ts';
 import type { CommandContext } from '../../src/cli/command.ts';
 import { handleInterruption } from '../../src/cli/deploy-interrupt.ts';
-import { createLogOutput } from '../../src/cli/deployment-logs.ts';
+import { createLogOutput } from '../../src/cli/log-output.ts';
 import { createTerminal } from '../../src/cli/terminal.ts';
 import type { DeploymentId } from '../../src/domain.ts';
 import { MAIN, run } from '../helpers/cli.ts';

@@ -1,6 +1,6 @@
 import { spawnSync } from 'node:child_process';
 import t from 'tap';
-import { createLogOutput, whyItMayTake } from '../../src/cli/deployment-logs.ts';
+import { whyItMayTake } from '../../src/cli/deployment-logs.ts';
 import { resolveDeployment } from '../../src/cli/names.ts';
 import type { Deployment, DeploymentId } from '../../src/domain.ts';
 import { follow, inFile, scriptProject } from '../helpers/administration.ts';
@@ -41,42 +41,6 @@ t.test('on a terminal, a log keeps only its colours', needsTerminal, async (t) =
   t.equal(shown, '\u001b[32mgrün\u001b[0m\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\u001b[0m\n');
   const plain = onTerminal(there, logsOf(id), { env: { NO_COLOR: '1' } });
   t.equal(plain.shown, 'grün\t\\x1b[2J\\x1b]0;title\\x07\\x9b1m\nend\n');
-});
-
-t.test('a log on a terminal looks the same however its bytes are split', async (t) => {
-  const digits = '1'.repeat(32);
-  const rows: [log: string | Buffer, shown: string, withoutColours?: string][] = [
-    ['', ''],
-    ['\ufeffgrün\n', '\ufeffgrün\n'],
-    ['one\r\n', 'one\r\n'],
-    ['50%\r100%', '50%\r100%\n'],
-    ['a\u001b[1;31mred', 'a\u001b[1;31mred\u001b[0m\n', 'ared\n'],
-    ['a\u001b[31mred\u001b[0m\n', 'a\u001b[31mred\u001b[0m\n\u001b[0m', 'ared\n'],
-    [`\u001b[${digits}m\n`, `\u001b[${digits}m\n\u001b[0m`, '\n'],
-    [`\u001b[${digits}1m\n`, `\\x1b[${digits}1m\n`],
-    ['building\n[2m30s] done\r[m\t[1m x\n', 'building\n[2m30s] done\r[m\t[1m x\n'],
-    ['a\u001b[32', 'a\\x1b[32\n'],
-    ['a\u001b', 'a\\x1b\n'],
-    ['\u001b\u001b[2J\u0007', '\\x1b\\x1b[2J\\x07\n'],
-    ['\u009b31m\tx\u2028\u0000\n', '\\x9b31m\tx\\u2028\\x00\n'],
-    [Buffer.from([0x61, 0xc3]), 'a\ufffd\n'],
-  ];
-  for (const [row, [log, coloured, plain = coloured]] of rows.entries()) {
-    const bytes = Buffer.from(log);
-    for (const size of [1, 2, 3, 5, 100]) {
-      for (const colours of [true, false]) {
-        let shown = '';
-        const write = async (piece: Uint8Array) => {
-          shown += Buffer.from(piece);
-          return true;
-        };
-        const output = createLogOutput({ columns: 80, colours, write });
-        for (let at = 0; at < bytes.length; at += size) await output.write(bytes.subarray(at, at + size));
-        await output.end();
-        t.equal(shown, colours ? coloured : plain, `row ${row} by ${size}`);
-      }
-    }
-  }
 });
 
 t.test('logs -f prints each byte once and ends when its stdout is closed', async (t) => {
