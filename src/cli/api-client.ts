@@ -1,11 +1,23 @@
 import { once } from 'node:events';
 import { getCACertificates } from 'node:tls';
 import { type Dispatcher, EnvHttpProxyAgent, errors, request } from 'undici';
-import { parseRetryAfter } from '../deliver/retry.ts';
-import { type Deployment, type DeploymentId, type Project, type ProjectId, parseId } from '../domain.ts';
-import { DURATION_MAX_MS } from '../durations.ts';
+import type { Deployment, DeploymentId, Project, ProjectId } from '../domain.ts';
 import { delay, realEffects } from '../effects.ts';
-import { printable } from '../printable.ts';
+import {
+  type ApiRefusal,
+  beginningOf,
+  isDavits,
+  isDeployment,
+  isPassing,
+  isProject,
+  isSuccess,
+  isSurelyNotDone,
+  notDavit,
+  parsed,
+  refusalOf,
+  refusedForNow,
+  retryAfterOf,
+} from './api-answers.ts';
 import type { CommandContext } from './command.ts';
 import {
   explained,
@@ -73,18 +85,6 @@ interface ApiSuccess<Body> {
   replayed?: boolean;
 }
 
-/** An answer that a retry would not change. */
-export interface ApiRefusal {
-  ok: false;
-  status: number;
-  /** Otherwise a proxy answered, or another program at that address. */
-  isDavits: boolean;
-  /** Whether the request, or an earlier try of it, may have been carried out nevertheless. */
-  mayBeDone: boolean;
-  /** With the request id, to find it in the service's log. */
-  message: string;
-}
-
 export interface ApiClient {
   /** A request that is answered with a deployment. Throws GaveUp if all retries fail. */
   call(request: ApiRequest): Promise<ApiAnswer<Deployment>>;
@@ -104,23 +104,6 @@ export interface ApiClient {
 const CONNECT_TIMEOUT_MS = 10_000;
 const GLANCE_TIMEOUT_MS = 3_000;
 const GLANCE_EVERY_MS = 1_000;
-
-/** Those of davit have less. */
-const REFUSAL_MAX_BYTES = 16 * 1024;
-/** Those of davit have less: 100 outputs of 4 KiB, six times as much in JSON at worst, and a few more fields. */
-const ANSWER_MAX_BYTES = 4 * 1024 * 1024;
-
-/** The service is away, stopping or overloaded, or a proxy before it says so; Cloudflare with 520 to 527 and 530. */
-const PASSING_STATUSES = new Set([
-  ...[408, 425, 429, 502, 503, 504],
-  ...[520, 521, 522, 523, 524, 525, 526, 527, 530],
-]);
-
-/**
- * Those of them with which a request was surely not carried out, 503 only if davit itself says it: a proxy answers 502,
- * 503 and 504 also if the request was passed on.
- */
-const NOT_DONE_STATUSES = new Set([425, 429, 503]);
 
 /** Calls the API of a davit. Any request may be repeated: give those that write an Idempotency-Key. */
 export function createApiClient(options: ApiOptions, context: CommandContext): ApiClient {
@@ -148,9 +131,9 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
     async call(asked) {
       return await persistently(asked, async (response) => {
         const text = await beginningOf(response);
-        if (!isSuccess(response)) return refusalOf(response, text, asked);
+        if (!isSuccess(response)) return refusalOf(response, text, asked.path);
         const body = parsed(text);
-        return isDeployment(body) ? { ok: true, body } : notDavit(response, asked);
+        return isDeployment(body) ? { ok: true, body } : notDavit(response, asked.path);
       });
     },
 
@@ -160,12 +143,12 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
 
     async stream(asked) {
       return await persistently(asked, async (response) => {
-        if (!isSuccess(response)) return refusalOf(response, await beginningOf(response), asked);
+        if (!isSuccess(response)) return refusalOf(response, await beginningOf(response), asked.path);
         const { headers, body } = response;
         if (/^\s*text\/event-stream\b/i.test(String(headers['content-type'])))
           return { ok: true, body: audible(body) };
         body.on('error', () => undefined).destroy(); // not to its end, which may be far away
-        return notDavit(response, asked);
+        return notDavit(response, asked.path);
       });
     },
 
@@ -207,9 +190,8 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         const body = parsed(text);
         return { seen: isExpected(body) ? body : undefined };
       }
-      const mayPass = errorIn(text) === undefined || PASSING_STATUSES.has(response.statusCode);
       return {
-        seen: mayPass ? undefined : null,
+        seen: isDavits(text) && !isPassing(response) ? null : undefined,
         retryAfterMs: retryAfterOf(response, context.effects.now()),
       };
     } catch {
@@ -237,16 +219,17 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
         const response = await send(asked, limit.signal);
         hadAddress = true;
         const place = watched.placeOf(baseUrl.host);
-        if (PASSING_STATUSES.has(response.statusCode)) {
+        if (isPassing(response)) {
           const text = await beginningOf(response);
           why = refusedForNow(response, text, place);
           mayBeDone ||= !isSurelyNotDone(response, text);
-          wasReached ||= errorIn(text) !== undefined;
+          wasReached ||= isDavits(text);
         } else {
           const answer = await read(response);
           wasReached ||= answer.ok || answer.isDavits;
+          const isReplay = response.headers['idempotent-replayed'] === 'true';
           // After a try that may have been carried out, the request that is answered again is our own.
-          if (answer.ok) return { ...answer, replayed: isReplay(response) && !mayBeDone };
+          if (answer.ok) return { ...answer, replayed: isReplay && !mayBeDone };
           mayBeDone ||= answer.mayBeDone;
           // While the service restarts, Traefik has no route to it and answers 404, others show a page.
           if (answer.isDavits || !wasReached) return { ...answer, mayBeDone };
@@ -341,115 +324,4 @@ export function createApiClient(options: ApiOptions, context: CommandContext): A
   function urlOf(path: string): URL {
     return new URL(baseUrl.href.replace(/\/*$/, '') + path);
   }
-}
-
-function isSurelyNotDone({ statusCode }: Dispatcher.ResponseData, text: string): boolean {
-  return NOT_DONE_STATUSES.has(statusCode) && (statusCode !== 503 || errorIn(text) !== undefined);
-}
-
-/** Reads an answer up to a limit, as one that is not davit's may be huge. */
-async function beginningOf(response: Dispatcher.ResponseData): Promise<string> {
-  const maxBytes = isSuccess(response) ? ANSWER_MAX_BYTES : REFUSAL_MAX_BYTES;
-  const pieces: Uint8Array[] = [];
-  let bytes = 0;
-  for await (const piece of response.body) {
-    pieces.push(piece);
-    bytes += piece.length;
-    if (bytes > maxBytes) break;
-  }
-  return Buffer.concat(pieces).toString();
-}
-
-/** With davit's own message, if there is one, as 429 may mean a full queue as well as too many requests. */
-function refusedForNow({ statusCode }: Dispatcher.ResponseData, text: string, place: string): string {
-  const message = errorIn(text)?.message;
-  return `${place} answers ${statusCode}${message === undefined ? '' : ` (${printable(message)})`}`;
-}
-
-function isSuccess({ statusCode }: Dispatcher.ResponseData): boolean {
-  return statusCode >= 200 && statusCode <= 299;
-}
-
-function isReplay({ headers }: Dispatcher.ResponseData): boolean {
-  return headers['idempotent-replayed'] === 'true';
-}
-
-function refusalOf(response: Dispatcher.ResponseData, text: string, asked: ApiRequest): ApiRefusal {
-  const { statusCode, headers } = response;
-  const [location] = [headers.location].flat();
-  if (statusCode >= 300 && statusCode <= 399) {
-    return {
-      ok: false,
-      status: statusCode,
-      isDavits: false,
-      mayBeDone: false,
-      message: `the service has moved (${statusCode}): ${printable(location ?? 'it does not say where')}`,
-    };
-  }
-  const error = errorIn(text);
-  if (error === undefined) return notDavit(response, asked);
-  const { code, message, request_id } = error;
-  return {
-    ok: false,
-    status: statusCode,
-    isDavits: true,
-    mayBeDone: statusCode >= 500,
-    message: printable(`${message} (${statusCode} ${code}, ${request_id})`),
-  };
-}
-
-/** Undefined: the answer is not davit's. */
-function errorIn(text: string): { code: string; message: string; request_id: string } | undefined {
-  const { code, message, request_id } = Object(Object(parsed(text)).error) as Record<string, unknown>;
-  if (typeof code !== 'string' || typeof message !== 'string' || typeof request_id !== 'string')
-    return undefined;
-  return { code, message, request_id };
-}
-
-/** For an answer of a proxy, or of another program at that address. */
-function notDavit(response: Dispatcher.ResponseData, { path }: ApiRequest): ApiRefusal {
-  const { statusCode } = response;
-  return {
-    ok: false,
-    status: statusCode,
-    isDavits: false,
-    // Something between may have changed the answer to what was done, or have failed after that.
-    mayBeDone: isSuccess(response) || statusCode >= 500,
-    message: `${path} was answered with ${statusCode}, and not by davit: is the URL right?`,
-  };
-}
-
-/** Checks only the fields that are used, and not their values, which a later davit may add to. */
-function isDeployment(value: unknown): value is Deployment {
-  const told = Object(value) as Record<keyof Deployment, unknown>;
-  return (
-    parseId('dpl', told.id) !== undefined &&
-    parseId('prj', told.project_id) !== undefined &&
-    [told.ref, told.status, told.created_at].every((one) => typeof one === 'string') &&
-    [told.reason, told.message, told.signal, told.superseded_by].every(
-      (one) => one === null || typeof one === 'string',
-    ) &&
-    [told.duration_ms, told.exit_code, told.queue_position].every(
-      (one) => one === null || Number.isFinite(one),
-    )
-  );
-}
-
-function isProject(value: unknown): value is Pick<Project, 'status'> {
-  return typeof Object(value).status === 'string';
-}
-
-/** Undefined: the text is no JSON, or null. */
-export function parsed(text: string): unknown {
-  try {
-    return JSON.parse(text) ?? undefined;
-  } catch {
-    return undefined;
-  }
-}
-
-function retryAfterOf({ headers }: Dispatcher.ResponseData, nowMs: number): number | undefined {
-  const [value] = [headers['retry-after']].flat();
-  const waitMs = value === undefined ? undefined : parseRetryAfter(value, nowMs);
-  return waitMs && Math.min(waitMs, DURATION_MAX_MS);
 }

@@ -1,6 +1,7 @@
 import { type Deployment, type DeploymentId, isTerminal, type TerminalStatus } from '../domain.ts';
 import { delay, type Effects } from '../effects.ts';
-import { type ApiClient, type ApiRefusal, parsed } from './api-client.ts';
+import { type ApiRefusal, parsed } from './api-answers.ts';
+import type { ApiClient } from './api-client.ts';
 import { isDropped, isGarbled, isSilence } from './connections.ts';
 import { obstacleOf } from './deployment-status.ts';
 import { readEvents, type ServerEvent } from './event-stream.ts';
