@@ -139,9 +139,9 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
   const { service, running, waiting, reported, webhooks, replays } = queue;
   const slots = runningText(slotsTaken(running.count, states), service);
   context.terminal.print(summary(queue, slots, context));
-  printExcerpt(context, 'RUNNING', running, [
-    { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
-    { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
+  printExcerpt(context, running, [
+    { title: 'RUNNING', of: ({ id }) => id },
+    ...PROJECT_AND_REF,
     {
       title: 'STATUS',
       of: ({ id, status }) => `${status}${stateText(states.get(id))}`,
@@ -154,9 +154,9 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
     const result = isCanceling ? 'interrupted, or as canceled if they are canceling' : 'interrupted';
     context.terminal.print(`no service is running: 'davit serve' ends these and records them as ${result}`);
   }
-  printExcerpt(context, 'WAITING', waiting, [
-    { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
-    { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
+  printExcerpt(context, waiting, [
+    { title: 'WAITING', of: ({ id }) => id },
+    ...PROJECT_AND_REF,
     { title: 'NUMBER', of: ({ queue_position }) => String(queue_position ?? '') },
     { title: 'SINCE', of: ({ created_at }) => moment(context, created_at) },
     { title: 'WAITS FOR', of: ({ waits_for }) => reasonText(waits_for, slots), shorten: shortSentence },
@@ -165,6 +165,11 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
   printWebhooks(webhooks, service, context);
   printReplays(replays, context);
 }
+
+const PROJECT_AND_REF: readonly Column<{ project_name: string; ref: string }>[] = [
+  { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
+  { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
+];
 
 function summary(
   { service, waiting, reported, deliveries, replays }: Queue,
@@ -227,9 +232,9 @@ function reasonText(waitsFor: WaitsFor, slots: string): string {
 }
 
 function printReported(reported: Excerpt<ReportedDeployment>, context: CommandContext): void {
-  printExcerpt(context, 'ELSEWHERE', reported, [
-    { title: 'PROJECT', of: ({ project_name }) => project_name, shorten: shortName },
-    { title: 'REF', of: ({ ref }) => ref, shorten: shortRef },
+  printExcerpt(context, reported, [
+    { title: 'ELSEWHERE', of: ({ id }) => id },
+    ...PROJECT_AND_REF,
     { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
     {
@@ -244,7 +249,8 @@ function printWebhooks(
   service: Serving | null,
   context: CommandContext,
 ): void {
-  printExcerpt(context, 'WEBHOOK', webhooks, [
+  printExcerpt(context, webhooks, [
+    { title: 'WEBHOOK', of: ({ id }) => id },
     { title: 'URL', of: ({ url }) => url, shorten: shortUrl },
     { title: 'WAITING', of: ({ pending_count, held_count }) => String(pending_count + held_count) },
     { title: 'NEXT ATTEMPT', of: (webhook) => nextAttemptText(webhook, service !== null, context) },
@@ -262,34 +268,22 @@ function printWebhooks(
 }
 
 function printReplays(replays: Excerpt<ReplayBacklog>, context: CommandContext): void {
-  const { terminal } = context;
-  if (replays.count === 0) return;
-  terminal.print('');
-  terminal.print(
-    table(terminal, replays.items, [
-      { title: 'REPLAY TO', of: ({ webhook_id }) => webhook_id },
-      { title: 'OF EVENTS FROM', of: ({ since }) => moment(context, since) },
-      { title: 'UNTIL', of: ({ until }) => moment(context, until) },
-      { title: 'ASKED FOR', of: ({ created_at }) => moment(context, created_at) },
-    ]),
-  );
-  printRest(replays, context);
+  printExcerpt(context, replays, [
+    { title: 'REPLAY TO', of: ({ webhook_id }) => webhook_id },
+    { title: 'OF EVENTS FROM', of: ({ since }) => moment(context, since) },
+    { title: 'UNTIL', of: ({ until }) => moment(context, until) },
+    { title: 'ASKED FOR', of: ({ created_at }) => moment(context, created_at) },
+  ]);
 }
 
-/** Prints a table of the items under a title, and how many more there are; nothing if there are none. */
-function printExcerpt<Item extends { id: string }>(
-  context: CommandContext,
-  title: string,
-  excerpt: Excerpt<Item>,
-  columns: readonly Column<Item>[],
+/** Prints a table of the items, and how many more there are; nothing if there are none. */
+function printExcerpt<Item>(
+  { terminal }: CommandContext,
+  { count, items }: Excerpt<Item>,
+  columns: readonly Column<NoInfer<Item>>[],
 ): void {
-  const { terminal } = context;
-  if (excerpt.count === 0) return;
+  if (count === 0) return;
   terminal.print('');
-  terminal.print(table(terminal, excerpt.items, [{ title, of: ({ id }) => id }, ...columns]));
-  printRest(excerpt, context);
-}
-
-function printRest({ count, items }: Excerpt<unknown>, { terminal }: CommandContext): void {
+  terminal.print(table(terminal, items, columns));
   if (count > items.length) terminal.print(`and ${count - items.length} more`);
 }
