@@ -169,10 +169,7 @@ function printKeys(keys: readonly Key[], store: Store, context: CommandContext):
       { title: 'NAME', of: ({ name }) => name, shorten: shortName },
       { title: 'SECRET', of: ({ last4 }) => `…${last4}` },
       { title: 'STATE', of: (key) => stateAndEndOf(key, context) },
-      {
-        title: 'USED',
-        of: (key) => (key.last_used_at === null ? 'never' : moment(context, key.last_used_at)),
-      },
+      { title: 'USED', of: ({ last_used_at }) => moment(context, last_used_at) || 'never' },
       { title: 'PROJECTS', of: (key) => projectsText(key, names), shorten: shortList(', ') },
       { title: 'SCOPES', of: scopesText, shorten: shortList(' ') },
     ]),

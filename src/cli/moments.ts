@@ -2,8 +2,9 @@ import type { Timestamp } from '../domain.ts';
 import { DAY_MS, HOUR_MS, MINUTE_MS } from '../durations.ts';
 import type { CommandContext } from './command.ts';
 
-/** On a terminal such as `3h ago`, else ISO 8601. */
-export function moment({ terminal, effects }: CommandContext, at: Timestamp): string {
+/** On a terminal such as `3h ago`, else ISO 8601; empty for null, a moment that has not come. */
+export function moment({ terminal, effects }: CommandContext, at: Timestamp | null): string {
+  if (at === null) return '';
   return terminal.columns === null ? at : fromNow(at, effects.now());
 }
 

@@ -237,10 +237,7 @@ function printReported(reported: Excerpt<ReportedDeployment>, context: CommandCo
     ...PROJECT_AND_REF,
     { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
-    {
-      title: 'FAILS UNREPORTED',
-      of: ({ report_due_at }) => (report_due_at === null ? 'never' : moment(context, report_due_at)),
-    },
+    { title: 'FAILS UNREPORTED', of: ({ report_due_at }) => moment(context, report_due_at) || 'never' },
   ]);
 }
 

@@ -88,10 +88,7 @@ function printDeliveries(items: readonly Delivery[], store: Store, context: Comm
       { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
       { title: 'ATTEMPTS', of: ({ attempt_count }) => String(attempt_count) },
       { title: 'LAST', of: ({ id }) => store.reads.backlog.lastResult(id) ?? '', shorten: shortSentence },
-      {
-        title: 'NEXT',
-        of: ({ next_attempt_at }) => (next_attempt_at === null ? '' : moment(context, next_attempt_at)),
-      },
+      { title: 'NEXT', of: ({ next_attempt_at }) => moment(context, next_attempt_at) },
       { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },
     ]),
   );

@@ -84,14 +84,8 @@ function printWebhooks(webhooks: readonly WebhookBacklog[], context: CommandCont
         title: 'WAITING',
         of: (webhook) => (waitingCount(webhook) === 0 ? '' : String(waitingCount(webhook))),
       },
-      {
-        title: 'LAST SUCCESS',
-        of: ({ last_success_at }) => (last_success_at === null ? '' : moment(context, last_success_at)),
-      },
-      {
-        title: 'LAST FAILURE',
-        of: ({ last_failure_at }) => (last_failure_at === null ? '' : moment(context, last_failure_at)),
-      },
+      { title: 'LAST SUCCESS', of: ({ last_success_at }) => moment(context, last_success_at) },
+      { title: 'LAST FAILURE', of: ({ last_failure_at }) => moment(context, last_failure_at) },
       {
         title: 'FAILED',
         of: ({ consecutive_failures }) => (consecutive_failures === 0 ? '' : `${consecutive_failures}×`),
