@@ -29,24 +29,15 @@ export function deploymentText(
   return printable(`deployment ${deployment.id} of ${deployment.ref}: ${how}`);
 }
 
-/** The colour in which a status is shown. */
-export function statusColour(status: DeploymentStatus): Colour | undefined {
-  switch (status) {
-    case 'succeeded':
-      return 'green';
-    case 'failed':
-      return 'red';
-    case 'running':
-    case 'canceling':
-      return 'yellow';
-    case 'canceled':
-      return 'gray';
-    case 'queued':
-      return undefined;
-    default:
-      return status satisfies never;
-  }
-}
+/** The colours in which they are shown. */
+export const STATUS_COLOURS: Record<DeploymentStatus, Colour | undefined> = {
+  queued: undefined,
+  running: 'yellow',
+  canceling: 'yellow',
+  succeeded: 'green',
+  failed: 'red',
+  canceled: 'gray',
+};
 
 /** How long something took: `1m30s`, `250ms`. */
 export function tookText(durationMs: number): string {

@@ -9,7 +9,7 @@ import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption, misused } from './command.ts';
 import { withStore } from './database-file.ts';
 import { defineLogs } from './deployment-logs.ts';
-import { obstacleOf, statusColour, statusText, tookText } from './deployment-status.ts';
+import { obstacleOf, STATUS_COLOURS, statusText, tookText } from './deployment-status.ts';
 import { chosenOf, latestOf, limitOption, noteCut } from './lists.ts';
 import { exactMomentOf, moment } from './moments.ts';
 import {
@@ -185,7 +185,7 @@ function printDeployments(items: readonly Deployment[], store: Store, context: C
       {
         title: 'STATUS',
         of: (deployment) => statusText(deployment),
-        colour: ({ status }) => statusColour(status),
+        colour: ({ status }) => STATUS_COLOURS[status],
         shorten: shortStatus,
       },
       { title: 'CREATED', of: ({ created_at }) => moment(context, created_at) },

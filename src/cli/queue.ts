@@ -13,7 +13,7 @@ import type { Serving } from '../store/lock.ts';
 import type { Store } from '../store/store.ts';
 import { type CommandContext, explain, jsonOption } from './command.ts';
 import { dbPathOf, withStore } from './database-file.ts';
-import { statusColour } from './deployment-status.ts';
+import { STATUS_COLOURS } from './deployment-status.ts';
 import { limitOption } from './lists.ts';
 import { moment } from './moments.ts';
 import { printJson } from './results.ts';
@@ -145,7 +145,7 @@ function printQueue(queue: Queue, states: States, context: CommandContext): void
     {
       title: 'STATUS',
       of: ({ id, status }) => `${status}${stateText(states.get(id))}`,
-      colour: ({ status }) => statusColour(status),
+      colour: ({ status }) => STATUS_COLOURS[status],
     },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
   ]);
@@ -235,7 +235,7 @@ function printReported(reported: Excerpt<ReportedDeployment>, context: CommandCo
   printExcerpt(context, reported, [
     { title: 'ELSEWHERE', of: ({ id }) => id },
     ...PROJECT_AND_REF,
-    { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => statusColour(status) },
+    { title: 'STATUS', of: ({ status }) => status, colour: ({ status }) => STATUS_COLOURS[status] },
     { title: 'SINCE', of: ({ started_at, created_at }) => moment(context, started_at ?? created_at) },
     { title: 'FAILS UNREPORTED', of: ({ report_due_at }) => moment(context, report_due_at) || 'never' },
   ]);
