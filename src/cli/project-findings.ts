@@ -219,9 +219,7 @@ function checkWritable(check: 'directory' | 'command', path: string): Finding[] 
   const stat = statSync(path, { throwIfNoEntry: false });
   const isSticky = stat?.isDirectory() === true && (stat.mode & STICKY) !== 0;
   if (stat === undefined || isSticky || (stat.mode & constants.S_IWOTH) === 0) return [];
-  return [
-    problem(check, `anybody on this machine can change ${path}`, `chmod o-w ${quoteForBash(path, '')}`),
-  ];
+  return [problem(check, `anybody on this machine can change ${path}`, `chmod o-w ${quoteForBash(path)}`)];
 }
 
 /** git, npm and ssh need HOME, and that of a system user often does not exist. */
@@ -285,7 +283,7 @@ function adviceFor(problem: StartProblem, projectId: string): string {
       return 'see whether its file system is there: a server that it needs may be away, or its disk defective (dmesg)';
     case 'noInterpreter':
       return problem.interpreter.endsWith('\r')
-        ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${quoteForBash(problem.path, '')}`
+        ? `its lines end with CR LF, and must end with LF: sed -i 's/\\r$//' ${quoteForBash(problem.path)}`
         : 'install it, or change the first line';
     case 'noLoader':
       return 'build it for this system, or statically';
@@ -296,7 +294,7 @@ function adviceFor(problem: StartProblem, projectId: string): string {
 
 /** How this user gets to execute a file and, if it is a script, to read it. Not for everybody: scripts hold secrets. */
 function accessAdvice(path: string): string {
-  if (statusOf(path)?.uid === process.getuid?.()) return `chmod u+rx ${quoteForBash(path, '')}`;
+  if (statusOf(path)?.uid === process.getuid?.()) return `chmod u+rx ${quoteForBash(path)}`;
   return `let this user read and execute ${path}: chgrp and chmod g+rx, or chmod o+rx if it holds no secrets`;
 }
 

@@ -25,8 +25,8 @@ export function unquote(typed: string): string {
   return meant;
 }
 
-/** Quotes `value` to replace `typed` in a command line of bash, in the quotes with which `typed` begins, if any. */
-export function quoteForBash(value: string, typed: string): string {
+/** Quotes `value` as a word for bash; to replace `typed`, in the quotes with which that begins, if any. */
+export function quoteForBash(value: string, typed = ''): string {
   switch (typed.charAt(0)) {
     case "'":
       return value.replaceAll("'", "'\\''");

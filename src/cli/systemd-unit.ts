@@ -76,7 +76,7 @@ function unitText(user: string, program: readonly string[], dbPath: string, real
   const command = [...program, 'serve', '--db', dbPath].map(quotedToRun).join(' ');
   const directory = dirname(realDbPath);
   const isElsewhere = !realDbPath.startsWith(`${STATE_DIRECTORY}/`);
-  const home = isElsewhere ? quoteForBash(directory, '') : STATE_DIRECTORY;
+  const home = isElsewhere ? quoteForBash(directory) : STATE_DIRECTORY;
   // No StateDirectory= for a database elsewhere: another service may have that directory, and systemd would give it, with
   // all files in it, to the user of this one.
   const place = isElsewhere
@@ -160,7 +160,7 @@ const HOME_OF_USER = ['# The home of davit, for its commands.', `ReadWritePaths=
 function directoryLine(user: string, directory: string): string {
   const there = statusOf(directory);
   if (there === undefined)
-    return `#   install -d -o ${user} -m 700 ${quoteForBash(directory, '')}   # unless it is there\n`;
+    return `#   install -d -o ${user} -m 700 ${quoteForBash(directory)}   # unless it is there\n`;
   const owner = nameOfUser(there.uid);
   if (owner === user) return '';
   return `#   # ${directory} belongs to ${owner}: with --db, give ${user} a directory of its own\n`;
