@@ -48,16 +48,10 @@ async function candidatesOf(
 ): Promise<Candidate[]> {
   switch (noun) {
     case 'project':
-      return named(
-        reads.projects.list().map(({ id, name, status }) => ({ id, name, status })),
-        start,
-      );
+      return named(reads.projects.list(), start);
     case 'key':
       return named(
-        reads.keys
-          .list()
-          .filter(({ revoked_at }) => revoked_at === null)
-          .map(({ id, name }) => ({ id, name })),
+        reads.keys.list().filter(({ revoked_at }) => revoked_at === null),
         start,
       );
     case 'webhook':
