@@ -1,5 +1,6 @@
 import type { Argument, Command, Option } from 'commander';
 import { printable } from '../printable.ts';
+import { visibleCommands, visibleOptions } from './command-tree.ts';
 import { quoteForBash, unquote } from './shell-words.ts';
 
 export const SHELLS = ['bash', 'zsh', 'fish'] as const;
@@ -148,25 +149,19 @@ function takesValue({ required, optional }: Option): boolean {
   return required || optional;
 }
 
-/** The options that `--help` lists. */
-function optionsOf(command: Command): Option[] {
-  const help = command.createHelp();
-  return [...help.visibleOptions(command), ...help.visibleGlobalOptions(command)];
-}
-
 function optionOf(command: Command, flag: string): Option | undefined {
-  return optionsOf(command).find(({ short, long }) => flag === short || flag === long);
+  return visibleOptions(command).find(({ short, long }) => flag === short || flag === long);
 }
 
 function flagsOf(command: Command): Candidate[] {
-  return optionsOf(command).map(({ long, short, description }) => ({
+  return visibleOptions(command).map(({ long, short, description }) => ({
     value: long ?? short ?? '',
     description,
   }));
 }
 
 function commandsOf(command: Command, isHelp: boolean): Candidate[] {
-  const all = isHelp ? command.commands : command.createHelp().visibleCommands(command);
+  const all = isHelp ? command.commands : visibleCommands(command);
   return all
     .filter((one) => !one.name().startsWith('__'))
     .map((one) => ({ value: one.name(), description: one.summary() || one.description() }));

@@ -1,8 +1,9 @@
 import { Command, CommanderError, type Option } from 'commander';
 import { option } from '../options.ts';
 import { type CommandContext, explain, holdsReplaced, missingOption, misused, Refusal } from './command.ts';
+import { allOptions, rootOf } from './command-tree.ts';
 import { errorText } from './error-text.ts';
-import { explainErrors, rootOf } from './usage.ts';
+import { explainErrors } from './usage.ts';
 
 const WIDEST_HELP = 100;
 
@@ -94,7 +95,7 @@ function isDb(candidate: Option): boolean {
 
 /** Refuses a variable that was not valid UTF-8, as arguments are: Node has replaced some of its bytes. */
 function refuseReplaced(command: Command, environment: CommandContext['environment']): void {
-  for (const { envVar } of [...command.options, ...rootOf(command).options]) {
+  for (const { envVar } of allOptions(command)) {
     if (envVar !== undefined && holdsReplaced(environment[envVar] ?? '')) {
       misused(command, `${envVar} is not valid UTF-8`);
     }
@@ -105,8 +106,7 @@ function refuseReplaced(command: Command, environment: CommandContext['environme
 function refuseDashes(command: Command, commandLine: readonly string[]): void {
   if (!commandLine.includes('--')) return;
   const values = command.optsWithGlobals();
-  const options = [...command.options, ...rootOf(command).options];
-  const missing = options.find((one) => [values[one.attributeName()]].flat().includes('--'));
+  const missing = allOptions(command).find((one) => [values[one.attributeName()]].flat().includes('--'));
   if (missing !== undefined) misused(command, `option '${missing.flags}' argument missing before --`);
 }
 

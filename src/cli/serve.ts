@@ -12,12 +12,12 @@ import {
   misused,
   stayAlive,
 } from './command.ts';
+import { allOptions } from './command-tree.ts';
 import { dbPathOf } from './database-file.ts';
 import { errorText } from './error-text.ts';
 import { migrateOlder } from './migrate.ts';
 import { createNotifier, type SystemdState } from './notify.ts';
 import { nearest } from './suggest.ts';
-import { rootOf } from './usage.ts';
 
 /** 30 s are promised, after which a service manager may kill davit. */
 const STOP_MAX_MS = 29_000;
@@ -55,7 +55,7 @@ async function warnOfVariables(
   config: ServeConfig,
   { environment, effects }: CommandContext,
 ): Promise<void> {
-  const read = [...command.options, ...rootOf(command).options].flatMap(({ envVar = [] }) => envVar);
+  const read = allOptions(command).flatMap(({ envVar = [] }) => envVar);
   const others = Object.keys(environment).filter((name) => name.startsWith('DAVIT_') && !read.includes(name));
   // Only if a name resembles one that is read: others are for other commands or for scripts. All begin with DAVIT_.
   const warnings = others.flatMap((name) => {

@@ -2,6 +2,7 @@ import type { Command } from 'commander';
 import { printable } from '../printable.ts';
 import { withoutSecrets } from '../secrets.ts';
 import { missingOption } from './command.ts';
+import { pathOf, rootOf, visibleCommands, visibleOptions } from './command-tree.ts';
 import { nearest } from './suggest.ts';
 
 /** Makes every usage error of the command and its subcommands one line, with a hint, and without any value. */
@@ -59,9 +60,9 @@ function withSuggestion(message: string, command: Command): string {
 }
 
 function optionsOf(command: Command): Map<string, string> {
-  const help = command.createHelp();
-  const options = [...help.visibleOptions(command), ...help.visibleGlobalOptions(command)];
-  const flags = options.flatMap(({ long, short }) => [long, short].flatMap((flag) => flag ?? []));
+  const flags = visibleOptions(command).flatMap(({ long, short }) =>
+    [long, short].flatMap((flag) => flag ?? []),
+  );
   const takesCommand = command.registeredArguments.some((argument) => argument.name() === 'command');
   return new Map([
     ...flags.map((flag): [string, string] => [flag, flag]),
@@ -143,16 +144,3 @@ const SYNONYMS: Record<string, readonly string[]> = {
   '--url': ['--server', '--host', '--endpoint'],
   '--yes': ['-y'],
 };
-
-function visibleCommands(command: Command): Command[] {
-  return command.createHelp().visibleCommands(command);
-}
-
-/** `davit` itself. */
-export function rootOf(command: Command): Command {
-  return command.parent === null ? command : rootOf(command.parent);
-}
-
-function pathOf(command: Command): string {
-  return command.parent === null ? command.name() : `${pathOf(command.parent)} ${command.name()}`;
-}
