@@ -10,7 +10,7 @@ import type { Surroundings } from './project-surroundings.ts';
 import { isLeft, waitsForResume } from './serving.ts';
 
 /** Looked up before the checks. */
-export interface LivingProcesses {
+export interface LookedUp extends Surroundings {
   /**
    * The living processes of running deployments. The first one need not be among them: others may be being stopped after
    * that has ended.
@@ -21,16 +21,12 @@ export interface LivingProcesses {
 const JUST_BEGUN_MS = MINUTE_MS;
 
 /** Checks what runs and what waits. */
-export function checkDeployments(
-  file: Case,
-  reads: Reads,
-  surroundings: Surroundings & LivingProcesses,
-): DoctorFinding[] {
+export function checkDeployments(file: Case, reads: Reads, lookedUp: LookedUp): DoctorFinding[] {
   const { waiting, reported } = reads.backlog.all(file.nowMs, 1);
   const running = reads.deployments.running();
   const [next] = waiting.items;
   const findings = [
-    ...running.flatMap((deployment) => findingOfRunning(deployment, file, reads, surroundings) ?? []),
+    ...running.flatMap((deployment) => findingOfRunning(deployment, file, reads, lookedUp) ?? []),
     ...findingsOfWaiting(file, reads, running.length === 0 ? next : undefined),
     ...findingsOfReported(file, reads),
   ];
@@ -43,7 +39,7 @@ function findingOfRunning(
   deployment: RunningDeployment,
   { service, nowMs }: Case,
   reads: Reads,
-  { serviceProcessId, livingProcesses }: Surroundings & LivingProcesses,
+  { serviceProcessId, livingProcesses }: LookedUp,
 ): DoctorFinding | undefined {
   const { id, status, process, started_at } = deployment;
   const runs = process !== null && isAlive(process);

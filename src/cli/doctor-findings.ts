@@ -14,14 +14,14 @@ import type { Reads } from '../store/store.ts';
 import { WAL_LARGE_BYTES } from '../store/wal.ts';
 import { formatBytes } from './bytes.ts';
 import { ageMs, type Case, type DoctorFinding } from './doctor-case.ts';
-import { checkDeployments, type LivingProcesses } from './doctor-deployments.ts';
+import { checkDeployments, type LookedUp } from './doctor-deployments.ts';
 import { checkDisk } from './doctor-disk.ts';
 import { checkLeftovers, checkPermissions } from './doctor-files.ts';
 import { checkWebhooks } from './doctor-webhooks.ts';
 import { isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
 import { checkTemporaryDirectory, findingsOf } from './project-findings.ts';
-import type { Surroundings } from './project-surroundings.ts';
+import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
 
 /** Clocks that NTP synchronises differ by less. */
 const CLOCK_AHEAD_MS = MINUTE_MS;
@@ -37,24 +37,44 @@ export function findingsOfPlace(file: Case): DoctorFinding[] {
   ];
 }
 
+/** What the checks need and has to be waited for; nothing of rows that are damaged, which `findingsOfFile` reports. */
+export async function lookUp(file: Case, reads: Reads, effects: Effects): Promise<LookedUp> {
+  const { path: dbPath, service } = file;
+  const projects = unlessDamaged(file, () => projectsToCheck(reads));
+  const surroundings = await surroundingsOf(projects, { dbPath, service }, effects);
+  const running = unlessDamaged(file, () => reads.deployments.running());
+  const livingProcesses: LookedUp['livingProcesses'] =
+    running.length === 0 ? new Map() : await findMarked(new Set(running.map(({ id }) => id)));
+  return { ...surroundings, livingProcesses };
+}
+
+function unlessDamaged<Row>({ path }: Case, read: () => Row[]): Row[] {
+  try {
+    return read();
+  } catch (error) {
+    whatIsWrong(error, path);
+    return [];
+  }
+}
+
 /** Checks a file that can be opened. Reads all of it. */
 export function findingsOfFile(
   file: Case,
   examined: ExaminedFile,
-  surroundings: Surroundings & LivingProcesses,
+  lookedUp: LookedUp,
   effects: Effects,
 ): DoctorFinding[] {
   const { reads, examination } = examined;
   const checks = [
     () => (file.service === null ? [] : [checkServedWal(file, examination.walUncopiedBytes())]),
-    () => [checkWrites(file, examination.keptTransaction(effects), surroundings)],
+    () => [checkWrites(file, examination.keptTransaction(effects), lookedUp)],
     () => checkIntegrity(examination),
     () => checkReferences(examination),
     () => [checkClock(file, examination)],
     () => [checkService(file)],
-    () => checkDeployments(file, reads, surroundings),
+    () => checkDeployments(file, reads, lookedUp),
     () => checkWebhooks(file, reads),
-    () => checkProjects(reads, surroundings),
+    () => checkProjects(reads, lookedUp),
     () => checkKeys(file, reads),
   ];
   // If a check meets damage, the others are still made.
@@ -219,26 +239,6 @@ function checkService({ path, service }: Case): DoctorFinding {
   const { process_id, since } = service;
   const holder = process_id === null ? '' : ` as process ${process_id}`;
   return ok('service', `running${holder}${since === null ? '' : ` since ${since}`}`);
-}
-
-/** The projects whose commands are to be checked; none if the file is damaged there, which `findingsOfFile` reports. */
-export function projectsIn(file: Case, reads: Reads): ProjectDetails[] {
-  return unlessDamaged(file, () => projectsToCheck(reads));
-}
-
-/** The `livingProcesses`; none if the file is damaged. */
-export async function livingIn(file: Case, reads: Reads): Promise<LivingProcesses['livingProcesses']> {
-  const running = unlessDamaged(file, () => reads.deployments.running());
-  return running.length === 0 ? new Map() : await findMarked(new Set(running.map(({ id }) => id)));
-}
-
-function unlessDamaged<Row>({ path }: Case, read: () => Row[]): Row[] {
-  try {
-    return read();
-  } catch (error) {
-    whatIsWrong(error, path);
-    return [];
-  }
 }
 
 function projectsToCheck(reads: Reads): ProjectDetails[] {

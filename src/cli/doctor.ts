@@ -11,7 +11,6 @@ import { type CommandContext, explain, jsonOption } from './command.ts';
 import { existingDbPathOf } from './database-file.ts';
 import type { Case, DoctorFinding } from './doctor-case.ts';
 import { findingsText, isProblem, refuseProblems } from './findings.ts';
-import { surroundingsOf } from './project-surroundings.ts';
 import { printJson } from './results.ts';
 import { serviceOf, serviceText } from './serving.ts';
 import { fields, table } from './table.ts';
@@ -117,12 +116,7 @@ async function examineContents(file: Case, dbPath: string, effects: Effects): Pr
   }
   try {
     const { examination, reads } = examined;
-    const surroundings = await surroundingsOf(
-      doctor.projectsIn(file, reads),
-      { dbPath: file.path, service: file.service },
-      effects,
-    );
-    const lookedUp = { ...surroundings, livingProcesses: await doctor.livingIn(file, reads) };
+    const lookedUp = await doctor.lookUp(file, reads, effects);
     return {
       sqlite_version: examination.sqliteVersion(),
       schema_version: examination.schemaVersion(),
