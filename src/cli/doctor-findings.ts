@@ -20,7 +20,8 @@ import { checkLeftovers, checkPermissions } from './doctor-files.ts';
 import { checkWebhooks } from './doctor-webhooks.ts';
 import { isProblem, note, ok, orOk, problem } from './findings.ts';
 import { nameOfKey, nameOfProject } from './names.ts';
-import { checkTemporaryDirectory, findingsOf } from './project-findings.ts';
+import { checkTemporaryDirectory } from './project-files.ts';
+import { findingsOf } from './project-findings.ts';
 import { type Surroundings, surroundingsOf } from './project-surroundings.ts';
 
 /** Clocks that NTP synchronises differ by less. */

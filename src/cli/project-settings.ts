@@ -12,7 +12,7 @@ import { type CommandContext, explain, jsonOption, misused, requiredOption } fro
 import { counted } from './counted.ts';
 import { withStore } from './database-file.ts';
 import { checkName, nameOfProject, PROJECT_ARGUMENT, resolveProject, warnOfNamesakes } from './names.ts';
-import { startProblemOf } from './project-findings.ts';
+import { startProblemOf } from './project-files.ts';
 import { printJson, printMade } from './results.ts';
 import { readVariables } from './variables.ts';
 
